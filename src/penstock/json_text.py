@@ -37,5 +37,5 @@ def parse_json_object(text: str | bytes) -> Json:
     """
     value = parse_json(text)
     if not isinstance(value, dict):
-        raise ValueError(f"it is a JSON {type(value).__name__}, not an object")
+        raise ValueError("it is not a JSON object")
     return value

@@ -25,4 +25,4 @@ def test_offsets_that_are_missing_or_cut_short_are_said(tmp_path: Path, offsets:
     assert refused.value.condition == "STATE_REFUSED.LIMIT"
     shown = ps.state.show(None, tmp_path)
     assert shown.limit is None
-    assert any(text.startswith("progress of the limit") and "offsets/3" in text for text in shown.untold)
+    assert any(text.startswith("progress of the limit") and "offsets/3" in text for text in shown.unknown)

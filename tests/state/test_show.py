@@ -57,15 +57,15 @@ def test_operators_have_the_rows_that_the_last_progress_says_and_nothing_is_writ
     before = files_in(query.path)
     found = show(spark, str(query.path))
     assert files_in(query.path) == before
-    untold = NOT_TOLD.get(name, set())
+    unknown = NOT_TOLD.get(name, set())
     assert len(found.operators) == len(query.operators) > 0
     # Spark's progress begins with the operator that comes last in the plan, and ids too.
     for operator, said in zip(found.operators, query.operators, strict=True):
         assert operator.name == said["operatorName"]
         assert operator.rows == said["numRowsTotal"]
         for field, key in (("updated", "numRowsUpdated"), ("removed", "numRowsRemoved")):
-            assert getattr(operator, field) == (None if field in untold else said[key])
-            assert any(field in text for text in operator.untold) == (field in untold)
+            assert getattr(operator, field) == (None if field in unknown else said[key])
+            assert any(field in text for text in operator.unknown) == (field in unknown)
         instances = sum(store.partitions for store in operator.stores)
         assert instances == said["numStateStoreInstances"]
         assert operator.newest_batch == query.last
@@ -84,7 +84,7 @@ def test_a_checkpoint_tells_of_its_query_and_its_last_batch(spark: SparkSession,
     assert [source.to_dict() for source in found.committed.sources] == [
         {"source": 0, "name": None, "kind": "other", "offset": {"logOffset": 2}}
     ]
-    assert found.untold == ()
+    assert found.unknown == ()
 
 
 def test_an_operator_tells_of_its_stores_with_their_columns_and_files(
@@ -145,7 +145,7 @@ def test_the_variables_of_transform_with_state_are_parts(spark: SparkSession, ma
 
 def test_a_query_without_state_has_no_operators(spark: SparkSession, made: Make) -> None:
     found = show(spark, str(made("stateless").path))
-    assert (found.operators, found.last_committed, found.untold) == ((), 2, ())
+    assert (found.operators, found.last_committed, found.unknown) == ((), 2, ())
     assert ["state", "none"] in [line.split() for line in str(found).splitlines()]
 
 
@@ -165,7 +165,7 @@ def test_files_are_told_without_a_session(made: Make) -> None:
     (operator,) = found.operators
     assert (operator.rows, operator.partitions, operator.newest_batch) == (None, 2, query.last)
     assert found.last_committed == query.last
-    assert "reading them needs a Spark session" in found.untold[0]
+    assert "reading them needs a Spark session" in found.unknown[0]
 
 
 @one_store
@@ -285,7 +285,7 @@ def test_what_a_crash_left_does_no_harm(spark: SparkSession, made: Make, copied:
     (path / f"offsets/{last + 1}").write_text("v1\n{")
     found = show(spark, str(path))
     assert (found.last_planned, found.last_committed) == (last + 1, last)
-    assert any(f"'offsets/{last + 1}' cannot be used" in text for text in found.untold)
+    assert any(f"'offsets/{last + 1}' cannot be used" in text for text in found.unknown)
     assert found.operators[0].rows == made("windows").operators[0]["numRowsTotal"]
     assert found.operators[0].bytes == show(spark, str(made("windows").path)).operators[0].bytes
 
@@ -301,7 +301,7 @@ def test_a_checkpoint_of_a_query_that_died_in_its_first_batch(
     found = show(spark, str(path))
     assert (found.last_planned, found.last_committed) == (0, None)
     assert found.operators[0].rows is None
-    assert "Spark reads the state of a committed batch, and there is none" in found.untold[0]
+    assert "Spark reads the state of a committed batch, and there is none" in found.unknown[0]
     (path / "metadata").unlink()
     assert show(spark, str(path)).query_id is None
 
@@ -312,7 +312,7 @@ def test_a_metadata_file_of_an_operator_that_is_missing_is_said(spark: SparkSess
         file.unlink()
     (operator,) = show(spark, str(path)).operators
     assert operator.name is None
-    assert any("from 4.0 on" in text for text in operator.untold)
+    assert any("from 4.0 on" in text for text in operator.unknown)
 
 
 @pytest.mark.parametrize("what", ["nothing", "file", "empty folder", "folder"])
@@ -367,7 +367,7 @@ def test_odd_letters_in_a_path_hide_the_rows_alone(spark: SparkSession, made: Ma
     found = show(spark, str(path))
     (operator,) = found.operators
     assert (found.last_committed, operator.partitions, operator.rows) == (query.last, 2, None)
-    assert any("STATE_REFUSED.PATH" in text for text in operator.untold)
+    assert any("STATE_REFUSED.PATH" in text for text in operator.unknown)
     with pytest.raises(StateRefused, match="symbolic link"):
         ps.state.read(spark, str(path))
 

@@ -147,14 +147,14 @@ def test_the_last_micro_batch_comes_again(numbers: MemoryStream, tmp_path: Path)
 
 
 def test_what_cannot_be_replayed_is_told(numbers: MemoryStream, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="no micro-batch is committed"):
+    with pytest.raises(InvalidInput, match="has no committed micro-batch"):
         replay_last_batch(tmp_path)
     frame = numbers.to_df()
     numbers.add_data(_rows(1))
     with run(frame, checkpoint=tmp_path) as query:
         query.process_all_available()
     replay_last_batch(tmp_path)
-    with pytest.raises(InvalidInput, match="no micro-batch is committed"):
+    with pytest.raises(InvalidInput, match="has no committed micro-batch"):
         replay_last_batch(tmp_path)
 
 

@@ -72,7 +72,10 @@ def test_two_at_once_are_two(pg_url: str) -> None:
 
 
 def test_another_kind_of_database_is_refused() -> None:
-    with pytest.raises(InvalidUrl, match="no PostgreSQL database"), temporary_store_url("sqlite:///x.db"):
+    with (
+        pytest.raises(InvalidUrl, match="is not a PostgreSQL database"),
+        temporary_store_url("sqlite:///x.db"),
+    ):
         pass
 
 

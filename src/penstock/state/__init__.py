@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.limits.progress import limit_progress as limit_progress
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from penstock.state.operators import StatePart as StatePart
     from penstock.state.operators import StateStore as StateStore
     from penstock.state.reading import read as read
-    from penstock.state.result import CheckpointState as CheckpointState
+    from penstock.state.showing import CheckpointState as CheckpointState
     from penstock.state.showing import show as show
 
 _HOMES = {
     "Batch": "penstock.state.logs",
-    "CheckpointState": "penstock.state.result",
+    "CheckpointState": "penstock.state.showing",
     "Source": "penstock.state.logs",
     "StateOperator": "penstock.state.operators",
     "StatePart": "penstock.state.operators",
@@ -32,7 +32,7 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605 - one list of the names
 
 if not TYPE_CHECKING:
     # A type checker would accept any name.
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name in _HOMES:
             from penstock.extras import load
 

@@ -1,4 +1,4 @@
-"""Counting of state rows in one Spark job: columns, rows, and rows that the last committed batch wrote and
+"""Counts of state rows, in one Spark job: all rows, and those that the last committed batch wrote and
 removed.
 """
 
@@ -14,8 +14,14 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import StateRefused
 from penstock.state.layout import Layout
-from penstock.state.operators import StateOperator, StatePart
-from penstock.state.parts import JOIN, is_timers, read_options, why_no_changes
+from penstock.state.operators import (
+    JOIN,
+    StateOperator,
+    StatePart,
+    is_timers,
+    read_options,
+    why_no_changes,
+)
 from penstock.state.reading import spark_reason, state_frame
 
 if TYPE_CHECKING:
@@ -112,7 +118,7 @@ def _with_counts(
         rows=_sum(part.rows for part in counted),
         updated=_sum(part.updated for part in counted),
         removed=_sum(part.removed for part in counted),
-        untold=(*operator.untold, *_unknown(operator, batch, counts)),
+        unknown=(*operator.unknown, *_unknown(operator, batch, counts)),
     )
 
 

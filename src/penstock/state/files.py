@@ -98,8 +98,8 @@ class Files:
         first = error.__cause__ if isinstance(error.__cause__, Exception) else error
         return StateRefused(
             f"the checkpoint at {self.shown!r} cannot be reached from this Python "
-            f"({redacted_cause(first, self.location)}): check the address and the credentials; pyarrow and fsspec "
-            "know most file systems (pip install fsspec)",
+            f"({redacted_cause(first, self.location)}): check the address and the credentials; pyarrow and "
+            "fsspec know most file systems (pip install fsspec)",
             condition="STATE_REFUSED.UNREACHABLE",
             checkpoint=self.shown,
         )

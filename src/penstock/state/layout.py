@@ -11,15 +11,13 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pyarrow import fs
 
-from penstock.json_text import parse_json
+from penstock.json_text import Json, parse_json, parse_json_object
 from penstock.state.files import Files
 from penstock.state.logs import Logs, read_logs
-from penstock.state.operators import HDFS, ROCKSDB, StateOperator, StateStore
-from penstock.state.parts import DEFAULT, parts_of
+from penstock.state.operators import DEFAULT, HDFS, ROCKSDB, StateOperator, StateStore, parts_of
 
 _STATE = re.compile(
     r"(?P<operator>\d+)/(?P<partition>\d+)/(?:(?!SSTs/)(?P<store>[^/_.][^/]*)/)?(?:SSTs/)?(?P<file>[^/]+)"
@@ -80,7 +78,7 @@ def read_layout(files: Files) -> Layout:
     return Layout(files, logs, tuple(operators), paths)
 
 
-def _metadata(files: Files, number: int, logs: Logs) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _metadata(files: Files, number: int, logs: Logs) -> tuple[Json, tuple[str, ...]]:
     """Read an operator's metadata as of the last committed batch, and what is missing of it."""
     folder = f"state/{number}/_metadata"
     versions = files.numbers(f"{folder}/v2")
@@ -88,18 +86,14 @@ def _metadata(files: Files, number: int, logs: Logs) -> tuple[dict[str, Any], tu
     current = [version for version in versions if version <= last] or versions[:1]
     name = f"{folder}/v2/{current[-1]}" if current else f"{folder}/metadata"
     try:
-        metadata = parse_json(files.text(name).partition("\n")[2])
-        if isinstance(metadata, dict):
-            return metadata, ()
-        why = "Spark has not written it"
+        return parse_json_object(files.text(name).partition("\n")[2]), ()
     except ValueError as error:
-        why = str(error)
-    return {}, (f"its name: the file {name!r} cannot be used ({why}); Spark writes it from 4.0 on",)
+        return {}, (f"its name: the file {name!r} cannot be used ({error}); Spark writes it from 4.0 on",)
 
 
 def _operator(
     number: int,
-    metadata: Mapping[str, Any],
+    metadata: Json,
     state_files: Mapping[str, Sequence[_File]],
     unknown: tuple[str, ...],
 ) -> StateOperator:
@@ -107,7 +101,7 @@ def _operator(
     properties = parse_json(metadata.get("operatorPropertiesJson") or "{}")
     stores = tuple(_store(store, files) for store, files in sorted(state_files.items()))
     parts = parts_of(name, properties, state_files)
-    return StateOperator(number, name, stores, parts, properties=properties, untold=unknown)
+    return StateOperator(number, name, stores, parts, properties=properties, unknown=unknown)
 
 
 def _store(name: str, files: Sequence[_File]) -> StateStore:

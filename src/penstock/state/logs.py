@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
 
 from penstock.commit.offsets import QueueOffset
 from penstock.errors import CommitRefused
 from penstock.instants import moment_text
-from penstock.json_text import parse_json
+from penstock.json_text import Json, JsonValue, parse_json_object
 from penstock.spark.checkpoint import LIMIT_PASSED_SETTING, RUNS_KEY, parse_offsets
 from penstock.state.files import Files
 
@@ -30,7 +29,7 @@ class Source:
     """The source's place in the query, from 0."""
     name: str | None
     """The source's name, where the log has names (its format 2)."""
-    offset: Any
+    offset: JsonValue
     """The logged offset: JSON or text; None where the source had none yet."""
 
     @property
@@ -46,9 +45,9 @@ class Source:
         is_feed = isinstance(self.offset, Mapping) and self.offset.keys() == {"feed", "from", "to"}
         return "feed" if is_feed else "other"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Return all of it as plain values, for JSON."""
-        described: dict[str, Any] = {"source": self.position, "name": self.name, "kind": self.kind}
+        described: Json = {"source": self.position, "name": self.name, "kind": self.kind}
         queue = self.queue
         if queue is None:
             return {**described, "offset": self.offset}
@@ -83,7 +82,7 @@ class Batch:
     rows: int | None = None
     """Rows that it reads from queues; None where it has another source, or the files do not show it."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Return all of it as plain values, for JSON."""
         return {
             "id": self.id,
@@ -108,35 +107,35 @@ class Logs:
     """The last one in the commit log."""
     planned: Batch | None
     """The last one in the offset log, when it is not committed."""
-    untold: tuple[str, ...]
+    unknown: tuple[str, ...]
 
 
 def read_logs(files: Files) -> Logs:
     """Read the logs of a checkpoint, as far as they exist."""
-    untold: list[str] = []
+    unknown: list[str] = []
     offsets, commits = files.numbers("offsets"), files.numbers("commits")
-    committed = _committed(files, commits[-1], untold) if commits else None
+    committed = _committed(files, commits[-1], unknown) if commits else None
     is_open = bool(offsets) and (not commits or offsets[-1] > commits[-1])
-    planned = _planned(files, offsets[-1], untold) if is_open else None
+    planned = _planned(files, offsets[-1], unknown) if is_open else None
     both = tuple(sorted({*offsets} & {*commits}))
-    return Logs(_query_id(files, untold), both, committed, planned, tuple(untold))
+    return Logs(_query_id(files, unknown), both, committed, planned, tuple(unknown))
 
 
-def _query_id(files: Files, untold: list[str]) -> str | None:
+def _query_id(files: Files, unknown: list[str]) -> str | None:
     try:
-        return str(parse_json(files.text("metadata"))["id"])
+        return str(parse_json_object(files.text("metadata"))["id"])
     except (ValueError, KeyError, TypeError) as error:
-        untold.append(f"the query's id: the file 'metadata' cannot be used ({_brief(error)})")
+        unknown.append(f"the query's id: the file 'metadata' cannot be used ({_brief(error)})")
         return None
 
 
-def _planned(files: Files, number: int, untold: list[str]) -> Batch:
+def _planned(files: Files, number: int, unknown: list[str]) -> Batch:
     name = f"offsets/{number}"
     try:
         text = files.text(name)
         metadata, sources = _metadata(text), _sources(text)
     except (ValueError, CommitRefused) as error:
-        untold.append(f"offsets of batch {number}: the file {name!r} cannot be used ({_brief(error)})")
+        unknown.append(f"offsets of batch {number}: the file {name!r} cannot be used ({_brief(error)})")
         return Batch(number)
     return Batch(
         number,
@@ -169,13 +168,13 @@ def _has_no_rows(source: Source) -> bool:
     return isinstance(source.offset, dict) and source.offset.keys() == {RUNS_KEY}
 
 
-def _committed(files: Files, number: int, untold: list[str]) -> Batch:
+def _committed(files: Files, number: int, unknown: list[str]) -> Batch:
     name = f"commits/{number}"
-    batch = replace(_planned(files, number, untold), committed=True, committed_at=files.written(name))
+    batch = replace(_planned(files, number, unknown), committed=True, committed_at=files.written(name))
     try:
         metadata = _metadata(files.text(name))
     except ValueError as error:
-        untold.append(
+        unknown.append(
             f"the watermark after batch {number}: the file {name!r} cannot be used ({_brief(error)})"
         )
         return batch
@@ -186,15 +185,12 @@ def _committed(files: Files, number: int, untold: list[str]) -> Batch:
     )
 
 
-def _metadata(text: str) -> dict[str, Any]:
+def _metadata(text: str) -> Json:
     """Parse the metadata line, which Spark's own continuous engine leaves empty."""
     version, *lines = text.split("\n")
     if not version.startswith("v") or not lines:
         raise ValueError("it ends within its first line")
-    metadata = parse_json(lines[0]) if lines[0] else {}
-    if not isinstance(metadata, dict):
-        raise ValueError("its second line is not an object")
-    return metadata
+    return parse_json_object(lines[0]) if lines[0] else {}
 
 
 def _sources(text: str) -> tuple[Source, ...]:

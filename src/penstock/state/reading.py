@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
@@ -15,8 +15,7 @@ from penstock.spark.internals.sessions import clone_session, is_classic
 from penstock.state.files import Files, may_exist
 from penstock.state.layout import Layout, read_layout
 from penstock.state.logs import CONTINUOUS
-from penstock.state.operators import StateOperator, StatePart
-from penstock.state.parts import read_options
+from penstock.state.operators import StateOperator, StatePart, read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -102,7 +101,7 @@ def state_frame(spark: SparkSession, layout: Layout, operator: int, options: Map
 
 def spark_reason(error: Exception) -> str:
     """Return the condition and the beginning of Spark's message."""
-    java: Any = getattr(error, "java_exception", None)
+    java = getattr(error, "java_exception", None)
     text = str(error) if java is None else str(java.toString())
     return " ".join(text[max(text.find("["), 0) :].split())[:_REASON_CHARACTERS]
 

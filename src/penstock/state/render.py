@@ -46,7 +46,7 @@ def _source_lines(source: Source) -> Iterator[tuple[str, ...]]:
         described = (name, f"queue {queue.queue}{consumer}")
         for partition, (start, end) in enumerate(zip(queue.start, queue.end, strict=True)):
             yield (*(described if partition == 0 else ("", "")), str(partition), str(start), str(end))
-    elif source.kind == "feed":
+    elif source.kind == "feed" and isinstance(source.offset, dict):
         ends = (_plain(source.offset[key]) for key in ("from", "to"))
         yield (name, f"feed {source.offset['feed']}", "", *ends)
     else:

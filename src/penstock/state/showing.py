@@ -1,16 +1,23 @@
-"""``state.show``: reads a checkpoint without starting the query."""
+"""``state.show``: reads a checkpoint without starting its query, for ``print``, notebooks and JSON."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from html import escape
 from typing import TYPE_CHECKING
 
 from penstock.errors import StateRefused
+from penstock.instants import moment_text
+from penstock.json_text import Json
 from penstock.limits.record import read_record
 from penstock.state.files import Files
 from penstock.state.layout import Layout, read_layout
+from penstock.state.logs import Batch
 from penstock.state.operators import StateOperator
-from penstock.state.result import CheckpointState
+from penstock.state.render import Block, moment, offsets_block, operator_blocks, text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +58,7 @@ def show(spark: SparkSession | None, checkpoint: str | os.PathLike[str]) -> Chec
         logs.planned,
         operators,
         limit,
-        (*logs.untold, *uncounted, *limit_unknown),
+        (*logs.unknown, *uncounted, *limit_unknown),
     )
 
 
@@ -78,3 +85,122 @@ def _counted(spark: SparkSession | None, layout: Layout) -> tuple[tuple[StateOpe
     from penstock.state.counting import count_rows
 
     return count_rows(spark, layout, layout.logs.batches[-1]), ()
+
+
+@dataclass(frozen=True, repr=False)
+class CheckpointState:
+    """What the checkpoint of a streaming query holds; ``print`` and a notebook show it as text."""
+
+    location: str
+    """The location, without secrets."""
+    query_id: str | None
+    """The query's id, the same over all runs; None where the file that has it is missing."""
+    committed: Batch | None
+    """The last committed batch."""
+    planned: Batch | None
+    """A later batch that is planned and not committed: it is in flight, or the query ended in it and
+    repeats it.
+    """
+    operators: tuple[StateOperator, ...] = ()
+    limit: LimitProgress | None = None
+    """The progress of a pipeline's limit; None where the query has none."""
+    unknown: tuple[str, ...] = ()
+    """What is unknown, and why."""
+
+    @property
+    def engine(self) -> str | None:
+        """The engine of the last batch, ``micro-batch`` or ``continuous``; None where the files do not
+        show it.
+        """
+        last = self.planned or self.committed
+        return None if last is None else last.engine
+
+    @property
+    def last_planned(self) -> int | None:
+        """The id of the last batch or epoch whose offsets are logged."""
+        last = self.planned or self.committed
+        return None if last is None else last.id
+
+    @property
+    def last_committed(self) -> int | None:
+        """The id of the last batch or epoch that is committed."""
+        return None if self.committed is None else self.committed.id
+
+    @property
+    def watermark(self) -> datetime | None:
+        """The watermark of the planned batch, or else of the next one."""
+        if self.planned is not None:
+            return self.planned.watermark
+        return None if self.committed is None else self.committed.next_watermark
+
+    def to_dict(self) -> Json:
+        """Return all of it for JSON, with times as text in UTC. Keys are never renamed or removed; new
+        ones may be added.
+        """
+        return {
+            "location": self.location,
+            "query_id": self.query_id,
+            "engine": self.engine,
+            "last_planned": self.last_planned,
+            "last_committed": self.last_committed,
+            "watermark": moment_text(self.watermark),
+            "committed": None if self.committed is None else self.committed.to_dict(),
+            "planned": None if self.planned is None else self.planned.to_dict(),
+            "limit": None if self.limit is None else self.limit.to_dict(),
+            "operators": [operator.to_dict() for operator in self.operators],
+            "unknown": list(self.unknown),
+        }
+
+    def __repr__(self) -> str:
+        summary = {"query_id": self.query_id, "committed": self.last_committed, "planned": self.last_planned}
+        shown = "".join(f", {name}={value!r}" for name, value in summary.items())
+        return f"CheckpointState({self.location!r}{shown}, operators={len(self.operators)})"
+
+    def __str__(self) -> str:
+        return text(blocks(self))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def blocks(state: CheckpointState) -> Iterator[Block]:
+    """Return a checkpoint's content for display."""
+    yield Block(f"checkpoint {state.location}", tuple(_summary(state)))
+    for batch in (state.committed, state.planned):
+        if batch is not None and batch.sources:
+            yield offsets_block(batch)
+    for operator in state.operators:
+        yield from operator_blocks(operator)
+    unknown = [("", reason) for reason in state.unknown]
+    unknown += [
+        ("", f"operator {operator.id}: {reason}")
+        for operator in state.operators
+        for reason in operator.unknown
+    ]
+    if unknown:
+        yield Block("unknown", tuple(unknown))
+
+
+def _summary(state: CheckpointState) -> Iterator[tuple[str, str]]:
+    yield "query", state.query_id or "unknown"
+    yield "engine", state.engine or "unknown"
+    yield "last planned", _planned(state)
+    committed = state.committed
+    yield (
+        "last committed",
+        "none" if committed is None else f"{committed.id}, {moment(committed.committed_at)}",
+    )
+    yield "watermark", moment(state.watermark)
+    if state.limit is not None:
+        yield "limit", str(state.limit)
+    if not state.operators:
+        yield "state", "none"
+
+
+def _planned(state: CheckpointState) -> str:
+    batch = state.planned
+    if batch is None:
+        return "none" if state.committed is None else str(state.committed.id)
+    return (
+        f"{batch.id}, not committed: it is in flight, or the query ended in it and repeats it when it resumes"
+    )

@@ -1,4 +1,4 @@
-"""A micro-batch once more."""
+"""Crashes of a query under test, and micro-batches that are repeated as after a crash."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from penstock.spark.checkpoint import Checkpoint
 
 
 def replay_last_batch(checkpoint: str | Path) -> int:
-    """Make Spark forget that the last micro-batch of a checkpoint was committed: the next start of the query repeats it.
+    """Remove Spark's commit of the last micro-batch from a checkpoint, so that the query repeats it at its
+    next start.
 
-    It is what is left when a process dies between a sink's commit and Spark's (the entry in ``commits``; Spark 4.2, 4.3).
+    This is how a checkpoint looks when a process dies between the sink's commit and Spark's (the entry in
+    ``commits``; Spark 4.2, 4.3).
 
     Parameters
     ----------
     checkpoint
-        The directory of a checkpoint whose query does not run.
+        The directory of a checkpoint whose query is not running.
 
     Returns
     -------
@@ -29,18 +31,18 @@ def replay_last_batch(checkpoint: str | Path) -> int:
     Raises
     ------
     InvalidInput
-        When no micro-batch is committed there, or one has begun that is not: that one would be repeated.
+        When no micro-batch is committed there, or a later one has started, which would be repeated instead.
     """
-    found = Checkpoint(str(checkpoint))
-    last, begun = found.last_commit(), found.last_planned()
+    opened = Checkpoint(str(checkpoint))
+    last, planned = opened.last_commit(), opened.last_planned()
     if last is None:
         raise InvalidInput(
-            f"no micro-batch is committed in the checkpoint {str(checkpoint)!r}: run the query over it first"
+            f"the checkpoint {str(checkpoint)!r} has no committed micro-batch: run the query over it first"
         )
-    if begun != last:
+    if planned != last:
         raise InvalidInput(
-            f"micro-batch {begun} of the checkpoint {str(checkpoint)!r} has begun and is not committed, so that the query's next "
-            f"start repeats it and not {last}: start it once before"
+            f"micro-batch {planned} of the checkpoint {str(checkpoint)!r} is started and not committed, so "
+            f"the query's next start repeats it and not {last}: start the query once before"
         )
     commits = Path(checkpoint) / "commits"
     for name in (str(last), f".{last}.crc"):
@@ -48,39 +50,39 @@ def replay_last_batch(checkpoint: str | Path) -> int:
     return last
 
 
-# ---- crashes: Crashes of a query under test, at the two points of a micro-batch where a sink and Spark may disagree.
-
 BEFORE_SINK, AFTER_SINK = "before_sink", "after_sink"
 POINTS = (BEFORE_SINK, AFTER_SINK)
+"""The two points of a micro-batch at which a sink and Spark can disagree."""
 
 _armed: dict[str, int | None] = {}
 
 
 class Crash(Exception):
-    """What a query under test fails with at the point that was asked for."""
+    """The error with which a query under test fails at the requested point."""
 
 
 @contextmanager
 def crash_at(point: str, *, batch: int | None = None) -> Iterator[None]:
-    """Let queries that were started by ``run`` fail in a micro-batch, as if their process died there.
+    """Make queries of ``run`` fail in a micro-batch, as if their process died there.
 
-    The query's next ``process_all_available()`` raises `Crash`; start it again over the same checkpoint, and Spark repeats the
-    micro-batch, which is in its offset log and not in its commit log.
+    The query's next ``process_all_available()`` raises `Crash`. Start it again over the same checkpoint,
+    and Spark repeats the micro-batch, which is in its offset log and not in its commit log.
 
     Parameters
     ----------
     point
-        ``before_sink``: the sink has nothing of the micro-batch. ``after_sink``: it has all of it, and Spark does not know.
+        ``before_sink``: the sink has none of the micro-batch. ``after_sink``: the sink has it, and Spark
+        has not committed it.
     batch
-        The number of the micro-batch, from 0; the next one when None.
+        The number of the micro-batch, from 0; by default, the next one.
 
     Raises
     ------
     InvalidInput
-        For another point.
+        When there is no such point.
     """
     if point not in POINTS:
-        raise InvalidInput(f"there is no point {point!r} to crash at: give one of {', '.join(POINTS)}")
+        raise InvalidInput(f"there is no point {point!r} to crash at: pass one of {', '.join(POINTS)}")
     require("batch", batch, int | None, "the number of a micro-batch")
     _armed[point] = batch
     try:
@@ -89,7 +91,7 @@ def crash_at(point: str, *, batch: int | None = None) -> Iterator[None]:
         _armed.pop(point, None)
 
 
-def pass_by(point: str, batch: int) -> None:
-    """Crash if it is the point."""
+def crash_if_armed(point: str, batch: int) -> None:
+    """Raise `Crash` if `crash_at` has requested it at this point."""
     if point in _armed and _armed[point] in (None, batch):
-        raise Crash(f"as asked for, {point.replace('_', ' the ')} in micro-batch {batch}")
+        raise Crash(f"as requested, {point.replace('_', ' the ')} in micro-batch {batch}")

@@ -1,4 +1,6 @@
-"""The pytest plugin: fixtures for stores, streams and a session. pytest finds it by itself where Penstock is installed."""
+"""The pytest plugin: fixtures for stores, streams and a session; pytest finds it when Penstock is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.queue.store import Store
-    from penstock.testing.memory import MemoryStream
+    from penstock.testing.streams import MemoryStream
 
 _OPTION, _VARIABLE = "--penstock-postgres", "PENSTOCK_TEST_PG_URL"
 
@@ -24,13 +26,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         _OPTION,
         metavar="URL",
         default=os.environ.get(_VARIABLE),
-        help="A PostgreSQL database: tests with a store run once more, in a schema of their own there. [the variable "
-        f"{_VARIABLE}, which keeps a password out of the command line]",
+        help="A PostgreSQL database, on which tests with a store run too, in schemas of their own. [default: the "
+        f"variable {_VARIABLE}, which keeps a password out of the command line]",
     )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with a store runs once for each kind of database that there is."""
+    """Run tests with a store once for each database."""
     if "penstock_store_url" in metafunc.fixturenames:
         databases = ["sqlite", *(["postgresql"] if metafunc.config.getoption(_OPTION) else [])]
         metafunc.parametrize("penstock_store_url", databases, indirect=True)
@@ -38,7 +40,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def penstock_store_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a store that is not there yet, for this test alone."""
+    """Return the URL of a store that does not exist yet, for this test alone."""
     from penstock.testing.stores import temporary_store_url
 
     database = request.config.getoption(_OPTION) if request.param == "postgresql" else None
@@ -48,7 +50,7 @@ def penstock_store_url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def penstock_store(penstock_store_url: str) -> Iterator[Store]:
-    """A new, open store, for this test alone."""
+    """Return a new, open store, for this test alone."""
     from penstock.queue.store import connect
 
     with connect(penstock_store_url, create=True) as store:
@@ -57,7 +59,9 @@ def penstock_store(penstock_store_url: str) -> Iterator[Store]:
 
 @pytest.fixture(scope="session")
 def penstock_spark() -> Iterator[SparkSession]:
-    """A Spark session for all tests: the active one, or one of two threads that ends with the tests."""
+    """Return a Spark session for all tests: the active one, or one with two threads that stops after the
+    tests.
+    """
     from pyspark.sql import SparkSession
 
     from penstock.spark.registration import register
@@ -68,9 +72,9 @@ def penstock_spark() -> Iterator[SparkSession]:
         register(active)
         yield active
         return
-    made = session("tests", master="local[2]", stateful=True, conf=_SMALL)
-    yield made
-    made.stop()
+    started = session("tests", master="local[2]", stateful=True, conf=_SMALL)
+    yield started
+    started.stop()
 
 
 _SMALL = {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"}
@@ -78,8 +82,10 @@ _SMALL = {"spark.sql.shuffle.partitions": "2", "spark.ui.enabled": "false"}
 
 @pytest.fixture
 def penstock_stream(penstock_spark: SparkSession) -> Iterator[Callable[[str], MemoryStream]]:
-    """``penstock_stream("id long")`` is a `MemoryStream`, removed at the test's end."""
-    from penstock.testing.memory import MemoryStream
+    """Return a function that creates a `MemoryStream`, as in ``penstock_stream("id long")``; removed after
+    the test.
+    """
+    from penstock.testing.streams import MemoryStream
 
     with ExitStack() as streams:
         yield lambda schema: streams.enter_context(MemoryStream(penstock_spark, schema))

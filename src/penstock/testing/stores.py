@@ -1,4 +1,4 @@
-"""Stores for the time of a test."""
+"""Temporary stores for tests."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from penstock.store.url import parse_url
 
 @contextmanager
 def temporary_store_url(database: str | None = None) -> Iterator[str]:
-    """The URL of a store that is not there yet, and that is removed at the end with all that came into it.
+    """Yield the URL of a store that does not exist yet, and remove the store after the block.
 
     Parameters
     ----------
     database
-        A PostgreSQL database, in which the store gets a schema of its own; a SQLite file in a temporary directory when None.
+        A PostgreSQL database, in which the store gets a schema of its own; by default, a SQLite file in a
+        temporary directory.
 
     Raises
     ------
     InvalidUrl
-        When it is no URL of a PostgreSQL database.
+        When the URL is not one of a PostgreSQL database.
     MissingDependency
-        Without psycopg.
+        When psycopg is not installed.
     """
     if database is None:
         with tempfile.TemporaryDirectory(prefix="penstock-store-", ignore_cleanup_errors=True) as folder:
@@ -43,22 +44,25 @@ def temporary_store_url(database: str | None = None) -> Iterator[str]:
 
 @contextmanager
 def temporary_store(database: str | None = None) -> Iterator[Store]:
-    """A new, open store, removed at the end; the parameters are those of `temporary_store_url`."""
+    """Yield a new, open store, and remove it after the block; the parameters are those of
+    `temporary_store_url`.
+    """
     with temporary_store_url(database) as url, connect(url, create=True) as store:
         yield store
 
 
 def with_schema(database: str, schema: str) -> str:
-    """The URL of the store in a schema of a PostgreSQL database.
+    """Return the URL of a store in a schema of a PostgreSQL database.
 
     Raises
     ------
     InvalidUrl
-        When it is no URL of a PostgreSQL database.
+        When the URL is not one of a PostgreSQL database.
     """
     if parse_url(database).dialect != "postgres":
         raise InvalidUrl(
-            f"{parse_url(database)} is no PostgreSQL database; without one the store is a SQLite file"
+            f"{parse_url(database)} is not a PostgreSQL database: pass the URL of one, or None for a SQLite "
+            "file"
         )
     parts = urlsplit(database)
     query = "&".join(filter(None, [parts.query, f"schema={schema}"]))
@@ -66,7 +70,7 @@ def with_schema(database: str, schema: str) -> str:
 
 
 def drop_schema(database: str, schema: str) -> None:
-    """Drop a schema, also when a test left a transaction open: its session is ended rather than waited for."""
+    """Drop a schema; sessions that hold it locked, because a test left a transaction open, are terminated."""
     import psycopg
     from psycopg import errors, sql
 

@@ -12,8 +12,7 @@ from penstock.errors import PenstockError
 from penstock.instants import micros_of
 from penstock.redaction import sentence
 from penstock.spark.checkpoint import redact_location
-from penstock.state.result import CheckpointState
-from penstock.state.showing import show
+from penstock.state.showing import CheckpointState, show
 from penstock.ui.reading import iso
 
 EVERY_SECONDS = 10.0
@@ -85,7 +84,7 @@ class Checkpoints:
 def _untold(location: str, state: CheckpointState) -> list[str]:
     if state.query_id is not None:
         return []
-    return [sentence(f"checkpoint {redact_location(location)}: {why}", _MESSAGE) for why in state.untold[:1]]
+    return [sentence(f"checkpoint {redact_location(location)}: {why}", _MESSAGE) for why in state.unknown[:1]]
 
 
 def _aware(moment: datetime) -> datetime:

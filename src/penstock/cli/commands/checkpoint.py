@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.cli.output.protocol import Section
-    from penstock.state.result import CheckpointState
+    from penstock.state.showing import CheckpointState
 
 group = typer.Typer(
     help="See what a streaming query's checkpoint holds; the query is not started and nothing is written.",
@@ -140,7 +140,7 @@ def _cell(value: Any) -> str:
 
 def _sections(found: CheckpointState) -> Iterator[Section]:
     from penstock.cli.output.protocol import Column, Section
-    from penstock.state.result import blocks
+    from penstock.state.showing import blocks
 
     for block in blocks(found):
         columns = [

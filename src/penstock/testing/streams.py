@@ -1,0 +1,232 @@
+"""Streams that a test feeds, queries over them, and what the queries emit in each micro-batch."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
+
+from penstock.arguments import refusal
+from penstock.arrow.python_rows import to_table
+from penstock.queue.store import connect
+from penstock.spark.internals.arrow_types import arrow_schema
+from penstock.spark.registration import register
+from penstock.testing.crashes import AFTER_SINK, BEFORE_SINK, crash_if_armed
+
+Sink = Callable[[DataFrame, int], object]
+
+_QUEUE = "memory"
+
+
+class MemoryStream:
+    """A streaming DataFrame to which a test adds rows, like Spark's ``MemoryStream`` in Scala, which
+    PySpark lacks.
+
+    The rows are in a queue of a temporary SQLite store, so that any trigger can read them, a query can be
+    restarted over its checkpoint, and several queries can read the same stream. `close`, or a ``with``
+    block, removes them.
+
+    Parameters
+    ----------
+    spark
+        A classic session; Penstock's data source is registered in it.
+    schema
+        The columns: Spark's DDL, a StructType or an Arrow schema.
+
+    Raises
+    ------
+    InvalidInput
+        When the schema has another type.
+    """
+
+    def __init__(self, spark: SparkSession, schema: str | StructType | pa.Schema) -> None:
+        self._spark = spark
+        self._schema = _arrow(spark, schema)
+        self._folder = Path(tempfile.mkdtemp(prefix="penstock-memory-"))
+        self._url = f"sqlite:///{self._folder}/memory.db?synchronous=normal"
+        try:
+            self._store = connect(self._url)
+            self._queue = self._store.create_queue(_QUEUE, self._schema)
+        except BaseException:
+            shutil.rmtree(self._folder)
+            raise
+        self._schema = self._queue.schema
+        register(spark)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def to_df(self) -> DataFrame:
+        """Return the streaming DataFrame, from the first row on; each query needs one of its own."""
+        consumer = f"test-{uuid.uuid4()}"
+        self._store.create_consumer(consumer).register(_QUEUE)
+        return (
+            self._spark.readStream.format("penstock").options(url=self._url, consumer=consumer).load(_QUEUE)
+        )
+
+    def add_data(self, rows: pa.Table | pa.RecordBatch | Iterable[Mapping[str, object]]) -> Self:
+        """Add rows, which one micro-batch reads together.
+
+        Parameters
+        ----------
+        rows
+            An Arrow table, a pandas data frame, or a mapping for each row; missing columns are NULL.
+
+        Raises
+        ------
+        SchemaMismatch
+            When the rows do not fit the schema; none is added.
+        """
+        self._queue.append(to_table(rows, self._schema))
+        return self
+
+    def start(
+        self,
+        transform: Callable[[DataFrame], DataFrame] | None = None,
+        *,
+        output_mode: str = "append",
+        checkpoint: str | Path | None = None,
+        sink: Sink | None = None,
+    ) -> StreamTest:
+        """Start a query over this stream; for the parameters, and for several streams, see `run`."""
+        frame = self.to_df()
+        return run(
+            frame if transform is None else transform(frame),
+            output_mode=output_mode,
+            checkpoint=checkpoint,
+            sink=sink,
+        )
+
+    def close(self) -> None:
+        """Remove the rows; stop queries over them first."""
+        self._store.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _arrow(spark: SparkSession, schema: object) -> pa.Schema:
+    if isinstance(schema, pa.Schema):
+        return schema
+    if isinstance(schema, str):
+        schema = StructType.fromDDL(schema)
+    if isinstance(schema, StructType):
+        zone = spark.conf.get("spark.sql.session.timeZone")
+        return arrow_schema(schema, zone)
+    raise refusal("schema", schema, "a DDL string such as 'id long', a StructType or an Arrow schema")
+
+
+def run(
+    frame: DataFrame,
+    *,
+    output_mode: str = "append",
+    checkpoint: str | Path | None = None,
+    sink: Sink | None = None,
+) -> StreamTest:
+    """Start a query over streams of a test, and collect what it emits.
+
+    Parameters
+    ----------
+    frame
+        The function under test, applied to `MemoryStream.to_df` of one or several streams.
+    output_mode
+        ``append``, ``update`` or ``complete``.
+    checkpoint
+        A directory that the test keeps, to restart the query; by default, a temporary one.
+    sink
+        A function of a micro-batch's rows and its number, as for ``foreachBatch``, to test with the query.
+
+    Raises
+    ------
+    AnalysisException
+        Spark's own error, when the query cannot be started in this mode.
+    """
+    return StreamTest(frame, output_mode, checkpoint, sink)
+
+
+class StreamTest:
+    """A running query, from `run` or `MemoryStream.start`; a ``with`` block stops it."""
+
+    __test__ = False
+
+    def __init__(
+        self, frame: DataFrame, output_mode: str, checkpoint: str | Path | None, sink: Sink | None
+    ) -> None:
+        self._temporary = None if checkpoint is not None else Path(tempfile.mkdtemp(prefix="penstock-test-"))
+        self._sink = sink
+        self._tables: dict[int, pa.Table] = {}
+        self._error: BaseException | None = None
+        writer = frame.writeStream.outputMode(output_mode).foreachBatch(self._write)
+        try:
+            self.query: StreamingQuery = writer.option(
+                "checkpointLocation", str(self._temporary or checkpoint)
+            ).start()
+        except BaseException:
+            self._remove_checkpoint()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def process_all_available(self) -> Self:
+        """Wait until all added rows are processed, with the micro-batches without data that follow.
+
+        Raises
+        ------
+        Exception
+            The sink's own error, or `Crash`; Spark's ``StreamingQueryException`` for any other failure.
+        """
+        try:
+            self.query.processAllAvailable()
+            failure = self.query.exception()
+        except StreamingQueryException as error:
+            failure = error
+        if failure is not None:
+            raise (self._error or failure) from None
+        return self
+
+    def emitted(self) -> list[list[dict[str, Any]]]:
+        """Return a list of rows, as dicts, for each micro-batch that emitted rows or had data.
+
+        A repeated micro-batch is returned once, as a sink that replaces its rows would have it.
+        """
+        with_data = {progress.batchId for progress in self.query.recentProgress if progress.numInputRows}
+        return [
+            table.to_pylist()
+            for number, table in sorted(self._tables.items())
+            if table.num_rows or number in with_data
+        ]
+
+    def stop(self) -> None:
+        """Stop the query; what it emitted is still returned by `emitted`."""
+        self.query.stop()
+        self._remove_checkpoint()
+
+    def _write(self, batch: DataFrame, number: int) -> None:
+        self._error = None
+        try:
+            crash_if_armed(BEFORE_SINK, number)
+            self._tables[number] = batch.toArrow()
+            if self._sink is not None:
+                self._sink(batch, number)
+            crash_if_armed(AFTER_SINK, number)
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def _remove_checkpoint(self) -> None:
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
