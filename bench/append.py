@@ -14,7 +14,7 @@ import penstock as ps
 from bench.data import SCHEMA, rows
 from bench.harness import Result, scratch, speed, timed
 from penstock.arrow.segments import encode
-from penstock.store.log.partition_log import SEGMENT_ROWS
+from penstock.store.log.segmenting import SEGMENT_ROWS
 from penstock.testing.stores import drop_schema, with_schema
 
 # A commit in WAL mode is one sync of the log; the checkpoint syncs the log once more, then the database.

@@ -10,7 +10,7 @@ from bench.arrow_files import ArrowFiles, write_files
 from bench.data import SCHEMA, rows
 from bench.harness import Result, cost, scratch, speed, timed, worker_peaks
 from bench.spark_session import spark
-from penstock.store.log.partition_log import SEGMENT_ROWS
+from penstock.store.log.segmenting import SEGMENT_ROWS
 
 SMALL_APPENDS = 100_000
 

@@ -15,7 +15,7 @@ from penstock.commit.offsets import QueueOffset, batch_ranges, pad
 from penstock.commit.owner import Owner
 from penstock.commit.protocol import append_task, commit_batch
 from penstock.store import staging
-from penstock.store.log import partition_log
+from penstock.store.log import segmenting
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.records.ledger import LedgerKey, queue_sink
 from penstock.store.staging import Attempt
@@ -188,7 +188,7 @@ class Driver:
     def _write(self, batch_id: int, task: int, rows: list[tuple[int, int]]) -> dict[str, int]:
         query = self.query
         table = pa.table([[i for i, _ in rows], [n for _, n in rows]], schema=OUTPUT)
-        segments = partition_log.to_segments(table, task % query.sink.partitions)
+        segments = segmenting.to_segments(table, task % query.sink.partitions)
         if query.idempotent:
             key = LedgerKey(queue_sink(query.sink), query.checkpoint.id, batch_id, task)
             append_task(self.database, query.sink, key, segments, origin=query.checkpoint.id)

@@ -14,7 +14,7 @@ from penstock.commit.offsets import QueueOffset
 from penstock.commit.owner import Owner
 from penstock.commit.protocol import commit_batch
 from penstock.store import staging
-from penstock.store.log import partition_log
+from penstock.store.log import segmenting
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.staging import Attempt
 
@@ -36,7 +36,7 @@ def stage(
 ) -> dict[str, int]:
     """One attempt of one task; what it tells the driver."""
     attempt = str(uuid.uuid4())
-    segments = partition_log.to_segments(pa.table({"id": pa.array(ids, pa.int64())}), task % sink.partitions)
+    segments = segmenting.to_segments(pa.table({"id": pa.array(ids, pa.int64())}), task % sink.partitions)
     store.database.run(
         lambda tx: staging.stage(tx, sink, Attempt(app_id, batch_id, task, attempt), segments, 0)
     )

@@ -120,7 +120,7 @@ def test_a_micro_batch_that_was_swept_in_hand_is_refused_whole(pair: Pair) -> No
     owner = pair.own()
     batch = pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None)
     assert pair.store.sweep(timedelta(seconds=-1)) == 1
-    with pytest.raises(CommitRefused, match="staged 1 segments for its batch 0 and 0 are left"):
+    with pytest.raises(CommitRefused, match="staged 1 segments for its batch 0, and 0 are left"):
         pair.commit(batch)
     assert (rows_of(pair.sink), pair.offsets(), pair.store.info().commits) == ([], [0, 0], 0)
     pair.commit(pair.batch("app", 0, batch.sources[0], ids=None))
@@ -169,7 +169,7 @@ def test_a_consumer_that_somebody_moved_is_a_conflict_and_nothing_happens(pair: 
     pair.store.consumer("billing").advance("orders", 1, old=0, new=1)
     with pytest.raises(
         OffsetConflict,
-        match=r"stands at \{1: 1\}, .* at \{1: 0\}.*new checkpoint.*seek the consumer to \{1: 0\}",
+        match=r"is at \{1: 1\}, .* at \{1: 0\}.*new checkpoint.*seek the consumer to \{1: 0\}",
     ):
         pair.commit(pair.batch("app", 0, offset, ids=None))
     assert (rows_of(pair.sink), pair.offsets(), pair.store.info().commits) == ([], [0, 1], 0)
@@ -184,7 +184,7 @@ def test_a_micro_batch_without_new_rows_needs_the_consumer_where_it_left_it(pair
     assert pair.commit(pair.batch("app", 1, still, ids=[77])) is None
     assert rows_of(pair.sink).count(77) == 1
     pair.commit(pair.batch("other", 0, pair.planned(pair.own(), (5, 2), (6, 2)), ids=None))
-    with pytest.raises(OffsetConflict, match=r"another program moved it.*new checkpoint"):
+    with pytest.raises(OffsetConflict, match=r"another program moved the consumer.*new checkpoint"):
         pair.commit(pair.batch("app", 2, still, ids=[78]))
     assert 78 not in rows_of(pair.sink)
 
@@ -211,7 +211,7 @@ def test_a_seek_turns_the_micro_batch_in_hand_away(pair: Pair) -> None:
     batch = pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None)
     owner.release()
     pair.store.consumer("billing").seek("orders", to="earliest")
-    with pytest.raises(CheckpointMismatch, match="sought elsewhere"):
+    with pytest.raises(CheckpointMismatch, match="moved by a seek"):
         pair.commit(batch)
     assert rows_of(pair.sink) == []
 

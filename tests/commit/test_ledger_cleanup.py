@@ -13,7 +13,7 @@ from penstock import connect
 from penstock.commit.protocol import append_task
 from penstock.errors import CheckpointRewound, StoreReadOnly
 from penstock.queue import maintenance
-from penstock.store.log import partition_log
+from penstock.store.log import segmenting
 from penstock.store.records import ledger_cleanup
 from penstock.store.records.ledger import LedgerKey, queue_sink
 from penstock.store.statements import qualify
@@ -75,7 +75,7 @@ def test_the_tasks_of_the_newest_micro_batches_stay(pair: Pair) -> None:
     def write(batch_id: int, task: int) -> Any:
         key = LedgerKey(queue_sink(pair.sink.record), "app", batch_id, task)
         return append_task(
-            pair.into.database, pair.sink.record, key, partition_log.to_segments(numbers(0, 1), 0)
+            pair.into.database, pair.sink.record, key, segmenting.to_segments(numbers(0, 1), 0)
         )
 
     for batch_id in range(20):

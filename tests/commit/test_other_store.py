@@ -122,7 +122,7 @@ def test_a_query_that_has_lost_its_lock_does_not_commit_after_the_one_that_follo
     assert pair.commit(pair.batch("new", 0, offset, ids=None)).rows == 4
     before = rows_of(pair.sink)
     for _ in range(2):
-        with pytest.raises(CheckpointMismatch, match="sought elsewhere, or registered again") as caught:
+        with pytest.raises(CheckpointMismatch, match="moved by a seek, or registered again") as caught:
             pair.commit(zombie)
         assert caught.value.condition == "CHECKPOINT_MISMATCH.CONSUMER_MOVED"
     assert rows_of(pair.sink) == before

@@ -80,7 +80,7 @@ def test_a_seek_turns_the_running_owner_away(pair: Pair) -> None:
     offset = pair.planned(owner, (0, 0), (5, 5))
     owner.release()
     pair.store.consumer("billing").seek("orders", to="latest")
-    with pytest.raises(CheckpointMismatch, match="sought elsewhere"):
+    with pytest.raises(CheckpointMismatch, match="moved by a seek"):
         owner.plan(offset)
     with pytest.raises(CheckpointMismatch):
         owner.observe(offset)
@@ -110,7 +110,7 @@ def test_offsets_of_an_earlier_registration_of_the_same_names_are_refused(pair: 
     pair.store.drop_consumer("billing")
     pair.store.create_consumer("billing").register("orders")
     again = pair.own()
-    with pytest.raises(CheckpointMismatch, match="made anew"):
+    with pytest.raises(CheckpointMismatch, match="recreated"):
         again.observe(offset)
     with pytest.raises((OwnerFenced, CheckpointMismatch)):
         owner.plan(offset)

@@ -30,7 +30,7 @@ PATIENCE = 60
 
 def rows(store: ps.Store) -> dict[str, Any]:
     """Return the reports of queries by name."""
-    return {row.name: row for row in store.database.run(queries.told_queries, write=False)}
+    return {row.name: row for row in store.database.run(queries.reported_queries, write=False)}
 
 
 def progress(store: ps.Store) -> list[Any]:

@@ -131,7 +131,7 @@ def test_an_old_checkpoint_is_refused_with_our_own_error(
     even(spark, store_url).start(checkpoint=tmp_path / "c", trigger=now).awaitTermination()
     store.consumer("c").seek("in", to="earliest")
     query = even(spark, store_url).start(checkpoint=tmp_path / "c", trigger=now)
-    with pytest.raises(CheckpointMismatch, match="sought elsewhere"):
+    with pytest.raises(CheckpointMismatch, match="moved by a seek"):
         query.awaitTermination()
     assert isinstance(query.exception(), CheckpointMismatch)
 

@@ -34,7 +34,7 @@ def told(batch: int, rows: int = 10, out: int = -1, **more: Any) -> dict[str, An
 
 
 def rows(store: ps.Store) -> list[Any]:
-    return store.database.run(queries.told_queries, write=False)
+    return store.database.run(queries.reported_queries, write=False)
 
 
 def progress(store: ps.Store) -> list[Any]:

@@ -15,7 +15,8 @@ import penstock
 from penstock.errors import InvalidInput, QueueNotFound, SchemaMismatch, StoreError, UnsupportedType
 from penstock.store import staging
 from penstock.store.log import compact
-from penstock.store.log.partition_log import MERGE_FAN_IN, to_segments
+from penstock.store.log.partition_log import MERGE_FAN_IN
+from penstock.store.log.segmenting import to_segments
 from penstock.store.staging import Attempt
 from penstock.store.statements import qualify
 from tests.arrow.strategies import tables
@@ -204,7 +205,7 @@ def test_a_queue_that_was_dropped_or_made_anew_gets_no_columns(store: penstock.S
     with pytest.raises(QueueNotFound):
         queue.add_columns(NOTE)
     store.create_queue("q", SCHEMA)
-    with pytest.raises(QueueNotFound, match="was dropped meanwhile"):
+    with pytest.raises(QueueNotFound, match="was dropped"):
         queue.add_columns(NOTE)
     assert store.queue("q").schema.equals(SCHEMA)
 

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 import penstock
 from penstock.store import staging
-from penstock.store.log.partition_log import to_segments
+from penstock.store.log.segmenting import to_segments
 from penstock.store.staging import Attempt
 from tests.queue.support import hurried
 

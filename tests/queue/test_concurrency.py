@@ -20,7 +20,7 @@ import pytest
 import penstock
 from penstock.store import staging
 from penstock.store.database import Transaction
-from penstock.store.log import partition_log
+from penstock.store.log import segmenting
 from penstock.store.records import consumers
 from penstock.store.staging import Attempt
 from tests.queue.programs import check, check_widths
@@ -138,9 +138,7 @@ def test_no_two_operations_wait_for_each_other(
         table = pa.table({"n": [1, 2], "s": ["x", "y"]}, schema=SCHEMA)
         other = store.queue("r").record
         attempt = Attempt("app", batch, 0, "try")
-        store.database.run(
-            lambda tx: staging.stage(tx, other, attempt, partition_log.to_segments(table, 1), 0)
-        )
+        store.database.run(lambda tx: staging.stage(tx, other, attempt, segmenting.to_segments(table, 1), 0))
 
         def work(tx: Transaction) -> None:
             for name in ("a", "b"):

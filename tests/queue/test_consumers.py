@@ -63,7 +63,7 @@ def test_pull_says_what_it_cannot_do(consumer: penstock.Consumer, queue: penstoc
 
 def test_an_offset_moves_from_where_it_is_or_not_at_all(consumer: penstock.Consumer) -> None:
     consumer.advance("q", 0, old=0, new=4)
-    with pytest.raises(OffsetConflict, match="stands at 4, not at 0") as caught:
+    with pytest.raises(OffsetConflict, match="is at 4, not at 0") as caught:
         consumer.advance("q", 0, old=0, new=6)
     assert caught.value.parameters["found"] == 4
     assert consumer.offsets("q") == {0: 4, 1: 0}

@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock.errors import InvalidInput
 from penstock.queue.placement import Hashes, home_of
-from penstock.store.log.partition_log import QueueGrown
+from penstock.store.records.catalog import QueueGrown
 from tests.queue.support import SCHEMA, everything, hurried, numbers, rows
 from tests.support.processes import ChildProcess
 
@@ -106,13 +106,13 @@ def test_null_keys_stay_too(store: penstock.Store) -> None:
 def test_rows_placed_for_fewer_partitions_are_never_appended(store: penstock.Store) -> None:
     """By whatever way they come: the store itself refuses them."""
     from penstock.store import staging
-    from penstock.store.log import partition_log
+    from penstock.store.log import partition_log, segmenting
     from penstock.store.staging import Attempt
 
     queue = store.create_queue("q", SCHEMA, partitions=2, key=["n"])
     old = queue.record
-    segments = partition_log.to_segments(pa.table({"n": [1], "s": ["x"]}, schema=SCHEMA), 0)
-    many = segments + partition_log.to_segments(pa.table({"n": [2], "s": ["x"]}, schema=SCHEMA), 1)
+    segments = segmenting.to_segments(pa.table({"n": [1], "s": ["x"]}, schema=SCHEMA), 0)
+    many = segments + segmenting.to_segments(pa.table({"n": [2], "s": ["x"]}, schema=SCHEMA), 1)
     attempt = Attempt("app", 0, 0, "try")
     store.database.run(lambda tx: staging.stage(tx, old, attempt, segments, 0))
     queue.add_partitions(1)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.store.log import compact, partition_log
+from penstock.store.log import compact, partition_log, segmenting
 from penstock.store.log.partition_log import MERGE_FAN_IN
 from penstock.store.log.segmenting import Runs
 from tests.queue.support import SCHEMA, backdate, numbers, rows, settle
@@ -129,13 +129,13 @@ def test_the_number_of_segments_stays_low_and_rows_are_seldom_rewritten(
                     first = segments.index(group[0])
                     segments[first : first + len(group)] = [Fake(group[0].start_index, group[-1].end_index)]
                     rewritten += group[-1].end_index - group[0].start_index
-        most = max(most, len(segments) - end // (partition_log.SEGMENT_ROWS // 2))
+        most = max(most, len(segments) - end // (segmenting.SEGMENT_ROWS // 2))
     assert most < 6 * MERGE_FAN_IN
     assert rewritten < 6 * end
 
 
 def test_a_merge_makes_no_segment_too_large(store: penstock.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (compact, partition_log):
+    for module in (compact, segmenting):
         monkeypatch.setattr(module, "SEGMENT_ROWS", 10)
     queue = store.create_queue("q", SCHEMA)
     for n in range(12):

@@ -56,7 +56,7 @@ def test_a_session_is_taken_over_with_what_it_knows(store: penstock.Store, queue
     old.append(rows(1), sequence=5)
     new = store.producer("q", "s")
     assert (new.epoch, new.sequence) == (2, 5)
-    with pytest.raises(ProducerFenced, match="was opened again by somebody else"):
+    with pytest.raises(ProducerFenced, match="was opened again by another producer"):
         old.append(rows(2), sequence=6)
     with pytest.raises(ProducerFenced):
         old.append(rows(1), sequence=5)

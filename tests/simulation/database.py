@@ -22,8 +22,7 @@ import apsw.ext
 from greenlet import GreenletExit
 
 from penstock.errors import CommitOutcomeUnknown, StoreError, StoreLocked, StoreUnavailable
-from penstock.store.database import Database, Transaction
-from penstock.store.records.owners import OwnerLock
+from penstock.store.database import Database, OwnerLock, Transaction
 from penstock.store.statements import create_statements, statements
 from penstock.store.store_schema import VERSION
 from penstock.store.url import parse_url
@@ -460,7 +459,7 @@ class SimDatabase(Database):
     def _commit_error(self, error: Any) -> Any:
         return error
 
-    def _borrowed(self, connection: Any) -> Any:
+    def borrowed(self, connection: Any) -> Any:
         raise NotImplementedError
 
 

@@ -61,8 +61,8 @@ FAULTS = [
     Fault(
         "the sink does not move the consumer of its own store",
         "commit/protocol.py",
-        "    for source, registration in locked:\n        move_consumer(",
-        "    for source, registration in locked[:0]:\n        move_consumer(",
+        "    for source, registration in locked:\n        _move_consumer(",
+        "    for source, registration in locked[:0]:\n        _move_consumer(",
     ),
     Fault(
         "a micro-batch that the ledger has pruned is written again",
@@ -72,25 +72,25 @@ FAULTS = [
     ),
     Fault(
         "a micro-batch is committed whether its owner has planned it or not",
-        "commit/consumer_moves.py",
+        "commit/protocol.py",
         "    _require_planned(batch, source, registration)\n    _bind(",
         "    _bind(",
     ),
     Fault(
         "only the offset of the first partition moves",
-        "commit/consumer_moves.py",
+        "commit/protocol.py",
         "        if old != new:\n            _advance(",
         "        if old != new and partition == 0:\n            _advance(",
     ),
     Fault(
         "the safe offset moves with the sink's commit, before the checkpoint logs it",
-        "commit/consumer_moves.py",
+        "commit/protocol.py",
         "partition, old, new, safe=False)",
         "partition, old, new, safe=True)",
     ),
     Fault(
         "the marks from before a seek stay",
-        "commit/consumer_moves.py",
+        "commit/protocol.py",
         '        tx.run("delete_marks", source=name)\n',
         "",
     ),

@@ -170,7 +170,6 @@ def _replacements() -> dict[str, Any]:
         "penstock.queue.open_stores._open": _Open(),
         "penstock.queue.maintenance.Maintainer.after_change": lambda self, queue, crowded: None,
         "penstock.queue.maintenance.Maintainer.close": lambda self: None,
-        "penstock.store.records.owners.time": clock,
         "penstock.spark.sink.write_task.TaskContext": _TaskContext,
         "penstock.spark.session_store.TaskContext": _TaskContext,
         "penstock.spark.internals.gc_tuning._freeze": lambda: None,

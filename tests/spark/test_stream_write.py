@@ -20,7 +20,7 @@ from penstock.spark.schemas import to_struct
 from penstock.spark.sink.writers import QueueStreamWriter
 from penstock.spark.source.data_source import PenstockDataSource
 from penstock.store import staging
-from penstock.store.log.partition_log import to_segments
+from penstock.store.log.segmenting import to_segments
 from penstock.testing import replay_last_batch, temporary_store_url
 from tests.spark.support import (
     SCHEMA,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.store.sqlite.inotify import VISITED, WRITTEN, FileEvents
+from penstock.store.sqlite.wakeups import VISITED, WRITTEN, FileEvents
 from tests.support.waiting import readable
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")

@@ -105,7 +105,7 @@ def test_a_server_that_stays_away_fails_in_the_end(
     queue = store.create_queue("q", SCHEMA)
     proxy.lose(b"", deliver=False, times=10_000)
     monkeypatch.setattr("penstock.store.database.RETRY_SECONDS", 0.5)
-    with pytest.raises(StoreUnavailable, match="the server is away"):
+    with pytest.raises(StoreUnavailable, match="the server is unavailable"):
         queue.append([{"n": 1}])
     proxy.failures = 0
     assert queue.info().rows == 0

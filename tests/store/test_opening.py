@@ -49,7 +49,7 @@ def _failure(url: str, **options: object) -> str:
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     shown = _failure(f"sqlite:///{tmp_path}/no/such/x.db")
-    assert f"{tmp_path}/no/such/x.db cannot be opened: does its folder exist" in shown
+    assert f"{tmp_path}/no/such/x.db cannot be opened: check that its folder exists" in shown
 
 
 def test_a_folder_is_no_store(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path: Path, content:
     file = tmp_path / "x.db"
     file.write_bytes(content)
     for create in (True, False):
-        assert "is not a SQLite file, or a damaged one" in _failure(f"sqlite:///{file}", create=create)
+        assert "is not a SQLite file, or is damaged" in _failure(f"sqlite:///{file}", create=create)
     assert file.read_bytes() == content
 
 
@@ -84,7 +84,7 @@ def test_a_file_that_one_may_only_read_can_be_read(tmp_path: Path, run_child: Ru
     assert "rows 1" in child.output
     for what in ("append", "create"):
         assert f"{what} StoreReadOnly [STORE_READ_ONLY]" in child.output
-    assert "check the rights on the file and its folder" in child.output
+    assert "check the permissions on the file and its folder" in child.output
 
 
 def test_a_role_that_may_only_read_can_read_and_no_more(pg_url: str) -> None:
@@ -142,7 +142,7 @@ def test_a_server_that_is_not_there_is_tried_for_a_moment(caplog: pytest.LogCapt
     began = time.monotonic()
     with (
         caplog.at_level(logging.DEBUG),
-        pytest.raises(StoreUnavailable, match="the server is away") as caught,
+        pytest.raises(StoreUnavailable, match="the server is unavailable") as caught,
     ):
         penstock.connect(url, patience=0.3)
     assert time.monotonic() - began < 5
@@ -197,7 +197,7 @@ def test_a_file_that_was_removed_under_an_open_store_takes_no_more_rows(
         if replaced:
             penstock.connect(url).close()
         for use in (lambda: queue.append([{"n": 2, "s": "b"}]), lambda: queue.read(0, 0), store.queues):
-            with pytest.raises(StoreNotFound, match="removed, or replaced"):
+            with pytest.raises(StoreNotFound, match="removed or replaced"):
                 use()
         # A new connection neither makes the file anew nor takes another store for this one.
         store.database._pool._drain()

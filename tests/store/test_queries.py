@@ -19,7 +19,7 @@ RUN = QueryRun("id", "run 1", 'it\'s "big" <script>', "micro-batch", 5, sink="qu
 
 
 def _told(store: penstock.Store) -> list[Any]:
-    return store.database.run(queries.told_queries, write=False)
+    return store.database.run(queries.reported_queries, write=False)
 
 
 def _progress(store: penstock.Store, since: int = 0) -> list[Any]:
@@ -38,7 +38,7 @@ def test_a_run_is_told_from_its_beginning_to_its_end(store: penstock.Store) -> N
         7, 10, 8, {"p50": 1.5, "p90": 2.0, "p99": 3.0, "max": 4.0}, 230.0, {"addBatch": 5.0}, 9
     )
     for progress in (first, QueryProgress(8, 5)):
-        database.run(lambda tx, progress=progress: queries.tell(tx, RUN, progress, source="rate"))
+        database.run(lambda tx, progress=progress: queries.report(tx, RUN, progress, source="rate"))
     one, two = _progress(store)
     assert (one.batch_id, one.rows_in, one.rows_out, one.p50, one.max) == (7, 10, 8, 1.5, 4.0)
     assert (one.duration, one.durations, one.watermark) == (230.0, '{"addBatch": 5.0}', 9)
@@ -54,7 +54,7 @@ def test_a_later_run_takes_the_place_and_the_earlier_one_is_not_heard(store: pen
     later = QueryRun("id", "run 2", "n", "continuous", 6)
     for run in (RUN, later):
         store.database.run(lambda tx, run=run: queries.begin(tx, run))
-    assert not store.database.run(lambda tx: queries.tell(tx, RUN, QueryProgress(1, 1)))
+    assert not store.database.run(lambda tx: queries.report(tx, RUN, QueryProgress(1, 1)))
     store.database.run(lambda tx: queries.end(tx, RUN, None))
     (row,) = _told(store)
     assert (row.run_id, row.state, row.rows_in) == ("run 2", "running", 0)
@@ -76,9 +76,9 @@ def test_the_newest_progress_is_kept(store: penstock.Store, monkeypatch: pytest.
     other = QueryRun("other", "run", None, "continuous", 6)
     for run in (RUN, other):
         store.database.run(lambda tx, run=run: queries.begin(tx, run))
-    store.database.run(lambda tx: queries.tell(tx, other, QueryProgress(0, 1)))
+    store.database.run(lambda tx: queries.report(tx, other, QueryProgress(0, 1)))
     for batch in range(5):
-        store.database.run(lambda tx, batch=batch: queries.tell(tx, RUN, QueryProgress(batch, 1)))
+        store.database.run(lambda tx, batch=batch: queries.report(tx, RUN, QueryProgress(batch, 1)))
     assert [(row.query_id, row.batch_id) for row in _progress(store)] == [
         ("id", 2),
         ("id", 3),
@@ -95,11 +95,11 @@ def test_progress_that_was_told_under_a_clock_far_ahead_makes_way(
     monkeypatch.setattr(queries, "KEPT_PROGRESS", 3)
     store.database.run(lambda tx: queries.begin(tx, RUN))
     for batch in range(3):
-        store.database.run(lambda tx, batch=batch: queries.tell(tx, RUN, QueryProgress(batch, 1)))
+        store.database.run(lambda tx, batch=batch: queries.report(tx, RUN, QueryProgress(batch, 1)))
     text = "update penstock.query_progress set reported_at = reported_at + 86400000000"
     run_sql(store.database, qualify(text, store.database.dialect, store.database.url.schema))
     for batch in range(3, 5):
-        store.database.run(lambda tx, batch=batch: queries.tell(tx, RUN, QueryProgress(batch, 1)))
+        store.database.run(lambda tx, batch=batch: queries.report(tx, RUN, QueryProgress(batch, 1)))
     assert [row.batch_id for row in _progress(store)] == [3, 4]
 
 
@@ -107,7 +107,7 @@ def test_a_query_that_was_not_heard_of_for_long_is_forgotten_with_its_progress(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.database.run(lambda tx: queries.begin(tx, RUN))
-    store.database.run(lambda tx: queries.tell(tx, RUN, QueryProgress(0, 1)))
+    store.database.run(lambda tx: queries.report(tx, RUN, QueryProgress(0, 1)))
     monkeypatch.setattr(queries, "FORGOTTEN_SECONDS", 0)
     later = QueryRun("later", "run", None, "continuous", 6)
     store.database.run(lambda tx: queries.begin(tx, later))

@@ -288,7 +288,7 @@ def test_a_writer_that_stays_stopped_in_its_turn_is_named_in_sqlite(
             queue.append([{"n": 2}])
         text = str(caught.value)
         assert f"process {child.pid}" in text
-        assert "is stopped" in text
+        assert "is suspended" in text
         assert f"kill -CONT {child.pid}" in text
         os.kill(child.pid, signal.SIGCONT)
         assert child.wait(30) == 0, child.output
@@ -332,14 +332,14 @@ def test_a_transaction_of_ones_own_process_is_named_in_sqlite(
 def test_the_kernels_list_of_locks_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, found: int | None
 ) -> None:
-    from penstock.store.sqlite import write_lock
+    from penstock.store.sqlite import locks
 
     inodes = {}
     for name in ("lock", "shm"):
         (tmp_path / f"x.db-{name}").touch()
         inodes[name] = (tmp_path / f"x.db-{name}").stat().st_ino
     (tmp_path / "locks").write_text(line.format(**inodes))
-    monkeypatch.setattr(write_lock, "_LOCKS", tmp_path / "locks")
-    assert write_lock.writer(f"{tmp_path}/x.db") == found
-    monkeypatch.setattr(write_lock, "_LOCKS", tmp_path / "none")
-    assert write_lock.writer(f"{tmp_path}/x.db") is None
+    monkeypatch.setattr(locks, "_LOCKS", tmp_path / "locks")
+    assert locks.writer(f"{tmp_path}/x.db") == found
+    monkeypatch.setattr(locks, "_LOCKS", tmp_path / "none")
+    assert locks.writer(f"{tmp_path}/x.db") is None

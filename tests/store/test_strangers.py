@@ -16,7 +16,7 @@ from psycopg import sql
 import penstock as ps
 from penstock.errors import StoreUnsafe
 from penstock.store.postgres import staging_relations
-from penstock.store.records.owners import DRAWN_BITS, advisory_key
+from penstock.store.postgres.locks import DRAWN_BITS, advisory_key
 from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64())])

@@ -69,14 +69,14 @@ def test_writers_take_turns_in_sqlite(tmp_path: Any) -> None:
 
 
 def test_a_turn_that_does_not_come_is_reported(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.store.sqlite.write_lock import Turn
+    from penstock.store.sqlite.locks import Turn
 
     monkeypatch.setattr("penstock.store.database.RETRY_SECONDS", 0.2)
     with penstock.connect(f"sqlite:///{tmp_path}/x.db?busy_timeout=100") as store:
         queue = store.create_queue("q", SCHEMA)
         other = Turn(f"{tmp_path}/x.db-lock")
         assert other.take(1)
-        with pytest.raises(StoreUnavailable, match=r"it was not our turn within 0.1 s"):
+        with pytest.raises(StoreUnavailable, match=r"this process did not get its turn within 0.1 s"):
             queue.append([{"n": 1}])
         assert queue.info().rows == 0
         other.give_back()
@@ -86,7 +86,7 @@ def test_a_turn_that_does_not_come_is_reported(tmp_path: Any, monkeypatch: pytes
 
 
 def test_nobody_keeps_a_turn_that_came_too_late(tmp_path: Any) -> None:
-    from penstock.store.sqlite.write_lock import Turn
+    from penstock.store.sqlite.locks import Turn
     from tests.support.waiting import wait_until
 
     one, two, three = (Turn(f"{tmp_path}/lock") for _ in range(3))

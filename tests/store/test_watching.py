@@ -242,7 +242,7 @@ def test_a_queue_that_is_dropped_or_grows_is_noticed(store: penstock.Store) -> N
         assert watch.wait({0: 0, 1: 0, 2: 0}, LONG).ends == {2: 1}
         assert watch.partitions == 3
         store.drop_queue("q")
-        with pytest.raises(QueueNotFound, match="queue 'q' was dropped meanwhile"):
+        with pytest.raises(QueueNotFound, match="queue 'q' was dropped"):
             watch.wait({0: 0}, LONG)
     with pytest.raises(StoreError, match="the watch of queue 'q' has been closed"):
         watch.wait({0: 0}, 5)
@@ -279,7 +279,7 @@ def test_a_store_file_that_was_removed_ends_the_wait_with_an_error(tmp_path: Pat
         assert not watch.wait({0: 0}, 0)
         for file in tmp_path.glob("x.db*"):
             file.unlink()
-        with pytest.raises(StoreNotFound, match="was removed, or replaced"):
+        with pytest.raises(StoreNotFound, match="was removed or replaced"):
             watch.wait({0: 0}, LONG)
         watch.close()
 
@@ -289,7 +289,7 @@ def test_without_events_of_the_file_system_it_looks_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_watch, "_writes", lambda path: None)
-    monkeypatch.setattr(wakeups, "hang", lambda *_: None)
+    monkeypatch.setattr(wakeups, "listen", lambda *_: None)
     monkeypatch.setattr(sqlite_watch, "REST", 0.02)
     with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
         queue = store.create_queue("q", SCHEMA)

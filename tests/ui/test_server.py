@@ -45,7 +45,7 @@ def _fill(store: ps.Store) -> None:
     progress = QueryProgress(
         3, 10, 9, {"p50": 1.0, "p90": 2.0, "p99": 3.0, "max": 4.0}, 20.0, {"a": 20.0}, 7, 8, 9
     )
-    store.database.run(lambda tx: queries.tell(tx, run, progress))
+    store.database.run(lambda tx: queries.report(tx, run, progress))
     store.database.run(lambda tx: queries.end(tx, run, QueryError("BAD", ODD)))
 
 
@@ -373,7 +373,7 @@ def test_metrics_tell_how_long_micro_batches_took_and_do_not_call_it_a_latency(
     store.database.run(lambda tx: queries.begin(tx, run))
     for batch, duration in enumerate((200.0, 400.0)):
         progress = QueryProgress(batch, 10, duration=duration, durations={"triggerExecution": duration})
-        store.database.run(lambda tx, progress=progress: queries.tell(tx, run, progress))
+        store.database.run(lambda tx, progress=progress: queries.report(tx, run, progress))
     families = {
         family.name: family for family in text_string_to_metric_families(serve().get("/metrics").text)
     }

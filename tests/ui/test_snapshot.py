@@ -40,7 +40,7 @@ def _begin(store: ps.Store, run: QueryRun) -> None:
 
 
 def _tell(store: ps.Store, run: QueryRun, progress: QueryProgress) -> None:
-    store.database.run(lambda tx: queries.tell(tx, run, progress))
+    store.database.run(lambda tx: queries.report(tx, run, progress))
 
 
 def test_an_empty_store_has_an_empty_snapshot(collector: Collector, store: ps.Store) -> None:

@@ -1,4 +1,4 @@
-"""A micro-batch as its sink sees it."""
+"""A micro-batch that is ready to be committed, and the interface of its target."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from penstock.commit.offsets import QueueOffset
 from penstock.store import staging
@@ -20,15 +20,15 @@ T = TypeVar("T")
 
 
 class Target(ABC, Generic[T]):
-    """What a micro-batch goes into: its part of the protocol is to make staged rows visible, or to drop them.
+    """The target of a micro-batch, which makes staged rows visible or drops them.
 
-    Its text form names it in messages, such as ``queue 'big'``.
+    ``str(target)`` names it in messages, such as ``queue 'big'``.
     """
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Its name, as its users know it."""
+        """Its name for users."""
 
     @property
     @abstractmethod
@@ -37,14 +37,14 @@ class Target(ABC, Generic[T]):
 
     @abstractmethod
     def publish(self, tx: Transaction, batch: BatchCommit[T]) -> T:
-        """Make what the acknowledged attempts staged visible, and drop everything else staged up to the micro-batch.
+        """Make visible what the acknowledged attempts staged, and drop everything else staged up to the micro-batch.
 
         Called in the transaction that moves the consumers and enters the ledger row.
         """
 
     @abstractmethod
     def discard(self, tx: Transaction, batch: BatchCommit[T]) -> None:
-        """Drop what was staged up to the micro-batch, which had been committed before."""
+        """Drop what was staged up to the micro-batch, which was already committed."""
 
 
 @dataclass(frozen=True)
@@ -56,36 +56,36 @@ class BatchCommit(Generic[T]):
     batch_id: int
     rows: int
     origin: str = ""
-    """The checkpoint's own id: an app id that was given may meet another checkpoint, whose batch ids begin anew."""
+    """The checkpoint's own id: another checkpoint under the same app id has batch ids of its own."""
     sources: Sequence[QueueOffset] = ()
-    """What it covers of each source of ours."""
-    others: Sequence[Any] = ()
-    """The offsets of sources that are not ours, whatever they look like."""
+    """The range of each queue source."""
+    others: Sequence[object] = ()
+    """The offsets of other sources, in whatever form."""
     attempts: Mapping[str, int] = field(default_factory=dict)
-    """How much each acknowledged attempt staged, as the target counts it: segments or rows."""
+    """The segments or rows, as the target counts, that each acknowledged attempt staged."""
     tasks: Mapping[int, int] | None = None
-    """The rows of each task, where the tasks have appended for themselves; None where they staged."""
+    """The rows of each task if the tasks appended directly; None if they staged."""
     stateful: bool = False
-    """Whether the query keeps state, so that another checkpoint could not carry it on."""
+    """Whether the query keeps state, which another checkpoint does not have."""
     rebind: bool = False
-    """Whether a stateful query may take a consumer over from another checkpoint all the same."""
+    """Whether a stateful query may nevertheless take a consumer over from another checkpoint."""
     new_sink: bool = False
     """Whether the sink may have nothing of the query although the checkpoint is not new."""
     logged: str | None = None
-    """The offset that the checkpoint logs for it, where that is written after this commit or may be lost; None where it has several."""
+    """The offset that the checkpoint logs for it, if that is written after this commit or may be lost; None if it has several."""
 
     @property
     def key(self) -> LedgerKey:
         return LedgerKey(self.sink.ledger_name, self.app_id, self.batch_id)
 
     def ranges(self) -> str:
-        """What the ledger remembers of the input."""
+        """The input as the ledger records it."""
         lines = sorted([*source.identity, list(source.start), list(source.end)] for source in self.sources)
         return json.dumps([self.origin, lines, *([_digest(self.others)] if self.others else [])])
 
 
-def _digest(others: Sequence[Any]) -> str:
-    """Only whether they are the same matters, and some sources write pages of them."""
+def _digest(others: Sequence[object]) -> str:
+    """A digest, since only equality matters and some sources write long offsets."""
     texts = sorted(json.dumps(other, sort_keys=True) for other in others)
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 

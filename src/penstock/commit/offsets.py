@@ -1,13 +1,16 @@
-"""A source's offset, as Spark writes it to its offset log."""
+"""The offset of a queue as a source, as Spark writes it to its offset log."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.errors import CheckpointMismatch
+from penstock.json_text import Json
+
+T = TypeVar("T")
 
 _FIELDS = {"store", "queue", "generation", "from", "to"}
 
@@ -27,10 +30,10 @@ class QueueOffset:
     start: tuple[int, ...]
     end: tuple[int, ...]
     rows_per_task: int | None = None
-    """How many rows a task reads at the most, so that the same micro-batch is divided into the same tasks whenever it is repeated."""
+    """The most rows of a task, so that a repeated micro-batch is divided into the same tasks."""
 
-    def to_dict(self) -> dict[str, Any]:
-        found = {
+    def to_dict(self) -> Json:
+        fields: Json = {
             "store": self.store,
             "queue": self.queue,
             "consumer": self.consumer,
@@ -39,16 +42,16 @@ class QueueOffset:
             "from": list(self.start),
             "to": list(self.end),
         }
-        return found if self.rows_per_task is None else {**found, "rowsPerTask": self.rows_per_task}
+        return fields if self.rows_per_task is None else {**fields, "rowsPerTask": self.rows_per_task}
 
     @classmethod
-    def of(cls, value: Any) -> QueueOffset | None:
-        """The offset in a line of the offset log; None when the line is another source's.
+    def of(cls, value: object) -> QueueOffset | None:
+        """The offset in a parsed line of the offset log; None when the line is another source's.
 
         Raises
         ------
         CheckpointMismatch
-            When it is of this form, and not as Penstock writes it.
+            When it has this form but is not as Penstock writes it.
         """
         if not isinstance(value, Mapping) or not value.keys() >= _FIELDS:
             return None
@@ -74,7 +77,7 @@ class QueueOffset:
         return self.store, self.queue, self.consumer or "", self.generation
 
     def require(self, store: str, queue: str, consumer: str | None, generation: int) -> None:
-        """Refuse an offset that was not made by this source.
+        """Refuse an offset that this source did not write.
 
         Raises
         ------
@@ -83,19 +86,19 @@ class QueueOffset:
         """
         expected = {"store": store, "queue": queue, "consumer": consumer, "generation": generation}
         for name, value in expected.items():
-            found = getattr(self, name)
-            if found == value:
+            own = getattr(self, name)
+            if own == value:
                 continue
             why = (
-                "the consumer was sought elsewhere, or the queue or the registration was made anew, since"
+                "the consumer was moved by a seek, or the queue or the registration was recreated"
                 if name == "generation"
                 else "it belongs to another query, or the query's source was changed"
             )
             raise CheckpointMismatch(
-                f"the checkpoint's offset has {name} {found!r}, the source has {value!r}: {why}. "
-                "Start with a new checkpoint; the consumer's offset says where it goes on",
+                f"the checkpoint's offset has {name} {own!r}, the source has {value!r}: {why}. "
+                "Start with a new checkpoint; the query resumes at the consumer's offset",
                 field=name,
-                found=found,
+                found=own,
                 expected=value,
             )
 
@@ -124,7 +127,7 @@ class QueueOffset:
 
 
 def _require_offset(value: Mapping[str, Any]) -> None:
-    """Whoever may write the checkpoint writes its offsets, so they are looked at before anything goes by them."""
+    """Check an offset before it is used, since others may write the checkpoint."""
     start, end, per_task = value["from"], value["to"], value.get("rowsPerTask")
     numbers = [value["generation"], value.get("epoch", 0), 0 if per_task is None else per_task]
     texts = [value["store"], value["queue"], value.get("consumer") or ""]
@@ -137,23 +140,23 @@ def _require_offset(value: Mapping[str, Any]) -> None:
     )
     if not sound:
         raise CheckpointMismatch(
-            "the checkpoint's offset is not as Penstock writes it: bring the file back from a copy, or start with a new checkpoint; the "
-            "consumer's offset says where it resumes"
+            "the checkpoint's offset is not as Penstock writes it: restore the file from a copy, or start with a new checkpoint; the "
+            "query resumes at the consumer's offset"
         )
 
 
 def plan_text(offset: QueueOffset) -> str:
-    """The plan of a micro-batch as the store keeps it."""
+    """A micro-batch's plan as the store keeps it."""
     return json.dumps(offset.to_dict())
 
 
 def pad(offsets: Sequence[int], length: int) -> tuple[int, ...]:
-    """Offsets for a queue that has got more partitions since: those start at 0."""
+    """Offsets for ``length`` partitions; those that were added later start at 0."""
     return (*offsets, *[0] * (length - len(offsets)))
 
 
-def batch_ranges(now: Sequence[Any], before: Sequence[Any]) -> list[QueueOffset]:
-    """What each source of a micro-batch covers.
+def batch_ranges(now: Sequence[object], before: Sequence[object]) -> list[QueueOffset]:
+    """The range of each source of a micro-batch.
 
     Parameters
     ----------
@@ -163,7 +166,7 @@ def batch_ranges(now: Sequence[Any], before: Sequence[Any]) -> list[QueueOffset]
     Returns
     -------
     list
-        One offset for each source of ours; a source that has nothing new stands with an empty range.
+        One offset for each queue source, with an empty range if it has nothing new.
 
     Raises
     ------
@@ -171,25 +174,21 @@ def batch_ranges(now: Sequence[Any], before: Sequence[Any]) -> list[QueueOffset]
         When one consumer appears with two ranges.
     """
     earlier = {offset for offset in map(QueueOffset.of, before) if offset is not None}
-    found: dict[tuple[str, str, str, int], QueueOffset] = {}
+    ranges: dict[tuple[str, str, str, int], QueueOffset] = {}
     for offset in map(QueueOffset.of, now):
         if offset is None:
             continue
-        covered = _at_end(offset) if offset in earlier else offset
-        twin = found.setdefault(offset.identity, covered)
+        covered = replace(offset, start=offset.end) if offset in earlier else offset
+        twin = ranges.setdefault(offset.identity, covered)
         if offset.consumer is not None and twin != covered:
             raise CheckpointMismatch(
                 f"consumer {offset.consumer!r} reads queue {offset.queue!r} twice in one query, with different ranges: "
                 "read it once and reuse the DataFrame, or give each read a consumer of its own",
                 consumer=offset.consumer,
             )
-    return list(found.values())
+    return list(ranges.values())
 
 
-def other_offsets(now: Sequence[Any]) -> list[Any]:
-    """The parsed lines of sources that are not ours."""
+def other_offsets(now: Sequence[T]) -> list[T]:
+    """The parsed lines of sources other than queues."""
     return [value for value in now if QueueOffset.of(value) is None]
-
-
-def _at_end(offset: QueueOffset) -> QueueOffset:
-    return replace(offset, start=offset.end)

@@ -1,4 +1,4 @@
-"""The reader's side: own a consumer on a queue, plan micro-batches, mark them safe."""
+"""The reader's side: own a consumer on a queue, plan micro-batches, and raise the safe offset."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("penstock.commit")
 
 
 class Owner:
-    """A running query's hold on a consumer. A later owner fences it: its epoch is no longer the stored one."""
+    """A running query's ownership of a consumer; a later owner fences it by a new epoch."""
 
     def __init__(self, database: Database, store_uuid: str, consumer: str, queue: str) -> None:
         self._database = database
@@ -46,7 +46,7 @@ class Owner:
     def _warn_when_held(self, registration: Registration) -> None:
         if not self._hold():
             log.warning(
-                "consumer %r on queue %r had a running owner; it is fenced now and will fail",
+                "consumer %r on queue %r had a running owner, which is now fenced and will fail",
                 registration.consumer,
                 registration.queue,
                 extra={
@@ -63,32 +63,32 @@ class Owner:
         )
 
     def observe(self, logged: QueueOffset) -> tuple[QueueRecord, list[PartitionRecord], bool]:
-        """Take note that Spark has logged everything up to ``logged``; the queue now, and whether to drain.
+        """Note that Spark has logged everything up to ``logged``; return the queue, its partitions, and whether to drain.
 
-        The safe offset moves up to it, and so does the offset where the sink does not move it itself.
+        The safe offset moves up to it, and so does the offset if the sink does not move it.
 
         Raises
         ------
         OwnerFenced
-            When somebody else owns the consumer by now.
+            When another owner has taken over.
         CheckpointMismatch
-            When the consumer has been sought elsewhere, or the store is older than the checkpoint.
+            When the consumer was moved by a seek, or the store is older than the checkpoint.
         """
-        registration, safe, queue, there = self._database.run(self._state, write=False)
+        registration, safe, queue, partitions = self._database.run(self._state, write=False)
         logged.require(self._store_uuid, self.queue, self.consumer, registration.generation)
-        # Where a new checkpoint starts, it has logged nothing yet: another one may still have to repeat what lies before.
+        # A new checkpoint has logged nothing yet, and an older one may still have to repeat what is before it.
         if not logged.empty and any(have < wanted for have, wanted in zip(safe, logged.end, strict=False)):
             self._database.run(lambda tx: self._raise_safe(tx, logged), idempotent=True)
         self._hold()
-        return queue, there, registration.draining
+        return queue, partitions, registration.draining
 
     def _hold(self) -> bool:
-        """Take the lock where it was lost, or another owner had it until now."""
+        """Take the lock if it was lost, or another owner held it until now."""
         try:
             return self._lock.acquire()
         except StoreUnavailable as error:
             log.warning(
-                "no lock for consumer %r for now: %s",
+                "cannot take the lock of consumer %r yet: %s",
                 self.consumer,
                 error,
                 extra={
@@ -109,20 +109,20 @@ class Owner:
 
     def _raise_safe(self, tx: Transaction, logged: QueueOffset) -> None:
         registration = self._checked(tx, lock=True)
-        # The sink moves the consumer, or the source does behind the newest micro-batch: more than that lies between checkpoints.
+        # The consumer is at most one micro-batch before the checkpoint.
         if _ahead(tx, registration, logged):
             raise _source_behind(tx, registration, logged.end)
         _raise_safe(tx, registration, logged)
 
     def plan(self, end: QueueOffset) -> None:
-        """Store the micro-batch in flight, which its sink's commit has to equal.
+        """Store the micro-batch in flight, which its sink's commit must equal.
 
         Raises
         ------
         OwnerFenced
-            When somebody else owns the consumer by now.
+            When another owner has taken over.
         CheckpointMismatch
-            When the consumer has been sought elsewhere, or the store is older than the checkpoint.
+            When the consumer was moved by a seek, or the store is older than the checkpoint.
         """
 
         def work(tx: Transaction) -> None:
@@ -137,7 +137,7 @@ class Owner:
         self._database.run(work, idempotent=True)
         rows = sum(end.end) - sum(end.start)
         log.debug(
-            "a micro-batch of %d rows of consumer %r on queue %r is planned",
+            "planned a micro-batch of %d rows of consumer %r on queue %r",
             rows,
             self.consumer,
             self.queue,
@@ -164,38 +164,39 @@ class Owner:
             )
         if registration.generation != self.generation:
             raise CheckpointMismatch(
-                f"consumer {self.consumer!r} on queue {self.queue!r} was sought elsewhere, or registered anew, while "
-                "this query ran: start it with a new checkpoint; the consumer's offset says where it goes on",
+                f"consumer {self.consumer!r} on queue {self.queue!r} was moved by a seek, or registered again, while this query "
+                "ran: start it with a new checkpoint, which resumes at the consumer's offset",
                 consumer=self.consumer,
                 queue=self.queue,
             )
         return registration
 
     def require(self) -> None:
-        """Refuse to go on when another query has taken over.
+        """Check that this query still owns the consumer.
 
         Raises
         ------
         OwnerFenced
+            When another query has taken over.
         CheckpointMismatch
-            When the consumer has been sought elsewhere.
+            When the consumer was moved by a seek.
         """
         self._database.run(self._checked, write=False)
 
     def release(self) -> None:
-        """Give up the hold; the process's death does the same."""
+        """Give up the ownership, as the process's death does."""
         self._lock.release()
 
 
 def _ahead(tx: Transaction, registration: Registration, logged: QueueOffset) -> bool:
-    """Whether what Spark has logged is ahead of the consumer, and not just because its sink leaves the move to the source."""
+    """Whether Spark has logged more than the consumer's offset and its plan."""
     offsets = consumers.read_offsets(tx, registration)[0]
     ahead = any(have < wanted for have, wanted in zip(offsets, logged.end, strict=False))
     return ahead and registration.plan != plan_text(logged)
 
 
 def _follows(tx: Transaction, registration: Registration, end: QueueOffset) -> bool:
-    """Whether a micro-batch is the one planned last, or begins where that one ends, or not after where the consumer stands."""
+    """Whether a micro-batch is the last plan, or begins at its end, or not after the consumer's offset."""
     planned = QueueOffset.of(json.loads(registration.plan or "null"))
     if planned is not None and (planned == end or pad(planned.end, len(end.start)) == end.start):
         return True
@@ -208,8 +209,8 @@ def _source_behind(
 ) -> CheckpointMismatch:
     return CheckpointMismatch(
         f"the checkpoint has committed consumer {registration.consumer!r} on queue {registration.queue!r} up to "
-        f"{list(committed)}, and the store knows of {consumers.read_offsets(tx, registration)[0]}: was the store restored from an "
-        "older backup? Then restore the checkpoint of the same moment, or use a new one: the consumer's offset says where it resumes",
+        f"{list(committed)}, and the store has {consumers.read_offsets(tx, registration)[0]}: was the store restored from an older "
+        "backup? Then restore the checkpoint of the same time, or use a new one, which resumes at the consumer's offset",
         condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
         consumer=registration.consumer,
         queue=registration.queue,
@@ -222,12 +223,12 @@ def _raise_safe(tx: Transaction, registration: Registration, logged: QueueOffset
 
 
 def level(database: Database, store_uuid: str, ended: QueueOffset) -> None:
-    """After a query has ended: what its checkpoint has committed is processed and safe."""
+    """Raise the safe offset to what an ended query's checkpoint has committed."""
 
     def work(tx: Transaction) -> None:
         registration = consumers.find_registration(tx, ended.consumer or "", ended.queue, lock=True)
         same = ended.store == store_uuid and ended.generation == registration.generation
-        # Another query may have gone on from where the consumer stands.
+        # Another query may have moved the consumer.
         if same and not _ahead(tx, registration, ended):
             _raise_safe(tx, registration, ended)
 
@@ -235,9 +236,9 @@ def level(database: Database, store_uuid: str, ended: QueueOffset) -> None:
 
 
 def follow(database: Database, store_uuid: str, committed: QueueOffset) -> None:
-    """Move a consumer over a micro-batch that its sink has committed, where it stands at the start of it and has planned one from there.
+    """Move a consumer past a micro-batch that its sink has committed, if it is at the start and has planned one from there.
 
-    Any other consumer stays where it is: its store may be older than the sink's.
+    Any other consumer is not moved: its store may be older than the sink's.
     """
 
     def work(tx: Transaction) -> None:
@@ -253,13 +254,7 @@ def follow(database: Database, store_uuid: str, committed: QueueOffset) -> None:
 
 
 def drain(database: Database, consumer: str, queue: str, epoch: int) -> None:
-    """Ask the owner of a consumer to plan nothing more.
-
-    Parameters
-    ----------
-    epoch
-        The owner's epoch; nothing is asked of any other owner, which is another query.
-    """
+    """Ask the owner of a consumer to plan nothing more, if it has this epoch; another owner is another query."""
 
     def work(tx: Transaction) -> None:
         registration = consumers.find_registration(tx, consumer, queue, lock=True)

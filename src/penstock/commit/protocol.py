@@ -1,20 +1,27 @@
-"""The sink's side: one transaction that makes a micro-batch (or epoch) visible, once."""
+"""The sink's side: one transaction that makes a micro-batch (or epoch) visible once, and moves the consumers that it has read."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from penstock.commit.consumer_moves import lock_consumer, move_consumer, move_mark
 from penstock.commit.micro_batch import BatchCommit
-from penstock.commit.offsets import QueueOffset, plan_text
-from penstock.errors import CheckpointMismatch, CheckpointRewound, CommitRefused
+from penstock.commit.offsets import QueueOffset, pad, plan_text
+from penstock.errors import (
+    CheckpointMismatch,
+    CheckpointRewound,
+    CommitRefused,
+    ConsumerBound,
+    OffsetConflict,
+    PlanMismatch,
+)
 from penstock.store.database import Database, Transaction
 from penstock.store.log import partition_log
-from penstock.store.log.partition_log import Segment
-from penstock.store.records import catalog, ledger
+from penstock.store.log.segmenting import Segment
+from penstock.store.records import catalog, consumers, ledger
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.records.consumers import Registration
 from penstock.store.records.ledger import LedgerKey
@@ -24,29 +31,33 @@ logger = logging.getLogger("penstock.commit")
 T = TypeVar("T")
 
 OTHER_INPUT = "CHECKPOINT_MISMATCH.OTHER_INPUT"
-"""The condition of a micro-batch that the sink has with other input."""
+"""The condition of a micro-batch that the sink committed with other input."""
 
 
 def commit_batch(database: Database, store_uuid: str, batch: BatchCommit[T]) -> T | None:
-    """Commit a micro-batch; what its target says of it, or None when it had been committed before.
+    """Commit a micro-batch; return its target's result, or None if it was already committed.
 
     Raises
     ------
     CommitRefused
-        And its kinds: when committing would lose or repeat rows. Nothing is visible then.
+        Or a subclass, when the commit would lose or repeat rows. Nothing is visible then.
     OffsetConflict
-        When the consumer does not stand where the micro-batch starts.
+        When the consumer is not at the start of the micro-batch.
     """
     published = database.run(lambda tx: _commit(tx, store_uuid, batch), idempotent=True)
     fields = {"sink": batch.sink.name, "app_id": batch.app_id, "batch": batch.batch_id, "rows": batch.rows}
-    told = (batch.batch_id, batch.app_id, batch.sink)
+    names = (batch.batch_id, batch.app_id, batch.sink)
     if published is None:
         logger.info(
-            "micro-batch %d of app %s was in %s already", *told, extra={"action": "batch_repeated", **fields}
+            "micro-batch %d of app %s was already committed to %s",
+            *names,
+            extra={"action": "batch_repeated", **fields},
         )
     else:
         logger.debug(
-            "micro-batch %d of app %s is in %s", *told, extra={"action": "batch_committed", **fields}
+            "micro-batch %d of app %s is committed to %s",
+            *names,
+            extra={"action": "batch_committed", **fields},
         )
     return published
 
@@ -57,7 +68,11 @@ def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None
         key=lambda source: source.identity,
     )
     # All commits lock in this order, before anything else.
-    locked = [(source, lock_consumer(tx, source)) for source in moved if source.store == store_uuid]
+    locked = [
+        (source, consumers.find_registration(tx, source.consumer or "", source.queue, lock=True))
+        for source in moved
+        if source.store == store_uuid
+    ]
     _refuse_rewound(tx, batch.key)
     before = ledger.enter(tx, batch.key, batch.ranges(), batch.rows, batch.logged)
     if before is not None:
@@ -67,10 +82,10 @@ def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None
     refuse_gap(tx, batch.key, new_sink=batch.new_sink)
     _check_tasks(tx, batch)
     for source, registration in locked:
-        move_consumer(tx, batch, source, registration)
+        _move_consumer(tx, batch, source, registration)
     for source in moved:
         if source.store != store_uuid:
-            move_mark(tx, batch, source)
+            _move_mark(tx, batch, source)
     published = batch.sink.publish(tx, batch)
     if batch.logged is not None:
         tx.run("forget_logged", sink=batch.key.sink, app_id=batch.app_id, batch_id=batch.batch_id - 1)
@@ -119,7 +134,7 @@ def note_batch(
     new_sink: bool,
     logged: str | None = None,
 ) -> None:
-    """Enter a micro-batch of a sink that may repeat rows, so that one that the sink has lost is noticed later.
+    """Record a micro-batch of a sink that may repeat rows, so that a lost one is noticed later.
 
     Raises
     ------
@@ -129,7 +144,7 @@ def note_batch(
 
     def work(tx: Transaction) -> None:
         if ledger.rewound(tx, key) is not None:
-            # An old copy of the checkpoint repeats rows, as it may, and the sink lacks none.
+            # An old copy of the checkpoint may repeat rows, and the sink lacks none.
             return
         if ledger.enter(tx, key, json.dumps([origin, []]), rows, logged) is None:
             refuse_gap(tx, key, new_sink=new_sink)
@@ -138,12 +153,12 @@ def note_batch(
     database.run(work, idempotent=True)
 
 
-def _same(batch: BatchCommit[Any], before: str) -> None:
+def _same(batch: BatchCommit[T], before: str) -> None:
     if batch.ranges() != before:
         raise CheckpointMismatch(
-            f"app {batch.app_id!r} has committed micro-batch {batch.batch_id} into {batch.sink} before, "
-            "with other input: the checkpoint is an old copy, or a new one under the appId of another. Use the newest "
-            "checkpoint; a new one needs a new appId (leave the option out to get one)",
+            f"app {batch.app_id!r} already committed micro-batch {batch.batch_id} to {batch.sink}, with other input: the checkpoint "
+            "is an old copy, or a new one with the appId of another. Use the newest checkpoint; a new one needs a new appId (leave "
+            "the option out to get one)",
             condition=OTHER_INPUT,
             app_id=batch.app_id,
             batch_id=batch.batch_id,
@@ -153,9 +168,9 @@ def _same(batch: BatchCommit[Any], before: str) -> None:
 
 
 def _settle(
-    tx: Transaction, batch: BatchCommit[Any], locked: Sequence[tuple[QueueOffset, Registration]]
+    tx: Transaction, batch: BatchCommit[T], locked: Sequence[tuple[QueueOffset, Registration]]
 ) -> None:
-    """A replay of what had been committed: what it staged goes, and its plan is done."""
+    """End a replay of a committed micro-batch: drop what it staged, and close its plan."""
     batch.sink.discard(tx, batch)
     for source, registration in locked:
         if registration.plan == plan_text(source):
@@ -174,15 +189,15 @@ def _refuse_rewound(tx: Transaction, key: LedgerKey) -> None:
         )
 
 
-def _check_tasks(tx: Transaction, batch: BatchCommit[Any]) -> None:
-    """What single tasks have appended before must be just what is committed now."""
+def _check_tasks(tx: Transaction, batch: BatchCommit[T]) -> None:
+    """Require that the tasks have appended exactly what is committed now."""
     appended = ledger.tasks(tx, batch.key)
     if appended == dict(batch.tasks or {}):
         return
     if batch.tasks is None:
         raise CommitRefused(
-            f"micro-batch {batch.batch_id} of app {batch.app_id!r} was begun with guarantee=idempotent, and rows of it "
-            f"are in {batch.sink} already: let a run with that guarantee finish it first",
+            f"micro-batch {batch.batch_id} of app {batch.app_id!r} was begun with guarantee=idempotent, and some of its rows are "
+            f"already in {batch.sink}: finish it with that guarantee first",
             app_id=batch.app_id,
             batch_id=batch.batch_id,
         )
@@ -191,9 +206,9 @@ def _check_tasks(tx: Transaction, batch: BatchCommit[Any]) -> None:
 
 def _unrepeatable(key: LedgerKey, before: object, now: object) -> CommitRefused:
     return CommitRefused(
-        f"micro-batch {key.batch_id} of app {key.app_id!r} was cut into other tasks, or gave other rows, when it was "
-        f"repeated (rows by task: {before} before, {now} now), so guarantee=idempotent cannot tell which of them are "
-        "there already: repeat it with the settings it was begun with, and use guarantee=exactly_once from then on",
+        f"micro-batch {key.batch_id} of app {key.app_id!r} had other tasks or other rows when it was repeated (rows by task: "
+        f"{before} before, {now} now), so guarantee=idempotent cannot tell which rows are already written: repeat it with "
+        "its original settings, and use guarantee=exactly_once from then on",
         app_id=key.app_id,
         batch_id=key.batch_id,
     )
@@ -209,7 +224,7 @@ def append_task(
     covers: str = "",
     new_sink: bool = False,
 ) -> partition_log.Appended | None:
-    """Append what one task has written; None when the task, or its micro-batch, did so before.
+    """Append the rows of one task; None when the task or its micro-batch already did.
 
     Parameters
     ----------
@@ -218,18 +233,18 @@ def append_task(
     origin
         The id of the checkpoint that the task's micro-batch belongs to.
     covers
-        What tells the micro-batch's input from any other; empty where the task cannot know it.
+        Identifies the micro-batch's input; empty if the task does not know it.
     new_sink
         As in :class:`BatchCommit`.
 
     Raises
     ------
     CheckpointMismatch
-        When another checkpoint, or a micro-batch of other input, has made the entry, or the sink lacks the micro-batch before.
+        When the entry is of another checkpoint or of other input, or the sink lacks the micro-batch before.
     CheckpointRewound
         When the ledger does not reach back so far.
     CommitRefused
-        When the task wrote another number of rows before, or the queue is not the one that the rows were placed for.
+        When the task wrote another number of rows before, or the queue has changed since the rows were placed.
     """
     rows = sum(segment.rows for segment in segments)
 
@@ -240,7 +255,7 @@ def append_task(
         catalog.require_unchanged(tx, sink)
         return appended
 
-    # Without a key it may repeat rows anyway.
+    # Without a key rows may be repeated anyway.
     return database.run(work, idempotent=True)
 
 
@@ -267,17 +282,147 @@ def _same_input(key: LedgerKey, written: str, origin: str, covers: str) -> None:
     before_origin, _, before_covers = written.partition(" ")
     if before_origin != origin:
         raise CheckpointMismatch(
-            f"app {key.app_id!r} has written micro-batch {key.batch_id} from another checkpoint before: a new "
-            "checkpoint needs a new appId (leave the option out to get one)",
+            f"app {key.app_id!r} already wrote micro-batch {key.batch_id} from another checkpoint: a new checkpoint needs a new "
+            "appId (leave the option out to get one)",
             app_id=key.app_id,
             batch_id=key.batch_id,
         )
     if covers and before_covers and before_covers != covers:
         raise CheckpointMismatch(
-            f"tasks of app {key.app_id!r} have written rows of micro-batch {key.batch_id} into {key.sink} before, when it had "
-            "other input: the checkpoint is an old copy, or its last entries were lost with the machine's power. Use the newest "
-            "checkpoint, or a new one with guarantee=exactly_once",
+            f"tasks of app {key.app_id!r} already wrote rows of micro-batch {key.batch_id} to {key.sink}, with other input: the "
+            "checkpoint is an old copy, or its last entries were lost in a power failure. Use the newest checkpoint, or a new one "
+            "with guarantee=exactly_once",
             condition=OTHER_INPUT,
             app_id=key.app_id,
             batch_id=key.batch_id,
         )
+
+
+def _move_consumer(
+    tx: Transaction, batch: BatchCommit[T], source: QueueOffset, registration: Registration
+) -> None:
+    """Move a consumer of this store from the start of a micro-batch to its end."""
+    source.require(source.store, registration.queue, registration.consumer, registration.generation)
+    if source.empty:
+        _require_there(tx, source, registration)
+        _bind(tx, batch, source, registration)
+        return
+    _require_planned(batch, source, registration)
+    _bind(tx, batch, source, registration)
+    for partition, (old, new) in enumerate(zip(source.start, source.end, strict=True)):
+        if old != new:
+            _advance(tx, source, registration, partition)
+    tx.run("close_plan", **registration.keys)
+
+
+def _advance(tx: Transaction, source: QueueOffset, registration: Registration, partition: int) -> None:
+    old, new = source.start[partition], source.end[partition]
+    try:
+        consumers.advance(tx, registration, partition, old, new, safe=False)
+    except OffsetConflict as conflict:
+        found = conflict.parameters["found"]
+        raise _moved(source, {partition: old}, {partition: found}) from None
+
+
+def _moved(source: QueueOffset, expected: dict[int, int], found: dict[int, int]) -> OffsetConflict:
+    return OffsetConflict(
+        f"consumer {source.consumer!r} on queue {source.queue!r} is at {found}, and this query's checkpoint at {expected}: another "
+        "program moved the consumer. Start the query with a new checkpoint, which resumes at the consumer's offset; to read the "
+        f"rows in between too, seek the consumer to {expected} first. Give each query and program a consumer of its own",
+        consumer=source.consumer,
+        queue=source.queue,
+        expected=expected,
+        found=found,
+    )
+
+
+def _require_planned(batch: BatchCommit[T], source: QueueOffset, registration: Registration) -> None:
+    planned = plan_text(source)
+    if not registration.plan_open or registration.plan != planned:
+        raise PlanMismatch(
+            f"micro-batch {batch.batch_id} of app {batch.app_id!r} is not what the owner of consumer {source.consumer!r} planned: "
+            "another query took the consumer over, or the checkpoint is a copy; run one query for each consumer",
+            consumer=source.consumer,
+            committed=planned,
+            planned=registration.plan,
+        )
+
+
+def _require_there(tx: Transaction, source: QueueOffset, registration: Registration) -> None:
+    """Check the offsets of a micro-batch without new rows, which has no plan."""
+    offsets = consumers.read_offsets(tx, registration)[0]
+    expected = pad(source.end, len(offsets))
+    if tuple(offsets) != expected:
+        raise _moved(source, dict(enumerate(expected)), dict(enumerate(offsets)))
+
+
+def _bind(tx: Transaction, batch: BatchCommit[T], source: QueueOffset, registration: Registration) -> None:
+    if registration.app_id == batch.app_id:
+        return
+    if registration.app_id is not None:
+        _refuse_bound(batch, source, registration.app_id)
+    tx.run("bind_app", app_id=batch.app_id, **registration.keys)
+
+
+def _refuse_bound(batch: BatchCommit[T], source: QueueOffset, app_id: str) -> None:
+    if batch.stateful and not batch.rebind:
+        raise ConsumerBound(
+            f"consumer {source.consumer!r} on queue {source.queue!r} belongs to the checkpoint of app {app_id!r}; a stateful query "
+            "with a new checkpoint would resume there without its state. Use that checkpoint, or seek the consumer and drop "
+            "the query's output, or set allowNewCheckpoint=true to start with empty state",
+            consumer=source.consumer,
+            bound=app_id,
+            app_id=batch.app_id,
+        )
+
+
+def _move_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset) -> None:
+    """Move this store's own mark for a consumer of another store; the consumer follows."""
+    # A digest, since index entries must not be long.
+    text = json.dumps([source.store, source.queue, source.consumer, batch.sink.ledger_name])
+    name = hashlib.sha256(text.encode()).hexdigest()
+    _fence_mark(tx, batch, source, name)
+    for bound in {row.app_id for row in tx.all("read_marks", source=name)} - {batch.app_id}:
+        _refuse_bound(batch, source, bound)
+    for partition, (old, new) in enumerate(zip(source.start, source.end, strict=True)):
+        if old == new:
+            continue
+        where = {"source": name, "partition": partition, "app_id": batch.app_id}
+        if not tx.run("insert_mark", next_index=new, **where) and not tx.run(
+            "advance_mark", old=old, new=new, **where
+        ):
+            raise _mark_conflict(tx, batch, source, name, partition)
+
+
+def _fence_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset, name: str) -> None:
+    """Refuse an older generation of the consumer than this store has committed."""
+    claim = {"source": name, "app_id": batch.app_id, "generation": source.generation}
+    if tx.run("lock_marked_source", **claim) or tx.run("insert_marked_source", **claim):
+        return
+    if tx.run("raise_marked_source", **claim):
+        # The marks start anew after a seek.
+        tx.run("delete_marks", source=name)
+        return
+    raise CheckpointMismatch(
+        f"consumer {source.consumer!r} on queue {source.queue!r} was moved by a seek, or registered again, and {batch.sink} has rows "
+        "from after that: start the query with a new checkpoint, which resumes at the consumer's offset",
+        condition="CHECKPOINT_MISMATCH.CONSUMER_MOVED",
+        consumer=source.consumer,
+        queue=source.queue,
+    )
+
+
+def _mark_conflict(
+    tx: Transaction, batch: BatchCommit[T], source: QueueOffset, name: str, partition: int
+) -> OffsetConflict:
+    mark = next(row.next_index for row in tx.all("read_marks", source=name) if row.partition == partition)
+    return OffsetConflict(
+        f"{batch.sink} already has the rows of consumer {source.consumer!r} on queue {source.queue!r}, "
+        f"partition {partition}, up to {mark}, and the micro-batch starts at {source.start[partition]}: "
+        f"seek the consumer to {{{partition}: {mark}}}",
+        consumer=source.consumer,
+        queue=source.queue,
+        partition=partition,
+        expected=source.start[partition],
+        found=mark,
+    )

@@ -18,9 +18,9 @@ from penstock.errors import InvalidInput, NotFound, StoreReadOnly, StoreUnavaila
 from penstock.store import forks, staging
 from penstock.store.database import Database, Transaction
 from penstock.store.forks import Forkable
-from penstock.store.log import compact, observed_ends
+from penstock.store.log import compact
 from penstock.store.log.partition_log import MERGE_FAN_IN
-from penstock.store.log.trim import retention_bound, trim
+from penstock.store.log.trim import end_is_due, retention_bound, trim
 from penstock.store.records import catalog, ledger_cleanup
 from penstock.store.records.catalog import QueueRecord, RetentionLimits
 from penstock.store.records.consumers import owner_name
@@ -223,8 +223,7 @@ def maintain_partitions(
         trimmable = [
             part.partition
             for part in parts
-            if retention_bound(tx, record, part, now) > part.first_index
-            or observed_ends.is_due(tx, record, part, now)
+            if retention_bound(tx, record, part, now) > part.first_index or end_is_due(tx, record, part, now)
         ]
         return record, trimmable, [part.partition for part in parts if part.segments >= MERGE_FAN_IN]
 

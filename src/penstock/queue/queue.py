@@ -153,7 +153,7 @@ class Queue:
                 return Appended({})
             try:
                 return self._append(record, segments, connection, around, idempotent)
-            except partition_log.QueueGrown:
+            except catalog.QueueGrown:
                 # Nothing was written: place the rows again.
                 self.refresh()
         raise StoreError(f"other programs keep adding partitions to queue {self.name!r}: try again")

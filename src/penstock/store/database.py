@@ -1,4 +1,4 @@
-"""For how long a transaction that failed is tried again."""
+"""The store's interface to a database: short transactions of named statements, retried where that is safe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from penstock.errors import (
     CommitOutcomeUnknown,
@@ -18,151 +18,131 @@ from penstock.errors import (
     StoreUnavailable,
     condition_of,
 )
-from penstock.store.pool import Pool
-from penstock.store.records.owners import OwnerLock
+from penstock.store import forks
+from penstock.store.forks import Forkable
+from penstock.store.pool import Connection, Pool
 from penstock.store.statements import statements
 from penstock.store.url import StoreUrl
-
-
-class Retries:
-    """The tries of one piece of work, whose pauses grow.
-
-    A store that is away is tried again for so many seconds after the first failure: what that try did before does not count, nor
-    does a time for which the process was stopped. Where a lock was not free only the waiting counts, so that work of minutes is
-    repeated too.
-
-    Parameters
-    ----------
-    away, locked
-        For how many seconds.
-    """
-
-    def __init__(self, away: float, locked: float) -> None:
-        self._away, self._locked = away, locked
-        self._pause = 0.02
-        self._deadline: float | None = None
-        self._began = time.monotonic()
-        self.waited = 0.0
-        """Seconds of waiting for locks."""
-
-    def begin(self) -> None:
-        """A try begins."""
-        self._began = time.monotonic()
-
-    def left(self, error: Exception) -> bool:
-        """Whether there is time for another try after this error."""
-        now = time.monotonic()
-        if isinstance(error, StoreLocked):
-            # Where several wait, each waits first for its place at the head of the line, and then for the lock.
-            self.waited += min(now - self._began, 2 * error.parameters.get("seconds", self._locked))
-            left = self.waited + self._pause < self._locked * 0.99
-            self.waited += self._pause
-            return left
-        if self._deadline is None:
-            self._deadline = now + self._away
-        return now + self._pause <= self._deadline
-
-    def rest(self) -> None:
-        """Pause before the next try."""
-        time.sleep(self._pause * (0.5 + random.random()))
-        self._pause = min(self._pause * 2, 2.0)
-
-
-# ---- database: What the store asks of a database: short transactions of named statements, retried where that is safe.
 
 log = logging.getLogger("penstock.store")
 
 T = TypeVar("T")
 RETRY_SECONDS = 20.0
-"""For how long a store that is away is tried again."""
+"""For how many seconds an unavailable store is tried again."""
 AHEAD = 60_000_000
-"""What is dated by more microseconds ahead of the clock was written under a clock that was wrong, or is read under one; clocks differ
-a little."""
+"""Microseconds by which clocks may differ; a later time was written or is read under a wrong clock."""
+
+
+class Row(Protocol):
+    """A row of a statement: a named tuple of its columns."""
+
+    def __getattr__(self, name: str, /) -> Any: ...
+
+
+class OwnerLock(Forkable, ABC):
+    """A lock with one holder among all processes that use the store; the holder's death releases it."""
+
+    def __init__(self) -> None:
+        forks.watch(self)
+
+    @abstractmethod
+    def acquire(self) -> bool:
+        """Take the lock if nobody holds it; True when this object holds it now."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give the lock back; does nothing when it is not held."""
+
+    @abstractmethod
+    def held_elsewhere(self) -> bool:
+        """Whether somebody else holds the lock."""
+
+    @abstractmethod
+    def after_fork_in_child(self) -> None:
+        """Forget, in a child, what its parent's death must release."""
 
 
 class Transaction(ABC):
-    """One transaction, given by :meth:`Database.transaction`; rows come as named tuples."""
+    """One transaction of a :class:`Database`."""
 
     dialect: str
     merges = False
-    """Whether it has SQL's MERGE."""
+    """Whether the database has the SQL statement MERGE."""
 
     def __init__(self, schema: str, *, write: bool) -> None:
         self.schema = schema
         self.write = write
-        """False where it only reads: then it takes no locks either."""
+        """False if it only reads; then it takes no locks."""
         self.channels: set[str] = set()
-        """Where somebody waits for what this transaction has appended."""
+        """The channels to notify after the commit."""
         self._statements = statements(self.dialect, schema)
 
     @abstractmethod
-    def run(self, name: str, /, **parameters: Any) -> int:
-        """Execute a statement; the number of rows it touched."""
+    def run(self, name: str, /, **parameters: object) -> int:
+        """Execute a named statement; the number of rows it touched."""
 
     @abstractmethod
-    def all(self, name: str, /, **parameters: Any) -> list[Any]:
-        """The rows of a statement."""
+    def all(self, name: str, /, **parameters: object) -> list[Row]:
+        """The rows of a named statement."""
+
+    def one(self, name: str, /, **parameters: object) -> Any:
+        """The first row of a named statement, or None."""
+        rows = self.all(name, **parameters)
+        return rows[0] if rows else None
 
     @abstractmethod
-    def page(self, *, max_bytes: int, **parameters: Any) -> list[Any]:
-        """The segments of ``read_page`` with their payloads, until these have ``max_bytes`` or more; one at the least."""
+    def page(self, *, max_bytes: int, **parameters: object) -> list[Row]:
+        """The segments of ``read_page`` with their payloads, until these have ``max_bytes``; one at least."""
 
     @abstractmethod
-    def many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Execute a statement once for each mapping; rows that are made as they are sent come as an iterator."""
+    def many(self, name: str, rows: Iterable[Mapping[str, object]]) -> None:
+        """Execute a named statement for each mapping; rows that are made while they are sent come as an iterator."""
 
-    def close(self) -> None:  # noqa: B027 - most have nothing
-        """Give up what is held of the connection beside the transaction itself, which its owner ends."""
+    def close(self) -> None:  # noqa: B027 - most have nothing to close
+        """Close what belongs to the transaction; its owner commits or rolls back."""
 
     @abstractmethod
     def execute(self, text: str) -> None:
-        """Execute SQL that is not named: migrations, and what is about tables of users."""
+        """Execute SQL text, such as the creation of tables."""
 
     @abstractmethod
     def change(self, text: str) -> int:
-        """Execute SQL that is not named and has no parameters; the number of rows it touched."""
+        """Execute SQL text about users' tables, without parameters; the number of rows it touched."""
 
     @abstractmethod
-    def query(self, text: str, /, **parameters: Any) -> list[Any]:
-        """The rows of SQL that is not named, as tuples.
-
-        Where it has parameters, it has no names of users in it: those could look like one.
-        """
+    def query(self, text: str, /, **parameters: object) -> list[tuple[Any, ...]]:
+        """The rows of SQL text. Text with parameters must not contain users' names, which could look like parameters."""
 
     def home_schema(self) -> str | None:
-        """The schema of a user's table whose name is not qualified; None where there is none."""
+        """The schema of a user's table whose name is not qualified, if there is one."""
         return None
 
     @abstractmethod
     def load(self, text: str, data: Iterable[Any]) -> None:
-        """Send rows in bulk: buffers for the ``copy … from stdin`` of PostgreSQL, rows for the ``insert`` of SQLite."""
+        """Send rows in bulk: buffers for PostgreSQL's ``copy … from stdin``, rows for SQLite's ``insert``."""
 
     @abstractmethod
     def now(self) -> int:
-        """Microseconds since 1970, by the clock of the database where it has one."""
+        """Microseconds since 1970, by the database's clock if it has one."""
 
     @abstractmethod
     def stamp(self) -> int | None:
-        """The time for a row that is written now; None where the statement puts in the database's clock."""
+        """The time of a row that is written now; None if the statement reads the database's clock."""
 
     @abstractmethod
     def owner_alive(self, name: str) -> bool:
-        """Whether anybody holds the owner lock of that name; looks without touching it."""
+        """Whether anybody holds the owner lock of that name, without touching it."""
 
     def owners_alive(self, names: Iterable[str]) -> set[str]:
-        """Those of the owner locks that somebody holds."""
+        """The owner locks among ``names`` that somebody holds."""
         return {name for name in names if self.owner_alive(name)}
 
     def notify(self, channel: str) -> None:
-        """Wake those who listen to a channel as soon as this transaction is committed."""
+        """Wake the listeners of a channel after this transaction is committed."""
         self.channels.add(channel)
 
-    def one(self, name: str, /, **parameters: Any) -> Any:
-        """The first row of a statement, or None."""
-        rows = self.all(name, **parameters)
-        return rows[0] if rows else None
-
     def text(self, name: str) -> str:
+        """The SQL text of a named statement."""
         return self._statements[name]
 
 
@@ -174,31 +154,31 @@ class Database(ABC):
     def __init__(self, url: StoreUrl) -> None:
         self.url = url
         self.may_create = False
-        """Whether connecting may make the database's file."""
+        """Whether connecting may create the database's file."""
         self.uuid: str | None = None
         """The store's identity, once it is known."""
         self._pool = Pool(self.connected, self.disconnect, str(url))
 
-    # What a dialect provides.
+    # What a dialect implements.
 
     @abstractmethod
     def exists(self) -> bool:
-        """Whether there is anything to connect to, as far as can be told without connecting."""
+        """Whether there is something to connect to; True if that is not known without connecting."""
 
     @abstractmethod
-    def _connect(self) -> Any: ...
+    def _connect(self) -> Connection: ...
 
     @abstractmethod
-    def disconnect(self, connection: Any) -> None: ...
+    def disconnect(self, connection: Connection) -> None: ...
 
     @abstractmethod
-    def _begin(self, connection: Any, *, write: bool) -> Transaction: ...
+    def _begin(self, connection: Connection, *, write: bool) -> Transaction: ...
 
     @abstractmethod
-    def _commit(self, connection: Any) -> None: ...
+    def _commit(self, connection: Connection) -> None: ...
 
     @abstractmethod
-    def _rollback(self, connection: Any) -> None: ...
+    def _rollback(self, connection: Connection) -> None: ...
 
     @abstractmethod
     def _translated(self, error: Exception) -> PenstockError | None:
@@ -206,40 +186,32 @@ class Database(ABC):
 
     @abstractmethod
     def _commit_error(self, error: PenstockError) -> PenstockError:
-        """What it means that a commit failed with that error."""
+        """The error to raise when a commit failed with ``error``."""
 
-    def _notified(self, connection: Any, channels: Iterable[str]) -> bool:
-        """Wake those who listen, after a commit; False when the connection is of no use any more."""
+    def _notified(self, connection: Connection, channels: Iterable[str]) -> bool:
+        """Wake listeners after a commit; False when the connection is no longer usable."""
         return True
 
     def tidy(self) -> None:  # noqa: B027 - there may be nothing to do
-        """Do what a commit would have to do now and then otherwise; for a thread that nobody waits for."""
+        """Do work that commits would otherwise do from time to time; for a background thread."""
 
     @abstractmethod
     def owner_lock(self, name: str) -> OwnerLock:
         """A lock that this process holds until it releases it or dies."""
 
     @abstractmethod
-    def _borrowed(self, connection: Any) -> AbstractContextManager[Transaction]: ...
-
-    # What they share.
-
-    def borrowed(self, connection: Any) -> AbstractContextManager[Transaction]:
+    def borrowed(self, connection: Connection) -> AbstractContextManager[Transaction]:
         """A part of a transaction on the caller's own connection, which the caller commits.
 
-        All of the block takes effect or, when it raises, none of it; the caller's transaction goes on.
+        The whole block takes effect or, when it raises, nothing of it; the caller's transaction continues.
 
         Raises
         ------
         InvalidInput
             When the connection is another driver's, leads elsewhere, or commits each statement by itself.
         """
-        return self._translating_block(self._borrowed(connection))
 
-    @contextmanager
-    def _translating_block(self, block: AbstractContextManager[Transaction]) -> Iterator[Transaction]:
-        with self.translating(), block as transaction:
-            yield transaction
+    # What all dialects share.
 
     @contextmanager
     def transaction(self, *, write: bool = True) -> Iterator[Transaction]:
@@ -261,7 +233,7 @@ class Database(ABC):
                     yield transaction
             except BaseException as error:
                 undone = self._undone(connection)
-                # After an error of the database's, or an interrupt, nobody knows what the connection is up to.
+                # After a database error or an interrupt the state of the connection is unknown.
                 lease.sound = undone and isinstance(error, Exception) and not isinstance(error, StoreError)
                 raise
             try:
@@ -272,7 +244,7 @@ class Database(ABC):
                 raise self._commit_error(error) from error.__cause__
             lease.sound = not transaction.channels or self._notified(connection, transaction.channels)
 
-    def _undone(self, connection: Any) -> bool:
+    def _undone(self, connection: Connection) -> bool:
         try:
             self._rollback(connection)
         except Exception as error:
@@ -294,13 +266,13 @@ class Database(ABC):
         Parameters
         ----------
         work
-            Gets the transaction; may be called several times, only the last of which is committed.
+            Takes the transaction; may be called several times, only the last of which is committed.
         write
             False for work that only reads.
         idempotent
             Whether the work may also be repeated when it is unknown whether its commit happened.
         patience
-            For how many seconds to try again while the database does not answer; 20 by default. With 0 a lock that is not
+            For how many seconds to try again while the database does not answer; 20 by default. With 0, a lock that is not
             free is not waited for a second time either.
         """
 
@@ -311,8 +283,8 @@ class Database(ABC):
         return self.retried(once, idempotent=idempotent or not write, patience=patience)
 
     def retried(self, once: Callable[[], T], *, idempotent: bool = True, patience: float | None = None) -> T:
-        """Call ``once``, and again with back-off while the database is unavailable; the rest as in :meth:`run`."""
-        retries = Retries(RETRY_SECONDS if patience is None else patience, self._lock_wait(patience))
+        """Call ``once``, and again with back-off while the database is unavailable; as :meth:`run`."""
+        retries = _Retries(RETRY_SECONDS if patience is None else patience, self._lock_wait(patience))
         while True:
             try:
                 with self._waiting_again(retries.waited) if retries.waited else nullcontext():
@@ -334,14 +306,14 @@ class Database(ABC):
         return RETRY_SECONDS if patience is None else patience
 
     def _waiting_again(self, waited: float) -> AbstractContextManager[None]:
-        """A block in which a transaction is tried again that has waited so many seconds for a lock: its error says who has it."""
+        """A block that tries a transaction again after ``waited`` seconds of waiting for a lock."""
         return nullcontext()
 
     def close(self) -> None:
-        """Close the idle connections; those in use are closed when they come back."""
+        """Close the idle connections; those in use are closed when they are returned."""
         self._pool.close()
 
-    def connected(self) -> Any:
+    def connected(self) -> Connection:
         """A new connection; the caller closes it with :meth:`disconnect`."""
         with self.translating():
             return self._connect()
@@ -358,3 +330,40 @@ class Database(ABC):
             if translated is None:
                 raise
             raise translated from error
+
+
+class _Retries:
+    """The tries of one piece of work, with growing pauses.
+
+    An unavailable store is tried again for ``away`` seconds after the first failure: what that try did before does not count, nor does
+    time for which the process was suspended. For a lock only the waiting counts (``locked`` seconds), so that work of minutes is
+    repeated too.
+    """
+
+    def __init__(self, away: float, locked: float) -> None:
+        self._away, self._locked = away, locked
+        self._pause = 0.02
+        self._deadline: float | None = None
+        self._began = time.monotonic()
+        self.waited = 0.0
+        """Seconds spent waiting for locks."""
+
+    def begin(self) -> None:
+        self._began = time.monotonic()
+
+    def left(self, error: Exception) -> bool:
+        """Whether there is time for another try after this error."""
+        now = time.monotonic()
+        if isinstance(error, StoreLocked):
+            # Several waiters each wait twice: for the head of the line, and then for the lock.
+            self.waited += min(now - self._began, 2 * error.parameters.get("seconds", self._locked))
+            left = self.waited + self._pause < self._locked * 0.99
+            self.waited += self._pause
+            return left
+        if self._deadline is None:
+            self._deadline = now + self._away
+        return now + self._pause <= self._deadline
+
+    def rest(self) -> None:
+        time.sleep(self._pause * (0.5 + random.random()))
+        self._pause = min(self._pause * 2, 2.0)

@@ -1,34 +1,33 @@
-"""What must not cross a fork: connections, locks and threads belong to the process that made them.
+"""Keep connections, locks and threads out of forked child processes.
 
-A child that goes on with its parent's SQLite connection loses the file locks that the connection believes it has, and one
-that closes its parent's PostgreSQL connection ends the parent's session. And a child whose parent was in the middle of a call
-into SQLite in another thread waits for ever for a lock that this call holds. So a fork waits for the transactions in hand, pools
-are emptied before it, and the child begins with nothing.
+A child that uses its parent's SQLite connection loses the file locks that the connection believes it has, and one that closes its
+parent's PostgreSQL connection ends the parent's session. A child whose parent was in the middle of a call into SQLite in another thread
+waits for ever for a lock that this call holds. So a fork waits for running transactions, pools are emptied before it, and the child
+begins with nothing.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from typing import Any
 from weakref import WeakSet
 
 
 class Forkable:
-    """Something that holds what a child process must not inherit."""
+    """An object that holds what a child process must not inherit."""
 
     def before_fork(self) -> None:
-        """Let go, in the parent, of what can be made again."""
+        """Release, in the parent, what can be made again."""
 
     def after_fork_in_parent(self) -> None:
-        """Go on in the parent."""
+        """Resume in the parent."""
 
     def after_fork_in_child(self) -> None:
         """Forget, in the child, what belongs to the parent."""
 
 
 class Guard(Forkable):
-    """A lock that a child finds free, whoever held it in the parent."""
+    """A lock that is free in a child, whoever held it in the parent."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,27 +43,33 @@ class Guard(Forkable):
         self._lock = threading.Lock()
 
 
-_known: WeakSet[Any] = WeakSet()
+_known: WeakSet[Forkable] = WeakSet()
+_kept: list[object] = []
 _guard = threading.Lock()
 _forking = threading.Lock()
 
 
 def watch(thing: Forkable) -> None:
-    """Tell ``thing`` of forks for as long as it lives."""
+    """Call the methods of ``thing`` at forks, for as long as it lives."""
     with _guard:
         _known.add(thing)
 
 
+def keep(inherited: object) -> None:
+    """Keep what belongs to the parent from being closed or collected in this child."""
+    _kept.append(inherited)
+
+
 def _before() -> None:
     _forking.acquire()
-    ready: list[Any] = []
+    ready: list[Forkable] = []
     while True:
         _guard.acquire()
         new = [thing for thing in _known if all(thing is not other for other in ready)]
         if not new:
-            # Nobody else can be told of forks until this one has happened.
+            # No object can be added until this fork has happened.
             return
-        # A thread that is waited for may have to tell of something new first.
+        # A thread that a fork waits for may have to add an object first.
         _guard.release()
         for thing in new:
             thing.before_fork()
@@ -72,9 +77,9 @@ def _before() -> None:
 
 
 def _after_in_parent() -> None:
-    there = list(_known)
+    known = list(_known)
     _guard.release()
-    for thing in there:
+    for thing in known:
         thing.after_fork_in_parent()
     _forking.release()
 

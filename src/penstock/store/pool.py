@@ -8,40 +8,34 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from penstock.errors import StoreError
 from penstock.store import forks
 from penstock.store.forks import Forkable
 
+Connection: TypeAlias = Any
+"""A connection of the database's driver; each dialect has a type of its own."""
 SIZE = 16
 FORK_SECONDS = 5.0
-"""How long a fork waits for transactions of other threads."""
-
-_inherited: list[list[Any]] = []
+"""For how many seconds a fork waits for transactions of other threads."""
 
 
 @dataclass
 class Lease:
-    """A connection that one thread has for the time of a transaction."""
+    """A connection that one thread uses for one transaction."""
 
-    connection: Any
+    connection: Connection
     sound: bool = False
     """Whether the connection may be used again."""
 
 
 class Pool(Forkable):
-    """Connections that are made when they are needed and kept for the next transaction.
+    """Connections that are made when needed and kept for the next transaction; ``name`` is the store's, for messages."""
 
-    Parameters
-    ----------
-    connect, disconnect
-        Make and close a connection.
-    name
-        What the pool leads to, for messages.
-    """
-
-    def __init__(self, connect: Callable[[], Any], disconnect: Callable[[Any], None], name: str) -> None:
+    def __init__(
+        self, connect: Callable[[], Connection], disconnect: Callable[[Connection], None], name: str
+    ) -> None:
         self._connect = connect
         self._disconnect = disconnect
         self._name = name
@@ -50,8 +44,8 @@ class Pool(Forkable):
         forks.watch(self)
 
     def _reset(self) -> None:
-        self._idle: list[Any] = []
-        # For a store that is forgotten rather than closed, and at the program's end.
+        self._idle: list[Connection] = []
+        # For a store that is never closed, and at the program's end.
         self._finalizer = weakref.finalize(self, _close_all, self._idle)
         self._guard = threading.Lock()
         self._slots = threading.BoundedSemaphore(SIZE)
@@ -61,14 +55,14 @@ class Pool(Forkable):
 
     @contextmanager
     def lease(self) -> Iterator[Lease]:
-        """A connection of one's own; it comes back to the pool if the lease is marked as sound.
+        """A connection for the block; it returns to the pool if the lease is marked as sound.
 
         Raises
         ------
         StoreError
             When the pool has been closed.
         """
-        # Slots go to whoever comes first: a thread that takes one after the other would keep a fork waiting.
+        # A thread that takes one slot after the other would keep a fork waiting.
         self._open.wait()
         with self._slots:
             lease = Lease(self._checkout())
@@ -77,7 +71,7 @@ class Pool(Forkable):
             finally:
                 self._checkin(lease)
 
-    def _checkout(self) -> Any:
+    def _checkout(self) -> Connection:
         with self._guard:
             if self._closed:
                 raise StoreError(
@@ -94,7 +88,7 @@ class Pool(Forkable):
                 return
         self._disconnect(lease.connection)
         if not lease.sound:
-            # Where one connection broke, those that wait are broken too as a rule: a server that went away took them all.
+            # The idle ones are usually broken too: a server that went away took them all.
             self._drain()
 
     def _drain(self) -> None:
@@ -105,14 +99,14 @@ class Pool(Forkable):
             self._disconnect(connection)
 
     def close(self) -> None:
-        """Close the idle connections; those in use are closed when they come back."""
+        """Close the idle connections; those in use are closed when they are returned."""
         with self._guard:
             self._closed = True
         with self._slots:
             self._drain()
 
     def before_fork(self) -> None:
-        """Wait until no connection is in use, but not for one that does not come back: it may be the forking thread's own."""
+        """Wait until no connection is in use, but not for ever: one may be the forking thread's own."""
         self._open.clear()
         deadline = time.monotonic() + FORK_SECONDS
         while self._halted < SIZE and self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -126,12 +120,12 @@ class Pool(Forkable):
         self._open.set()
 
     def after_fork_in_child(self) -> None:
-        # What a thread has given back since is the parent's, and neither closed nor collected here.
+        # Connections that were returned since belong to the parent.
         self._finalizer.detach()
-        _inherited.append(self._idle)
+        forks.keep(self._idle)
         self._reset()
 
 
-def _close_all(connections: list[Any]) -> None:
+def _close_all(connections: list[Connection]) -> None:
     for connection in connections:
         connection.close()

@@ -1,21 +1,15 @@
-"""Segments that a task has written and that nobody sees until the micro-batch is committed."""
+"""Staging: segments that a task has written and that no reader sees until the micro-batch is committed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock.errors import CommitRefused
-from penstock.store.database import Database, Transaction
-from penstock.store.log.partition_log import (
-    Appended,
-    Segment,
-    allocate_payloads,
-    place,
-    publish,
-    store_payloads,
-)
+from penstock.store.database import Database, Row, Transaction
+from penstock.store.log.partition_log import Appended, Stored, publish, store_payloads
+from penstock.store.log.segmenting import Segment
 from penstock.store.postgres import staging_relations
 from penstock.store.records.catalog import QueueRecord, require_unchanged
 from penstock.store.records.consumers import list_registrations
@@ -24,7 +18,7 @@ _FAR_AHEAD = 86_400_000_000
 
 
 class Place(Protocol):
-    """What rows are staged for: a queue, or whatever has a number that no queue has."""
+    """The destination of staged rows: a queue, or something else with a number that no queue has."""
 
     @property
     def queue_id(self) -> int: ...
@@ -38,7 +32,7 @@ class Attempt:
     batch_id: int
     task: int
     attempt: str
-    """Unique for each try, so that a retried or speculative twin cannot be mistaken for it."""
+    """Unique for each try, so that a retry or a speculative twin is a different attempt."""
 
 
 def stage_segments(
@@ -50,12 +44,17 @@ def stage_segments(
 
 
 def stage(tx: Transaction, place: Place, attempt: Attempt, segments: Sequence[Segment], ordinal: int) -> None:
-    """Write segments invisibly; ``ordinal`` is the number of the first one inside the attempt.
+    """Write segments of an attempt; ``ordinal`` is the number of the first one.
 
-    It may be repeated: what an earlier call has written from that number on makes way.
+    It may be repeated: the segments of an earlier call with that number or a higher one are replaced.
     """
-    key = {"app_id": attempt.app_id, "batch_id": attempt.batch_id, "attempt": attempt.attempt}
-    before = tx.all("delete_staged_from", ordinal=ordinal, **key)
+    before = tx.all(
+        "delete_staged_from",
+        app_id=attempt.app_id,
+        batch_id=attempt.batch_id,
+        attempt=attempt.attempt,
+        ordinal=ordinal,
+    )
     drop_payloads(tx, [row.payload_id for row in before])
     ids = store_payloads(tx, segments)
     now = tx.now()
@@ -93,16 +92,15 @@ def promote(
     Raises
     ------
     CommitRefused
-        When what an attempt staged is not all there any more, or the rows would go to partitions where they do not
-        belong by now.
+        When some of the staged segments are gone, or the rows no longer belong to the partitions that they were placed in.
     """
     staged = take(tx, queue, app_id, batch_id)
     rows = [row for row in staged if row.batch_id == batch_id and row.attempt in attempts]
     if len(rows) != sum(attempts.values()):
         raise CommitRefused(
-            f"{app_id!r} staged {sum(attempts.values())} segments for its batch {batch_id} and {len(rows)} are left: they were "
-            "swept, as too old; nothing of the batch is visible. Restart the query, it repeats the micro-batch; a batch "
-            "write is to be run again",
+            f"{app_id!r} staged {sum(attempts.values())} segments for its batch {batch_id}, and {len(rows)} are left: maintenance "
+            "removed the others as too old. Nothing of the batch is visible. Restart the query, which repeats the micro-batch, or run "
+            "the batch write again",
             batch_id=batch_id,
         )
     kept = {row.payload_id for row in rows}
@@ -111,15 +109,14 @@ def promote(
         require_unchanged(tx, queue)
         return Appended({})
     rows.sort(key=lambda row: (row.partition, row.task, row.attempt, row.ordinal))
-    places = place(tx, queue, [(row.partition, row.row_count, row.bytes) for row in rows])
-    # The id is taken under the partitions' locks, so that append ids ascend inside each partition.
-    appended = publish(tx, queue, places, [row.payload_id for row in rows], allocate_payloads(tx, 1)[0])
+    stored = [Stored(row.partition, row.row_count, row.bytes, row.payload_id) for row in rows]
+    appended = publish(tx, queue, stored)
     require_unchanged(tx, queue)
     return appended
 
 
-def take(tx: Transaction, place: Place, app_id: str, batch_id: int) -> list[Any]:
-    """Forget what an app staged for micro-batches up to ``batch_id``; the payloads are the caller's now."""
+def take(tx: Transaction, place: Place, app_id: str, batch_id: int) -> list[Row]:
+    """Delete what an app staged for micro-batches up to ``batch_id``, except for the payloads, which are the caller's now."""
     return tx.all("delete_staged_batch", app_id=app_id, queue_id=place.queue_id, batch_id=batch_id)
 
 
@@ -133,18 +130,17 @@ def drop_payloads(tx: Transaction, payload_ids: Sequence[int]) -> None:
 
 
 def sweep(database: Database, store_uuid: str, *, older_than: int) -> int:
-    """Drop what was staged more than ``older_than`` microseconds ago, but not that of running queries; the number of segments,
-    and of relations, that went.
+    """Drop what was staged more than ``older_than`` microseconds ago, except by running queries; the number of segments and relations.
 
-    A query is known to run by the consumer that it owns. Without one its micro-batch in hand loses its staging to a sweep,
-    is refused when it commits, and repeated.
+    A query is known to run by the consumer that it owns. The micro-batch in flight of a query without one loses its staged rows, is
+    refused when it commits, and is repeated.
     """
 
     def work(tx: Transaction) -> int:
         now = tx.now()
-        # A database's integers end where those of a timedelta go on.
+        # A timedelta may exceed a database's integers.
         before = min(max(now - older_than, 0), 2**62)
-        # What was staged under a clock that was far ahead would not be old for as long.
+        # What was staged under a clock that was far ahead would not become old for long.
         ahead = now + _FAR_AHEAD
         aged = [each for each in staging_relations.listed(tx) if not before <= each.created_at <= ahead]
         old = {row.app_id for row in tx.all("staged_apps") if not before <= row.oldest <= ahead}
@@ -165,7 +161,7 @@ def sweep(database: Database, store_uuid: str, *, older_than: int) -> int:
 
 
 def _running(tx: Transaction, store_uuid: str) -> set[str]:
-    """The apps that own a consumer now."""
+    """The apps that own a consumer."""
     return {
         each.app_id
         for each in list_registrations(tx)

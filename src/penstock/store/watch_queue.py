@@ -1,4 +1,4 @@
-"""The watch of a queue, for the kind of database that holds it."""
+"""Watch a queue of either database: the two watches know their databases, so no database can offer this itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.store.watching import Watch
 
 
 def watch(database: Database, queue: QueueRecord, partitions: Collection[int] | None = None) -> Watch:
-    """Watch a queue for rows that anybody appends; close it after use.
+    """Watch a queue for rows that any process appends; close the watch after use.
 
     Parameters
     ----------

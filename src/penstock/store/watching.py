@@ -1,4 +1,4 @@
-"""Waiting until a queue has more rows, together with other file descriptors, without asking all the time."""
+"""Wait until a queue has more rows, or another file descriptor is ready, without polling."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ _ALL = (0, 2**31)
 
 @dataclass(frozen=True)
 class Wake:
-    """Why a wait has ended; false when its time was over."""
+    """Why a wait has ended; false after a timeout."""
 
     ends: dict[int, int]
-    """Of each partition with rows at or behind the position that was given: the row index behind its newest row."""
+    """The end of each partition that has rows at or after the position."""
     ready: tuple[Any, ...]
-    """What of the other files can be read, was closed, or is broken."""
+    """The other files that can be read, were closed, or are broken."""
 
     def __bool__(self) -> bool:
         return bool(self.ends or self.ready)
 
 
 class Watch(Forkable, ABC):
-    """Knows soon of rows that any process has appended to a queue.
+    """Notices soon when any process has appended rows to a queue.
 
     One thread uses it at a time. It has a connection of its own, and after a fork it belongs to the parent alone.
 
     Parameters
     ----------
+    partitions
+        The partitions to look at; all when None.
     connect
         Makes a connection that nothing else uses.
     translating
         Turns the errors of the database's driver into the store's.
-    partitions
-        The partitions to look at; all when None.
     """
 
     def __init__(
@@ -69,35 +69,35 @@ class Watch(Forkable, ABC):
         self._ends: dict[int, int] = {}
         self._total = queue.partitions
         self._due = 0.0
-        """When to look again, whatever is heard until then; by the monotonic clock."""
+        """When to look again even if nothing wakes the watch, by the monotonic clock."""
         forks.watch(self)
 
     @property
     def partitions(self) -> int:
-        """How many partitions the queue had when it was last looked at."""
+        """The number of the queue's partitions at the last look."""
         return self._total
 
     def wait(self, positions: Mapping[int, int], timeout: float, also: Sequence[Any] = ()) -> Wake:
-        """Wait for rows, for one of ``also``, or until the time is over.
+        """Wait for rows, for one of ``also``, or until the timeout.
 
-        It returns at once when rows are there already, and never because of other queues or of rows before the positions.
-        A store that does not answer is waited for.
+        It returns at once if there are rows, and never for other queues or for rows before the positions. A store that does not
+        answer is waited for.
 
         Parameters
         ----------
         positions
-            For each partition the first row index that the caller has not read.
+            The first row index that the caller has not read, by partition.
         timeout
-            Seconds; with 0 it only looks. While the server of a store is away it may take as long as a connection.
+            Seconds; with 0 it only looks. While the server is away a look may take as long as connecting.
         also
-            File descriptors, or objects that have one, such as sockets.
+            File descriptors, or objects with one, such as sockets.
 
         Raises
         ------
         QueueNotFound, PartitionNotFound
             When the queue was dropped, or has no such partition.
         StoreError
-            When the watch was closed, or the store is gone or damaged.
+            When the watch was closed, or the store was removed or is damaged.
         """
         if self._closed:
             raise self._ended()
@@ -113,7 +113,7 @@ class Watch(Forkable, ABC):
                 return Wake(ahead, ready)
 
     def _ended(self) -> StoreError:
-        return StoreError(f"the watch of queue {self._queue.name!r} has been closed: make another one")
+        return StoreError(f"the watch of queue {self._queue.name!r} has been closed: create another one")
 
     def _ahead(self, positions: Mapping[int, int]) -> dict[int, int]:
         ends = self._ends
@@ -127,8 +127,8 @@ class Watch(Forkable, ABC):
         files = {each if isinstance(each, int) else each.fileno(): each for each in also}
         for file in files:
             poller.register(file, select.POLLIN)
-        found = [file for file, _ in poller.poll(seconds * 1000)]
-        return not set(own).isdisjoint(found), tuple(files[file] for file in found if file in files)
+        ready = [file for file, _ in poller.poll(seconds * 1000)]
+        return not set(own).isdisjoint(ready), tuple(files[file] for file in ready if file in files)
 
     def _look(self, heard: bool) -> None:
         with self._guard:
@@ -146,7 +146,7 @@ class Watch(Forkable, ABC):
             self._due = time.monotonic() + self._pause(changed)
 
     def _take(self, rows: Sequence[tuple[int, int, int]]) -> bool:
-        """Take note of where the partitions end; whether one has more rows."""
+        """Note where the partitions end; whether that has changed."""
         if not rows:
             raise self._missing()
         before, self._total = self._ends, rows[0][2]
@@ -177,24 +177,22 @@ class Watch(Forkable, ABC):
                 extra={"action": "watch_back", "queue": self._queue.name},
             )
 
-    # What a dialect provides.
+    # What a dialect implements.
 
     @abstractmethod
     def _descriptors(self) -> Sequence[int]:
-        """Files that can be read when something may have been appended."""
+        """Files that can be read when rows may have been appended."""
 
     @abstractmethod
     def _read(self, heard: bool) -> list[tuple[int, int, int]] | None:
-        """Partition, end and number of partitions, for each partition; None when nothing has changed."""
+        """Partition, end and number of partitions, for each partition; None if nothing has changed."""
 
     @abstractmethod
     def _pause(self, changed: bool) -> float:
-        """For how many seconds not to look again unless something is heard; ``changed`` when there were more rows."""
+        """Seconds until the next look unless something wakes the watch; ``changed`` if there were more rows."""
 
     @abstractmethod
     def _disconnect(self) -> None: ...
-
-    # Its end, and forks.
 
     def __enter__(self) -> Watch:
         return self
@@ -203,7 +201,7 @@ class Watch(Forkable, ABC):
         self.close()
 
     def close(self) -> None:
-        """Give up the connection; harmless when it was done before."""
+        """Close the connection; does nothing the second time."""
         with self._guard:
             self._closed = True
             self._disconnect()

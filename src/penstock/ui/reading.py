@@ -97,7 +97,7 @@ def _look(tx: Transaction, database: Database, since: int) -> Seen:
         registrations=registrations,
         positions=tx.all("all_positions"),
         owned=_owned(tx, store.uuid, registrations),
-        queries=queries.told_queries(tx),
+        queries=queries.reported_queries(tx),
         progress=queries.progress_since(tx, since),
         commits=tx.all("newest_commits", most=COMMITS),
     )

@@ -91,7 +91,7 @@ def test_a_query_that_fails_is_said_first_and_announced(page: Page, shop: Store)
         412, 1_000, 990, duration=230.0, durations={"triggerExecution": 230.0}, state_rows=7
     )
     shop.database.run(lambda tx: queries.begin(tx, run))
-    shop.database.run(lambda tx: queries.tell(tx, run, progress))
+    shop.database.run(lambda tx: queries.report(tx, run, progress))
     expect(row(page, "queries", "large")).to_contain_text("batch 412")
     expect(row(page, "queries", "large")).to_contain_text("running")
     row(page, "queries", "large").get_by_role("button").click()

@@ -279,11 +279,11 @@ def _write(tx: Transaction, notes: list[_Note], secrets: list[str]) -> None:
         if note.begins:
             queries.begin(tx, run)
         if note.news is None:
-            queries.tell(tx, run, None)
+            queries.report(tx, run, None)
         else:
             progress = _progress(tx, followed, note.news, secrets)
             source, sink = ends_of(note.news.progress, secrets)
-            queries.tell(tx, run, progress, source=source, sink=sink)
+            queries.report(tx, run, progress, source=source, sink=sink)
         if note.ends:
             queries.end(tx, run, followed.error)
 

@@ -1,23 +1,22 @@
-"""Merging small segments into large ones, beside appends and reads.
+"""Compaction: replace small segments by large ones, next to appends and reads.
 
-The segments are read and encoded outside any write transaction; the exchange is a short one that changes nothing when
-one of them has gone meanwhile. A reader pages by row index, so it meets the old segments or the new one, never a gap.
+The segments are read and encoded outside any write transaction. The exchange is a short one, and does nothing if one of the segments is
+gone. A reader pages by row index, so it meets the old segments or the new one, never a gap.
 
-The newest segments are merged when there are 64 of them that together have at least twice the rows of the largest: each
-merge at least doubles what a row lies in, so that a row is rewritten a logarithmic number of times, whatever the sizes of the
-appends are (O'Neil et al., "The Log-Structured Merge-Tree", 1996).
+The newest segments are compacted when there are 64 of them that together have at least twice the rows of the largest: each compaction at
+least doubles the segment of a row, so a row is rewritten a logarithmic number of times, whatever the sizes of the appends (O'Neil
+et al., "The Log-Structured Merge-Tree", 1996).
 
-A merged segment has the columns of the widest of those that went into it.
+A compacted segment has the columns of the widest segment in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pyarrow as pa
 
-from penstock.store.database import Database, Transaction
+from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.decode import decode_together
 from penstock.store.log.partition_log import MERGE_FAN_IN, PAGE_SEGMENTS, store_payloads
 from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, SEGMENT_ROWS, Part, Runs, Segment
@@ -29,7 +28,7 @@ _PASSES = 10
 
 
 def merge_crowd(database: Database, queue: QueueRecord, partition: int) -> int:
-    """Merge the newest segments when there are many small ones; the number of segments that went."""
+    """Compact the newest segments if many are small; the number of segments that are gone."""
     newest = database.run(
         lambda tx: tx.all(
             "read_last_segments", queue_id=queue.queue_id, partition=partition, max_segments=_NEWEST
@@ -40,27 +39,21 @@ def merge_crowd(database: Database, queue: QueueRecord, partition: int) -> int:
 
 
 def merge_all(database: Database, queue: QueueRecord, partition: int) -> int:
-    """Merge every run of small segments as far as segments may grow; the number of segments that went."""
-    went = 0
-    before: list[list[Any]] = []
+    """Compact every run of small segments as far as segments may grow; the number of segments that are gone."""
+    gone = 0
+    before: list[list[Row]] = []
     for _ in range(_PASSES):
         runs = [run for run in _small_runs(database, queue, partition) if len(run) > 1]
         if runs == before:
             break
-        # A run that somebody else merged or trimmed meanwhile comes up again, as it is by then.
-        went += sum(_merge_run(database, queue, partition, run) for run in runs)
+        # A run that was compacted or trimmed meanwhile is listed again, as it is now.
+        gone += sum(_merge_run(database, queue, partition, run) for run in runs)
         before = runs
-    return went
+    return gone
 
 
-def _crowd(newest: Sequence[Any]) -> list[Any]:
-    """The longest run of the newest segments that is worth merging, oldest first; empty when there is none.
-
-    Parameters
-    ----------
-    newest
-        Segments, the newest first.
-    """
+def _crowd(newest: Sequence[Row]) -> list[Row]:
+    """The longest run of small segments that is worth compacting, oldest first; ``newest`` has the newest first."""
     length = rows = largest = 0
     for count, segment in enumerate(newest, 1):
         own = segment.end_index - segment.start_index
@@ -72,9 +65,9 @@ def _crowd(newest: Sequence[Any]) -> list[Any]:
     return list(reversed(newest[:length]))
 
 
-def _small_runs(database: Database, queue: QueueRecord, partition: int) -> Iterator[list[Any]]:
+def _small_runs(database: Database, queue: QueueRecord, partition: int) -> Iterator[list[Row]]:
     position = -1
-    pending: list[Any] = []
+    pending: list[Row] = []
     while True:
         where = {"queue_id": queue.queue_id, "partition": partition, "start_index": position}
         page = database.run(
@@ -89,9 +82,9 @@ def _small_runs(database: Database, queue: QueueRecord, partition: int) -> Itera
         position = page[-1].end_index
 
 
-def _groups(segments: Sequence[Any]) -> Iterator[list[Any]]:
-    """Neighbours that fit into one segment."""
-    group: list[Any] = []
+def _groups(segments: Sequence[Row]) -> Iterator[list[Row]]:
+    """Adjacent segments that fit into one."""
+    group: list[Row] = []
     rows = size = 0
     for segment in segments:
         count = segment.end_index - segment.start_index
@@ -105,28 +98,28 @@ def _groups(segments: Sequence[Any]) -> Iterator[list[Any]]:
         yield group
 
 
-def _merge_run(database: Database, queue: QueueRecord, partition: int, run: Sequence[Any]) -> int:
-    """Merge neighbours, into several segments where one would take too much memory; the number of segments that went."""
-    went = 0
+def _merge_run(database: Database, queue: QueueRecord, partition: int, run: Sequence[Row]) -> int:
+    """Compact adjacent segments, into several if one would take too much memory; the number of segments that are gone."""
+    gone = 0
     while len(run) > 1:
         queue, rows = _payloads(database, queue, partition, run)
-        if not rows or [row.payload_id for row in rows] != [found.payload_id for found in run[: len(rows)]]:
+        if not rows or [row.payload_id for row in rows] != [old.payload_id for old in run[: len(rows)]]:
             break
         batches = _within_memory(queue, rows)
         if len(batches) > 1:
             if not _replace(database, queue, partition, rows[: len(batches)], batches):
                 break
-            went += len(batches) - 1
+            gone += len(batches) - 1
         run = run[len(batches) :]
-    return went
+    return gone
 
 
-def _within_memory(queue: QueueRecord, rows: Sequence[Any]) -> list[pa.RecordBatch]:
-    """The decoded segments, the first of them at least, as far as they are small together."""
+def _within_memory(queue: QueueRecord, rows: Sequence[Row]) -> list[pa.RecordBatch]:
+    """The decoded segments as far as they fit into memory together; the first one at least."""
     batches: list[pa.RecordBatch] = []
     size = 0
     for batch in decode_together(queue, rows):
-        # Nothing of it is a slice, so that its buffers need no closer look.
+        # Whole buffers, since none is a slice.
         size += batch.get_total_buffer_size()
         if batches and size > SEGMENT_RAW_BYTES:
             break
@@ -138,7 +131,7 @@ def _replace(
     database: Database,
     queue: QueueRecord,
     partition: int,
-    rows: Sequence[Any],
+    rows: Sequence[Row],
     batches: Sequence[pa.RecordBatch],
 ) -> bool:
     batch = pa.concat_batches(batches)
@@ -151,11 +144,11 @@ def _replace(
 
 
 def _payloads(
-    database: Database, queue: QueueRecord, partition: int, run: Sequence[Any]
-) -> tuple[QueueRecord, list[Any]]:
-    """The segments with their payloads, and the queue with all columns that they have."""
+    database: Database, queue: QueueRecord, partition: int, run: Sequence[Row]
+) -> tuple[QueueRecord, list[Row]]:
+    """The queue with all columns of the segments, and the segments with their payloads."""
 
-    def work(tx: Transaction) -> tuple[QueueRecord, list[Any]]:
+    def work(tx: Transaction) -> tuple[QueueRecord, list[Row]]:
         rows = tx.page(
             queue_id=queue.queue_id,
             partition=partition,
@@ -165,21 +158,21 @@ def _payloads(
             max_bytes=2 * SEGMENT_BYTES + run[0].bytes,
             with_runs=1,
         )
-        # Columns may have come since the queue was looked up; what is merged without them would lose them.
+        # Columns added since the queue was looked up would be lost.
         return reread(tx, queue) if rows else queue, rows
 
     return database.run(work, write=False)
 
 
-def _identity(row: Any) -> tuple[int, ...]:
-    """What tells a segment from any other, even from one that was given its payload's id after a backup was restored."""
+def _identity(row: Row) -> tuple[int, ...]:
+    """A segment's identity, even if its payload's id was used again after a backup was restored."""
     return row.payload_id, row.start_index, row.end_index, row.first_timestamp, row.last_timestamp, row.bytes
 
 
-def _exchange(tx: Transaction, queue: QueueRecord, old: Sequence[Any], new: Segment, runs: pa.Buffer) -> bool:
-    """Put one segment in the place of several, if they are all still there."""
+def _exchange(tx: Transaction, queue: QueueRecord, old: Sequence[Row], new: Segment, runs: pa.Buffer) -> bool:
+    """Replace several segments by one if all of them still exist."""
     where = {"queue_id": queue.queue_id, "partition": new.partition}
-    # Everything that adds or removes segments holds this lock.
+    # Whoever adds or removes segments holds this lock.
     lock_partition(tx, queue, new.partition)
     present = tx.all("read_segments", start_index=old[0].start_index, max_segments=len(old), **where)
     if list(map(_identity, present)) != list(map(_identity, old)):

@@ -1,58 +1,51 @@
-"""Segments into the columns that a read wants, whichever of the queue's columns they were written with.
+"""Decode segments into the columns of a read, whichever columns they were written with.
 
-Columns are only ever added behind those that there are. So the rows of any two segments have the same first columns, in the same places,
-and how many a segment has (its width) says all about them. Of rows with more columns than are wanted Arrow leaves the others where they
-are, at the end of the message; rows with fewer get nulls.
+Columns are only added at the end, so the columns of any segment are the first ones of the queue's, and their number (the width) is all
+there is to know about them. Arrow leaves the other columns of a wider segment undecoded; a narrower segment gets nulls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
 from penstock.arrow.segments import decode, decode_each
+from penstock.store.database import Row
 from penstock.store.records.catalog import QueueRecord
 
 
-class _Filling:
-    """Puts nulls into columns that rows do not have."""
+class _NullFiller:
+    """Adds the columns that rows lack, as nulls."""
 
-    def __init__(self, there: Sequence[str], schema: pa.Schema) -> None:
-        places = {name: place for place, name in enumerate(there)}
+    def __init__(self, present: Sequence[str], schema: pa.Schema) -> None:
         self._schema = schema
-        self._places = [places.get(field.name) for field in schema]
-        self._types = [field.type for field in schema]
+        self._columns = [
+            (present.index(field.name) if field.name in present else None, field.type) for field in schema
+        ]
         self._nulls: dict[pa.DataType, pa.Array] = {}
         self._rows = -1
 
     def filled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if batch.num_rows != self._rows:
-            # The next one is often as long, as of a crowd of small appends.
+            # Adjacent small appends often have the same length, so the arrays are kept.
             self._rows = int(batch.num_rows)
-            self._nulls = {kind: pa.nulls(self._rows, kind) for kind in self._missing()}
+            self._nulls = {kind: pa.nulls(self._rows, kind) for index, kind in self._columns if index is None}
         columns = [
-            self._nulls[kind] if place is None else batch.column(place)
-            for place, kind in zip(self._places, self._types, strict=True)
+            self._nulls[kind] if index is None else batch.column(index) for index, kind in self._columns
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def _missing(self) -> set[pa.DataType]:
-        return {kind for place, kind in zip(self._places, self._types, strict=True) if place is None}
-
 
 @dataclass(frozen=True)
-class _Way:
-    """How segments of one width are decoded."""
+class _Plan:
+    """How to decode segments of one width."""
 
-    known: pa.Schema
-    """The columns that the segment has, as far as they matter."""
-    there: Sequence[str] | None
-    """Which of them are wanted; all when None."""
-    missing: _Filling | None
-    """Where a part of what is wanted is not there."""
+    schema: pa.Schema
+    columns: Sequence[str] | None
+    """The columns to decode; all of the schema when None."""
+    filler: _NullFiller | None
 
 
 class Decoder:
@@ -61,60 +54,60 @@ class Decoder:
     Parameters
     ----------
     queue
-        The queue as the reader knows it; segments may have columns that were added since, which stay out of sight.
+        The queue as the reader knows it; columns that were added since are left out.
     columns
         The columns to decode, in this order; all when None.
     """
 
     def __init__(self, queue: QueueRecord, columns: Sequence[str] | None = None) -> None:
-        known = queue.schema
-        if columns and list(columns) == known.names[: len(columns)]:
-            # The first ones need not be chosen from among all.
-            known, columns = queue.first_columns(len(columns)), None
-        self._queue, self._known, self._columns = queue, known, columns
-        self._ways: dict[int, _Way] = {}
+        schema = queue.schema
+        if columns and list(columns) == schema.names[: len(columns)]:
+            # The first columns need no selection.
+            schema, columns = queue.first_columns(len(columns)), None
+        self._queue, self._schema, self._columns = queue, schema, columns
+        self._plans: dict[int, _Plan] = {}
 
-    def rows(self, row: Any) -> pa.RecordBatch:
-        """The rows of a segment, which a page gave."""
-        width = min(row.width, len(self._known))
-        way = self._ways.get(width)
-        if way is None:
-            way = self._ways[width] = self._way(width)
-        batch = decode(row.data, way.known, way.there)
-        return batch if way.missing is None else way.missing.filled(batch)
+    def rows(self, row: Row) -> pa.RecordBatch:
+        """The rows of a segment of a page."""
+        width = min(row.width, len(self._schema))
+        plan = self._plans.get(width)
+        if plan is None:
+            plan = self._plans[width] = self._plan(width)
+        batch = decode(row.data, plan.schema, plan.columns)
+        return batch if plan.filler is None else plan.filler.filled(batch)
 
-    def _way(self, width: int) -> _Way:
-        if width == len(self._known):
-            return _Way(self._known, self._columns, None)
-        known = self._queue.first_columns(width)
+    def _plan(self, width: int) -> _Plan:
+        if width == len(self._schema):
+            return _Plan(self._schema, self._columns, None)
+        schema = self._queue.first_columns(width)
         if self._columns is None:
-            return _Way(known, None, _Filling(known.names, self._known))
-        wanted = pa.schema([self._known.field(name) for name in self._columns])
-        there = [name for name in wanted.names if name in known.names]
-        return _Way(known, there, None if len(there) == len(wanted) else _Filling(there, wanted))
+            return _Plan(schema, None, _NullFiller(schema.names, self._schema))
+        wanted = pa.schema([self._schema.field(name) for name in self._columns])
+        present = [name for name in wanted.names if name in schema.names]
+        return _Plan(schema, present, None if len(present) == len(wanted) else _NullFiller(present, wanted))
 
 
-def decode_together(queue: QueueRecord, rows: Sequence[Any]) -> Iterator[pa.RecordBatch]:
-    """The rows of several segments, a batch for each, as they are asked for, all with the columns of the widest of them.
+def decode_together(queue: QueueRecord, rows: Sequence[Row]) -> Iterator[pa.RecordBatch]:
+    """Decode several segments lazily, a batch for each, all with the columns of the widest one.
 
     Parameters
     ----------
     queue
         With all columns that any of the segments has.
     rows
-        Segments with their payloads, as a page gave them.
+        Segments with their payloads, from a page.
     """
     widths = [int(row.width) for row in rows]
     widest = queue.first_columns(max(widths))
-    # Those of one width go together, since single ones cost several times as much, and come out in the order of all.
-    each = {
+    # One decoder for all segments of a width: single ones cost several times as much.
+    batches = {
         width: decode_each(
             [row.data for row, own in zip(rows, widths, strict=True) if own == width],
             queue.first_columns(width),
         )
         for width in set(widths)
     }
-    missing = {width: _Filling(queue.first_columns(width).names, widest) for width in each}
+    fillers = {width: _NullFiller(queue.first_columns(width).names, widest) for width in batches}
     for width in widths:
-        batch = next(each[width])
-        yield batch if width == len(widest) else missing[width].filled(batch)
+        batch = next(batches[width])
+        yield batch if width == len(widest) else fillers[width].filled(batch)

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from operator import attrgetter
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from penstock.errors import DataLost, StoreError
-from penstock.store.database import Database, Transaction
+from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.decode import Decoder
-from penstock.store.log.segmenting import SEGMENT_ROWS as SEGMENT_ROWS
-from penstock.store.log.segmenting import Runs
-from penstock.store.log.segmenting import Segment as Segment
-from penstock.store.log.segmenting import to_segments as to_segments
-from penstock.store.records.catalog import QueueGrown as QueueGrown
+from penstock.store.log.segmenting import Runs, Segment
 from penstock.store.records.catalog import QueueRecord, dropped, grown
 
 BLOCK = 4096
@@ -33,15 +30,47 @@ class Chunk:
     batch: pa.RecordBatch
     runs: Runs | None
     first_timestamp: int
-    """The time of the segment's first row, and of all its rows when it was never merged; microseconds since 1970."""
+    """The time of the segment's first row, and of all its rows unless it is compacted; microseconds since 1970."""
 
     @property
     def end(self) -> int:
         return self.start + int(self.batch.num_rows)
 
 
+@dataclass(frozen=True)
+class Appended:
+    """The result of one append."""
+
+    ranges: dict[int, tuple[int, int]]
+    """The first and end row index in each partition of the append."""
+    crowded: tuple[int, ...] = ()
+    """The partitions that may have enough small segments to compact."""
+
+    @property
+    def rows(self) -> int:
+        return sum(end - start for start, end in self.ranges.values())
+
+
+class Stored(NamedTuple):
+    """A segment whose payload is in the store, before it has its row indexes."""
+
+    partition: int
+    rows: int
+    bytes: int
+    payload_id: int
+
+
+class Place(NamedTuple):
+    """The row indexes of a segment."""
+
+    start: int
+    end: int
+    timestamp: int
+    crowded: bool
+
+
 def allocate_payloads(tx: Transaction, count: int) -> list[int]:
-    """Ids for ``count`` payloads, ascending; later calls give higher ones."""
+    """Ids for ``count`` payloads, ascending; later calls return higher ones."""
     ids: list[int] = []
     while len(ids) < count:
         first = tx.one("allocate_block").block * BLOCK
@@ -51,7 +80,7 @@ def allocate_payloads(tx: Transaction, count: int) -> list[int]:
 
 def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer | None = None) -> list[int]:
     ids = allocate_payloads(tx, len(segments))
-    # One by one, so that a segment is compressed while the one before is on its way.
+    # One by one, so that a segment is compressed while the previous one is being sent.
     rows = (
         {
             "payload_id": payload_id,
@@ -61,23 +90,9 @@ def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer
         }
         for payload_id, segment in zip(ids, segments, strict=True)
     )
-    # A single one needs no pipeline, in which a client that stops would keep its locks.
+    # A single one needs no pipeline, in which a stopped client would keep its locks.
     tx.many("insert_payload", list(rows) if len(segments) == 1 else rows)
     return ids
-
-
-@dataclass(frozen=True)
-class Appended:
-    """What one append added."""
-
-    ranges: dict[int, tuple[int, int]]
-    """The first and end row index of each partition that it touched."""
-    crowded: tuple[int, ...] = ()
-    """The partitions in which it is time to look for small segments to merge."""
-
-    @property
-    def rows(self) -> int:
-        return sum(end - start for start, end in self.ranges.values())
 
 
 def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> Appended:
@@ -86,22 +101,24 @@ def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> 
     Raises
     ------
     QueueGrown
-        When the queue has keys and got more partitions than ``queue`` says: equal keys could part.
+        When the queue has keys and more partitions than ``queue`` says: equal keys could part.
     """
     if len(segments) == 1 and tx.dialect == "postgres":
         return _append_one(tx, queue, segments[0])
     if not segments:
         return Appended({})
-    ordered = sorted(segments, key=lambda segment: segment.partition)
-    # The payloads come first, for nobody waits for them; then the partitions are locked, and an append's id is drawn under
-    # their locks, so that the ids ascend inside each partition. In SQLite everybody waits anyway.
+    ordered = sorted(segments, key=attrgetter("partition"))
+    # Nobody waits for the payloads, so they are written before the partitions are locked. In SQLite everybody waits anyway.
     ids = store_payloads(tx, ordered)
-    places = place(tx, queue, [(segment.partition, segment.rows, segment.bytes) for segment in ordered])
-    append_id = ids[0] if tx.dialect == "sqlite" else allocate_payloads(tx, 1)[0]
-    return publish(tx, queue, places, ids, append_id)
+    stored = [
+        Stored(segment.partition, segment.rows, segment.bytes, payload_id)
+        for segment, payload_id in zip(ordered, ids, strict=True)
+    ]
+    return publish(tx, queue, stored, ids[0] if tx.dialect == "sqlite" else None)
 
 
 def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Appended:
+    """Append a segment in one round trip to PostgreSQL."""
     row = tx.one(
         "append_segment",
         queue_id=queue.queue_id,
@@ -111,98 +128,88 @@ def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Append
         data=memoryview(segment.payload),
         width=segment.width,
     )
-    _tell(tx, row)
-    (only,) = _spread(queue, row, segment.partition, [(segment.rows, segment.bytes)])
-    return Appended({only.partition: (only.start, only.end)}, (only.partition,) if only.crowded else ())
+    crowded = _advanced(tx, queue, row, 1)
+    ranges = {segment.partition: (row.next_index - segment.rows, row.next_index)}
+    return Appended(ranges, (segment.partition,) if crowded else ())
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a segment goes."""
+def publish(
+    tx: Transaction, queue: QueueRecord, stored: Sequence[Stored], append_id: int | None = None
+) -> Appended:
+    """Make segments, in the order of their partitions, visible as one append.
 
-    partition: int
-    start: int
-    end: int
-    bytes: int
-    timestamp: int
-    crowded: bool
-
-
-def place(tx: Transaction, queue: QueueRecord, sizes: Sequence[tuple[int, int, int]]) -> list[Place]:
-    """Lock the partitions in ascending order and give each (partition, rows, bytes) its row indexes.
+    Parameters
+    ----------
+    append_id
+        Drawn under the partitions' locks when None, so that append ids ascend inside each partition.
 
     Raises
     ------
     QueueGrown
         As :func:`append`.
     """
+    places = place(tx, queue, stored)
+    if append_id is None:
+        append_id = allocate_payloads(tx, 1)[0]
+    ranges: dict[int, tuple[int, int]] = {}
+    rows = []
+    for segment, there in zip(stored, places, strict=True):
+        first = ranges.get(segment.partition, (there.start, 0))[0]
+        ranges[segment.partition] = (first, there.end)
+        rows.append(
+            {
+                "queue_id": queue.queue_id,
+                "partition": segment.partition,
+                "start_index": there.start,
+                "end_index": there.end,
+                "first_append": append_id,
+                "last_append": append_id,
+                "first_timestamp": there.timestamp,
+                "last_timestamp": there.timestamp,
+                "bytes": segment.bytes,
+                "payload_id": segment.payload_id,
+            }
+        )
+    tx.many("insert_segment", rows)
+    crowded = {segment.partition for segment, there in zip(stored, places, strict=True) if there.crowded}
+    return Appended(ranges, tuple(sorted(crowded)))
+
+
+def place(tx: Transaction, queue: QueueRecord, stored: Sequence[Stored]) -> list[Place]:
+    """Lock the partitions in ascending order and give each segment its row indexes."""
     now = tx.stamp()
     places: list[Place] = []
-    for partition, group in groupby(sizes, key=lambda size: size[0]):
-        members = list(group)
-        rows = sum(size[1] for size in members)
+    for partition, group in groupby(stored, key=attrgetter("partition")):
+        segments = list(group)
+        rows = sum(segment.rows for segment in segments)
         row = tx.one(
             "advance_partition",
             queue_id=queue.queue_id,
             partition=partition,
             row_count=rows,
-            bytes=sum(size[2] for size in members),
-            segments=len(members),
+            bytes=sum(segment.bytes for segment in segments),
+            segments=len(segments),
             now=now,
         )
-        _tell(tx, row)
-        places += _spread(queue, row, partition, [size[1:] for size in members])
-        # Not the time of the rows: where an earlier append was dated ahead of the clock, the other partitions are not.
+        crowded = _advanced(tx, queue, row, len(segments))
+        start = row.next_index - rows
+        for segment in segments:
+            places.append(Place(start, start + segment.rows, row.last_timestamp, crowded))
+            start += segment.rows
+        # Not last_timestamp: an earlier append may be dated ahead of the clock in this partition alone.
         now = int(row.now)
     return places
 
 
-def _tell(tx: Transaction, row: Any) -> None:
-    if row is not None and row.channel is not None:
-        tx.notify(row.channel)
-
-
-def _spread(queue: QueueRecord, row: Any, partition: int, sizes: Sequence[tuple[int, int]]) -> list[Place]:
-    """One place behind the other, up to where the partition ends now."""
+def _advanced(tx: Transaction, queue: QueueRecord, row: Row | None, segments: int) -> bool:
+    """Check a partition that has been advanced, and wake its watchers; whether it may have enough segments to compact."""
     if row is None:
         raise dropped(queue)
+    if row.channel is not None:
+        tx.notify(row.channel)
     if queue.key and row.total != queue.partitions:
         raise grown(queue)
-    crowded = row.segments // MERGE_FAN_IN > (row.segments - len(sizes)) // MERGE_FAN_IN
-    start = row.next_index - sum(rows for rows, _ in sizes)
-    places = []
-    for rows, size in sizes:
-        places.append(Place(partition, start, start + rows, size, row.last_timestamp, crowded))
-        start += rows
-    return places
-
-
-def publish(
-    tx: Transaction, queue: QueueRecord, places: Sequence[Place], payload_ids: Sequence[int], append_id: int
-) -> Appended:
-    """Make placed segments visible as one append."""
-    tx.many(
-        "insert_segment",
-        [
-            {
-                "queue_id": queue.queue_id,
-                "partition": place.partition,
-                "start_index": place.start,
-                "end_index": place.end,
-                "first_append": append_id,
-                "last_append": append_id,
-                "first_timestamp": place.timestamp,
-                "last_timestamp": place.timestamp,
-                "bytes": place.bytes,
-                "payload_id": payload_id,
-            }
-            for place, payload_id in zip(places, payload_ids, strict=True)
-        ],
-    )
-    ranges: dict[int, tuple[int, int]] = {}
-    for place in places:
-        ranges[place.partition] = (ranges.get(place.partition, (place.start, 0))[0], place.end)
-    return Appended(ranges, tuple(sorted({place.partition for place in places if place.crowded})))
+    return bool(row.segments // MERGE_FAN_IN > (row.segments - segments) // MERGE_FAN_IN)
 
 
 def read(
@@ -217,23 +224,23 @@ def read(
     on_lost: str = "fail",
     with_runs: bool = False,
 ) -> Iterator[Chunk]:
-    """Rows [start, end) of a partition, chunk by chunk; each page is a transaction of its own.
+    """Read rows [start, end) of a partition, chunk by chunk; each page is a transaction of its own.
 
     Parameters
     ----------
     columns
-        The columns to decode; all that ``queue`` has when None. Rows that were written before a column was added have nulls there.
+        The columns to decode; all of ``queue`` when None. Rows from before a column was added have nulls in it.
     page_bytes
-        Compressed bytes fetched at a time; one segment at the least.
+        Compressed bytes fetched at a time; one segment at least.
     on_lost
-        ``fail``, or ``skip`` for going on behind rows that were trimmed.
+        ``fail``, or ``skip`` to resume after rows that were trimmed.
     with_runs
-        Whether each row's time is wanted; it costs a little where segments have been merged.
+        Whether each row's time is needed, which costs a little for compacted segments.
 
     Raises
     ------
     DataLost
-        When a part of the range has been trimmed and ``on_lost`` is ``fail``.
+        When part of the range has been trimmed and ``on_lost`` is ``fail``.
     """
     position, decoder = start, Decoder(queue, columns)
     while position < end:
@@ -279,8 +286,10 @@ def _page(
     end: int,
     page_bytes: int,
     with_runs: bool,
-) -> tuple[int, list[Any]]:
-    def work(tx: Transaction) -> tuple[int, list[Any]]:
+) -> tuple[int, list[Row]]:
+    """The partition's first row index, and the segments of a page."""
+
+    def work(tx: Transaction) -> tuple[int, list[Row]]:
         rows = tx.page(
             queue_id=queue.queue_id,
             partition=partition,
@@ -290,26 +299,23 @@ def _page(
             max_bytes=page_bytes,
             with_runs=int(with_runs),
         )
-        found = tx.one("read_partition", queue_id=queue.queue_id, partition=partition)
-        if found is None:
+        record = tx.one("read_partition", queue_id=queue.queue_id, partition=partition)
+        if record is None:
             raise dropped(queue)
-        return found.first_index, rows
+        return record.first_index, rows
 
     return database.run(work, write=False)
 
 
-def _other_rows(row: Any, found: int) -> StoreError:
-    return StoreError(
-        f"the segment of rows [{row.start_index}, {row.end_index}) has {found} rows: the store is damaged; restore a backup",
-        condition="SEGMENT_UNREADABLE",
-        rows=found,
-    )
-
-
-def _chunk(row: Any, decoder: Decoder, position: int, end: int) -> Chunk:
+def _chunk(row: Row, decoder: Decoder, position: int, end: int) -> Chunk:
     batch = decoder.rows(row)
     if batch.num_rows != row.end_index - row.start_index:
-        raise _other_rows(row, batch.num_rows)
+        raise StoreError(
+            f"the segment of rows [{row.start_index}, {row.end_index}) has {batch.num_rows} rows: the store is damaged; "
+            "restore a backup",
+            condition="SEGMENT_UNREADABLE",
+            rows=batch.num_rows,
+        )
     runs = Runs.from_bytes(row.runs) if row.runs is not None else None
     whole = Chunk(row.start_index, batch, runs, row.first_timestamp)
     offset = max(position - row.start_index, 0)

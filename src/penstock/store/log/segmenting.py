@@ -1,4 +1,4 @@
-"""Which rows of a merged segment came with which append, and when: run lengths."""
+"""Segments: rows in pieces that suit both databases and a reader's memory, and the appends that compacted ones came with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SCHEMA = pa.schema([("end", pa.int64()), ("append", pa.int64()), ("timestamp", 
 
 @dataclass(frozen=True)
 class Part:
-    """A segment as the runs see it: of one append at one time, or with encoded runs of its own."""
+    """A segment to join: of one append at one time, or with encoded runs."""
 
     rows: int
     append: int
@@ -26,7 +26,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of rows that share an append: its end (relative to the segment's start), id and time, ascending."""
+    """The appends of a compacted segment: the end of each (relative to the segment's start), its id and time, ascending."""
 
     batch: pa.RecordBatch
     """Columns ``end``, ``append`` and ``timestamp`` (microseconds since 1970), all int64."""
@@ -41,7 +41,7 @@ class Runs:
 
     @classmethod
     def concat(cls, parts: Sequence[Part]) -> Runs:
-        """The runs of adjacent segments, one after the other."""
+        """The runs of adjacent segments, joined."""
         batches: list[pa.RecordBatch] = []
         plain: tuple[list[int], list[int], list[int]] = ([], [], [])
         offset = 0
@@ -61,7 +61,7 @@ class Runs:
         return pa.RecordBatch.from_arrays([ends, *self.batch.columns[1:]], schema=_SCHEMA)
 
     def _joined(self) -> Runs:
-        """One run for neighbours of the same append."""
+        """Join adjacent runs of the same append."""
         appends = self.batch.column("append")
         last = [*pc.not_equal(appends[:-1], appends[1:]).to_pylist(), True]
         return Runs(self.batch.filter(pa.array(last)))
@@ -87,44 +87,49 @@ class Runs:
         return pc.run_end_decode(runs)
 
     def end_of(self, append: int) -> int:
-        """Rows up to and with the last append whose id is at most ``append``."""
-        index = pc.sum(pc.less_equal(self.batch.column("append"), append)).as_py() or 0
-        return int(self.batch.column("end")[index - 1].as_py()) if index else 0
+        """The number of rows up to the last append with an id of at most ``append``."""
+        return self._rows_of(pc.less_equal(self.batch.column("append"), append))
+
+    def rows_before(self, timestamp: int) -> int:
+        """The number of rows older than ``timestamp``."""
+        return self._rows_of(pc.less(self.batch.column("timestamp"), timestamp))
 
     def append_at(self, row: int) -> int:
-        """The id of the append that brought a row."""
-        index = pc.sum(pc.less_equal(self.batch.column("end"), row)).as_py() or 0
-        return int(self.batch.column("append")[index].as_py())
+        """The id of the append that wrote a row."""
+        return self._value_at("append", row)
 
     def timestamp_at(self, row: int) -> int:
         """The time of a row."""
-        index = pc.sum(pc.less_equal(self.batch.column("end"), row)).as_py() or 0
-        return int(self.batch.column("timestamp")[index].as_py())
+        return self._value_at("timestamp", row)
 
-    def rows_before(self, timestamp: int) -> int:
-        """Rows that are older than ``timestamp``."""
-        index = pc.sum(pc.less(self.batch.column("timestamp"), timestamp)).as_py() or 0
-        return int(self.batch.column("end")[index - 1].as_py()) if index else 0
+    def _rows_of(self, first_runs: pa.BooleanArray) -> int:
+        runs = _count(first_runs)
+        return int(self.batch.column("end")[runs - 1].as_py()) if runs else 0
+
+    def _value_at(self, column: str, row: int) -> int:
+        run = _count(pc.less_equal(self.batch.column("end"), row))
+        return int(self.batch.column(column)[run].as_py())
 
 
-# ---- cutting: Rows cut into segments of a size that both databases and a reader's memory take well.
+def _count(condition: pa.BooleanArray) -> int:
+    return int(pc.sum(condition).as_py() or 0)
+
 
 SEGMENT_ROWS = 65_536
 SEGMENT_RAW_BYTES = 32 << 20
 MAX_PAYLOAD = 900_000_000
-"""Bytes of one segment that both databases still take; only a single huge row comes near it."""
+"""Bytes of one segment that both databases accept; only a single huge row comes near it."""
 _MAX_ROW = MAX_UNPACKED - (1 << 20)
-"""Buffers are filled up to whole words."""
+"""Less than a reader unpacks, since buffers are padded to whole words."""
 
 
 class Segment:
-    """Consecutive rows of one partition, on their way into the store."""
+    """Consecutive rows of one partition that are about to be stored."""
 
     def __init__(self, partition: int, batch: pa.RecordBatch) -> None:
         self.partition = partition
         self.rows = int(batch.num_rows)
         self.width = int(batch.num_columns)
-        """How many columns the rows have."""
         self._batch: pa.RecordBatch | None = batch
         self._payload: pa.Buffer | None = None
 
@@ -142,7 +147,6 @@ class Segment:
         """
         if self._batch is not None:
             self._payload = _payload(self._batch)
-            # The compressed rows are all that is needed from here on.
             self._batch = None
         return self._payload
 
@@ -154,12 +158,12 @@ class Segment:
 def to_segments(
     table: pa.Table | pa.RecordBatch, partition: int, *, max_rows: int = SEGMENT_ROWS, lazy: bool = False
 ) -> list[Segment]:
-    """Cut rows into segments of at most ``max_rows`` rows and about 32 MiB of Arrow data.
+    """Divide rows into segments of at most ``max_rows`` rows and about 32 MiB of Arrow data.
 
     Parameters
     ----------
     lazy
-        Whether to leave the compression until a segment is sent, where that does not hold up others.
+        Whether to compress a segment only when it is sent.
 
     Raises
     ------
@@ -188,7 +192,7 @@ def _halved(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _payload(batch: pa.RecordBatch) -> pa.Buffer:
-    # Whole buffers are no less than what a slice has of them, and quicker to ask.
+    # The size of the whole buffers is an upper bound, and quicker to compute.
     if batch.get_total_buffer_size() > _MAX_ROW:
         _require_at_most(batch.nbytes, _MAX_ROW, "a reader unpacks")
     payload = encode(batch)

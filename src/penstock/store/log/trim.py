@@ -1,12 +1,20 @@
-"""Trimming: how far a partition may be cut, and the cut."""
+"""Trimming: how far retention and consumers allow a partition to be cut, and the cut.
+
+The time of a row never goes back inside a partition. So after one append under a clock that was far ahead, every later row of the
+partition is dated as far ahead, and the rows' times say nothing about their age. Retention therefore records from time to time
+where the partition ends (``observed_end``): the rows below it had been appended by then. A record counts only while the clock is before
+the time of the newest row, so one that was made under a wrong clock, such as that of a machine which boots in 1970, stops counting when
+the clock is right again.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
-from penstock.store.database import Transaction
-from penstock.store.log import observed_ends
+from penstock.store.database import AHEAD, Row, Transaction
 from penstock.store.log.partition_log import PAGE_SEGMENTS
 from penstock.store.log.segmenting import Runs
 from penstock.store.records.catalog import (
@@ -17,6 +25,12 @@ from penstock.store.records.catalog import (
     reread,
 )
 
+log = logging.getLogger("penstock.store")
+
+_STEPS = 16
+"""How many ends are recorded in one retention age; a row may stay longer by one step."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 def trim(
     tx: Transaction,
@@ -26,12 +40,12 @@ def trim(
     before: int | None,
     alive: Callable[[str], bool],
 ) -> tuple[int, int]:
-    """Drop the rows below ``before``, as far as retention and vital consumers allow.
+    """Drop the rows below ``before``, as far as retention and retention-blocking consumers allow.
 
     Parameters
     ----------
     before
-        A row index; None for what the queue's retention says.
+        A row index; None to apply the queue's retention.
     alive
         Whether the consumer of that name has a live owner on the queue.
 
@@ -40,11 +54,11 @@ def trim(
     tuple
         The first row index before and after.
     """
-    # Whoever calls may have read the retention long ago.
+    # The caller may have read the retention long ago.
     queue = reread(tx, queue)
     record = lock_partition(tx, queue, partition)
     now = tx.now()
-    observed_ends.observe(tx, queue, record, now)
+    _observe_end(tx, queue, record, now)
     wanted = retention_bound(tx, queue, record, now)
     if before is not None:
         wanted = before if queue.retention.unlimited else min(before, wanted)
@@ -73,7 +87,7 @@ def _cut(tx: Transaction, queue: QueueRecord, partition: int, bound: int) -> Non
 def _consumers_bound(
     tx: Transaction, queue: QueueRecord, partition: int, alive: Callable[[str], bool]
 ) -> int:
-    """The lowest safe offset of a vital consumer, and the start of a live micro-batch of any other."""
+    """The lowest safe offset of a vital consumer, or the start of a micro-batch in flight of any other."""
     bounds = [2**62]
     vital = tx.one("lowest_vital", queue_id=queue.queue_id, partition=partition).safe_index
     if vital is not None:
@@ -87,7 +101,7 @@ def _consumers_bound(
 
 
 def retention_bound(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> int:
-    """The row index below which the retention lets go; whichever limit is reached first counts."""
+    """The row index below which the retention keeps nothing; the first limit that is reached counts."""
     limits = queue.retention
     bound = record.first_index
     if limits.rows is not None:
@@ -102,7 +116,7 @@ def retention_bound(tx: Transaction, queue: QueueRecord, record: PartitionRecord
 def _bytes_bound(
     tx: Transaction, queue: QueueRecord, record: PartitionRecord, limits: RetentionLimits
 ) -> int:
-    """Whole segments go, oldest first, until the rest fits; the newest one always stays."""
+    """Drop whole segments, oldest first, until the rest fits; the newest one always stays."""
     excess = record.bytes - (limits.bytes or 0)
     bound = record.first_index
     while excess > 0:
@@ -126,13 +140,16 @@ def _bytes_bound(
 def first_since(
     tx: Transaction, queue: QueueRecord, record: PartitionRecord, timestamp: int, now: int
 ) -> int:
-    """The first row that was appended at or after ``timestamp`` (microseconds), as far as the clock lets it be known."""
+    """The first row that was appended at or after ``timestamp`` (microseconds), by the rows' times and the recorded ends."""
     dated = _first_dated(tx, queue, record, timestamp)
-    return max(dated, observed_ends.rows_before(tx, queue, record, timestamp, now))
+    if not _is_ahead(record, now):
+        return dated
+    row = tx.one("observed_end_before", timestamp=timestamp, **_keys(queue, record))
+    return max(dated, min(int(row.next_index or 0), record.next_index))
 
 
 def _first_dated(tx: Transaction, queue: QueueRecord, record: PartitionRecord, timestamp: int) -> int:
-    """The first row whose time is at or after ``timestamp``, by bisection: times never go back."""
+    """The first row whose time is at or after ``timestamp``, by bisection, since times never go back."""
     low, high = record.first_index, record.next_index
     while low < high:
         segment = tx.one(
@@ -143,22 +160,82 @@ def _first_dated(tx: Transaction, queue: QueueRecord, record: PartitionRecord, t
         elif segment.first_timestamp >= timestamp:
             high = max(int(segment.start_index), low)
         else:
-            return max(int(segment.start_index) + _rows_before(tx, segment.payload_id, timestamp), low)
+            older = _runs(tx, segment).rows_before(timestamp)
+            return max(int(segment.start_index) + older, low)
     return low
 
 
 def time_of(tx: Transaction, queue: QueueRecord, partition: int, row_index: int) -> int | None:
-    """When a row was appended, in microseconds; None where there is no such row."""
+    """When a row was appended, in microseconds; None if there is no such row."""
     segment = tx.one("segment_at", queue_id=queue.queue_id, partition=partition, row_index=row_index)
     if segment is None:
         return None
     if segment.first_timestamp == segment.last_timestamp:
         return int(segment.first_timestamp)
-    runs = Runs.from_bytes(tx.one("read_runs", payload_id=segment.payload_id).runs)
-    return runs.timestamp_at(row_index - segment.start_index)
+    return _runs(tx, segment).timestamp_at(row_index - segment.start_index)
 
 
-def _rows_before(tx: Transaction, payload_id: int, timestamp: int) -> int:
-    """How many rows of a merged segment are older than ``timestamp``."""
-    runs = Runs.from_bytes(tx.one("read_runs", payload_id=payload_id).runs)
-    return runs.rows_before(timestamp)
+def _runs(tx: Transaction, segment: Row) -> Runs:
+    return Runs.from_bytes(tx.one("read_runs", payload_id=segment.payload_id).runs)
+
+
+def end_is_due(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> bool:
+    """Whether it is time to record where the partition ends."""
+    return _is_ahead(record, now) and _is_due(queue, record, _newest_end(tx, queue, record, now), now)
+
+
+def _observe_end(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> None:
+    """Record where the partition, which is locked, ends now if it is time to, and forget what is no longer needed."""
+    if not _is_ahead(record, now):
+        return
+    newest = _newest_end(tx, queue, record, now)
+    if not _is_due(queue, record, newest, now):
+        return
+    if newest is None:
+        _warn_ahead(queue, record, now)
+    keys = _keys(queue, record)
+    tx.run("forget_observed_ends", now=now, expired=now - (queue.retention.age or 0), **keys)
+    tx.run("insert_observed_end", now=now, next_index=record.next_index, **keys)
+
+
+def _is_ahead(record: PartitionRecord, now: int) -> bool:
+    return record.last_timestamp > now + AHEAD
+
+
+def _newest_end(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> Row | None:
+    newest: Row | None = tx.one("newest_observed_end", now=now, **_keys(queue, record))
+    return newest
+
+
+def _is_due(queue: QueueRecord, record: PartitionRecord, newest: Row | None, now: int) -> bool:
+    age = queue.retention.age
+    if age is None or not record.rows:
+        return False
+    if newest is None:
+        return True
+    return bool(newest.next_index < record.next_index and newest.observed_at + age // _STEPS <= now)
+
+
+def _keys(queue: QueueRecord, record: PartitionRecord) -> dict[str, int]:
+    # The time of the newest row does not change while the clock is before it.
+    return {
+        "queue_id": queue.queue_id,
+        "partition": record.partition,
+        "last_timestamp": record.last_timestamp,
+    }
+
+
+def _warn_ahead(queue: QueueRecord, record: PartitionRecord, now: int) -> None:
+    log.warning(
+        "rows of queue %r, partition %d, are dated up to %s, ahead of the clock, which says %s: one of the two is wrong. "
+        "Until the clock has caught up, retention goes by when it first sees rows",
+        queue.name,
+        record.partition,
+        _moment(record.last_timestamp),
+        _moment(now),
+        extra={"action": "dated_ahead", "queue": queue.name, "partition": record.partition},
+    )
+
+
+def _moment(microseconds: int) -> str:
+    return (_EPOCH + timedelta(microseconds=microseconds)).isoformat(" ", "seconds")

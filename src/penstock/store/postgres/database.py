@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,14 @@ from penstock.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
-from penstock.store.database import Database, Transaction
-from penstock.store.postgres.lock_holders import Holder, LockLook
+from penstock.store.database import Database, OwnerLock, Row, Transaction
+from penstock.store.postgres.locks import (
+    AdvisoryOwnerLock,
+    Holder,
+    HolderLookup,
+    advisory_halves,
+    advisory_key,
+)
 from penstock.store.postgres.session import (
     FREE,
     LOCK_WAIT,
@@ -34,15 +40,17 @@ from penstock.store.postgres.session import (
     set_up,
     warn_in_clear,
 )
-from penstock.store.records.owners import AdvisoryOwnerLock, OwnerLock, advisory_halves, advisory_key
 from penstock.store.statements import bind
 from penstock.store.url import StoreUrl, seconds
 
 if TYPE_CHECKING:
-    import psycopg
+    from psycopg import Cursor
+    from psycopg.errors import Diagnostic
 
-# What libpq does when the URL says nothing else: a server that is gone without a word is noticed within a minute.
-_DEFAULTS: dict[str, Any] = {
+    from penstock.store.postgres.session import PgConnection
+
+# Unless the URL says otherwise: a server that is gone is noticed within a minute.
+_DEFAULTS: dict[str, int | str] = {
     "connect_timeout": 10,
     "application_name": "penstock",
     "client_encoding": "utf8",
@@ -67,10 +75,10 @@ _CONDITIONS: dict[str, type[StoreError]] = {
 }
 _ADVICE = {
     StoreFull: "free some disk space on the server; nothing of this was written",
-    StoreReadOnly: "the server or the role may not write here: check its grants on the store's schema",
-    StoreUnavailable: "the server is away or busy",
+    StoreReadOnly: "the server or the role may not write: check its grants on the store's schema",
+    StoreUnavailable: "the server is unavailable or busy",
 }
-# For a transaction on a connection of a caller's, and not behind it.
+# For the caller's transaction alone.
 _LOOK_UP = b"select pg_catalog.set_config('search_path', %s, true)"
 _LOOK_UP_SAFELY = (
     b"select pg_catalog.current_setting('search_path'), pg_catalog.set_config('search_path', %s, true)"
@@ -78,12 +86,12 @@ _LOOK_UP_SAFELY = (
 _NO_SUCH = ("42P01", "42704", "42883")
 _TRIES, _PAUSE = 10, 0.05
 _IDLE = "25P03"
-_STOOD_STILL = "STORE_UNAVAILABLE.IDLE_IN_TRANSACTION"
-# With these the server has said that nothing is committed.
+_IDLED_OUT = "STORE_UNAVAILABLE.IDLE_IN_TRANSACTION"
+# The server says that nothing is committed.
 _ROLLED_BACK = ("40001", "40P01", "55P03")
-_WAY_OUT = "let it commit or roll back, or end it: select pg_terminate_backend({pid})"
-# A server that refuses a connection gives no code, and these do not go away by themselves.
+_ADVICE_LOCKED = "let it commit or roll back, or end it: select pg_terminate_backend({pid})"
 _WITH_MERGE = 150000
+# A server that refuses a connection gives no code; trying again does not help with these.
 _REFUSALS = (
     "authentication failed",
     "no password supplied",
@@ -107,28 +115,28 @@ class PostgresTransaction(Transaction):
     dialect = "postgres"
 
     def __init__(
-        self, connection: psycopg.Connection[Any], schema: str, *, write: bool = True, steered: bool = False
+        self, connection: PgConnection, schema: str, *, write: bool = True, steered: bool = False
     ) -> None:
         from psycopg import Cursor
         from psycopg.rows import namedtuple_row, tuple_row
 
         super().__init__(schema, write=write)
-        # Not the connection's own kind of cursor, which is the caller's choice where the connection is.
+        # Not connection.cursor(): a caller's connection may have another kind of cursor.
         self._cursor: Cursor[Any] = Cursor(connection, row_factory=namedtuple_row)
         self._plain: Cursor[Any] = Cursor(connection, row_factory=tuple_row)
         self._steered = steered
         self.merges = connection.info.server_version >= _WITH_MERGE
 
-    def run(self, name: str, /, **parameters: Any) -> int:
+    def run(self, name: str, /, **parameters: object) -> int:
         return self._cursor.execute(self._statements[name], parameters).rowcount
 
-    def all(self, name: str, /, **parameters: Any) -> list[Any]:
+    def all(self, name: str, /, **parameters: object) -> list[Row]:
         return self._cursor.execute(self._statements[name], parameters, binary=True).fetchall()
 
-    def page(self, *, max_bytes: int, **parameters: Any) -> list[Any]:
+    def page(self, *, max_bytes: int, **parameters: object) -> list[Row]:
         return self.all("read_page", max_bytes=max_bytes, **parameters)
 
-    def many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    def many(self, name: str, rows: Iterable[Mapping[str, object]]) -> None:
         if not isinstance(rows, Sequence):
             self._cursor.executemany(self._statements[name], rows)
         elif len(rows) == 1:
@@ -143,32 +151,32 @@ class PostgresTransaction(Transaction):
     def change(self, text: str) -> int:
         if not self._steered:
             return self._cursor.execute(text.encode()).rowcount
-        # It is about tables of users, whole ones maybe, and their joins.
+        # Users' tables may be read as a whole, and joined.
         self._cursor.execute(FREE.encode())
         touched = self._cursor.execute(text.encode()).rowcount
         self._cursor.execute(STEERED.encode())
         return touched
 
-    def query(self, text: str, /, **parameters: Any) -> list[Any]:
+    def query(self, text: str, /, **parameters: object) -> list[tuple[Any, ...]]:
         if parameters:
             return self._plain.execute(bind(text, self.dialect).encode(), parameters).fetchall()
         return self._plain.execute(text.encode()).fetchall()
 
     def home_schema(self) -> str | None:
-        # The search path that the role, the database or the URL gives the session, for as long as it takes to ask.
+        # By the search path of the role, the database or the URL.
         self._plain.execute("set local search_path to default")
         row = self._plain.execute("select pg_catalog.current_schema()").fetchone()
         self._plain.execute(f"set local search_path to {SEARCH_PATH}".encode())
         return row[0] if row else None
 
     def look_up_safely(self) -> str:
-        """Look names up as in a session of the store's; the search path that there was."""
+        """Set the search path of the store's sessions; return the previous one."""
         row = self._plain.execute(_LOOK_UP_SAFELY, (SEARCH_PATH,)).fetchone()
         assert row is not None
         return str(row[0])
 
     def look_up_in(self, path: str) -> None:
-        """Look names up by a search path again."""
+        """Set the search path."""
         self._plain.execute(_LOOK_UP, (path,))
 
     def load(self, text: str, data: Iterable[Any]) -> None:
@@ -189,7 +197,7 @@ class PostgresTransaction(Transaction):
         return self.owners_but(names, None)
 
     def owners_but(self, names: Iterable[str], pid: int | None) -> set[str]:
-        """Those of the owner locks that another session than one holds."""
+        """The owner locks among ``names`` that a session other than ``pid`` holds."""
         halves = {name: advisory_halves(name) for name in names}
         if not halves:
             return set()
@@ -199,8 +207,8 @@ class PostgresTransaction(Transaction):
         return {name for name, half in halves.items() if half in held}
 
 
-def _array(values: list[Any]) -> Any:
-    """Values for a parameter that is an array; of numbers as text, since the driver would give each list a type by its largest."""
+def _array(values: list[Any]) -> str | list[str]:
+    """Values of an array parameter. Numbers are text, since the driver would choose a type by the largest one."""
     return f"{{{','.join(map(str, values))}}}" if isinstance(values[0], int) else values
 
 
@@ -211,19 +219,16 @@ class PostgresDatabase(Database):
         self._psycopg = _driver()
         self._patience = seconds(url.options["lock_wait"]) if "lock_wait" in url.options else LOCK_WAIT
         self._longest_wait = longest_wait(self._patience)
-        """The seconds of ``lock_timeout``; 0 when the user has chosen none."""
+        """The seconds of ``lock_timeout``; 0 if the user has switched it off."""
         self._waiting = threading.local()
-        self._idled_out: weakref.WeakSet[psycopg.Connection[Any]] = weakref.WeakSet()
-        """Connections whose server has said that it ends them, since they stood still in a transaction."""
+        self._idled_out: weakref.WeakSet[PgConnection] = weakref.WeakSet()
+        """Connections that the server ends since they were idle in a transaction."""
         super().__init__(url)
 
     def exists(self) -> bool:
         return True
 
-    def _connect(self) -> psycopg.Connection[Any]:
-        return self._made()
-
-    def _made(self, *, lasting: bool = False) -> psycopg.Connection[Any]:
+    def _connect(self, *, lasting: bool = False) -> PgConnection:
         from psycopg.conninfo import conninfo_to_dict
         from psycopg.types.numeric import Int8BinaryDumper
 
@@ -233,7 +238,7 @@ class PostgresDatabase(Database):
             raise InvalidUrl(
                 f"{self.url} is not a valid PostgreSQL URL: {self.url.scrubbed(str(error))}"
             ) from None
-        connection: psycopg.Connection[Any] = self._psycopg.connect(**(_DEFAULTS | given), autocommit=True)
+        connection: PgConnection = self._psycopg.connect(**(_DEFAULTS | given), autocommit=True)
         warn_in_clear(connection, str(self.url))
         connection.add_notice_handler(partial(self._noticed, weakref.ref(connection)))
         try:
@@ -242,11 +247,11 @@ class PostgresDatabase(Database):
         except BaseException:
             connection.close()
             raise
-        # By default the size of a number chooses its type, and each combination of types is a statement to prepare.
+        # By default the size of a number chooses its type, and each combination of types would be prepared separately.
         connection.adapters.register_dumper(int, Int8BinaryDumper)
         return connection
 
-    def _set_up(self, connection: psycopg.Connection[Any], statements: str) -> None:
+    def _set_up(self, connection: PgConnection, statements: str) -> None:
         cursor = connection.execute(statements.encode())
         while cursor.nextset():
             pass
@@ -254,29 +259,28 @@ class PostgresDatabase(Database):
         assert row is not None
         self._longest_wait = row[0]
 
-    def _noticed(self, connection: weakref.ref[psycopg.Connection[Any]], notice: Any) -> None:
-        # What a server says while no statement runs is a notice to the driver, also when it is its last word.
-        found = connection()
-        if found is not None and notice.sqlstate == _IDLE:
-            self._idled_out.add(found)
+    def _noticed(self, connection: weakref.ref[PgConnection], notice: Diagnostic) -> None:
+        # The driver passes a server's error on as a notice while no statement runs.
+        alive = connection()
+        if alive is not None and notice.sqlstate == _IDLE:
+            self._idled_out.add(alive)
 
-    def disconnect(self, connection: psycopg.Connection[Any]) -> None:
+    def disconnect(self, connection: PgConnection) -> None:
         connection.close()
 
-    def _begin(self, connection: psycopg.Connection[Any], *, write: bool) -> Transaction:
+    def _begin(self, connection: PgConnection, *, write: bool) -> Transaction:
         levels = self._psycopg.IsolationLevel
-        # Whatever the server's default is: a write sees, under a lock, what the lock's last holder committed; a read sees
-        # one moment, as it does in SQLite.
+        # Under a lock a write sees what the lock's last holder committed; a read sees one moment, as in SQLite.
         connection.isolation_level = levels.READ_COMMITTED if write else levels.REPEATABLE_READ
         connection.read_only = not write
-        look: LockLook | None = getattr(self._waiting, "look", None)
-        if look is not None:
-            look.begin(connection.info.backend_pid)
+        lookup: HolderLookup | None = getattr(self._waiting, "lookup", None)
+        if lookup is not None:
+            lookup.start(connection.info.backend_pid)
         return PostgresTransaction(connection, self.url.schema, write=write, steered=True)
 
-    def _commit(self, connection: psycopg.Connection[Any]) -> None:
+    def _commit(self, connection: PgConnection) -> None:
         if connection.info.transaction_status == self._psycopg.pq.TransactionStatus.INERROR:
-            # PostgreSQL would answer a commit with a rollback, and no error.
+            # PostgreSQL would roll back without an error.
             raise StoreError(f"{self.url}: a statement of the transaction failed, so it cannot be committed")
         try:
             connection.commit()
@@ -285,13 +289,12 @@ class PostgresDatabase(Database):
                 raise self._idled() from error
             raise
 
-    def _rollback(self, connection: psycopg.Connection[Any]) -> None:
+    def _rollback(self, connection: PgConnection) -> None:
         if not connection.closed:
             connection.rollback()
 
-    def _notified(self, connection: psycopg.Connection[Any], channels: Iterable[str]) -> bool:
-        # Not in the transaction: its commit would hold up all others of the database that notify. Should this one not arrive,
-        # the rows are found all the same, only later.
+    def _notified(self, connection: PgConnection, channels: Iterable[str]) -> bool:
+        # Not in the transaction, whose commit would then block all others that notify. If this one is lost, the rows are found later.
         ok = self._psycopg.pq.ExecStatus.TUPLES_OK
         return all(
             connection.pgconn.exec_params(b"select pg_notify($1, '')", [channel.encode()]).status == ok
@@ -300,13 +303,13 @@ class PostgresDatabase(Database):
 
     def _commit_error(self, error: PenstockError) -> PenstockError:
         rolled_back = (
-            error.condition == _STOOD_STILL or getattr(error.__cause__, "sqlstate", None) in _ROLLED_BACK
+            error.condition == _IDLED_OUT or getattr(error.__cause__, "sqlstate", None) in _ROLLED_BACK
         )
         if rolled_back or not isinstance(error, StoreUnavailable):
             return error
         return CommitOutcomeUnknown(
             f"the connection to {self.url} broke while a transaction was committing; "
-            "look whether it happened before trying again, or use a producer session, which knows"
+            "check whether it happened before trying again, or use a producer session, which knows"
         )
 
     def _translated(self, error: Exception) -> PenstockError | None:
@@ -331,15 +334,15 @@ class PostgresDatabase(Database):
 
     def _idled(self) -> StoreUnavailable:
         return StoreUnavailable(
-            f"{self.url}: this process stood still in the middle of a transaction for longer than the server's "
-            "idle_in_transaction_session_timeout, which rolled it back: run it again",
-            condition=_STOOD_STILL,
+            f"{self.url}: this process was idle in a transaction for longer than the server's idle_in_transaction_session_timeout, "
+            "so the server rolled it back: run it again",
+            condition=_IDLED_OUT,
         )
 
     def _unqualified(self, text: str) -> StoreError:
         return StoreError(
-            f"{self.url}: a function of yours, such as a trigger's, did not find what it names ({text}): Penstock's sessions look names "
-            "up in pg_catalog alone. Write the schema before the name, or run `alter function … set search_path = …`",
+            f"{self.url}: a function of yours, such as a trigger's, uses a name without its schema ({text}): Penstock's sessions "
+            "look names up in pg_catalog alone. Write the schema before the name, or run `alter function … set search_path = …`",
             condition="STORE_ERROR.UNQUALIFIED_NAME",
         )
 
@@ -347,7 +350,7 @@ class PostgresDatabase(Database):
         who = " and ".join(map(str, holders)) or "another session"
         pid = holders[0].pid if holders else "pid, which pg_blocking_pids finds"
         return StoreLocked(
-            f"{self.url}: a lock was not free {within}. {who} has it: {_WAY_OUT.format(pid=pid)}",
+            f"{self.url}: a lock was not free {within}. {who} holds it: {_ADVICE_LOCKED.format(pid=pid)}",
             seconds=self._longest_wait,
             holders=[holder.pid for holder in holders],
         )
@@ -357,18 +360,18 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def _waiting_again(self, waited: float) -> Iterator[None]:
-        look = LockLook(self.lasting_connection, self.url.schema, self._longest_wait * 0.75)
-        self._waiting.look = look
+        lookup = HolderLookup(self.lasting_connection, self.url.schema, self._longest_wait * 0.75)
+        self._waiting.lookup = lookup
         try:
             yield
         except StoreLocked as error:
-            look.end()
+            lookup.cancel()
             total = waited + self._longest_wait
             within = f"within {total:.0f} s" if total >= 1 else f"within {total:.1f} s"
-            raise self._locked_out(within, look.holders) from error.__cause__
+            raise self._locked_out(within, lookup.holders) from error.__cause__
         finally:
-            self._waiting.look = None
-            look.end()
+            self._waiting.lookup = None
+            lookup.cancel()
 
     def _lost(self, error: Exception, text: str) -> bool:
         refused = "FATAL" in text and any(refusal in text for refusal in _REFUSALS)
@@ -381,13 +384,13 @@ class PostgresDatabase(Database):
             lambda: self.run(lambda tx: tx.owner_alive(name), write=False),
         )
 
-    def lasting_connection(self) -> psycopg.Connection[Any]:
-        """A connection that may idle for ever, each statement a transaction."""
+    def lasting_connection(self) -> PgConnection:
+        """A connection that may idle for ever, in autocommit mode."""
         with self.translating():
-            return self._made(lasting=True)
+            return self._connect(lasting=True)
 
-    def _locked(self, name: str) -> psycopg.Connection[Any] | None:
-        """A connection that holds an owner lock; None when another one does."""
+    def _locked(self, name: str) -> PgConnection | None:
+        """A connection that holds an owner lock; None if another one does."""
         connection = self.lasting_connection()
         mine = False
         try:
@@ -398,12 +401,12 @@ class PostgresDatabase(Database):
                 connection.close()
         return connection if mine else None
 
-    def _is_taken(self, connection: psycopg.Connection[Any], name: str) -> bool:
+    def _is_taken(self, connection: PgConnection, name: str) -> bool:
         looking = PostgresTransaction(connection, self.url.schema, write=False)
         for _ in range(_TRIES):
             if looking.owners_alive([name]):
                 return False
-            # Nobody else has it, or each of several sees the others behind its own and gives way.
+            # If several take it at once, each sees the others and gives way.
             row = connection.execute("select pg_try_advisory_lock(%s)", (advisory_key(name),)).fetchone()
             if row and row[0] and not looking.owners_but([name], connection.info.backend_pid):
                 return True
@@ -411,15 +414,17 @@ class PostgresDatabase(Database):
             time.sleep(random.uniform(0, _PAUSE))
         return False
 
-    def _borrowed(self, connection: Any) -> AbstractContextManager[Transaction]:
+    @contextmanager
+    def borrowed(self, connection: object) -> Iterator[Transaction]:
         if not isinstance(connection, self._psycopg.Connection):
             raise InvalidInput(
                 f"a PostgreSQL store takes a psycopg.Connection, not {type(connection).__name__}"
             )
-        return self._part(connection)
+        with self.translating(), self._savepoint(connection) as transaction:
+            yield transaction
 
     @contextmanager
-    def _part(self, connection: psycopg.Connection[Any]) -> Iterator[Transaction]:
+    def _savepoint(self, connection: PgConnection) -> Iterator[Transaction]:
         idle = connection.info.transaction_status == self._psycopg.pq.TransactionStatus.IDLE
         if connection.autocommit and idle:
             raise InvalidInput(
@@ -428,7 +433,13 @@ class PostgresDatabase(Database):
         transaction = PostgresTransaction(connection, self.url.schema)
         path = transaction.look_up_safely()
         try:
-            self._check_there(transaction, connection if idle else None)
+            try:
+                self._check_identity(transaction)
+            except BaseException:
+                if idle:
+                    # End the transaction that this check began.
+                    connection.rollback()
+                raise
             # Inside a transaction this is a savepoint.
             with connection.transaction():
                 yield transaction
@@ -438,16 +449,7 @@ class PostgresDatabase(Database):
             if connection.info.transaction_status == self._psycopg.pq.TransactionStatus.INTRANS:
                 transaction.look_up_in(path)
 
-    def _check_there(self, transaction: Transaction, began: psycopg.Connection[Any] | None) -> None:
-        """Check a caller's connection; one whose transaction began with that is left without one where it is the wrong one."""
-        try:
-            self._check_identity(transaction)
-        except BaseException:
-            if began is not None:
-                began.rollback()
-            raise
-
     def _check_identity(self, transaction: Transaction) -> None:
-        found = transaction.one("store_exists", schema=self.url.options["schema"]).found
-        if not found or transaction.one("read_store").uuid != self.uuid:
+        exists = transaction.one("store_exists", schema=self.url.options["schema"]).found
+        if not exists or transaction.one("read_store").uuid != self.uuid:
             raise InvalidInput(f"the connection does not lead to {self.url}: connect to the same database")

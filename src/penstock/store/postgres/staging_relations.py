@@ -1,6 +1,6 @@
-"""Relations of PostgreSQL in which tasks stage the rows of a table: one for each try of a micro-batch.
+"""Unlogged PostgreSQL tables in which tasks stage the rows of a table sink: one for each try of a micro-batch.
 
-Each is unlogged, and says in its comment whose it is, so that nothing else has to be kept level with it.
+The comment of each says whose it is, so that nothing else has to be kept in sync with it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Relation:
 
 
 def create(tx: Transaction, columns: Sequence[str], *, sink: str, app_id: str) -> str:
-    """Make a relation; its name, which is part of no user's.
+    """Create a relation and return its name, which matches no user's.
 
     Parameters
     ----------
@@ -43,8 +43,8 @@ def create(tx: Transaction, columns: Sequence[str], *, sink: str, app_id: str) -
         The table's name in the ledger.
     """
     name = PREFIX + uuid.uuid4().hex
-    told = json.dumps({"sink": sink, "app_id": app_id, "created_at": tx.now()})
-    literal = told.replace("\\", "\\\\").replace("'", "''")
+    comment = json.dumps({"sink": sink, "app_id": app_id, "created_at": tx.now()})
+    literal = comment.replace("\\", "\\\\").replace("'", "''")
     where = qualified(tx, name)
     tx.execute(f"create unlogged table {where} ({', '.join(columns)}) with (autovacuum_enabled = false)")
     tx.execute(f"comment on table {where} is E'{literal}'")
@@ -52,23 +52,23 @@ def create(tx: Transaction, columns: Sequence[str], *, sink: str, app_id: str) -
 
 
 def qualified(tx: Transaction, name: str) -> str:
-    """The relation in SQL: its name may be anybody's who makes relations in the schema."""
+    """The relation's quoted name; whoever may create relations in the schema chooses names."""
     escaped = name.replace('"', '""')
     return f'{tx.schema}."{escaped}"'
 
 
 def listed(tx: Transaction) -> list[Relation]:
-    """All that there are; a SQLite store has none."""
+    """All relations; a SQLite store has none."""
     if tx.dialect != "postgres":
         return []
     rows = tx.all("list_relations", schema=_unquoted(tx.schema))
-    return [found for row in rows if (found := _relation(row.name, row.told)) is not None]
+    return [relation for row in rows if (relation := _relation(row.name, row.comment)) is not None]
 
 
-def _relation(name: str, told: str | None) -> Relation | None:
-    """The relation that a comment tells of; None where it is another one's, who may make relations in the schema too."""
+def _relation(name: str, comment: str | None) -> Relation | None:
+    """The relation that a comment describes; None if another program created it in the schema."""
     try:
-        about = parse_json(told or "null")
+        about = parse_json(comment or "null")
         return Relation(name, str(about["sink"]), str(about["app_id"]), int(about["created_at"]))
     except (ValueError, KeyError, TypeError):
         return None
@@ -87,11 +87,10 @@ def drop(tx: Transaction, name: str) -> None:
 
 
 def drop_of(database: Database, sink: str, app_id: str) -> None:
-    """Drop what earlier tries of an app have left; one that a task still writes is left to the next try, or to a sweep."""
+    """Drop the relations of an app's earlier tries; one that a task still writes is left to the next try, or to maintenance."""
     if not isinstance(database, PostgresDatabase):
         return
-    there = database.run(listed, write=False)
-    for relation in there:
+    for relation in database.run(listed, write=False):
         if (relation.sink, relation.app_id) == (sink, app_id):
             _drop_idle(database, relation.name)
 

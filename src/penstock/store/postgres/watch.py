@@ -1,19 +1,18 @@
-"""Watching a queue of a PostgreSQL store: an append notifies a channel when somebody listens.
+"""Watch a queue of a PostgreSQL store: an append notifies a channel if somebody listens.
 
-A notification costs every append a lock of the whole database while it commits, so an append looks first whether anybody
-listens, and notifies after its commit. Who listens holds an advisory lock, which goes with his connection whatever ends it; an
-append asks for that lock while it holds the partition's row. An append that asked before the listener had the lock may end
-later without a word: until all transactions of that time are over the listener looks by himself.
+A notification locks the whole database while it commits, so an append first looks whether anybody listens, and notifies after
+its commit. A listener holds an advisory lock, which ends with its connection; an append asks for that lock while it holds the partition's
+row. An append that asked before the listener had the lock may commit later without a notification, so the listener polls until
+all transactions of that time have ended.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.errors import StoreUnavailable
+from penstock.store.postgres.locks import abandon
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.statements import statements
 from penstock.store.watching import Watch
@@ -23,20 +22,19 @@ if TYPE_CHECKING:
 
 REST = 1.0
 _SHORTEST = 0.005
-_inherited: list[Any] = []
 
 
 class PostgresWatch(Watch):
-    """Looks when the server tells it to, and each second, since a pooler tells nothing and an appender may die in between."""
+    """Looks after a notification, and each second: poolers pass no notifications on, and a writer may die before it notifies."""
 
     def __init__(
         self, database: PostgresDatabase, queue: QueueRecord, partitions: Collection[int] | None
     ) -> None:
         self._statements = statements("postgres", database.url.schema)
         self._listened_since: int | None = None
-        """A transaction behind all those that may not have found us listening; None before that."""
+        """A transaction after all those that may have missed this listener; None before it listens."""
         self._settled = False
-        self._told = False
+        self._notified = False
         self._last_pause = _SHORTEST
         super().__init__(queue, partitions, database.lasting_connection, database.translating)
 
@@ -46,25 +44,25 @@ class PostgresWatch(Watch):
     def _read(self, heard: bool) -> list[tuple[int, int, int]]:
         if self._connection is None:
             self._connection = self._connect()
-            self._connection.add_notify_handler(self._tell)
+            self._connection.add_notify_handler(self._on_notify)
             self._listened_since, self._settled, self._last_pause = None, False, _SHORTEST
         if not self._settled:
             self._settle()
-        self._told = False
-        rows: list[tuple[int, int, int]] = self._rows("read_ends", **self._wanted)
-        # What came with the answer may be about a later commit than the answer.
+        self._notified = False
+        rows = [(row[0], row[1], row[2]) for row in self._rows("read_ends", **self._wanted)]
+        # A notification that arrived with the answer may be of a later commit.
         while self._connection.pgconn.notifies() is not None:
-            self._told = True
+            self._notified = True
         return rows
 
-    def _rows(self, name: str, **parameters: Any) -> list[Any]:
-        found: list[Any] = self._connection.execute(
+    def _rows(self, name: str, **parameters: int) -> list[tuple[int, ...]]:
+        rows: list[tuple[int, ...]] = self._connection.execute(
             self._statements[name], parameters, binary=True
         ).fetchall()
-        return found
+        return rows
 
-    def _tell(self, notification: object) -> None:
-        self._told = True
+    def _on_notify(self, notification: object) -> None:
+        self._notified = True
 
     def _settle(self) -> None:
         ((channel,),) = self._rows("watch_channel", queue_id=self._queue.queue_id)
@@ -78,7 +76,7 @@ class PostgresWatch(Watch):
             self._settled = oldest > self._listened_since
 
     def _pause(self, changed: bool) -> float:
-        if self._told:
+        if self._notified:
             return 0.0
         if self._settled:
             return REST
@@ -87,7 +85,7 @@ class PostgresWatch(Watch):
 
     def _lose(self, error: StoreUnavailable) -> None:
         super()._lose(error)
-        self._told = self._settled = False
+        self._notified = self._settled = False
         self._disconnect()
 
     def _disconnect(self) -> None:
@@ -99,7 +97,4 @@ class PostgresWatch(Watch):
         super().after_fork_in_child()
         connection, self._connection = self._connection, None
         if connection is not None:
-            # Closing it in order would say goodbye to the server in the parent's name.
-            _inherited.append(connection)
-            with suppress(OSError):
-                os.close(connection.fileno())
+            abandon(connection)

@@ -1,4 +1,4 @@
-"""Queues as the store knows them: create, find, list, grow, drop."""
+"""Queues and their partitions: create, find, list, grow, drop."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import pyarrow as pa
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import schema_from_bytes, schema_to_bytes
 from penstock.errors import AlreadyExists, CommitRefused, QueueNotFound
-from penstock.store.database import Transaction
+from penstock.store.database import Row, Transaction
 from penstock.store.records.ledger import queue_sink
 
 
 @dataclass(frozen=True)
 class RetentionLimits:
-    """How much of each partition stays: rows, microseconds of age, compressed bytes; None for no limit."""
+    """How much of each partition is kept: rows, microseconds of age, compressed bytes; None for no limit."""
 
     rows: int | None = None
     age: int | None = None
@@ -44,9 +43,9 @@ class QueueRecord:
     retention: RetentionLimits
     created_at: int
     contract: str | None = None
-    """Of a change feed: what it promises about its rows, as JSON. Such a queue is written in whole commits only."""
+    """The contract of a change feed, as JSON. Such a queue is written in whole commits only."""
     added_bytes: bytes | None = None
-    """The columns that came later, behind the first ones."""
+    """The columns that were added after the first ones."""
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -54,17 +53,17 @@ class QueueRecord:
 
     @cached_property
     def first_width(self) -> int:
-        """How many columns the queue was made with."""
+        """The number of columns that the queue was created with."""
         return len(_schema(self.schema_bytes, None))
 
     def first_columns(self, width: int) -> pa.Schema:
-        """The first columns, so many of them; all when there are no more."""
+        """The first ``width`` columns, or all if there are fewer."""
         return _prefix(self.schema_bytes, self.added_bytes, width)
 
 
 @dataclass(frozen=True)
 class PartitionRecord:
-    """One partition: rows [first_index, next_index) are there."""
+    """One partition, with rows [first_index, next_index)."""
 
     partition: int
     first_index: int
@@ -90,7 +89,7 @@ def _prefix(data: bytes, added: bytes | None, width: int) -> pa.Schema:
     return whole if width >= len(whole) else pa.schema([whole.field(place) for place in range(width)])
 
 
-def _record(row: Any) -> QueueRecord:
+def _record(row: Row) -> QueueRecord:
     return QueueRecord(
         queue_id=row.queue_id,
         name=row.name,
@@ -118,7 +117,7 @@ def create_queue(
     row = tx.one(
         "insert_queue",
         name=name,
-        # A queue of the same name that is made anew must not be taken for the old one.
+        # A recreated queue of the same name is another queue.
         generation=random.getrandbits(40),
         schema=schema_to_bytes(schema),
         key_columns=json.dumps(list(key)),
@@ -151,9 +150,9 @@ def grow(tx: Transaction, queue: QueueRecord, total: int) -> None:
 
 
 def add_columns(tx: Transaction, queue: QueueRecord, fields: Sequence[pa.Field]) -> None:
-    """Add columns behind those that there are, under the queue's lock.
+    """Add columns at the end, under the queue's lock.
 
-    Appends go on meanwhile: their rows have the columns that their writers know of, and a payload says how many.
+    Appends continue meanwhile: their rows have the columns that their writers know, and a payload says how many.
     """
     added = [queue.schema.field(place) for place in range(queue.first_width, len(queue.schema))]
     tx.run(
@@ -174,19 +173,19 @@ def find_queue(tx: Transaction, name: str, *, lock: bool = False) -> QueueRecord
 
 
 def require_unchanged(tx: Transaction, queue: QueueRecord) -> None:
-    """Refuse rows that were placed for a queue which is another one by now, or whose keys go elsewhere by now.
+    """Refuse rows that were placed for a queue which was recreated, or whose keys now belong to other partitions.
 
-    To be called after the partitions have been locked: from then on the queue stays as it is.
+    Call it after the partitions have been locked, which keeps the queue as it is.
 
     Raises
     ------
     CommitRefused
-        Its transaction must not be committed.
+        The transaction must not be committed.
     """
     now = find_queue(tx, queue.name)
     if now.queue_id != queue.queue_id:
         raise CommitRefused(
-            f"queue {queue.name!r} was recreated while rows were written to it; nothing of them is visible: start again, a "
+            f"queue {queue.name!r} was recreated while rows were written to it, and none of them is visible: start again; a "
             "restarted query repeats the micro-batch",
             queue=queue.name,
         )
@@ -195,19 +194,19 @@ def require_unchanged(tx: Transaction, queue: QueueRecord) -> None:
 
 
 class QueueGrown(CommitRefused):
-    """The queue got more partitions between the placing of the rows and their append."""
+    """The queue got more partitions after the rows were placed and before they were appended."""
 
 
 def grown(queue: QueueRecord) -> QueueGrown:
     return QueueGrown(
-        f"queue {queue.name!r} got more partitions while rows for {queue.partitions} of them were written; nothing of them is "
+        f"queue {queue.name!r} got more partitions while rows were written to it, and none of these rows is "
         "visible: repeat the append, or restart the query, which repeats the micro-batch",
         queue=queue.name,
     )
 
 
 def reread(tx: Transaction, queue: QueueRecord) -> QueueRecord:
-    """The queue as it is now; a queue of the same name that was made anew is another one."""
+    """The queue as it is now; a recreated queue of the same name is another one."""
     row = tx.one("find_queue_by_id", queue_id=queue.queue_id)
     if row is None:
         raise dropped(queue)
@@ -215,7 +214,7 @@ def reread(tx: Transaction, queue: QueueRecord) -> QueueRecord:
 
 
 def dropped(queue: QueueRecord) -> QueueNotFound:
-    return QueueNotFound(f"queue {queue.name!r} was dropped meanwhile", queue=queue.name)
+    return QueueNotFound(f"queue {queue.name!r} was dropped", queue=queue.name)
 
 
 def list_queues(tx: Transaction) -> list[QueueRecord]:
@@ -227,13 +226,16 @@ def set_retention(tx: Transaction, queue: QueueRecord, limits: RetentionLimits) 
 
 
 def drop_queue(tx: Transaction, queue: QueueRecord) -> None:
-    """Drop a queue that is locked; whoever is at its consumers, sessions or partitions ends first."""
-    # In the order in which everybody else takes these locks.
+    """Drop a locked queue, after all that use its consumers, sessions or partitions."""
+    # In the order in which everybody takes these locks.
     tx.all("lock_registrations", queue_id=queue.queue_id)
     for statement in ("delete_registrations", "delete_producers"):
         tx.run(statement, queue_id=queue.queue_id)
     staged = tx.all("delete_queue_staged", queue_id=queue.queue_id)
-    tx.many("delete_payload", [{"payload_id": each} for each in sorted(row.payload_id for row in staged)])
+    tx.many(
+        "delete_payload",
+        [{"payload_id": payload_id} for payload_id in sorted(row.payload_id for row in staged)],
+    )
     lock_partitions(tx, queue)
     for statement in ("delete_queue_payloads", "delete_queue_segments", "delete_queue"):
         tx.run(statement, queue_id=queue.queue_id)
@@ -244,7 +246,7 @@ def partitions(tx: Transaction, queue: QueueRecord) -> list[PartitionRecord]:
     return [_partition(row) for row in tx.all("read_partitions", queue_id=queue.queue_id)]
 
 
-def _partition(row: Any) -> PartitionRecord:
+def _partition(row: Row) -> PartitionRecord:
     return PartitionRecord(
         row.partition, row.first_index, row.next_index, row.last_timestamp, row.bytes, row.segments
     )
@@ -252,11 +254,11 @@ def _partition(row: Any) -> PartitionRecord:
 
 def lock_partitions(tx: Transaction, queue: QueueRecord) -> list[PartitionRecord]:
     """All partitions, locked in ascending order."""
-    return [lock_partition(tx, queue, found.partition) for found in partitions(tx, queue)]
+    return [lock_partition(tx, queue, record.partition) for record in partitions(tx, queue)]
 
 
 def lock_partition(tx: Transaction, queue: QueueRecord, partition: int) -> PartitionRecord:
-    """A partition, locked until the transaction ends when that is one which writes."""
+    """A partition, locked until the end of a transaction that writes."""
     row = tx.one(
         "lock_partition" if tx.write else "read_partition", queue_id=queue.queue_id, partition=partition
     )

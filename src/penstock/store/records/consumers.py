@@ -1,14 +1,13 @@
-"""Consumers: registrations, offsets, owners and their open micro-batch."""
+"""Consumers: registrations, offsets, and the micro-batch in flight of their owners."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import AlreadyExists, ConsumerNotFound, InvalidPosition, NotRegistered, OffsetConflict
-from penstock.store.database import Transaction
+from penstock.store.database import Row, Transaction
 from penstock.store.log.trim import first_since
 from penstock.store.records.catalog import PartitionRecord, QueueRecord, find_queue, lock_partitions
 
@@ -25,9 +24,9 @@ class Registration:
     queue: str
     vital: bool
     generation: int
-    """Changes with every seek, so that offsets from before it are recognised."""
+    """Changes with every seek, so that older offsets are recognised."""
     epoch: int
-    """Changes with every owner, so that an owner which lost it is recognised."""
+    """Changes with every owner, so that a fenced owner is recognised."""
     app_id: str | None
     plan_epoch: int | None
     plan: str | None
@@ -46,11 +45,11 @@ class Registration:
 
 
 def owner_name(store_uuid: str, consumer: str, queue_id: int) -> str:
-    """The name of the lock that the live owner of a consumer holds on a queue."""
+    """The name of the lock that the owner of a consumer on a queue holds."""
     return f"{store_uuid}/{queue_id}/{consumer}"
 
 
-def _registration(row: Any) -> Registration:
+def _registration(row: Row) -> Registration:
     return Registration(
         row.consumer_id,
         row.queue_id,
@@ -120,11 +119,11 @@ def register(
 ) -> Registration:
     """Register a consumer; one that is registered already keeps its offsets, and its ``vital`` where that is None."""
     keys = {"consumer_id": find_consumer(tx, consumer), "queue_id": queue.queue_id}
-    # Offsets of an earlier registration of the same names must not be taken for this one's, which is the newer of the two.
+    # The generation ascends, so offsets of an earlier registration of the same names are not taken for this one's.
     if not tx.run("insert_registration", vital=int(bool(vital)), generation=tx.now(), **keys):
         if vital is not None:
             tx.run("set_vital", vital=int(vital), **keys)
-        # A trim that is under way has not seen it; once it is through, none is left that has not.
+        # Wait for running trims, which have not seen the change.
         lock_partitions(tx, queue)
         return find_registration(tx, consumer, queue.name)
     offsets = resolve(tx, queue, start)
@@ -133,7 +132,7 @@ def register(
 
 
 def resolve(tx: Transaction, queue: QueueRecord, position: Position) -> list[int]:
-    """The row index of each partition that a position stands for; in a transaction that writes, under their locks.
+    """The row index of a position in each partition, under their locks in a transaction that writes.
 
     Parameters
     ----------
@@ -150,13 +149,15 @@ def resolve(tx: Transaction, queue: QueueRecord, position: Position) -> list[int
         now = tx.now()
         return [first_since(tx, queue, record, position, now) for record in records]
     if isinstance(position, Mapping):
-        return _given(queue, records, position)
+        return _explicit(queue, records, position)
     raise InvalidPosition(
         f"a position is 'earliest', 'latest', a datetime or {{partition: row index}}, not {position!r}"
     )
 
 
-def _given(queue: QueueRecord, records: Sequence[PartitionRecord], position: Mapping[int, int]) -> list[int]:
+def _explicit(
+    queue: QueueRecord, records: Sequence[PartitionRecord], position: Mapping[int, int]
+) -> list[int]:
     offsets = [record.first_index for record in records]
     for partition, index in position.items():
         if type(partition) is not int or type(index) is not int:
@@ -191,27 +192,26 @@ def advance(
     Parameters
     ----------
     safe
-        Whether the safe offset follows: yes where the caller's own transaction is all there is to it.
+        Whether the safe offset follows: yes if nothing but the caller's own transaction depends on the move.
     """
     statement = "advance_position_and_safe" if safe else "advance_position"
     if not tx.run(statement, partition=partition, old=old, new=new, **registration.keys):
-        found = next(
-            (row for row in tx.all("read_positions", **registration.keys) if row.partition == partition), None
-        )
-        stands = "has no such partition" if found is None else f"stands at {found.next_index}"
+        current = {row.partition: row.next_index for row in tx.all("read_positions", **registration.keys)}
+        there = current.get(partition)
+        is_at = "does not exist" if there is None else f"is at {there}"
         raise OffsetConflict(
-            f"consumer {registration.consumer!r} on queue {registration.queue!r}, partition {partition}, {stands}, "
-            f"not at {old}: somebody else moved it; read its offsets and go on from there",
+            f"consumer {registration.consumer!r} on queue {registration.queue!r}, partition {partition}, {is_at}, "
+            f"not at {old}: another program moved it; read its offsets and resume there",
             consumer=registration.consumer,
             queue=registration.queue,
             partition=partition,
             expected=old,
-            found=found and found.next_index,
+            found=there,
         )
 
 
 def seek(tx: Transaction, registration: Registration, offsets: Sequence[int]) -> None:
-    """Set all offsets and safe offsets and raise the generation, which turns away every older checkpoint."""
+    """Set all offsets and safe offsets, and raise the generation, so that older checkpoints are refused."""
     tx.many(
         "set_position",
         [{"partition": p, "next_index": index, **registration.keys} for p, index in enumerate(offsets)],
@@ -227,7 +227,7 @@ def lock_registrations(tx: Transaction, queue: QueueRecord) -> list[Registration
 def add_partition_positions(
     tx: Transaction, registrations: Sequence[Registration], first: int, last: int
 ) -> None:
-    """Positions at 0 for partitions [first, last) of registrations."""
+    """Insert positions at 0 for partitions [first, last) of registrations."""
     tx.many(
         "insert_position",
         [

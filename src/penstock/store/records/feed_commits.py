@@ -1,14 +1,13 @@
-"""The commits of a change feed: which rows of its queue belong to which."""
+"""The commits of a change feed, and which rows of its queue belong to each."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.errors import CommitOutOfOrder
-from penstock.store.database import Transaction
+from penstock.store.database import Row, Transaction
 from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord
 
@@ -25,7 +24,7 @@ class FeedCommit:
     timestamp: int
     rows: int
     ends: tuple[int, ...]
-    """Where each partition ends behind it; partitions that were added later are not there."""
+    """Where each partition ends after it, without partitions that were added later."""
 
 
 def newest(tx: Transaction, queue: QueueRecord, upto: int = _EVER) -> FeedCommit | None:
@@ -43,12 +42,12 @@ def page(
 
 
 def open_commit(tx: Transaction, queue: QueueRecord, version: int, timestamp: int) -> None:
-    """Lock the feed, and see that the commit comes behind all others.
+    """Lock the feed, and check that the commit follows all others.
 
     Raises
     ------
     CommitOutOfOrder
-        When the version is not above the newest one, or the timestamp lies before the newest one.
+        When the version is not above the newest one, or the timestamp is before the newest one.
     """
     if catalog.find_queue(tx, queue.name, lock=True).queue_id != queue.queue_id:
         raise catalog.dropped(queue)
@@ -56,8 +55,8 @@ def open_commit(tx: Transaction, queue: QueueRecord, version: int, timestamp: in
     if last is not None and (version <= last.version or timestamp < last.timestamp):
         what = "version" if version <= last.version else "timestamp"
         raise CommitOutOfOrder(
-            f"commit {version} of feed {queue.name!r} goes backwards: the newest one is {last.version}, and its {what} has to lie "
-            f"before. Nothing was appended; if this is a repeat of commit {last.version}, it is there already",
+            f"commit {version} of feed {queue.name!r} goes backwards: the {what} of the newest one, {last.version}, must be before "
+            f"its own. Nothing was appended; if this repeats commit {last.version}, that one is already committed",
             feed=queue.name,
             version=version,
             newest=last.version,
@@ -65,28 +64,28 @@ def open_commit(tx: Transaction, queue: QueueRecord, version: int, timestamp: in
 
 
 def close_commit(tx: Transaction, queue: QueueRecord, version: int, timestamp: int, rows: int) -> None:
-    """Note where the partitions end now, under the lock that ``open_commit`` took."""
-    there = catalog.partitions(tx, queue)
+    """Record where the partitions end now, under the lock of ``open_commit``."""
+    records = catalog.partitions(tx, queue)
     tx.run(
         "insert_feed_commit",
         queue_id=queue.queue_id,
         version=version,
         timestamp=timestamp,
         row_count=rows,
-        ends=json.dumps([part.next_index for part in there]),
+        ends=json.dumps([record.next_index for record in records]),
     )
-    _prune(tx, queue, [part.first_index for part in there])
+    _prune(tx, queue, [record.first_index for record in records])
 
 
 def starts(tx: Transaction, queue: QueueRecord, after: int, partitions: int) -> list[int]:
-    """Where each partition goes on behind a version."""
+    """The first row index after a version, by partition."""
     last = newest(tx, queue, after)
-    found = [] if last is None else list(last.ends)
-    return found + [0] * (partitions - len(found))
+    ends = [] if last is None else list(last.ends)
+    return ends + [0] * (partitions - len(ends))
 
 
 def oldest(tx: Transaction, queue: QueueRecord) -> int:
-    """The version behind which nothing has been trimmed; -1 where nothing has been trimmed at all."""
+    """The version after which nothing has been trimmed; -1 if nothing has been trimmed at all."""
     first = [part.first_index for part in catalog.partitions(tx, queue)]
     if not any(first):
         return -1
@@ -95,13 +94,13 @@ def oldest(tx: Transaction, queue: QueueRecord) -> int:
 
 def _commits(tx: Transaction, queue: QueueRecord) -> Iterator[FeedCommit]:
     after = -1
-    while found := page(tx, queue, after):
-        yield from found
-        after = found[-1].version
+    while commits := page(tx, queue, after):
+        yield from commits
+        after = commits[-1].version
 
 
 def _prune(tx: Transaction, queue: QueueRecord, first: Sequence[int]) -> None:
-    """Forget the oldest commits whose rows have been trimmed, a few at a time; the last one of them tells where the next begins."""
+    """Forget the oldest commits whose rows have been trimmed, a few at a time, except for the last: the next one begins at its end."""
     if not any(first):
         return
     gone = [each for each in page(tx, queue, -1, most=_PRUNED_AT_ONCE) if not _beyond(each.ends, first)]
@@ -110,15 +109,15 @@ def _prune(tx: Transaction, queue: QueueRecord, first: Sequence[int]) -> None:
 
 
 def _covers(ends: Sequence[int], first: Sequence[int]) -> bool:
-    """Whether everything behind these ends is there."""
+    """Whether every row after these ends still exists."""
     padded = [*ends, *[0] * (len(first) - len(ends))]
     return all(end >= bound for end, bound in zip(padded, first, strict=True))
 
 
 def _beyond(ends: Sequence[int], first: Sequence[int]) -> bool:
-    """Whether anything before these ends is there."""
+    """Whether any row before these ends still exists."""
     return any(end > bound for end, bound in zip(ends, first, strict=False))
 
 
-def _commit(row: Any) -> FeedCommit:
+def _commit(row: Row) -> FeedCommit:
     return FeedCommit(row.version, row.timestamp, row.row_count, tuple(json.loads(row.ends)))

@@ -1,4 +1,4 @@
-"""Producer sessions: an epoch that fences the previous holder, a sequence that makes repeats visible."""
+"""Producer sessions: an epoch that fences the previous holder, and a sequence number that identifies repeats."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def open_session(tx: Transaction, queue: QueueRecord, session: str) -> ProducerS
 
 
 def lock_session(tx: Transaction, session: ProducerSession) -> int:
-    """The last sequence number, under the session's lock.
+    """Lock the session and return its last sequence number.
 
     Raises
     ------
     ProducerFenced
-        When the session has been opened again since.
+        When the session has been opened again.
     """
     row = tx.one("lock_producer", queue_id=session.queue_id, session=session.session, epoch=session.epoch)
     if row is None and session.session not in (
@@ -40,8 +40,8 @@ def lock_session(tx: Transaction, session: ProducerSession) -> int:
         )
     if row is None:
         raise ProducerFenced(
-            f"producer session {session.session!r} was opened again by somebody else; this one may not append any "
-            "more: stop it, or open the session anew to take it over",
+            f"producer session {session.session!r} was opened again by another producer, so this one may no longer append: "
+            "stop it, or open the session again to take it over",
             session=session.session,
             epoch=session.epoch,
         )

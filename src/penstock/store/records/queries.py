@@ -1,34 +1,33 @@
-"""What streaming queries tell of themselves: one row for each, and its newest progress."""
+"""Streaming queries as they report themselves: one row for each, and its newest progress."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from penstock.store.database import AHEAD, Transaction
+from penstock.store.database import AHEAD, Row, Transaction
 
 RUNNING, STOPPED, FAILED = "running", "stopped", "failed"
 MICRO_BATCH, CONTINUOUS = "micro-batch", "continuous"
 KEPT_PROGRESS = 900
-"""How many progress rows of a query are kept."""
+"""The number of progress rows that are kept for a query."""
 KEPT_QUERIES = 1000
-"""How many queries are read, newest first."""
+"""The number of queries that are read, newest first."""
 HEARTBEAT_SECONDS = 10.0
-"""How often the process of a running query tells that it is there, whatever the query does."""
+"""How often the process of a running query reports, whatever the query does."""
 FORGOTTEN_SECONDS = 30 * 86_400
-"""How long after it was last heard of a query is forgotten."""
+"""How long after its last report a query is forgotten."""
 
 
 @dataclass(frozen=True)
 class QueryRun:
-    """A run of a query, as it is told when it begins.
+    """A run of a query, as reported when it begins.
 
     Parameters
     ----------
     source, sink, checkpoint, spark_ui
-        For people, without secrets; None where it is not known.
+        For people, without secrets; None if not known.
     started_at
         Microseconds since 1970.
     """
@@ -46,22 +45,22 @@ class QueryRun:
 
 @dataclass(frozen=True)
 class QueryProgress:
-    """What a query has done since it last told.
+    """The progress of a query since its last report.
 
     Parameters
     ----------
     batch_id
         The newest micro-batch or epoch.
     rows_in, rows_out
-        Of all of them since; None where it is not known.
+        The rows since the last report; None if not known.
     latency
-        Milliseconds by ``p50``, ``p90``, ``p99`` and ``max`` of the newest one; empty where it is not known.
+        Milliseconds by ``p50``, ``p90``, ``p99`` and ``max`` of the newest one; empty if not known.
     duration, durations
         Milliseconds of the newest one, and of its phases.
     watermark
         Microseconds since 1970.
     warnings
-        What is wrong with the systems that it reads from, for people, without secrets.
+        Problems of the systems that it reads from, for people, without secrets.
     """
 
     batch_id: int
@@ -78,14 +77,14 @@ class QueryProgress:
 
 @dataclass(frozen=True)
 class QueryError:
-    """What ended a run, without secrets."""
+    """The error that ended a run, without secrets."""
 
     condition: str
     message: str
 
 
 def begin(tx: Transaction, run: QueryRun) -> None:
-    """Tell of a run that begins; it takes the place of the one before."""
+    """Report a run that begins, which replaces the one before."""
     now = tx.now()
     tx.run(
         "begin_query",
@@ -103,7 +102,7 @@ def begin(tx: Transaction, run: QueryRun) -> None:
     tx.run("drop_old_queries", before=now - FORGOTTEN_SECONDS * 1_000_000)
 
 
-def tell(
+def report(
     tx: Transaction,
     run: QueryRun,
     progress: QueryProgress | None,
@@ -111,18 +110,18 @@ def tell(
     source: str | None = None,
     sink: str | None = None,
 ) -> bool:
-    """Tell that a run is there, and how far it has come; False when another run has followed it.
+    """Report that a run is alive, and its progress; False if another run has followed it.
 
     Parameters
     ----------
     progress
         None when there is nothing new.
     source, sink
-        What the run has found out to be its ends, where it did not know them when it began.
+        Its source and sink, if they were not known when it began.
     """
     now = tx.now()
-    told = tx.run(
-        "tell_query",
+    touched = tx.run(
+        "report_query",
         now=now,
         query_id=run.query_id,
         run_id=run.run_id,
@@ -131,9 +130,9 @@ def tell(
         source=source,
         sink=sink,
     )
-    if told and progress is not None:
+    if touched and progress is not None:
         _insert(tx, run, progress, now)
-    return bool(told)
+    return bool(touched)
 
 
 def _insert(tx: Transaction, run: QueryRun, progress: QueryProgress, now: int) -> None:
@@ -161,7 +160,7 @@ def _insert(tx: Transaction, run: QueryRun, progress: QueryProgress, now: int) -
 
 
 def end(tx: Transaction, run: QueryRun, error: QueryError | None) -> None:
-    """Tell that a run has ended, and by what."""
+    """Report that a run has ended, and by which error."""
     tx.run(
         "end_query",
         now=tx.now(),
@@ -173,17 +172,17 @@ def end(tx: Transaction, run: QueryRun, error: QueryError | None) -> None:
     )
 
 
-def told_queries(tx: Transaction) -> list[Any]:
-    """The rows of the queries that were last heard of."""
-    return tx.all("list_told_queries", most=KEPT_QUERIES)
+def reported_queries(tx: Transaction) -> list[Row]:
+    """The rows of the queries with the newest reports."""
+    return tx.all("list_reported_queries", most=KEPT_QUERIES)
 
 
-def progress_since(tx: Transaction, since: int) -> list[Any]:
-    """The rows of all progress that was told later, by query and time."""
+def progress_since(tx: Transaction, since: int) -> list[Row]:
+    """The rows of all progress that was reported later, by query and time."""
     return tx.all("progress_since", since=since)
 
 
 def rows_committed(tx: Transaction, sink: str, query_id: str, after: int, upto: int) -> int | None:
-    """The rows that micro-batches ``after`` + 1 to ``upto`` of a query have brought into a sink; None where the ledger has none."""
+    """The rows that micro-batches ``after`` + 1 to ``upto`` of a query wrote to a sink; None if the ledger has none."""
     row = tx.one("rows_committed", sink=sink, app_id=query_id, after=after, upto=upto)
     return None if row.row_count is None else int(row.row_count)

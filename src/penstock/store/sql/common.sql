@@ -521,7 +521,7 @@ where source = :source and partition = :partition and next_index = :old;
 -- name: read_marks
 select partition, app_id, next_index from penstock.mark where source = :source order by partition;
 
--- what queries tell of themselves
+-- reports of streaming queries
 
 -- name: begin_query
 insert into penstock.query
@@ -533,8 +533,8 @@ on conflict (query_id) do update set
     source = excluded.source, sink = excluded.sink, checkpoint = excluded.checkpoint, spark_ui = excluded.spark_ui,
     started_at = excluded.started_at, reported_at = excluded.reported_at, rows_in = 0, rows_out = null;
 
--- A run that another one has followed is not heard any more.
--- name: tell_query
+-- Reports of a run that another one has followed are ignored.
+-- name: report_query
 update penstock.query
 set reported_at = :now,
     source = coalesce(source, :source),
@@ -560,7 +560,7 @@ values
      :state_rows, :state_bytes, :warnings)
 on conflict (query_id, reported_at) do nothing;
 
--- What was told under a clock that was ahead would be the newest for long.
+-- A report under a clock that was ahead would be the newest for long.
 -- name: prune_query_progress
 delete from penstock.query_progress
 where query_id = :query_id and (
@@ -576,7 +576,7 @@ where query_id = :query_id and (
 -- name: drop_old_queries
 delete from penstock.query where reported_at < :before;
 
--- name: list_told_queries
+-- name: list_reported_queries
 select * from penstock.query order by reported_at desc limit :most;
 
 -- name: progress_since

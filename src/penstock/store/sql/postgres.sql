@@ -70,7 +70,7 @@ where cardinality(pg_blocking_pids(a.pid)) = 0
 order by a.pid;
 
 -- name: list_relations
-select c.relname as name, obj_description(c.oid, 'pg_class') as told
+select c.relname as name, obj_description(c.oid, 'pg_class') as comment
 from pg_class as c
 join pg_namespace as n on n.oid = c.relnamespace
 where n.nspname = :schema and c.relkind = 'r' and c.relpersistence = 'u' and starts_with(c.relname, 'staged_rows_');

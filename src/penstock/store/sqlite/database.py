@@ -7,7 +7,7 @@ import sqlite3
 import time
 from collections import namedtuple
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,15 @@ from penstock.errors import (
     StoreNotFound,
     StoreReadOnly,
 )
-from penstock.store.database import Database, Transaction
-from penstock.store.records.owners import FileOwnerLock, OwnerLock, file_held, lock_file
-from penstock.store.sqlite import wakeups, write_lock
+from penstock.store.database import Database, OwnerLock, Row, Transaction
+from penstock.store.sqlite import locks, wakeups
 from penstock.store.sqlite.files import StoreFiles
-from penstock.store.sqlite.write_lock import Turn
+from penstock.store.sqlite.locks import FileOwnerLock, Turn
 from penstock.store.url import StoreUrl, file_mode, is_trusting
 
-# A small append changes half a dozen pages, all of which go into the log; a large one has a page's overhead for each that it fills.
+# A small append writes about six pages to the log; a large one has the overhead of each page that it fills.
 _PAGE_SIZE = 16384
-# Pages of the log at which a commit takes time to empty it, when nobody has done so beside.
+# A commit empties the log at this number of pages, unless a thread has emptied it before.
 _LOG_PAGES = 8192
 _BUSY_MS = 60_000
 _UNAVAILABLE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
@@ -51,32 +50,27 @@ class SqliteTransaction(Transaction):
         super().__init__(schema, write=write)
         self._path = path
         self._connection = connection
-        self._cursor = self._opened()
+        self._cursor = _cursor(connection)
 
-    def _opened(self) -> sqlite3.Cursor:
-        cursor = self._connection.cursor()
-        cursor.row_factory = None  # a caller's own connection may have one
-        return cursor
-
-    def run(self, name: str, /, **parameters: Any) -> int:
+    def run(self, name: str, /, **parameters: object) -> int:
         cursor = self._cursor.execute(self._statements[name], parameters)
         if cursor.description is not None:
-            cursor.fetchall()  # a statement whose rows nobody has read is in the way of the commit
+            cursor.fetchall()  # unread rows would block the commit
         return cursor.rowcount
 
-    def all(self, name: str, /, **parameters: Any) -> list[Any]:
+    def all(self, name: str, /, **parameters: object) -> list[Row]:
         rows = self._cursor.execute(self._statements[name], parameters).fetchall()
         if not rows:
             return []
         make = _row_type(tuple(column[0] for column in self._cursor.description))._make
         return [make(row) for row in rows]
 
-    def page(self, *, max_bytes: int, **parameters: Any) -> list[Any]:
-        # Row by row: SQLite fetches a payload when it is asked for, and an order by bytes would copy them all.
-        with closing(self._opened()) as cursor:
+    def page(self, *, max_bytes: int, **parameters: object) -> list[Row]:
+        # Row by row, since SQLite reads a payload with its row; a limit by bytes in the statement would copy all of them.
+        with closing(_cursor(self._connection)) as cursor:
             cursor.execute(self._statements["read_page"], parameters)
             make = _row_type(tuple(column[0] for column in cursor.description))._make
-            rows: list[Any] = []
+            rows: list[Row] = []
             size = 0
             for values in cursor:
                 rows.append(make(values))
@@ -85,7 +79,7 @@ class SqliteTransaction(Transaction):
                     break
         return rows
 
-    def many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    def many(self, name: str, rows: Iterable[Mapping[str, object]]) -> None:
         self._cursor.executemany(self._statements[name], rows)
 
     def execute(self, text: str) -> None:
@@ -94,14 +88,14 @@ class SqliteTransaction(Transaction):
     def change(self, text: str) -> int:
         return self._cursor.execute(text).rowcount
 
-    def query(self, text: str, /, **parameters: Any) -> list[Any]:
+    def query(self, text: str, /, **parameters: object) -> list[tuple[Any, ...]]:
         return self._cursor.execute(text, parameters).fetchall()
 
     def load(self, text: str, data: Iterable[Any]) -> None:
         self._cursor.executemany(text, data)
 
     def close(self) -> None:
-        # With a cursor that is still there SQLite keeps a closed connection open, and its file locks.
+        # An open cursor would keep a closed connection and its file locks.
         self._cursor.close()
 
     def now(self) -> int:
@@ -111,7 +105,13 @@ class SqliteTransaction(Transaction):
         return self.now()
 
     def owner_alive(self, name: str) -> bool:
-        return file_held(lock_file(_owners(self._path), name))
+        return locks.file_held(locks.lock_file(_owners(self._path), name))
+
+
+def _cursor(connection: sqlite3.Connection) -> sqlite3.Cursor:
+    cursor = connection.cursor()
+    cursor.row_factory = None  # a caller's connection may have one
+    return cursor
 
 
 def _owners(path: str) -> Path:
@@ -119,25 +119,25 @@ def _owners(path: str) -> Path:
 
 
 class _Connection(sqlite3.Connection):
-    """With its place in the line of writers."""
+    """A connection with its place in the line of writers."""
 
     turn: Turn
 
 
 def file_at(path: str) -> tuple[int, int] | None:
-    """What tells a file from another one of its name; None when it is not there."""
+    """The identity of a file, whatever its name; None if there is none."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 class SqliteDatabase(Database):
     dialect = "sqlite"
 
     def __init__(self, url: StoreUrl) -> None:
-        # The files beside it have one name, whatever link leads to it.
+        # The files next to it have one name, whichever link leads to the store.
         self.path = os.path.realpath(url.target)
         self.files = StoreFiles(self.path, file_mode(url), is_trusting(url))
         self._file: tuple[int, int] | None = None
@@ -155,9 +155,9 @@ class SqliteDatabase(Database):
         self.files.check(self.url.target)
         if self.may_create:
             self.files.make()
-            # In a folder such as /tmp somebody else may have been faster.
+            # In a folder such as /tmp another user may have been faster.
             self.files.check(self.url.target)
-        # A file that somebody removed is not made anew under a store that is open.
+        # A file that was removed while the store is open is not created again.
         mode = "rwc" if self.may_create else "rw"
         connection = sqlite3.connect(
             f"file:{quote(self.path)}?mode={mode}",
@@ -175,7 +175,7 @@ class SqliteDatabase(Database):
             connection.execute(f"pragma synchronous = {self.url.options.get('synchronous', 'full')}")
             connection.execute("pragma foreign_keys = on")
             connection.execute("pragma secure_delete = off")
-            # Views and triggers of a file that somebody else made call nothing but what SQLite holds for harmless.
+            # Views and triggers of another user's file may only call functions that SQLite marks as harmless.
             connection.execute("pragma trusted_schema = off")
             connection.execute("pragma cell_size_check = on")
             connection.execute("pragma cache_size = -16384")
@@ -187,21 +187,21 @@ class SqliteDatabase(Database):
         return connection
 
     def require_same_file(self) -> None:
-        """Refuse to go on where the file was removed or replaced while it was open."""
-        # SQLite goes on with a file that has lost its name, and what it writes there is gone with its last process.
+        """Raise an error if the file was removed or replaced while it was open."""
+        # SQLite continues with a file that has no name any more, which is lost when its last process ends.
         if self._file not in (None, file_at(self.path)):
             raise StoreNotFound(
-                f"{self.url} was removed, or replaced, while it was open here: put it back from a backup or make a new one, and "
+                f"{self.url} was removed or replaced while it was open: restore it from a backup or create a new store, and "
                 "open it again"
             )
 
     def use_wal(self) -> None:
-        """Let readers and the writer work side by side; the file remembers it.
+        """Switch the file to write-ahead logging, so that readers and the writer do not block each other.
 
         Raises
         ------
         StoreLocked
-            When others are at the file in another mode.
+            When other connections use the file in another mode.
         """
         with self._pool.lease() as lease, self.translating():
             if lease.connection.execute("pragma journal_mode").fetchone()[0] != "wal":
@@ -209,7 +209,7 @@ class SqliteDatabase(Database):
             lease.sound = True
 
     def tidy(self) -> None:
-        """Empty the write-ahead log into the file, as far as nobody reads there; appends go on meanwhile."""
+        """Copy the write-ahead log into the file, as far as nobody reads it; appends continue meanwhile."""
         with self._pool.lease() as lease, self.translating():
             lease.connection.execute("pragma wal_checkpoint(passive)").fetchall()
             lease.sound = True
@@ -221,8 +221,8 @@ class SqliteDatabase(Database):
     def _begin(self, connection: _Connection, *, write: bool) -> Transaction:
         self.require_same_file()
         if write and not connection.turn.take(self._patience):
-            raise self._locked_out(f"it was not our turn within {self._patience} s")
-        # A write that began as a read could not wait for another writer: SQLite refuses to upgrade a stale snapshot.
+            raise self._locked_out(f"this process did not get its turn within {self._patience} s")
+        # Not begun as a read: SQLite does not upgrade a stale snapshot, so it could not wait for another writer.
         connection.execute("begin immediate" if write else "begin")
         return SqliteTransaction(connection, self.path, write=write)
 
@@ -242,7 +242,7 @@ class SqliteDatabase(Database):
             connection.turn.give_back()
 
     def _commit_error(self, error: PenstockError) -> PenstockError:
-        # A SQLite commit that failed has not happened.
+        # A failed SQLite commit has not happened.
         return error
 
     def _translated(self, error: Exception) -> PenstockError | None:
@@ -256,7 +256,9 @@ class SqliteDatabase(Database):
                 f"no space left for {self.url}: free some disk space; nothing of this was written"
             )
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-            return StoreReadOnly(f"{self.url} cannot be written: check the rights on the file and its folder")
+            return StoreReadOnly(
+                f"{self.url} cannot be written: check the permissions on the file and its folder"
+            )
         if code == sqlite3.SQLITE_IOERR:
             return StoreError(
                 f"{self.url} could not be read or written: the disk is full, over its quota, or failing; "
@@ -264,16 +266,16 @@ class SqliteDatabase(Database):
             )
         if code == sqlite3.SQLITE_CANTOPEN:
             return StoreError(
-                f"{self.url} cannot be opened: does its folder exist, and may this user write there?"
+                f"{self.url} cannot be opened: check that its folder exists, and that this user may write there"
             )
         if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-            return StoreError(f"{self.url} is not a SQLite file, or a damaged one: {error}")
+            return StoreError(f"{self.url} is not a SQLite file, or is damaged: {error}")
         return StoreError(f"{self.url}: {error}")
 
     def _locked_out(self, why: str) -> StoreLocked:
-        writer = write_lock.writer(self.path)
+        writer = locks.writer(self.path)
         return StoreLocked(
-            f"{self.url} is locked by another writer: {why}. It is {write_lock.described(writer)}",
+            f"{self.url} is locked by another writer: {why}. It is {locks.described(writer)}",
             seconds=self._patience,
             holders=[] if writer is None else [writer],
         )
@@ -281,13 +283,15 @@ class SqliteDatabase(Database):
     def owner_lock(self, name: str) -> OwnerLock:
         return FileOwnerLock(_owners(self.path), name, self.files)
 
-    def _borrowed(self, connection: Any) -> AbstractContextManager[Transaction]:
+    @contextmanager
+    def borrowed(self, connection: object) -> Iterator[Transaction]:
         if not isinstance(connection, sqlite3.Connection):
             raise InvalidInput(f"a SQLite store takes a sqlite3.Connection, not {type(connection).__name__}")
-        return self._part(connection)
+        with self.translating(), self._savepoint(connection) as transaction:
+            yield transaction
 
     @contextmanager
-    def _part(self, connection: sqlite3.Connection) -> Iterator[Transaction]:
+    def _savepoint(self, connection: sqlite3.Connection) -> Iterator[Transaction]:
         transaction = SqliteTransaction(connection, self.path, schema=self._attached(connection))
         if not connection.in_transaction:
             if connection.isolation_level is None or getattr(connection, "autocommit", None) is True:
@@ -307,7 +311,7 @@ class SqliteDatabase(Database):
         connection.execute("release penstock")
 
     def _begin_there(self, connection: sqlite3.Connection) -> None:
-        """Begin in turn; whoever is next waits for the caller's commit then."""
+        """Begin a write transaction in turn; the next writer waits for the caller's commit."""
         turn = Turn(f"{self.path}-lock", self.files)
         turn.take(self._patience)
         try:
@@ -316,9 +320,7 @@ class SqliteDatabase(Database):
             turn.close()
 
     def _attached(self, connection: sqlite3.Connection) -> str:
-        cursor = connection.cursor()
-        cursor.row_factory = None
-        for _, schema, file in cursor.execute("pragma database_list").fetchall():
+        for _, schema, file in _cursor(connection).execute("pragma database_list").fetchall():
             if file and os.path.realpath(file) == self.path:
                 quoted: str = schema.replace('"', '""')
                 return f'"{quoted}"'

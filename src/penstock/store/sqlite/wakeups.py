@@ -1,45 +1,139 @@
-"""Bells: small files beside a SQLite file, one for each queue that somebody watches.
+"""Wakeups of a SQLite store's watchers: inotify, and bells.
 
-To open one for reading and close it again is an event that wakes the watchers of that queue and hardly anybody else, and needs no
-right to write. Writes to the SQLite file itself would wake all of them at each commit, and before it can be seen.
+A bell is a small file next to the SQLite file, one for each queue that somebody watches. Opening it for reading and closing it again is
+an event that wakes the watchers of that queue and few others, and needs no right to write. Writes to the SQLite file itself would wake all
+watchers at each commit, before it can be seen. Python has no module for inotify, so the C library is called.
 """
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import os
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from penstock.errors import StoreUnsafe
 from penstock.store.sqlite.files import READING, StoreFiles
-from penstock.store.sqlite.inotify import VISITED, FileEvents
 
-_MOST = 64
-"""Files; of more queues some share one."""
+WRITTEN = 0x002
+"""Event: a file was modified."""
+VISITED = 0x010
+"""Event: a file that was open for reading was closed."""
+_APPEARED = 0x080 | 0x100  # moved here, created
+_EVENT = struct.Struct("iIII")
+_BUFFER = 1 << 16
+_BELLS = 64
+"""The most bells of a store; more queues share them."""
 
 
-def ring(path: str, queue_ids: Iterable[int]) -> None:
-    """Wake those who watch these queues; costs next to nothing where nobody ever has.
+class FileEvents:
+    """Events of files in one folder, including files that are created or recreated later.
 
     Parameters
     ----------
-    path
-        The SQLite file.
+    folder, names
+        The folder, and the names of the files in it.
+    kind
+        ``WRITTEN`` or ``VISITED``.
+
+    Raises
+    ------
+    OSError
+        When the system has no inotify, or none left, or the folder does not exist.
     """
+
+    def __init__(self, folder: str, names: Sequence[str], kind: int) -> None:
+        self._file = -1
+        library = ctypes.CDLL(None, use_errno=True)
+        try:
+            self._init, self._add_watch = library.inotify_init1, library.inotify_add_watch
+        except AttributeError as error:
+            raise OSError("this system has no inotify") from error
+        self._folder = folder
+        self._names, self._kind = {os.fsencode(name) for name in names}, kind
+        self._watches: dict[int, bytes] = {}
+        self._file = self._init(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._file < 0:
+            raise _failed()
+        try:
+            # Of other files in the folder, only new ones are events.
+            self._home = self._watch(os.fsencode(folder), _APPEARED)
+        except OSError:
+            self.close()
+            raise
+        self._watch_files()
+
+    def fileno(self) -> int:
+        """The file that can be read when there are events."""
+        return self._file
+
+    def heard(self) -> bool:
+        """Whether there were events since the last call."""
+        heard = appeared = False
+        while data := self._events():
+            position = 0
+            while position < len(data):
+                watch, _, _, length = _EVENT.unpack_from(data, position)
+                position += _EVENT.size
+                name = self._watches.get(watch) or data[position : position + length].rstrip(b"\0")
+                position += length
+                if name in self._names:
+                    heard = True
+                    appeared |= watch == self._home
+        if appeared:
+            self._watch_files()
+        return heard
+
+    def _events(self) -> bytes:
+        try:
+            return os.read(self._file, _BUFFER)
+        except BlockingIOError:
+            return b""
+
+    def _watch_files(self) -> None:
+        for name in self._names:
+            try:
+                self._watches[self._watch(os.path.join(os.fsencode(self._folder), name), self._kind)] = name
+            except FileNotFoundError:
+                continue
+
+    def _watch(self, path: bytes, mask: int) -> int:
+        watch: int = self._add_watch(self._file, path, mask)
+        if watch < 0:
+            raise _failed()
+        return watch
+
+    def close(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _failed() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
+def ring(path: str, queue_ids: Iterable[int]) -> None:
+    """Wake the watchers of queues of the SQLite file ``path``; costs next to nothing if there never were any."""
     for queue_id in queue_ids:
-        with contextlib.suppress(OSError):
-            os.close(os.open(_file(path, queue_id), READING))
+        with suppress(OSError):
+            os.close(os.open(_bell(path, queue_id), READING))
 
 
-def hang(path: str, queue_id: int, files: StoreFiles | None = None) -> FileEvents | None:
-    """Hear a queue's bell, which is made if it is not there; None where that cannot be done, or it is somebody else's."""
-    folder, name = os.path.split(_file(path, queue_id))
+def listen(path: str, queue_id: int, files: StoreFiles | None = None) -> FileEvents | None:
+    """Listen to a queue's bell, which is created if needed; None if that is not possible, or it is another user's."""
+    folder, name = os.path.split(_bell(path, queue_id))
     try:
-        os.close((files or StoreFiles(path)).open_beside(_file(path, queue_id)))
+        os.close((files or StoreFiles(path)).open_beside(_bell(path, queue_id)))
         return FileEvents(folder, [name], VISITED)
     except (OSError, StoreUnsafe):
         return None
 
 
-def _file(path: str, queue_id: int) -> str:
-    return f"{path}-bell-{queue_id % _MOST}"
+def _bell(path: str, queue_id: int) -> str:
+    return f"{path}-bell-{queue_id % _BELLS}"

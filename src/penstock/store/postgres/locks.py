@@ -1,0 +1,171 @@
+"""PostgreSQL locks: who holds the one that a transaction waits for, and the advisory locks of owners."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.errors import condition_of
+from penstock.store import forks
+from penstock.store.database import OwnerLock
+from penstock.store.statements import statements
+
+if TYPE_CHECKING:
+    from penstock.store.postgres.session import PgConnection
+
+log = logging.getLogger("penstock.store")
+
+DRAWN_BITS = 20
+"""The bits of an advisory lock's key that are drawn each time it is taken, so that nobody can hold the key before its owner."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A session that holds the lock."""
+
+    pid: int
+    user: str | None
+    application: str | None
+    state: str | None
+    """None if this role may not see it."""
+    seconds: float | None
+    """For how long it has been in this state."""
+
+    def __str__(self) -> str:
+        doing = f"{self.state} for {self.seconds:.0f} s" if self.state and self.seconds is not None else ""
+        details = [self.application, self.user and f"user {self.user}", doing]
+        return f"session {self.pid} ({', '.join(filter(None, details))})"
+
+
+class HolderLookup:
+    """Looks up who holds a lock while a transaction waits for it, since the server forgets it afterwards.
+
+    Parameters
+    ----------
+    connect
+        Makes a connection of its own.
+    schema
+        The store's schema, quoted.
+    delay
+        Seconds of waiting before the lookup.
+    """
+
+    def __init__(self, connect: Callable[[], PgConnection], schema: str, delay: float) -> None:
+        self.holders: list[Holder] = []
+        self._statement = statements("postgres", schema)["lock_holders"]
+        self._connect = connect
+        self._delay = delay
+        self._timer: threading.Timer | None = None
+
+    def start(self, pid: int) -> None:
+        """Look up, after the delay, what the server process ``pid`` waits for."""
+        self.cancel()
+        self._timer = threading.Timer(self._delay, self._look_up, (pid,))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def cancel(self) -> None:
+        """Cancel the lookup; one that has begun may finish."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+            timer.join(1.0)
+
+    def _look_up(self, pid: int) -> None:
+        try:
+            with closing(self._connect()) as connection:
+                rows = connection.execute(self._statement.encode(), {"pid": pid}).fetchall()
+        except Exception as error:
+            log.debug(
+                "cannot look up who holds the lock: %s",
+                error,
+                extra={"action": "lock_look_failed", "error": condition_of(error)},
+            )
+            return
+        self.holders = [Holder(*row) for row in rows]
+
+
+def _tag(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> DRAWN_BITS
+
+
+def advisory_key(name: str) -> int:
+    """A 64-bit key of the advisory lock of that name: a new one each time, with the same first bits."""
+    key = _tag(name) << DRAWN_BITS | secrets.randbits(DRAWN_BITS)
+    return key - (1 << 64) if key >> 63 else key
+
+
+def advisory_halves(name: str) -> tuple[int, int]:
+    """The first bits of the name's keys, as ``pg_locks`` shows the two halves of a key."""
+    key = _tag(name) << DRAWN_BITS
+    return key >> 32, (key & 0xFFFFFFFF) >> DRAWN_BITS
+
+
+class AdvisoryOwnerLock(OwnerLock):
+    """A session advisory lock on a connection of its own.
+
+    Roles without access to the store can hold advisory locks too, and see which ones are held. So each name has a million keys, and its
+    lock is held when a role that may move consumers holds any of them.
+
+    Parameters
+    ----------
+    take
+        Takes the lock: the connection that holds it now, or None when somebody else does.
+    is_held
+        Whether anybody holds it.
+    """
+
+    def __init__(self, take: Callable[[], PgConnection | None], is_held: Callable[[], bool]) -> None:
+        self._connection: PgConnection | None = None
+        self._take = take
+        self._is_held = is_held
+        super().__init__()
+
+    def acquire(self) -> bool:
+        if not self._alive():
+            self._connection = self._take()
+        return self._connection is not None
+
+    def _alive(self) -> bool:
+        if self._connection is None:
+            return False
+        try:
+            self._connection.execute("select 1")
+        except Exception:
+            # The lock is gone with the connection.
+            self.release()
+            return False
+        return True
+
+    def release(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            # The server would notice a closed connection only a moment later.
+            with suppress(Exception):
+                connection.execute("select pg_advisory_unlock_all()")
+            connection.close()
+
+    def held_elsewhere(self) -> bool:
+        return self._connection is None and self._is_held()
+
+    def after_fork_in_child(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            abandon(connection)
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def abandon(connection: PgConnection) -> None:
+    """Let go, in a child, of a connection of its parent: closing it in order would end the parent's session."""
+    forks.keep(connection)
+    with suppress(OSError):
+        os.close(connection.fileno())

@@ -1,0 +1,219 @@
+"""Locks on files next to a SQLite file: the line of writers, and the owners of consumers.
+
+A SQLite writer that has to wait looks again now and then, ten times a second in the end. One that writes in a loop leaves the file free for
+a fraction of a millisecond, so some of several such writers would wait for minutes. The kernel gives a lock on a file to whoever has
+waited longest, as soon as it is free.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from penstock.errors import StoreReadOnly
+from penstock.store import forks
+from penstock.store.database import OwnerLock
+from penstock.store.forks import Forkable
+from penstock.store.sqlite.files import READING, StoreFiles
+
+_LOCKS = Path("/proc/locks")
+_WRITE_BYTE = 120
+"""The byte of a SQLite file's index (``-shm``) that a writer locks."""
+# A turn is usually short: a few looks cost less than a thread that waits.
+_SOON = (0.0001, 0.0001, 0.0002, 0.0004, 0.0008)
+# A process that looks whether an owner lock is free holds it for an instant.
+_TRIES, _PAUSE = 5, 0.01
+
+
+def writer(path: str) -> int | None:
+    """The process that writes into a SQLite file, or whose turn it is; None if that is not known."""
+    with suppress(OSError, ValueError):
+        locks = [line.split() for line in _LOCKS.read_text().splitlines()]
+        return _holder(locks, f"{path}-shm", "POSIX") or _holder(locks, f"{path}-lock", "FLOCK")
+    return None
+
+
+def _holder(locks: list[list[str]], path: str, kind: str) -> int | None:
+    """The holder of the exclusive lock on a file."""
+    try:
+        inode = str(os.stat(path).st_ino)
+    except OSError:
+        return None
+    for lock in locks:
+        # Number, kind, ADVISORY, READ or WRITE, process, file, first and last byte; a waiter has an arrow before the kind.
+        if len(lock) != 8 or (lock[1], lock[3]) != (kind, "WRITE") or lock[5].split(":")[-1] != inode:
+            continue
+        if kind == "FLOCK" or int(lock[6]) <= _WRITE_BYTE <= int(lock[7]):
+            return int(lock[4]) or None
+    return None
+
+
+def described(process: int | None) -> str:
+    """A process, and what to do about it."""
+    if process is None:
+        return "another process: wait until it ends its transaction, or end it"
+    if process == os.getpid():
+        return "another connection of this process: commit or roll back there first"
+    state = _state(process)
+    if state == "T":
+        return f"process {process}, which is suspended: resume it with `kill -CONT {process}`, or end it"
+    return f"process {process}: wait until it ends its transaction, or end it"
+
+
+def _state(process: int) -> str:
+    with suppress(OSError, IndexError):
+        # The program's name is in parentheses, and may contain any character.
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+class Turn(Forkable):
+    """One connection's place in the line of writers; the lock file is created when it is first needed."""
+
+    def __init__(self, path: str, files: StoreFiles = StoreFiles()) -> None:  # noqa: B008 - it never changes
+        self._path = path
+        self._files = files
+        self._file: int | None = None
+        forks.watch(self)
+
+    def after_fork_in_child(self) -> None:
+        # An open file would keep the turn of a parent that dies.
+        self.close()
+
+    def take(self, seconds: float) -> bool:
+        """Wait until it is this connection's turn; False if that takes longer than ``seconds``."""
+        import fcntl
+
+        if self._file is None:
+            try:
+                self._file = self._files.open_beside(self._path)
+            except OSError:
+                # SQLite's own lock must do; usually it cannot write there either.
+                return True
+        for pause in _SOON:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(pause)
+            else:
+                return True
+        return self._wait(self._file, seconds)
+
+    def _wait(self, file: int, seconds: float) -> bool:
+        import fcntl
+
+        mine = threading.Event()
+
+        def wait() -> None:
+            # The kernel has no time limit for this wait, so a thread waits.
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+                mine.set()
+
+        try:
+            threading.Thread(target=wait, name="penstock-turn", daemon=True).start()
+        except RuntimeError:
+            # No thread can be started at the program's end: wait without a limit.
+            wait()
+        if mine.wait(seconds):
+            return True
+        # The file is closed under the waiting thread, so the lock is released as soon as it is granted.
+        self.close()
+        return False
+
+    def give_back(self) -> None:
+        """Let the next writer in; does nothing when it is not this connection's turn."""
+        import fcntl
+
+        if self._file is not None:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def lock_file(folder: Path, name: str) -> Path:
+    return folder / hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+def file_held(path: Path) -> bool:
+    """Whether somebody holds the lock of a file."""
+    import fcntl
+
+    try:
+        file = os.open(path, READING)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise _no_right(path) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
+def _no_right(path: Path) -> StoreReadOnly:
+    return StoreReadOnly(
+        f"the lock file {path} cannot be created or opened: check the permissions on it and its folder"
+    )
+
+
+class FileOwnerLock(OwnerLock):
+    """A ``flock`` on a file next to the SQLite file, which the kernel releases when the process dies."""
+
+    def __init__(self, folder: Path, name: str, files: StoreFiles = StoreFiles()) -> None:  # noqa: B008 - it never changes
+        self._file: int | None = None
+        self._files = files
+        self._path = lock_file(folder, name)
+        super().__init__()
+
+    def acquire(self) -> bool:
+        for attempt in range(_TRIES):
+            if self._file is not None or self._try():
+                return True
+            if attempt < _TRIES - 1:
+                time.sleep(_PAUSE)
+        return False
+
+    def _try(self) -> bool:
+        import fcntl
+
+        try:
+            self._files.make_folder(str(self._path.parent))
+            file = self._files.open_beside(str(self._path))
+        except OSError as error:
+            raise _no_right(self._path) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return False
+        self._file = file
+        return True
+
+    def release(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+    def held_elsewhere(self) -> bool:
+        return self._file is None and file_held(self._path)
+
+    def after_fork_in_child(self) -> None:
+        # The parent's lock lasts until the last copy of the descriptor is closed.
+        self.release()
+
+    def __del__(self) -> None:
+        self.release()
