@@ -12,7 +12,7 @@ import penstock as ps
 from bench.harness import Result
 from bench.spark_session import spark
 from penstock.modes.checking.report import MODES
-from penstock.spark.internals.output_mode_checker import check_output_mode
+from penstock.spark.internals.query_start import check_output_mode
 
 OPERATORS = 30
 _MOST = 0.05

@@ -22,13 +22,13 @@ READING = {
     "startingOffsets": '`earliest`, `latest`, `consumer`, or row indexes such as `{"0": 120}`',
     "startingTimestamp": "a time with its zone, or milliseconds since 1970: the first row appended at or after it",
     "endingOffsets": "`latest`, or row indexes",
-    "failOnDataLoss": "fail when rows of the range have been trimmed; `false` goes on behind them and logs the range",
+    "failOnDataLoss": "fail when rows of the range have been trimmed; `false` continues after them and logs the range",
     "includeServiceColumns": "add `_queue`, `_generation`, `_partition`, `_row_index`, `_timestamp`",
     "rowsPerTask": "a partition with more rows is read by several tasks",
     "maxRowsPerTrigger": "rows of a micro-batch, shared among the partitions by their backlog",
     "maxRowsPerPartition": "rows of a micro-batch from each partition",
     "maxBytesPerTrigger": "compressed bytes of a micro-batch",
-    "alignToAppends": "never cut an append, over all its partitions; a micro-batch may then exceed the limits by one append",
+    "alignToAppends": "never split an append, over all its partitions; a micro-batch may then exceed the limits by one append",
 }
 WRITING = {
     "guarantee": "`exactly_once`, `idempotent`, `at_least_once`",
@@ -48,7 +48,7 @@ CHANGES = {
     "maxCommitsPerTrigger": "commits in a micro-batch",
     "maxRowsPerTrigger": "rows in a micro-batch, rounded up to a whole commit",
     "rowsPerTask": "about how many rows a task reads",
-    "readOnly": "a stream never tells the feed how far it has been read: a PostgreSQL slot stays where it is",
+    "readOnly": "a stream never reports to the feed how far it has read: a PostgreSQL slot does not advance",
 }
 
 # What a default that is no value means.

@@ -15,10 +15,10 @@ from penstock import redaction
 from penstock.errors import InvalidUrl
 from penstock.lake.errors import without_secrets
 from penstock.modes.previewing.run import _refusal
-from penstock.pipeline.failures import original_error
 from penstock.pipeline.monitoring.progress_format import ends_of, error_of
 from penstock.redaction import redact, sentence, without_user_info
 from penstock.spark.checkpoint import redact_location, redacted_cause
+from penstock.spark.error_boundary import original_error
 from penstock.store.url import parse_url
 
 PIECES = (

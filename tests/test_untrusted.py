@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 from penstock.errors import PenstockError, QueryFailed, error_class
-from penstock.pipeline.failures import original_error
+from penstock.spark.error_boundary import original_error
 
 SOURCE = Path(penstock.__file__).parent
 RUNS_CODE = {"eval", "exec", "compile", "__import__", "import_module", "execfile"}

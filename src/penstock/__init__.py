@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.continuous import ContinuousQuery as ContinuousQuery
     from penstock.pipeline.monitoring.monitor import publish as publish
     from penstock.pipeline.query import Query as Query
+    from penstock.pipeline.query import Trigger as Trigger
     from penstock.pipeline.sinks import ConsoleSink as ConsoleSink
     from penstock.pipeline.sinks import FunctionSink as FunctionSink
     from penstock.pipeline.sinks import QueueSink as QueueSink
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from penstock.pipeline.stream import Pipeline as Pipeline
     from penstock.pipeline.stream import Stream as Stream
     from penstock.pipeline.stream import stream as stream
-    from penstock.pipeline.trigger import Trigger as Trigger
     from penstock.queue.consumer import Consumer as Consumer
     from penstock.queue.consumer import Lag as Lag
     from penstock.queue.consumer import Pull as Pull
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from penstock.spark.connectors import Source as Source
     from penstock.spark.connectors import WriteSettings as WriteSettings
     from penstock.spark.progress_log import log_progress as log_progress
-    from penstock.spark.registration import register as register
+    from penstock.spark.session import register as register
     from penstock.spark.session import session as session
     from penstock.tables.exactly_once import exactly_once as exactly_once
     from penstock.tables.sink import TableSink as TableSink
@@ -94,13 +94,13 @@ _HOMES = {
     "TableSink": "penstock.tables.sink",
     "Taken": "penstock.peek.result",
     "Stream": "penstock.pipeline.stream",
-    "Trigger": "penstock.pipeline.trigger",
+    "Trigger": "penstock.pipeline.query",
     "WriteSettings": "penstock.spark.connectors",
     "connect": "penstock.queue.store",
     "exactly_once": "penstock.tables.exactly_once",
     "log_progress": "penstock.spark.progress_log",
     "publish": "penstock.pipeline.monitoring.monitor",
-    "register": "penstock.spark.registration",
+    "register": "penstock.spark.session",
     "sample": "penstock.peek.sample",
     "session": "penstock.spark.session",
     "stream": "penstock.pipeline.stream",

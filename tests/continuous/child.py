@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+
+from pyspark.sql import DataFrame
 
 import penstock as ps
 from tests.support.sparks import make_spark
@@ -20,7 +21,7 @@ from tests.support.sparks import make_spark
 INTERVAL = os.environ.get("INTERVAL", "20 ms")
 
 
-def work(frame: Any) -> Any:
+def work(frame: DataFrame) -> DataFrame:
     return frame.where("id % 3 != 0").selectExpr("id", "id * 2 as twice")
 
 

@@ -17,6 +17,7 @@ from penstock.continuous.driver.checkpoint_log import CheckpointLog
 from penstock.continuous.driver.coordinator import Limit
 from penstock.continuous.driver.execution import ContinuousExecution, Settings
 from penstock.errors import PenstockError
+from penstock.json_text import Json
 from penstock.queue.open_stores import open_store
 from penstock.spark.options import SinkOptions, SourceOptions
 from tests.continuous.local import LocalEngine
@@ -45,7 +46,7 @@ def will_die_behind(
     """Make a query's driver die after its next call of a method of one of its parts."""
     done = getattr(part, method)
 
-    def dies(*arguments: Any) -> Any:
+    def dies(*arguments: object) -> Any:
         done(*arguments)
         # At its end nobody is there who could put anything right.
         source: Any = query._source
@@ -72,7 +73,7 @@ class Pause:
         self._after = after
         monkeypatch.setattr(part, method, self._stands)
 
-    def _stands(self, *arguments: Any) -> Any:
+    def _stands(self, *arguments: object) -> Any:
         found = self._call(*arguments) if self._after else None
         self._reached.set()
         assert self._woken.wait(2 * PATIENCE), "nobody has woken it"
@@ -122,11 +123,11 @@ class Copy:
             self._next += 1
         return self
 
-    def row(self, number: int) -> dict[str, Any]:
+    def row(self, number: int) -> Json:
         return {"id": number}
 
     def query(
-        self, *, interval: float = 0.01, start: bool = True, limit: Limit | None = None, **more: Any
+        self, *, interval: float = 0.01, start: bool = True, limit: Limit | None = None, **more: object
     ) -> ContinuousExecution:
         options = SourceOptions(self.url, "in", self.consumer, fail_on_data_loss=self.fail_on_data_loss)
         source = QueueSourceDriver(options)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.continuous.connectors.protocol import Positions, SourceDriver
+from penstock.continuous.connectors.protocol import Positions, SourceDriver, WriterFactory
 from penstock.continuous.driver.coordinator import EpochCoordinator
 from penstock.continuous.driver.epochs import Epochs
 from penstock.continuous.task.channel import READER, WRITER
 from penstock.continuous.task.reader import ReadLoop, await_start
-from penstock.continuous.task.writer import WriteLoop, WriterFactory
+from penstock.continuous.task.writer import WriteLoop
 
 Transform = Callable[[pa.RecordBatch], pa.RecordBatch]
 
@@ -73,7 +73,7 @@ class LocalJob:
 
     def _task(self, source: Any, sink: Any, task: int) -> None:
         try:
-            reader, writer = self._address.connect(READER, task), self._address.connect(WRITER, task)
+            reader, writer = self._address.open(READER, task), self._address.open(WRITER, task)
         except Exception as error:
             self._failure = self._failure or error
             return

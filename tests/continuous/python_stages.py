@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock as ps
@@ -57,7 +58,7 @@ def work(name: str) -> Any:
     }[name]
 
 
-def run(spark: Any, store: ps.Store, url: str, folder: Path, name: str) -> list[int]:
+def run(spark: SparkSession, store: ps.Store, url: str, folder: Path, name: str) -> list[int]:
     out = store.create_queue(name, SINK)
     stream = ps.stream(
         spark, ps.QueueSource("in", url=url, options={"startingOffsets": "earliest"})

@@ -13,6 +13,7 @@ from pyspark.sql.types import ByteType, LongType, StructField, StructType
 
 from penstock.continuous.plan.dataframe import ContinuousFrame, begin_frame, transformed
 from penstock.continuous.plan.metadata_columns import EPOCH, FILLER, HIDDEN, KIND, MARKER
+from penstock.json_text import Json
 from penstock.spark.internals.udf_wrapper import ROW
 
 Step = tuple[str, int]
@@ -23,7 +24,7 @@ Step = tuple[str, int]
 class Told:
     """The output of a frame."""
 
-    rows: list[dict[str, Any]]
+    rows: list[Json]
     markers: list[int]
     fillers: int
     order: list[tuple[int, int]]

@@ -7,7 +7,6 @@ import resource
 import signal
 import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -109,7 +108,7 @@ def test_the_checkpoint_of_two_drivers_that_begin_at_once_has_one_id(
     create = getattr(owner, name)
     others: list[str] = []
 
-    def meanwhile(*arguments: Any) -> None:
+    def meanwhile(*arguments: object) -> None:
         monkeypatch.setattr(owner, name, create)
         others.append(CheckpointLog(str(tmp_path)).query_id)
         create(*arguments)

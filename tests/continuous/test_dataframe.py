@@ -127,7 +127,7 @@ LINKS: list[Transform] = [
 def test_any_chain_of_operations_gives_the_plain_dataframes_rows_and_all_markers(
     spark: SparkSession, plain: DataFrame, links: list[Transform]
 ) -> None:
-    def chain(df: Any) -> Any:
+    def chain(df: DataFrame) -> DataFrame:
         df = df.select("id", "s")
         for link in links:
             df = link(df)

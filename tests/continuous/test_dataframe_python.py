@@ -16,6 +16,7 @@ from penstock.continuous.plan.check import check_plan
 from penstock.continuous.plan.dataframe import ContinuousFrame, transformed
 from penstock.continuous.plan.metadata_columns import KIND
 from penstock.errors import ContinuousRefused
+from penstock.json_text import Json
 from tests.continuous.reading import run, source_of, told
 
 STEPS = [
@@ -41,7 +42,7 @@ KINDS = (
 )  # fmt: skip
 
 
-def functions() -> dict[str, Any]:
+def functions() -> Json:
     """Functions of every kind, which fail on a null and on a float."""
 
     def by_rows(amount: int) -> int:
@@ -88,7 +89,7 @@ def functions() -> dict[str, Any]:
 def test_a_function_behind_a_filter_never_sees_what_was_filtered_out(
     spark: SparkSession, plain: DataFrame, kind: str
 ) -> None:
-    def transform(df: Any) -> Any:
+    def transform(df: DataFrame) -> DataFrame:
         return df.where("amount IS NOT NULL").select("id", functions()[kind].alias("made"))
 
     expected = transform(plain)
@@ -170,7 +171,7 @@ def test_a_map_behind_a_filter_gives_what_the_plain_dataframe_gives(
             assert not amount.null_count
             yield pa.RecordBatch.from_pydict({"id": batch.column("id"), "more": pc.add(amount, 1)})
 
-    def transform(df: Any) -> Any:
+    def transform(df: DataFrame) -> DataFrame:
         kept = df.where("amount IS NOT NULL")
         return mapped(kept, more, "id bigint, more bigint").withColumn("id", F.col("id") + F.col("more"))
 
@@ -200,7 +201,7 @@ def test_a_map_that_gives_nothing_at_first_or_at_all_swallows_no_marker(
             if batch.column("id")[0].as_py() > 4:
                 yield pa.RecordBatch.from_pydict({"id": batch.column("id"), "l": [["x"]] * batch.num_rows})
 
-    def transform(df: Any) -> Any:
+    def transform(df: DataFrame) -> DataFrame:
         made = mapped(df, late, "id bigint NOT NULL, l array<string>")
         return made.selectExpr("id + 1 AS next", "l[0] AS x").where("next / (next - 1) > 0")
 
@@ -212,10 +213,10 @@ def test_a_map_that_gives_nothing_at_first_or_at_all_swallows_no_marker(
 
 
 def test_maps_and_functions_follow_on_one_another(spark: SparkSession, plain: DataFrame) -> None:
-    def same(batches: Iterator[Any]) -> Iterator[Any]:
+    def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
 
-    def transform(df: Any) -> Any:
+    def transform(df: DataFrame) -> DataFrame:
         first = df.mapInPandas(same, "id bigint, amount bigint, s string").where("amount IS NOT NULL")
         second = first.mapInArrow(same, "id bigint, amount bigint, s string")
         return second.select(functions()["Arrow"].alias("a"), second.id).mapInPandas(

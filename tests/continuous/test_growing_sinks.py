@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from penstock.continuous.driver.execution import ContinuousExecution, State
+from penstock.json_text import Json
 from tests.continuous.copying import Copy
 
 KEYS = 16
@@ -23,7 +23,7 @@ class KeyedCopy(Copy):
     schema = pa.schema([("id", pa.int64()), ("key", pa.int64())])
     key = ("key",)
 
-    def row(self, number: int) -> dict[str, Any]:
+    def row(self, number: int) -> Json:
         return {"id": number, "key": number % KEYS}
 
     def append_as_another_producer(self, start: int) -> list[int]:
@@ -56,7 +56,7 @@ def grow_before_commit(
     others: list[int] = []
     commit = query._sink.commit
 
-    def grown_first(*given: Any) -> None:
+    def grown_first(*given: object) -> None:
         if not others:
             keyed.out.add_partitions(2)
             others.extend(keyed.append_as_another_producer(1_000))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,6 +15,7 @@ from penstock.continuous.driver.epochs import Epochs
 from penstock.continuous.driver.execution import State
 from penstock.continuous.task.channel import READER, WRITER
 from penstock.errors import CheckpointMismatch
+from penstock.json_text import Json
 from tests.continuous.copying import PATIENCE, Copy, die_behind
 from tests.support.waiting import wait_until
 
@@ -47,9 +47,9 @@ def test_a_limit_may_be_reached_before_the_driver_has_heard_of_the_rows(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Readers and writers have connections of their own."""
-    hear, settled, looked = EpochCoordinator._hear, EpochCoordinator.settled, threading.Event()
+    hear, settled, looked = EpochCoordinator._receive, EpochCoordinator.settled, threading.Event()
 
-    def late(self: EpochCoordinator, role: str, task: int, message: dict[str, Any]) -> bool:
+    def late(self: EpochCoordinator, role: str, task: int, message: Json) -> bool:
         if message["kind"] == "sent":
             looked.wait(PATIENCE)
         return hear(self, role, task, message)
@@ -59,7 +59,7 @@ def test_a_limit_may_be_reached_before_the_driver_has_heard_of_the_rows(
         looked.set()
         return bool(found)
 
-    monkeypatch.setattr(EpochCoordinator, "_hear", late)
+    monkeypatch.setattr(EpochCoordinator, "_receive", late)
     monkeypatch.setattr(EpochCoordinator, "settled", property(look))
     ended(copy.add(40), 11)
     check(copy, 11)
@@ -137,7 +137,7 @@ def test_rows_of_a_later_epoch_are_counted_when_those_of_the_one_before_have_bee
     coordinator = EpochCoordinator("127.0.0.1", "127.0.0.1", Epochs(2, 0, 10))
     coordinator.quota = Quota(10)
     (slow, slow_writer), (fast, fast_writer) = (
-        [coordinator.address.connect(role, task) for role in (READER, WRITER)] for task in range(2)
+        [coordinator.address.open(role, task) for role in (READER, WRITER)] for task in range(2)
     )
     coordinator.await_tasks(PATIENCE, lambda: True)
     slow.send("sent")

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from penstock.continuous.driver.listener_dispatch import MOST_WAITING, ListenerDispatch
+from penstock.continuous.driver.progress import MOST_WAITING, ListenerDispatch
 from penstock.errors import TableRefused
 
 PATIENCE = 30

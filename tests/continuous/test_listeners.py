@@ -55,7 +55,7 @@ class Listener(StreamingQueryListener):
 def listen(spark: SparkSession) -> Iterator[Any]:
     there: list[Listener] = []
 
-    def listening(**more: Any) -> Listener:
+    def listening(**more: object) -> Listener:
         there.append(Listener(**more))
         spark.streams.addListener(there[-1])
         return there[-1]
@@ -70,7 +70,7 @@ def feed(spark: SparkSession, store_url: str, tmp_path: Path) -> Feed:
     return Feed(spark, store_url, tmp_path, SCHEMA)
 
 
-def _start(feed: Feed, transform: Any = None, **more: Any) -> Any:
+def _start(feed: Feed, transform: Any = None, **more: object) -> Any:
     pipeline = feed.pipeline(feed.table("t"), transform)
     return pipeline.start(name="copy", checkpoint=feed.folder / "ck", **{"trigger": SOON, **more})
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock as ps
@@ -41,11 +41,11 @@ class Copy:
             self.queue.append([{"id": i, "name": f"name {i}"} for i in ids], partition=partition)
         self._next += count
 
-    def pipeline(self, *, sink: Any = None, transform: Any = None, **more: Any) -> ps.Pipeline:
+    def pipeline(self, *, sink: Any = None, transform: Any = None, **more: object) -> ps.Pipeline:
         stream = ps.stream(self.spark, ps.QueueSource("in", "c", self.url)).transform(transform or evens)
         return stream.write(sink or ps.QueueSink("out", self.url), **more)
 
-    def start(self, trigger: ps.Trigger = SOON, *, checkpoint: Any = "ck", **more: Any) -> Any:
+    def start(self, trigger: ps.Trigger = SOON, *, checkpoint: Any = "ck", **more: object) -> Any:
         place = None if checkpoint is None else self.folder / checkpoint
         query = self.pipeline(**more).start(checkpoint=place, name="copy", trigger=trigger)
         self.running.append(query)
@@ -59,7 +59,7 @@ class Copy:
         return [(i, f"NAME {i}") for i in range(0, self._next, 2)]
 
 
-def evens(frame: Any) -> Any:
+def evens(frame: DataFrame) -> DataFrame:
     return frame.where("id % 2 = 0").withColumn("name", F.upper("name"))
 
 
@@ -228,7 +228,7 @@ def test_a_rate_goes_to_the_console(
     assert values[:5] == ["0", "1", "2", "3", "4"]
 
 
-def _grouped(frame: Any) -> Any:
+def _grouped(frame: DataFrame) -> DataFrame:
     return frame.groupBy("name").count()
 
 

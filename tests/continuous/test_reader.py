@@ -7,9 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.continuous.connectors.protocol import SourceReader
 from penstock.continuous.plan.metadata_columns import FILLER, KIND
 from penstock.continuous.task import reader
-from penstock.continuous.task.reader import ReadLoop, SourceReader
+from penstock.continuous.task.reader import ReadLoop
+from penstock.json_text import Json
 from penstock.spark.internals.udf_wrapper import ROW
 
 
@@ -68,10 +70,10 @@ class Driver:
     def __init__(self, source: Coming) -> None:
         self._source = source
 
-    def receive(self) -> dict[str, Any] | None:
+    def receive(self) -> Json | None:
         return {"kind": "finish"} if self._source.is_over else None
 
-    def send(self, kind: str, **message: Any) -> None: ...
+    def send(self, kind: str, **message: object) -> None: ...
 
 
 @pytest.fixture

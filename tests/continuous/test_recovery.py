@@ -12,8 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from penstock.continuous.connectors.protocol import SinkEpoch
-from penstock.continuous.driver.checkpoint_log import CheckpointLog
-from penstock.continuous.driver.recovery import catch_up, recover
+from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up, recover
 from penstock.errors import CheckpointMismatch, CheckpointRewound, OwnerFenced
 
 NOTHING = SinkEpoch(-1)
@@ -59,7 +58,7 @@ class Place:
     def follow(self, ends: Any) -> None:
         self.followed.append((ends, self.logs.last_committed()))
 
-    def settle(self, newest: SinkEpoch | None, *, limited: bool = False, **more: Any) -> int | None:
+    def settle(self, newest: SinkEpoch | None, *, limited: bool = False, **more: object) -> int | None:
         return recover(self.logs, sink_at(newest, **more), self.follow, limited=limited)
 
     def catch_up(self, newest: SinkEpoch | None) -> SinkEpoch | None:

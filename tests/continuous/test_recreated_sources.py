@@ -58,7 +58,7 @@ def test_a_queue_that_is_recreated_before_an_epoch_is_planned_is_refused(
     plan = query._source.plan
     planned: list[Any] = []
 
-    def late(*arguments: Any) -> Any:
+    def late(*arguments: object) -> Any:
         if not planned:
             recreate(free)
         planned.append(plan(*arguments))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from penstock.continuous.driver import execution as module
@@ -110,7 +108,7 @@ def test_a_driver_that_wakes_while_its_successor_settles_does_not_take_it_along(
     second = copy.query(start=False)
     write = second._logs.write_offset
 
-    def late(number: int, *given: Any) -> None:
+    def late(number: int, *given: object) -> None:
         pause.wake()
         wait_until(lambda: number in copy.files("commits"), PATIENCE, "the first one has logged it")
         write(number, *given)

@@ -38,7 +38,7 @@ class TableCopy(Copy):
         driver.check(COLUMNS)
         return driver
 
-    def query(self, **more: Any) -> ContinuousExecution:
+    def query(self, **more: object) -> ContinuousExecution:
         return super().query(transform=shaped, **more)
 
     def ids(self) -> list[int]:

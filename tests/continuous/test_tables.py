@@ -9,10 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
 from penstock.errors import ContinuousRefused, InvalidOption, SchemaMismatch, TableRefused
+from penstock.store.database import Transaction
 from penstock.store.staging import Attempt
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.names import resolve
@@ -35,7 +36,7 @@ class Filled(Feed):
         super().__init__(spark, url, folder, SCHEMA)
         self.running: list[Any] = []
 
-    def start(self, transform: Any = None, *, sink: Any = None, trigger: Any = SOON, **more: Any) -> Any:
+    def start(self, transform: Any = None, *, sink: Any = None, trigger: Any = SOON, **more: object) -> Any:
         pipeline = self.pipeline(sink or self.table("t"), transform, **more)
         self.running.append(pipeline.start(checkpoint=self.folder / "ck", trigger=trigger))
         return self.running[-1]
@@ -73,7 +74,7 @@ def test_rows_arrive(filled: Filled, guarantee: str) -> None:
     assert filled.store.consumer("c").lag("in").rows == 0
 
 
-def _of_every_kind(frame: Any) -> Any:
+def _of_every_kind(frame: DataFrame) -> DataFrame:
     return frame.selectExpr(
         "turn", "id", "id % 2 = 0 as even", "id / 2 as half", "cast(id as decimal(10, 2)) as price",
         "timestamp_micros(id) as at", "date_from_unix_date(id) as day", "cast(string(id) as binary) as raw",
@@ -167,7 +168,7 @@ def test_what_dead_runs_have_staged_goes_when_the_next_one_begins(filled: Filled
     assert rows(filled.url, "t", "id") == [(i,) for i in range(5)]
 
 
-def _layout(tx: Any, url: str) -> Layout:
+def _layout(tx: Transaction, url: str) -> Layout:
     return layout_of(resolve(tx, named(url, "t")), SCHEMA, (), tx.dialect)
 
 

@@ -70,7 +70,7 @@ def test_rows_markers_and_fillers_come_out_in_order_however_the_batches_fall(
 ) -> None:
     runs: list[list[int]] = []
 
-    def same(batches: Iterator[Any]) -> Iterator[Any]:
+    def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         runs.append([])
         for batch in batches:
             assert len(batch)
@@ -94,7 +94,7 @@ def test_rows_markers_and_fillers_come_out_in_order_however_the_batches_fall(
 def test_a_function_that_takes_and_gives_what_it_likes_holds_no_marker_back(
     pandas: bool, given_kinds: list[int], at: list[int], taken: int, giving: bool
 ) -> None:
-    def some(batches: Iterator[Any]) -> Iterator[Any]:
+    def some(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in range(taken):
             if next(batches, None) is None:
                 return
@@ -158,7 +158,7 @@ def test_a_function_of_an_iterator_gives_one_batch_for_each_and_never_waits_for_
 ) -> None:
     rows = [place for place, kind in enumerate(given_kinds) if kind == ROW]
 
-    def negative(batches: Iterator[Any]) -> Iterator[Any]:
+    def negative(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held = None
         for values in batches:
             assert set(listed(values)) <= set(rows)

@@ -13,13 +13,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import SparkSession
+
 import penstock as ps
 from tests.crash.cases import Case
 from tests.support.sparks import make_spark
 from tests.support.warm import warm_workers
 
 
-def start(spark: Any, case: Case, trigger: ps.Trigger) -> Any:
+def start(spark: SparkSession, case: Case, trigger: ps.Trigger) -> Any:
     frames = [
         spark.readStream.format("penstock")
         .options(url=case.url, consumer=case.name, **case.options)

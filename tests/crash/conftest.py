@@ -24,7 +24,7 @@ def urls(tmp_path: Path, pg_url: str) -> Iterator[Mapping[str, str]]:
 def make_case(tmp_path: Path, urls: Mapping[str, str]) -> Callable[..., Case]:
     """`make_case(store, kind, guarantee, chunks=1)`: a case whose queues are there."""
 
-    def make(store: str, kind: str, guarantee: str, *, chunks: int = 1, **more: Any) -> Case:
+    def make(store: str, kind: str, guarantee: str, *, chunks: int = 1, **more: object) -> Case:
         case = Case(f"{kind} {guarantee} {store}", urls[store], kind, guarantee, str(tmp_path), **more)
         case.create()
         for number in range(chunks):

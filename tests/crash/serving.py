@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import SparkSession
+
 import penstock as ps
 from tests.crash.cases import Case
 from tests.support.sparks import make_spark
 
 
-def start(spark: Any, case: Case) -> Any:
+def start(spark: SparkSession, case: Case) -> Any:
     (queue,) = case.sources
     source = ps.QueueSource(queue, consumer=case.name, url=case.url)
     stream = ps.stream(spark, source).transform(lambda frame: case.query.transform([frame]))

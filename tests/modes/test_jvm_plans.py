@@ -13,8 +13,8 @@ import penstock as ps
 from penstock.modes.checking.check import _RULES
 from penstock.modes.checking.plan import Plan
 from penstock.modes.checking.report import MODES, REFUSED
-from penstock.spark.internals.output_mode_checker import check_output_mode
 from penstock.spark.internals.plan_text import plan_tree
+from penstock.spark.internals.query_start import check_output_mode
 from tests.modes.frames import Inputs, inputs
 from tests.modes.java_classes import java_classes
 

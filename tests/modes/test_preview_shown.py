@@ -16,7 +16,7 @@ from penstock.errors import MissingDependency
 from penstock.modes.previewing.cells import rows_as_text
 from penstock.modes.previewing.micro_batches import DATA, NO_DATA, MicroBatch, ModePreview, StateRows
 from penstock.modes.previewing.result import Preview
-from penstock.spark.internals.output_mode_checker import Refusal
+from penstock.spark.internals.query_start import Refusal
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SCHEMA = pa.schema([("key", pa.string()), ("count", pa.int64())])

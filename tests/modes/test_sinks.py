@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.modes.checking.report import MODES
-from penstock.spark.internals.formats import streaming_capabilities
+from penstock.spark.internals.query_start import streaming_capabilities
 from tests.modes.cells import LOOKED_UP, Cell, PythonSink, frame_of, refusal_of
 from tests.modes.frames import Inputs, inputs
 from tests.modes.java_classes import java_classes
@@ -113,7 +113,7 @@ def test_a_mode_that_the_sink_does_not_take_is_told_with_those_that_it_takes(
 def test_a_sink_that_spark_could_not_be_asked_about_is_told(
     streams: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.spark.internals.formats.streaming_capabilities", _fails)
+    monkeypatch.setattr("penstock.spark.internals.query_start.streaming_capabilities", _fails)
     report = ps.modes.check(streams.events, sink="rate")
     assert "what the sink rate takes" in report.not_run[0]
     assert "no table without a name" in report.not_run[0]

@@ -8,7 +8,7 @@ from pyspark.errors.exceptions.captured import convert_exception
 from pyspark.sql import SparkSession
 
 from penstock.errors import ChangelogContractViolation, PenstockError, QueryFailed, QueueNotFound, StoreError
-from penstock.pipeline.failures import original_error
+from penstock.spark.error_boundary import original_error
 
 
 def test_an_error_under_sparks_own_is_found(spark: SparkSession) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from penstock.pipeline.monitoring.listener import SessionListener
+from penstock.json_text import Json
+from penstock.pipeline.monitoring.monitor import SessionListener
 
 
-def told(run_id: str, batch: int) -> dict[str, Any]:
+def told(run_id: str, batch: int) -> Json:
     return {"runId": run_id, "batchId": batch}
 
 

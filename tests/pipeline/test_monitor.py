@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.errors import InvalidOption, StoreNotFound
-from penstock.pipeline.monitoring import listener as listening
+from penstock.json_text import Json
+from penstock.pipeline.monitoring import monitor as listening
 from penstock.pipeline.monitoring import publisher as module
 from penstock.store.records import queries
 from penstock.ui import queries as shown
@@ -28,7 +29,7 @@ NAME = 'it\'s "<script>" ž'
 PATIENCE = 60
 
 
-def rows(store: ps.Store) -> dict[str, Any]:
+def rows(store: ps.Store) -> Json:
     """Return the reports of queries by name."""
     return {row.name: row for row in store.database.run(queries.reported_queries, write=False)}
 
@@ -44,7 +45,7 @@ def source(store: ps.Store) -> ps.Queue:
     return store.queue("in")
 
 
-def pipeline(spark: SparkSession, url: str, transform: Any = None, **more: Any) -> ps.Pipeline:
+def pipeline(spark: SparkSession, url: str, transform: Any = None, **more: object) -> ps.Pipeline:
     stream = ps.stream(spark, ps.QueueSource("in", "c", url))
     if transform is not None:
         stream = stream.transform(transform)

@@ -16,10 +16,16 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
 
 import penstock as ps
-from penstock.continuous.connectors.protocol import ContinuousSink, SinkDriver, SinkEpoch
+from penstock.continuous.connectors.protocol import (
+    ContinuousSink,
+    SinkDriver,
+    SinkEpoch,
+    SinkWriter,
+    WriterFactory,
+)
 from penstock.continuous.driver.epochs import Epoch
-from penstock.continuous.task.writer import SinkWriter, WriterFactory
 from penstock.errors import ContinuousRefused, InvalidInput, InvalidOption
+from penstock.json_text import Json, JsonValue
 from tests.spark.support import fill, make_queue, one_store
 
 NOW = ps.Trigger.available_now()
@@ -108,7 +114,7 @@ class FilesDriver(SinkDriver):
     def newest(self) -> SinkEpoch:
         return SinkEpoch(max((int(file.stem) for file in self.folder.iterdir()), default=-1))
 
-    def commit(self, writers: WriterFactory, epoch: Epoch, offset: Any) -> None:
+    def commit(self, writers: WriterFactory, epoch: Epoch, offset: JsonValue) -> None:
         ids = sorted(i for lines in epoch.attempts.values() for i in lines)
         (self.folder / f"{epoch.number}.txt").write_text("\n".join(map(str, ids)))
 
@@ -126,7 +132,7 @@ class LinesWriter(SinkWriter):
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
         self._ids += [i for batch in rows for i in batch["id"].to_pylist()]
 
-    def end(self, epoch: int) -> dict[str, Any]:
+    def end(self, epoch: int) -> Json:
         ids, self._ids = self._ids, []
         return {self._task: ids}
 

@@ -13,9 +13,11 @@ import pytest
 
 import penstock as ps
 from penstock.errors import QueryFailed, QueueNotFound
+from penstock.json_text import Json
 from penstock.pipeline.monitoring import publisher as module
 from penstock.pipeline.monitoring.progress_format import ends_of, error_of, progress_of, rows_of
 from penstock.pipeline.monitoring.publisher import Publisher
+from penstock.store.database import Transaction
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryRun
 from tests.support.waiting import wait_until
@@ -23,7 +25,7 @@ from tests.support.waiting import wait_until
 RUN = QueryRun("id", "run", "ř 'q'", "continuous", 5)
 
 
-def told(batch: int, rows: int = 10, out: int = -1, **more: Any) -> dict[str, Any]:
+def told(batch: int, rows: int = 10, out: int = -1, **more: object) -> Json:
     """A query's progress as Spark has it in JSON."""
     return {
         "batchId": batch,
@@ -104,7 +106,7 @@ def test_a_process_with_a_query_tells_that_it_is_there(
 def test_rows_out_come_from_the_ledger_where_spark_has_not_counted_them(
     publisher: Publisher, store: ps.Store
 ) -> None:
-    def enter(tx: Any) -> None:
+    def enter(tx: Transaction) -> None:
         for batch, count in ((0, 50), (1, 7), (2, 9)):
             tx.run(
                 "insert_ledger",

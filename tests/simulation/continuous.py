@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.continuous.connectors.protocol import SinkDriver
+from penstock.continuous.connectors.protocol import SinkDriver, WriterFactory
 from penstock.continuous.connectors.queue_driver import QueueSourceDriver
 from penstock.continuous.driver.checkpoint_log import CheckpointLog
 from penstock.continuous.driver.coordinator import EpochCoordinator
@@ -16,7 +16,7 @@ from penstock.continuous.driver.epochs import Epochs
 from penstock.continuous.driver.execution import ContinuousExecution, Settings
 from penstock.continuous.task.channel import READER, WRITER
 from penstock.continuous.task.reader import ReadLoop, await_start
-from penstock.continuous.task.writer import WriteLoop, WriterFactory
+from penstock.continuous.task.writer import WriteLoop
 from penstock.errors import ContinuousFailed
 from penstock.tables.sink import TableSink
 from tests.simulation.micro_batch import COLUMNS, Plan
@@ -102,7 +102,7 @@ class ContinuousRun:
         coordinator = None if execution is None else execution._coordinator
         if coordinator is None or execution is None or not coordinator._epochs.idle:
             return False
-        return all(execution._at.get(part, 0) >= end for part, end in enumerate(ends))
+        return all(execution.committed.positions.get(part, 0) >= end for part, end in enumerate(ends))
 
     def stop(self, timeout: float = 30.0) -> None:
         """As its user's ``stop`` does it, in a thread of the driver's."""
@@ -191,8 +191,8 @@ class Job:
     def _work(self, number: int) -> None:
         reader = writer = None
         try:
-            reader = self._address.connect(READER, number)
-            writer = self._address.connect(WRITER, number)
+            reader = self._address.open(READER, number)
+            writer = self._address.open(WRITER, number)
             epoch, positions = await_start(reader)
             source = self._source.open(positions)
             reading = ReadLoop(source, reader, epoch, 2, large_batches=self._large_batches)

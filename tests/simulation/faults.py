@@ -193,9 +193,9 @@ FAULTS = [
     ),
     Fault(
         "a query that has ended moves its consumer over the micro-batch that it had begun",
-        "pipeline/offset_sync.py",
-        "    last = checkpoint.last_commit()\n",
-        "    last = checkpoint.last_planned()\n",
+        "pipeline/micro_batches.py",
+        "_ranges(checkpoint, checkpoint.last_commit())\n",
+        "_ranges(checkpoint, checkpoint.last_planned())\n",
     ),
     Fault(
         "a query that stops drains the owner that its checkpoint names last",
@@ -249,9 +249,9 @@ FAULTS = [
     # The driver of a continuous query, and its checkpoint.
     Fault(
         "an epoch is in the checkpoint before it is in the sink",
-        "continuous/driver/execution.py",
-        "        self._sink.commit(run.sink, epoch, offset)\n        self._logging = epoch.number\n        self._logs.write_offset(epoch.number, offset, None if self._limit is None else passed)\n        self._logs.write_commit(epoch.number)\n",
-        "        self._logging = epoch.number\n        self._logs.write_offset(epoch.number, offset, None if self._limit is None else passed)\n        self._logs.write_commit(epoch.number)\n        self._sink.commit(run.sink, epoch, offset)\n",
+        "continuous/driver/committed.py",
+        "        self._sink.commit(writers, epoch, offset)\n        self._logging = epoch.number\n        self._logs.write_offset(epoch.number, offset, rows if self._limited else None)\n        self._logs.write_commit(epoch.number)\n",
+        "        self._logging = epoch.number\n        self._logs.write_offset(epoch.number, offset, rows if self._limited else None)\n        self._logs.write_commit(epoch.number)\n        self._sink.commit(writers, epoch, offset)\n",
     ),
     Fault(
         "a continuous query does not begin another run when its source grows",
@@ -261,13 +261,13 @@ FAULTS = [
     ),
     Fault(
         "an epoch that the sink has refused counts as committed",
-        "continuous/driver/execution.py",
-        "        self._sink.commit(run.sink, epoch, offset)\n",
-        "        try:\n            self._sink.commit(run.sink, epoch, offset)\n        except PenstockError:\n            pass\n",
+        "continuous/driver/committed.py",
+        "        self._sink.commit(writers, epoch, offset)\n",
+        "        try:\n            self._sink.commit(writers, epoch, offset)\n        except Exception:\n            pass\n",
     ),
     Fault(
         "a micro-batch that was begun counts as committed when a continuous query starts",
-        "continuous/driver/recovery.py",
+        "continuous/driver/checkpoint_log.py",
         "    if newest is not None and newest.number == begun:\n",
         "    if newest is not None and newest.number <= begun:\n",
     ),
@@ -335,8 +335,8 @@ FAULTS = [
     Fault(
         "rows after a marker are those of the epoch before it",
         "continuous/task/reader.py",
-        "        self._epoch, self._reported_skipped = number + 1, False\n",
-        "        self._epoch, self._reported_skipped = number, False\n",
+        "        self._epoch = number + 1\n",
+        "        self._epoch = number\n",
     ),
     Fault(
         "a reader that is to rest reads on",
@@ -347,7 +347,7 @@ FAULTS = [
     Fault(
         "a reader does not report that it has skipped rows",
         "continuous/task/reader.py",
-        "                self._report_skipped()\n",
+        '                self._report("sent", not self._rows and self._source.skipped)\n',
         "",
     ),
     Fault(
@@ -401,7 +401,7 @@ FAULTS = [
     ),
     Fault(
         "a new checkpoint starts with the first row, wherever the consumer stands",
-        "spark/source/positions.py",
+        "spark/source/ranges.py",
         "    if options.consumer is not None:\n        registration",
         "    if options.consumer is not None and options.starting_offsets is not None:\n        registration",
     ),
@@ -413,19 +413,19 @@ FAULTS = [
     ),
     Fault(
         "tasks that follow one another share a row",
-        "spark/source/admission.py",
+        "spark/source/ranges.py",
         "            tasks.append([partition, low, first",
         "            tasks.append([partition, max(first, low - 1), first",
     ),
     Fault(
         "a micro-batch of at-least-once is not entered in the ledger",
-        "spark/sink/writers.py",
+        "spark/queue_writers.py",
         "            self._note_batch(wrote, batchId)\n",
         "            pass\n",
     ),
     Fault(
         "a task stages each group of segments over the one before",
-        "spark/sink/write_task.py",
+        "spark/queue_writers.py",
         "self._queue, attempt, group, count)\n",
         "self._queue, attempt, group, 0)\n",
     ),
@@ -608,8 +608,8 @@ FAULTS = [
     ),
     Fault(
         "the ledger does not have the offset of a micro-batch",
-        "spark/sink/micro_batches.py",
-        "        logged=None if stateful else _restorable_offset(offsets),\n",
+        "spark/checkpoint.py",
+        "            logged=None if stateful else _restorable_offset(offsets),\n",
         "",
     ),
     Fault(
@@ -620,7 +620,7 @@ FAULTS = [
     ),
     Fault(
         "an epoch that was begun with other rows stands in the way of the one that the sink has",
-        "continuous/driver/recovery.py",
+        "continuous/driver/checkpoint_log.py",
         "        if epoch.number < _next(logs.last_committed()):\n",
         "        if True:\n",
     ),

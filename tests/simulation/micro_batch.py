@@ -19,15 +19,13 @@ from pyspark.sql.types import LongType, StructField, StructType
 from penstock.commit.offsets import pad
 from penstock.continuous.connectors.protocol import SinkDriver
 from penstock.continuous.connectors.queue_driver import QueueSinkDriver
-from penstock.continuous.driver.checkpoint_log import CheckpointLog
-from penstock.continuous.driver.recovery import catch_up
-from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs
-from penstock.pipeline.offset_sync import move_consumer
+from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up
+from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs, move_consumer
 from penstock.queue.open_stores import open_store
 from penstock.spark.connectors import OwnedConsumer
 from penstock.spark.options import SinkOptions, SourceOptions
+from penstock.spark.queue_writers import QueueStreamWriter
 from penstock.spark.schemas import source_schema
-from penstock.spark.sink.writers import QueueStreamWriter
 from penstock.spark.source.stream_reader import QueueStreamReader
 from penstock.store.records import catalog
 from penstock.tables.sink import TableSink

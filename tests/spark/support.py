@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from penstock import Queue, Store
+from penstock.json_text import Json
 
 # Where the kind of database makes no difference, one of them will do.
 one_store = pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
@@ -20,7 +21,7 @@ one_store = pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
 
-def make_queue(store: Store, name: str = "orders", *, partitions: int = 1, **options: Any) -> Queue:
+def make_queue(store: Store, name: str = "orders", *, partitions: int = 1, **options: object) -> Queue:
     return store.create_queue(name, SCHEMA, partitions=partitions, **options)
 
 
@@ -46,11 +47,11 @@ def ids_in(queue: Queue, column: str = "id") -> list[Any]:
     ]
 
 
-def batch(spark: SparkSession, url: str, queue: str = "orders", **options: Any) -> DataFrame:
+def batch(spark: SparkSession, url: str, queue: str = "orders", **options: object) -> DataFrame:
     return spark.read.format("penstock").options(url=url, **options).load(queue)
 
 
-def stream(spark: SparkSession, url: str, queue: str = "orders", **options: Any) -> DataFrame:
+def stream(spark: SparkSession, url: str, queue: str = "orders", **options: object) -> DataFrame:
     return spark.readStream.format("penstock").options(url=url, **options).load(queue)
 
 
@@ -60,8 +61,8 @@ def start(
     queue: str,
     checkpoint: Path | str,
     *,
-    trigger: dict[str, Any] | None = None,
-    **options: Any,
+    trigger: Json | None = None,
+    **options: object,
 ) -> StreamingQuery:
     """Start a query into a queue; all that is there and no more, unless a trigger is given."""
     writer = frame.writeStream.format("penstock").options(
@@ -70,7 +71,7 @@ def start(
     return writer.trigger(**(trigger or {"availableNow": True})).start(queue)
 
 
-def run(frame: DataFrame, url: str, queue: str, checkpoint: Path | str, **options: Any) -> StreamingQuery:
+def run(frame: DataFrame, url: str, queue: str, checkpoint: Path | str, **options: object) -> StreamingQuery:
     """Run a query to its end."""
     query = start(frame, url, queue, checkpoint, **options)
     query.awaitTermination()

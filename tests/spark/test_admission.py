@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 import penstock
 from penstock import Queue, Store
 from penstock.spark.options import SourceOptions
-from penstock.spark.source.admission import next_end, split_into_tasks
+from penstock.spark.source.ranges import next_end, split_into_tasks
 from penstock.spark.source.stream_reader import LARGE_BYTES, SMALL_BATCHES, BatchSizeWarnings
+from penstock.store.database import Transaction
 from penstock.store.log import compact
 from penstock.store.records import catalog
 from penstock.store.records.catalog import PartitionRecord
@@ -60,13 +61,13 @@ def keys(shared: Store) -> list[int]:
 def end_of(
     store: Store, queue: Queue, start: Any, options: SourceOptions, cap: Any = None
 ) -> tuple[int, ...]:
-    def work(tx: Any) -> tuple[int, ...]:
+    def work(tx: Transaction) -> tuple[int, ...]:
         return next_end(tx, queue.record, catalog.partitions(tx, queue.record), start, options, cap)
 
     return store.database.run(work, write=False)
 
 
-def options_of(**given: Any) -> SourceOptions:
+def options_of(**given: object) -> SourceOptions:
     return SourceOptions(url="", queue="orders", **given)
 
 
@@ -187,7 +188,7 @@ def test_rows_that_go_while_it_looks(shared: Store) -> None:
     for partition in (0, 1):
         queue.trim(partition, before=queue.info().partitions[partition].next_index)
 
-    def work(tx: Any) -> tuple[int, ...]:
+    def work(tx: Transaction) -> tuple[int, ...]:
         limit = options_of(max_rows_per_trigger=5, max_bytes_per_trigger=500, align_to_appends=True)
         return next_end(tx, queue.record, before, (0, 0), limit)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def test_an_empty_queue(spark: SparkSession, store: Store, store_url: str) -> No
         ({"startingOffsets": '{"1": 3}', "endingOffsets": '{"0": 1, "1": 3}'}, [0]),
     ],
 )
-def test_positions(spark: SparkSession, tmp_path: Any, options: dict[str, str], expected: list[int]) -> None:
+def test_positions(spark: SparkSession, tmp_path: Path, options: dict[str, str], expected: list[int]) -> None:
     url = f"sqlite:///{tmp_path}/penstock.db"
     with _two_partitions(url):
         assert sorted(column(batch(spark, url, **options))) == expected
@@ -104,7 +105,7 @@ def test_from_where_a_consumer_stands(spark: SparkSession, store: Store, store_u
     ],
 )
 def test_positions_that_cannot_be(
-    spark: SparkSession, tmp_path: Any, options: dict[str, str], words: list[str]
+    spark: SparkSession, tmp_path: Path, options: dict[str, str], words: list[str]
 ) -> None:
     url = f"sqlite:///{tmp_path}/penstock.db"
     with _two_partitions(url) as store:
@@ -134,7 +135,9 @@ def test_trimmed_rows_fail_the_read_or_are_left_out(
 
 
 def test_a_read_is_planned_once(spark: SparkSession, store: Store, store_url: str) -> None:
-    """A DataFrame means the same rows at each action; what is trimmed of them meanwhile is missed, not passed over."""
+    """A DataFrame means the same rows at each action; what is trimmed of them meanwhile is missed, not passed
+    over.
+    """
     queue = make_queue(store, partitions=2, key=["id"])
     queue.append(table(range(50)))
     strict, lenient = batch(spark, store_url), batch(spark, store_url, failOnDataLoss=False)
@@ -182,7 +185,7 @@ def test_a_queue_with_columns_of_those_names(spark: SparkSession, store: Store, 
 def test_a_schema_of_ones_own_is_a_projection(spark: SparkSession, store: Store, store_url: str) -> None:
     fill(make_queue(store), [1, 2])
 
-    def read(schema: str, **options: Any) -> list[tuple[Any, ...]]:
+    def read(schema: str, **options: object) -> list[tuple[Any, ...]]:
         reader = spark.read.format("penstock").options(url=store_url, **options).schema(schema)
         return [tuple(row) for row in reader.load("orders").collect()]
 

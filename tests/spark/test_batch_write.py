@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -14,7 +14,7 @@ from penstock import Store
 from tests.spark.support import batch, column, fill, ids_in, make_queue
 
 
-def write(frame: DataFrame, url: str, queue: str = "orders", mode: str = "append", **options: Any) -> None:
+def write(frame: DataFrame, url: str, queue: str = "orders", mode: str = "append", **options: object) -> None:
     frame.write.format("penstock").options(url=url, **options).mode(mode).save(queue)
 
 
@@ -51,7 +51,7 @@ def test_no_rows(spark: SparkSession, store: Store, store_url: str) -> None:
 
 def test_a_failing_task_leaves_nothing(spark: SparkSession, store: Store, store_url: str) -> None:
     queue = make_queue(store)
-    # One task: of several, another one may still be writing while the first one's failure is cleared up after.
+    # One task: of several, another one may still be writing when the first one's failure is cleaned up.
     broken = numbers(spark, 0, 10, tasks=1).mapInArrow(_fail_late, "id long, name string")
     with pytest.raises(Exception, match="deliberately"):
         write(broken, store_url, maxRowsPerWrite=1)
@@ -134,7 +134,7 @@ def test_keys_stay_home_when_the_queue_grows(spark: SparkSession, store: Store, 
         ("select 1L as id, struct(1) as name", "cast it first"),
     ],
 )
-def test_a_schema_that_does_not_fit(spark: SparkSession, tmp_path: Any, query: str, words: str) -> None:
+def test_a_schema_that_does_not_fit(spark: SparkSession, tmp_path: Path, query: str, words: str) -> None:
     import penstock
 
     url = f"sqlite:///{tmp_path}/penstock.db"
@@ -172,7 +172,8 @@ def test_nested_columns_go_by_name_too(spark: SparkSession, store: Store, store_
 
 ALL_TYPES = """
 select
-    cast(n as boolean) as a_boolean, cast(n as tinyint) as a_tiny, cast(n as smallint) as a_small, cast(n as int) as an_int,
+    cast(n as boolean) as a_boolean, cast(n as tinyint) as a_tiny, cast(n as smallint) as a_small,
+    cast(n as int) as an_int,
     cast(n as bigint) as a_big, cast(n as float) / 3 as a_float, cast(n as double) / 3 as a_double,
     double('NaN') as a_nan, cast(n as decimal(38, 10)) / 7 as a_wide, cast(n as decimal(5, 2)) as a_decimal,
     concat('é☂', n) as a_string, cast(concat('b', n) as binary) as a_binary,

@@ -1,4 +1,6 @@
-"""Checkpoints: lost ones, new ones under an old name, those that the session's setting makes, both log formats."""
+"""Checkpoints: lost ones, new ones under an old name, those that the session's setting makes, both log
+formats.
+"""
 
 from __future__ import annotations
 

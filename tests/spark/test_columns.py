@@ -1,4 +1,4 @@
-"""Spark over a queue that gets columns: running queries go on with theirs, restarted ones have the new ones."""
+"""Spark over a queue that gets columns: running queries keep theirs, restarted ones have the new ones."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pyspark.sql import functions as fn
 
 import penstock as ps
 from penstock import Queue, Store
+from penstock.json_text import Json
 from penstock.queue.checks import METADATA_COLUMNS
 from penstock.spark.schemas import SERVICE_FIELDS
 from penstock.testing import replay_last_batch
@@ -38,12 +39,12 @@ def noted(queue: Queue, ids: Any) -> None:
     queue.append([{"id": n, "name": f"n{n}", "note": f"note {n}"} for n in ids], partition=0)
 
 
-def rows(queue: Queue) -> list[dict[str, Any]]:
+def rows(queue: Queue) -> list[Json]:
     queue.refresh()
     return queue.read(0, 0).to_pylist()
 
 
-def plain(*ids: int) -> list[dict[str, Any]]:
+def plain(*ids: int) -> list[Json]:
     return [{"id": n, "name": f"n{n}"} for n in ids]
 
 

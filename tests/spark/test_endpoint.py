@@ -209,7 +209,7 @@ def test_links_of_continuous_queries_are_not_held_up_either(strangers: ExitStack
         for _ in range(5):
             strangers.enter_context(stranger(coordinator.address.port))
         began = time.monotonic()
-        reader, writer = coordinator.address.connect(READER, 0), coordinator.address.connect(WRITER, 0)
+        reader, writer = coordinator.address.open(READER, 0), coordinator.address.open(WRITER, 0)
         coordinator.await_tasks(HONEST, lambda: True)
         assert time.monotonic() - began < HONEST
         coordinator.assign(0, [{0: 7}])
@@ -217,6 +217,6 @@ def test_links_of_continuous_queries_are_not_held_up_either(strangers: ExitStack
         # What has shown the secret has no deadline.
         time.sleep(1.5 * driver_endpoint.HANDSHAKE_SECONDS)
         coordinator.pause()
-        assert reader.await_message()["kind"] == "rest"
+        assert reader.await_message()["kind"] == "pause"
         reader.close()
         writer.close()

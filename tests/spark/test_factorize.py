@@ -26,12 +26,18 @@ KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "timestamp": (pa.timestamp("us", tz="UTC"), st.sampled_from([0, 1, 10**15])),
     "date": (pa.date32(), SMALL),
     "list": (pa.list_(pa.int64()), st.lists(st.none() | SMALL, max_size=3)),
-    "nested list": (pa.list_(pa.list_(pa.string())), st.lists(st.none() | st.lists(TEXT, max_size=2), max_size=2)),
+    "nested list": (
+        pa.list_(pa.list_(pa.string())),
+        st.lists(st.none() | st.lists(TEXT, max_size=2), max_size=2),
+    ),
     "struct": (
         pa.struct([("a", pa.int64()), ("b", pa.string())]),
         st.fixed_dictionaries({"a": st.none() | SMALL, "b": st.none() | TEXT}),
     ),
-    "map": (pa.map_(pa.string(), pa.int64()), st.dictionaries(TEXT, st.none() | SMALL, max_size=3).map(lambda d: list(d.items()))),
+    "map": (
+        pa.map_(pa.string(), pa.int64()),
+        st.dictionaries(TEXT, st.none() | SMALL, max_size=3).map(lambda d: list(d.items())),
+    ),
     "list of structs": (
         pa.list_(pa.struct([("a", pa.list_(pa.int64()))])),
         st.lists(st.fixed_dictionaries({"a": st.none() | st.lists(SMALL, max_size=2)}), max_size=2),

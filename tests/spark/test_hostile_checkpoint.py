@@ -1,4 +1,6 @@
-"""Files of a checkpoint that somebody else wrote: an error by name, and no more memory or time than they are worth."""
+"""Files of a checkpoint that somebody else wrote: an error by name, and no more memory or time than they are
+worth.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from penstock.commit.offsets import QueueOffset
 from penstock.errors import CheckpointMismatch, CommitRefused, PenstockError
+from penstock.json_text import Json
 from penstock.limits.record import read_key_record, read_record
 from penstock.spark import checkpoint as checkpoints
 from penstock.spark.checkpoint import Checkpoint
@@ -73,7 +75,7 @@ def test_names_that_are_no_numbers_are_no_batches(made: Path, name: str) -> None
     assert show(None, made).last_planned in (0, None)
 
 
-GOOD: dict[str, Any] = {
+GOOD: Json = {
     "store": "s",
     "queue": "q",
     "consumer": "c",
@@ -87,12 +89,13 @@ GOOD: dict[str, Any] = {
 @pytest.mark.parametrize(
     "change",
     [
-        {"from": 7}, {"to": "abc"}, {"to": {"0": 1}}, {"from": [0, 0], "to": [1]}, {"from": [-1]}, {"to": [True]}, {"to": [1e9]},
-        {"generation": "1"}, {"epoch": None}, {"queue": ["q"]}, {"consumer": {"a": 1}}, {"store": None}, {"rowsPerTask": "9; drop"},
+        {"from": 7}, {"to": "abc"}, {"to": {"0": 1}}, {"from": [0, 0], "to": [1]}, {"from": [-1]},
+        {"to": [True]}, {"to": [1e9]}, {"generation": "1"}, {"epoch": None}, {"queue": ["q"]},
+        {"consumer": {"a": 1}}, {"store": None}, {"rowsPerTask": "9; drop"},
         {"rowsPerTask": -1},
     ],
 )  # fmt: skip
-def test_an_offset_with_anything_else_in_it_is_refused(change: dict[str, Any]) -> None:
+def test_an_offset_with_anything_else_in_it_is_refused(change: Json) -> None:
     assert QueueOffset.of(GOOD) is not None
     with pytest.raises(CheckpointMismatch, match="not as Penstock writes it"):
         QueueOffset.of({**GOOD, **change})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,9 +15,9 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock import Store
 from penstock.errors import InvalidOption, MissingDependency
+from penstock.spark.internals.python_workers import check_reach
 from penstock.spark.internals.sessions import is_local
 from penstock.spark.options import sink_options, source_options
-from penstock.spark.session_store import check_reach
 from penstock.spark.source.data_source import PenstockDataSource
 from penstock.spark.source.read_task import Scan
 from tests.spark.support import batch, column, fill, ids_in, make_queue, one_store, refusal, run, stream
@@ -117,7 +118,7 @@ def test_no_secret_in_what_travels() -> None:
 def defaults(spark: SparkSession) -> Iterator[Callable[..., None]]:
     given: list[str] = []
 
-    def set_defaults(**values: Any) -> None:
+    def set_defaults(**values: object) -> None:
         for name, value in values.items():
             spark.conf.set(f"spark.penstock.{name}", str(value))
             given.append(f"spark.penstock.{name}")
@@ -131,7 +132,7 @@ def defaults(spark: SparkSession) -> Iterator[Callable[..., None]]:
 
 @one_store
 def test_defaults_of_the_session(
-    spark: SparkSession, store: Store, store_url: str, defaults: Callable[..., None], tmp_path: Any
+    spark: SparkSession, store: Store, store_url: str, defaults: Callable[..., None], tmp_path: Path
 ) -> None:
     queue, out = make_queue(store), make_queue(store, "out")
     fill(queue, range(6))
@@ -180,7 +181,7 @@ def test_a_setting_that_is_no_option(defaults: Callable[..., None], spark: Spark
 
 
 @one_store
-def test_names_that_do_not_exist(spark: SparkSession, store: Store, store_url: str, tmp_path: Any) -> None:
+def test_names_that_do_not_exist(spark: SparkSession, store: Store, store_url: str, tmp_path: Path) -> None:
     make_queue(store)
     assert "Did you mean 'orders'" in refusal(lambda: batch(spark, store_url, "ordes"))
     assert "Did you mean 'orders'" in refusal(lambda: stream(spark, store_url, "ordes"))
@@ -198,7 +199,7 @@ def test_names_that_do_not_exist(spark: SparkSession, store: Store, store_url: s
 HOSTILE = ["it's; drop table queue--", 'a/b\\c"d', "line\nbreak\ttab", "ünï ☂", "{'x': 1}", "$x`y`%s%%"]
 
 
-def test_hostile_names(spark: SparkSession, store: Store, store_url: str, tmp_path: Any) -> None:
+def test_hostile_names(spark: SparkSession, store: Store, store_url: str, tmp_path: Path) -> None:
     for number, name in enumerate(HOSTILE):
         queue = make_queue(store, name)
         fill(queue, [number])
@@ -238,7 +239,7 @@ def test_an_embedded_store_on_a_cluster(master: str) -> None:
 
 
 def test_workers_that_lack_pyarrow(
-    spark: SparkSession, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import sys
 

@@ -1,4 +1,6 @@
-"""What Spark shows and keeps of queries whose store takes a password: plans, event log, errors, checkpoints, processes."""
+"""What Spark shows and keeps of queries whose store takes a password: plans, event log, errors, checkpoints,
+processes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
-from penstock.spark.session_store import default_url
+from penstock.spark.session import default_url
 from tests.spark.support import SCHEMA, batch, run, stream, table
 
 

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock import Store
+from penstock.json_text import Json
 from penstock.spark.options import SourceOptions
 from penstock.spark.source.stream_reader import QueueStreamReader
 from penstock.testing import replay_last_batch
@@ -49,20 +50,18 @@ def readers(store: Store, store_url: str, consumer: str | None) -> Iterator[Read
     found.stop()
 
 
-def logged(offset: dict[str, Any]) -> dict[str, Any]:
+def logged(offset: Json) -> Json:
     """An offset as it comes back from Spark's log."""
     return dict(json.loads(json.dumps(offset)))
 
 
-def first_batch(reader: QueueStreamReader) -> tuple[dict[str, Any], dict[str, Any]]:
+def first_batch(reader: QueueStreamReader) -> tuple[Json, Json]:
     """The offsets that the first micro-batch of a query begins and ends with."""
     begin = logged(reader.initialOffset())
     return begin, logged(reader.latestOffset(begin, ReadAllAvailable()))
 
 
-def tasks(
-    reader: QueueStreamReader, begin: dict[str, Any], end: dict[str, Any]
-) -> list[tuple[int, int, int]]:
+def tasks(reader: QueueStreamReader, begin: Json, end: Json) -> list[tuple[int, int, int]]:
     """The partition and the rows [start, end) of each task of a micro-batch."""
     found: Any = reader.partitions(begin, end)
     return [(task.partition, task.start, task.end) for task in found]

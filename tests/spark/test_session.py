@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 import penstock as ps
 from penstock.errors import InvalidInput
 from penstock.spark import session
+from penstock.spark.internals.sessions import jvm_of
 from tests.spark.support import one_store
 
 _READ_FROM_HADOOPS = "spark.sql.streaming.checkpointFileManagerClass"
@@ -48,7 +49,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
     found["start"] = builder.given
     monkeypatch.setattr(session.SparkSession, "builder", builder)
     monkeypatch.setattr(session, "running_context", lambda: None)
-    monkeypatch.setattr(session, "_registered", lambda _, later: found["later"].update(later))
+    monkeypatch.setattr(session, "_register_or_stop", lambda _, later: found["later"].update(later))
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     return found
 
@@ -113,7 +114,8 @@ def test_a_checkpoint_on_a_local_disk_costs_no_process_for_each_link(
 ) -> None:
     """The class has to be there, and queries of the session have to write their checkpoints with it."""
     chosen = session._settings(stateful=False, pipelined=False)[_READ_FROM_HADOOPS]
-    files = spark._jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager  # type: ignore[union-attr]
+    checkpointing = jvm_of(spark).org.apache.spark.sql.execution.streaming.checkpointing
+    files = checkpointing.CheckpointFileManager
     conf = spark._jsparkSession.sessionState().newHadoopConf()
     conf.set(_READ_FROM_HADOOPS, chosen)
     path = spark._jvm.org.apache.hadoop.fs.Path(str(tmp_path))  # type: ignore[union-attr]

@@ -1,4 +1,6 @@
-"""Exactly-once queries that keep state: no row is lost or repeated, in the output or in the state, when Spark repeats work."""
+"""Exactly-once queries that keep state: no row is lost or repeated, in the output or in the state, when Spark
+repeats work.
+"""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock import Store
+from penstock.json_text import Json
 from penstock.testing import replay_last_batch
 from tests.spark.support import (
     batches,
@@ -111,7 +112,7 @@ def test_limits(
     store: Store,
     store_url: str,
     tmp_path: Path,
-    options: dict[str, Any],
+    options: Json,
     expected: list[int],
 ) -> None:
     queue, out = make_queue(store, partitions=2), make_queue(store, "out")
@@ -217,7 +218,7 @@ def test_a_second_query_on_a_consumer_fences_the_first(
     second.stop()
 
 
-def _refused(frame: Any, url: str, checkpoint: Path, **options: Any) -> str:
+def _refused(frame: Any, url: str, checkpoint: Path, **options: object) -> str:
     return refusal(lambda: run(frame, url, "out", checkpoint, **options))
 
 
@@ -311,7 +312,7 @@ def test_a_queue_that_is_dropped_under_a_running_query(
 def test_another_store_behind_the_same_url(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
-    """Spark keeps its Python workers; they notice that the store they had open is not the one that is there."""
+    """Spark keeps its Python workers; they notice that their open store is not the one that exists now."""
     queue = make_queue(store)
     make_queue(store, "out")
     fill(queue, [1, 2])

@@ -16,8 +16,8 @@ import penstock
 from penstock import Store
 from penstock.errors import CommitRefused
 from penstock.spark.options import SinkOptions
+from penstock.spark.queue_writers import QueueStreamWriter
 from penstock.spark.schemas import to_struct
-from penstock.spark.sink.writers import QueueStreamWriter
 from penstock.spark.source.data_source import PenstockDataSource
 from penstock.store import staging
 from penstock.store.log.segmenting import to_segments
@@ -90,7 +90,9 @@ def test_at_least_once_repeats_what_is_replayed(
 def test_any_replayable_source(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path, kind: str, guarantee: str
 ) -> None:
-    """A queue without a consumer, and a source that is not Penstock's: the ledger alone makes a replay a no-op."""
+    """A queue without a consumer, and a source that is not Penstock's: the ledger alone makes a replay a
+    no-op.
+    """
     queue, out = make_queue(store), make_queue(store, "out")
     files = tmp_path / "files"
     files.mkdir()
@@ -239,7 +241,7 @@ def test_other_output_modes(
 def test_nothing_is_committed_under_the_continuous_trigger(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
-    """Spark hands a Python sink no row of it; without a commit no row is taken as done, and the log says why."""
+    """Spark passes no row to a Python sink; without a commit no row counts as done, and the log says why."""
     out = make_queue(store, "out")
     with pytest.raises(CommitRefused, match="continuous trigger loses every row"):
         QueueStreamWriter(SinkOptions(store_url, "out"), out.record).commit([None, None], 0)

@@ -10,7 +10,7 @@ import importlib
 import sys
 from contextlib import suppress
 
-USUAL = ("pandas", "pyarrow.compute", "penstock.spark.sink.write_task", "penstock.changes.stage")
+USUAL = ("pandas", "pyarrow.compute", "penstock.spark.queue_writers", "penstock.changes.stage")
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from penstock.feeds.protocol import (
 from penstock.feeds.urls import parse
 from penstock.json_text import Json
 from penstock.spark.error_boundary import without_tracebacks
-from penstock.spark.internals.gc_tuning import freeze_imports
+from penstock.spark.internals.python_workers import freeze_imports
 from penstock.spark.options import OptionReader, parse_boolean, parse_positive
 from penstock.spark.schemas import projection, to_struct
 

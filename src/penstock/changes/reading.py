@@ -19,8 +19,8 @@ from penstock.feeds.contract import COMMIT_VERSION, ChangeContract
 from penstock.feeds.protocol import Changelog
 from penstock.feeds.urls import parse
 from penstock.spark.internals.sessions import check_session
-from penstock.spark.registration import register_source
 from penstock.spark.schemas import is_case_sensitive, to_struct
+from penstock.spark.session import register_source
 
 
 def read(

@@ -78,7 +78,7 @@ class OpenQueueFeed(OpenChangelog):
             after = commits[-1].version
 
     def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Task]:
-        from penstock.spark.source.admission import split_into_tasks
+        from penstock.spark.source.ranges import split_into_tasks
 
         def bounds(tx: Transaction, queue: QueueRecord) -> tuple[list[int], list[int]]:
             self._require_kept(tx, queue, after)

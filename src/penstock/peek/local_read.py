@@ -18,8 +18,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock.peek.penstock_reads import Offset, PenstockRead, Reader, RowScope, row_scope
 from penstock.peek.query import Deadline, RowCollector
-from penstock.pipeline.failures import original_error
-from penstock.spark.internals.plan_rewrite import replace_reads
+from penstock.spark.error_boundary import original_error
+from penstock.spark.internals.plans import replace_reads
 
 _FIRST_ROWS = 1_000
 _GROWTH = 8

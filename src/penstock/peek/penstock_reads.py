@@ -23,10 +23,10 @@ from penstock.queue.open_stores import open_store
 from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_text import plan_tree
 from penstock.spark.internals.plans import StreamingRead
+from penstock.spark.internals.python_workers import check_reach
 from penstock.spark.options import BATCH_SOURCE, STREAM_SOURCE, source_options, with_defaults
-from penstock.spark.registration import session_defaults
 from penstock.spark.schemas import projection, source_schema
-from penstock.spark.session_store import check_reach
+from penstock.spark.session import session_defaults
 from penstock.spark.source.stream_reader import QueueStreamReader
 
 _READ = "StreamingRelationV2"

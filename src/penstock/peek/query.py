@@ -24,8 +24,8 @@ from penstock.arrow.arrays import first_rows
 from penstock.errors import InvalidInput, OutputModeRefused
 from penstock.modes.checking.check import check
 from penstock.modes.checking.report import WARNING
-from penstock.pipeline.failures import original_error
 from penstock.pipeline.initial_batch import no_data_batches
+from penstock.spark.error_boundary import original_error
 from penstock.spark.internals.sessions import JvmError, is_local, remove_folder
 
 

@@ -32,8 +32,8 @@ from penstock.peek.query import (
 )
 from penstock.peek.result import Taken
 from penstock.peek.take import check_arguments, folder_text, is_duration, without_side_effects
-from penstock.pipeline.failures import original_error
-from penstock.spark.internals.requirements import check_workers
+from penstock.spark.error_boundary import original_error
+from penstock.spark.internals.python_workers import check_workers
 
 Keys = NDArray[np.float64]
 _SLACK = 2

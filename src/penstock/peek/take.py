@@ -25,9 +25,8 @@ from penstock.peek.query import (
     run_query,
 )
 from penstock.peek.result import Taken
-from penstock.pipeline.failures import original_error
-from penstock.spark.internals.plan_rewrite import replace_reads
-from penstock.spark.internals.plans import StreamingRead, streaming_reads
+from penstock.spark.error_boundary import original_error
+from penstock.spark.internals.plans import StreamingRead, replace_reads, streaming_reads
 from penstock.spark.internals.sessions import is_classic
 
 log = logging.getLogger("penstock.peek")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import uuid
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from typing import cast
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from penstock.arguments import in_quotes
@@ -16,22 +16,22 @@ from penstock.continuous.connectors.protocol import ContinuousSink, ContinuousSo
 from penstock.continuous.driver.checkpoint_log import CheckpointLog
 from penstock.continuous.driver.coordinator import Limit
 from penstock.continuous.driver.execution import ContinuousExecution, Settings, State
-from penstock.continuous.driver.listener_dispatch import ListenerDispatch
-from penstock.continuous.driver.runs import SparkEngine
+from penstock.continuous.driver.progress import ListenerDispatch
+from penstock.continuous.driver.runs import ContinuousTransform, SparkEngine
 from penstock.errors import ContinuousRefused, InvalidOption, PenstockError
+from penstock.json_text import Json
 from penstock.limits.per_key import KeyLimit
 from penstock.limits.record import keep_record
 from penstock.limits.rows import STOP, RowLimit
-from penstock.pipeline.failures import original_error
-from penstock.pipeline.monitoring.monitor import ContinuousMonitor, monitor_target
-from penstock.pipeline.query import STOP_SECONDS, Query
-from penstock.pipeline.trigger import Trigger
+from penstock.pipeline.monitoring.monitor import ContinuousMonitor, monitor_target, session_listener
+from penstock.pipeline.query import STOP_SECONDS, Query, Trigger
 from penstock.spark.connectors import Sink, Source
+from penstock.spark.error_boundary import original_error
 from penstock.spark.internals.listeners import ListenerBus
 from penstock.spark.internals.sessions import is_classic
-from penstock.spark.registration import register
+from penstock.spark.session import register
 
-Transform = Callable[[Any], Any]
+Transform = Callable[[DataFrame], DataFrame]
 
 _GUARANTEES = ("exactly_once", "at_least_once")
 _RETAIN = "spark.sql.streaming.minBatchesToRetain"
@@ -53,13 +53,8 @@ def start_continuous(
 ) -> ContinuousQuery:
     """Start a pipeline with the continuous trigger.
 
-    Raises
-    ------
-    ContinuousRefused
-        When the source, the sink or the transformation does not work row by row, or the session is Spark
-        Connect's.
-    InvalidOption
-        When the engine does not keep the guarantee.
+    Raises ContinuousRefused when the source, the sink or the transformation does not work row by row, or the
+    session is Spark Connect's. Raises InvalidOption when the engine does not keep the guarantee.
     """
     if guarantee not in _GUARANTEES:
         raise InvalidOption(
@@ -88,21 +83,31 @@ def start_continuous(
         )
     register(spark)
     reads = source.continuous_driver(spark)
-    engine = SparkEngine(spark, reads, transforms, name or "continuous query")
-    schema = engine.check()
+    # The frame that a continuous query passes to them has the methods of a DataFrame.
+    functions = cast(Sequence[ContinuousTransform], transforms)
+    engine = SparkEngine(spark, reads, functions, name or "continuous query")
     temporary = tempfile.mkdtemp(prefix="penstock-continuous-") if checkpoint is None else None
     logs = CheckpointLog(checkpoint or str(temporary))
+
+    def remove_temporary() -> None:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
     try:
         writes = sink.continuous_driver(spark, logs.query_id, guarantee, output_mode)
-        writes.check(schema)
+        writes.check(engine.schema)
         # A lower limit that ends the query at once does not replace the one beside the checkpoint.
         if limit is not None and limit.rows >= logs.passed(logs.last_committed()):
             keep_record(logs.read, limit.rows)
     except PenstockError:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+        remove_temporary()
         raise
     retain, backlog = int(str(spark.conf.get(_RETAIN))), int(str(spark.conf.get(_BACKLOG)))
+    target = monitor_target(spark, source, sink) if monitored else None
+    query_id, run_id = logs.query_id, str(uuid.uuid4())
+    monitor = None if target is None else ContinuousMonitor(target, query_id, run_id, name, checkpoint)
+    # The session's listener gets the same events.
+    session_listener(spark, listen=False).claim(run_id, None)
     execution = ContinuousExecution(
         name,
         reads,
@@ -111,16 +116,12 @@ def start_continuous(
         logs,
         Settings(trigger.seconds, retain, backlog),
         limit=None if limit is None else Limit(limit.rows, limit.on_limit == STOP),
+        run_id=run_id,
+        listeners=ListenerDispatch(
+            name or query_id, ListenerBus(spark, query_id, run_id), original_error, monitor
+        ),
+        clean_up=remove_temporary,
     )
-    target = monitor_target(spark, source, sink) if monitored else None
-    execution.listeners = ListenerDispatch(
-        execution.called,
-        ListenerBus(spark, execution.id, execution.run_id),
-        original_error,
-        ContinuousMonitor.of(spark, target, execution.id, execution.run_id, name, checkpoint),
-    )
-    if temporary is not None:
-        execution.clean_up = partial(shutil.rmtree, temporary, ignore_errors=True)
     execution.start()
     if execution.failure is not None:
         raise original_error(execution.failure) from None
@@ -130,10 +131,7 @@ def start_continuous(
 def _without_limit(transforms: Sequence[Transform]) -> tuple[Sequence[Transform], RowLimit | None]:
     """Return the transformations before a limit, and the limit, which the engine itself keeps.
 
-    Raises
-    ------
-    ContinuousRefused
-        When it is a limit for each key, or not the last thing that is done.
+    Raises ContinuousRefused when it is a limit for each key, or not the last thing that is done.
     """
     last = transforms[-1] if transforms else None
     limit = last if isinstance(last, RowLimit) else None
@@ -181,7 +179,7 @@ class ContinuousQuery(Query):
         return self._execution.state is not State.TERMINATED
 
     @property
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Json:
         active = self._execution.state is State.ACTIVE
         ending = self._execution.ending
         message = self.state if ending is None else f"{self.state}: {ending}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -19,9 +18,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from pyspark.sql.types import StructType
 
 from penstock.errors import condition_of
+from penstock.json_text import Json
 from penstock.spark.checkpoint import RUNS_KEY, Checkpoint
 from penstock.spark.internals.plans import may_retain_rows
-from penstock.spark.registration import register_source
+from penstock.spark.session import register_source
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -95,17 +95,17 @@ class InitialBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return no limit."""
         return ReadAllAvailable()
 
-    def initialOffset(self) -> dict[str, Any]:
+    def initialOffset(self) -> Json:
         """Return the offset before the first run."""
         return {RUNS_KEY: 0}
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
         """Return one more than the earlier runs, all through this one."""
         if self._run is None:
             self._run = int(start[RUNS_KEY]) + 1
         return {RUNS_KEY: self._run}
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
         """Return no tasks."""
         return []
 

@@ -1,32 +1,41 @@
-"""The running query of a pipeline with micro-batches, which Spark runs."""
+"""The running query of a pipeline with micro-batches, which Spark runs.
+
+Before it starts its checkpoint catches up with its sink, and after it has ended its consumers move to where
+the checkpoint ends.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.commit.offsets import QueueOffset, batch_ranges
-from penstock.commit.owner import drain
+from penstock.commit.owner import drain, follow, level
+from penstock.continuous.connectors.protocol import ContinuousSink
+from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up
 from penstock.errors import PenstockError, condition_of
-from penstock.pipeline.failures import original_error
-from penstock.pipeline.offset_sync import sync_consumers
+from penstock.json_text import Json
 from penstock.pipeline.query import STOP_SECONDS, Query
-from penstock.queue.store import connect
+from penstock.queue.open_stores import open_store
+from penstock.queue.store import Store, connect
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.connectors import OwnedConsumer
+from penstock.spark.connectors import OwnedConsumer, Sink
+from penstock.spark.error_boundary import original_error
 from penstock.spark.internals.sessions import JvmError
 
 log = logging.getLogger("penstock.pipeline")
 
 _POLL_SECONDS = 0.02
 _QUIET_POLLS = 3
+_RELEASE_SECONDS = 5.0
 # A failure of the query, and the end of Spark's JVM.
 _FAILURES = (StreamingQueryException, JvmError, ConnectionError)
 
@@ -70,15 +79,15 @@ class MicroBatchQuery(Query):
         return self._query.isActive
 
     @property
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Json:
         return self._query.status
 
     @property
-    def lastProgress(self) -> Any:
+    def lastProgress(self) -> StreamingQueryProgress | None:
         return self._query.lastProgress
 
     @property
-    def recentProgress(self) -> list[Any]:
+    def recentProgress(self) -> list[StreamingQueryProgress]:
         return self._query.recentProgress
 
     def explain(self, extended: bool = False) -> None:
@@ -98,8 +107,7 @@ class MicroBatchQuery(Query):
             self._on_end(original)
             raise original from None
         if ended is not False:
-            self._sync_consumers()
-            self._on_end(None)
+            self._has_ended()
         return ended
 
     def processAllAvailable(self) -> None:
@@ -110,21 +118,19 @@ class MicroBatchQuery(Query):
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
         finished = False
-        called = self.name or self.id
         try:
             finished = not self.isActive or self._drained(timeout)
         except Exception as error:
             # How the query itself ends is what counts.
             log.warning(
                 "query %r is stopped without the end of its micro-batch, which the next run repeats: %s",
-                called,
+                self._called,
                 error,
-                extra={"action": "drain_failed", "query": called, "error": condition_of(error)},
+                extra={"action": "drain_failed", "query": self._called, "error": condition_of(error)},
             )
         finally:
             self._query.stop()
-        self._sync_consumers()
-        self._on_end(None)
+        self._has_ended()
         return finished
 
     def finish(self) -> None:
@@ -137,14 +143,10 @@ class MicroBatchQuery(Query):
             self.stop()
         else:
             self._query.stop()
-            self._sync_consumers()
-            self._on_end(None)
+            self._has_ended()
 
     def _drained(self, timeout: float) -> bool:
-        """Drain the sources, and wait until the query is idle.
-
-        Return whether it is within ``timeout`` seconds.
-        """
+        """Drain the sources; return whether the query is idle within ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         quiet, left = 0, list(self._sources)
         while self.isActive and quiet < self._quiet_polls:
@@ -153,13 +155,14 @@ class MicroBatchQuery(Query):
             if time.monotonic() > deadline:
                 log.warning(
                     "query %r is stopped in the middle of a micro-batch, after %s s; the next run repeats it",
-                    self.name or self.id,
+                    self._called,
                     timeout,
-                    extra={"action": "stop_timeout", "query": self.name or self.id, "seconds": timeout},
+                    extra={"action": "stop_timeout", "query": self._called, "seconds": timeout},
                 )
                 return False
             status = self.status
-            quiet = quiet + 1 if _idle(status) else 0
+            busy = status.get("isTriggerActive") and status.get("isDataAvailable")
+            quiet = 0 if busy else quiet + 1
             time.sleep(_POLL_SECONDS)
         return True
 
@@ -192,18 +195,25 @@ class MicroBatchQuery(Query):
             for source in sources
             if source in self._expected
         }
+        if not expected:
+            return {}
+        checkpoint = Checkpoint(self._checkpoint)
         return {
             (offset.queue, offset.consumer): offset.epoch
-            for offset in (_begun(self._checkpoint) if expected else ())
+            for offset in _ranges(checkpoint, checkpoint.last_planned())
             if expected.get((offset.queue, str(offset.consumer))) == offset.epoch
         }
 
-    def _sync_consumers(self) -> None:
+    @property
+    def _called(self) -> str:
+        return self.name or self.id
+
+    def _has_ended(self) -> None:
         if not self._ended:
             self._ended = True
             log.info(
                 "query %r has ended",
-                self.name or self.id,
+                self._called,
                 extra={
                     "action": "query_ended",
                     "query": self.name,
@@ -211,7 +221,8 @@ class MicroBatchQuery(Query):
                     "run_id": self.runId,
                 },
             )
-        sync_consumers(self.name or self.id, self._checkpoint, self._sources)
+        sync_consumers(self._called, self._checkpoint, self._sources)
+        self._on_end(None)
 
 
 def expected_epochs(sources: Sequence[OwnedConsumer]) -> dict[OwnedConsumer, int]:
@@ -224,11 +235,80 @@ def expected_epochs(sources: Sequence[OwnedConsumer]) -> dict[OwnedConsumer, int
     return epochs
 
 
-def _begun(location: str) -> list[QueueOffset]:
-    """Return the offsets of the last micro-batch that a checkpoint has begun."""
-    checkpoint = Checkpoint(location)
-    last = checkpoint.last_planned()
-    return [] if last is None else batch_ranges(checkpoint.offsets(last), ())
+def catch_up_with_sink(
+    spark: SparkSession, sink: Sink, guarantee: str, location: str, consumers: Sequence[OwnedConsumer]
+) -> None:
+    """Log in a checkpoint the last epoch or micro-batch if the sink has it and the checkpoint does not.
+
+    The driver of a continuous query may die between the two, and a machine may lose its power with what Spark
+    wrote last.
+
+    Raises CheckpointMismatch, CheckpointRewound or OwnerFenced when the sink and the checkpoint are of
+    different times.
+    """
+    # After the very first epoch, the checkpoint may have the query's id and nothing else.
+    if guarantee == "at_least_once" or Checkpoint(location).read("metadata") is None:
+        return
+    if isinstance(sink, ContinuousSink):
+        logs = CheckpointLog(location)
+        record = sink.record(spark, logs.query_id)
+        if record is not None:
+            catch_up(logs, record, lambda offset: move_consumer(consumers, offset))
+
+
+def move_consumer(consumers: Sequence[OwnedConsumer], offset: object) -> None:
+    """Move the consumer of an epoch that the sink has."""
+    parsed = QueueOffset.of(offset)
+    for owned in consumers:
+        if parsed is not None and (parsed.queue, parsed.consumer) == (owned.queue, owned.consumer):
+            store = open_store(owned.url)
+            follow(store.database, store.uuid, parsed)
+
+
+def sync_consumers(called: str, location: str, consumers: Sequence[OwnedConsumer]) -> None:
+    """Move the consumers to where the checkpoint's commit log ends, once the query no longer owns them.
+
+    An error is logged and not raised: how the query itself ended is what counts.
+    """
+    offsets: list[QueueOffset] = []
+    if consumers:
+        with _logging_errors(called):
+            checkpoint = Checkpoint(location)
+            offsets = _ranges(checkpoint, checkpoint.last_commit())
+    for owned in consumers:
+        with _logging_errors(called), connect(owned.url, create=False) as store:
+            _await_release(store, owned)
+            for offset in offsets:
+                if (offset.queue, offset.consumer) == (owned.queue, owned.consumer):
+                    level(store.database, store.uuid, offset)
+            store.tend(store.queue(owned.queue).record, ())
+
+
+@contextmanager
+def _logging_errors(called: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        log.warning(
+            "query %r has ended, and the next run moves its consumer to where its checkpoint ends: %s",
+            called,
+            error,
+            extra={"action": "level_failed", "query": called, "error": condition_of(error)},
+        )
+
+
+def _await_release(store: Store, owned: OwnedConsumer) -> None:
+    """Wait for Spark to end the process that owns the consumer, a moment after the query."""
+    registration = store.consumer(owned.consumer).registration(owned.queue)
+    lock = store.database.owner_lock(registration.lock_name(store.uuid))
+    deadline = time.monotonic() + _RELEASE_SECONDS
+    while lock.held_elsewhere() and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+
+
+def _ranges(checkpoint: Checkpoint, batch_id: int | None) -> list[QueueOffset]:
+    """Return the ranges of queues in a micro-batch; empty without one."""
+    return [] if batch_id is None else batch_ranges(checkpoint.offsets(batch_id), ())
 
 
 def _json(text: str | None) -> object:
@@ -237,7 +317,3 @@ def _json(text: str | None) -> object:
     except ValueError:
         # Another source's offset need not be JSON.
         return None
-
-
-def _idle(status: dict[str, Any]) -> bool:
-    return not status.get("isTriggerActive") or not status.get("isDataAvailable")

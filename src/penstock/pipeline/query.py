@@ -1,22 +1,84 @@
-"""Running queries, with the names of PySpark's ``StreamingQuery``; SIGTERM stops them gracefully."""
+"""Triggers and running queries, with the names of PySpark's ``StreamingQuery``, and their end at SIGTERM."""
 
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import threading
 import uuid
 import weakref
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.errors import InvalidOption
+from penstock.instants import interval_micros
+from penstock.json_text import Json
 
 if TYPE_CHECKING:
     from types import FrameType
 
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 log = logging.getLogger("penstock.pipeline")
 
 STOP_SECONDS = 60.0
+_INTERVAL = re.compile(r"\s*\d+(\.\d+)?\s*[a-z]+\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """When a query runs; create one with the class methods."""
+
+    kind: str
+    interval: str | None = None
+
+    @classmethod
+    def processing_time(cls, interval: str = "0 seconds") -> Trigger:
+        """Run a micro-batch at every interval; without one, each follows the last at once.
+
+        Parameters
+        ----------
+        interval
+            Such as ``"10 seconds"``.
+        """
+        if not isinstance(interval, str) or not _INTERVAL.fullmatch(interval):
+            raise InvalidOption(f"an interval is text such as '10 seconds', not {interval!r}")
+        return cls("processing_time", interval)
+
+    @classmethod
+    def available_now(cls) -> Trigger:
+        """Process the rows that exist when the query starts, in one or more micro-batches, then end."""
+        return cls("available_now")
+
+    @classmethod
+    def continuous(cls, interval: str = "1 second") -> Trigger:
+        """Run row by row in one long Spark job, with latencies of milliseconds.
+
+        An epoch is committed at every interval. For transformations that work on one row at a time, from a
+        queue or a rate source.
+
+        Parameters
+        ----------
+        interval
+            The length of an epoch, such as ``"100 ms"``.
+        """
+        micros = interval_micros(interval) if isinstance(interval, str) else None
+        if not micros:
+            raise InvalidOption(f"an interval is text such as '100 ms' or '1 second', not {interval!r}")
+        return cls("continuous", interval)
+
+    @property
+    def seconds(self) -> float:
+        """The interval in seconds."""
+        return (interval_micros(self.interval or "") or 0) / 1_000_000
+
+    def arguments(self) -> dict[str, str | bool]:
+        """Return the arguments of Spark's ``DataStreamWriter.trigger``."""
+        if self.kind == "available_now":
+            return {"availableNow": True}
+        return {"continuous" if self.kind == "continuous" else "processingTime": str(self.interval)}
 
 
 class Query(ABC):
@@ -47,17 +109,17 @@ class Query(ABC):
 
     @property
     @abstractmethod
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Json:
         """What the query is doing."""
 
     @property
     @abstractmethod
-    def lastProgress(self) -> Any:
+    def lastProgress(self) -> StreamingQueryProgress | None:
         """The progress of the last micro-batch, or epoch."""
 
     @property
     @abstractmethod
-    def recentProgress(self) -> list[Any]:
+    def recentProgress(self) -> list[StreamingQueryProgress]:
         """The progress of recent micro-batches, or epochs."""
 
     @abstractmethod
@@ -123,15 +185,15 @@ class EndedQuery(Query):
         return False
 
     @property
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Json:
         return {"message": self._message, "isDataAvailable": False, "isTriggerActive": False}
 
     @property
-    def lastProgress(self) -> Any:
+    def lastProgress(self) -> None:
         return None
 
     @property
-    def recentProgress(self) -> list[Any]:
+    def recentProgress(self) -> list[StreamingQueryProgress]:
         return []
 
     def exception(self) -> Exception | None:
@@ -147,6 +209,7 @@ class EndedQuery(Query):
         return True
 
 
+# A signal has one handler for the process, so it stops the queries of all sessions.
 _running: weakref.WeakSet[Query] = weakref.WeakSet()
 
 

@@ -10,16 +10,15 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.continuous.connectors.console import ConsoleDriver
-from penstock.continuous.connectors.function import FunctionDriver
 from penstock.continuous.connectors.protocol import ContinuousSink
 from penstock.continuous.connectors.queue_driver import QueueSinkDriver
+from penstock.continuous.connectors.simple import ConsoleDriver, FunctionDriver
 from penstock.modes.checking.report import MODES
 from penstock.pipeline.sources import NO_OPTIONS, as_text, check_queue, url_of
 from penstock.spark.connectors import BatchSink, MicroBatch, Sink, WriteSettings
+from penstock.spark.internals.python_workers import check_reach
 from penstock.spark.options import STREAM_SINK, SinkOptions, sink_options, with_defaults
-from penstock.spark.registration import session_defaults
-from penstock.spark.session_store import check_reach
+from penstock.spark.session import session_defaults
 from penstock.store.database import Transaction
 from penstock.store.records.catalog import find_queue
 from penstock.store.records.ledger import queue_sink

@@ -13,17 +13,17 @@ from penstock.arguments import require
 from penstock.changes.reading import read_stream
 from penstock.continuous.connectors.protocol import ContinuousSource
 from penstock.continuous.connectors.queue_driver import QueueSourceDriver
-from penstock.continuous.connectors.rate import RateDriver
+from penstock.continuous.connectors.simple import RateDriver
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.feeds.protocol import Changelog
 from penstock.feeds.queue_feed import QueueFeed
-from penstock.pipeline.failures import raising_original_errors
 from penstock.queue.checks import check_name
 from penstock.spark.connectors import OwnedConsumer, Source
+from penstock.spark.error_boundary import raising_original_errors
 from penstock.spark.internals.plans import streaming_reads
+from penstock.spark.internals.python_workers import check_reach
 from penstock.spark.options import CONF_PREFIX, STREAM_SOURCE, source_options, with_defaults
-from penstock.spark.registration import register, session_defaults
-from penstock.spark.session_store import check_reach, default_url
+from penstock.spark.session import default_url, register, session_defaults
 
 NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 
@@ -79,8 +79,8 @@ class QueueSource(Source, ContinuousSource):
         return () if owned is None else (owned,)
 
     def continuous_driver(self, spark: SparkSession) -> QueueSourceDriver:
-        given = with_defaults(self._options(), session_defaults(spark), STREAM_SOURCE)
-        options = source_options(given, streaming=True)
+        texts = with_defaults(self._options(), session_defaults(spark), STREAM_SOURCE)
+        options = source_options(texts, streaming=True)
         check_reach(options.url, spark.conf.get("spark.master", None))
         return QueueSourceDriver(options)
 

@@ -19,18 +19,21 @@ from penstock.limits.run import LimitRun, keep_key_limit
 from penstock.modes.checking.check import check as check_modes
 from penstock.pipeline.continuous import ContinuousQuery, start_continuous
 from penstock.pipeline.initial_batch import no_data_batches, with_initial_batch
-from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs
+from penstock.pipeline.micro_batches import (
+    MicroBatchQuery,
+    catch_up_with_sink,
+    expected_epochs,
+    sync_consumers,
+)
 from penstock.pipeline.monitoring.monitor import monitor_target, start_monitored
-from penstock.pipeline.offset_sync import catch_up_with_sink, sync_consumers
-from penstock.pipeline.query import EndedQuery, Query, stop_on_sigterm
+from penstock.pipeline.query import EndedQuery, Query, Trigger, stop_on_sigterm
 from penstock.pipeline.sources import as_source, owned_consumer
-from penstock.pipeline.trigger import Trigger
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.connectors import OwnedConsumer, Sink, Source, WriteSettings
 from penstock.spark.internals.plans import first_gathering_operator, streaming_reads
 from penstock.spark.internals.sessions import check_session, default_file_system
 from penstock.spark.options import GUARANTEES
-from penstock.spark.registration import register
+from penstock.spark.session import register
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -274,7 +277,8 @@ class Pipeline:
         writer = self.sink.stream_writer(with_initial_batch(frame, location), settings)
         wanted = trigger or Trigger.processing_time()
         arguments = wanted.arguments() if limiting is None else limiting.trigger_arguments(wanted.arguments())
-        writer = writer.outputMode(self.output_mode).trigger(**arguments)  # type: ignore[arg-type]  # overloads
+        writer = writer.outputMode(self.output_mode)
+        writer = writer.trigger(**arguments)  # type: ignore[arg-type]  # overloads
         if name is not None:
             writer = writer.queryName(name)
         with no_data_batches(self.stream.spark):

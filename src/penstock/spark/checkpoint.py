@@ -1,4 +1,4 @@
-"""Reader for the checkpoints of streaming queries, in plain Python and on any file system.
+"""Reader for checkpoints of streaming queries, on any file system, and the commits that are built from them.
 
 The layout is Spark's (4.3.0). ``metadata`` has the query's id. ``offsets/N`` is written before micro-batch N
 runs: a version line, a line of metadata, and for each source a line of JSON (format 1) or ``name:json``
@@ -7,14 +7,21 @@ runs: a version line, a line of metadata, and for each source a line of JSON (fo
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 from urllib.parse import unquote
 
 from pyarrow import fs
 
-from penstock.errors import CommitRefused
-from penstock.json_text import parse_json
+from penstock.commit.micro_batch import BatchCommit, Target
+from penstock.commit.offsets import batch_ranges, other_offsets
+from penstock.errors import CheckpointMismatch, CommitRefused
+from penstock.json_text import JsonValue, parse_json
+
+T = TypeVar("T")
 
 _LOCATION = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*):)?(//[^/]*)?(.*)", re.DOTALL)
 _USER = re.compile(r"//[^/:@]*:")
@@ -44,15 +51,27 @@ class Checkpoint:
                 raise self._malformed("metadata", error) from error
         return self._query_id
 
+    def require_query(self, writers: Iterable[str]) -> None:
+        """Refuse a checkpoint of another query than those whose ids the tasks of a micro-batch report.
+
+        Raises CheckpointMismatch.
+        """
+        queries, expected = set(writers), self.query_id()
+        if queries != {expected}:
+            raise CheckpointMismatch(
+                f"the running query is {', '.join(sorted(queries))}, but the sink's checkpoint is that of "
+                f"{expected}: give checkpointLocation as a full URL if paths without a scheme are not local",
+                query=sorted(queries),
+                checkpoint=expected,
+            )
+
     def require_readable(self, guarantee: str) -> None:
         """Refuse a checkpoint whose files this process cannot reach.
 
-        Raises
-        ------
-        CommitRefused
+        Raises CommitRefused.
         """
         try:
-            self.files.get_file_info(self._path("metadata"))
+            self.files.get_file_info(f"{self.root}/metadata")
         except Exception as error:
             where = redact_location(self.location)
             raise CommitRefused(
@@ -62,25 +81,58 @@ class Checkpoint:
                 checkpoint=where,
             ) from error
 
-    def offsets(self, batch_id: int) -> list[Any]:
+    def offsets(self, batch_id: int) -> list[JsonValue]:
         """Return the sources' offsets of a micro-batch; empty before the first one.
 
-        Raises
-        ------
-        CommitRefused
-            When the file is missing or malformed.
+        Raises CommitRefused when the file is missing or malformed.
         """
         return parse_offsets(self._read(f"offsets/{batch_id}")) if batch_id >= 0 else []
+
+    def input_digest(self, batch_id: int) -> str:
+        """Return a hash of a micro-batch's offsets, which identifies its input."""
+        offsets = json.dumps(self.offsets(batch_id), sort_keys=True)
+        return hashlib.sha256(offsets.encode()).hexdigest()
+
+    def batch_commit(
+        self,
+        target: Target[T],
+        batch_id: int,
+        *,
+        rows: int,
+        app_id: str | None = None,
+        attempts: Mapping[str, int] | None = None,
+        tasks: Mapping[int, int] | None = None,
+        rebind: bool = False,
+        new_sink: bool = False,
+    ) -> BatchCommit[T]:
+        """Return the commit of a micro-batch whose tasks are done; its app is the query's id by default.
+
+        Raises CommitRefused when the checkpoint cannot be read, or has two ranges of a consumer.
+        """
+        offsets = self.offsets(batch_id)
+        query_id, stateful = self.query_id(), self.stateful()
+        return BatchCommit(
+            sink=target,
+            app_id=app_id or query_id,
+            batch_id=batch_id,
+            rows=rows,
+            origin=query_id,
+            sources=batch_ranges(offsets, self.offsets(batch_id - 1)),
+            others=other_offsets(offsets),
+            attempts=attempts or {},
+            tasks=tasks,
+            stateful=stateful,
+            rebind=rebind,
+            new_sink=new_sink,
+            logged=None if stateful else _restorable_offset(offsets),
+        )
 
     def limit_passed(self, batch_id: int) -> int | None:
         """Return how many rows the limit of a continuous query had let through at the end of an epoch.
 
         None if the query was not continuous or had no limit.
 
-        Raises
-        ------
-        CommitRefused
-            When the file is missing or malformed.
+        Raises CommitRefused when the file is missing or malformed.
         """
         name = f"offsets/{batch_id}"
         text = self._read(name)
@@ -101,7 +153,7 @@ class Checkpoint:
 
     def stateful(self) -> bool:
         """Return whether the query keeps state."""
-        return bool(self.files.get_file_info(self._path("state")).type == fs.FileType.Directory)
+        return bool(self.files.get_file_info(f"{self.root}/state").type == fs.FileType.Directory)
 
     def last_commit(self) -> int | None:
         """Return the last micro-batch in the commit log."""
@@ -123,13 +175,10 @@ class Checkpoint:
     def read(self, name: str) -> bytes | None:
         """Return the bytes of a file; None if it does not exist.
 
-        Raises
-        ------
-        OSError
-            When it cannot be read.
+        Raises OSError when it cannot be read.
         """
         try:
-            with self.files.open_input_stream(self._path(name)) as stream:
+            with self.files.open_input_stream(f"{self.root}/{name}") as stream:
                 content = bytes(stream.read(MAX_FILE_BYTES + 1))
         except FileNotFoundError:
             return None
@@ -138,12 +187,9 @@ class Checkpoint:
         return content
 
     def _last(self, name: str) -> int | None:
-        selector = fs.FileSelector(self._path(name), allow_not_found=True)
+        selector = fs.FileSelector(f"{self.root}/{name}", allow_not_found=True)
         names = [info.base_name for info in self.files.get_file_info(selector)]
         return max(map(int, filter(is_batch_number, names)), default=None)
-
-    def _path(self, name: str) -> str:
-        return f"{self.root}/{name}"
 
     def _read(self, name: str) -> str:
         try:
@@ -164,7 +210,12 @@ def is_batch_number(name: str) -> bool:
     return name.isascii() and name.isdigit()
 
 
-def parse_offsets(text: str) -> list[Any]:
+def _restorable_offset(offsets: Sequence[JsonValue]) -> str | None:
+    """Return the offset that restores a checkpoint without this micro-batch: one source's, in JSON."""
+    return json.dumps(offsets[0]) if len(offsets) == 1 and isinstance(offsets[0], dict) else None
+
+
+def parse_offsets(text: str) -> list[JsonValue]:
     """Parse an offset log file into the offset of each source: parsed JSON, or text of another source.
 
     None for no offset yet.
@@ -179,20 +230,21 @@ def parse_offsets(text: str) -> list[Any]:
     return [_offset(line.partition(":")[2] if named else line) for line in lines if line]
 
 
-def _offset(text: str) -> Any:
+def _offset(text: str) -> JsonValue:
     if text == "-":
         return None
     try:
-        return parse_json(text)
+        offset: JsonValue = parse_json(text)
     except ValueError:
         return text
+    return offset
 
 
 def _open(location: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system of a location and the path in it, taken literally as Hadoop does: no escapes, no
-    query.
-    """
-    scheme, authority, path = _LOCATION.fullmatch(location).groups()  # type: ignore[union-attr]  # it matches any text
+    """Return the file system of a location and the path in it, taken literally, as Hadoop does."""
+    match = _LOCATION.fullmatch(location)
+    assert match is not None, "it matches any text"
+    scheme, authority, path = match.groups()
     if scheme in (None, "file"):
         return fs.LocalFileSystem(), path.rstrip("/")
     try:

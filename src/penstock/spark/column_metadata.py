@@ -64,9 +64,7 @@ def unchanged_column(schema: StructType) -> str | None:
 
 
 def sequence_column(schema: StructType) -> str | None:
-    """Return the current name of the column that orders the changes of a row inside a commit, if there is
-    one.
-    """
+    """Return the current name of the column that orders a row's changes inside a commit, if any."""
     return next((field.name for field in schema if field.metadata.get(_STEP)), None)
 
 

@@ -32,8 +32,7 @@ from penstock.spark.internals.sessions import is_local
 log = logging.getLogger("penstock.spark")
 
 Answer = Callable[[bytes], bytes]
-CONNECT_ERRORS = (OSError, EOFError, AuthenticationError)
-"""The errors of :func:`connect`."""
+_CONNECT_ERRORS = (OSError, EOFError, AuthenticationError)
 HANDSHAKE_SECONDS = 1.0
 """How long a handshake may take."""
 MAX_HANDSHAKES = 128
@@ -55,35 +54,40 @@ class Address:
     def ask(self, question: bytes) -> bytes:
         """Send a question to the driver, and return its answer.
 
-        Raises
-        ------
-        StoreUnavailable
-            When the driver does not answer.
+        Raises StoreUnavailable when the driver does not answer.
         """
         try:
             with connect((self.host, self.port), authkey=self.secret) as connection:
                 connection.send_bytes(question)
                 return connection.recv_bytes()
-        except CONNECT_ERRORS as error:
-            raise unreachable_error(self.host, self.port, error) from error
+        except _CONNECT_ERRORS as error:
+            raise self._unreachable(error) from error
 
+    def connect(self) -> Connection:
+        """Connect to the driver.
 
-def unreachable_error(host: str, port: int, error: Exception) -> StoreUnavailable:
-    """Return the error of a task that cannot talk to its driver."""
-    if isinstance(error, AuthenticationError):
+        Raises StoreUnavailable when the driver does not answer.
+        """
+        try:
+            return connect((self.host, self.port), authkey=self.secret)
+        except _CONNECT_ERRORS as error:
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> StoreUnavailable:
+        if isinstance(error, AuthenticationError):
+            return StoreUnavailable(
+                f"the process at {self.host}:{self.port} is not the driver of this task, which has probably "
+                "ended: start the query again",
+                condition="STORE_UNAVAILABLE.OTHER_DRIVER",
+                host=self.host,
+                port=self.port,
+            )
         return StoreUnavailable(
-            f"the process at {host}:{port} is not the driver of this task, which has probably ended: start "
-            "the query again",
-            condition="STORE_UNAVAILABLE.OTHER_DRIVER",
-            host=host,
-            port=port,
+            f"the driver at {self.host}:{self.port} does not answer ({type(error).__name__}): executors must "
+            "be able to reach spark.driver.host",
+            host=self.host,
+            port=self.port,
         )
-    return StoreUnavailable(
-        f"the driver at {host}:{port} does not answer ({type(error).__name__}): executors must be able to "
-        "reach spark.driver.host",
-        host=host,
-        port=port,
-    )
 
 
 def connect(where: tuple[str, int], authkey: bytes) -> Connection:
@@ -91,10 +95,8 @@ def connect(where: tuple[str, int], authkey: bytes) -> Connection:
 
     It does so after a second, which a task on a busy machine may need, and when strangers crowd its port.
 
-    Raises
-    ------
-    OSError, EOFError, AuthenticationError
-        When nothing listens there, the driver does not respond, or has another secret.
+    Raises OSError, EOFError or AuthenticationError when nothing listens there, the driver does not respond,
+    or has another secret.
     """
     deadline, pause = time.monotonic() + _CONNECT_SECONDS, _FIRST_PAUSE
     while True:
@@ -159,10 +161,8 @@ class _Handshakes:
     def authenticate(self, connection: Connection) -> None:
         """Wait until both ends have proved that they know the secret.
 
-        Raises
-        ------
-        OSError, EOFError, AuthenticationError
-            When the other end does not know it, takes too long, or has disconnected.
+        Raises OSError, EOFError or AuthenticationError when the other end does not know it, takes too long,
+        or has disconnected.
         """
         try:
             deliver_challenge(connection, self._secret)
@@ -202,17 +202,7 @@ def shut_down(connection: Connection) -> None:
 
 
 class AuthenticatedListener:
-    """An authenticated socket of the driver; each connection is served in a thread of its own.
-
-    Parameters
-    ----------
-    bind
-        The address to listen on.
-    serve
-        Handles a connection, and closes it.
-    name
-        The name of the listening thread.
-    """
+    """An authenticated socket of the driver; ``serve`` handles and closes a connection, in its own thread."""
 
     def __init__(self, bind: str, serve: Callable[[Connection], None], name: str) -> None:
         self.secret = secrets.token_bytes(32)

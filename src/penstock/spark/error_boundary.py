@@ -1,16 +1,34 @@
-"""Removal of tracebacks from Penstock's errors where Spark calls Penstock: they would bury the message in
-Spark's report.
+"""Penstock's errors on their way through Spark.
+
+Where Spark calls Penstock, errors leave without their traceback, which would bury the message in Spark's
+report. On the driver the original error is found in that report.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
-from penstock.errors import PenstockError
+from pyspark.errors import AnalysisException
+
+from penstock.errors import PenstockError, QueryFailed, error_class
+from penstock.spark.internals.sessions import JvmError, JvmException
 
 C = TypeVar("C", bound=type)
+T = TypeVar("T")
+P = ParamSpec("P")
+
+# One line of a Python traceback: the error's class, its condition, its message.
+_PENSTOCK_ERROR = re.compile(
+    r"^[ \t]*(?:Caused by: )?penstock\.([\w.]+): \[([A-Z_0-9.]+)\] (.*)$", re.MULTILINE
+)
+# The errors of a micro-batch whose Spark context ends (4.2, 4.3).
+_SHUT_DOWN = re.compile(
+    r"SparkContext was shut down|stopped SparkContext|SparkContext\.dagScheduler\(\)\" is null"
+)
 
 
 def without_tracebacks(kind: C) -> C:
@@ -21,9 +39,9 @@ def without_tracebacks(kind: C) -> C:
     return kind
 
 
-def _without_traceback(method: Callable[..., Any]) -> Callable[..., Any]:
+def _without_traceback(method: Callable[P, T]) -> Callable[P, T | Iterator[object]]:
     @functools.wraps(method)
-    def call(*arguments: Any, **named: Any) -> Any:
+    def call(*arguments: P.args, **named: P.kwargs) -> T | Iterator[object]:
         try:
             result = method(*arguments, **named)
         except PenstockError as error:
@@ -33,9 +51,51 @@ def _without_traceback(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def iterate_without_tracebacks(rows: Iterator[Any]) -> Iterator[Any]:
+def iterate_without_tracebacks(rows: Iterator[T]) -> Iterator[T]:
     """Yield the same rows; Penstock's errors leave the iteration without their traceback."""
     try:
         yield from rows
     except PenstockError as error:
         raise error.with_traceback(None) from None
+
+
+def original_error(error: Exception) -> Exception:
+    """Return Penstock's error in what Spark reports; Spark's own error if there is none."""
+    text = "\n".join(_messages(error))
+    matches = _PENSTOCK_ERROR.findall(text)
+    if not matches:
+        return _shut_down() if _has_jvm_ended(error) or _SHUT_DOWN.search(text) else error
+    name, condition, message = matches[-1]
+    kind = error_class(name.rpartition(".")[2]) or QueryFailed
+    return kind(message.strip(), condition=condition)
+
+
+@contextmanager
+def raising_original_errors() -> Iterator[None]:
+    """Raise Penstock's errors in what Spark raises while it analyses a plan."""
+    try:
+        yield
+    except AnalysisException as error:
+        raise original_error(error) from None
+
+
+def _messages(error: BaseException | None) -> Iterator[str]:
+    """Yield the messages of an error and of its causes: Spark's own may be just "Writing job failed"."""
+    while error is not None:
+        yield str(error)
+        error = getattr(error, "_cause", None) or error.__cause__
+
+
+def _has_jvm_ended(error: Exception) -> bool:
+    """Return whether the JVM did not answer; an error that it raised is an answer."""
+    return isinstance(error, JvmError | ConnectionError) and not isinstance(error, JvmException)
+
+
+def _shut_down() -> QueryFailed:
+    return QueryFailed(
+        "Spark was shut down in the middle of a micro-batch, which the next run repeats. A signal to the "
+        "whole process group, as from timeout or systemd's KillMode=control-group, ends Spark's JVM at once: "
+        "send it to the driver alone (timeout --foreground, KillMode=mixed), which then finishes the "
+        "micro-batch",
+        condition="QUERY_FAILED.SPARK_SHUT_DOWN",
+    )

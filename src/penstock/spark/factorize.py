@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
 
 _MAX_RANGE = 1 << 40
 _MAX_CODES = 1 << 62
@@ -26,7 +28,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 class Codes:
     """A code from 0 to ``size - 1`` for each row."""
 
-    values: Any
+    values: NDArray[np.int64]
     size: int
 
     def dense(self) -> Codes:
@@ -69,17 +71,18 @@ def factorize_column(column: pa.Array) -> Codes:
     return _encoded(column)
 
 
-def order_codes(column: pa.Array) -> Any:
+def order_codes(column: pa.Array) -> NDArray[np.int64]:
     """Return a code for each value of a column, in the order of the values; nulls come last."""
     if pat.is_integer(column.type) and not column.null_count:
-        return column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+        return np.asarray(column.to_numpy(zero_copy_only=False), np.int64)
     encoded = pc.dictionary_encode(column, null_encoding="encode")
     order = np.empty(len(encoded.dictionary), np.int64)
     order[pc.array_sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(order))
-    return order[encoded.indices.to_numpy()]
+    codes: NDArray[np.int64] = order[encoded.indices.to_numpy()]
+    return codes
 
 
-def rows_equal(columns: Sequence[pa.Array], left: Any, right: Any) -> Any:
+def rows_equal(columns: Sequence[pa.Array], left: Indices, right: Indices) -> NDArray[np.bool_]:
     """Return a mask of the pairs of rows, given by index, that are equal in all columns.
 
     NaN may count as different.
@@ -97,7 +100,7 @@ def rows_equal(columns: Sequence[pa.Array], left: Any, right: Any) -> Any:
     return equal
 
 
-def cumcount(values: Any) -> Any:
+def cumcount(values: NDArray[np.integer]) -> NDArray[np.int64]:
     """Return for each row how many earlier rows have the same code."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
@@ -152,9 +155,7 @@ def _encoded(column: pa.Array) -> Codes:
 
 
 def _list_codes(column: pa.Array, elements: Codes, *, ordered: bool) -> Codes:
-    """Return codes of lists from the codes of all their elements, whose bytes are compared as the list's
-    value.
-    """
+    """Return codes of lists: the bytes of their elements' codes are compared as the list's value."""
     offsets = np.asarray(column.offsets).astype(np.int64)
     values = elements.values
     if not ordered:

@@ -6,43 +6,33 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from penstock.commit.offsets import pad
 from penstock.errors import InvalidOption, condition_of
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.internals.limit_state import UnreadableState, rows_passed
 
+log = logging.getLogger("penstock.spark")
+
 
 @dataclass(frozen=True)
 class Quota:
-    """The limit of a query and its remaining rows when the query starts, passed to the source as options.
-
-    Parameters
-    ----------
-    rows
-        How many rows the limit lets through over the whole life of the query.
-    left
-        How many more rows to read, if each row that is read passes the limit; None if the query may drop or
-        add rows.
-    since
-        The positions from which ``left`` counts; None for the start of the query.
-    checkpoint
-        The location of the query's checkpoint.
-    """
+    """The limit of a query and its remaining rows when the query starts, passed to the source as options."""
 
     rows: int
+    """How many rows the limit lets through over the whole life of the query."""
     left: int | None
+    """How many more rows to read, if each passes the limit; None if the query may drop or add rows."""
     since: tuple[int, ...] | None
+    """The positions from which ``left`` counts; None for the start of the query."""
     checkpoint: str = field(repr=False)
+    """The location of the query's checkpoint."""
 
     @classmethod
-    def of(cls, values: Any, checkpoint: str | None) -> Quota | None:
+    def of(cls, values: object, checkpoint: str | None) -> Quota | None:
         """Parse the options ``limitRows`` and ``limitUrl``.
 
-        Raises
-        ------
-        InvalidOption
+        Raises InvalidOption.
         """
         if values is None and checkpoint is None:
             return None
@@ -59,13 +49,8 @@ class Quota:
         return {"limitRows": json.dumps(values), "limitUrl": self.checkpoint}
 
 
-# ---- limit_pushdown: How much of a queue a query with a limit may still read.
-
-log = logging.getLogger("penstock.spark")
-
-
 class RemainingQuota:
-    """What is left, at the start of each micro-batch; all that there is, for a query without a limit."""
+    """The rows that a query may still read, at the start of each micro-batch."""
 
     def __init__(self, quota: Quota | None, *, fail_on_data_loss: bool) -> None:
         if quota is not None and not fail_on_data_loss:
@@ -77,13 +62,9 @@ class RemainingQuota:
         """The last micro-batch whose state was read, and whether the limit was reached there."""
 
     def left(self, start: Sequence[int]) -> int | None:
-        """Return how many rows the next micro-batch may have: 0 or less if the limit is reached, None if
-        unlimited.
+        """Return how many rows the micro-batch after ``start``, the last committed offset, may have.
 
-        Parameters
-        ----------
-        start
-            The end of the last micro-batch, which Spark has committed.
+        0 or less if the limit is reached, None if unlimited.
         """
         if self._quota is None:
             return None

@@ -1,6 +1,4 @@
-"""Options of the data source: parsed from Spark's text options, with case-insensitive names, into frozen
-dataclasses.
-"""
+"""Options of the data source, parsed from Spark's text options with case-insensitive names."""
 
 from __future__ import annotations
 
@@ -8,12 +6,14 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TypeVar, overload
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidOption
 from penstock.instants import micros_of
 from penstock.spark.limit_pushdown import Quota
+
+T = TypeVar("T")
 
 CONF_PREFIX = "spark.penstock."
 GUARANTEES = ("at_least_once", "exactly_once", "idempotent")
@@ -33,19 +33,9 @@ _EXCLUSIVE_GROUPS = ({"queue", "path"}, {"consumer", "startingoffsets", "startin
 
 
 class OptionReader:
-    """Parses options by their case-insensitive names.
+    """Parses options by their case-insensitive names, and refuses those that an operation does not have.
 
-    Parameters
-    ----------
-    operation
-        The read or write, for messages.
-    others
-        Options of other operations.
-
-    Raises
-    ------
-    InvalidOption
-        For an option that the operation does not have.
+    ``others`` are options of other operations, which the message mentions.
     """
 
     def __init__(
@@ -87,7 +77,13 @@ class OptionReader:
             )
         return value
 
-    def value(self, name: str, parse: Callable[[str], Any], default: Any = None) -> Any:
+    @overload
+    def value(self, name: str, parse: Callable[[str], T]) -> T | None: ...
+
+    @overload
+    def value(self, name: str, parse: Callable[[str], T], default: T) -> T: ...
+
+    def value(self, name: str, parse: Callable[[str], T], default: T | None = None) -> T | None:
         text = self.text(name)
         if text is None:
             return default
@@ -174,10 +170,8 @@ class SinkOptions:
 def source_options(options: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
     """Parse the options of a read; ``streaming`` is None if Spark has not said yet which kind of read it is.
 
-    Raises
-    ------
-    InvalidOption
-        For an unknown option, an invalid or a missing value, or options that exclude each other.
+    Raises InvalidOption for an unknown option, an invalid or a missing value, or options that exclude each
+    other.
     """
     known, operation = {
         None: (ANY_SOURCE, "read"),
@@ -222,10 +216,7 @@ def _check_start(options: SourceOptions) -> None:
 def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     """Parse the options of a write.
 
-    Raises
-    ------
-    InvalidOption
-        As for :func:`source_options`.
+    Raises InvalidOption as for :func:`source_options`.
     """
     known, operation = (STREAM_SINK, "streaming write") if streaming else (BATCH_SINK, "batch write")
     read = OptionReader(options, known, operation, ALL_OPTIONS)

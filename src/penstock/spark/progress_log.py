@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
@@ -142,8 +140,7 @@ def _known(rows: int | None) -> int | None:
 
 
 def _total(progress: StreamingQueryProgress, metric: str) -> int | None:
-    operators: Iterable[Any] = progress.stateOperators
-    values = [int(getattr(operator, metric)) for operator in operators]
+    values = [int(getattr(operator, metric)) for operator in progress.stateOperators]
     return sum(values) if values else None
 
 

@@ -31,10 +31,7 @@ COORDINATES = ("_queue", "_generation", "_partition", "_row_index")
 def source_schema(schema: pa.Schema, service_columns: bool) -> pa.Schema:
     """Return the Arrow schema of a read.
 
-    Raises
-    ------
-    SchemaMismatch
-        When a column of the queue has the name of a metadata column.
+    Raises SchemaMismatch when a column of the queue has the name of a metadata column.
     """
     if not service_columns:
         return schema
@@ -66,10 +63,7 @@ def quote_column(name: str) -> str:
 def projection(requested: StructType, full: pa.Schema) -> pa.Schema:
     """Return the columns to read, those of the requested schema.
 
-    Raises
-    ------
-    SchemaMismatch
-        When a column does not exist, or has another type.
+    Raises SchemaMismatch when a column does not exist, or has another type.
     """
     wanted = canonical_schema(requested)
     for field in wanted:
@@ -126,10 +120,7 @@ def _timestamps(chunk: Chunk) -> pa.Array:
 def check_writable(frame: StructType, queue: pa.Schema, name: str) -> None:
     """Refuse a DataFrame that cannot be written into a queue, before anything runs.
 
-    Raises
-    ------
-    SchemaMismatch
-        With the column and the two types.
+    Raises SchemaMismatch with the column and the two types.
     """
     schema = canonical_schema(frame)
     _check_columns(schema.names, queue, name)

@@ -1,21 +1,42 @@
-"""A Spark session with the settings that streaming needs and that can only be made at its start."""
+"""Spark sessions: created with the settings that streaming needs, and the registration of data sources."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Mapping
+from weakref import WeakKeyDictionary
 
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
 
-from penstock.errors import InvalidInput
-from penstock.spark.internals.sessions import CHECKPOINT_FILE_MANAGER, hide_source_warnings, running_context
-from penstock.spark.options import CONF_PREFIX
-from penstock.spark.registration import register
+from penstock.arguments import did_you_mean, in_quotes
+from penstock.errors import InvalidInput, InvalidOption, InvalidUrl
+from penstock.spark.internals.python_workers import check_workers
+from penstock.spark.internals.query_start import preset_environment
+from penstock.spark.internals.sessions import (
+    CHECKPOINT_FILE_MANAGER,
+    activate,
+    check_session,
+    check_version,
+    hide_source_warnings,
+    is_classic,
+    running_context,
+)
+from penstock.spark.options import ALL_OPTIONS, CONF_PREFIX
+from penstock.spark.source.data_source import PenstockDataSource
+from penstock.store.url import parse_url
 
 # Spark's own default (4.2, 4.3), and the setting that may contain a password.
 _REDACTED = r"(?i)secret|password|token|access[.]?key|credential|^spark\.penstock\.url$"
 
+URL_SETTING = f"{CONF_PREFIX}url"
+
+# Spark writes settings that were made at run time into its event log with each job, without redaction
+# (4.2, 4.3, EventLoggingListener.redactProperties). So the setting has the URL without its password. One
+# dictionary for the process, since any session may have the setting that another one has.
+_urls_with_password: dict[str, str] = {}
+"""Complete URLs by their redacted form."""
 PIPELINED = "spark.python.udf.pipelined.enabled"
 """Whether rows are sent to Python and received from it at the same time (Spark 4.3)."""
 
@@ -77,7 +98,7 @@ def session(
     for key in settings.keys() - later.keys():
         builder = builder.config(key, settings[key])
     _choose_python(settings)
-    return _registered(builder.getOrCreate(), later)
+    return _register_or_stop(builder.getOrCreate(), later)
 
 
 def _refuse_second() -> None:
@@ -90,7 +111,7 @@ def _refuse_second() -> None:
 
 
 def _choose_python(settings: Mapping[str, str]) -> None:
-    """Set PYSPARK_PYTHON: by default, executors use the first python3 of their PATH, which may lack pyarrow."""
+    """Set PYSPARK_PYTHON: executors' first python3 may lack pyarrow."""
     # Spark reads the setting only if spark-submit starts the program, and otherwise the variable.
     if "spark.pyspark.python" in settings:
         os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]
@@ -98,7 +119,7 @@ def _choose_python(settings: Mapping[str, str]) -> None:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
-def _registered(spark: SparkSession, defaults: Mapping[str, str]) -> SparkSession:
+def _register_or_stop(spark: SparkSession, defaults: Mapping[str, str]) -> SparkSession:
     try:
         for key, value in defaults.items():
             spark.conf.set(key, value)
@@ -134,3 +155,118 @@ def _settings(stateful: bool, pipelined: bool) -> dict[str, str]:
             "spark.sql.streaming.minBatchesToRetain": "2",
         }
     return settings
+
+
+_registered: WeakKeyDictionary[SparkSession, dict[str, tuple[type[DataSource], dict[str, object]]]]
+_registered = WeakKeyDictionary()
+"""The sources of each session by name, with their attributes: Spark warns at each further registration."""
+
+
+def register(spark: SparkSession) -> None:
+    """Register ``format("penstock")`` with a session and its defaults.
+
+    Call it again after you change the defaults.
+
+    Defaults are settings such as ``spark.penstock.url`` and ``spark.penstock.guarantee``. Without this call
+    Spark finds the data source too, but without defaults. The password is removed from
+    ``spark.penstock.url``, which Spark writes into its event log, and kept in this process.
+
+    Also call it in any thread, other than the one that created the session, that writes with
+    ``format("penstock")``: Spark looks for a data source in the active session of the calling thread. A
+    pipeline does this itself.
+
+    Parameters
+    ----------
+    spark
+        A session, classic or Spark Connect.
+
+    Raises
+    ------
+    MissingDependency
+        When the Python of Spark's workers lacks a package, or Penstock does not support the version of Spark.
+    InvalidOption
+        For an unknown setting ``spark.penstock.…``.
+    """
+    check_session(spark)
+    check_version(spark)
+    check_workers(spark)
+    _hide_password(spark)
+    register_source(
+        spark,
+        PenstockDataSource,
+        defaults=session_defaults(spark),
+        master=spark.conf.get("spark.master", None),
+        __module__=PenstockDataSource.__module__,
+        __doc__=PenstockDataSource.__doc__,
+    )
+
+
+def default_url(spark: SparkSession) -> str | None:
+    """Return the session's default store, if it has one."""
+    return _url_with_password(spark.conf.get(URL_SETTING, None))
+
+
+def _url_with_password(redacted: str | None) -> str | None:
+    """Return the complete URL for the value of a session's setting."""
+    return None if redacted is None else _urls_with_password.get(redacted, redacted)
+
+
+def _hide_password(spark: SparkSession) -> None:
+    """Move the password from the session's setting into this process's memory."""
+    url = spark.conf.get(URL_SETTING, None)
+    try:
+        parsed = None if url is None else parse_url(url)
+    except InvalidUrl:
+        # The error is raised where the URL is used.
+        return
+    if url is not None and parsed is not None and parsed.secrets:
+        _urls_with_password[parsed.redacted] = url
+        spark.conf.set(URL_SETTING, parsed.redacted)
+
+
+def session_defaults(spark: SparkSession) -> dict[str, str]:
+    """Return the session's defaults for the options of the data source.
+
+    Raises
+    ------
+    InvalidOption
+        For an unknown setting ``spark.penstock.…``.
+    """
+    known = {name.lower(): name for name in ALL_OPTIONS}
+    defaults = {}
+    for setting, value in spark.conf.getAll.items():
+        if not setting.startswith(CONF_PREFIX):
+            continue
+        name = setting.removeprefix(CONF_PREFIX)
+        if name.lower() not in known:
+            raise InvalidOption(
+                f"unknown setting {in_quotes(setting)}.{did_you_mean(name, ALL_OPTIONS)} Settings are "
+                f"{CONF_PREFIX}<option>, with one of the options {', '.join(sorted(ALL_OPTIONS))}",
+                option=name,
+            )
+        defaults[known[name.lower()]] = str(_url_with_password(value) if setting == URL_SETTING else value)
+    return defaults
+
+
+def register_source(spark: SparkSession, source: type[DataSource], **attributes: object) -> None:
+    """Register a source once, such that queries may start at the same time.
+
+    The session becomes the active one of the thread, as with ``createDataFrame``. For writes, Spark looks for
+    the source in the active session only (4.3, ``DataSource.lookupDataSource``). A thread has none if it did
+    not create the session, or if its connection to the JVM was closed, for example by an interrupt.
+
+    Parameters
+    ----------
+    attributes
+        Class attributes for a subclass of the source. It is pickled by value, so it reaches every Python
+        worker.
+    """
+    if is_classic(spark):
+        activate(spark)
+    registered = _registered.setdefault(spark, {})
+    if registered.get(source.name()) == (source, attributes):
+        return
+    spark.dataSource.register(type(source.__name__, (source,), attributes) if attributes else source)
+    registered[source.name()] = (source, attributes)
+    if is_classic(spark):
+        preset_environment(spark, source.name())

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 PLACE, ROWS = "__penstock_place", "__penstock_rows"
 SCHEMA = pa.schema([pa.field(PLACE, pa.int32(), nullable=False), pa.field(ROWS, pa.binary(), nullable=False)])
@@ -20,17 +20,12 @@ _BATCH_BYTES = 256 << 20
 """A binary column holds at most 2 GiB."""
 
 
-def pack(table: pa.Table, target: Any, keys: tuple[int, ...]) -> Iterator[pa.RecordBatch]:
+def pack(
+    table: pa.Table, target: NDArray[np.unsignedinteger], keys: tuple[int, ...]
+) -> Iterator[pa.RecordBatch]:
     """Serialize rows into binary values, each with the shuffle key of its partition.
 
-    Parameters
-    ----------
-    table
-        At least one row.
-    target
-        The index into ``keys`` for each row, as unsigned integers.
-    keys
-        As :func:`shuffle_keys` returns them.
+    ``target`` has the index into ``keys`` (of :func:`shuffle_keys`) for each row; there is at least one row.
     """
     ordered = table.take(pa.array(np.argsort(target, kind="stable"))).combine_chunks()
     ends = np.cumsum(np.bincount(target, minlength=len(keys))).tolist()
@@ -70,7 +65,7 @@ def shuffle_keys(partitions: int) -> tuple[int, ...]:
     return tuple(keys[partition] for partition in range(partitions))
 
 
-def _partition_of(numbers: Any, partitions: int) -> Any:
+def _partition_of(numbers: NDArray[np.uint32], partitions: int) -> NDArray[np.int64]:
     """Hash four bytes with murmur3 (32 bits, x86 variant; Austin Appleby) and Spark's seed."""
     with np.errstate(over="ignore"):
         key = numbers * np.uint32(0xCC9E2D51)
@@ -86,9 +81,7 @@ def _partition_of(numbers: Any, partitions: int) -> Any:
 
 
 def _serialized(keys: list[int], chunks: list[pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Serialize each chunk to a binary value, writing many of them into one buffer of exactly the required
-    size.
-    """
+    """Serialize each chunk to a binary value, many of them in one buffer of exactly the required size."""
     ends = np.cumsum([_write([chunk], pa.MockOutputStream()) for chunk in chunks])
     groups = ends // _BATCH_BYTES
     starts = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]]).tolist()
@@ -101,7 +94,7 @@ def _serialized(keys: list[int], chunks: list[pa.Table]) -> Iterator[pa.RecordBa
         yield pa.RecordBatch.from_arrays([pa.array(keys[start:end], pa.int32()), values], schema=SCHEMA)
 
 
-def _write(chunks: list[pa.Table], sink: Any) -> int:
+def _write(chunks: list[pa.Table], sink: pa.NativeFile) -> int:
     """Write each chunk as an IPC stream of its own, and return the end position."""
     for chunk in chunks:
         with pa.ipc.new_stream(sink, chunk.schema) as writer:

@@ -15,11 +15,10 @@ from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
 from penstock.continuous.connectors.ledger import Commits
-from penstock.continuous.connectors.protocol import SinkDriver, SinkEpoch
+from penstock.continuous.connectors.protocol import SinkDriver, SinkEpoch, SinkWriter, WriterFactory
 from penstock.continuous.driver.epochs import Epoch
-from penstock.continuous.task.writer import SinkWriter, WriterFactory
 from penstock.queue.open_stores import open_store
-from penstock.spark.session_store import check_reach
+from penstock.spark.internals.python_workers import check_reach
 from penstock.store.staging import Attempt
 from penstock.tables.chunks import CHUNK_BYTES, CHUNK_ROWS, chunked
 from penstock.tables.columns import Layout

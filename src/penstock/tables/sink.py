@@ -28,9 +28,10 @@ from penstock.queue.store import connect
 from penstock.spark.connectors import Sink, WriteSettings
 from penstock.spark.internals.plan_text import groups_by_session, plan_tree
 from penstock.spark.internals.plans import streaming_reads
+from penstock.spark.internals.python_workers import check_reach
 from penstock.spark.internals.sessions import is_classic
 from penstock.spark.schemas import COORDINATES
-from penstock.spark.session_store import URL_SETTING, check_reach, default_url
+from penstock.spark.session import URL_SETTING, default_url
 from penstock.store.database import Transaction
 from penstock.store.url import parse_url
 from penstock.tables.columns import Layout, layout_of

@@ -64,8 +64,7 @@ def penstock_spark() -> Iterator[SparkSession]:
     """
     from pyspark.sql import SparkSession
 
-    from penstock.spark.registration import register
-    from penstock.spark.session import session
+    from penstock.spark.session import register, session
 
     active = SparkSession.getActiveSession()
     if active is not None:

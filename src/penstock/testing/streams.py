@@ -18,8 +18,8 @@ from pyspark.sql.types import StructType
 from penstock.arguments import refusal
 from penstock.arrow.python_rows import to_table
 from penstock.queue.store import connect
-from penstock.spark.internals.arrow_types import arrow_schema
-from penstock.spark.registration import register
+from penstock.spark.internals.python_workers import arrow_schema
+from penstock.spark.session import register
 from penstock.testing.crashes import AFTER_SINK, BEFORE_SINK, crash_if_armed
 
 Sink = Callable[[DataFrame, int], object]

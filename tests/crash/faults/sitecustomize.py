@@ -92,7 +92,12 @@ def patch_owner(module: ModuleType) -> None:
     owner.__init__, owner.plan, owner.observe = owning, planning, observing
 
 
-def patch_tasks(module: ModuleType) -> None:
+def patch_queue_writers(module: ModuleType) -> None:
+    _patch_tasks(module)
+    _patch_commit(module)
+
+
+def _patch_tasks(module: ModuleType) -> None:
     writer = module.TaskWriter
     stage, append_once, append = writer.stage, writer.append_once, writer.append
 
@@ -111,7 +116,7 @@ def patch_tasks(module: ModuleType) -> None:
         return wrote
 
     def repeating(self: Any, batches: Any) -> Any:
-        from penstock.spark.sink.write_task import StreamTask
+        from penstock.spark.queue_writers import StreamTask
 
         wrote = append(self, batches)
         if self.task == 0:
@@ -134,7 +139,7 @@ def patch_batch(module: ModuleType) -> None:
     module.commit_batch = committing
 
 
-def patch_sink(module: ModuleType) -> None:
+def _patch_commit(module: ModuleType) -> None:
     """If nothing is committed, stop before and after the call that would commit it."""
     writer = module.QueueStreamWriter
     commit = writer.commit
@@ -309,8 +314,7 @@ PATCHES = {
     "penstock.tables.continuous": patch_continuous_tables,
     "penstock.commit.owner": patch_owner,
     "penstock.commit.protocol": patch_batch,
-    "penstock.spark.sink.write_task": patch_tasks,
-    "penstock.spark.sink.writers": patch_sink,
+    "penstock.spark.queue_writers": patch_queue_writers,
     "penstock.tables.sql.write_task": patch_table_tasks,
     "penstock.tables.delta.stage": patch_delta_tasks,
     "penstock.tables.delta.writer": patch_delta_writer,

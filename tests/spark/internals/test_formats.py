@@ -8,9 +8,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType, TimestampType
 
 from penstock.spark.internals import sessions
-from penstock.spark.internals.arrow_types import arrow_schema, arrow_type, parse_type, round_trip_type
-from penstock.spark.internals.formats import Format, look_up_format, preset_environment
-from penstock.spark.internals.output_mode_checker import check_output_mode
+from penstock.spark.internals.python_workers import arrow_schema, arrow_type, parse_type, round_trip_type
+from penstock.spark.internals.query_start import Format, check_output_mode, look_up_format, preset_environment
 
 
 @pytest.fixture(scope="module")

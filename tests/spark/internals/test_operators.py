@@ -11,10 +11,9 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from penstock.spark.internals.operators import _TRAITS, Trait, traits_of
-from penstock.spark.internals.output_mode_checker import check_output_mode
 from penstock.spark.internals.plan_text import plan_tree
-from penstock.spark.internals.requirements import parse_version
-from penstock.spark.internals.sessions import JvmError
+from penstock.spark.internals.query_start import check_output_mode
+from penstock.spark.internals.sessions import JvmError, parse_version
 
 _PACKAGES = (
     "org.apache.spark.sql.catalyst.plans.logical",

@@ -8,13 +8,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.spark.internals.catalyst import PANDAS, PYTHON, analysed, analysed_plan, executed_plan
-from penstock.spark.internals.plan_rewrite import replace_reads
 from penstock.spark.internals.plan_text import plan_tree
 from penstock.spark.internals.plans import (
     StreamingRead,
     fingerprint,
     first_gathering_operator,
     may_retain_rows,
+    replace_reads,
     streaming_reads,
     watermarks_above,
 )

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.spark.internals.requirements import SUPPORTED, check_version, parse_version
+from penstock.spark.internals.sessions import SUPPORTED, check_version, parse_version
 from tests.packaging.building import EXTRAS
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from penstock.json_text import Json
 from penstock.spark.internals.listeners import ListenerBus, add_listener
 from penstock.spark.internals.plans import watermarks_above
 from penstock.spark.internals.sessions import running_checkpoint, running_plan
@@ -23,7 +23,7 @@ class Heard:
     def started(self, query_id: str, run_id: str, name: str | None) -> None:
         self.events.append(("started", query_id, run_id, name))
 
-    def progressed(self, told: Mapping[str, Any]) -> None:
+    def progressed(self, told: Json) -> None:
         self.events.append(("progressed", told["id"], told["runId"], told["batchId"]))
 
     def terminated(self, run_id: str, exception: str | None, condition: str | None) -> None:

@@ -1,4 +1,6 @@
-"""A cluster master with executors of its own; arguments: an embedded store's URL, and another's that may be used."""
+"""A cluster master with executors of its own; arguments: an embedded store's URL, and another's that may be
+used.
+"""
 
 from __future__ import annotations
 

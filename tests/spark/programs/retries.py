@@ -1,4 +1,6 @@
-"""Tasks that fail at first, after they have written: `local[2,4]` gives each four attempts; argument: a store's URL."""
+"""Tasks that fail at first, after they have written: `local[2,4]` gives each four attempts; argument: a
+store's URL.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A session that nobody has registered anything with, and that logs all it has to say; argument: a store's URL.
+"""A session that nobody has registered anything with, and that logs all it has to say; argument: a store's
+URL.
 
-Reads, writes and streams, explains, and fails on purpose; what it prints and logs must not have the URL's password in it.
+Reads, writes and streams, explains, and fails on purpose; what it prints and logs must not have the URL's
+password in it.
 """
 
 from __future__ import annotations

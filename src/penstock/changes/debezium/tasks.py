@@ -26,9 +26,10 @@ from penstock.feeds.contract import (
 )
 from penstock.queue.open_stores import open_store
 from penstock.spark.error_boundary import iterate_without_tracebacks
+from penstock.spark.internals.python_workers import check_reach
 from penstock.spark.options import SinkOptions
-from penstock.spark.session_store import URL_SETTING, check_reach, default_url
-from penstock.spark.sink.write_task import TaskWriter
+from penstock.spark.queue_writers import TaskWriter
+from penstock.spark.session import URL_SETTING, default_url
 from penstock.store.records import ledger
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.records.ledger import LedgerKey, queue_sink

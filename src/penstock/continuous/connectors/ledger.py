@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from penstock.commit.micro_batch import BatchCommit, Target
 from penstock.commit.offsets import QueueOffset
@@ -15,6 +15,7 @@ from penstock.commit.protocol import commit_batch, note_batch
 from penstock.continuous.connectors.protocol import SinkEpoch
 from penstock.continuous.driver.epochs import Epoch
 from penstock.errors import CheckpointMismatch
+from penstock.json_text import JsonValue
 from penstock.queue.open_stores import open_store
 from penstock.store.records import ledger
 from penstock.store.records.ledger import LedgerKey
@@ -24,19 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Commits:
-    """Commits of a query's epochs to a store.
-
-    Parameters
-    ----------
-    query_id
-        The id in its checkpoint.
-    app_id
-        Its identity in the ledger.
-    rebind
-        Whether it may take a consumer over from another checkpoint.
-    new_sink
-        Whether the sink may have nothing of the query although the checkpoint is not new.
-    """
+    """Commits of a query's epochs to a store, under its identity in the ledger, the ``app_id``."""
 
     url: str = field(repr=False)
     query_id: str
@@ -44,7 +33,7 @@ class Commits:
     rebind: bool
     new_sink: bool
 
-    def commit(self, target: Target[T], epoch: Epoch, offset: Any) -> T | None:
+    def commit(self, target: Target[T], epoch: Epoch, offset: JsonValue) -> T | None:
         """Make an epoch visible; return what its target says of it, or None if it was visible before."""
         queue_offset = QueueOffset.of(offset)
         store = open_store(self.url)
@@ -66,7 +55,7 @@ class Commits:
             ),
         )
 
-    def note(self, ledger_name: str, epoch: Epoch, offset: Any) -> None:
+    def note(self, ledger_name: str, epoch: Epoch, offset: JsonValue) -> None:
         """Enter an epoch whose rows are visible already."""
         note_batch(
             open_store(self.url).database,
@@ -80,10 +69,7 @@ class Commits:
     def newest(self, ledger_name: str) -> SinkEpoch:
         """Return the last epoch that the ledger has.
 
-        Raises
-        ------
-        CheckpointMismatch
-            When it was committed from another checkpoint.
+        Raises CheckpointMismatch when it was committed from another checkpoint.
         """
         entry = open_store(self.url).database.run(
             lambda tx: ledger.newest(tx, ledger_name, self.app_id), write=False

@@ -1,21 +1,30 @@
-"""Protocols for the sources and sinks of continuous queries: their driver side, and what they carry to tasks.
+"""Protocols for the sources and sinks of continuous queries.
 
-The task side is in :mod:`penstock.continuous.task.reader` and :mod:`penstock.continuous.task.writer`.
+::
+
+    ContinuousSource -> SourceDriver -> ReaderFactory -> SourceReader
+    ContinuousSink   -> SinkDriver   -> WriterFactory -> SinkWriter
+    in the pipeline     on the driver   carried to       in a task
+                                        the tasks
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.continuous.driver.epochs import Epoch
-from penstock.continuous.task.reader import ReaderFactory
-from penstock.continuous.task.writer import WriterFactory
+from penstock.continuous.task.channel import Channel
+from penstock.json_text import Json, JsonValue
+
+if TYPE_CHECKING:
+    from penstock.continuous.plan.dataframe import ContinuousFrame
 
 Positions = dict[int, int]
 """The offset of each partition of a source."""
@@ -68,8 +77,7 @@ class SourceDriver(ABC):
     def schema(self) -> pa.Schema:
         """The schema of its rows."""
 
-    @abstractmethod
-    def own(self) -> None:
+    def own(self) -> None:  # noqa: B027 - a source may have no other owner
         """Take ownership of the source before each run; the previous owner is fenced.
 
         Raises
@@ -79,7 +87,7 @@ class SourceDriver(ABC):
         """
 
     @abstractmethod
-    def start(self, logged: Any | None) -> Positions:
+    def start(self, logged: JsonValue) -> Positions:
         """Return where a run begins.
 
         Parameters
@@ -97,14 +105,13 @@ class SourceDriver(ABC):
         """Return what is carried to the tasks of a run to read with."""
 
     @abstractmethod
-    def plan(self, start: Positions, end: Positions) -> Any:
+    def plan(self, start: Positions, end: Positions) -> JsonValue:
         """Return the offset to log for an epoch, and record that the epoch is in flight."""
 
-    def follow(self, offset: Any) -> None:  # noqa: B027 - most have nothing to move
+    def follow(self, offset: JsonValue) -> None:  # noqa: B027 - a source may have nothing to move
         """Record, before a run, the last epoch that the sink has: a driver that died may not have done so."""
 
-    @abstractmethod
-    def logged(self, offset: Any) -> bool:
+    def logged(self, offset: JsonValue) -> bool:
         """Record that an epoch is committed and logged; return whether the source asks the query to end.
 
         Also called now and then while nothing is committed.
@@ -114,10 +121,61 @@ class SourceDriver(ABC):
         OwnerFenced
             When another query has taken over.
         """
+        return False
+
+    def release(self, ended: JsonValue) -> None:  # noqa: B027 - a source may have no other owner
+        """Give up ownership after the last run; everything up to this offset is committed."""
+
+
+class SourceReader(ABC):
+    """Reader of some partitions of a source, in one task."""
+
+    skipped: bool = False
+    """Whether it has skipped lost rows since its offsets were last asked for, and has read none."""
 
     @abstractmethod
-    def release(self, ended: Any | None) -> None:
-        """Give up ownership after the last run; everything up to this offset is committed."""
+    def read(self, max_rows: int) -> pa.RecordBatch | None:
+        """Return rows that have come; None if there are none."""
+
+    @abstractmethod
+    def offsets(self) -> dict[int, int]:
+        """Return the offset of each partition after the rows that were read."""
+
+    @abstractmethod
+    def wait(self, channel: Channel) -> None:
+        """Return when there may be rows, or the driver has sent a message."""
+
+    def times(self) -> list[tuple[int, int]]:
+        """Return when the last rows were created: instants in microseconds with their numbers of rows."""
+        return []
+
+    @property
+    def ahead(self) -> bool:
+        """Whether further rows are known."""
+        return False
+
+    @property
+    def behind(self) -> int:
+        """How many rows are known that were not read yet."""
+        return 0
+
+    @property
+    def grown(self) -> bool:
+        """Whether the source has partitions that no task reads."""
+        return False
+
+    def close(self) -> None:  # noqa: B027 - it may hold none
+        """Release its resources."""
+
+
+class ReaderFactory(ABC):
+    """Factory of readers for a source, carried to the tasks of a continuous query."""
+
+    schema: pa.Schema
+
+    @abstractmethod
+    def open(self, positions: Mapping[int, int]) -> SourceReader:
+        """Open a reader of some partitions, from these offsets on, in a task."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +184,7 @@ class SinkEpoch:
 
     number: int
     """-1 when it has none."""
-    offset: Any = None
+    offset: JsonValue = None
     """The offset that the checkpoint logs for it; None for a micro-batch, which Spark logs before the
     commit."""
     rows: int = 0
@@ -169,7 +227,6 @@ class SinkDriver(SinkRecord):
         """Whether rows are visible when they are written, before their epoch is committed."""
         return False
 
-    @abstractmethod
     def check(self, schema: StructType) -> None:
         """Refuse rows that the sink cannot take.
 
@@ -186,7 +243,7 @@ class SinkDriver(SinkRecord):
         """Return what is carried to the tasks of a run to write with."""
 
     @abstractmethod
-    def commit(self, writers: WriterFactory, epoch: Epoch, offset: Any) -> None:
+    def commit(self, writers: WriterFactory, epoch: Epoch, offset: JsonValue) -> None:
         """Make an epoch visible, once, before the checkpoint logs it.
 
         Parameters
@@ -198,3 +255,33 @@ class SinkDriver(SinkRecord):
         offset
             The offset that the checkpoint will log.
         """
+
+
+class SinkWriter(ABC):
+    """Writer of one task to a sink."""
+
+    @abstractmethod
+    def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
+        """Write rows of an epoch, visible at once or staged for its end."""
+
+    @abstractmethod
+    def end(self, epoch: int) -> Json:
+        """End an epoch whose rows are all written.
+
+        Return what its commit has to know by attempt, such as how much was staged.
+        """
+
+    def close(self) -> None:  # noqa: B027 - it may hold none
+        """Release its resources."""
+
+
+class WriterFactory(ABC):
+    """Factory of writers to a sink, carried to the tasks of a continuous query."""
+
+    def shaped(self, frame: ContinuousFrame) -> ContinuousFrame:
+        """Return the rows as the writers take them; Spark does this last."""
+        return frame
+
+    @abstractmethod
+    def open(self, task: int) -> SinkWriter:
+        """Open a task's writer, in the task."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -17,17 +16,22 @@ from penstock.commit.micro_batch import QueueTarget
 from penstock.commit.offsets import QueueOffset, pad
 from penstock.commit.owner import Owner, follow, level
 from penstock.continuous.connectors.ledger import Commits
-from penstock.continuous.connectors.protocol import Positions, SinkDriver, SinkEpoch, SourceDriver
+from penstock.continuous.connectors.protocol import (
+    Positions,
+    SinkDriver,
+    SinkEpoch,
+    SourceDriver,
+    WriterFactory,
+)
 from penstock.continuous.connectors.queue_tasks import QueueReaderFactory, QueueWriterFactory
 from penstock.continuous.driver.epochs import Epoch
-from penstock.continuous.task.writer import WriterFactory
-from penstock.errors import CheckpointMismatch
+from penstock.json_text import JsonValue
 from penstock.queue.checks import refuse_feed
 from penstock.queue.open_stores import open_store
 from penstock.queue.store import Store
 from penstock.spark.options import SinkOptions, SourceOptions
 from penstock.spark.schemas import check_writable, source_schema
-from penstock.spark.source.positions import skip_trimmed, start_positions
+from penstock.spark.source.ranges import parse_offset, skip_trimmed, start_positions
 from penstock.store.database import Transaction
 from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord
@@ -67,7 +71,7 @@ class QueueSourceDriver(SourceDriver):
                 self._store().database, self._store().uuid, self.options.consumer, self.options.queue
             )
 
-    def start(self, logged: Any | None) -> Positions:
+    def start(self, logged: JsonValue) -> Positions:
         store, self._pinned = self._store(), self._look_up()
         queue = self._pinned
 
@@ -75,7 +79,7 @@ class QueueSourceDriver(SourceDriver):
             partitions = catalog.partitions(tx, queue)
             if logged is None:
                 return dict(enumerate(start_positions(tx, self.options, queue, partitions)))
-            offset = self._parsed(logged)
+            offset = parse_offset(logged)
             offset.require(store.uuid, queue.name, self.options.consumer, self._generation(queue))
             offset.require_reached([part.next_index for part in partitions])
             offsets = pad(offset.end, len(partitions))
@@ -95,7 +99,7 @@ class QueueSourceDriver(SourceDriver):
             self.options.url, self._queue(), self.schema, self.options.fail_on_data_loss
         )
 
-    def plan(self, start: Positions, end: Positions) -> Any:
+    def plan(self, start: Positions, end: Positions) -> JsonValue:
         offset = QueueOffset(
             store=self._store().uuid,
             queue=self.options.queue,
@@ -109,18 +113,18 @@ class QueueSourceDriver(SourceDriver):
             self._owner.plan(offset)
         return offset.to_dict()
 
-    def follow(self, offset: Any) -> None:
+    def follow(self, offset: JsonValue) -> None:
         parsed = QueueOffset.of(offset)
         if self.options.consumer is not None and parsed is not None:
             follow(self._store().database, self._store().uuid, parsed)
 
-    def logged(self, offset: Any) -> bool:
-        return self._owner is not None and self._owner.observe(self._parsed(offset))[2]
+    def logged(self, offset: JsonValue) -> bool:
+        return self._owner is not None and self._owner.observe(parse_offset(offset))[2]
 
-    def release(self, ended: Any | None) -> None:
+    def release(self, ended: JsonValue) -> None:
         self._release_owner()
         if self.options.consumer is not None and ended is not None:
-            level(self._store().database, self._store().uuid, self._parsed(ended))
+            level(self._store().database, self._store().uuid, parse_offset(ended))
 
     def _release_owner(self) -> None:
         if self._owner is not None:
@@ -138,15 +142,6 @@ class QueueSourceDriver(SourceDriver):
 
     def _generation(self, queue: QueueRecord) -> int:
         return queue.generation if self._owner is None else self._owner.generation
-
-    def _parsed(self, offset: Any) -> QueueOffset:
-        parsed = QueueOffset.of(offset)
-        if parsed is None:
-            raise CheckpointMismatch(
-                f"the checkpoint has the offset {str(offset)[:200]!r}, which is not a queue's: it belongs to "
-                "another query; use that query's source, or a new checkpoint"
-            )
-        return parsed
 
 
 def _listed(positions: Positions, length: int) -> tuple[int, ...]:
@@ -185,7 +180,7 @@ class QueueSinkDriver(SinkDriver):
     def may_be_new(self) -> bool:
         return self.options.allow_new_sink
 
-    def commit(self, writers: WriterFactory, epoch: Epoch, offset: Any) -> None:
+    def commit(self, writers: WriterFactory, epoch: Epoch, offset: JsonValue) -> None:
         assert isinstance(writers, QueueWriterFactory), "`writers` has made it"
         # The queue as the tasks placed the rows in it: the store refuses them where it has got more
         # partitions since.

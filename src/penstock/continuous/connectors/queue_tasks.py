@@ -10,17 +10,15 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from penstock.commit.protocol import append_task
+from penstock.continuous.connectors.protocol import ReaderFactory, SinkWriter, SourceReader, WriterFactory
 from penstock.continuous.task.channel import Channel
-from penstock.continuous.task.reader import ReaderFactory, SourceReader
-from penstock.continuous.task.writer import SinkWriter, WriterFactory
 from penstock.queue.open_stores import open_store
 from penstock.queue.placement import placement_of
-from penstock.spark.schemas import to_output_batch
-from penstock.spark.session_store import check_reach
-from penstock.spark.sink.write_task import SegmentGroups
-from penstock.spark.source.positions import report_loss
+from penstock.spark.internals.python_workers import check_reach
+from penstock.spark.queue_writers import SegmentGroups
+from penstock.spark.source.read_task import Scan
 from penstock.store import staging
-from penstock.store.log import partition_log
+from penstock.store.log.segmenting import Segment
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.staging import Attempt
 from penstock.store.watch_queue import watch
@@ -30,13 +28,8 @@ _AHEAD_ROWS = 131_072
 
 
 @dataclass(frozen=True)
-class QueueReaderFactory(ReaderFactory):
+class QueueReaderFactory(Scan, ReaderFactory):
     """Factory of readers of a queue."""
-
-    url: str = field(repr=False)
-    queue: QueueRecord
-    schema: pa.Schema
-    fail_on_data_loss: bool = True
 
     def open(self, positions: Mapping[int, int]) -> QueueReader:
         check_reach(self.url, None)
@@ -71,14 +64,12 @@ class QueueReader(SourceReader):
     def __init__(self, source: QueueReaderFactory, positions: Mapping[int, int]) -> None:
         self._source = source
         self._positions = dict(positions)
-        self._database = open_store(source.url).database
-        self._watch = watch(self._database, source.queue, positions)
+        self._watch = watch(open_store(source.url).database, source.queue, positions)
         self._ends: dict[int, int] = {}
         """The ends of partitions that have more rows than were read ahead."""
         self._held: deque[_Ahead] = deque()
         """Rows that were read ahead."""
         self._times: list[tuple[int, int]] = []
-        self._skipped = False
 
     def read(self, max_rows: int) -> pa.RecordBatch | None:
         if not self._held:
@@ -101,10 +92,13 @@ class QueueReader(SourceReader):
         for partition, end in ends.items():
             start = self._positions[partition]
             upto = min(end, start + _AHEAD_ROWS)
-            self._held.extend(self._rows(partition, start, upto))
+            self._held.extend(
+                _Ahead(partition, chunk.first_timestamp, chunk.start, rows)
+                for chunk, rows in self._source.chunks(partition, start, upto)
+            )
             if not self._held or self._held[-1].partition != partition:
                 # All of them are lost; the next rows come after them.
-                self._positions[partition], self._skipped = upto, True
+                self._positions[partition], self.skipped = upto, True
             if upto < end:
                 self._ends[partition] = end
 
@@ -118,40 +112,12 @@ class QueueReader(SourceReader):
     def behind(self) -> int:
         return sum(end - self._positions[partition] for partition, end in self._ends.items())
 
-    def _rows(self, partition: int, start: int, end: int) -> Iterator[_Ahead]:
-        source, position = self._source, start
-        wanted = [name for name in source.queue.schema.names if name in set(source.schema.names)]
-        chunks = partition_log.read(
-            self._database,
-            source.queue,
-            partition,
-            start,
-            end,
-            columns=wanted,
-            on_lost="fail" if source.fail_on_data_loss else "skip",
-            with_runs="_timestamp" in source.schema.names,
-        )
-        for chunk in chunks:
-            self._note_loss(partition, position, chunk.start)
-            position = chunk.end
-            rows = to_output_batch(chunk, source.queue, partition, source.schema)
-            yield _Ahead(partition, chunk.first_timestamp, chunk.start, rows)
-        self._note_loss(partition, position, end)
-
-    def _note_loss(self, partition: int, start: int, end: int) -> None:
-        if start < end:
-            report_loss(self._source.queue.name, partition, start, end, fail=False)
-
     def times(self) -> list[tuple[int, int]]:
         return self._times
 
     def offsets(self) -> dict[int, int]:
-        self._skipped = False
+        self.skipped = False
         return dict(self._positions)
-
-    @property
-    def skipped(self) -> bool:
-        return self._skipped
 
     @property
     def grown(self) -> bool:
@@ -183,18 +149,25 @@ class QueueWriterFactory(WriterFactory):
         )
 
 
-class QueueAppendWriter(SinkWriter):
-    """Writer whose every write is an append."""
+class _QueueWriter(SinkWriter):
+    """Writer of one task; the process keeps its store open."""
 
     def __init__(self, sink: QueueWriterFactory, task: int) -> None:
         self._sink, self._task = sink, task
         self._store = open_store(sink.url)
         self._placement = placement_of(self._store.database, sink.queue)
 
+    def _groups(self, rows: list[pa.RecordBatch]) -> Iterator[list[Segment]]:
+        pieces = SegmentGroups(self._sink.queue, self._placement, self._task, self._sink.max_rows)
+        return pieces.groups(iter(rows))
+
+
+class QueueAppendWriter(_QueueWriter):
+    """Writer whose every write is an append."""
+
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
         crowded: set[int] = set()
-        pieces = SegmentGroups(self._sink.queue, self._placement, self._task, self._sink.max_rows)
-        for group in pieces.groups(iter(rows)):
+        for group in self._groups(rows):
             appended = append_task(self._store.database, self._sink.queue, None, group)
             crowded.update(() if appended is None else appended.crowded)
         if crowded:
@@ -203,31 +176,22 @@ class QueueAppendWriter(SinkWriter):
     def end(self, epoch: int) -> dict[str, int]:
         return {}
 
-    def close(self) -> None:
-        """Do nothing: the process keeps its store open."""
 
-
-class QueueStagingWriter(SinkWriter):
-    """Writer whose every write is staged; the driver promotes it."""
+class QueueStagingWriter(_QueueWriter):
+    """Writer whose writes are staged; the driver promotes or deletes them with their epoch."""
 
     def __init__(self, sink: QueueWriterFactory, task: int, app_id: str) -> None:
-        self._sink, self._task, self._app_id = sink, task, app_id
-        self._attempt = str(uuid.uuid4())
-        self._database = open_store(sink.url).database
-        self._placement = placement_of(self._database, sink.queue)
+        super().__init__(sink, task)
+        self._app_id, self._attempt = app_id, str(uuid.uuid4())
         self._staged = 0
 
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
         attempt = Attempt(self._app_id, epoch, self._task, self._attempt)
-        pieces = SegmentGroups(self._sink.queue, self._placement, self._task, self._sink.max_rows)
-        for group in pieces.groups(iter(rows)):
+        for group in self._groups(rows):
             self._staged += staging.stage_segments(
-                self._database, self._sink.queue, attempt, group, self._staged
+                self._store.database, self._sink.queue, attempt, group, self._staged
             )
 
     def end(self, epoch: int) -> dict[str, int]:
         staged, self._staged = self._staged, 0
         return {self._attempt: staged} if staged else {}
-
-    def close(self) -> None:
-        """Do nothing: what is staged and never promoted is deleted with the next epoch."""

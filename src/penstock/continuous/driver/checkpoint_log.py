@@ -12,25 +12,22 @@ import json
 import os
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from pyarrow import fs
 
-from penstock.errors import CheckpointMismatch, CommitRefused, OwnerFenced
+from penstock.commit.protocol import sink_behind
+from penstock.continuous.connectors.protocol import SinkEpoch, SinkRecord
+from penstock.errors import CheckpointMismatch, CheckpointRewound, CommitRefused, OwnerFenced
+from penstock.json_text import JsonValue
 from penstock.spark.checkpoint import LIMIT_PASSED_SETTING, Checkpoint, is_batch_number, redact_location
 
 _COMMITTED = 'v1\n{"nextBatchWatermarkMs":0}'
 
 
 class CheckpointLog:
-    """The checkpoint of a continuous query.
-
-    Parameters
-    ----------
-    location
-        A folder, or the URL of one; created if need be.
-    """
+    """The checkpoint of a continuous query, in a folder or at a URL; created if it does not exist."""
 
     def __init__(self, location: str) -> None:
         self.read = Checkpoint(location)
@@ -66,13 +63,10 @@ class CheckpointLog:
         """Return whether it has the offset of an epoch or micro-batch."""
         return self.read.read(f"offsets/{number}") is not None
 
-    def offset(self, number: int) -> Any:
+    def offset(self, number: int) -> JsonValue:
         """Return the offset of the one source.
 
-        Raises
-        ------
-        CommitRefused
-            When the query had several sources.
+        Raises CommitRefused when the query had several sources.
         """
         offsets = self.read.offsets(number)
         if len(offsets) != 1:
@@ -85,10 +79,7 @@ class CheckpointLog:
     def passed(self, number: int | None) -> int:
         """Return how many rows a limit had let through at the end of an epoch; 0 if there is none yet.
 
-        Raises
-        ------
-        CheckpointMismatch
-            When the query ran without a limit, or Spark counted.
+        Raises CheckpointMismatch when the query ran without a limit, or Spark counted.
         """
         if number is None:
             return 0
@@ -103,17 +94,9 @@ class CheckpointLog:
         return rows
 
     def write_offset(self, number: int, offset: object, passed: int | None = None) -> None:
-        """Log the offset of an epoch that the sink has committed.
+        """Log the offset of an epoch that the sink has committed, and the rows that a limit has let through.
 
-        Parameters
-        ----------
-        passed
-            How many rows a limit has let through with it.
-
-        Raises
-        ------
-        OwnerFenced
-            When another driver has logged this epoch.
+        Raises OwnerFenced when another driver has logged this epoch.
         """
         conf = {} if passed is None else {LIMIT_PASSED_SETTING: str(passed)}
         about = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": conf}
@@ -122,10 +105,7 @@ class CheckpointLog:
     def write_commit(self, number: int) -> None:
         """Log that an epoch is committed.
 
-        Raises
-        ------
-        OwnerFenced
-            When another driver has logged it.
+        Raises OwnerFenced when another driver has logged it.
         """
         self._add(f"commits/{number}", _COMMITTED)
 
@@ -159,9 +139,7 @@ class CheckpointLog:
     def _create(self, name: str, text: str) -> None:
         """Create a file, whole or not at all.
 
-        Raises
-        ------
-        FileExistsError
+        Raises FileExistsError.
         """
         path = f"{self._root}/{name}"
         if is_local(self._files):
@@ -211,9 +189,7 @@ def _link(temporary: str, path: str) -> None:
 def create_durably(path: str, content: bytes) -> None:
     """Create a local file, whole or not at all; when this returns, it survives a loss of power.
 
-    Raises
-    ------
-    FileExistsError
+    Raises FileExistsError.
     """
     folder, base = os.path.split(path)
     temporary = os.path.join(folder, f".{base}.{uuid.uuid4()}.tmp")
@@ -233,3 +209,92 @@ def create_durably(path: str, content: bytes) -> None:
         os.fsync(listing)
     finally:
         os.close(listing)
+
+
+Follow = Callable[[JsonValue], None]
+
+
+def recover(logs: CheckpointLog, sink: SinkRecord, follow: Follow, *, limited: bool = False) -> int | None:
+    """Prepare a checkpoint for a run of the continuous engine; return its last committed epoch.
+
+    An epoch that was logged and not committed, as by the micro-batch engine, is dropped. Parameters and
+    errors are those of :func:`catch_up`.
+    """
+    # Before the sink is asked: what another driver commits and logs after that must not be dropped.
+    begun = logs.unsettled()
+    newest = catch_up(logs, sink, follow, limited=limited)
+    last = logs.last_committed()
+    if begun is None or begun < _next(last):
+        return last
+    if newest is not None and newest.number == begun:
+        logs.write_commit(begun)
+        return begun
+    logs.drop_offset(begun)
+    return last
+
+
+def catch_up(
+    logs: CheckpointLog, sink: SinkRecord, follow: Follow, *, limited: bool = False
+) -> SinkEpoch | None:
+    """Log the epoch or micro-batch that the checkpoint lacks; return the last one that the sink has.
+
+    The checkpoint may have lost it when its machine lost power, as Spark does not sync what it writes, or
+    another driver may have dropped it as uncommitted. Where the sink does not know the offset, as for a query
+    with several sources or with state, a micro-batch that Spark has begun is left to Spark, which repeats it.
+
+    ``follow`` gets the offset before it is logged, for a source whose consumer the sink does not move.
+
+    Raises CheckpointMismatch when the sink lacks epochs that the checkpoint has committed: its store was
+    restored from an older backup. Raises CheckpointRewound when the checkpoint lacks more than one epoch that
+    the sink has: it is an old copy. Raises OwnerFenced when another driver writes the checkpoint.
+    """
+    newest = sink.newest()
+    if newest is None:
+        return None
+    last = logs.last_committed()
+    _require_same_time(sink, newest, last)
+    if newest.offset is not None:
+        follow(newest.offset)
+        if newest.number == _next(last) or not logs.has_offset(newest.number):
+            before = newest.number - 1 if newest.number else None
+            _log(logs, newest, logs.passed(before) + newest.rows if limited else None)
+    return newest
+
+
+def _next(last: int | None) -> int:
+    return 0 if last is None else last + 1
+
+
+def _require_same_time(sink: SinkRecord, newest: SinkEpoch, last: int | None) -> None:
+    """Refuse a sink and a checkpoint of different times."""
+    following = _next(last)
+    if newest.number < following - 1 and not (newest.number < 0 and sink.may_be_new):
+        raise sink_behind(sink.description, following, None if newest.number < 0 else newest.number)
+    if newest.number > following:
+        raise CheckpointRewound(
+            f"{sink.description} has epochs up to {newest.number} of the query, and the checkpoint ends with "
+            f"{following - 1}: it is an old copy; use the newest one",
+            batch_id=following,
+            last=newest.number,
+        )
+
+
+def _log(logs: CheckpointLog, epoch: SinkEpoch, passed: int | None) -> None:
+    """Log an epoch of the sink, in place of one that was begun with other rows and never committed.
+
+    A driver that was suspended after its commit to the sink may just have logged it itself.
+    """
+    with suppress(OwnerFenced):
+        logs.write_offset(epoch.number, epoch.offset, passed)
+    if logs.offset(epoch.number) != epoch.offset:
+        if epoch.number < _next(logs.last_committed()):
+            raise OwnerFenced(
+                f"epoch {epoch.number} has other rows in the checkpoint at {logs.location!r} than in the "
+                "sink: another driver writes the checkpoint. Run each query once",
+                condition="OWNER_FENCED.CHECKPOINT",
+                checkpoint=logs.location,
+            )
+        logs.drop_offset(epoch.number)
+        logs.write_offset(epoch.number, epoch.offset, passed)
+    with suppress(OwnerFenced):
+        logs.write_commit(epoch.number)

@@ -15,11 +15,11 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
 
 from penstock.continuous.driver.epochs import Epoch, Epochs
 from penstock.continuous.task.channel import READER, WRITER, CoordinatorAddress, decode, encode
 from penstock.errors import ContinuousFailed, PenstockError, condition_of
+from penstock.json_text import Json
 from penstock.spark.driver_endpoint import AuthenticatedListener
 from penstock.spark.driver_endpoint import shut_down as _shut
 
@@ -31,18 +31,11 @@ _MAX_MESSAGE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit of the rows that a query writes over all its runs.
-
-    Parameters
-    ----------
-    rows
-        How many.
-    stops
-        Whether the query ends at the limit; else it drops further rows.
-    """
+    """A limit of the rows that a query writes over all its runs."""
 
     rows: int
     stops: bool = True
+    """Whether the query ends at the limit; else it drops further rows."""
 
 
 @dataclass
@@ -66,12 +59,7 @@ class Quota:
 class EpochCoordinator:
     """Server for the readers and writers of a run, which tells the readers when an epoch ends.
 
-    Parameters
-    ----------
-    host, bind
-        The driver's address as executors know it, and the one to listen at.
-    epochs
-        The order of epochs.
+    Executors reach it at ``host``; it listens at ``bind``.
     """
 
     def __init__(self, host: str, bind: str, epochs: Epochs) -> None:
@@ -83,25 +71,26 @@ class EpochCoordinator:
         self._wants: dict[int, tuple[int, int]] = {}
         """Unanswered requests of writers by task: the epoch and how many rows."""
         self._changed = threading.Condition()
+        self._news = True
+        """Whether anything has changed since the driver last asked for a complete epoch."""
         self._lines: dict[tuple[str, int], Connection] = {}
         self._done: set[tuple[str, int]] = set()
         self._failure: Exception | None = None
-        self._grown = False
-        self._need_other_batches: set[int] = set()
+        self.grown = False
+        """Whether a reader reports that the source has got more partitions."""
+        self.need_other_batches: set[int] = set()
+        """Readers that report that larger batches, or smaller ones, would suit them better."""
         self._paused: set[int] = set()
         # Last, since a task may connect at once.
         self._listening = AuthenticatedListener(bind, self._serve, "penstock-epochs")
-        self.address = CoordinatorAddress(host, self._listening.port, self.run, self._listening.secret)
+        self.address = CoordinatorAddress(host, self._listening.port, self._listening.secret, self.run)
 
     # For the driver.
 
     def await_tasks(self, timeout: float, alive: Callable[[], bool]) -> None:
         """Wait until all readers and writers are connected.
 
-        Raises
-        ------
-        ContinuousFailed
-            When some do not connect in time, or the job has ended.
+        Raises ContinuousFailed when some do not connect in time, or the job has ended.
         """
         wanted = {(role, task) for role in (READER, WRITER) for task in range(self._epochs.tasks)}
         deadline = time.monotonic() + timeout
@@ -126,7 +115,7 @@ class EpochCoordinator:
         with self._changed:
             self._epochs.next_epoch = epoch
             for task, positions in enumerate(groups):
-                self._tell(READER, task, encode("start", epoch=epoch, positions=positions))
+                self._send(READER, task, encode("start", epoch=epoch, positions=positions))
 
     def begin(self) -> int | None:
         """End the current epoch if it has rows; return its number."""
@@ -134,63 +123,51 @@ class EpochCoordinator:
             self._require()
             number = self._epochs.begin()
             if number is not None:
-                self._tell_readers(encode("epoch", number=number))
+                self._send_to_readers(encode("epoch", number=number))
         return number
 
     def pause(self) -> None:
         """Make the readers stop reading."""
         with self._changed:
-            self._tell_readers(encode("rest"))
+            self._send_to_readers(encode("pause"))
 
     def finish(self) -> None:
         """Let the readers end when they have sent what they have read."""
         with self._changed:
-            self._tell_readers(encode("finish"))
+            self._send_to_readers(encode("finish"))
 
-    def complete(self, timeout: float, until: Callable[[], bool] = lambda: False) -> Epoch | None:
-        """Return the next epoch to commit; None after ``timeout`` seconds, or when ``until`` is true.
+    def complete(self, timeout: float) -> Epoch | None:
+        """Return the next epoch to commit; None after ``timeout`` seconds, or when anything else has changed.
 
-        Raises
-        ------
-        ContinuousFailed
-            When a task has failed, or its connection has broken.
+        Raises ContinuousFailed when a task has failed, or its connection has broken.
         """
-        deadline = time.monotonic() + timeout
         with self._changed:
-            while True:
-                self._require()
-                epoch = self._epochs.complete()
-                left = deadline - time.monotonic()
-                if epoch is not None or left <= 0 or until():
-                    return epoch
-                self._changed.wait(left)
+            if not self._news and timeout > 0:
+                self._changed.wait(timeout)
+            self._news = False
+            self._require()
+            return self._epochs.complete()
 
     def committed(self, number: int) -> None:
         """Record that an epoch is committed."""
         with self._changed:
             self._epochs.committed(number)
-            self._changed.notify_all()
+            self._notify()
 
     def wake(self) -> None:
         """Make waiting threads check their condition again."""
         with self._changed:
-            self._changed.notify_all()
+            self._notify()
+
+    def _notify(self) -> None:
+        self._news = True
+        self._changed.notify_all()
 
     @property
     def settled(self) -> bool:
         """Whether the readers are paused, and all rows that they have read are committed."""
         with self._changed:
             return len(self._paused) == self.tasks and self._epochs.idle
-
-    @property
-    def grown(self) -> bool:
-        """Whether a reader reports that the source has got more partitions."""
-        return self._grown
-
-    @property
-    def need_other_batches(self) -> int:
-        """How many readers report that larger batches, or smaller ones, would suit them better."""
-        return len(self._need_other_batches)
 
     @property
     def exhausted(self) -> bool:
@@ -210,12 +187,12 @@ class EpochCoordinator:
         if self._failure is not None:
             raise self._failure
 
-    def _tell_readers(self, message: bytes) -> None:
+    def _send_to_readers(self, message: bytes) -> None:
         for task in range(self.tasks):
             if (READER, task) not in self._done:
-                self._tell(READER, task, message)
+                self._send(READER, task, message)
 
-    def _tell(self, role: str, task: int, message: bytes) -> None:
+    def _send(self, role: str, task: int, message: bytes) -> None:
         try:
             self._lines[role, task].send_bytes(message)
         except OSError:
@@ -223,11 +200,11 @@ class EpochCoordinator:
 
     def _serve(self, line: Connection) -> None:
         with line:
-            who = self._welcome(line)
+            who = self._identify(line)
             if who is None:
                 return
             try:
-                while self._hear(*who, decode(line.recv_bytes(_MAX_MESSAGE_BYTES))):
+                while self._receive(*who, decode(line.recv_bytes(_MAX_MESSAGE_BYTES))):
                     pass
             except Exception as error:
                 # The connection has broken, or what it carried is no message.
@@ -244,7 +221,7 @@ class EpochCoordinator:
                 )
                 self._disconnected(who)
 
-    def _welcome(self, line: Connection) -> tuple[str, int] | None:
+    def _identify(self, line: Connection) -> tuple[str, int] | None:
         """Return the role and task of a connection; None for one of another run."""
         try:
             hello = decode(line.recv_bytes(_MAX_MESSAGE_BYTES))
@@ -260,10 +237,10 @@ class EpochCoordinator:
                 )
                 return None
             self._lines[who] = line
-            self._changed.notify_all()
+            self._notify()
         return who
 
-    def _hear(self, role: str, task: int, message: dict[str, Any]) -> bool:
+    def _receive(self, role: str, task: int, message: Json) -> bool:
         """Handle a message; return False after the last one."""
         kind = message["kind"]
         with self._changed:
@@ -278,12 +255,12 @@ class EpochCoordinator:
                         task, message["number"], message["attempts"], message["rows"], message["written"]
                     )
                 elif kind == "grown":
-                    self._grown = True
+                    self.grown = True
                 elif kind == "want":
                     self._wants[task] = message["number"], message["rows"]
                 elif kind == "pace":
-                    self._need_other_batches.add(task)
-                elif kind == "resting":
+                    self.need_other_batches.add(task)
+                elif kind == "paused":
                     self._paused.add(task)
                 elif kind == "failed":
                     self._fail(ContinuousFailed(str(message["error"])))
@@ -292,7 +269,7 @@ class EpochCoordinator:
                 self._grant()
             except PenstockError as error:
                 self._fail(error)
-            self._changed.notify_all()
+            self._notify()
         return bool(kind != "done")
 
     def _grant(self) -> None:
@@ -305,17 +282,17 @@ class EpochCoordinator:
         for task, (epoch, rows) in list(self._wants.items()):
             if epoch <= self._epochs.first or self.quota.exhausted:
                 del self._wants[task]
-                self._tell(WRITER, task, encode("granted", rows=self.quota.take(rows)))
+                self._send(WRITER, task, encode("granted", rows=self.quota.take(rows)))
 
     def _disconnected(self, who: tuple[str, int]) -> None:
         with self._changed:
             if who not in self._done and not self._listening.closed:
                 self._fail(_broken(*who))
-            self._changed.notify_all()
+            self._notify()
 
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error
-        self._changed.notify_all()
+        self._notify()
 
 
 def _broken(role: str, task: int) -> ContinuousFailed:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from penstock.errors import ContinuousFailed
+from penstock.json_text import Json
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Epoch:
     number: int
     offsets: dict[int, int]
     """The offset of each partition of the source at its end."""
-    attempts: dict[str, Any]
+    attempts: Json
     """What each attempt of a task reports to the sink's driver, such as how much it staged."""
     rows_in: int
     rows_out: int
@@ -49,7 +49,7 @@ class _Task:
 
     offsets: dict[int, int] | None = None
     rows_in: int = 0
-    attempts: dict[str, Any] | None = None
+    attempts: Json | None = None
     rows_out: int = 0
     read_times: Sequence[Sequence[int]] = ()
     written: Sequence[int] = ()
@@ -68,21 +68,12 @@ class _Task:
 
 @dataclass
 class Epochs:
-    """What the tasks of a run have reported; not thread-safe.
-
-    Parameters
-    ----------
-    tasks
-        How many tasks the run has; they are numbered from 0.
-    next_epoch
-        The number of the first epoch.
-    backlog
-        How many epochs may be in flight.
-    """
+    """What the tasks of a run, numbered from 0, have reported; not thread-safe."""
 
     tasks: int
     next_epoch: int
     backlog: int
+    """How many epochs may be in flight."""
     _sent: set[int] = field(default_factory=set)
     _open: dict[int, dict[int, _Task]] = field(default_factory=dict)
 
@@ -112,10 +103,7 @@ class Epochs:
 
         None when no reader has sent rows for one, or one has yet to end its part of the epoch before.
 
-        Raises
-        ------
-        ContinuousFailed
-            When too many epochs are in flight.
+        Raises ContinuousFailed when too many epochs are in flight.
         """
         if not self._sent or any(
             part.offsets is None for parts in self._open.values() for part in parts.values()
@@ -150,9 +138,7 @@ class Epochs:
         # Its earlier "sent" was for rows of this epoch.
         self._sent.discard(task)
 
-    def wrote(
-        self, task: int, number: int, attempts: Mapping[str, Any], rows: int, written: Sequence[int] = ()
-    ) -> None:
+    def wrote(self, task: int, number: int, attempts: Json, rows: int, written: Sequence[int] = ()) -> None:
         """Record that a writer has met the marker of an epoch, with everything before it written."""
         part = self._part(task, number)
         if part.attempts is not None:

@@ -9,19 +9,17 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from penstock.commit.protocol import OTHER_INPUT
 from penstock.continuous.connectors.protocol import Positions, SinkDriver, SourceDriver
 from penstock.continuous.driver.checkpoint_log import CheckpointLog
+from penstock.continuous.driver.committed import CommittedEpochs
 from penstock.continuous.driver.coordinator import EpochCoordinator, Limit, Quota
 from penstock.continuous.driver.epochs import Epoch
-from penstock.continuous.driver.listener_dispatch import ListenerDispatch
-from penstock.continuous.driver.progress import Progress, timestamp
-from penstock.continuous.driver.recovery import recover
+from penstock.continuous.driver.progress import ListenerDispatch, Progress, timestamp
 from penstock.continuous.driver.runs import Engine, Run, partitions_by_task
 from penstock.continuous.task.reader import BEHIND_ROWS
-from penstock.errors import ContinuousFailed, OwnerFenced, PenstockError, condition_of
+from penstock.errors import ContinuousFailed, PenstockError, condition_of
 from penstock.store.records.catalog import QueueGrown
 
 log = logging.getLogger("penstock.continuous")
@@ -49,35 +47,22 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a query.
-
-    Parameters
-    ----------
-    interval
-        Seconds between the ends of two epochs.
-    retain
-        How many epochs the checkpoint keeps.
-    backlog
-        How many epochs may be in flight.
-    start_timeout
-        Seconds within which all tasks have to connect.
-    """
+    """Settings of a query."""
 
     interval: float
+    """Seconds between the ends of two epochs."""
     retain: int = 100
+    """Epochs that the checkpoint keeps."""
     backlog: int = 10_000
+    """Epochs that may be in flight."""
     start_timeout: float = 60.0
+    """Seconds within which all tasks have to connect."""
 
 
 class ContinuousExecution:
     """The driver side of a query, and the thread that runs it.
 
-    Parameters
-    ----------
-    name
-        The query's name.
-    clock
-        Returns seconds, from any starting point.
+    ``clean_up`` is called at the end, unless the query has failed; ``clock`` returns seconds.
     """
 
     def __init__(
@@ -90,71 +75,57 @@ class ContinuousExecution:
         settings: Settings,
         *,
         limit: Limit | None = None,
+        run_id: str | None = None,
+        listeners: ListenerDispatch | None = None,
+        clean_up: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.name, self.id, self.run_id = name, logs.query_id, str(uuid.uuid4())
+        self.name, self.id, self.run_id = name, logs.query_id, run_id or str(uuid.uuid4())
         self._source, self._sink, self._engine, self._logs = source, sink, engine, logs
-        self._settings, self._clock, self._limit = settings, clock, limit
+        self._settings, self._clock, self._limit, self._clean_up = settings, clock, limit, clean_up
         self.progress = Progress(self.id, self.run_id, name, clock, source.description, sink.description)
-        self.listeners = ListenerDispatch(self.called, None)
-        """Who gets events of the query; set before it starts."""
-        self.clean_up: Callable[[], None] = lambda: None
-        """Called at its end, unless it has failed; set before it starts."""
+        self._listeners = listeners or ListenerDispatch(name or self.id, None)
+        self.committed = CommittedEpochs(source, sink, logs, clock, limited=limit is not None)
         self.ending: str | None = None
         """Why it has ended on its own, if it has."""
         self._changed = threading.Condition()
-        self._state = State.INITIALIZING
-        self._failure: Exception | None = None
+        self.state = State.INITIALIZING
+        self.failure: Exception | None = None
+        """The error that ended it, if one did."""
         self._stopping = self._started = False
         self._coordinator: EpochCoordinator | None = None
-        self._epoch = -1
-        """The last committed epoch."""
-        self._at: Positions = {}
-        self._offset: Any = None
-        self._passed = 0
-        """Rows of committed epochs, which count towards the limit."""
         self._next: Run | None = None
         """The next run, with another batch size, planned while the current one is still active."""
-        self._logging = -1
-        """The last epoch that this driver has committed to the sink and is logging."""
         self._fresh = True
         """Whether the current run has committed nothing yet."""
-        self._checked_at = clock()
-        """When the source was last notified of an offset."""
         self._thread = threading.Thread(target=self._run, name=f"continuous {name or self.id}", daemon=True)
 
     # For the query's users.
 
-    @property
-    def state(self) -> State:
-        """Its state."""
-        return self._state
-
-    @property
-    def failure(self) -> Exception | None:
-        """What ended it, if anything did."""
-        return self._failure
-
     def start(self) -> None:
         """Start, and return when the first run is active or the query has ended."""
-        log.info("query %s starts", self.called, extra={"action": "query_started", **self._fields})
-        self.listeners.started(self.name, timestamp())
+        log.info("query %s starts", self._called, extra={"action": "query_started", **self._fields})
+        self._listeners.started(self.name, timestamp())
         self._thread.start()
         with self._changed:
-            self._changed.wait_for(lambda: self._started or self._state is State.TERMINATED)
+            self._changed.wait_for(lambda: self._started or self.state is State.TERMINATED)
 
     def stop(self, timeout: float = _FINISH_SECONDS) -> bool:
         """Finish the epoch in flight, then end; return whether it was finished."""
         self._stopping = True
-        self._wake()
+        with self._changed:
+            self._changed.notify_all()
+        coordinator = self._coordinator
+        if coordinator is not None:
+            coordinator.wake()
         self._thread.join(timeout)
-        if self._thread.is_alive():
-            coordinator = self._coordinator
-            if coordinator is not None:
-                coordinator.close()
-            self._thread.join(timeout)
-            return False
-        return self._failure is None
+        if not self._thread.is_alive():
+            return self.failure is None
+        coordinator = self._coordinator
+        if coordinator is not None:
+            coordinator.close()
+        self._thread.join(timeout)
+        return False
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for its end; return whether it has ended in time."""
@@ -164,15 +135,19 @@ class ContinuousExecution:
     def await_epoch(self, number: int, timeout: float | None = None) -> bool:
         """Wait until an epoch is committed or the query has ended; return whether the epoch is committed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._epoch >= number or self._state is State.TERMINATED, timeout)
-        return self._epoch >= number
+            self._changed.wait_for(
+                lambda: self.committed.last >= number or self.state is State.TERMINATED, timeout
+            )
+        return self.committed.last >= number
 
     def await_offsets(self, reached: Callable[[Positions], bool]) -> None:
         """Wait until the committed offsets fulfil a condition."""
         with self._changed:
-            self._changed.wait_for(lambda: reached(self._at) or self._state is State.TERMINATED)
+            self._changed.wait_for(
+                lambda: reached(self.committed.positions) or self.state is State.TERMINATED
+            )
 
-    # In its thread.
+    # In its thread: from the query to its runs.
 
     def _run(self) -> None:
         try:
@@ -180,42 +155,40 @@ class ContinuousExecution:
         except Exception as error:
             log.error(
                 "query %s failed: %s",
-                self.called,
+                self._called,
                 error,
                 extra={"action": "query_failed", **self._fields, "error": condition_of(error)},
             )
-            self._failure = error
+            self.failure = error
         finally:
-            self._ended()
+            self._end()
+
+    def _end(self) -> None:
+        self._drop_next()
+        try:
+            self.committed.release()
+        except Exception as error:
+            log.warning(
+                "query %s: its source could not be released: %s",
+                self._called,
+                error,
+                extra={"action": "release_failed", **self._fields, "error": condition_of(error)},
+            )
+        if self.failure is None:
+            self._clean_up()
+        with self._changed:
+            self.state = State.TERMINATED
+            self._changed.notify_all()
+        self._listeners.terminated(self.failure, _LISTENER_SECONDS)
+        log.info("Query %s was stopped", self._called, extra={"action": "query_ended", **self._fields})
 
     @property
-    def called(self) -> str:
-        """What log records call it."""
+    def _called(self) -> str:
         return f"{self.name or 'without a name'} [id = {self.id}, runId = {self.run_id}]"
 
     @property
     def _fields(self) -> dict[str, str | None]:
-        """Fields of its log records."""
         return {"query": self.name, "query_id": self.id, "run_id": self.run_id}
-
-    def _ended(self) -> None:
-        self._drop_next()
-        try:
-            self._source.release(self._offset)
-        except Exception as error:
-            log.warning(
-                "query %s: its source could not be released: %s",
-                self.called,
-                error,
-                extra={"action": "release_failed", **self._fields, "error": condition_of(error)},
-            )
-        if self._failure is None:
-            self.clean_up()
-        with self._changed:
-            self._state = State.TERMINATED
-            self._changed.notify_all()
-        self.listeners.terminated(self._failure, _LISTENER_SECONDS)
-        log.info("Query %s was stopped", self.called, extra={"action": "query_ended", **self._fields})
 
     def _runs(self) -> None:
         failures = 0
@@ -224,7 +197,7 @@ class ContinuousExecution:
             try:
                 self._one_run()
             except Exception as error:
-                failures = 1 if not self._fresh else failures + 1
+                failures = failures + 1 if self._fresh else 1
                 self._drop_next()
                 # A query that does not even start fails: its user has to act.
                 if not self._started or not _may_be_repeated(error) or failures > _RESTARTS:
@@ -233,13 +206,13 @@ class ContinuousExecution:
                     return
                 log.warning(
                     "query %s restarts after epoch %s: %s",
-                    self.called,
-                    self._epoch,
+                    self._called,
+                    self.committed.last,
                     error,
                     extra={
                         "action": "restart",
                         **self._fields,
-                        "epoch": self._epoch,
+                        "epoch": self.committed.last,
                         "failures": failures,
                         "error": condition_of(error),
                     },
@@ -253,13 +226,13 @@ class ContinuousExecution:
         if self._stopping:
             log.warning(
                 "query %s stops after epoch %s, and its next start repeats the rest: %s",
-                self.called,
-                self._epoch,
+                self._called,
+                self.committed.last,
                 error,
                 extra={
                     "action": "stopped_short",
                     **self._fields,
-                    "epoch": self._epoch,
+                    "epoch": self.committed.last,
                     "error": condition_of(error),
                 },
             )
@@ -268,7 +241,7 @@ class ContinuousExecution:
     def _one_run(self) -> None:
         self.progress.run_started()
         self._source.own()
-        self._settle()
+        self.committed.settle(first_run=not self._started)
         self._sink.clear()
         if self._end_by_limit():
             return
@@ -276,11 +249,12 @@ class ContinuousExecution:
         job, coordinator = run.job, run.coordinator
         self._coordinator = coordinator
         if self._limit is not None:
-            coordinator.quota = Quota(self._limit.rows - self._passed)
+            coordinator.quota = Quota(self._limit.rows - self.committed.rows)
         try:
             job.start()
             coordinator.await_tasks(self._settings.start_timeout, job.alive)
-            coordinator.assign(self._epoch + 1, partitions_by_task(self._at, run.tasks))
+            positions = partitions_by_task(self.committed.positions, coordinator.tasks)
+            coordinator.assign(self.committed.last + 1, positions)
             self._become(State.ACTIVE)
             self.progress.tasks_connected()
             self._epochs(run)
@@ -297,8 +271,8 @@ class ContinuousExecution:
 
     def _next_run(self) -> Run:
         """Return the run that was planned during the last one if it still fits, else a new one."""
-        run, tasks = self._next, self._engine.tasks(len(self._at))
-        if run is None or run.tasks != tasks:
+        run, tasks = self._next, self._engine.tasks(len(self.committed.positions))
+        if run is None or run.coordinator.tasks != tasks:
             self._drop_next()
             return self._plan_run(tasks, large_batches=self._has_backlog(tasks))
         self._next = None
@@ -309,7 +283,7 @@ class ContinuousExecution:
         ends = self._source.ends()
         return any(
             sum(ends.get(partition, at) - at for partition, at in group.items()) >= BEHIND_ROWS
-            for group in partitions_by_task(self._at, tasks)
+            for group in partitions_by_task(self.committed.positions, tasks)
         )
 
     def _plan_run(self, tasks: int, *, large_batches: bool) -> Run:
@@ -329,58 +303,27 @@ class ContinuousExecution:
 
     def _become(self, state: State) -> None:
         with self._changed:
-            self._state, self._started = state, True
+            self.state, self._started = state, True
             self._changed.notify_all()
 
-    def _settle(self) -> None:
-        """Find out where the last run has ended.
-
-        An epoch that it began is in the sink as a whole or not at all.
-        """
-        if self._started:
-            self._require_own_checkpoint()
-        last = recover(self._logs, self._sink, self._source.follow, limited=self._limit is not None)
-        self._offset = None if last is None else self._logs.offset(last)
-        self._epoch = -1 if last is None else last
-        if self._limit is not None:
-            self._passed = self._logs.passed(last)
-        self._at = self._source.start(self._offset)
-        if self._offset is not None:
-            self._source.logged(self._offset)
-
-    def _require_own_checkpoint(self) -> None:
-        """Refuse to repeat a run after another driver has committed.
-
-        Without a consumer nothing else reveals it.
-        """
-        last = self._logs.last_committed()
-        if last not in (None, self._epoch, self._logging):
-            raise OwnerFenced(
-                f"the checkpoint at {self._logs.location!r} has epochs up to {last}, and this driver has "
-                f"committed {self._epoch}: another driver runs the query. Run each query once",
-                condition="OWNER_FENCED.CHECKPOINT",
-                checkpoint=self._logs.location,
-            )
+    # In its thread: the epochs of one run.
 
     def _epochs(self, run: Run) -> None:
         """Begin an epoch at each interval, and commit each that is complete, until the run has to end."""
-        coordinator, job = run.coordinator, run.job
         next_at = self._clock() + self._settings.interval
         while not self._to_end(run):
-            self._commit_next(
-                run, next_at - self._clock(), lambda: self._to_end(run) or run.needs_other_batches
-            )
+            self._commit_next(run, next_at - self._clock())
             self._check_idle_source()
             if self._clock() >= next_at:
-                coordinator.begin()
+                run.coordinator.begin()
                 next_at = max(next_at + self._settings.interval, self._clock())
-            if run.needs_other_batches and not self._to_end(run):
+            if _needs_other_batches(run) and not self._to_end(run):
                 # Planned before this one ends, started after it: its tasks take over the slots and the Python
                 # workers.
-                self._next = self._plan_run(run.tasks, large_batches=not run.large_batches)
-            if not job.alive():
-                raise job.failure() or ContinuousFailed("the tasks of the query have ended on their own")
-        if not (self._stopping or self._reached_limit(coordinator)):
+                self._next = self._plan_run(run.coordinator.tasks, large_batches=not run.large_batches)
+            if not run.job.alive():
+                raise run.job.failure() or ContinuousFailed("the tasks of the query have ended on their own")
+        if not (self._stopping or self._reached_limit(run)):
             self._become(State.RECONFIGURING)
         self._finish(run)
         self._end_by_limit()
@@ -388,25 +331,24 @@ class ContinuousExecution:
     def _to_end(self, run: Run) -> bool:
         """Return whether the run has to end, for good or for another one."""
         changes = run.coordinator.grown or self._next is not None
-        return self._stopping or changes or self._reached_limit(run.coordinator)
+        return self._stopping or changes or self._reached_limit(run)
 
-    def _reached_limit(self, coordinator: EpochCoordinator) -> bool:
+    def _reached_limit(self, run: Run) -> bool:
         """Return whether a limit that ends the query is used up."""
-        return self._limit is not None and self._limit.stops and coordinator.exhausted
+        return self._limit is not None and self._limit.stops and run.coordinator.exhausted
 
     def _end_by_limit(self) -> bool:
         """End the query if its limit is reached and committed; return whether it is."""
-        limit = self._limit
-        if limit is None or not limit.stops or self._passed < limit.rows:
+        limit, rows = self._limit, self.committed.rows
+        if limit is None or not limit.stops or rows < limit.rows:
             return False
-        exceeded = self._passed > limit.rows
-        why = f"is lower than the {self._passed:,} rows that have passed" if exceeded else "is reached"
+        why = "is reached" if rows == limit.rows else f"is lower than the {rows:,} rows that have passed"
         self.ending = f"its limit of {limit.rows:,} rows {why}"
         # A query that ends before it begins is more of a surprise.
         log.log(
             logging.INFO if self._started else logging.WARNING,
             "query %s ends: %s",
-            self.called,
+            self._called,
             self.ending,
             extra={"action": "limit_reached", **self._fields, "limit": limit.rows},
         )
@@ -422,51 +364,40 @@ class ContinuousExecution:
             if self._clock() > deadline:
                 raise ContinuousFailed(f"the epoch in flight was not finished within {_FINISH_SECONDS:.0f} s")
             coordinator.begin()
-            self._commit_next(run, _FINISHING_SECONDS, lambda: coordinator.settled)
+            self._commit_next(run, _FINISHING_SECONDS)
         coordinator.finish()
 
-    def _commit_next(self, run: Run, timeout: float, until: Callable[[], bool]) -> None:
-        epoch = run.coordinator.complete(timeout, until)
-        if epoch is None:
-            return
-        self._commit(run, epoch)
-        run.coordinator.committed(epoch.number)
-        with self._changed:
-            self._changed.notify_all()
+    def _commit_next(self, run: Run, timeout: float) -> None:
+        epoch = run.coordinator.complete(timeout)
+        if epoch is not None:
+            self._commit(run, epoch)
+            run.coordinator.committed(epoch.number)
+            with self._changed:
+                self._changed.notify_all()
 
     def _commit(self, run: Run, epoch: Epoch) -> None:
-        began, end = self._clock(), {**self._at, **epoch.offsets}
-        offset = self._source.plan(self._at, end)
-        passed = self._passed + epoch.rows_out
-        # The sink comes first: after a driver dies in between, the next one finds there what the checkpoint
-        # lacks.
-        self._sink.commit(run.sink, epoch, offset)
-        self._logging = epoch.number
-        self._logs.write_offset(epoch.number, offset, None if self._limit is None else passed)
-        self._logs.write_commit(epoch.number)
-        self._epoch, self._at, self._offset, self._fresh = epoch.number, end, offset, False
-        self._passed = passed
+        began = self._clock()
+        offset = self.committed.commit(run.sink, epoch)
+        self._fresh = False
         progress = self.progress.committed(epoch, offset, began, at_once=self._sink.at_once)
-        self.listeners.progressed(progress)
-        self._notify_source(offset)
+        self._listeners.progressed(progress)
+        self._notify_source()
         self._logs.prune(epoch.number, self._settings.retain)
 
     def _check_idle_source(self) -> None:
         """Check a source without new epochs: another query may own it, or it may ask this one to end."""
-        if self._offset is not None and self._clock() - self._checked_at >= _IDLE_SECONDS:
-            self._notify_source(self._offset)
+        if self.committed.idle_seconds >= _IDLE_SECONDS:
+            self._notify_source()
 
-    def _notify_source(self, offset: Any) -> None:
-        self._checked_at = self._clock()
-        if self._source.logged(offset):
+    def _notify_source(self) -> None:
+        if self.committed.notify_source():
             self._stopping = True
 
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-        coordinator = self._coordinator
-        if coordinator is not None:
-            coordinator.wake()
+
+def _needs_other_batches(run: Run) -> bool:
+    """Return whether one reader is far behind or, in a run with large batches, all have caught up."""
+    wanted = run.coordinator.tasks if run.large_batches else 1
+    return len(run.coordinator.need_other_batches) >= wanted
 
 
 def _may_be_repeated(error: Exception) -> bool:

@@ -1,4 +1,7 @@
-"""Progress of a continuous query, in the form of Spark's query progress."""
+"""Progress of a continuous query, in the form of Spark's query progress, and its dispatch to listeners.
+
+Listeners are called in a thread of their own, so that none delays an epoch.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +12,27 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Protocol
 
+from pyspark.errors import PySparkException
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from penstock.continuous.driver.epochs import Epoch
+from penstock.errors import PenstockError, condition_of
 from penstock.instants import moment_text, now_micros
+from penstock.json_text import Json, JsonValue
 
 log = logging.getLogger("penstock.continuous")
 
 LATENCY = "latencyMs"
+MOST_WAITING = 100
+"""Epochs that wait for dispatch; beyond that the oldest one is dropped."""
 _KEPT = 100
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 
 class Progress:
-    """Progress of a query's last epochs.
-
-    Parameters
-    ----------
-    clock
-        Returns seconds, from any starting point.
-    source, sink
-        Their descriptions.
-    """
+    """Progress of a query's last epochs."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Progress:
         self._lock = threading.Lock()
         self._planning: float | None = None
         self._since = clock()
-        self._offset: Any = None
+        self._offset: JsonValue = None
 
     def run_started(self) -> None:
         """Record that the planning of a run begins."""
@@ -59,15 +59,10 @@ class Progress:
         """Record that all tasks are connected: rows are read from here on."""
         self._planning, self._since = self._clock() - self._since, self._clock()
 
-    def committed(self, epoch: Epoch, offset: Any, began: float, *, at_once: bool) -> Mapping[str, Any]:
-        """Record an epoch; return its progress, in the form of Spark's JSON.
+    def committed(self, epoch: Epoch, offset: JsonValue, began: float, *, at_once: bool) -> Json:
+        """Record an epoch whose commit began at a time of the clock; return its progress as Spark's JSON.
 
-        Parameters
-        ----------
-        began
-            When its commit began, by the clock.
-        at_once
-            Whether rows were visible when they were written, and not only now.
+        With ``at_once`` rows were visible when they were written, and not only now.
         """
         now, visible = self._clock(), now_micros()
         commit = now - began
@@ -102,11 +97,11 @@ class Progress:
     def _progress(
         self,
         epoch: Epoch,
-        offset: Any,
+        offset: JsonValue,
         elapsed: float,
         phases: Mapping[str, float],
         latencies: Mapping[str, float],
-    ) -> dict[str, Any]:
+    ) -> Json:
         worked = phases["runContinuous"] + phases["epochCommit"]
         rows = {
             "numInputRows": epoch.rows_in,
@@ -165,10 +160,7 @@ def _seconds_since_read(epoch: Epoch, now: int) -> float:
 def _latencies(epoch: Epoch, visible: int | None) -> dict[str, float]:
     """Return the milliseconds from a row's creation until it was visible; empty if the source does not know.
 
-    Parameters
-    ----------
-    visible
-        When all rows of the epoch became visible; None if each did when it was written.
+    ``visible`` is None if rows became visible when they were written.
     """
     latencies = sorted(
         ((times.written if visible is None else visible) - times.made, times.rows) for times in epoch.times
@@ -187,3 +179,119 @@ def _percentile(latencies: Sequence[tuple[int, int]], share: float) -> int:
         if wanted <= 0:
             return micros
     return latencies[-1][0]
+
+
+class Listeners(Protocol):
+    """Spark's listeners; each call returns when they have handled the event, or raises."""
+
+    def started(self, name: str | None, timestamp: str) -> None: ...
+
+    def progressed(self, progress: str) -> None: ...
+
+    def terminated(self, exception: str | None, condition: str | None) -> None: ...
+
+
+class QueryMonitor(Protocol):
+    """Reports for the monitor page, made at once; only ``terminated`` waits."""
+
+    def started(self) -> None: ...
+
+    def progressed(self, progress: Json) -> None: ...
+
+    def terminated(self, error: Exception | None, timeout: float) -> None: ...
+
+
+class ListenerDispatch:
+    """Dispatcher of one query's events, in order, to Spark's listeners and the monitor page.
+
+    ``original`` returns the error to report for the one that ended the query.
+    """
+
+    def __init__(
+        self,
+        called: str,
+        listeners: Listeners | None,
+        original: Callable[[Exception], Exception] = lambda error: error,
+        monitor: QueryMonitor | None = None,
+    ) -> None:
+        self._called, self._listeners = called, listeners
+        self._original, self._monitor = original, monitor
+        self._changed = threading.Condition()
+        self._waiting: deque[Callable[[], None]] = deque(maxlen=MOST_WAITING)
+        self._last: Callable[[], None] | None = None
+        self._warned = False
+        self._thread: threading.Thread | None = None
+
+    def started(self, name: str | None, timestamp: str) -> None:
+        """Dispatch that the query starts, before any other event."""
+        if self._monitor is not None:
+            self._monitor.started()
+        listeners = self._listeners
+        if listeners is not None:
+            self._thread = threading.Thread(
+                target=self._run,
+                args=[lambda: listeners.started(name, timestamp)],
+                name="continuous listeners",
+                daemon=True,
+            )
+            self._thread.start()
+
+    def progressed(self, progress: Json) -> None:
+        """Dispatch that an epoch is committed."""
+        if self._monitor is not None:
+            self._monitor.progressed(progress)
+        listeners = self._listeners
+        if listeners is not None:
+            with self._changed:
+                self._waiting.append(lambda: listeners.progressed(json.dumps(progress)))
+                self._changed.notify_all()
+
+    def terminated(self, error: Exception | None, timeout: float) -> None:
+        """Dispatch that the query has ended, with an error or without.
+
+        Wait up to ``timeout`` seconds for all events.
+        """
+        listeners, thread = self._listeners, self._thread
+        if listeners is not None:
+            with self._changed:
+                self._last = lambda: listeners.terminated(*self._ending(error))
+                self._changed.notify_all()
+        if self._monitor is not None:
+            self._monitor.terminated(error, timeout)
+        if thread is not None:
+            thread.join(timeout)
+
+    def _ending(self, error: Exception | None) -> tuple[str | None, str | None]:
+        """Return what ended the query, and its condition."""
+        if error is None:
+            return None, None
+        error = self._original(error)
+        condition = error.getCondition() if isinstance(error, PySparkException) else None
+        if isinstance(error, PenstockError):
+            condition = error.condition
+        return f"{type(error).__module__}.{type(error).__qualname__}: {error}", condition
+
+    def _run(self, first: Callable[[], None]) -> None:
+        self._dispatch(first)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._last)
+                if not self._waiting:
+                    break
+                event = self._waiting.popleft()
+            self._dispatch(event)
+        assert self._last is not None
+        self._dispatch(self._last)
+
+    def _dispatch(self, event: Callable[[], None]) -> None:
+        try:
+            event()
+        except Exception as error:
+            if not self._warned:
+                self._warned = True
+                log.warning(
+                    "query %s: its listeners have missed events: %s",
+                    self._called,
+                    error,
+                    extra={"action": "listeners_failed", "query": self._called, "error": condition_of(error)},
+                )

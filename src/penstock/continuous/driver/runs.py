@@ -9,24 +9,24 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from penstock.continuous.connectors.protocol import Positions, SourceDriver
+from penstock.continuous.connectors.protocol import Positions, SourceDriver, WriterFactory
 from penstock.continuous.driver.coordinator import EpochCoordinator
 from penstock.continuous.driver.epochs import Epochs
-from penstock.continuous.plan.check import FEW_ROWS, MANY_ROWS, CheckedPlan, check_plan
+from penstock.continuous.plan.check import FEW_ROWS, MANY_ROWS, check_plan
 from penstock.continuous.plan.dataframe import ContinuousFrame, begin_frame, transformed
 from penstock.continuous.plan.metadata_columns import HIDDEN
 from penstock.continuous.task.channel import CoordinatorAddress
 from penstock.continuous.task.reader import ReadTask
-from penstock.continuous.task.writer import REPORT, WriterFactory, WriteTask
+from penstock.continuous.task.writer import REPORT, WriteTask
 from penstock.errors import ContinuousFailed
 from penstock.spark.driver_endpoint import driver_addresses
 from penstock.spark.internals.sessions import clone_session, task_slots
@@ -100,15 +100,6 @@ class Run:
             large_batches,
         )
 
-    @property
-    def tasks(self) -> int:
-        return self.coordinator.tasks
-
-    @property
-    def needs_other_batches(self) -> bool:
-        """Whether one reader is far behind or, in a run with large batches, all have caught up."""
-        return self.coordinator.need_other_batches >= (self.tasks if self.large_batches else 1)
-
     def end(self, timeout: float) -> None:
         """End it, whatever its tasks are doing."""
         self.job.cancel()
@@ -123,10 +114,9 @@ def partitions_by_task(positions: Positions, tasks: int) -> Sequence[Positions]:
 
 
 _SETTINGS = {
-    # An adaptive plan is of no use here, and not on the list of what a query takes.
+    # The list of supported operators has none of an adaptive plan.
     "spark.sql.adaptive.enabled": "false",
-    # At its largest value Spark counts the rows of a batch for Python and no longer weighs it after each of
-    # them.
+    # At its largest value Spark counts the rows of a batch for Python, and does not measure each of them.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
     # Data for a Python worker is sent at once.
     "spark.sql.execution.pandas.udf.buffer.size": "64",
@@ -138,65 +128,46 @@ _BATCHES = (
     "spark.sql.execution.python.udf.maxRecordsPerBatch",
 )
 
-Transform = Callable[[ContinuousFrame], ContinuousFrame]
+ContinuousTransform = Callable[[ContinuousFrame], ContinuousFrame]
 
 
-@dataclass
 class SparkEngine:
-    """Engine that runs a continuous query as Spark jobs.
+    """Engine that runs a continuous query as Spark jobs, in copies of the user's session.
 
-    Parameters
-    ----------
-    spark
-        The user's session; each run has a copy with settings of its own.
-    transforms
-        The transformations, in order.
-    called
-        The description of the jobs in Spark's UI.
+    Raises ContinuousRefused when the query has an operation that does not work row by row.
     """
 
-    spark: SparkSession
-    source: SourceDriver
-    transforms: Sequence[Transform]
-    called: str
-    _plan: CheckedPlan = field(init=False)
-
-    def check(self) -> StructType:
-        """Check whether the query can run continuously; return the schema of its rows.
-
-        Raises
-        ------
-        ContinuousRefused
-            When it has an operation that does not work row by row.
-        """
-        nowhere = CoordinatorAddress("", 0, "", b"")
-        frame = self._transformed(self._session(), ReadTask(self.source.readers(), 1, nowhere, 0))
+    def __init__(
+        self,
+        spark: SparkSession,
+        source: SourceDriver,
+        transforms: Sequence[ContinuousTransform],
+        called: str,
+    ) -> None:
+        self._spark, self._source, self._transforms, self._called = spark, source, transforms, called
+        nowhere = CoordinatorAddress("", 0, b"", "")
+        frame = self._frame(ReadTask(source.readers(), 1, nowhere, 0), {})
         self._plan = check_plan(frame.carried)
-        self._plan.require_pipelined(self.spark.conf.get(PIPELINED, "false") == "true", self.spark.version)
+        self._plan.require_pipelined(spark.conf.get(PIPELINED, "false") == "true", spark.version)
+        self.schema: StructType = frame.schema
+        """The schema of the transformed rows."""
         for note in self._plan.notes:
-            log.warning(
-                "query %s: %s", self.called, note, extra={"action": "python_stages", "query": self.called}
-            )
-        schema: StructType = frame.schema
-        return schema
+            log.warning("query %s: %s", called, note, extra={"action": "python_stages", "query": called})
 
     def coordinator(self, epochs: Epochs) -> EpochCoordinator:
-        return EpochCoordinator(*driver_addresses(self.spark), epochs)
+        return EpochCoordinator(*driver_addresses(self._spark), epochs)
 
     def tasks(self, partitions: int) -> int:
         """Return how many tasks a run has.
 
         Each occupies a task slot to the end; one slot is left for other jobs if there are several.
 
-        Raises
-        ------
-        ContinuousFailed
-            When there is no slot.
+        Raises ContinuousFailed when there is no slot.
         """
-        slots = task_slots(self.spark)
+        slots = task_slots(self._spark)
         if not slots:
             raise ContinuousFailed(
-                "there is no task slot for the query: give the application executors",
+                "the application has no task slot for the query: give it executors",
                 condition="CONTINUOUS_FAILED.NO_SLOTS",
             )
         return min(partitions, max(slots - 1, 1))
@@ -212,23 +183,20 @@ class SparkEngine:
     ) -> SparkJob:
         rows = MANY_ROWS if large_batches else FEW_ROWS
         fillers = self._plan.filler_rows(rows)
-        read = ReadTask(self.source.readers(), tasks, coordinator.address, fillers, large_batches)
-        frame = sink.shaped(self._transformed(self._session(rows), read))
+        read = ReadTask(self._source.readers(), tasks, coordinator.address, fillers, large_batches)
+        frame = sink.shaped(self._frame(read, dict.fromkeys(_BATCHES, str(rows))))
         write = WriteTask(sink, coordinator.address, limited)
-        return SparkJob(frame.carried.mapInArrow(write, REPORT), self.called)
+        return SparkJob(frame.carried.mapInArrow(write, REPORT), self._called)
 
-    def _session(self, rows: int | None = None) -> SparkSession:
-        own = clone_session(self.spark)
-        given = {} if rows is None else dict.fromkeys(_BATCHES, str(rows))
-        for key, value in {**_SETTINGS, **given}.items():
-            own.conf.set(key, value)
-        return own
-
-    def _transformed(self, own: SparkSession, read: ReadTask) -> ContinuousFrame:
-        tasks = read.tasks
+    def _frame(self, read: ReadTask, settings: Mapping[str, str]) -> ContinuousFrame:
+        """Return the transformed rows of a reader, in a session of their own."""
+        session = clone_session(self._spark)
+        for key, value in {**_SETTINGS, **settings}.items():
+            session.conf.set(key, value)
         schema = StructType([*to_struct(read.source.schema), *to_struct(HIDDEN)])
-        frame = begin_frame(own.range(0, tasks, 1, tasks).mapInArrow(read, schema, barrier=True))
-        for function in self.transforms:
+        readers = session.range(0, read.tasks, 1, read.tasks)
+        frame = begin_frame(readers.mapInArrow(read, schema, barrier=True))
+        for function in self._transforms:
             frame = transformed(frame, function)
         return frame
 

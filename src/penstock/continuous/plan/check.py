@@ -1,20 +1,76 @@
-"""Check of a continuous query's whole plan against the supported operators, and its Python stages."""
+"""Check of a continuous query's plan against the list of supported operators, and its Python stages.
+
+Whatever is not on the list is refused, by Spark's name for it.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.continuous.plan.allowed import PHYSICAL, check_operator, unsupported
 from penstock.errors import ContinuousRefused
-from penstock.spark.internals.catalyst import ARROW, PANDAS, PYTHON, Operator, analysed_plan, executed_plan
-from penstock.spark.internals.requirements import parse_version
+from penstock.spark.internals.catalyst import (
+    ARROW,
+    PANDAS,
+    PYTHON,
+    Expression,
+    Operator,
+    analysed_plan,
+    executed_plan,
+)
+from penstock.spark.internals.operators import CONTINUOUS_GENERATORS, Trait, traits_of
+from penstock.spark.internals.sessions import parse_version
 from penstock.spark.session import PIPELINED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+OTHER_TRIGGER = "run the pipeline with trigger=ps.Trigger.processing_time(...)"
+
+OPERATORS = {
+    "groupBy": "Aggregate", "groupby": "Aggregate", "agg": "Aggregate", "rollup": "Aggregate",
+    "cube": "Aggregate", "groupingSets": "Aggregate",
+    "distinct": "Deduplicate", "dropDuplicates": "Deduplicate", "drop_duplicates": "Deduplicate",
+    "dropDuplicatesWithinWatermark": "DeduplicateWithinWatermark",
+    "join": "Join", "crossJoin": "Join", "lateralJoin": "LateralJoin", "nearestByJoin": "Join", "zip": "Zip",
+    "union": "Union", "unionAll": "Union", "unionByName": "Union",
+    "intersect": "Intersect", "intersectAll": "Intersect", "subtract": "Except", "exceptAll": "Except",
+    "sort": "Sort", "orderBy": "Sort", "sortWithinPartitions": "Sort",
+    "limit": "GlobalLimit", "offset": "Offset", "tail": "Tail",
+    "sample": "Sample", "sampleBy": "Sample", "randomSplit": "Sample",
+    "repartition": "Repartition", "coalesce": "Repartition",
+    "repartitionByRange": "RepartitionByExpression", "repartitionById": "RepartitionByExpression",
+    "unpivot": "Unpivot", "melt": "Unpivot", "transpose": "Transpose",
+    "withWatermark": "EventTimeWatermark", "observe": "CollectMetrics", "hint": "ResolvedHint",
+    "zipWithIndex": "Window",
+    "describe": "Aggregate", "summary": "Aggregate", "approxQuantile": "Aggregate", "corr": "Aggregate",
+    "cov": "Aggregate", "crosstab": "Aggregate", "freqItems": "Aggregate",
+    "scalar": "ScalarSubquery", "exists": "Exists", "asTable": "TableArg",
+}  # fmt: skip
+"""Spark's operator behind each method that is refused."""
+
+PROPERTIES = ("write", "writeStream", "rdd", "stat", "storageLevel", "executionInfo", "plot", "sql_ctx")
+"""Properties of a DataFrame that are refused."""
+
+_MAPS = ("MapInArrow", "MapInPandas")
+PHYSICAL = (
+    "Project", "Filter", "Generate", "Range", "ColumnarToRow", "InputAdapter", "WholeStageCodegen",
+    *_MAPS, "ArrowEvalPython", "BatchEvalPython",
+)  # fmt: skip
+_NOW = ("CurrentTimestamp", "CurrentBatchTimestamp", "CurrentDate", "CurrentTime", "LocalTimestamp", "Now")
+# Spark (SpecialDatetimeValues) replaces these texts by the time at which the query is planned.
+_SPECIAL = ("now", "today", "tomorrow", "yesterday")
+_MAY_BE_SPECIAL = re.compile(rf"cast\( *({'|'.join(_SPECIAL)})\b[^()#]*as (date|timestamp)", re.IGNORECASE)
+_SUBQUERIES = (
+    "Exists",
+    "FunctionTableSubqueryArgumentExpression",
+    "InSubquery",
+    "LateralSubquery",
+    "ListQuery",
+    "ScalarSubquery",
+)
 MAP_IN_ARROW, MAP_IN_PANDAS = "mapInArrow", "mapInPandas"
 ARROW_UDF, PANDAS_UDF, PYTHON_UDF, PICKLED_UDF = "Arrow UDF", "pandas UDF", "Python UDF", "pickled UDF"
 _STAGES = {"MapInArrow": MAP_IN_ARROW, "MapInPandas": MAP_IN_PANDAS, "BatchEvalPython": PICKLED_UDF}
@@ -39,13 +95,7 @@ class CheckedPlan:
     together are one stage."""
 
     def filler_rows(self, batch: int) -> int:
-        """Return how many rows push the ones before them through all stages and into the writer.
-
-        Parameters
-        ----------
-        batch
-            The rows of a batch for Python.
-        """
+        """Return how many rows push the ones before them through all stages, in batches of ``batch`` rows."""
         # The JVM asks for one more row before it closes a batch, and another one pushes the last bytes out.
         return batch * (1 + len(self.python_stages)) + 2
 
@@ -57,16 +107,7 @@ class CheckedPlan:
     def require_pipelined(self, pipelined: bool, version: str) -> None:
         """Refuse Python stages if Spark would run them one by one, each waiting for the end of its input.
 
-        Parameters
-        ----------
-        pipelined
-            Whether the session has ``spark.python.udf.pipelined.enabled``.
-        version
-            Spark's; before 4.3 it has no such setting.
-
-        Raises
-        ------
-        ContinuousRefused
+        Spark before 4.3 always does, later ones without ``spark.python.udf.pipelined.enabled``.
         """
         old = parse_version(version) < (4, 3)
         if self.python_stages and (old or not pipelined):
@@ -81,17 +122,9 @@ class CheckedPlan:
 
 
 def check_plan(carried: DataFrame) -> CheckedPlan:
-    """Check all operators of a continuous query, metadata columns included, against the list.
+    """Check all operators of a continuous query, which begins with the reader, against the list.
 
-    Parameters
-    ----------
-    carried
-        A DataFrame that begins with the reader: a ``mapInArrow`` over a range.
-
-    Raises
-    ------
-    ContinuousRefused
-        An operator of the analysed or of the physical plan is not on the list.
+    Raises ContinuousRefused when an operator of the analysed or of the physical plan is not on it.
     """
     for operator in _operators(analysed_plan(carried)):
         if operator.name != "Range":
@@ -119,3 +152,73 @@ def _operators(operator: Operator) -> Iterator[Operator]:
         (operator,) = below
         yield operator
         below = operator.children()
+
+
+def check_operator(operator: Operator) -> None:
+    """Check one operator of an analysed plan and its expressions.
+
+    Raises ContinuousRefused when the operator or one of its expressions is not supported; the error names it.
+    """
+    name = operator.name
+    if Trait.CONTINUOUS not in traits_of(name):
+        raise unsupported(name)
+    if name in _MAPS:
+        return
+    # The JVM knows whether anything below uses them, without a call for each expression.
+    if operator.has_time_or_subquery() or _MAY_BE_SPECIAL.search(operator.expressions_text()):
+        for expression in operator.expressions():
+            _check_expression(expression)
+    if name == "Generate" and operator.generator() not in CONTINUOUS_GENERATORS:
+        raise unsupported(operator.generator())
+
+
+def _check_expression(expression: Expression) -> None:
+    for part in expression.walk():
+        name = part.name
+        if name in _NOW or _is_special(part):
+            raise current_time(part.sql, name)
+        if name in _SUBQUERIES:
+            raise unsupported(name)
+
+
+def _is_special(expression: Expression) -> bool:
+    """Return whether an expression casts a text that means the current time."""
+    cast = expression.cast_text()
+    if cast is None or not cast[1].startswith(("date", "timestamp")):
+        return False
+    words = cast[0].split()
+    return bool(words) and words[0].lower() in _SPECIAL
+
+
+def unsupported(operation: str, **values: object) -> ContinuousRefused:
+    """Return the error for an operator, by Spark's name, in Spark's words."""
+    return ContinuousRefused(
+        f"Continuous processing does not support {operation} operations. It takes rows one by one: "
+        f"select, where, withColumn and the like; for anything else {OTHER_TRIGGER}.",
+        condition="CONTINUOUS_REFUSED.UNSUPPORTED_OPERATION",
+        operation=operation,
+        **values,
+    )
+
+
+def current_time(expression: str, operation: str) -> ContinuousRefused:
+    """Return the error for an expression that depends on the current time."""
+    return ContinuousRefused(
+        f"Continuous processing does not support current time operations, and {expression} is one: it would "
+        "stay at the time at which the query started. Use a time that comes with the rows or a Python "
+        f"function, or {OTHER_TRIGGER}.",
+        condition="CONTINUOUS_REFUSED.CURRENT_TIME",
+        operation=operation,
+        expression=expression,
+    )
+
+
+def no_method(name: str) -> ContinuousRefused:
+    """Return the error for a DataFrame's method that is no operator on rows, such as an action."""
+    return ContinuousRefused(
+        f"Continuous processing does not support DataFrame.{name}: the frame stands for rows that are still "
+        "to come, and only says what is done to each. Write with the pipeline's write(), or "
+        f"{OTHER_TRIGGER}.",
+        condition="CONTINUOUS_REFUSED.UNSUPPORTED_METHOD",
+        operation=name,
+    )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec
 
 from pyspark.errors import PySparkAttributeError
+from pyspark.sql import Column
 from pyspark.sql.types import ByteType, LongType, StructField, StructType
 
-from penstock.continuous.plan.allowed import (
+from penstock.continuous.plan.check import (
     OPERATORS,
     OTHER_TRIGGER,
     PROPERTIES,
@@ -17,14 +18,19 @@ from penstock.continuous.plan.allowed import (
     unsupported,
 )
 from penstock.continuous.plan.metadata_columns import EPOCH, KIND
-from penstock.continuous.plan.user_functions import arrow_runs, pandas_runs
+from penstock.continuous.plan.user_functions import Function, arrow_runs, pandas_runs
 from penstock.errors import ContinuousRefused
 from penstock.spark.internals.hidden_columns import HiddenColumnRewriter, PlanPair
 from penstock.spark.internals.sessions import is_dataframe_attribute, na_functions
 from penstock.spark.internals.udf_wrapper import wrap_command
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    import pandas as pd
+    import pyarrow as pa
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import DataFrame, DataFrameNaFunctions, SparkSession
+
+P = ParamSpec("P")
 
 _MAP_LIKE = (
     "alias", "drop", "dropna", "fillna", "filter", "replace", "select", "selectExpr", "to", "toDF", "where",
@@ -62,40 +68,54 @@ class ContinuousFrame:
         return True
 
     @property
-    def na(self) -> Any:
+    def na(self) -> DataFrameNaFunctions:
         return na_functions(self)
 
-    def transform(self, func: Callable[..., ContinuousFrame], *args: Any, **kwargs: Any) -> ContinuousFrame:
+    def transform(
+        self,
+        func: Callable[Concatenate[ContinuousFrame, P], ContinuousFrame],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> ContinuousFrame:
         """Return what a function makes of this frame."""
         return transformed(self, lambda frame: func(frame, *args, **kwargs))
 
     def mapInArrow(
-        self, func: Callable[..., Any], schema: Any, barrier: bool = False, profile: Any = None
+        self,
+        func: Function[pa.RecordBatch],
+        schema: StructType | str,
+        barrier: bool = False,
+        profile: ResourceProfile | None = None,
     ) -> ContinuousFrame:
         """Apply a function to record batches.
 
         It is called again after each pause in the stream and each end of an epoch.
         """
-        return self._mapped("mapInArrow", arrow_runs, func, schema, profile)
+        _refuse_profile(profile)
+        plain = self._plain.mapInArrow(func, schema)
+        refuse_hidden_names(plain.columns)
+        return self._mapped(
+            plain, self.carried.mapInArrow(arrow_runs(func, plain.schema), _carried(plain.schema))
+        )
 
     def mapInPandas(
-        self, func: Callable[..., Any], schema: Any, barrier: bool = False, profile: Any = None
+        self,
+        func: Function[pd.DataFrame],
+        schema: StructType | str,
+        barrier: bool = False,
+        profile: ResourceProfile | None = None,
     ) -> ContinuousFrame:
         """Apply a function to pandas DataFrames.
 
         It is called again after each pause in the stream and each end of an epoch.
         """
-        return self._mapped("mapInPandas", pandas_runs, func, schema, profile)
-
-    def _mapped(self, name: str, runs: Any, func: Any, schema: Any, profile: Any) -> ContinuousFrame:
-        if profile is not None:
-            # All of a continuous query is one task.
-            raise unsupported("resource profile")
-        plain = getattr(self._plain, name)(func, schema)
+        _refuse_profile(profile)
+        plain = self._plain.mapInPandas(func, schema)
         refuse_hidden_names(plain.columns)
-        rows = self.carried if name == "mapInArrow" else self._carrier.without_nulls(self._known[0])
-        declared = [StructField(field.name, field.dataType) for field in plain.schema]
-        carried = getattr(rows, name)(runs(func, plain.schema), StructType([*declared, *_HIDDEN_FIELDS]))
+        rows = self._carrier.without_nulls(self._known[0])
+        return self._mapped(plain, rows.mapInPandas(pandas_runs(func, plain.schema), _carried(plain.schema)))
+
+    def _mapped(self, plain: DataFrame, carried: DataFrame) -> ContinuousFrame:
         made = self._carrier.carry_function(plain, carried)
         return ContinuousFrame(self._carrier, plain, (made, *self._known))
 
@@ -120,10 +140,10 @@ class ContinuousFrame:
             errorClass="ATTRIBUTE_NOT_SUPPORTED", messageParameters={"attr_name": name}
         )
 
-    def __getitem__(self, item: Any) -> Any:
-        from pyspark.sql import Column
-
-        selected: Any = self._plain[item]
+    def __getitem__(
+        self, item: int | str | Column | list[Column | str] | tuple[Column | str, ...]
+    ) -> Column | ContinuousFrame:
+        selected: Column | DataFrame = self._plain[item]
         return selected if isinstance(selected, Column) else self._derived(selected)
 
     def __dir__(self) -> list[str]:
@@ -133,25 +153,28 @@ class ContinuousFrame:
         return f"Continuous{self._plain!r}"
 
 
-def _refusing(name: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
+def _refuse_profile(profile: ResourceProfile | None) -> None:
+    if profile is not None:
+        # All of a continuous query is one task.
+        raise unsupported("resource profile")
+
+
+def _carried(schema: StructType) -> StructType:
+    """Return a function's schema with the metadata columns, without the metadata of its own columns."""
+    return StructType([*(StructField(field.name, field.dataType) for field in schema), *_HIDDEN_FIELDS])
+
+
+def _refusing(name: str) -> Callable[..., NoReturn]:
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
         raise unsupported(OPERATORS[name]) if name in OPERATORS else no_method(name)
 
     return refuse
 
 
 def begin_frame(carried: DataFrame) -> ContinuousFrame:
-    """Return the frame over a continuous query's reader.
+    """Return the frame over a continuous query's reader: the source's columns, then the metadata columns.
 
-    Parameters
-    ----------
-    carried
-        A DataFrame of the source's columns and then the metadata columns, in a classic session.
-
-    Raises
-    ------
-    ContinuousRefused
-        A column of the source has the name of a metadata column.
+    Raises ContinuousRefused when a column of the source has the name of a metadata column.
     """
     columns = carried.columns
     refuse_hidden_names(columns[:-2])

@@ -7,91 +7,99 @@ nulls if it has not returned one yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Protocol
+from itertools import chain, groupby, pairwise
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark.errors import PySparkTypeError
 from pyspark.sql.types import StructType
 
 from penstock.continuous.plan.metadata_columns import EPOCH, HIDDEN, KIND
 from penstock.errors import SchemaMismatch
-from penstock.spark.internals.arrow_types import arrow_schema, round_trip_type
+from penstock.spark.internals.python_workers import arrow_schema, round_trip_type
 from penstock.spark.internals.udf_wrapper import ROW
 
-Function = Callable[[Iterator[Any]], Any]
+if TYPE_CHECKING:
+    import pandas as pd
+
+B = TypeVar("B", bound=Sized)
+"""A batch of rows: a ``pyarrow.RecordBatch`` or a ``pandas.DataFrame``."""
+Function = Callable[[Iterator[B]], Iterator[B]]
+Kinds = NDArray[np.int8]
+EpochNumbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Piece(Generic[B]):
     """Consecutive rows of a batch: real ones of one epoch, or markers and fillers."""
 
     real: bool
-    rows: Any
+    rows: B
     """The rows without the metadata columns."""
-    kind: Any
-    epoch: Any
+    kind: Kinds
+    epoch: EpochNumbers
 
 
-class _Batches(Protocol):
+class _Batches(Protocol[B]):
     """Operations on batches of one library."""
 
-    def hidden(self, batch: Any) -> tuple[Any, Any]:
+    def hidden(self, batch: B) -> tuple[Kinds, EpochNumbers]:
         """Return the two metadata columns as numpy arrays."""
 
-    def part(self, batch: Any, start: int, end: int) -> Any:
+    def part(self, batch: B, start: int, end: int) -> B:
         """Return some rows, without the metadata columns."""
 
-    def checked(self, returned: Any) -> Any:
+    def checked(self, returned: object) -> B:
         """Check what the user's function returned, and return it ready for Spark."""
 
-    def last(self, rows: Any) -> Any:
+    def last(self, rows: B) -> B:
         """Return the last row."""
 
-    def copies(self, row: Any, count: int) -> Any:
+    def copies(self, row: B | None, count: int) -> B:
         """Return copies of a row, or of nulls without one."""
 
-    def joined(self, rows: Any, kind: Any, epoch: Any) -> Any:
+    def joined(self, rows: B, kind: Kinds, epoch: EpochNumbers) -> B:
         """Return rows with the metadata columns."""
 
 
-def arrow_runs(function: Function, schema: StructType) -> Function:
+def arrow_runs(function: Function[pa.RecordBatch], schema: StructType) -> Function[pa.RecordBatch]:
     """Wrap a user's function for `mapInArrow` over the carried frame; it returns rows of a schema."""
     return _Runs(function, _Arrow(schema))
 
 
-def pandas_runs(function: Function, schema: StructType) -> Function:
+def pandas_runs(function: Function[pd.DataFrame], schema: StructType) -> Function[pd.DataFrame]:
     """Wrap a user's function for `mapInPandas` over the carried frame; it returns rows of a schema."""
     return _Runs(function, _Pandas(schema))
 
 
-class _Runs:
-    def __init__(self, function: Function, batches: _Batches) -> None:
+class _Runs(Generic[B]):
+    def __init__(self, function: Function[B], batches: _Batches[B]) -> None:
         self._function = function
         self._batches = batches
 
-    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        pieces = _Pieces(self._pieces(batches))
-        last = None
-        while (piece := pieces.peek()) is not None:
-            if not piece.real:
-                pieces.take()
-                copies = self._batches.copies(last, len(piece.kind))
-                yield self._batches.joined(copies, piece.kind, piece.epoch)
+    def __call__(self, batches: Iterator[B]) -> Iterator[B]:
+        last: B | None = None
+        # Rows of a run that the function leaves are skipped.
+        for real, run in groupby(self._pieces(batches), key=lambda piece: piece.real):
+            if not real:
+                for piece in run:
+                    copies = self._batches.copies(last, len(piece.kind))
+                    yield self._batches.joined(copies, piece.kind, piece.epoch)
                 continue
-            for out in self._function(pieces.run()):
-                rows = self._batches.checked(out)
+            first = next(run)
+            for returned in self._function(piece.rows for piece in chain([first], run)):
+                rows = self._batches.checked(returned)
                 if not len(rows):
                     continue
                 last = self._batches.last(rows)
                 kind = np.full(len(rows), ROW, dtype=np.int8)
-                yield self._batches.joined(rows, kind, np.full(len(rows), piece.epoch[0], dtype=np.int64))
-            pieces.drop_run()
+                yield self._batches.joined(rows, kind, np.full(len(rows), first.epoch[0], dtype=np.int64))
 
-    def _pieces(self, batches: Iterator[Any]) -> Iterator[_Piece]:
+    def _pieces(self, batches: Iterator[B]) -> Iterator[_Piece[B]]:
         for batch in batches:
             kind, epoch = self._batches.hidden(batch)
             signal = kind != ROW
@@ -102,40 +110,13 @@ class _Runs:
                     yield _Piece(not signal[start], rows, kind[start:end], epoch[start:end])
 
 
-class _Pieces:
-    """Iterator over the pieces of a stream that can peek at the next one."""
-
-    def __init__(self, pieces: Iterator[_Piece]) -> None:
-        self._pieces = pieces
-        self._next: _Piece | None = None
-
-    def peek(self) -> _Piece | None:
-        if self._next is None:
-            self._next = next(self._pieces, None)
-        return self._next
-
-    def take(self) -> Any:
-        taken, self._next = self._next, None
-        return taken
-
-    def run(self) -> Iterator[Any]:
-        """Yield the rows up to the next marker or filler."""
-        while (piece := self.peek()) is not None and piece.real:
-            self.take()
-            yield piece.rows
-
-    def drop_run(self) -> None:
-        for _ in self.run():
-            pass
-
-
 class _Arrow:
     def __init__(self, schema: StructType) -> None:
         self._schema = schema
         fields = arrow_schema(schema)
         self._fields: list[pa.Field] = [pa.field(field.name, field.type) for field in fields]
 
-    def hidden(self, batch: pa.RecordBatch) -> tuple[Any, Any]:
+    def hidden(self, batch: pa.RecordBatch) -> tuple[Kinds, EpochNumbers]:
         count = batch.num_columns
         kind, epoch = batch.column(count - 2), batch.column(count - 1)
         return kind.to_numpy(zero_copy_only=False), epoch.to_numpy(zero_copy_only=False)
@@ -143,7 +124,7 @@ class _Arrow:
     def part(self, batch: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
         return batch.select(list(range(batch.num_columns - 2))).slice(start, end - start)
 
-    def checked(self, returned: Any) -> pa.RecordBatch:
+    def checked(self, returned: object) -> pa.RecordBatch:
         if not isinstance(returned, pa.RecordBatch):
             raise _wrong_type("pyarrow.RecordBatch", returned)
         if returned.num_columns != len(self._fields) and not (returned.num_columns == 0 == returned.num_rows):
@@ -160,9 +141,9 @@ class _Arrow:
             return pa.RecordBatch.from_arrays(columns, schema=pa.schema(self._fields))
         return row.take(pa.array(np.zeros(count, dtype=np.int64)))
 
-    def joined(self, rows: pa.RecordBatch, kind: Any, epoch: Any) -> pa.RecordBatch:
+    def joined(self, rows: pa.RecordBatch, kind: Kinds, epoch: EpochNumbers) -> pa.RecordBatch:
         columns = [
-            self._as_declared(*pair) for pair in zip(rows.columns, range(len(rows.columns)), strict=True)
+            _as_declared(column, field.type) for column, field in zip(rows.columns, self._fields, strict=True)
         ]
         fields = [
             pa.field(field.name, column.type) for field, column in zip(self._fields, columns, strict=True)
@@ -170,28 +151,25 @@ class _Arrow:
         columns += [pa.array(kind, HIDDEN.field(0).type), pa.array(epoch, HIDDEN.field(1).type)]
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, *HIDDEN]))
 
-    def _as_declared(self, column: pa.Array, place: int) -> pa.Array:
-        """Cast to the Arrow type of the stream, which all batches must share.
 
-        Spark refuses types that differ for it, too.
-        """
-        expected = self._fields[place].type
-        if column.type.equals(expected):
-            return column
-        return column.cast(expected) if round_trip_type(column.type) == expected else column
+def _as_declared(column: pa.Array, expected: pa.DataType) -> pa.Array:
+    """Cast to the Arrow type of the stream, which all batches must share; Spark refuses other types, too."""
+    if column.type.equals(expected) or round_trip_type(column.type) != expected:
+        return column
+    return column.cast(expected)
 
 
 class _Pandas:
     def __init__(self, schema: StructType) -> None:
         self._names = schema.names
 
-    def hidden(self, batch: Any) -> tuple[Any, Any]:
+    def hidden(self, batch: pd.DataFrame) -> tuple[Kinds, EpochNumbers]:
         return batch.iloc[:, -2].to_numpy(), batch.iloc[:, -1].to_numpy()
 
-    def part(self, batch: Any, start: int, end: int) -> Any:
+    def part(self, batch: pd.DataFrame, start: int, end: int) -> pd.DataFrame:
         return batch.iloc[start:end, :-2].reset_index(drop=True)
 
-    def checked(self, returned: Any) -> Any:
+    def checked(self, returned: object) -> pd.DataFrame:
         import pandas as pd
 
         if not isinstance(returned, pd.DataFrame):
@@ -208,21 +186,21 @@ class _Pandas:
             raise _wrong_columns("mapInPandas", list(returned.columns), self._names)
         return returned[self._names] if named else returned.set_axis(self._names, axis=1)
 
-    def last(self, rows: Any) -> Any:
+    def last(self, rows: pd.DataFrame) -> pd.DataFrame:
         return rows.iloc[-1:].copy()
 
-    def copies(self, row: Any, count: int) -> Any:
+    def copies(self, row: pd.DataFrame | None, count: int) -> pd.DataFrame:
         import pandas as pd
 
         if row is None:
             return pd.DataFrame({name: [None] * count for name in self._names}, dtype=object)
         return row.iloc[np.zeros(count, dtype=np.int64)]
 
-    def joined(self, rows: Any, kind: Any, epoch: Any) -> Any:
+    def joined(self, rows: pd.DataFrame, kind: Kinds, epoch: EpochNumbers) -> pd.DataFrame:
         return rows.reset_index(drop=True).assign(**{KIND: kind, EPOCH: epoch})
 
 
-def _wrong_type(expected: str, returned: Any) -> PySparkTypeError:
+def _wrong_type(expected: str, returned: object) -> PySparkTypeError:
     return PySparkTypeError(
         errorClass="UDF_RETURN_TYPE",
         messageParameters={
@@ -232,7 +210,7 @@ def _wrong_type(expected: str, returned: Any) -> PySparkTypeError:
     )
 
 
-def _wrong_columns(operation: str, returned: list[Any], expected: list[str]) -> SchemaMismatch:
+def _wrong_columns(operation: str, returned: list[object], expected: list[str]) -> SchemaMismatch:
     return SchemaMismatch(
         f"The function of {operation} returned the columns {returned}, and its schema has {expected}; they "
         "must be the same.",

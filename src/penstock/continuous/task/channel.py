@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import IO, Any
+from typing import IO
 
 import pyarrow as pa
 
 from penstock.errors import ContinuousFailed
-from penstock.spark.driver_endpoint import CONNECT_ERRORS, connect, unreachable_error
+from penstock.json_text import Json
+from penstock.spark.driver_endpoint import Address
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -63,28 +64,18 @@ _LONGEST_WAIT = 1.0
 
 
 @dataclass(frozen=True)
-class CoordinatorAddress:
-    """The address of the coordinator of one run, and the secret that it expects."""
+class CoordinatorAddress(Address):
+    """The address of the coordinator of one run."""
 
-    host: str
-    port: int
     run: str
     """The run's id: the coordinator ignores tasks of other runs."""
-    secret: bytes = field(repr=False)
 
-    def connect(self, role: str, task: int) -> Channel:
+    def open(self, role: str, task: int) -> Channel:
         """Connect a task's reader or writer.
 
-        Raises
-        ------
-        StoreUnavailable
-            When the driver does not answer.
+        Raises StoreUnavailable when the driver does not answer.
         """
-        try:
-            connection = connect((self.host, self.port), authkey=self.secret)
-        except CONNECT_ERRORS as error:
-            raise unreachable_error(self.host, self.port, error) from error
-        channel = Channel(connection)
+        channel = Channel(self.connect())
         channel.send("hello", run=self.run, role=role, task=task)
         return channel
 
@@ -102,36 +93,27 @@ class Channel:
     def send(self, kind: str, **what: object) -> None:
         """Send a message.
 
-        Raises
-        ------
-        ContinuousFailed
-            When the driver has closed it.
+        Raises ContinuousFailed when the driver has closed it.
         """
         try:
             self._connection.send_bytes(encode(kind, **what))
         except OSError as error:
             raise _closed() from error
 
-    def receive(self, timeout: float = 0.0) -> dict[str, Any] | None:
+    def receive(self, timeout: float = 0.0) -> Json | None:
         """Return the next message; None if none comes within ``timeout`` seconds.
 
-        Raises
-        ------
-        ContinuousFailed
-            When the driver has closed it.
+        Raises ContinuousFailed when the driver has closed it.
         """
         try:
             return decode(self._connection.recv_bytes()) if self._connection.poll(timeout) else None
         except (OSError, EOFError) as error:
             raise _closed() from error
 
-    def await_message(self) -> dict[str, Any]:
+    def await_message(self) -> Json:
         """Wait for the next message and return it.
 
-        Raises
-        ------
-        ContinuousFailed
-            When the driver has closed it.
+        Raises ContinuousFailed when the driver has closed it.
         """
         while (message := self.receive(_LONGEST_WAIT)) is None:
             pass
@@ -150,7 +132,7 @@ def encode(kind: str, **what: object) -> bytes:
     return json.dumps({"kind": kind, **what}).encode()
 
 
-def decode(message: bytes) -> dict[str, Any]:
+def decode(message: bytes) -> Json:
     decoded = json.loads(message)
     if not isinstance(decoded, Mapping) or "kind" not in decoded:
         raise EOFError("this is no message")

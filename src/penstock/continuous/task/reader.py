@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import TaskContext
 
+from penstock.continuous.connectors.protocol import ReaderFactory, SourceReader
 from penstock.continuous.plan.metadata_columns import FILLER, MARKER, Labels
 from penstock.continuous.task.channel import READER, Channel, CoordinatorAddress, with_whole_batches
 from penstock.instants import now_micros
 from penstock.spark.error_boundary import iterate_without_tracebacks
-from penstock.spark.internals.gc_tuning import freeze_imports
+from penstock.spark.internals.python_workers import freeze_imports
 from penstock.spark.internals.udf_wrapper import ROW
 
 MOST_TIMES = 1000
@@ -23,65 +23,11 @@ BATCH_ROWS = 10_000
 """Rows between two checks for messages of the driver."""
 BEHIND_ROWS = 1_000_000
 """With so many unread rows a restart of the tasks with larger batches pays off."""
-_LONGEST_REST = 1.0
+_LONGEST_PAUSE = 1.0
 _GAP = 0.001
 """Seconds from one send to the next read, while no further rows are known: those that come meanwhile take
 one round of reader, Spark and writer together, whose time a busy source would need for its later rows.
 Like Nagle's algorithm (RFC 896) with a limit; it delays a row by less than this."""
-
-
-class SourceReader(ABC):
-    """Reader of some partitions of a source, in one task."""
-
-    @abstractmethod
-    def read(self, max_rows: int) -> pa.RecordBatch | None:
-        """Return rows that have come; None if there are none."""
-
-    @abstractmethod
-    def offsets(self) -> dict[int, int]:
-        """Return the offset of each partition after the rows that were read."""
-
-    @abstractmethod
-    def wait(self, channel: Channel) -> None:
-        """Return when there may be rows, or the driver has sent a message."""
-
-    def times(self) -> list[tuple[int, int]]:
-        """Return when the last rows were created: instants in microseconds with their numbers of rows."""
-        return []
-
-    @property
-    def ahead(self) -> bool:
-        """Whether further rows are known."""
-        return False
-
-    @property
-    def behind(self) -> int:
-        """How many rows are known that were not read yet."""
-        return 0
-
-    @property
-    def skipped(self) -> bool:
-        """Whether it has skipped lost rows since its offsets were last asked for, and has read none."""
-        return False
-
-    @property
-    def grown(self) -> bool:
-        """Whether the source has partitions that no task reads."""
-        return False
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release its resources."""
-
-
-class ReaderFactory(ABC):
-    """Factory of readers for a source, carried to the tasks of a continuous query."""
-
-    schema: pa.Schema
-
-    @abstractmethod
-    def open(self, positions: Mapping[int, int]) -> SourceReader:
-        """Open a reader of some partitions, from these offsets on, in a task."""
 
 
 @dataclass
@@ -105,7 +51,7 @@ class ReadTask:
         assert context is not None
         freeze_imports()
         task = context.partitionId()
-        channel = self.address.connect(READER, task)
+        channel = self.address.open(READER, task)
         try:
             epoch, positions = await_start(channel)
             source = self.source.open(positions)
@@ -152,7 +98,8 @@ class ReadLoop:
         self._paused = False
         """Whether the driver has paused it."""
         self._large_batches = large_batches
-        self._reported_growth = self._reported_batches = self._reported_skipped = False
+        self._reported: set[str] = set()
+        """What has been reported in this run, or for skipped rows in this epoch."""
         self._times: list[tuple[int, int, int]] = []
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -162,10 +109,10 @@ class ReadLoop:
             if message is not None:
                 if message["kind"] == "finish":
                     break
-                if message["kind"] == "rest":
+                if message["kind"] == "pause":
                     self._paused = True
                     # After all messages about rows: the driver knows of all of them when it gets this one.
-                    self._channel.send("resting")
+                    self._channel.send("paused")
                     continue
                 yield from self._end_epoch(message["number"])
                 continue
@@ -176,11 +123,12 @@ class ReadLoop:
                 self._held = False
                 yield self._fillers()
             elif self._paused:
-                self._channel.wait(_LONGEST_REST)
+                self._channel.wait(_LONGEST_PAUSE)
             else:
-                self._report_skipped()
-                self._report_batches(self._large_batches)
-                self._report_growth()
+                # An epoch without rows moves the offsets past lost rows.
+                self._report("sent", not self._rows and self._source.skipped)
+                self._report("pace", self._large_batches)
+                self._report("grown", self._source.grown)
                 self._source.wait(self._channel)
         self._channel.send("done")
 
@@ -198,8 +146,7 @@ class ReadLoop:
         self._note_times()
         self._last = rows.slice(rows.num_rows - 1)
         self._held = self._source.ahead
-        if not self._large_batches and self._source.behind >= BEHIND_ROWS:
-            self._report_batches(True)
+        self._report("pace", not self._large_batches and self._source.behind >= BEHIND_ROWS)
         sent = self._labelled(rows, ROW, self._epoch)
         # One batch arrives sooner than two.
         return sent if self._held else pa.concat_batches([sent, self._fillers()])
@@ -218,7 +165,8 @@ class ReadLoop:
         offsets = {str(partition): end for partition, end in self._source.offsets().items()}
         times, self._times = self._times[:MOST_TIMES], []
         self._channel.send("read", number=number, offsets=offsets, rows=self._rows, times=times)
-        self._epoch, self._reported_skipped = number + 1, False
+        self._epoch = number + 1
+        self._reported.discard("sent")
         if self._rows:
             assert self._last is not None
             self._rows, self._held = 0, True
@@ -228,19 +176,8 @@ class ReadLoop:
         assert self._last is not None
         return self._labelled(self._last.take(self._places), FILLER, self._epoch)
 
-    def _report_skipped(self) -> None:
-        """Ask for an epoch without rows, which moves the offsets past lost rows."""
-        if not self._reported_skipped and not self._rows and self._source.skipped:
-            self._reported_skipped = True
-            self._channel.send("sent")
-
-    def _report_batches(self, other: bool) -> None:
-        """Report once that batches of the other size would suit better."""
-        if other and not self._reported_batches:
-            self._reported_batches = True
-            self._channel.send("pace")
-
-    def _report_growth(self) -> None:
-        if not self._reported_growth and self._source.grown:
-            self._reported_growth = True
-            self._channel.send("grown")
+    def _report(self, kind: str, applies: bool) -> None:
+        """Report once: skipped rows, that other batches suit better, or that the source grew."""
+        if applies and kind not in self._reported:
+            self._reported.add(kind)
+            self._channel.send(kind)

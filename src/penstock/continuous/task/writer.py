@@ -2,64 +2,33 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
+from penstock.continuous.connectors.protocol import SinkWriter, WriterFactory
 from penstock.continuous.plan.metadata_columns import EPOCH, KIND, MARKER, kinds_of
 from penstock.continuous.task.channel import WRITER, Channel, CoordinatorAddress
 from penstock.continuous.task.reader import MOST_TIMES
 from penstock.errors import ContinuousFailed
 from penstock.instants import now_micros
 from penstock.spark.error_boundary import iterate_without_tracebacks
-from penstock.spark.internals.gc_tuning import freeze_imports
+from penstock.spark.internals.python_workers import freeze_imports
 from penstock.spark.internals.udf_wrapper import ROW
 
 if TYPE_CHECKING:
-    from penstock.continuous.plan.dataframe import ContinuousFrame
+    pass
 
 FLUSH_ROWS = 250_000
 FLUSH_BYTES = 32 << 20
 """How many waiting rows, or bytes of them, are written although more rows are coming."""
 REPORT = "epochs bigint"
 _REPORT = pa.schema([("epochs", pa.int64())])
-
-
-class SinkWriter(ABC):
-    """Writer of one task to a sink."""
-
-    @abstractmethod
-    def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
-        """Write rows of an epoch, visible at once or staged for its end."""
-
-    @abstractmethod
-    def end(self, epoch: int) -> dict[str, Any]:
-        """End an epoch whose rows are all written.
-
-        Return what its commit has to know by attempt, such as how much was staged.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release its resources."""
-
-
-class WriterFactory(ABC):
-    """Factory of writers to a sink, carried to the tasks of a continuous query."""
-
-    def shaped(self, frame: ContinuousFrame) -> ContinuousFrame:
-        """Return the rows as the writers take them; Spark does this last."""
-        return frame
-
-    @abstractmethod
-    def open(self, task: int) -> SinkWriter:
-        """Open a task's writer, in the task."""
 
 
 @dataclass
@@ -79,7 +48,7 @@ class WriteTask:
         assert context is not None
         freeze_imports()
         task = context.partitionId()
-        channel = self.address.connect(WRITER, task)
+        channel = self.address.open(WRITER, task)
         try:
             sink = self.sink.open(task)
             try:
@@ -158,7 +127,10 @@ class WriteLoop:
 
     def _cut(self) -> None:
         """Drop rows beyond the limit."""
-        left = self._granted(self._waiting_rows) if self._waiting and self._may_write else 0
+        left = 0
+        if self._waiting and self._may_write:
+            self._channel.send("want", number=self._epoch, rows=self._waiting_rows)
+            left = int(self._channel.await_message()["rows"])
         self._may_write = left >= self._waiting_rows
         kept = []
         for batch in self._waiting:
@@ -166,10 +138,6 @@ class WriteLoop:
             left -= kept[-1].num_rows
         self._waiting = [batch for batch in kept if batch.num_rows]
         self._waiting_rows = sum(batch.num_rows for batch in self._waiting)
-
-    def _granted(self, rows: int) -> int:
-        self._channel.send("want", number=self._epoch, rows=rows)
-        return int(self._channel.await_message()["rows"])
 
     def _end_epoch(self, number: int) -> None:
         self._flush()

@@ -25,8 +25,8 @@ from penstock.modes.checking.rules.operators import operators, sorts_and_limits,
 from penstock.modes.checking.rules.real_time import ALLOW_LIST, VERSION, real_time, real_time_plans
 from penstock.modes.checking.rules.state import state, unfinished_groups, watermarks
 from penstock.modes.checking.sinks import KNOWN_FROM, Sink, sink_of, sink_problems, table_refusals, unchecked
-from penstock.spark.internals.output_mode_checker import Refusal, check_output_mode
 from penstock.spark.internals.plan_text import plan_tree
+from penstock.spark.internals.query_start import Refusal, check_output_mode
 from penstock.spark.internals.sessions import is_classic
 
 Rule = Callable[[Plan, str], Iterator[Problem]]

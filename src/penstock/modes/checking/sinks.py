@@ -12,7 +12,7 @@ from penstock.arguments import in_quotes
 from penstock.errors import InvalidInput
 from penstock.modes.checking.emits import ADD, REPLACE_BY_KEY, Emits
 from penstock.modes.checking.report import MODES, UNSAFE, WARNING, Problem
-from penstock.spark.internals.formats import Format, look_up_format
+from penstock.spark.internals.query_start import Format, look_up_format
 from penstock.spark.internals.sessions import is_classic
 
 FILES = ("parquet", "json", "csv", "orc", "text", "xml")

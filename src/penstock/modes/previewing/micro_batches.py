@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from penstock.spark.internals.output_mode_checker import Refusal
+from penstock.spark.internals.query_start import Refusal
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -35,7 +35,7 @@ from penstock.modes.previewing.micro_batches import (
     ModePreview,
     StateRows,
 )
-from penstock.spark.internals.output_mode_checker import Refusal
+from penstock.spark.internals.query_start import Refusal
 
 _CUT_POLL, _STOP_POLL = 1, 0.01
 """Seconds between checks whether an endless query has shown enough, and whether it has been stopped."""

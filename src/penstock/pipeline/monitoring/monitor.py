@@ -1,26 +1,33 @@
-"""Queries that report to a store for the monitor page: pipelines, and all others after ``ps.publish``."""
+"""Queries that report to a store for the monitor page: pipelines, and all others after ``ps.publish``.
+
+A session's streaming listener passes events of the queries that Spark runs on to a publisher.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from weakref import WeakKeyDictionary
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.arguments import require
 from penstock.errors import InvalidOption, PenstockError, condition_of
 from penstock.instants import now_micros
-from penstock.pipeline.monitoring.listener import SessionListener, session_listener
+from penstock.json_text import Json
 from penstock.pipeline.monitoring.progress_format import error_of, text_of
 from penstock.pipeline.monitoring.publisher import LedgerName, Publisher, in_no_ledger, publisher_of
 from penstock.queue.store import connect
 from penstock.spark.checkpoint import redact_location
 from penstock.spark.connectors import OwnedConsumer, Sink, Source
+from penstock.spark.internals.listeners import add_listener
 from penstock.spark.internals.sessions import check_session, is_classic
-from penstock.spark.session_store import URL_SETTING, default_url
+from penstock.spark.session import URL_SETTING, default_url
 from penstock.store.records.queries import CONTINUOUS, MICRO_BATCH, QueryRun
 from penstock.store.url import parse_url
 
@@ -98,11 +105,6 @@ def monitor_target(
 
     That is the store of its sink, else of its source, else that of ``ps.publish``. Over Spark Connect it is
     None before ``ps.publish``.
-
-    Parameters
-    ----------
-    consumers
-        The consumers that the query owns.
     """
     listener = session_listener(spark, listen=False)
     if not (is_classic(spark) or listener.listens):
@@ -129,26 +131,11 @@ class ContinuousMonitor:
         self._target, self._run_id = target, run_id
         self._about = (query_id, run_id, name, CONTINUOUS, checkpoint)
 
-    @classmethod
-    def of(
-        cls,
-        spark: SparkSession,
-        target: MonitorTarget | None,
-        query_id: str,
-        run_id: str,
-        name: str | None,
-        checkpoint: str | None,
-    ) -> ContinuousMonitor | None:
-        """Return the reports of a query; None when it reports nowhere."""
-        # The session's listener gets its events as well.
-        session_listener(spark, listen=False).claim(run_id, None)
-        return None if target is None else cls(target, query_id, run_id, name, checkpoint)
-
     def started(self) -> None:
         """Report that the query begins."""
         self._target.begin(*self._about)
 
-    def progressed(self, progress: Mapping[str, Any]) -> None:
+    def progressed(self, progress: Json) -> None:
         """Report that an epoch is committed."""
         self._target.publisher.progressed(self._run_id, progress)
 
@@ -160,8 +147,8 @@ class ContinuousMonitor:
 
 
 def start_monitored(
-    spark: SparkSession, target: MonitorTarget | None, start: Callable[[], Any], checkpoint: str
-) -> tuple[Any, OnEnd]:
+    spark: SparkSession, target: MonitorTarget | None, start: Callable[[], StreamingQuery], checkpoint: str
+) -> tuple[StreamingQuery, OnEnd]:
     """Start a query that Spark runs, and report it.
 
     Returns
@@ -188,7 +175,11 @@ def start_monitored(
 
 
 def _end(
-    listener: SessionListener, publisher: Publisher, query: Any, run_id: str, error: Exception | None
+    listener: SessionListener,
+    publisher: Publisher,
+    query: StreamingQuery,
+    run_id: str,
+    error: Exception | None,
 ) -> None:
     """Wait until the end is written; the last progress, and the end, come by another thread."""
     if not listener.await_end(run_id, _ENDING_SECONDS):
@@ -198,12 +189,11 @@ def _end(
     publisher.settle(run_id, _ENDING_SECONDS)
 
 
-def _exception(query: Any) -> Exception | None:
+def _exception(query: StreamingQuery) -> Exception | None:
     try:
-        exception: Exception | None = query.exception()
+        return query.exception()
     except Exception as error:
         return error
-    return exception
 
 
 def _ignore(_error: Exception | None) -> None:
@@ -229,3 +219,120 @@ def _is_store(url: str) -> bool:
     except PenstockError:
         return False
     return True
+
+
+class SessionListener:
+    """Listener for a session's queries, with the publisher of each."""
+
+    def __init__(self) -> None:
+        self.listens = False
+        """Whether it is registered with Spark."""
+        self._guard = threading.Condition()
+        self._runs: dict[str, Publisher | None] = {}
+        """By run; None for runs that it does not report."""
+        self._starting = 0
+        self._parked: list[Callable[[], None]] = []
+        self._others: Publisher | None = None
+        self._spark_ui: str | None = None
+
+    def publish_others(self, publisher: Publisher, spark_ui: str | None) -> None:
+        """Report all queries that are not a pipeline's to this publisher from now on."""
+        with self._guard:
+            self._others, self._spark_ui = publisher, spark_ui
+
+    @property
+    def others(self) -> Publisher | None:
+        """The publisher for queries that are not a pipeline's."""
+        return self._others
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Park events of unknown queries while a pipeline starts one, until it has claimed its own."""
+        with self._guard:
+            self._starting += 1
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._starting -= 1
+                parked, self._parked = (self._parked, []) if not self._starting else ([], self._parked)
+            for event in parked:
+                event()
+
+    def claim(self, run_id: str, publisher: Publisher | None) -> None:
+        """Report a run to a publisher, or do not report it."""
+        with self._guard:
+            if self.listens:
+                self._runs[run_id] = publisher
+
+    def forget(self, run_id: str) -> None:
+        """Drop a run that has ended."""
+        with self._guard:
+            self._runs.pop(run_id, None)
+            self._guard.notify_all()
+
+    def await_end(self, run_id: str, timeout: float) -> bool:
+        """Wait until the end of a run was reported; return whether it was in time."""
+        with self._guard:
+            return self._guard.wait_for(lambda: run_id not in self._runs, timeout)
+
+    # Called by Spark, from threads of its own.
+
+    def started(self, query_id: str, run_id: str, name: str | None) -> None:
+        """Handle the start of a query."""
+        if self._parks(run_id, lambda: self.started(query_id, run_id, name)):
+            return
+        with self._guard:
+            publisher, known = self._others, run_id in self._runs
+            if known or publisher is None:
+                return
+            self._runs[run_id] = publisher
+        called = text_of(name, publisher.secrets)
+        run = QueryRun(query_id, run_id, called, MICRO_BATCH, now_micros(), spark_ui=self._spark_ui)
+        publisher.begin(run)
+
+    def progressed(self, progress: Json) -> None:
+        """Handle a query's progress."""
+        run_id = str(progress["runId"])
+        if not self._parks(run_id, lambda: self.progressed(progress)):
+            publisher = self._runs.get(run_id)
+            if publisher is not None:
+                publisher.progressed(run_id, progress)
+
+    def terminated(self, run_id: str, exception: str | None, condition: str | None) -> None:
+        """Handle the end of a query."""
+        if self._parks(run_id, lambda: self.terminated(run_id, exception, condition)):
+            return
+        publisher = self._runs.get(run_id)
+        if publisher is not None:
+            error = None
+            if exception is not None:
+                error = error_of(RuntimeError(exception), publisher.secrets, condition)
+            publisher.end(run_id, error)
+        self.forget(run_id)
+
+    def _parks(self, run_id: str, later: Callable[[], None]) -> bool:
+        with self._guard:
+            if self._starting and run_id not in self._runs:
+                self._parked.append(later)
+                return True
+        return False
+
+
+_listeners: WeakKeyDictionary[SparkSession, SessionListener] = WeakKeyDictionary()
+_guard = threading.Lock()
+
+
+def session_listener(spark: SparkSession, *, listen: bool = True) -> SessionListener:
+    """Return the listener of a session, registered with Spark by the first call that asks it to listen.
+
+    Queries that Spark does not run need no registration.
+    """
+    with _guard:
+        listener = _listeners.get(spark)
+        if listener is None:
+            listener = _listeners[spark] = SessionListener()
+        if listen and not listener.listens:
+            add_listener(spark, listener)
+            listener.listens = True
+        return listener

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from pyspark.errors import PySparkException
 
 from penstock.continuous.driver.progress import LATENCY
 from penstock.errors import PenstockError, QueryFailed
 from penstock.instants import micros_of
-from penstock.pipeline.failures import original_error
+from penstock.json_text import Json
 from penstock.redaction import sentence
+from penstock.spark.error_boundary import original_error
 from penstock.store.records.queries import QueryError, QueryProgress
 
 _TEXT = 300
@@ -28,7 +28,7 @@ _OBJECT = re.compile(r"(?<![\w.])(?:\w+\.)+([\w$]+)@[0-9a-f]+")
 
 
 def progress_of(
-    progress: Mapping[str, Any], rows_in: int, rows_out: int | None, secrets: Sequence[str] = ()
+    progress: Json, rows_in: int, rows_out: int | None, secrets: Sequence[str] = ()
 ) -> QueryProgress:
     """Return Spark's progress as the store has it, with the rows since the last one that was written."""
     durations = {phase: float(taken) for phase, taken in (progress.get("durationMs") or {}).items()}
@@ -47,20 +47,20 @@ def progress_of(
     )
 
 
-def rows_of(progress: Mapping[str, Any]) -> tuple[int, int | None]:
+def rows_of(progress: Json) -> tuple[int, int | None]:
     """Return the rows that were read and written; None where Spark does not count them."""
     out = (progress.get("sink") or {}).get("numOutputRows", -1)
     return int(progress.get("numInputRows") or 0), None if out is None or out < 0 else int(out)
 
 
-def ends_of(progress: Mapping[str, Any], secrets: Sequence[str]) -> tuple[str | None, str | None]:
+def ends_of(progress: Json, secrets: Sequence[str]) -> tuple[str | None, str | None]:
     """Return Spark's descriptions of the sources and the sink."""
     sources = [_called(source) for source in progress.get("sources") or []]
     sink = _called(progress.get("sink") or {})
     return text_of(", ".join(filter(None, sources)), secrets), text_of(sink, secrets)
 
 
-def _warnings(sources: Sequence[Mapping[str, Any]], secrets: Sequence[str]) -> Iterator[str]:
+def _warnings(sources: Sequence[Json], secrets: Sequence[str]) -> Iterator[str]:
     """Yield the warnings that change feeds report with their latest offset."""
     for source in sources:
         latest = source.get("latestOffset")
@@ -70,7 +70,7 @@ def _warnings(sources: Sequence[Mapping[str, Any]], secrets: Sequence[str]) -> I
                 yield text
 
 
-def _called(end: Mapping[str, Any]) -> str:
+def _called(end: Json) -> str:
     return _OBJECT.sub(r"\1", end.get("description") or "")
 
 
@@ -83,13 +83,7 @@ def text_of(text: str | None, secrets: Sequence[str] = (), most: int = _TEXT) ->
 
 
 def error_of(error: Exception, secrets: Sequence[str] = (), condition: str | None = None) -> QueryError:
-    """Return the error that ended a query, as the store has it.
-
-    Parameters
-    ----------
-    condition
-        Spark's condition for it, if the error itself has lost it.
-    """
+    """Return a query's error as the store has it, with Spark's condition if it has lost its own."""
     error = original_error(error)
     if isinstance(error, PenstockError):
         condition, message = error.condition, error.message
@@ -119,5 +113,5 @@ def _watermark(text: str | None) -> int | None:
     return (micros_of(datetime.fromisoformat(text)) or None) if text else None
 
 
-def _sum(operators: Sequence[Mapping[str, Any]], name: str) -> int | None:
+def _sum(operators: Sequence[Json], name: str) -> int | None:
     return sum(int(operator.get(name) or 0) for operator in operators) if operators else None

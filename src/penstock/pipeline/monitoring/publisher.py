@@ -11,12 +11,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from penstock.errors import InvalidInput, NotFound, PenstockError, condition_of
+from penstock.json_text import Json
 from penstock.pipeline.monitoring.progress_format import ends_of, progress_of, rows_of
 from penstock.redaction import secrets_of
 from penstock.store.database import Database, Transaction
@@ -48,12 +48,12 @@ def in_no_ledger(_tx: Transaction) -> None:
 class _Unwritten:
     """Progress that is not written yet: the newest, and the rows of all since the last write."""
 
-    progress: Mapping[str, Any]
+    progress: Json
     rows_in: int
     rows_out: int | None
 
     @classmethod
-    def of(cls, progress: Mapping[str, Any]) -> _Unwritten:
+    def of(cls, progress: Json) -> _Unwritten:
         return cls(progress, *rows_of(progress))
 
     def merged_with(self, later: _Unwritten | None) -> _Unwritten:
@@ -100,15 +100,7 @@ class _Note:
 
 
 class Publisher(Forkable):
-    """The reports of this process to one store.
-
-    Parameters
-    ----------
-    url
-        The store's URL.
-    clock
-        Returns seconds, from any starting point.
-    """
+    """The reports of this process to one store; ``clock`` returns seconds."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._url, self._clock = url, clock
@@ -139,7 +131,7 @@ class Publisher(Forkable):
                 self._thread.start()
             self._changed.notify_all()
 
-    def progressed(self, run_id: str, progress: Mapping[str, Any]) -> None:
+    def progressed(self, run_id: str, progress: Json) -> None:
         """Report a run's progress, in the form of Spark's JSON."""
         with self._changed:
             followed = self._followed.get(run_id)

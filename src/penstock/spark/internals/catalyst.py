@@ -4,57 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
+from py4j.java_gateway import JavaObject, JVMView
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.util import PythonEvalType
+
+from penstock.spark.internals.sessions import jvm_of
+
+if TYPE_CHECKING:
+    from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 ARROW, PANDAS, PYTHON = "Arrow", "pandas", "Python"
 _ARROW_UDFS = (PythonEvalType.SQL_SCALAR_ARROW_UDF, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
 
 
-def to_list(seq: Any) -> list[Any]:
+def to_list(seq: JavaObject) -> list[JavaObject]:
     """Copy a Scala sequence into a list."""
     return [seq.apply(index) for index in range(seq.size())]
 
 
-def to_seq(jvm: Any, items: Iterable[Any]) -> Any:
+def to_seq(jvm: JVMView, items: Iterable[JavaObject]) -> JavaObject:
     """Copy JVM objects into a Scala sequence."""
     return jvm.PythonUtils.toSeq(list(items))
 
 
-def children(tree: Any) -> list[Any]:
+def children(tree: JavaObject) -> list[JavaObject]:
     """Return the children of a plan node or an expression."""
     return to_list(tree.children())
 
 
-def with_children(jvm: Any, tree: Any, new: Iterable[Any]) -> Any:
+def with_children(jvm: JVMView, tree: JavaObject, new: Iterable[JavaObject]) -> JavaObject:
     """Return a copy of a plan node or an expression with other children."""
     return tree.withNewChildren(to_seq(jvm, new))
 
 
-def walk(tree: Any) -> Iterator[Any]:
+def walk(tree: JavaObject) -> Iterator[JavaObject]:
     """Yield a plan node or an expression and its descendants, from the top."""
     yield tree
     for child in children(tree):
         yield from walk(child)
 
 
-def node_name(tree: Any) -> str:
+def node_name(tree: JavaObject) -> str:
     """Return Spark's name of a plan node or an expression, such as Project or Alias."""
     return str(tree.nodeName())
 
 
-def analysed(frame: DataFrame) -> Any:
+def java_frame(frame: DataFrame) -> JavaObject:
+    """Return the JVM's Dataset of a classic DataFrame."""
+    return cast("ClassicDataFrame", frame)._jdf
+
+
+def analysed(frame: DataFrame) -> JavaObject:
     """Return the JVM's analysed plan of a classic DataFrame."""
-    java: Any = frame
-    return java._jdf.queryExecution().analyzed()
+    return java_frame(frame).queryExecution().analyzed()
 
 
-def to_dataframe(spark: SparkSession, plan: Any) -> DataFrame:
+def to_dataframe(spark: SparkSession, plan: JavaObject) -> DataFrame:
     """Make a DataFrame of a JVM plan, as every DataFrame method does with the plan it has built."""
-    java: Any = spark
-    dataset = java._jvm.org.apache.spark.sql.classic.Dataset.ofRows(java._jsparkSession, plan)
+    dataset = jvm_of(spark).org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, plan)
     return DataFrame(dataset, spark)
 
 
@@ -62,7 +71,7 @@ def to_dataframe(spark: SparkSession, plan: Any) -> DataFrame:
 class Expression:
     """An expression of an operator."""
 
-    java: Any
+    java: JavaObject
 
     @property
     def name(self) -> str:
@@ -87,8 +96,8 @@ class Expression:
 class Operator:
     """An operator of a logical or a physical plan."""
 
-    java: Any
-    jvm: Any
+    java: JavaObject
+    jvm: JVMView
 
     @property
     def name(self) -> str:
@@ -105,9 +114,7 @@ class Operator:
         return str(self.java.expressions().mkString(" "))
 
     def has_time_or_subquery(self) -> bool:
-        """Return whether the operator or its descendants use the current time or a subquery, by Catalyst's
-        tree patterns.
-        """
+        """Return whether the current time or a subquery is used here or below, by Catalyst's patterns."""
         patterns = self.jvm.org.apache.spark.sql.catalyst.trees.TreePattern
         return bool(
             self.java.containsPattern(patterns.CURRENT_LIKE())
@@ -128,11 +135,9 @@ class Operator:
 
 def analysed_plan(frame: DataFrame) -> Operator:
     """Return the root of a classic DataFrame's analysed plan."""
-    java: Any = frame
-    return Operator(analysed(frame), java.sparkSession._jvm)
+    return Operator(analysed(frame), jvm_of(frame.sparkSession))
 
 
 def executed_plan(frame: DataFrame) -> Operator:
     """Return the root of a classic DataFrame's physical plan."""
-    java: Any = frame
-    return Operator(java._jdf.queryExecution().executedPlan(), java.sparkSession._jvm)
+    return Operator(java_frame(frame).queryExecution().executedPlan(), jvm_of(frame.sparkSession))

@@ -48,9 +48,7 @@ class UnreadableState(Exception):
 def rows_passed(checkpoint: Checkpoint, batch_id: int) -> int:
     """Return how many rows the limit had let through at the end of a micro-batch.
 
-    Raises
-    ------
-    UnreadableState
+    Raises UnreadableState.
     """
     try:
         return _rows_passed(checkpoint, f"state/{limit_operator(checkpoint)}/0", batch_id + 1)
@@ -76,10 +74,7 @@ def _rows_passed(checkpoint: Checkpoint, folder: str, newest: int) -> int:
 def limit_operator(checkpoint: Checkpoint) -> int:
     """Return the id of the only limit among the stateful operators.
 
-    Raises
-    ------
-    UnreadableState
-        When there is none, or several.
+    Raises UnreadableState when there is none, or several.
     """
     operators = _numbered_entries(checkpoint, "state")
     limits = [number for number in operators if _operator_name(checkpoint, number) == _LIMIT_OPERATOR]
@@ -91,16 +86,14 @@ def limit_operator(checkpoint: Checkpoint) -> int:
 def _operator_name(checkpoint: Checkpoint, operator: int) -> str | None:
     """Return Spark's name of an operator, from the metadata of its state."""
     folder = f"state/{operator}/_metadata"
-    text = checkpoint.read(f"{folder}/metadata") or _read_newest(checkpoint, f"{folder}/v2")
+    text = checkpoint.read(f"{folder}/metadata")
+    if not text:
+        numbers = _numbered_entries(checkpoint, f"{folder}/v2")
+        text = checkpoint.read(f"{folder}/v2/{max(numbers)}") if numbers else None
     if text is None:
         return None
     name = parse_json(text.partition(b"\n")[2])["operatorInfo"]["operatorName"]
     return str(name)
-
-
-def _read_newest(checkpoint: Checkpoint, folder: str) -> bytes | None:
-    numbers = _numbered_entries(checkpoint, folder)
-    return checkpoint.read(f"{folder}/{max(numbers)}") if numbers else None
 
 
 def _numbered_entries(checkpoint: Checkpoint, folder: str) -> list[int]:

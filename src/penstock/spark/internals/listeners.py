@@ -1,88 +1,67 @@
-"""Streaming listeners: events of queries that Spark does not run itself, and events received without
-PySpark's conversion.
-
-For Spark 4.2 and 4.3.
+"""Streaming listeners: events of continuous queries are posted, and all are received without PySpark's
+conversion (Spark 4.2, 4.3).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol, cast
 
+from py4j.java_gateway import JavaObject, JavaPackage, JVMView
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from penstock.json_text import Json
+from penstock.spark.internals.sessions import jvm_of
 
 
 class ListenerBus:
-    """Posts events of one query to the ``StreamingQueryListener``s of a session, including Spark's UI and its
-    event log.
+    """Posts events of one query to a classic session's listeners, among them Spark's UI and event log.
 
     The events take the same path as those of Spark's own queries. Spark logs an error that a listener raises.
-
-    Parameters
-    ----------
-    spark
-        A classic session.
-    query_id, run_id
-        UUIDs as text.
     """
 
     def __init__(self, spark: SparkSession, query_id: str, run_id: str) -> None:
-        self._jvm: Any = spark._jvm
+        self._jvm = jvm_of(spark)
         self._manager = spark._jsparkSession.streams()
         self._ids = query_id, run_id
 
     def started(self, name: str | None, timestamp: str) -> None:
-        """Post ``QueryStartedEvent``, and return when the listeners have handled it.
-
-        Parameters
-        ----------
-        timestamp
-            Such as 2026-11-22T17:15:00.000Z.
-        """
+        """Post ``QueryStartedEvent``, and return when the listeners have handled it."""
         self._post("QueryStartedEvent", *self._uuids, name, timestamp)
 
     def progressed(self, progress: str) -> None:
-        """Post ``QueryProgressEvent``.
-
-        Parameters
-        ----------
-        progress
-            The JSON of a ``StreamingQueryProgress``.
-        """
+        """Post ``QueryProgressEvent`` with the JSON of a ``StreamingQueryProgress``."""
         self._post("QueryProgressEvent", self._progress_class.fromJson(progress))
 
     def terminated(self, exception: str | None, condition: str | None) -> None:
-        """Post ``QueryTerminatedEvent``.
-
-        Parameters
-        ----------
-        exception
-            The error that ended the query; None if it was stopped.
-        condition
-            The condition of the error, if it has one.
-        """
+        """Post ``QueryTerminatedEvent`` with the error that ended the query, if any, and its condition."""
         option = self._jvm.scala.Option.apply
         self._post("QueryTerminatedEvent", *self._uuids, option(exception), option(condition))
 
     @property
-    def _uuids(self) -> list[Any]:
+    def _uuids(self) -> list[JavaObject]:
         return [self._jvm.java.util.UUID.fromString(text) for text in self._ids]
 
-    def _post(self, kind: str, *arguments: Any) -> None:
+    def _post(self, kind: str, *arguments: JavaObject | str | None) -> None:
         event = getattr(self._package, f"StreamingQueryListener${kind}")
         self._manager.postListenerEvent(event(*arguments))
 
     # Cached, since each name on the way to a class is a call to the JVM.
     @cached_property
-    def _package(self) -> Any:
+    def _package(self) -> JavaPackage:
         return self._jvm.org.apache.spark.sql.streaming
 
     @cached_property
-    def _progress_class(self) -> Any:
+    def _progress_class(self) -> JavaObject:
         return getattr(getattr(self._package, "StreamingQueryProgress$"), "MODULE$")
 
 
@@ -91,7 +70,7 @@ class QueryListener(Protocol):
 
     def started(self, query_id: str, run_id: str, name: str | None) -> None: ...
 
-    def progressed(self, progress: Mapping[str, Any]) -> None: ...
+    def progressed(self, progress: Json) -> None: ...
 
     def terminated(self, run_id: str, exception: str | None, condition: str | None) -> None: ...
 
@@ -107,25 +86,23 @@ class _PythonListener(StreamingQueryListener):
     def __init__(self, listener: QueryListener) -> None:
         self._listener = listener
 
-    def onQueryStarted(self, event: Any) -> None:
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
         self._listener.started(str(event.id), str(event.runId), event.name)
 
-    def onQueryProgress(self, event: Any) -> None:
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
         self._listener.progressed(json.loads(event.progress.json))
 
-    def onQueryIdle(self, event: Any) -> None:
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Ignore the event."""
 
-    def onQueryTerminated(self, event: Any) -> None:
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         self._listener.terminated(str(event.runId), event.exception, event.errorClassOnException)
 
     @property
-    def _jlistener(self) -> Any:
-        """Return the listener of a classic session without PySpark's conversion, which calls the JVM for each
-        value of an event.
-        """
+    def _jlistener(self) -> JavaObject:
+        """Return a classic session's listener, which converts no event: that calls the JVM for each value."""
         if not hasattr(self, "_jlistenerobj"):
-            jvm: Any = SparkContext._jvm
+            jvm = cast(JVMView, SparkContext._jvm)
             self._jlistenerobj = jvm.PythonStreamingQueryListenerWrapper(_JvmListener(self._listener))
         return self._jlistenerobj
 
@@ -136,16 +113,16 @@ class _JvmListener:
     def __init__(self, listener: QueryListener) -> None:
         self._listener = listener
 
-    def onQueryStarted(self, event: Any) -> None:
+    def onQueryStarted(self, event: JavaObject) -> None:
         self._listener.started(event.id().toString(), event.runId().toString(), event.name())
 
-    def onQueryProgress(self, event: Any) -> None:
+    def onQueryProgress(self, event: JavaObject) -> None:
         self._listener.progressed(json.loads(event.progress().json()))
 
-    def onQueryIdle(self, event: Any) -> None:
+    def onQueryIdle(self, event: JavaObject) -> None:
         """Ignore the event."""
 
-    def onQueryTerminated(self, event: Any) -> None:
+    def onQueryTerminated(self, event: JavaObject) -> None:
         exception, condition = event.exception(), event.errorClassOnException()
         self._listener.terminated(
             event.runId().toString(),

@@ -1,8 +1,6 @@
-"""Spark's logical operators, and what each does to a stream: the one table that every decision about plans
-goes by.
+"""Traits of Spark's logical operators: the one table for every decision about plans.
 
-The names are those that a plan is printed with. An operator that is not in the table has none of the
-properties, which is the careful answer wherever one is asked for.
+The names are those of a printed plan. An unknown operator has no traits, which is the safe answer everywhere.
 """
 
 from __future__ import annotations
@@ -11,52 +9,46 @@ from enum import Flag, auto
 
 
 class Trait(Flag):
-    """Properties of an operator (Spark 4.2 and 4.3, unless it says something else)."""
+    """Properties of an operator (Spark 4.2 and 4.3)."""
 
     PER_ROW = auto()
-    """Each row that comes out depends on one row that went in."""
+    """Each output row depends on one input row."""
     PER_BATCH = auto()
-    """Rows that come out depend on some of one micro-batch, and on nothing before it."""
+    """Output rows depend on rows of one micro-batch only."""
     ONE_TO_ONE = auto()
-    """One row comes out for each row that goes in."""
+    """It returns one row for each input row."""
     NAMES_KEPT = auto()
-    """Columns above it have the names that they have below."""
+    """It keeps the names of its input columns."""
     GATHERING = auto()
-    """What a task does depends on more than the rows of one input partition, so a repeated micro-batch may
-    be cut into other tasks.
-    """
+    """A task needs rows of several input partitions: a repeated micro-batch may have other tasks."""
     STATEFUL = auto()
-    """On a stream it keeps state."""
+    """It keeps state on a stream."""
     FUNCTION = auto()
-    """A stateful function of the user's."""
+    """A user's stateful function."""
     DEDUPLICATION = auto()
-    """It drops rows with keys that came before."""
+    """It drops rows whose keys it has seen before."""
     DROPS_LATE = auto()
-    """It drops rows behind the watermark, or counts rows that come again twice."""
+    """It drops rows older than the watermark, or counts repeated rows twice."""
+    DROPS_LATE_BY_KEY = auto()
+    """It drops rows older than the watermark if one of its keys has one."""
     STREAMING_READ = auto()
     """A leaf that reads a stream."""
     MAP_LIKE = auto()
-    """Spark's continuous trigger takes it (``UnsupportedOperationChecker.checkForContinuous``)."""
+    """Spark's continuous trigger supports it (``UnsupportedOperationChecker.checkForContinuous``)."""
     CONTINUOUS = auto()
-    """Penstock's continuous queries take it."""
+    """Penstock's continuous queries support it."""
     REAL_TIME = auto()
-    """The real-time trigger takes it (``RealTimeModeAllowlist``)."""
+    """The real-time trigger supports it (``RealTimeModeAllowlist``)."""
     REAL_TIME_4_3 = auto()
-    """The real-time trigger takes it from Spark 4.3 on."""
+    """The real-time trigger supports it since Spark 4.3."""
     ABOVE_UNION = auto()
-    """The real-time trigger does not take it below a union."""
+    """The real-time trigger does not support it below a union."""
     REFUSED = auto()
-    """Spark takes it on no stream, in any output mode."""
-    DROPS_LATE_BY_KEY = auto()
-    """It drops rows behind the watermark where one of its keys has one."""
+    """Spark refuses it on streams, in any output mode."""
     NEW_COLUMNS = auto()
-    """Its columns are those that a function returns, which have no watermark unless the function's schema
-    has.
-    """
+    """A function returns its columns, which have no watermark unless the function's schema has one."""
     TRANSFORM = auto()
-    """``transformWithState``: of the stateful functions it may have any output mode, and keeps its state
-    in RocksDB.
-    """
+    """``transformWithState``: a stateful function for any output mode, with its state in RocksDB."""
     PYTHON_STATE = auto()
     """A stateful function in Python."""
 
@@ -64,6 +56,10 @@ class Trait(Flag):
 _ROW = Trait.PER_ROW | Trait.MAP_LIKE | Trait.REAL_TIME
 _READ = Trait.STREAMING_READ | Trait.MAP_LIKE | Trait.REAL_TIME
 _FUNCTION = Trait.STATEFUL | Trait.FUNCTION | Trait.GATHERING | Trait.DROPS_LATE | Trait.NEW_COLUMNS
+_ABOVE_UNION_4_3 = Trait.REAL_TIME_4_3 | Trait.ABOVE_UNION
+_DISTINCT = (
+    Trait.STATEFUL | Trait.DEDUPLICATION | Trait.GATHERING | Trait.DROPS_LATE_BY_KEY | _ABOVE_UNION_4_3
+)
 _TRAITS = {
     # Row by row.
     "Project": _ROW | Trait.ONE_TO_ONE | Trait.CONTINUOUS,
@@ -88,15 +84,13 @@ _TRAITS = {
     "Repartition": Trait.PER_BATCH | Trait.GATHERING | Trait.NAMES_KEPT,
     "RepartitionByExpression": Trait.PER_BATCH | Trait.GATHERING | Trait.NAMES_KEPT | Trait.REAL_TIME,
     "RebalancePartitions": Trait.PER_BATCH | Trait.GATHERING,
-    # Rows that were brought together.
-    "Aggregate": Trait.STATEFUL | Trait.GATHERING | Trait.DROPS_LATE | Trait.REAL_TIME_4_3 | Trait.ABOVE_UNION,
+    # Across rows of several tasks.
+    "Aggregate": Trait.STATEFUL | Trait.GATHERING | Trait.DROPS_LATE | _ABOVE_UNION_4_3,
     "Join": Trait.STATEFUL | Trait.GATHERING | Trait.DROPS_LATE,
     "AsOfJoin": Trait.GATHERING,
-    "Deduplicate": Trait.STATEFUL | Trait.DEDUPLICATION | Trait.GATHERING | Trait.DROPS_LATE_BY_KEY | Trait.NAMES_KEPT
-    | Trait.REAL_TIME_4_3 | Trait.ABOVE_UNION,
+    "Deduplicate": _DISTINCT | Trait.NAMES_KEPT,
     "DeduplicateWithinWatermark": Trait.STATEFUL | Trait.DEDUPLICATION | Trait.GATHERING | Trait.DROPS_LATE,
-    "Distinct": Trait.STATEFUL | Trait.DEDUPLICATION | Trait.GATHERING | Trait.DROPS_LATE_BY_KEY | Trait.REAL_TIME_4_3
-    | Trait.ABOVE_UNION,
+    "Distinct": _DISTINCT,
     "Sort": Trait.GATHERING | Trait.NAMES_KEPT,
     "Window": Trait.GATHERING | Trait.REFUSED,
     "Intersect": Trait.GATHERING | Trait.REFUSED,
@@ -122,9 +116,9 @@ _TRAITS = {
 }  # fmt: skip
 
 CONTINUOUS_GENERATORS = ("Explode", "PosExplode", "Inline", "JsonTuple")
-"""The expressions of a ``Generate`` that Penstock's continuous queries take."""
+"""The expressions of a ``Generate`` that Penstock's continuous queries support."""
 
 
 def traits_of(name: str) -> Trait:
-    """The properties of an operator, none for one that is not known."""
+    """Return the traits of an operator."""
     return _TRAITS.get(name, Trait(0))

@@ -11,12 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
+from py4j.java_gateway import JavaObject
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from penstock.spark.internals.catalyst import analysed, children, node_name
+from penstock.spark.internals.sessions import is_classic
+
+if TYPE_CHECKING:
+    from pyspark.sql.connect.dataframe import DataFrame as ConnectDataFrame
 
 _LINE = re.compile(r"^((?:[:|] {2}| {3})*)([:+]- )?(['!~]*)([A-Z]\w*)(?:$|(?= ))(.*)$")
 NOT_PLANNED = "NotPlanned"
@@ -71,9 +76,8 @@ class Node:
 
 def plan_tree(frame: DataFrame) -> Node:
     """Return the analysed plan of a DataFrame, classic or Spark Connect."""
-    untyped: Any = frame
-    if not hasattr(untyped, "_jdf"):
-        return _connect_plan(untyped)
+    if not is_classic(frame):
+        return _connect_plan(cast("ConnectDataFrame", frame))
     plan = analysed(frame)
     tree = parse(str(plan.treeString(True, False, _MAX_FIELDS, False, False)))
     leaves = sum(not node.children for node in tree.walk())
@@ -81,10 +85,8 @@ def plan_tree(frame: DataFrame) -> Node:
     return tree if leaves == plan.collectLeaves().size() else _walk_jvm(plan, count())
 
 
-def _connect_plan(frame: Any) -> Node:
-    """Return the plan over Spark Connect, which prints all stages or none, and shortens long lists of
-    columns.
-    """
+def _connect_plan(frame: ConnectDataFrame) -> Node:
+    """Return the plan over Spark Connect, which prints all stages, with long lists of columns shortened."""
     try:
         match = _ANALYZED.search(frame._explain_string(extended=True))
     except PySparkException as error:
@@ -92,7 +94,7 @@ def _connect_plan(frame: Any) -> Node:
     return parse("" if match is None else match.group(1))
 
 
-def _walk_jvm(plan: Any, numbers: Iterator[int]) -> Node:
+def _walk_jvm(plan: JavaObject, numbers: Iterator[int]) -> Node:
     """Build the tree from the JVM's objects, with several calls for each."""
     number, name = next(numbers), node_name(plan)
     text = str(plan.simpleString(_MAX_FIELDS)).lstrip("'!~").removeprefix(name).strip()

@@ -1,16 +1,20 @@
-"""Sessions, classic and over Spark Connect, and what only the JVM of a classic session knows (Spark 4.2,
-4.3).
-"""
+"""Sessions, classic and over Spark Connect, and their versions of Spark (4.2, 4.3)."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import TYPE_CHECKING, cast
 
+from py4j.java_gateway import JavaObject, JVMView
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameNaFunctions, SparkSession
 
 from penstock.arguments import refusal
+from penstock.errors import MissingDependency
+
+if TYPE_CHECKING:
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 CHECKPOINT_FILE_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -21,6 +25,9 @@ Spark's default runs a process for each possible symbolic link, some 30 a micro-
 """
 ROCKSDB_PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 """The state store that transformWithState needs."""
+SUPPORTED = ((4, 2), (4, 3))
+"""The versions of Spark whose private API ``penstock.spark.internals`` knows."""
+_VERSION = re.compile(r"(\d+)\.(\d+)")
 _DATA_SOURCE_LOGGER = "org.apache.spark.sql.execution.datasources.DataSourceManager"
 
 JvmError = Py4JError
@@ -32,17 +39,49 @@ JvmException = Py4JJavaError
 def check_session(spark: object) -> None:
     """Refuse anything but a Spark session, classic or Spark Connect; the two have no base class in common.
 
-    Raises
-    ------
-    InvalidInput
+    Raises InvalidInput.
     """
     if not hasattr(type(spark), "readStream"):
         raise refusal("spark", spark, "a Spark session, such as ps.session() returns")
 
 
+def parse_version(text: str) -> tuple[int, int]:
+    """Return the first two numbers of a version, such as 4.3 of ``4.3.0``.
+
+    Vendors append names of their own.
+    """
+    match = _VERSION.match(text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def check_version(spark: SparkSession) -> None:
+    """Refuse an unknown version of Spark, where code on its private API could go wrong without an error.
+
+    Raises
+    ------
+    MissingDependency
+        SPARK_VERSION.
+    """
+    if parse_version(spark.version) in SUPPORTED:
+        return
+    known = " and ".join(f"{major}.{minor}" for major, minor in SUPPORTED)
+    lowest, (major, minor) = SUPPORTED[0], SUPPORTED[-1]
+    raise MissingDependency(
+        f"this session runs Spark {spark.version}, and this version of Penstock works with Spark {known}: "
+        f"install 'pyspark>={lowest[0]}.{lowest[1]},<{major}.{minor + 1}', or a newer Penstock",
+        condition="MISSING_DEPENDENCY.SPARK_VERSION",
+        version=spark.version,
+    )
+
+
 def is_classic(candidate: SparkSession | DataFrame | object) -> bool:
     """Return whether a session or a DataFrame has a JVM in this process; over Spark Connect neither has."""
     return hasattr(candidate, "_jsparkSession") or hasattr(candidate, "_jdf")
+
+
+def jvm_of(spark: SparkSession) -> JVMView:
+    """Return the JVM of a classic session."""
+    return spark._jvm
 
 
 def clone_session(spark: SparkSession) -> SparkSession:
@@ -55,14 +94,14 @@ def clone_session(spark: SparkSession) -> SparkSession:
 
 def activate(spark: SparkSession) -> None:
     """Make a classic session the active session of this thread in the JVM."""
-    jvm: Any = spark._jvm
-    jvm.org.apache.spark.sql.SparkSession.setActiveSession(spark._jsparkSession)
+    jvm_of(spark).org.apache.spark.sql.SparkSession.setActiveSession(spark._jsparkSession)
 
 
 def session_id(spark: SparkSession) -> str:
     """Return the id of a session; several Python objects may stand for the same session."""
-    session: Any = spark
-    return str(session._jsparkSession.sessionUUID() if is_classic(spark) else session.session_id)
+    if is_classic(spark):
+        return str(spark._jsparkSession.sessionUUID())
+    return str(cast("ConnectSession", spark).session_id)
 
 
 def is_local(master: str) -> bool:
@@ -72,7 +111,7 @@ def is_local(master: str) -> bool:
 
 def task_slots(spark: SparkSession) -> int:
     """Return how many tasks of a job run at the same time."""
-    context: Any = spark.sparkContext._jsc.sc()
+    context = cast(JavaObject, spark.sparkContext._jsc).sc()
     return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
 
 
@@ -88,9 +127,8 @@ def default_file_system(spark: SparkSession) -> str | None:
 
 def remove_folder(spark: SparkSession, location: str) -> None:
     """Remove a folder with Hadoop's file systems, which reach locations that Python may not."""
-    java: Any = spark
-    path = java._jvm.org.apache.hadoop.fs.Path(location)
-    path.getFileSystem(java._jsc.hadoopConfiguration()).delete(path, True)
+    path = jvm_of(spark).org.apache.hadoop.fs.Path(location)
+    path.getFileSystem(spark._jsc.hadoopConfiguration()).delete(path, True)
 
 
 def running_context() -> SparkContext | None:
@@ -100,16 +138,15 @@ def running_context() -> SparkContext | None:
 
 def hide_source_warnings(spark: SparkSession) -> None:
     """Silence Spark's warning, at each query, that a registered source replaces one found on the path."""
-    log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]  # a classic session has a JVM
+    log4j = jvm_of(spark).org.apache.logging.log4j
     log4j.core.config.Configurator.setLevel(_DATA_SOURCE_LOGGER, log4j.Level.ERROR)
 
 
-def na_functions(frame: object) -> Any:
+def na_functions(frame: object) -> DataFrameNaFunctions:
     """Return the functions of ``DataFrame.na`` for an object with the methods of a DataFrame."""
-    from pyspark.sql.classic.dataframe import DataFrameNaFunctions
+    from pyspark.sql.classic.dataframe import DataFrameNaFunctions as ClassicNaFunctions
 
-    untyped: Any = frame
-    return DataFrameNaFunctions(untyped)
+    return ClassicNaFunctions(cast(DataFrame, frame))
 
 
 def is_dataframe_attribute(name: str) -> bool:
@@ -124,11 +161,10 @@ def running_checkpoint(spark: SparkSession, query_id: str) -> str:
     return str(_stream_execution(spark, query_id).resolvedCheckpointRoot())
 
 
-def running_plan(spark: SparkSession, query_id: str) -> Any:
+def running_plan(spark: SparkSession, query_id: str) -> JavaObject:
     """Return the JVM's logical plan of a running query."""
     return _stream_execution(spark, query_id).logicalPlan()
 
 
-def _stream_execution(spark: SparkSession, query_id: str) -> Any:
-    query: Any = spark._jsparkSession.streams().get(query_id)
-    return query.streamingQuery()
+def _stream_execution(spark: SparkSession, query_id: str) -> JavaObject:
+    return spark._jsparkSession.streams().get(query_id).streamingQuery()

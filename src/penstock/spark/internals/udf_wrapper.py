@@ -1,5 +1,4 @@
-"""Wrappers of users' Python functions, in Python workers, that call them with real rows only, without markers
-and fillers.
+"""Wrappers that call users' Python functions with real rows only, without markers and fillers.
 
 A wrapped function takes the kind of each row as an additional first argument. It returns nulls for markers
 and fillers, which nothing reads.
@@ -8,52 +7,53 @@ and fillers, which nothing reads.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.types import DataType, StructType
 
 from penstock.errors import SchemaMismatch
-from penstock.spark.internals.arrow_types import arrow_type, parse_type
+from penstock.spark.internals.python_workers import arrow_type, parse_type
 
-Function = Callable[..., Any]
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    from numpy.typing import NDArray
+    from pyspark.serializers import CloudPickleSerializer
+
+    Indices = NDArray[np.int64]
+
+Function = Callable[..., object]
 ROW = 0
 """The kind of a real row, the default of a number; markers and fillers have other kinds."""
 
 
 def wrap_command(command: bytes, eval_type: int, return_type: str) -> bytes:
-    """Wrap a pickled Python function as Spark holds it.
+    """Wrap a pickled Python function with its return type, or a pickled broadcast of that, as Spark holds it.
 
-    Parameters
-    ----------
-    command
-        The pickled function and its return type, or a pickled broadcast of that.
-    eval_type
-        Spark's number for the kind of function.
-    return_type
-        The return type as Spark's JSON.
+    The other parameters are Spark's number for the kind of function, and the return type as JSON.
     """
-    pickled: bytes = _pickles().dumps((_Pickled(command, eval_type), parse_type(return_type)))
-    return pickled
+    wrapped = _Pickled(command, eval_type), parse_type(return_type)
+    return bytes(_serializer().dumps(wrapped))  # type: ignore[no-untyped-call]  # Spark's
 
 
-def _pickles() -> Any:
-    from pyspark.serializers import CloudPickleSerializer
+def _serializer() -> CloudPickleSerializer:
+    from pyspark.serializers import CloudPickleSerializer as Serializer
 
-    untyped: Any = CloudPickleSerializer
-    return untyped()
+    return Serializer()  # type: ignore[no-untyped-call]  # Spark's
 
 
 class _Pickled:
-    """Unpickles as a wrapped function, so that the user's own is unpickled in the worker, as Spark would do
-    it.
-    """
+    """Unpickles as a wrapped function; the user's own is unpickled in the worker, as Spark would do."""
 
     def __init__(self, command: bytes, eval_type: int) -> None:
         self._arguments = command, eval_type
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[[bytes, int], Function], tuple[bytes, int]]:
         return wrap_function, self._arguments
 
 
@@ -62,9 +62,10 @@ def wrap_function(command: bytes, eval_type: int) -> Function:
     from pyspark.broadcast import Broadcast
     from pyspark.util import PythonEvalType
 
-    unpickled = _pickles().loads(command)
+    load = _serializer().loads
+    unpickled = load(command)  # type: ignore[no-untyped-call]  # Spark's
     if isinstance(unpickled, Broadcast):
-        unpickled = _pickles().loads(unpickled.value)
+        unpickled = load(unpickled.value)  # type: ignore[no-untyped-call]  # Spark's
     function, return_type = unpickled
     if eval_type == PythonEvalType.SQL_SCALAR_PANDAS_UDF:
         return _by_columns(function, _Pandas(return_type))
@@ -78,32 +79,34 @@ def wrap_function(command: bytes, eval_type: int) -> Function:
 
 
 def _by_rows(function: Function) -> Function:
-    def call(kind: int, *arguments: Any, **named: Any) -> Any:
+    def call(kind: int, *arguments: object, **named: object) -> object:
         return function(*arguments, **named) if kind == ROW else None
 
     return call
 
 
-class _Columns(Protocol):
+V = TypeVar("V", bound=Sized)
+"""A column of values: a ``pyarrow.Array``, or a ``pandas.Series`` (a ``DataFrame`` for a struct)."""
+Batch: TypeAlias = V | tuple[V, ...]
+
+
+class _Columns(Protocol[V]):
     """Operations on the columns of one library."""
 
-    def rows(self, kind: Any) -> Any:
+    def rows(self, kind: V) -> Indices:
         """Return the indices of the real rows."""
 
-    def result_indices(self, rows: Any, count: int) -> Any:
-        """Return the index of the result for each of `count` rows; markers and fillers get any."""
+    def take(self, column: V, indices: Indices) -> V: ...
 
-    def take(self, column: Any, indices: Any) -> Any: ...
-
-    def last(self, column: Any) -> Any:
+    def last(self, column: V) -> V:
         """Return a column of the last value."""
 
-    def nulls(self, count: int) -> Any:
+    def nulls(self, count: int) -> V:
         """Return a column of `count` nulls."""
 
 
-def _by_columns(function: Function, columns: _Columns) -> Function:
-    def call(kind: Any, *arguments: Any, **named: Any) -> Any:
+def _by_columns(function: Callable[..., V], columns: _Columns[V]) -> Callable[..., V]:
+    def call(kind: V, *arguments: V, **named: V) -> V:
         count, rows = len(kind), columns.rows(kind)
         if len(rows) == count:
             return function(*arguments, **named)
@@ -113,24 +116,35 @@ def _by_columns(function: Function, columns: _Columns) -> Function:
             *[columns.take(column, rows) for column in arguments],
             **{name: columns.take(column, rows) for name, column in named.items()},
         )
-        return columns.take(_checked(result, len(rows)), columns.result_indices(rows, count))
+        return columns.take(_checked(result, len(rows)), _result_indices(rows, count))
 
     return call
 
 
-def _by_batches(function: Function, columns: _Columns) -> Function:
+@dataclass(frozen=True)
+class _Sent:
+    """A batch that a function over batches has got: its length, and the indices of its real rows."""
+
+    count: int
+    rows: Indices | None
+    """None for a batch without real rows, in whose place the function got the last row once more."""
+
+
+def _by_batches(
+    function: Callable[[Iterator[Batch[V]]], Iterator[V]], columns: _Columns[V]
+) -> Callable[[Iterator[Batch[V]]], Iterator[V]]:
     """Wrap a function over an iterator of batches.
 
     Instead of a batch without real rows the function gets the last row once more, and its result is dropped.
     It must get something, since it may read a batch before it returns the previous one.
     """
 
-    def call(batches: Iterator[Any]) -> Iterator[Any]:
+    def call(batches: Iterator[Batch[V]]) -> Iterator[V]:
         for batch in batches:
             kind = batch[0] if isinstance(batch, tuple) else batch
             if len(columns.rows(kind)):
-                sent: deque[tuple[int, int, Any]] = deque()
-                results = function(_real_rows(batch, batches, columns, sent))
+                sent: deque[_Sent] = deque()
+                results = function(_real_rows(chain([batch], batches), columns, sent))
                 yield from _restored(results, sent, columns)
                 return
             yield columns.nulls(len(kind))
@@ -138,42 +152,39 @@ def _by_batches(function: Function, columns: _Columns) -> Function:
     return call
 
 
-def _real_rows(
-    batch: Any, batches: Iterator[Any], columns: _Columns, sent: deque[tuple[int, int, Any]]
-) -> Iterator[Any]:
-    """Yield the batches for the function, and note the length of each, its real rows and their indices."""
-    last: list[Any] = []
-    while batch is not None:
+def _real_rows(batches: Iterator[Batch[V]], columns: _Columns[V], sent: deque[_Sent]) -> Iterator[Batch[V]]:
+    """Yield the batches for the function, and note each; the first one has a real row."""
+    last: list[V] = []
+    for batch in batches:
         kind, *arguments = batch if isinstance(batch, tuple) else (batch,)
         count, rows = len(kind), columns.rows(kind)
         if len(rows):
             if len(rows) < count:
                 arguments = [columns.take(column, rows) for column in arguments]
             last = [columns.last(column) for column in arguments]
-            sent.append((count, len(rows), rows))
+            sent.append(_Sent(count, rows))
         else:
             arguments = last
-            sent.append((count, 1, None))
+            sent.append(_Sent(count, None))
         yield arguments[0] if len(arguments) == 1 else tuple(arguments)
-        batch = next(batches, None)
 
 
-def _restored(results: Iterator[Any], sent: deque[tuple[int, int, Any]], columns: _Columns) -> Iterator[Any]:
+def _restored(results: Iterator[V], sent: deque[_Sent], columns: _Columns[V]) -> Iterator[V]:
     """Expand the results to the rows of the original batches."""
     for result in results:
         if not sent:
             raise SchemaMismatch("A function over an iterator of batches returned more batches than it got.")
-        count, expected, rows = sent.popleft()
-        _checked(result, expected)
-        if rows is None:
-            yield columns.nulls(count)
-        elif expected == count:
+        batch = sent.popleft()
+        _checked(result, 1 if batch.rows is None else len(batch.rows))
+        if batch.rows is None:
+            yield columns.nulls(batch.count)
+        elif len(batch.rows) == batch.count:
             yield result
         else:
-            yield columns.take(result, columns.result_indices(rows, count))
+            yield columns.take(result, _result_indices(batch.rows, batch.count))
 
 
-def _checked(result: Any, expected: int) -> Any:
+def _checked(result: V, expected: int) -> V:
     if len(result) != expected:
         raise SchemaMismatch(
             f"A function over batches of rows returned {len(result)} values for {expected} rows; "
@@ -182,7 +193,8 @@ def _checked(result: Any, expected: int) -> Any:
     return result
 
 
-def _result_indices(rows: Any, count: int) -> Any:
+def _result_indices(rows: Indices, count: int) -> Indices:
+    """Return the index of the result for each of `count` rows; markers and fillers get any."""
     import numpy as np
 
     indices = np.zeros(count, dtype=np.int64)
@@ -191,27 +203,24 @@ def _result_indices(rows: Any, count: int) -> Any:
 
 
 class _Pandas:
-    def __init__(self, return_type: Any) -> None:
+    def __init__(self, return_type: DataType) -> None:
         self._return_type = return_type
 
-    def rows(self, kind: Any) -> Any:
-        return (kind.to_numpy() == ROW).nonzero()[0]
+    def rows(self, kind: pd.Series) -> Indices:
+        rows: Indices = (kind.to_numpy() == ROW).nonzero()[0]
+        return rows
 
-    def result_indices(self, rows: Any, count: int) -> Any:
-        return _result_indices(rows, count)
-
-    def take(self, column: Any, indices: Any) -> Any:
+    def take(self, column: pd.Series, indices: Indices) -> pd.Series:
         import pandas as pd
 
         series = column if hasattr(column, "iloc") else pd.Series(column)
         return series.iloc[indices].reset_index(drop=True)
 
-    def last(self, column: Any) -> Any:
+    def last(self, column: pd.Series) -> pd.Series:
         return column.iloc[-1:].reset_index(drop=True)
 
-    def nulls(self, count: int) -> Any:
+    def nulls(self, count: int) -> pd.Series | pd.DataFrame:
         import pandas as pd
-        from pyspark.sql.types import StructType
 
         if isinstance(self._return_type, StructType):
             return pd.DataFrame({name: [None] * count for name in self._return_type.names}, dtype=object)
@@ -219,17 +228,15 @@ class _Pandas:
 
 
 class _Arrow:
-    def __init__(self, return_type: Any) -> None:
+    def __init__(self, return_type: DataType) -> None:
         self._return_type = return_type
 
-    def rows(self, kind: pa.Array) -> pa.Array:
-        return pc.indices_nonzero(pc.equal(kind, ROW))
+    def rows(self, kind: pa.Array) -> Indices:
+        rows: Indices = pc.indices_nonzero(pc.equal(kind, ROW)).to_numpy()
+        return rows
 
-    def result_indices(self, rows: pa.Array, count: int) -> pa.Array:
-        return pa.array(_result_indices(rows.to_numpy(zero_copy_only=False), count))
-
-    def take(self, column: pa.Array, indices: pa.Array) -> pa.Array:
-        return column.take(indices)
+    def take(self, column: pa.Array, indices: Indices) -> pa.Array:
+        return column.take(pa.array(indices))
 
     def last(self, column: pa.Array) -> pa.Array:
         return column.slice(len(column) - 1)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import and_
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,21 +38,20 @@ from pyspark.sql.datasource import (
 from penstock.queue.open_stores import open_store
 from penstock.spark.error_boundary import without_tracebacks
 from penstock.spark.options import SourceOptions
-from penstock.spark.source.admission import split_into_tasks
-from penstock.spark.source.positions import end_positions, skip_trimmed, start_positions
+from penstock.spark.source.ranges import end_positions, skip_trimmed, split_into_tasks, start_positions
 from penstock.spark.source.read_task import RangePartition, Scan
 from penstock.store.database import Transaction
 from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord
 
-_COMPARISONS: dict[type[Filter], Callable[[Any, Any], Any]] = {
+_COMPARISONS: dict[type[Filter], Callable[[pc.Expression, pa.Scalar], pc.Expression]] = {
     EqualTo: operator.eq,
     GreaterThan: operator.gt,
     GreaterThanOrEqual: operator.ge,
     LessThan: operator.lt,
     LessThanOrEqual: operator.le,
 }
-_TEXT: dict[type[Filter], Callable[[Any, str], Any]] = {
+_TEXT: dict[type[Filter], Callable[[pc.Expression, str], pc.Expression]] = {
     StringStartsWith: pc.starts_with,
     StringEndsWith: pc.ends_with,
     StringContains: pc.match_substring,
@@ -151,10 +149,10 @@ def to_arrow_expression(condition: Filter, schema: pa.Schema) -> pc.Expression |
         return None
 
 
-def _comparison(condition: Any, column: pc.Expression, kind: pa.DataType) -> pc.Expression | None:
+def _comparison(condition: Filter, column: pc.Expression, kind: pa.DataType) -> pc.Expression | None:
     if isinstance(condition, In):
         return _in(condition.value, column, kind)
-    value = condition.value
+    value = getattr(condition, "value", None)
     if value is None:
         return None
     if isinstance(condition, EqualNullSafe):
@@ -166,7 +164,7 @@ def _comparison(condition: Any, column: pc.Expression, kind: pa.DataType) -> pc.
     return None
 
 
-def _in(values: Sequence[Any], column: pc.Expression, kind: pa.DataType) -> pc.Expression:
+def _in(values: Sequence[object], column: pc.Expression, kind: pa.DataType) -> pc.Expression:
     """Return SQL's IN: null for a null, and for a value that is not in a list with a null."""
     known = [value for value in values if value is not None]
     null = pa.scalar(None, pa.bool_())

@@ -20,6 +20,7 @@ from penstock.queue.checks import refuse_feed
 from penstock.queue.open_stores import open_store
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.error_boundary import without_tracebacks
+from penstock.spark.internals.python_workers import check_reach
 from penstock.spark.options import (
     ANY_SOURCE,
     BATCH_SINK,
@@ -32,9 +33,8 @@ from penstock.spark.options import (
     source_options,
     with_defaults,
 )
+from penstock.spark.queue_writers import QueueStreamWriter, QueueWriter
 from penstock.spark.schemas import check_writable, projection, source_schema, to_struct
-from penstock.spark.session_store import check_reach
-from penstock.spark.sink.writers import QueueStreamWriter, QueueWriter
 from penstock.spark.source.batch_reader import FilteringQueueReader, QueueReader
 from penstock.spark.source.stream_reader import QueueStreamReader
 from penstock.store.records.catalog import QueueRecord

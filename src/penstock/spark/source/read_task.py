@@ -9,11 +9,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from penstock.queue.open_stores import open_store
-from penstock.spark.internals.gc_tuning import freeze_imports
+from penstock.spark.internals.python_workers import check_reach, freeze_imports
 from penstock.spark.schemas import to_output_batch
-from penstock.spark.session_store import check_reach
-from penstock.spark.source.positions import report_loss
+from penstock.spark.source.ranges import report_loss
 from penstock.store.log import partition_log
+from penstock.store.log.partition_log import Chunk
 from penstock.store.records.catalog import QueueRecord
 
 SMALL_ROWS = 8192
@@ -47,27 +47,27 @@ class Scan:
             return iter(())
         check_reach(self.url, None)
         freeze_imports()
-        return self._filtered(_coalesced(self._batches(task)))
+        rows = (batch for _, batch in self.chunks(task.partition, task.start, task.end))
+        return self._filtered(_coalesced(rows))
 
-    def _batches(self, task: RangePartition) -> Iterator[pa.RecordBatch]:
-        position = task.start
-        for chunk in self._chunks(task):
-            self._log_loss(task.partition, position, chunk.start)
-            position = chunk.end
-            yield to_output_batch(chunk, self.queue, task.partition, self.schema)
-        self._log_loss(task.partition, position, task.end)
-
-    def _chunks(self, task: RangePartition) -> Iterator[partition_log.Chunk]:
-        return partition_log.read(
+    def chunks(self, partition: int, start: int, end: int) -> Iterator[tuple[Chunk, pa.RecordBatch]]:
+        """Yield the stored chunks of a range with their rows; lost rows are logged, or raise an error."""
+        position = start
+        chunks = partition_log.read(
             open_store(self.url).database,
             self.queue,
-            task.partition,
-            task.start,
-            task.end,
+            partition,
+            start,
+            end,
             columns=self._columns(),
             on_lost="fail" if self.fail_on_data_loss else "skip",
             with_runs="_timestamp" in set(self.schema.names).difference(self.queue.schema.names),
         )
+        for chunk in chunks:
+            self._log_loss(partition, position, chunk.start)
+            position = chunk.end
+            yield chunk, to_output_batch(chunk, self.queue, partition, self.schema)
+        self._log_loss(partition, position, end)
 
     def _log_loss(self, partition: int, start: int, end: int) -> None:
         if start < end:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -13,14 +12,19 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 
 from penstock.commit.offsets import QueueOffset, pad
 from penstock.commit.owner import Owner
-from penstock.errors import CheckpointMismatch
+from penstock.json_text import Json
 from penstock.queue.open_stores import open_store
 from penstock.queue.store import Store
 from penstock.spark.error_boundary import without_tracebacks
 from penstock.spark.limit_pushdown import RemainingQuota
 from penstock.spark.options import SourceOptions
-from penstock.spark.source.admission import next_end, split_into_tasks
-from penstock.spark.source.positions import skip_trimmed, start_positions
+from penstock.spark.source.ranges import (
+    next_end,
+    parse_offset,
+    skip_trimmed,
+    split_into_tasks,
+    start_positions,
+)
 from penstock.spark.source.read_task import RangePartition, Scan
 from penstock.store.database import Transaction
 from penstock.store.records import catalog
@@ -66,16 +70,16 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._own()
         return ReadAllAvailable()
 
-    def initialOffset(self) -> dict[str, Any]:
+    def initialOffset(self) -> Json:
         """Return the start of a query with a new checkpoint."""
         owner = self._own()
         start = self._store().database.run(self._start, write=False)
         return self._offset(start, start, owner).to_dict()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
         """Return the end of the next micro-batch; ``start`` itself if there are no rows for one."""
         owner = self._own()
-        last = self._parsed(start)
+        last = parse_offset(start)
         if owner is None:
             queue, partitions, draining = (*self._now(), False)
             last.require(self._store().uuid, queue.name, None, queue.generation)
@@ -95,15 +99,15 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first = pad(last.end, len(end))
         return start if end == first else self._offset(first, end, owner).to_dict()
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:
+    def reportLatestOffset(self) -> Json | None:
         """Return the end of the queue, for the query's progress."""
         ends = tuple(part.next_index for part in self._now()[1])
         return self._offset(ends, ends, self._own()).to_dict()
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
         """Return the tasks of a micro-batch, whose range is in ``end`` only."""
         owner = self._own()
-        batch = self._parsed(end)
+        batch = parse_offset(end)
         batch.require_reached([part.next_index for part in self._now()[1]])
         if owner is not None:
             batch.require(self._store().uuid, self._queue.name, self._options.consumer, owner.generation)
@@ -116,7 +120,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the rows of one task, on an executor."""
         return self._scan.read(partition)
 
-    def commit(self, end: dict[str, Any]) -> None:
+    def commit(self, end: Json) -> None:
         """Do nothing: Spark calls it late, and never for the last micro-batch."""
 
     def stop(self) -> None:
@@ -179,15 +183,6 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end=tuple(end),
             rows_per_task=self._options.rows_per_task,
         )
-
-    def _parsed(self, offset: dict[str, Any]) -> QueueOffset:
-        parsed = QueueOffset.of(offset)
-        if parsed is None:
-            raise CheckpointMismatch(
-                f"the checkpoint has the offset {str(offset)[:200]!r}, which is not that of a queue: it "
-                "belongs to another query; use that query's source, or a new checkpoint"
-            )
-        return parsed
 
 
 class BatchSizeWarnings:

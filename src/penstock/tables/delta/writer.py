@@ -18,7 +18,6 @@ from penstock.errors import CommitRefused, InvalidInput, InvalidOption, Penstock
 from penstock.lake.location import DeltaPlace, library
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.schemas import quote_column
-from penstock.spark.sink.micro_batches import require_same_query
 from penstock.tables.delta.schema import DeltaLayout, match_table, rows_layout
 from penstock.tables.delta.stage import REPORT, DeltaStage, DeltaStageTask, delete_abandoned
 from penstock.tables.delta.transactions import AppTransaction, commit_properties, merge_by_keys
@@ -136,7 +135,7 @@ class DeltaWriter:
         try:
             reports = self._staging(frame, stage).collect()
             if reports and transaction is not None:
-                require_same_query(Checkpoint(self.location), (report.query for report in reports))
+                Checkpoint(self.location).require_query(report.query for report in reports)
             files = [report.file for report in reports if report.file is not None]
             stage.require_files(files)
             self._check(stage, files)

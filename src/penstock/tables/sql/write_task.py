@@ -11,8 +11,7 @@ from pyspark import TaskContext
 from penstock.arrow.coerce import conform
 from penstock.queue.open_stores import open_store
 from penstock.spark.error_boundary import iterate_without_tracebacks
-from penstock.spark.internals.gc_tuning import freeze_imports
-from penstock.spark.session_store import check_reach
+from penstock.spark.internals.python_workers import check_reach, freeze_imports
 from penstock.tables.chunks import chunked
 from penstock.tables.columns import Layout
 from penstock.tables.row_checks import require_changes, require_key_value

@@ -15,7 +15,6 @@ from penstock.errors import PenstockError
 from penstock.queue.open_stores import open_store
 from penstock.queue.store import Store
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.sink.micro_batches import batch_commit, require_same_query
 from penstock.store.records.ledger import LedgerKey
 from penstock.tables.columns import Layout
 from penstock.tables.row_encoding import project_rows
@@ -84,10 +83,9 @@ class TableWriter:
     ) -> None:
         checkpoint = Checkpoint(self.location)
         if reports:
-            require_same_query(checkpoint, (report.query for report in reports))
-        batch = batch_commit(
+            checkpoint.require_query(report.query for report in reports)
+        batch = checkpoint.batch_commit(
             target,
-            checkpoint,
             batch_id,
             rows=sum(report.rows for report in reports),
             app_id=self.app_id,

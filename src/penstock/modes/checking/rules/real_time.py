@@ -11,7 +11,7 @@ from penstock.modes.checking.report import UNSAFE, WARNING, Problem
 from penstock.modes.checking.sinks import Sink
 from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_text import Node, without_ids
-from penstock.spark.internals.requirements import parse_version
+from penstock.spark.internals.sessions import parse_version
 
 ALLOW_LIST = "spark.sql.streaming.realTimeMode.allowlistCheck"
 VERSION = "version"

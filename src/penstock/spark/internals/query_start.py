@@ -1,16 +1,20 @@
-"""Formats of sources and sinks, as a classic session looks them up by name (Spark 4.2, 4.3)."""
+"""What decides whether Spark starts a streaming query (classic sessions, Spark 4.2 and 4.3).
+
+Spark's own check of a plan in an output mode (``UnsupportedOperationChecker``), and what the format of the
+sink can do, without starting a query.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
 
-from py4j.java_gateway import is_instance_of
-from pyspark.errors import PySparkException
+from py4j.java_gateway import JavaObject, JVMView, is_instance_of
+from pyspark.errors import AnalysisException, IllegalArgumentException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.spark.internals.output_mode_checker import Refusal, refusal_of_error
-from penstock.spark.internals.sessions import JvmError
+from penstock.spark.internals.catalyst import analysed, java_frame
+from penstock.spark.internals.sessions import JvmError, jvm_of
 
 _SOURCE_RUNNER_VARIABLES = (
     "SPARK_LOCAL_DIRS",
@@ -25,6 +29,70 @@ _UPDATES = "org.apache.spark.sql.internal.connector.SupportsStreamingUpdateAsApp
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """Spark's reason not to start a query."""
+
+    condition: str | None
+    message: str
+
+
+def check_output_mode(frame: DataFrame, mode: str, trigger: str = "processing time") -> Refusal | None:
+    """Return why Spark would not start a query of a classic session in an output mode; None if it would.
+
+    A query's start calls ``checkForStreaming``, ``checkForContinuous`` and
+    ``checkAdditionalRealTimeModeConstraints`` with the same plan. Triggers other than ``continuous`` and
+    ``real time`` mean micro-batches.
+    """
+    checker, modes = _checker(jvm_of(frame.sparkSession))
+    plan = analysed(frame)
+    try:
+        if trigger == "continuous":
+            checker.checkForContinuous(plan, modes[mode])
+        else:
+            checker.checkForStreaming(plan, modes[mode])
+        if trigger == "real time":
+            checker.checkAdditionalRealTimeModeConstraints(plan, modes[mode])
+    except (AnalysisException, IllegalArgumentException) as error:
+        return Refusal(error.getCondition(), _first_line(error.getMessage()))
+    return None
+
+
+def refusal_of_error(error: Exception) -> Refusal:
+    """Return the condition and message of a Spark error, even of kinds that PySpark has no class for."""
+    if isinstance(error, PySparkException):
+        return Refusal(error.getCondition(), _first_line(error.getMessage() or str(error)))
+    thrown = getattr(error, "java_exception", None)
+    if thrown is None:
+        return Refusal(None, _first_line(str(error)))
+    try:
+        condition = str(thrown.getCondition())
+    except JvmError:
+        # It has none.
+        condition = None
+    return Refusal(condition, _first_line(str(thrown.getMessage())))
+
+
+@lru_cache(maxsize=1)
+def _checker(jvm: JVMView) -> tuple[JavaObject, dict[str, JavaObject]]:
+    """Return the checker's class and the output modes.
+
+    Each name on the way to them would be a call to the JVM.
+    """
+    sql = jvm.org.apache.spark.sql
+    output_mode = sql.streaming.OutputMode
+    modes = {
+        "append": output_mode.Append(),
+        "update": output_mode.Update(),
+        "complete": output_mode.Complete(),
+    }
+    return sql.catalyst.analysis.UnsupportedOperationChecker, modes
+
+
+def _first_line(message: str) -> str:
+    return message.split(";\n")[0].split(" SQLSTATE")[0].strip()
+
+
+@dataclass(frozen=True)
 class Format:
     """A format, and what it does with streams."""
 
@@ -35,7 +103,7 @@ class Format:
     files: bool = False
     """Whether it adds files to a folder."""
     streams: bool = True
-    """Whether it takes streams at all."""
+    """Whether it supports streams."""
     truncates: bool | None = None
     """Whether it can be truncated, as complete mode needs; None if unknown."""
     updates: bool | None = None
@@ -62,9 +130,9 @@ def preset_environment(spark: SparkSession, name: str) -> None:
 
 def look_up_format(frame: DataFrame, name: str) -> Format:
     """Look up a format as the start of a query that writes a classic DataFrame would."""
-    session: Any = frame.sparkSession
-    state = session._jsparkSession.sessionState()
-    sources = session._jvm.org.apache.spark.sql.execution.datasources.DataSource
+    jvm = jvm_of(frame.sparkSession)
+    state = frame.sparkSession._jsparkSession.sessionState()
+    sources = jvm.org.apache.spark.sql.execution.datasources.DataSource
     try:
         if state.dataSourceManager().dataSourceExists(name):
             return Format(python=True)
@@ -75,25 +143,22 @@ def look_up_format(frame: DataFrame, name: str) -> Format:
     try:
         capabilities = None if older is not None else streaming_capabilities(frame, provider.get())
         if capabilities is None:
-            return _older_format(session, name, older or sources.lookupDataSource(name, state.conf()))
+            return _older_format(jvm, name, older or sources.lookupDataSource(name, state.conf()))
     except (JvmError, PySparkException) as error:
         # The start of a query passes its options, which a check does not have.
         return Format(silent=refusal_of_error(error).message)
     return Format(truncates=capabilities[0], updates=capabilities[1])
 
 
-def streaming_capabilities(frame: Any, provider: Any) -> tuple[bool, bool] | None:
-    """Return whether a format's writer can truncate the sink and append updated rows.
-
-    None if it takes no stream.
+def streaming_capabilities(frame: DataFrame, provider: JavaObject) -> tuple[bool, bool] | None:
+    """Return whether a format's writer can truncate and append updated rows; None if it takes no stream.
 
     The start of a query asks the same of the same writer (``StreamExecution.createWrite``); here it is built
     without the query's options.
     """
-    session = frame.sparkSession
-    jvm = session._jvm
+    jvm = jvm_of(frame.sparkSession)
     sql, empty = jvm.org.apache.spark.sql, jvm.java.util.Optional.empty()
-    schema, options = frame._jdf.schema(), sql.util.CaseInsensitiveStringMap.empty()
+    schema, options = java_frame(frame).schema(), sql.util.CaseInsensitiveStringMap.empty()
     tables = sql.execution.datasources.v2.DataSourceV2Utils
     try:
         table = tables.getTableFromProvider(provider, options, jvm.scala.Some(schema))
@@ -103,16 +168,16 @@ def streaming_capabilities(frame: Any, provider: Any) -> tuple[bool, bool] | Non
     if sql.connector.catalog.TableCapability.STREAMING_WRITE not in table.capabilities():
         return None
     info = sql.connector.write.LogicalWriteInfoImpl("", schema, options, empty, empty)
-    builder, gateway = table.newWriteBuilder(info), session.sparkContext._gateway
+    builder, gateway = table.newWriteBuilder(info), frame.sparkSession.sparkContext._gateway
     return is_instance_of(gateway, builder, _TRUNCATES), is_instance_of(gateway, builder, _UPDATES)
 
 
-def _older_format(session: Any, name: str, provider: Any) -> Format:
+def _older_format(jvm: JVMView, name: str, provider: JavaObject) -> Format:
     if name.lower() == _READ_ONLY:
         return Format(older=True, streams=False)
 
     def is_a(kind: str) -> bool:
-        parent = session._jvm.java.lang.Class.forName(f"org.apache.spark.sql.{kind}")
+        parent = jvm.java.lang.Class.forName(f"org.apache.spark.sql.{kind}")
         return bool(parent.isAssignableFrom(provider))
 
     if is_a("execution.datasources.FileFormat"):

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from penstock.spark.internals.gc_tuning import freeze_imports
+from penstock.spark.internals.python_workers import freeze_imports
 from penstock.spark.source.read_task import RangePartition, Scan
 from tests.spark.support import fill, make_queue
 

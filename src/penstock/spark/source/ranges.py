@@ -1,17 +1,144 @@
-"""Admission: how many rows of a queue go into the next micro-batch."""
+"""Row ranges of reads: where they start and end, how far the next micro-batch reaches, and its tasks.
+
+All take the partitions of a queue as one statement sees them, so that a range has whole appends.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
-from penstock.commit.offsets import pad
+from penstock.commit.offsets import QueueOffset, pad
+from penstock.errors import CheckpointMismatch, DataLost, InvalidPosition
+from penstock.json_text import JsonValue
 from penstock.spark.options import SourceOptions
 from penstock.store.database import Transaction
 from penstock.store.log.partition_log import PAGE_SEGMENTS
 from penstock.store.log.segmenting import Runs
+from penstock.store.records import consumers
 from penstock.store.records.catalog import PartitionRecord, QueueRecord
+
+log = logging.getLogger("penstock.spark")
+
+
+def parse_offset(offset: JsonValue) -> QueueOffset:
+    """Parse the offset of a queue in a checkpoint.
+
+    Raises CheckpointMismatch for the offset of another source.
+    """
+    parsed = QueueOffset.of(offset)
+    if parsed is None:
+        raise CheckpointMismatch(
+            f"the checkpoint has the offset {str(offset)[:200]!r}, which is not that of a queue: it belongs "
+            "to another query; use that query's source, or a new checkpoint"
+        )
+    return parsed
+
+
+def start_positions(
+    tx: Transaction, options: SourceOptions, queue: QueueRecord, partitions: Sequence[PartitionRecord]
+) -> list[int]:
+    """Return the start of a read without a checkpoint, by partition; rows at the start may have been trimmed.
+
+    Raises InvalidPosition when a row index is past the newest row, or its partition does not exist.
+    """
+    if options.consumer is not None:
+        registration = consumers.find_registration(tx, options.consumer, queue.name)
+        return list(pad(consumers.read_offsets(tx, registration)[0], len(partitions))[: len(partitions)])
+    if options.starting_timestamp is not None:
+        indexes = consumers.resolve(tx, queue, options.starting_timestamp)
+        return [min(index, part.next_index) for index, part in zip(indexes, partitions, strict=False)]
+    start = options.starting_offsets or "earliest"
+    if isinstance(start, str):
+        return [part.first_index if start == "earliest" else part.next_index for part in partitions]
+    return _checked(queue, partitions, start, [part.first_index for part in partitions])
+
+
+def end_positions(
+    options: SourceOptions, queue: QueueRecord, partitions: Sequence[PartitionRecord], start: Sequence[int]
+) -> list[int]:
+    """Return the end of a batch read, by partition; never before its start.
+
+    Raises InvalidPosition when a row index is past the newest row or before the start.
+    """
+    end = options.ending_offsets
+    if isinstance(end, str):
+        ends = [part.first_index if end == "earliest" else part.next_index for part in partitions]
+    else:
+        ends = _checked(queue, partitions, end, [part.next_index for part in partitions])
+    if isinstance(options.starting_offsets, Mapping) and isinstance(end, Mapping):
+        for partition in options.starting_offsets.keys() & end.keys():
+            if ends[partition] < options.starting_offsets[partition]:
+                raise InvalidPosition(
+                    f"endingOffsets has row {ends[partition]} for partition {partition}, before "
+                    f"startingOffsets' {options.starting_offsets[partition]}: exchange them",
+                    partition=partition,
+                )
+    return [max(first, last) for first, last in zip(start, ends, strict=True)]
+
+
+def _checked(
+    queue: QueueRecord,
+    partitions: Sequence[PartitionRecord],
+    indexes: Mapping[int, int],
+    others: Sequence[int],
+) -> list[int]:
+    """Return the checked row indexes by partition; those in ``others`` for partitions without one."""
+    offsets = list(others)
+    for partition, index in indexes.items():
+        if not 0 <= partition < len(partitions):
+            raise InvalidPosition(
+                f"queue {queue.name!r} has partitions 0 to {len(partitions) - 1}, not {partition}",
+                partition=partition,
+            )
+        end = partitions[partition].next_index
+        if not 0 <= index <= end:
+            raise InvalidPosition(
+                f"queue {queue.name!r}, partition {partition}, has rows up to {end}, not {index}: give a "
+                f"position from 0 to {end}",
+                partition=partition,
+            )
+        offsets[partition] = index
+    return offsets
+
+
+def skip_trimmed(
+    options: SourceOptions, partitions: Sequence[PartitionRecord], offsets: Sequence[int]
+) -> list[int]:
+    """Return the offsets, moved to the first rows that have not been trimmed.
+
+    Raises DataLost when rows after an offset have been trimmed, and ``failOnDataLoss`` is true.
+    """
+    for part, offset in zip(partitions, offsets, strict=True):
+        if offset < part.first_index:
+            report_loss(
+                options.queue, part.partition, offset, part.first_index, fail=options.fail_on_data_loss
+            )
+    return [max(offset, part.first_index) for part, offset in zip(partitions, offsets, strict=True)]
+
+
+def report_loss(queue: str, partition: int, start: int, end: int, *, fail: bool) -> None:
+    """Raise an error or log a warning: rows [start, end) were trimmed before they were read."""
+    lost = (
+        f"rows [{start}, {end}) of queue {queue!r}, partition {partition}, were trimmed before they were read"
+    )
+    if not fail:
+        log.warning(
+            "continuing without lost rows: %s",
+            lost,
+            extra={"action": "data_lost", "queue": queue, "partition": partition, "start": start, "end": end},
+        )
+        return
+    raise DataLost(
+        f"{lost}: set failOnDataLoss=false to continue without them, or restart from existing rows (seek the "
+        "consumer to 'earliest'; a stream also needs a new checkpoint)",
+        queue=queue,
+        partition=partition,
+        start=start,
+        end=end,
+    )
 
 
 @dataclass(frozen=True)
@@ -41,14 +168,8 @@ def next_end(
 ) -> tuple[int, ...]:
     """Return the end of the next micro-batch, by partition.
 
-    Parameters
-    ----------
-    partitions
-        The current partitions, read by one statement, so that they have whole appends.
-    start
-        The end of the last micro-batch; partitions that were added since then start at 0.
-    cap
-        The end of this run (``availableNow``); None for no cap.
+    ``start`` is the end of the last one; partitions that were added since then start at 0. ``cap`` is the end
+    of an ``availableNow`` run.
     """
     starts = pad(start, len(partitions))
     caps = [part.next_index for part in partitions] if cap is None else [*cap, *starts[len(cap) :]]
@@ -144,13 +265,23 @@ def whole_appends(
     return whole
 
 
+class _Segment(Protocol):
+    """A row of the statement ``appends_at``."""
+
+    start_index: int
+    end_index: int
+    first_append: int
+    last_append: int
+    runs: bytes
+
+
 def _append_at(tx: Transaction, queue: QueueRecord, partition: int, row: int) -> int | None:
     """Return the id of a row's append; None if this row and all later ones have been trimmed."""
     segment = _segment(tx, queue, partition, row)
     if segment is None:
         return None
     if segment.first_append == segment.last_append:
-        return int(segment.first_append)
+        return segment.first_append
     return Runs.from_bytes(segment.runs).append_at(row - segment.start_index)
 
 
@@ -169,17 +300,16 @@ def _before(tx: Transaction, queue: QueueRecord, backlog: Backlog, append: int) 
     return backlog.upto(low)
 
 
-def _segment(tx: Transaction, queue: QueueRecord, partition: int, row: int) -> Any:
-    """Return the segment of a row and its runs, in one statement: compaction may remove it before a second
-    one.
-    """
-    return tx.one("appends_at", queue_id=queue.queue_id, partition=partition, row_index=row)
+def _segment(tx: Transaction, queue: QueueRecord, partition: int, row: int) -> _Segment | None:
+    """Return the segment of a row and its runs, in one statement: compaction may remove it any time."""
+    segment: _Segment | None = tx.one(
+        "appends_at", queue_id=queue.queue_id, partition=partition, row_index=row
+    )
+    return segment
 
 
 def split_into_tasks(start: Sequence[int], end: Sequence[int], rows_per_task: int) -> list[list[int]]:
-    """Split a range into tasks [partition, start, end] of at most ``rows_per_task`` rows and about equal
-    size.
-    """
+    """Split a range into tasks (partition, start, end) of about equal size, at most ``rows_per_task``."""
     tasks = []
     for partition, (first, last) in enumerate(zip(pad(start, len(end)), end, strict=True)):
         pieces = -(-(last - first) // rows_per_task)

@@ -9,8 +9,8 @@ import pytest
 
 import penstock as ps
 from penstock.queue.queue import placement_of
-from penstock.spark.sink import write_task
-from penstock.spark.sink.write_task import SegmentGroups
+from penstock.spark import queue_writers
+from penstock.spark.queue_writers import SegmentGroups
 from tests.spark.support import SCHEMA, make_queue, one_store
 
 MIB = 1 << 20
@@ -28,7 +28,7 @@ def pieces(store: ps.Store, max_rows: int = 65_536) -> SegmentGroups:
 
 @one_store
 def test_heavy_rows_are_stored_before_they_are_many(store: ps.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_task, "FLUSH_BYTES", 6 * MIB)
+    monkeypatch.setattr(queue_writers, "FLUSH_BYTES", 6 * MIB)
     drawn = 0
 
     def batches() -> Iterator[pa.RecordBatch]:

@@ -1,5 +1,7 @@
-"""Writers into a queue: batch writes, which are atomic, and streaming writes with each of the three
-guarantees.
+"""Writers into a queue: batch writes, which are atomic, and streaming writes with each guarantee.
+
+A task places its rows and stores them as segments, staged or appended. The driver then commits what the tasks
+report.
 """
 
 from __future__ import annotations
@@ -8,30 +10,181 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from penstock.arrow.coerce import conform
 from penstock.commit.micro_batch import QueueTarget
-from penstock.commit.protocol import commit_batch, note_batch
+from penstock.commit.protocol import append_task, commit_batch, note_batch
 from penstock.errors import CommitRefused, condition_of
 from penstock.queue.open_stores import open_store
+from penstock.queue.placement import Placement, placement_of
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.error_boundary import without_tracebacks
+from penstock.spark.internals.python_workers import check_reach, freeze_imports
 from penstock.spark.options import SinkOptions
-from penstock.spark.sink.micro_batches import batch_commit, input_digest, require_same_query
-from penstock.spark.sink.write_task import StreamTask, TaskResult, TaskWriter
 from penstock.store import staging
 from penstock.store.log.partition_log import Appended
+from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, Segment
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.records.ledger import LedgerKey, queue_sink
+from penstock.store.staging import Attempt
 
 log = logging.getLogger("penstock.spark")
 
 T = TypeVar("T")
+FLUSH_SEGMENTS = 8
+FLUSH_BYTES = FLUSH_SEGMENTS * SEGMENT_RAW_BYTES
+"""How much Arrow data a task buffers before it stores it."""
 _BATCH = 0
+_STATEFUL = (
+    "guarantee=idempotent is for stateless queries, since a repeated micro-batch of a stateful one may be "
+    "split into other tasks: use guarantee=exactly_once"
+)
+
+
+@dataclass(frozen=True)
+class StreamTask:
+    """The micro-batch of a task, from the task's local properties (Spark 4.2 and 4.3)."""
+
+    query_id: str
+    batch_id: int
+    checkpoint_root: str | None = field(repr=False)
+    """The session's checkpoint location, for queries without their own; the URL may hold a password."""
+
+    @classmethod
+    def current(cls) -> StreamTask:
+        context = TaskContext.get()
+        if context is None:
+            raise RuntimeError("a stream can only be written in a Spark task")
+        return cls(
+            str(context.getLocalProperty("sql.streaming.queryId")),
+            int(str(context.getLocalProperty("streaming.sql.batchId"))),
+            context.getLocalProperty("spark.sql.streaming.checkpointLocation"),
+        )
+
+    def location(self, options: SinkOptions) -> str | None:
+        """Return the checkpoint's location: Spark does not pass it if the session's setting is used."""
+        if options.checkpoint is not None or self.checkpoint_root is None or options.query_name is None:
+            return options.checkpoint
+        return f"{self.checkpoint_root.rstrip('/')}/{options.query_name}"
+
+
+@dataclass(frozen=True)
+class TaskResult(WriterCommitMessage):
+    """The summary of a task for the driver."""
+
+    task: int
+    attempt: str
+    segments: int
+    rows: int
+    partitions: int
+    """The number of the queue's partitions when the task placed its rows."""
+    crowded: tuple[int, ...] = ()
+    """Partitions that may have small segments to compact."""
+    stream: StreamTask | None = None
+
+
+@dataclass
+class SegmentGroups:
+    """Splits the rows of a task into groups of segments; a group is stored in one transaction."""
+
+    queue: QueueRecord
+    placement: Placement
+    fallback: int
+    """The partition of rows without a key."""
+    max_rows: int
+    rows: int = 0
+    """How many rows there were so far."""
+    _buffered: list[pa.RecordBatch] = field(default_factory=list)
+
+    def groups(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[Segment]]:
+        """Yield groups of a bounded number of segments, in the order of the rows."""
+        rows = size = 0
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            conformed = conform(batch, self.queue.schema)
+            self._buffered.append(conformed)
+            self.rows += batch.num_rows
+            rows, size = rows + batch.num_rows, size + conformed.nbytes
+            if rows >= self.max_rows * FLUSH_SEGMENTS or size >= FLUSH_BYTES:
+                yield self._segments()
+                rows = size = 0
+        if self._buffered:
+            yield self._segments()
+
+    def _segments(self) -> list[Segment]:
+        batches, self._buffered = self._buffered, []
+        # A single batch, as in a continuous query, needs no table.
+        table = batches[0] if len(batches) == 1 else pa.Table.from_batches(batches, schema=self.queue.schema)
+        return self.placement.segments(table, None, self.fallback, max_rows=self.max_rows)
+
+
+class TaskWriter:
+    """One attempt of the running task to write its rows into a queue, with a method for each guarantee."""
+
+    def __init__(self, options: SinkOptions, queue: QueueRecord) -> None:
+        check_reach(options.url, None)
+        freeze_imports()
+        context = TaskContext.get()
+        self.task = 0 if context is None else int(context.partitionId())
+        self._attempt = str(uuid.uuid4())
+        self._queue = queue
+        self._database = open_store(options.url).database
+        self._placement = placement_of(self._database, queue)
+        self._pieces = SegmentGroups(queue, self._placement, self.task, options.max_rows_per_write)
+
+    def stage(self, app_id: str, batch_id: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
+        """Stage the rows, invisible to readers until the driver commits."""
+        attempt = Attempt(app_id, batch_id, self.task, self._attempt)
+        count = 0
+        for group in self._pieces.groups(batches):
+            count += staging.stage_segments(self._database, self._queue, attempt, group, count)
+        return self._wrote(count, [])
+
+    def append(self, batches: Iterator[pa.RecordBatch]) -> TaskResult:
+        """Append the rows group by group; a repeated task repeats them."""
+        appended = [
+            append_task(self._database, self._queue, None, group) for group in self._pieces.groups(batches)
+        ]
+        return self._wrote(len(appended), appended)
+
+    def append_once(
+        self,
+        key: LedgerKey,
+        origin: str,
+        batches: Iterator[pa.RecordBatch],
+        *,
+        covers: str = "",
+        new_sink: bool,
+    ) -> TaskResult:
+        """Append all rows in one transaction; for a repeated task this is a no-op.
+
+        ``origin`` is the query's id in its checkpoint, and ``covers`` a digest of the micro-batch's input,
+        empty if unknown. With ``new_sink`` the queue may have no rows of the query although the checkpoint is
+        not new.
+        """
+        segments = [segment for group in self._pieces.groups(batches) for segment in group]
+        appended = append_task(
+            self._database, self._queue, key, segments, origin=origin, covers=covers, new_sink=new_sink
+        )
+        return self._wrote(len(segments), [appended])
+
+    def _wrote(self, segments: int, appended: Sequence[Appended | None]) -> TaskResult:
+        crowded = {partition for made in appended if made is not None for partition in made.crowded}
+        return TaskResult(
+            self.task,
+            self._attempt,
+            segments,
+            self._pieces.rows,
+            self._placement.partitions,
+            tuple(sorted(crowded)),
+        )
 
 
 @without_tracebacks
@@ -53,7 +206,6 @@ class QueueWriter(DataSourceArrowWriter):
         attempts = {wrote.attempt: wrote.segments for wrote in messages if isinstance(wrote, TaskResult)}
         if not any(attempts.values()):
             return
-
         appended = store.database.run(
             lambda tx: staging.promote(tx, self._queue, self._job, _BATCH, attempts)
         )
@@ -83,12 +235,14 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         if self._options.guarantee == "exactly_once":
             wrote = writer.stage(app_id, stream.batch_id, iterator)
         elif self._options.guarantee == "idempotent":
-            key = LedgerKey(queue_sink(self._queue), app_id, stream.batch_id, writer.task)
+            covers = self._from_checkpoint(
+                stream, lambda checkpoint: checkpoint.input_digest(stream.batch_id)
+            )
             wrote = writer.append_once(
-                key,
+                LedgerKey(queue_sink(self._queue), app_id, stream.batch_id, writer.task),
                 stream.query_id,
                 self._stateless(stream, iterator),
-                covers=self._covers(stream),
+                covers=covers or "",
                 new_sink=self._options.allow_new_sink,
             )
         else:
@@ -102,19 +256,10 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         """
         yield from batches
         if self._from_checkpoint(stream, Checkpoint.stateful):
-            raise _stateful()
-
-    def _covers(self, stream: StreamTask) -> str:
-        """Return a digest of the micro-batch's input; empty if unknown."""
-        return (
-            self._from_checkpoint(stream, lambda checkpoint: input_digest(checkpoint, stream.batch_id)) or ""
-        )
+            raise CommitRefused(_STATEFUL)
 
     def _from_checkpoint(self, stream: StreamTask, read: Callable[[Checkpoint], T]) -> T | None:
-        """Read from the checkpoint.
-
-        None if an executor cannot, since only the driver must (and fails if it cannot).
-        """
+        """Read from the checkpoint; None if an executor cannot, since the driver reads it too, and must."""
         location = stream.location(self._options)
         try:
             return None if location is None else read(Checkpoint(location))
@@ -155,16 +300,13 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
     def _commit_batch(self, wrote: Sequence[TaskResult], batch_id: int) -> Appended | None:
         store = open_store(self._options.url)
         checkpoint = Checkpoint(self._location(wrote))
-        require_same_query(
-            checkpoint, (message.stream.query_id for message in wrote if message.stream is not None)
-        )
+        checkpoint.require_query(message.stream.query_id for message in wrote if message.stream is not None)
         self._require_placement(wrote)
         exactly = self._options.guarantee == "exactly_once"
         if not exactly and checkpoint.stateful():
-            raise _stateful()
-        batch = batch_commit(
+            raise CommitRefused(_STATEFUL)
+        batch = checkpoint.batch_commit(
             QueueTarget(self._queue),
-            checkpoint,
             batch_id,
             rows=sum(message.rows for message in wrote),
             app_id=self._options.app_id,
@@ -197,13 +339,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         return location
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: Spark also calls it if a commit failed after its transaction, and an error here would
-        hide that one.
+        """Do nothing: Spark also calls this if a commit failed after its transaction.
+
+        An error here would hide the one that caused the abort.
         """
-
-
-def _stateful() -> CommitRefused:
-    return CommitRefused(
-        "guarantee=idempotent is for stateless queries, since a repeated micro-batch of a stateful one may "
-        "be split into other tasks: use guarantee=exactly_once"
-    )

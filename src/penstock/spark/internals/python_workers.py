@@ -1,0 +1,143 @@
+"""Spark's Python workers: the packages and stores they need, garbage collection, the Arrow types they get.
+
+Before a worker takes its next task it collects garbage over everything it holds (pyspark/daemon.py, Spark 4.2
+and 4.3). With Arrow and pandas that takes 40 ms and more, since a forked worker copies the memory pages that
+the collector touches, and the next micro-batch waits for it. So imported modules are left out of it. Types
+are converted as PySpark does it (``pyspark.sql.pandas.types``).
+"""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from functools import cache
+
+import pyarrow as pa
+from pyspark import SparkContext, TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.types import DataType, StructType, _parse_datatype_json_string
+
+from penstock.errors import InvalidOption, MissingDependency
+from penstock.spark.internals.sessions import is_classic, is_local
+from penstock.store.url import parse_url
+
+_WORKER_PACKAGES = ("penstock", "pyarrow")
+_PROBE = "import importlib.util as u, sys; print(','.join(n for n in sys.argv[1:] if not u.find_spec(n)))"
+
+
+def check_workers(spark: SparkSession) -> None:
+    """Refuse a session whose workers' Python lacks a package; Spark itself reports that only after a while.
+
+    Only classic sessions say which Python that is.
+
+    Raises MissingDependency with the Python and the missing packages.
+    """
+    if not is_classic(spark):
+        return
+    context = spark.sparkContext
+    python = str(context.pythonExec)
+    is_on_this_machine = is_local(str(context.master))
+    missing = _missing_here(python) if is_on_this_machine else _missing_on_executor(context.applicationId)
+    if missing:
+        raise MissingDependency(
+            f"the Python of Spark's workers ({python}) lacks {', '.join(missing)}: pip install "
+            "'penstock[spark]' there, or set PYSPARK_PYTHON to a Python that has it before the session "
+            "starts (spark.pyspark.python with spark-submit)",
+            python=python,
+            missing=missing,
+        )
+
+
+@cache
+def _missing_here(python: str) -> tuple[str, ...]:
+    if python == sys.executable:
+        return ()
+    command = [python, "-c", _PROBE, *_WORKER_PACKAGES]
+    try:
+        probe = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise MissingDependency(
+            f"the Python of Spark's workers ({python}) cannot be run ({type(error).__name__}): "
+            "set PYSPARK_PYTHON to one that can before the session starts",
+            python=python,
+        ) from error
+    return tuple(name for name in probe.stdout.strip().split(",") if name)
+
+
+@cache
+def _missing_on_executor(_application: str) -> tuple[str, ...]:
+    """Ask one executor, with a task that needs the standard library only."""
+
+    def probe(_rows: object) -> list[str]:
+        from importlib.util import find_spec
+
+        return [name for name in ("penstock", "pyarrow") if find_spec(name) is None]
+
+    context = SparkContext.getOrCreate()
+    return tuple(context.parallelize([0], 1).mapPartitions(probe).collect())
+
+
+def check_reach(url: str, master: str | None) -> None:
+    """Refuse an embedded store on a cluster, whose executors could not see the file.
+
+    Spark's master URL is read from the properties of the running task when None.
+    """
+    if master is None:
+        context = TaskContext.get()
+        master = context.getLocalProperty("spark.master") if context is not None else None
+    if master is None or parse_url(url).dialect != "sqlite" or is_local(master):
+        return
+    raise InvalidOption(
+        f"a SQLite store is one machine's file, and this session runs on {master!r}, whose executors may be "
+        "elsewhere: use a postgresql store",
+        option="url",
+        master=master,
+    )
+
+
+def freeze_imports() -> None:
+    """Exclude the objects that this worker holds so far from garbage collection.
+
+    Outside of a task, do nothing.
+    """
+    if TaskContext.get() is not None:
+        _freeze()
+
+
+@cache
+def _freeze() -> None:
+    gc.freeze()
+
+
+def arrow_schema(schema: StructType, time_zone: str | None = "UTC") -> pa.Schema:
+    """Return the Arrow schema of the batches in which Spark sends rows to Python."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema, timezone=time_zone)
+
+
+def arrow_type(data_type: DataType) -> pa.DataType:
+    """Return the Arrow type in which Spark sends values to Python."""
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    return to_arrow_type(data_type, timezone="UTC")
+
+
+def round_trip_type(data_type: pa.DataType) -> pa.DataType | None:
+    """Return the Arrow type in which Spark sends back values that it got in another.
+
+    None if Spark does not support the type.
+    """
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    try:
+        return arrow_type(from_arrow_type(data_type))
+    except PySparkException:
+        return None
+
+
+def parse_type(text: str) -> DataType:
+    """Parse a type from Spark's JSON."""
+    return _parse_datatype_json_string(text)

@@ -1,1 +1,0 @@
-"""Writing into a queue from Spark: batch and streaming writers, and their tasks."""
