@@ -7,7 +7,7 @@ import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from penstock.ui.history import Spread
+from penstock.ui.history import Percentiles
 from penstock.ui.queries import RECENT_BATCHES
 
 NOW = datetime(2026, 3, 10, 13, 24, 7, tzinfo=UTC)
@@ -166,7 +166,7 @@ def points(
     took = [round(value, 1) for value in course(duration, 0.12, seed + 1, noise=0.05)]
     half = course(latency or 0, 0.06, seed + 2, noise=0.07)
     most = course((latency or 0) * 2.7, 0.2, seed + 3, noise=0.09)
-    batches = spreads(took) if latency is None else [dict[str, float]()] * POINTS
+    batches = percentiles(took) if latency is None else [dict[str, float]()] * POINTS
     return [
         {
             "at": at,
@@ -183,12 +183,12 @@ def points(
     ]
 
 
-def spreads(took: list[float]) -> list[dict[str, float | None]]:
-    """How the newest micro-batches were spread after each of them."""
-    spread, found = Spread(RECENT_BATCHES), []
+def percentiles(took: list[float]) -> list[dict[str, float | None]]:
+    """Percentiles of the newest micro-batches' durations after each of them."""
+    recent, found = Percentiles(RECENT_BATCHES), []
     for duration in took:
-        spread.add(duration)
-        found.append(spread.told())
+        recent.add(duration)
+        found.append(recent.summary())
     return found
 
 
@@ -202,7 +202,9 @@ def last(history: list[Point], every: float) -> Point:
         "rows_out": newest["rows_out"],
         "rows_in_per_second": newest["rows_in"] / every,
         "latency_ms": latency,
-        "batch_duration_ms": None if latency else spreads([point["duration_ms"] for point in history])[-1],
+        "batch_duration_ms": None
+        if latency
+        else percentiles([point["duration_ms"] for point in history])[-1],
         "state_rows": newest["state_rows"],
         "state_bytes": newest["state_rows"] and newest["state_rows"] * 96,
         "history": history,

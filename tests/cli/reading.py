@@ -10,7 +10,7 @@ import pyarrow as pa
 from penstock.arrow.schema import canonical_schema
 from penstock.cli.ddl import parse_ddl
 from penstock.cli.load.load import Intake, load
-from penstock.cli.load.rejected import RowsRejected
+from penstock.cli.load.rows import RowsRejected
 from penstock.cli.load.source import Source
 from penstock.cli.load.wire import plain_rows
 

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
-from penstock.cli.output.text import TextOutput
+from penstock.cli.commands.changes import change_columns, change_style
+from penstock.cli.text_output import TextOutput
 from tests.cli.conftest import Penstock
 from tests.support.waiting import readable, wait_until
 
@@ -206,7 +207,7 @@ def test_the_kinds_of_changes_have_colours_on_a_terminal(monkeypatch: pytest.Mon
     for name, value in {"TERM": "xterm-256color", "COLUMNS": "80"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    show = TextOutput("sqlite:///x").change_printer(["id"])
+    show = TextOutput("sqlite:///x").row_printer(change_columns(["id"]), change_style)
     kinds = ["insert", "delete", "update_preimage", "update_postimage"]
     show([{"_change_type": kind, "_commit_version": 1, "_commit_timestamp": "", "id": 1} for kind in kinds])
     assert [line[:6] for line in screen.getvalue().splitlines()[1:]] == [

@@ -44,7 +44,7 @@ def test_state_has_rows_up_to_a_limit(made: Made) -> None:
     assert told["rows"][0]["key"]["window"]["end"] == "2026-01-01T12:04:00.000000Z"
     shown = run_penstock("checkpoint", "state", made.path, "--limit", 1)
     assert len(shown.out.splitlines()) == 2
-    assert "more rows than these 1" in shown.err
+    assert "more than these 1 rows" in shown.err
     first = run_penstock("checkpoint", "state", made.path, "--batch", 0, "--json").json
     assert len(first["rows"]) == made.progress[0]["stateOperators"][0]["numRowsTotal"]
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.cli.command_log import CommandLog
-from penstock.cli.commands.shared import make_output
+from penstock.cli.commands.shared import CommandLog, make_output
 from tests.cli.conftest import Penstock, Result
 
 PENSTOCK = logging.getLogger("penstock")

@@ -139,10 +139,10 @@ def test_seek_shows_first_and_moves_then(filled: Penstock, store_url: str) -> No
         ]
     )
     text = filled(*move, '{"0": 5}').out
-    assert "consumer 'c' went on queue 'q'" in text
+    assert "consumer 'c' moved on queue 'q'" in text
     assert [line.split() for line in text.splitlines()[-2:]] == [["0", "10", "5", "-5"], ["1", "4", "4", "0"]]
     assert offsets(store_url) == {0: 5, 1: 4}
-    assert "would go" in filled(*move, "2000-01-01T00:00:00Z", "--dry-run").out
+    assert "would move" in filled(*move, "2000-01-01T00:00:00Z", "--dry-run").out
 
 
 def test_a_consumer_in_use_stays(filled: Penstock, store_url: str) -> None:

@@ -108,7 +108,7 @@ def test_an_empty_line_is_refused_where_its_column_takes_no_nulls() -> None:
     assert said == [
         "line 3: column 'a': takes no nulls",
         "line 4: column 'a': takes no nulls",
-        "line 6: column 'a': \"x\" is no int",
+        "line 6: column 'a': \"x\" is not a valid int",
     ]
 
 
@@ -160,16 +160,16 @@ def test_each_bad_row_is_told_with_the_line_on_which_it_starts() -> None:
             '11,"never closed,,',
         ]
     )
-    quote = "has a quote that is not around a whole field, or is never closed: quote the whole field, double the quotes in it"
+    quote = "has a quote that is not around a whole field, or is never closed: quote the whole field and double the quotes in it"
     assert complaints(ORDERS, text, format="csv", shown_errors=100) == [
-        "line 4: column 'id': \"x\" is no bigint",
-        "line 7: column 'amount': \"1.555\" is no decimal(10,2)",
+        "line 4: column 'id': \"x\" is not a valid bigint",
+        "line 7: column 'amount': \"1.555\" is not a valid decimal(10,2)",
         f"line 8: {quote}",
         "line 9: has 2 fields, the header has 4",
         "line 10: column 'id': takes no nulls",
-        "line 11: column 'tags': \"{}\" is no array<string>",
+        "line 11: column 'tags': \"{}\" is not a valid array<string>",
         f"line 12: {quote}",
-        "line 13: column 'tags': \"[1]\" is no array<string>",
+        "line 13: column 'tags': \"[1]\" is not a valid array<string>",
         f"line 15: {quote}",
     ]
 
@@ -179,22 +179,22 @@ def test_each_bad_row_is_told_with_the_line_on_which_it_starts() -> None:
     [
         ("timestamp", "2024-01-01 00:00:00", "it needs a zone"),
         ("timestamp_ntz", "2024-01-01T00:00:00Z", "it takes no zone"),
-        ("date", "01/02/2024", "is no date"),
+        ("date", "01/02/2024", "is not a valid date"),
         ("binary", "no base64!", "it is written in base64"),
-        ("float", "1e39", "is no float"),
-        ("double", "1e400", "is no double"),
-        ("int", "2147483648", "is no int"),
-        ("int", "1.0", "is no int"),
-        ("tinyint", "0xFF", "is no tinyint"),
-        ("int", "0X1f", "is no int"),
-        ("bigint", '" 0xFF"', "is no bigint"),
-        ("interval day to second", "0x10", "is no interval day to second"),
-        ("boolean", "yes", "is no boolean"),
-        ("decimal(4,2)", "123.4", "is no decimal(4,2)"),
-        ("decimal(38,10)", "999999999999999999999999999999", "is no decimal(38,10)"),
-        ("decimal(38,10)", "332306998946228968225951765070086144", "is no decimal(38,10)"),
-        ("array<int>", '"1} {""a"": 2"', "is no array<int>"),
-        ("array<int>", '"1, ""b"": 2"', "is no array<int>"),
+        ("float", "1e39", "is not a valid float"),
+        ("double", "1e400", "is not a valid double"),
+        ("int", "2147483648", "is not a valid int"),
+        ("int", "1.0", "is not a valid int"),
+        ("tinyint", "0xFF", "is not a valid tinyint"),
+        ("int", "0X1f", "is not a valid int"),
+        ("bigint", '" 0xFF"', "is not a valid bigint"),
+        ("interval day to second", "0x10", "is not a valid interval day to second"),
+        ("boolean", "yes", "is not a valid boolean"),
+        ("decimal(4,2)", "123.4", "is not a valid decimal(4,2)"),
+        ("decimal(38,10)", "999999999999999999999999999999", "is not a valid decimal(38,10)"),
+        ("decimal(38,10)", "332306998946228968225951765070086144", "is not a valid decimal(38,10)"),
+        ("array<int>", '"1} {""a"": 2"', "is not a valid array<int>"),
+        ("array<int>", '"1, ""b"": 2"', "is not a valid array<int>"),
         ("struct<x:int not null>", "{}", "takes no nulls"),
     ],
 )
@@ -207,7 +207,10 @@ def test_a_value_that_would_have_to_be_guessed_or_changed_is_refused(kind: str, 
 def test_hexadecimal_is_refused_in_its_line_and_is_text_elsewhere() -> None:
     text = "id,name,n\n1,0xFF,1\n2,0x1,0xFF\n3,,NA\n0x4,,\n"
     said = complaints("id int, name string, n smallint", text, format="csv", nulls=("", "NA"))
-    assert said == ["line 3: column 'n': \"0xFF\" is no smallint", "line 5: column 'id': \"0x4\" is no int"]
+    assert said == [
+        "line 3: column 'n': \"0xFF\" is not a valid smallint",
+        "line 5: column 'id': \"0x4\" is not a valid int",
+    ]
     found = read_rows("id int, name string", "id,name\n1,0xFF\n,0x\n", format="csv")
     assert found == [{"id": 1, "name": "0xFF"}, {"id": None, "name": "0x"}]
 

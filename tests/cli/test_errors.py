@@ -11,9 +11,9 @@ import typer
 
 from penstock.cli import main
 from penstock.cli.commands import shared
-from penstock.cli.output.protocol import one_line, redact, secrets_of
+from penstock.cli.output import one_line
 from penstock.errors import InvalidInput
-from penstock.redaction import sentence
+from penstock.redaction import redact, secrets_of, sentence
 from tests.cli.conftest import Penstock, run_penstock
 
 

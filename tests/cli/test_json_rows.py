@@ -179,22 +179,22 @@ def test_each_bad_row_is_told_with_its_line_column_value_and_reason() -> None:
         ]
     )
     assert complaints(ORDERS, text, format="jsonl", shown_errors=100) == [
-        "line 3: column 'id': \"x\" is no bigint",
-        "line 4: null is no JSON object",
-        "line 5: column 'amount': \"1.555\" is no decimal(10,2)",
-        "line 6: column 'amount': 123456789.5 is no decimal(10,2)",
+        "line 3: column 'id': \"x\" is not a valid bigint",
+        "line 4: null is not a JSON object",
+        "line 5: column 'amount': \"1.555\" is not a valid decimal(10,2)",
+        "line 6: column 'amount': 123456789.5 is not a valid decimal(10,2)",
         "line 7: column 'nam': is unknown; it has to be one of id, name, amount, tags. Did you mean 'name'?",
         "line 8: column 'id': takes no nulls",
-        "line 9: is no JSON object in one line: Expecting property name enclosed in double quotes at character 2",
+        "line 9: is not a JSON object in one line: Expecting property name enclosed in double quotes at character 2",
         "line 10: column 'id': is missing and takes no nulls; add it",
-        "line 11: cannot be read: the key 'id' is there twice",
-        "line 12: column 'tags': [1] is no array<string>",
-        "line 13: [1] is no JSON object",
-        "line 14: is no JSON object in one line: Extra data at character 11",
-        "line 15: column 'id': 1.5 is no bigint",
-        "line 16: column 'id': true is no bigint",
-        "line 17: column 'id': 9223372036854775808 is no bigint",
-        "line 18: column 'name': 5 is no string",
+        "line 11: cannot be read: the key 'id' occurs twice",
+        "line 12: column 'tags': [1] is not a valid array<string>",
+        "line 13: [1] is not a JSON object",
+        "line 14: is not a JSON object in one line: Extra data at character 11",
+        "line 15: column 'id': 1.5 is not a valid bigint",
+        "line 16: column 'id': true is not a valid bigint",
+        "line 17: column 'id': 9223372036854775808 is not a valid bigint",
+        "line 18: column 'name': 5 is not a valid string",
     ]
 
 
@@ -202,40 +202,40 @@ def test_each_bad_row_is_told_with_its_line_column_value_and_reason() -> None:
     ("kind", "value", "said"),
     [
         ("timestamp", '"2024-01-01T00:00:00"', "it needs a zone"),
-        ("timestamp", "1700000000", "is no timestamp"),
-        ("timestamp", '"2024-02-30T00:00:00Z"', "is no timestamp; there is no day 2024-02-30"),
+        ("timestamp", "1700000000", "is not a valid timestamp"),
+        ("timestamp", '"2024-02-30T00:00:00Z"', "is not a valid timestamp; there is no day 2024-02-30"),
         ("timestamp_ntz", '"2024-02-30T00:00:00"', "there is no day 2024-02-30"),
         (
             "timestamp",
             '"2024-01-01T25:00:00Z"',
-            "is no timestamp; it is written as in 2024-01-31T12:00:00.123456Z",
+            "is not a valid timestamp; it is written as in 2024-01-31T12:00:00.123456Z",
         ),
         ("timestamp", '"2024-01-01T00:00:00.1234567Z"', "it is written as in"),
         ("timestamp_ntz", '"2024-01-01T00:00:00Z"', "it takes no zone"),
-        ("date", "5", "is no date"),
-        ("date", '"2024-01-01T00:00:00"', "is no date"),
+        ("date", "5", "is not a valid date"),
+        ("date", '"2024-01-01T00:00:00"', "is not a valid date"),
         ("binary", '"no base64!"', "it is written in base64"),
-        ("float", "1e39", "is no float"),
-        ("double", "1e400", "is no double"),
-        ("double", "1.7976931348623157e309", "is no double"),
-        ("double", '"5"', "is no double"),
-        ("tinyint", "128", "is no tinyint"),
+        ("float", "1e39", "is not a valid float"),
+        ("double", "1e400", "is not a valid double"),
+        ("double", "1.7976931348623157e309", "is not a valid double"),
+        ("double", '"5"', "is not a valid double"),
+        ("tinyint", "128", "is not a valid tinyint"),
         # pyarrow's own readers make another number of these.
-        ("decimal(38,10)", "999999999999999999999999999999", "is no decimal(38,10)"),
-        ("decimal(38,10)", '"332306998946228968225951765070086144"', "is no decimal(38,10)"),
-        ("decimal(4,2)", "123.4", "is no decimal(4,2)"),
-        ("boolean", "1", "is no boolean"),
-        ("string", "true", "is no string"),
-        ("time", '"24:00:00"', "is no time"),
+        ("decimal(38,10)", "999999999999999999999999999999", "is not a valid decimal(38,10)"),
+        ("decimal(38,10)", '"332306998946228968225951765070086144"', "is not a valid decimal(38,10)"),
+        ("decimal(4,2)", "123.4", "is not a valid decimal(4,2)"),
+        ("boolean", "1", "is not a valid boolean"),
+        ("string", "true", "is not a valid string"),
+        ("time", '"24:00:00"', "is not a valid time"),
         ("interval day to second", "1.5", "it is written in whole microseconds"),
-        ("map<string,int>", '[["a", 1]]', "is no map<string, int>"),
-        ("map<int,int>", '{"a": 1}', "is no map<int, int>"),
-        ("map<string,int>", '{"a": "b"}', "is no map<string, int>"),
-        ("struct<a:int>", '{"b": 1}', "is no struct<a: int>"),
+        ("map<string,int>", '[["a", 1]]', "is not a valid map<string, int>"),
+        ("map<int,int>", '{"a": 1}', "is not a valid map<int, int>"),
+        ("map<string,int>", '{"a": "b"}', "is not a valid map<string, int>"),
+        ("struct<a:int>", '{"b": 1}', "is not a valid struct<a: int>"),
         ("struct<a:int not null>", "{}", "takes no nulls"),
         ("array<struct<a:int not null>>", '[{"a": 1}, {"a": null}]', "takes no nulls"),
-        ("void", "1", "is no void"),
-        ("string", '"\\ud800"', "is no string"),
+        ("void", "1", "is not a valid void"),
+        ("string", '"\\ud800"', "is not a valid string"),
     ],
 )
 def test_a_value_that_would_have_to_be_guessed_or_changed_is_refused(
@@ -265,7 +265,7 @@ def test_bytes_that_are_no_utf8_are_refused() -> None:
 def test_a_line_holds_one_row(line: str) -> None:
     for text in (line, f'{{"id": 0}}\n{line}\n{{"id": 3}}'):
         (complaint,) = complaints(ORDERS, text, format="jsonl")
-        assert "is no JSON object in one line: Extra data" in complaint
+        assert "is not a JSON object in one line: Extra data" in complaint
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from penstock.cli.load.micro_batches import Cutting, micro_batches
+from penstock.cli.load.micro_batches import micro_batches
 from penstock.errors import InvalidInput
 from tests.cli.conftest import run_penstock
 
@@ -114,7 +114,7 @@ def test_a_check_gives_a_session_to_a_function_that_takes_one(spark: SparkSessio
     told = run_penstock(*words, "--schema", "id int", code=1).error
     assert "leave out --schema and --event-time" in told["message"]
     told = run_penstock("modes", "check", job(here, "keys"), "--json", code=1).error
-    assert "say its columns with --schema" in told["message"]
+    assert "give its columns with --schema" in told["message"]
 
 
 def test_a_preview_shows_each_mode_as_a_table(spark: SparkSession, here: Path) -> None:
@@ -189,9 +189,9 @@ def test_rows_come_from_a_pipe_with_a_schema(spark: SparkSession, here: Path) ->
     [
         ("totals", "written as MODULE:FUNCTION"),
         ("{job}.py:totals", "written as MODULE:FUNCTION"),
-        ("{job}s:totals", "there is no module"),
+        ("{job}s:totals", "in the working directory or on Python's path"),
         ("{job}:total", "Did you mean 'totals'?"),
-        ("{job}:NUMBER", "is no function, but a int"),
+        ("{job}:NUMBER", "is a int, not a function"),
         ("{job}:of_session", "takes a Spark session"),
     ],
 )
@@ -225,7 +225,7 @@ def test_what_makes_no_sense_together_is_refused(here: Path) -> None:
         return run_penstock("modes", "preview", job(here, "keys"), *words, "--json", code=1).error
 
     assert "--event-time" in told("events.jsonl", "--delay", "1 minute")["message"]
-    assert "once" in told("events.jsonl", "--batch-rows", 1, "--batch-column", "key")["message"]
+    assert "leave one out" in told("events.jsonl", "--batch-rows", 1, "--batch-column", "key")["message"]
     assert "Did you mean 'key'?" in told("events.jsonl", "--batch-column", "kye")["message"]
     assert "Did you mean 'ts'?" in told("events.jsonl", "--event-time", "tss")["message"]
     assert told("nowhere.jsonl")["error"] == "FILE_UNREADABLE"
@@ -235,13 +235,13 @@ def test_what_makes_no_sense_together_is_refused(here: Path) -> None:
 
 
 def test_empty_lines_a_number_of_rows_or_a_column_end_micro_batches(here: Path) -> None:
-    def sizes(cutting: Cutting) -> list[int]:
-        return [table.num_rows for table in micro_batches("events.jsonl", None, None, cutting)]
+    def sizes(**options: Any) -> list[int]:
+        return [table.num_rows for table in micro_batches("events.jsonl", None, None, **options)]
 
-    assert sizes(Cutting()) == [2, 1, 2]
-    assert sizes(Cutting(rows=2)) == [2, 2, 1]
-    assert sizes(Cutting(rows=9)) == [5]
-    assert sizes(Cutting(column="key")) == [1, 2, 1, 1]
+    assert sizes() == [2, 1, 2]
+    assert sizes(batch_rows=2) == [2, 2, 1]
+    assert sizes(batch_rows=9) == [5]
+    assert sizes(batch_column="key") == [1, 2, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -254,14 +254,14 @@ def test_empty_lines_a_number_of_rows_or_a_column_end_micro_batches(here: Path) 
 )
 def test_times_are_told_by_their_zone(here: Path, text: str, kind: str) -> None:
     (here / "times.jsonl").write_text(f'{{"ts": "{text}"}}\n')
-    (table,) = micro_batches("times.jsonl", None, "ts", Cutting())
+    (table,) = micro_batches("times.jsonl", None, "ts")
     assert str(table.schema.field("ts").type) == kind
 
 
 def test_a_file_without_rows_is_refused(here: Path) -> None:
     (here / "empty.jsonl").write_text("\n\n")
-    with pytest.raises(InvalidInput, match="there are no rows in"):
-        micro_batches("empty.jsonl", "id int", None, Cutting())
+    with pytest.raises(InvalidInput, match="has no rows"):
+        micro_batches("empty.jsonl", "id int", None)
 
 
 @pytest.mark.soak

@@ -133,15 +133,15 @@ def test_a_bad_line_in_the_middle_appends_nothing(
         "count": 2,
         "more": False,
         "rows": [
-            {"line": 101, "column": "id", "value": '"x"', "reason": "is no bigint"},
-            {"line": 102, "column": "amount", "value": "1.234", "reason": "is no decimal(10,2)"},
+            {"line": 101, "column": "id", "value": '"x"', "reason": "is not a valid bigint"},
+            {"line": 102, "column": "amount", "value": "1.234", "reason": "is not a valid decimal(10,2)"},
         ],
     }
     said = queue("queue", "put", "q", *batch_rows, *session, stdin=text, code=1)
     assert said.out == ""
     assert said.err.splitlines() == [
-        "line 101: column 'id': \"x\" is no bigint",
-        "line 102: column 'amount': 1.234 is no decimal(10,2)",
+        "line 101: column 'id': \"x\" is not a valid bigint",
+        "line 102: column 'amount': 1.234 is not a valid decimal(10,2)",
         "error: [ROWS_REJECTED] 2 rows of the input do not fit queue 'q'; nothing was appended",
     ]
     assert ids(queue) == list(range(5))
@@ -163,7 +163,7 @@ def test_a_repeat_under_a_session_is_skipped(queue: Penstock) -> None:
     assert (longer["rows"], longer["skipped_rows"], len(longer["appends"])) == (5, 10, 2)
     said = queue("queue", "put", "q", "--session", "day 1", stdin=lines(range(3))).out
     assert said == (
-        "appended 0 rows to queue 'q'; skipped the first 3 rows: session 'day 1' has appended 15 rows already, which are "
+        "appended 0 rows to queue 'q'; skipped the first 3 rows: session 'day 1' has already appended 15 rows, which are "
         "counted, not compared\n"
     )
     assert (
@@ -215,7 +215,7 @@ def test_a_partition_can_be_chosen(penstock: Penstock) -> None:
 def test_no_rows_are_no_append(sqlite_queue: Penstock, text: str) -> None:
     put = sqlite_queue("queue", "put", "q", "--json", stdin=text)
     assert (put.json["rows"], put.json["appends"]) == (0, [])
-    assert put.error == {"note": "there were no rows in the input"}
+    assert put.error == {"note": "the input has no rows"}
 
 
 @pytest.mark.parametrize(

@@ -68,11 +68,11 @@ def test_add_columns(penstock: Penstock) -> None:
     }
     assert (
         penstock("queue", "add-columns", "orders", ddl).out
-        == "queue 'orders' has 3 columns now, none of them new\n"
+        == "queue 'orders' now has 3 columns, none of them new\n"
     )
     assert (
         penstock("queue", "add-columns", "orders", "x int").out
-        == "queue 'orders' has 4 columns now, 1 of them new\n"
+        == "queue 'orders' now has 4 columns, 1 of them new\n"
     )
     penstock("queue", "put", "orders", stdin='{"id": 2, "note": "n", "tags": ["a"]}\n{"id": 3}\n')
     assert penstock("queue", "peek", "orders", "--json").lines == [
@@ -105,7 +105,7 @@ def test_drop_asks_on_a_terminal(
     penstock_sqlite: Penstock, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
 ) -> None:
     penstock_sqlite("queue", "create", "q", "--schema", "id int")
-    monkeypatch.setattr("penstock.cli.commands.shared._is_asked", lambda: True)
+    monkeypatch.setattr("penstock.cli.commands.shared._is_interactive", lambda: True)
     said = penstock_sqlite("queue", "drop", "q", stdin=answer, code=code).err
     assert "Drop queue 'q' with 0 rows (0 B)? [y/N]" in said
     assert ("nothing was done" in said) == (code == 1)
@@ -137,14 +137,14 @@ def test_merge(penstock: Penstock) -> None:
     for number in range(5):
         penstock("queue", "put", "q", stdin=f'{{"id": {number}}}')
     assert penstock("queue", "merge", "q", "--json").json == {"queue": "q", "merged_segments": 4}
-    assert "queue 'q' has 0 segments less" in penstock("queue", "merge", "q").out
+    assert "queue 'q' has 0 segments fewer" in penstock("queue", "merge", "q").out
     assert penstock("queue", "show", "q", "--json").json["partitions"][0]["segments"] == 1
 
 
 def test_grow(penstock: Penstock) -> None:
     penstock("queue", "create", "q", "--schema", "id int", "--key", "id")
     assert penstock("queue", "grow", "q", "--by", 3, "--json").json == {"queue": "q", "partitions": 4}
-    assert "has 5 partitions now" in penstock("queue", "grow", "q").out
+    assert "now has 5 partitions" in penstock("queue", "grow", "q").out
     assert penstock("queue", "grow", "q", "--by", 0, "--json", code=1).error["error"] == "INVALID_INPUT"
 
 

@@ -9,12 +9,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
+from penstock.cli.commands import queue_rows
+from penstock.cli.commands.queue_rows import QueuePrinter
+from penstock.cli.commands.shared import Common, Run
+from penstock.cli.output import Row
 from penstock.errors import DataLost
 from penstock.queue.store import connect
 from tests.cli.conftest import Penstock
@@ -156,36 +160,33 @@ def test_rows_that_are_trimmed_while_following_are_passed_over(
     penstock: Penstock, store_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They alone: what is still there is shown."""
-    from penstock.cli.commands import peek
-    from penstock.cli.commands.peek import _show_new, _View
-    from penstock.cli.commands.shared import Common, Run
-
-    monkeypatch.setattr(peek, "_BLOCK_ROWS", 2)
+    monkeypatch.setattr(queue_rows, "_BLOCK_ROWS", 2)
     penstock("queue", "create", "q", "--schema", "id int")
     with connect(store_url) as store:
         queue = store.queue("q")
         queue.append([{"id": number} for number in range(10)])
         before = list(queue.info().partitions)
-        shown: list[int] = []
+        shown: list[object] = []
 
-        def show(partition: int, first: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        def show(rows: Sequence[Row]) -> None:
             shown.extend(row["id"] for row in rows)
-            if first == 0:
+            if rows[0]["id"] == 0:
                 queue.trim(0, 5)
 
-        view = _View(Run(Common(json=True)), queue, "", False)
-        view._print = show
-        stands: dict[int, int] = {}
-        _show_new(view, before, stands)
-        assert (shown, stands) == ([0, 1, 5, 6, 7, 8, 9], {0: 10})
+        printer = QueuePrinter(Run(Common(json=True)), queue, None, False)
+        printer._print = show
+        printer.show_new(before)
+        assert (shown, printer.next_indexes) == ([0, 1, 5, 6, 7, 8, 9], {0: 10})
         note = "warning: rows [2, 5) of queue 'q', partition 0, have been trimmed"
         assert [json.loads(line) for line in capsys.readouterr().err.splitlines()] == [{"note": note}]
         shown.clear()
-        _show_new(view, list(queue.info().partitions), {0: 2})
+        printer.next_indexes = {0: 2}
+        printer.show_new(list(queue.info().partitions))
         assert shown == [5, 6, 7, 8, 9]
         shown.clear()
         queue.trim(0, 10)
-        _show_new(view, before, {0: 2})
+        printer.next_indexes = {0: 2}
+        printer.show_new(before)
         assert shown == []
 
 
@@ -193,9 +194,6 @@ def test_rows_that_are_gone_without_a_trim_end_the_following(
     penstock: Penstock, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To pass them over would be to look for them for ever."""
-    from penstock.cli.commands.peek import _show_new, _View
-    from penstock.cli.commands.shared import Common, Run
-
     penstock("queue", "create", "q", "--schema", "id int")
     with connect(store_url) as store:
         queue = store.queue("q")
@@ -206,4 +204,4 @@ def test_rows_that_are_gone_without_a_trim_end_the_following(
 
         monkeypatch.setattr(queue, "read", gone)
         with pytest.raises(DataLost):
-            _show_new(_View(Run(Common()), queue, "", False), list(queue.info().partitions), {})
+            QueuePrinter(Run(Common()), queue, None, False).show_new(list(queue.info().partitions))

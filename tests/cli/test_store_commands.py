@@ -19,7 +19,7 @@ def test_init_makes_a_store_once(store_url: str) -> None:
     assert first["uuid"] == again["uuid"]
     with connect(store_url, create=False) as store:
         assert store.uuid == first["uuid"]
-    assert "there is already the store" in run_penstock("store", "init", "--url", store_url).out
+    assert "already exists" in run_penstock("store", "init", "--url", store_url).out
 
 
 def test_info_says_what_is_there(penstock: Penstock, store_url: str) -> None:
@@ -57,7 +57,7 @@ def test_sweep_says_how_much_went(penstock: Penstock) -> None:
         "swept_segments": 0,
         "older_than_seconds": 21600.0,
     }
-    assert "swept 0 segments staged more than 1 d ago" in penstock("store", "sweep").out
+    assert "dropped 0 segments staged more than 1 d ago" in penstock("store", "sweep").out
     assert "is a duration such as" in penstock("store", "sweep", "--older-than", "soon", code=1).err
 
 

@@ -89,7 +89,7 @@ def test_a_continuous_query_is_told_with_its_latency(
     row = rows(store)[NAME]
     assert (row.state, row.rows_in, row.rows_out) == ("stopped", 3, 3)
     point = next(point for point in progress(store) if point.rows_in)
-    assert 0 < point.p50 <= point.p90 <= point.p99 <= point.most
+    assert 0 < point.p50 <= point.p90 <= point.p99 <= point.max
 
 
 @one_store

@@ -120,32 +120,32 @@ def test_where_all_are_viewers_no_more_come_in(
         assert viewer.recv(10)
     with pytest.raises(httpx.TransportError):
         served.get("/api/snapshot")
-    assert served.server.feed.viewers == 3
+    assert served.server.stream.viewers == 3
 
 
 def test_a_viewer_who_takes_nothing_loses_its_place(
     serve: Serve, strangers: ExitStack, store: ps.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "TAKING_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "WRITE_SECONDS", 0.5)
     served = serve(every=0.1)
     # Large snapshots, so that the buffers on the way are full soon.
-    real = type(served.server.feed).newest
+    real = type(served.server.stream).newest
 
     async def large(self: object) -> object:
         taken = await real(self)  # type: ignore[arg-type]
         return type(taken)(taken.snapshot, taken.text + b" " * (4 << 20), taken.at)
 
-    monkeypatch.setattr(type(served.server.feed), "newest", large)
+    monkeypatch.setattr(type(served.server.stream), "newest", large)
     idle = strangers.enter_context(connected(served))
     idle.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    wait_until(lambda: served.server.feed.viewers == 1, timeout=5)
-    wait_until(lambda: served.server.feed.viewers == 0, timeout=10)
+    wait_until(lambda: served.server.stream.viewers == 1, timeout=5)
+    wait_until(lambda: served.server.stream.viewers == 0, timeout=10)
     wait_until(lambda: open_connections(served) == 0, timeout=5)
 
 
 def test_a_viewer_who_takes_what_comes_stays(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.3)
-    monkeypatch.setattr(connections, "TAKING_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "WRITE_SECONDS", 0.3)
     served = serve(every=0.1)
     began, snapshots = time.monotonic(), 0
     with httpx.stream("GET", f"{served.url}api/events", timeout=10) as answer:
@@ -179,7 +179,7 @@ def test_pages_of_other_sites_get_nothing_and_hold_no_place(serve: Serve) -> Non
             assert served.get(path, headers=headers).status_code == 403
         knowing = headers | {"Authorization": f"Bearer {TOKEN}"}
         assert known.get("/api/snapshot", headers=knowing).status_code == 403
-    assert served.server.feed.viewers == 0
+    assert served.server.stream.viewers == 0
 
 
 def test_a_link_to_the_page_may_be_followed_and_one_to_its_parts_may_not(serve: Serve) -> None:

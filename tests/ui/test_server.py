@@ -23,7 +23,7 @@ import penstock as ps
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
 from penstock.store.url import parse_url
-from penstock.ui import feed, server
+from penstock.ui import server, snapshot_stream
 from penstock.ui.collector import Collector
 from tests.cli.conftest import run_penstock
 from tests.spark.support import one_store
@@ -247,7 +247,7 @@ def test_a_viewer_that_goes_away_is_forgotten_and_nobody_looks_for_nobody(
     for each in viewers:
         each.join(30)
     assert counts == [6, 6, 6]
-    wait_until(lambda: served.server.feed.viewers == 0, message="all viewers are gone")
+    wait_until(lambda: served.server.stream.viewers == 0, message="all viewers are gone")
     before = len(looks)
     threading.Event().wait(0.4)
     assert len(looks) == before
@@ -260,7 +260,7 @@ def test_one_look_is_for_all_who_ask_at_a_time(collector: Collector, monkeypatch
     monkeypatch.setattr(Collector, "collect", lambda self: looks.append(1) or real(self))
 
     async def ask() -> set[bytes]:
-        shared = feed.Feed(collector, every=3600)
+        shared = snapshot_stream.SnapshotStream(collector, every=3600)
         at_once = await asyncio.gather(*(shared.newest() for _ in range(5)))
         return {taken.text for taken in [*at_once, await shared.newest()]}
 
@@ -270,7 +270,7 @@ def test_one_look_is_for_all_who_ask_at_a_time(collector: Collector, monkeypatch
 
 @one_store
 def test_there_are_no_more_viewers_than_can_be_served(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "MOST_VIEWERS", 1)
+    monkeypatch.setattr(snapshot_stream, "MOST_VIEWERS", 1)
     served = serve()
     with httpx.stream("GET", served.url + "api/events", timeout=10) as answer:
         found = _events(answer.iter_lines())
@@ -292,7 +292,7 @@ def test_the_server_ends_while_somebody_looks(serve: Serve) -> None:
 def test_a_store_that_hangs_is_told_of(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     served = serve(every=0.1)
     assert served.get("/api/snapshot").json()["store"]["error"] is None
-    monkeypatch.setattr(feed, "PATIENCE", 0.2)
+    monkeypatch.setattr(snapshot_stream, "TIMEOUT_SECONDS", 0.2)
     release = threading.Event()
     real = Collector.collect
     monkeypatch.setattr(Collector, "collect", lambda self: release.wait(30) and real(self))
@@ -379,7 +379,7 @@ def test_metrics_tell_how_long_micro_batches_took_and_do_not_call_it_a_latency(
     }
     assert families["penstock_query_latency_seconds"].samples == []
     told = families["penstock_query_micro_batch_duration_seconds"]
-    assert "no row's latency" in told.documentation
+    assert "not the latency of rows" in told.documentation
     assert {sample.labels["quantile"]: sample.value for sample in told.samples} == {
         "0.5": 0.2,
         "0.9": 0.4,
@@ -433,7 +433,7 @@ def test_without_the_page_a_sentence_is_served(serve: Serve, monkeypatch: Any, t
     monkeypatch.setattr(server.make_app, "__defaults__", (tmp_path / "nothing",))
     answer = serve().get("/")
     assert answer.status_code == 200
-    assert "no page" in answer.text
+    assert "does not include the page" in answer.text
 
 
 # The command.
@@ -451,8 +451,8 @@ def test_plain_errors_say_what_to_do(store: ps.Store, store_url: str, tmp_path: 
         port = taken.getsockname()[1]
         assert f"port {port} of 127.0.0.1 is taken" in _failing("--url", store_url, "--port", port)
     assert "needs a token" in _failing("--url", store_url, "--host", "0.0.0.0")
-    assert "8 characters or more" in _failing("--url", store_url, "--token", "short")
-    assert "no address of this machine" in _failing(
+    assert "at least 8 characters" in _failing("--url", store_url, "--token", "short")
+    assert "not an address of this machine" in _failing(
         "--url", store_url, "--host", "192.0.2.1", "--token", "x" * 8
     )
     assert "penstock store init" in _failing("--url", f"sqlite:///{tmp_path}/none.db")
@@ -484,7 +484,7 @@ def test_it_says_where_the_page_is_and_ends_when_it_is_asked_to(
 def test_neither_spark_nor_pandas_is_loaded(store: ps.Store, store_url: str) -> None:
     program = (
         "import sys; from penstock.ui.server import prepared\n"
-        f"with prepared({store_url!r}, port=0) as server: server.feed._collector.collect()\n"
+        f"with prepared({store_url!r}, port=0) as server: server.stream._collector.collect()\n"
         "print([m for m in ('pyspark', 'py4j', 'pandas') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

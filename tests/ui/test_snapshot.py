@@ -16,7 +16,7 @@ import penstock as ps
 from penstock.changes.dead_letters import DEAD_LETTERS
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
-from penstock.ui import sinks as letters
+from penstock.ui import dead_letters
 from penstock.ui.collector import Collector
 from penstock.ui.history import BUDGET, MOST, History, step_for
 from tests.golden.contents import FOLDER
@@ -474,7 +474,7 @@ def test_dead_letters_are_told_with_the_newest(
     def read(*_: object, **__: object) -> None:
         raise AssertionError("payloads are read again")
 
-    monkeypatch.setattr(letters.partition_log, "read", read)
+    monkeypatch.setattr(dead_letters.partition_log, "read", read)
     assert collector.collect()["dead_letters"] == [told]
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0, 1 after an error, 2 for wrong usage, 130 when interrupted.
+    """Run the command line; return its exit code: 0, 1 after an error, 2 for wrong usage, 130 when interrupted.
 
     Parameters
     ----------
     arguments
-        The words behind ``penstock``; those of this process when None.
+        The arguments after ``penstock``; those of this process when None.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("typer", "rich", "click"):
             raise
-        # Each of these extras has the command line in it.
+        # Both extras include the command line.
         extra = "ui" if words[:1] == ["ui"] else "cli"
         print(
             f"error: [MISSING_DEPENDENCY] the command line needs {error.name}: pip install 'penstock[{extra}]'",

@@ -1,4 +1,4 @@
-"""The command tree, and how a run of it ends."""
+"""The command tree, and the exit code of a command line."""
 
 from __future__ import annotations
 
@@ -10,31 +10,25 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from penstock.arguments import brief
-from penstock.cli.boundary import BROKEN_PIPE, FAILED, INTERRUPTED, MISUSED, is_misuse
-from penstock.cli.commands import (
-    changes,
-    checkpoint,
-    consumer,
-    modes,
-    peek,
-    preview,
-    put,
-    queue,
-    store,
-    ui,
-)
+from penstock.cli.commands import changes, checkpoint, consumer, modes, queue, queue_rows, store, ui
 from penstock.cli.commands.shared import (
+    BROKEN_PIPE,
+    FAILED,
+    INTERRUPTED,
+    MISUSED,
     Common,
     DebugOption,
     JsonOption,
     LogJsonOption,
     UrlOption,
     VerboseOption,
+    is_misuse,
     make_output,
 )
-from penstock.cli.output.protocol import one_line, redact
-from penstock.cli.output.standard_output import checked, silence
+from penstock.cli.output import one_line
+from penstock.cli.standard_output import checked, silence
 from penstock.errors import PenstockError
+from penstock.redaction import redact
 
 app = typer.Typer(
     name="penstock",
@@ -60,9 +54,7 @@ app.add_typer(consumer.group, name="consumer")
 app.add_typer(changes.group, name="changes")
 app.add_typer(modes.group, name="modes")
 app.add_typer(checkpoint.group, name="checkpoint")
-put.add_to(queue.group)
-peek.add_to(queue.group)
-preview.add_to(modes.group)
+queue_rows.add_to(queue.group)
 ui.add_to(app)
 
 
@@ -83,62 +75,52 @@ def _before_every_command(
     verbose: VerboseOption = 0,
     log_json: LogJsonOption = False,
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, show_default=False, help="Show the version."
-        ),
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     context.obj = Common(url, json, debug, verbose, log_json)
 
 
-def run(words: Sequence[str]) -> int:
-    """Run a command line; the exit code."""
-    as_json = "--json" in words
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line and return its exit code."""
+    as_json = "--json" in arguments
     if sys.stderr is None:
-        # What is printed to none goes to standard output, between the results.
-        sys.stderr = _nowhere()
+        # With no standard error, print would write to standard output, between the results.
+        sys.stderr = _null_stream()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # A name that the terminal's encoding does not have is shown with escapes.
+            # Escape letters that the terminal's encoding does not have.
             stream.reconfigure(errors="backslashreplace")
     try:
         with checked():
-            return _run(words)
+            code: object = app(args=list(arguments), prog_name="penstock", standalone_mode=False)
+            # Help and versions are printed by typer, not by a command.
+            sys.stdout.flush()
+        return code if isinstance(code, int) else 0
     except typer.Abort:
         return INTERRUPTED
     except BrokenPipeError:
         silence()
         return BROKEN_PIPE
     except PenstockError as error:
-        return _failed(error, as_json=as_json)
+        if sys.stdout is None:
+            sys.stdout = _null_stream()
+        make_output("", as_json).error(error)
+        return FAILED
     except Exception as error:
         if not is_misuse(error):
             raise
         return _misused(error, as_json=as_json)
 
 
-def _run(words: Sequence[str]) -> int:
-    code: Any = app(args=list(words), prog_name="penstock", standalone_mode=False)
-    # Of help and versions, which no command prints.
-    sys.stdout.flush()
-    return code if isinstance(code, int) else 0
-
-
-def _nowhere() -> TextIO:
+def _null_stream() -> TextIO:
     return open(os.devnull, "w", encoding="utf-8")
 
 
-def _failed(error: PenstockError, *, as_json: bool) -> int:
-    if sys.stdout is None:
-        sys.stdout = _nowhere()
-    make_output("", as_json).error(error)
-    return FAILED
-
-
 def _misused(error: Any, *, as_json: bool) -> int:
-    context: Any = getattr(error, "ctx", None)
-    if type(error).__name__ == "NoArgsIsHelpError":
+    """Print one of typer's errors, whose class click has made private."""
+    context: typer.Context | None = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         print(context.get_help(), file=sys.stderr)
         return MISUSED
     path = context.command_path if context is not None else "penstock"
@@ -146,10 +128,8 @@ def _misused(error: Any, *, as_json: bool) -> int:
     message = one_line(" ".join(map(brief, words)))
     message += "" if message.endswith((".", "?")) else "."
     if as_json:
-        import json
-
-        line = {"error": "USAGE", "message": message, "parameters": {"command": path}}
-        print(json.dumps(line), file=sys.stderr)
+        misuse = PenstockError(message, condition="USAGE", command=path)
+        make_output("", as_json).error(misuse)
     else:
         print(f"error: [USAGE] {message} See {path} --help", file=sys.stderr)
     return int(error.exit_code) or FAILED

@@ -1,7 +1,7 @@
-"""A schema in Spark's DDL, such as ``id bigint not null, tags array<string>``, into Spark's schema JSON, without Spark.
+"""Spark's DDL, such as ``id bigint not null, tags array<string>``: parse it into Spark's schema JSON, and write it.
 
-The grammar is that of ``StructType.fromDDL``: columns separated by commas, each a name (back-quoted where it is no plain
-word), a type, and optionally ``not null`` and ``comment '…'``. Words are read without case.
+The grammar is that of ``StructType.fromDDL``: columns separated by commas, each a name (back-quoted unless it is a plain
+word), a type, and optionally ``not null`` and ``comment '…'``. Case does not matter. Spark is not needed.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
 from penstock.arguments import did_you_mean
 from penstock.arrow.schema import spark_json
 from penstock.errors import InvalidInput
+from penstock.json_text import Json
 
 _TOKENS = re.compile(
     r"""\s*(?:
@@ -55,8 +55,8 @@ _INTERVALS = (("year", "month"), ("day", "hour", "minute", "second"))
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b"}
 
 
-def parse_ddl(text: str) -> dict[str, Any]:
-    """Return a schema's Spark JSON, parsed: what ``StructType.fromDDL(text).jsonValue()`` gives.
+def parse_ddl(text: str) -> Json:
+    """Return the schema that ``StructType.fromDDL(text).jsonValue()`` returns.
 
     Parameters
     ----------
@@ -66,12 +66,13 @@ def parse_ddl(text: str) -> dict[str, Any]:
     Raises
     ------
     InvalidInput
-        With the condition ``INVALID_SCHEMA``, the place and what is expected there.
+        With the condition ``INVALID_SCHEMA``; the message has the place and what is expected there.
     """
     reader = _Reader(text)
     try:
         if reader.peek().word == "struct" and reader.peek(1).sign == "<":
-            schema: dict[str, Any] = reader.type()
+            reader.next()
+            schema = reader.struct()
         else:
             schema = {"type": "struct", "fields": reader.fields()}
     except RecursionError:
@@ -110,13 +111,13 @@ class _Reader:
         tokens: list[_Token] = []
         position = 0
         while not tokens or tokens[-1].kind != "end":
-            found = _TOKENS.match(self._text, position)
-            if found is None:
+            match = _TOKENS.match(self._text, position)
+            if match is None:
                 start = position + len(self._text[position:]) - len(self._text[position:].lstrip())
                 raise self.error(f"{self._text[start]!r} does not belong here", start)
-            kind = str(found.lastgroup)
-            tokens.append(_Token(found.start(kind), kind, found[kind]))
-            position = found.end()
+            kind = str(match.lastgroup)
+            tokens.append(_Token(match.start(kind), kind, match[kind]))
+            position = match.end()
         return tokens
 
     def error(self, message: str, position: int | None = None) -> InvalidInput:
@@ -147,23 +148,23 @@ class _Reader:
 
     def _expect(self, value: str) -> None:
         if not self._accept(value):
-            raise self.error(f"{value!r} is expected, not {self.peek()}")
+            raise self.error(f"expected {value!r}, not {self.peek()}")
 
     def expect_end(self) -> None:
         if self.peek().kind != "end":
-            raise self.error(f"a comma or the end is expected, not {self.peek()}; a column is: name type")
+            raise self.error(f"expected a comma or the end, not {self.peek()}; a column is: name type")
 
-    def fields(self) -> list[dict[str, Any]]:
+    def fields(self) -> list[Json]:
         fields = [self._field()]
         while self._accept(","):
             fields.append(self._field())
         return fields
 
-    def _field(self) -> dict[str, Any]:
+    def _field(self) -> Json:
         name = self.next()
         if name.kind not in ("word", "name"):
             raise self.error(
-                f"a column's name is expected, not {name}; put unusual names in back-quotes", name.start
+                f"expected a column's name, not {name}; put unusual names in back-quotes", name.start
             )
         self._accept(":")
         field = {
@@ -183,7 +184,7 @@ class _Reader:
     def _string(self) -> str:
         token = self.next()
         if token.kind not in ("text", "text2"):
-            raise self.error(f"a text in quotes is expected, not {token}", token.start)
+            raise self.error(f"expected a text in quotes, not {token}", token.start)
         doubled = "''" if token.kind == "text" else '""'
         return re.sub(
             r"\\(.)|" + doubled,
@@ -192,18 +193,20 @@ class _Reader:
             flags=re.DOTALL,
         )
 
-    def type(self) -> Any:
+    def type(self) -> Json | str:
         token = self.next()
         word = token.word
         if word in _SIMPLE:
             return _SIMPLE[word]
-        read = self._others().get(word or "")
+        readers = self._readers()
+        read = readers.get(word or "")
         if read is None:
-            hint = did_you_mean(token.value, [*_SIMPLE, *self._others()]) if word else ""
-            raise self.error(f"a type is expected, not {token}.{hint}", token.start)
+            hint = did_you_mean(token.value, [*_SIMPLE, *readers]) if word else ""
+            raise self.error(f"expected a type, not {token}.{hint}", token.start)
         return read()
 
-    def _others(self) -> dict[str, Callable[[], Any]]:
+    def _readers(self) -> dict[str, Callable[[], Json | str]]:
+        """Return the methods that read the types with parameters."""
         return {
             "string": self._string_type,
             "char": lambda: self._sized("char"),
@@ -213,7 +216,7 @@ class _Reader:
             "interval": self._interval,
             "array": self._array,
             "map": self._map,
-            "struct": self._struct,
+            "struct": self.struct,
             **dict.fromkeys(_DECIMALS, self._decimal),
         }
 
@@ -223,7 +226,7 @@ class _Reader:
     def _number(self) -> int:
         token = self.next()
         if token.word is None or not token.value.isdecimal():
-            raise self.error(f"a number is expected, not {token}", token.start)
+            raise self.error(f"expected a number, not {token}", token.start)
         return int(token.value)
 
     def _sized(self, name: str) -> str:
@@ -244,7 +247,8 @@ class _Reader:
             self._expect(")")
         if not (1 <= precision <= 38 and scale <= precision):
             raise self.error(
-                f"decimal({precision},{scale}): it has 1 to 38 digits, and no more of them behind the point",
+                f"decimal({precision},{scale}) is not possible: a decimal has 1 to 38 digits, and at most as many after "
+                "the point",
                 start,
             )
         return f"decimal({precision},{scale})"
@@ -259,16 +263,16 @@ class _Reader:
             return f"interval {first}"
         last = self.next().word
         if last not in family or family.index(last) <= family.index(first):
-            raise self.error(f"there is no interval {first} to {last}; write interval day to second", start)
+            raise self.error(f"interval {first} to {last} is not a type; write interval day to second", start)
         return f"interval {first} to {last}"
 
-    def _array(self) -> dict[str, Any]:
+    def _array(self) -> Json:
         self._expect("<")
         element = self.type()
         self._expect(">")
         return {"type": "array", "elementType": element, "containsNull": True}
 
-    def _map(self) -> dict[str, Any]:
+    def _map(self) -> Json:
         self._expect("<")
         key = self.type()
         self._expect(",")
@@ -276,14 +280,12 @@ class _Reader:
         self._expect(">")
         return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
 
-    def _struct(self) -> dict[str, Any]:
+    def struct(self) -> Json:
         self._expect("<")
         fields = [] if self.peek().sign == ">" else self.fields()
         self._expect(">")
         return {"type": "struct", "fields": fields}
 
-
-# ---- ddl_text: A schema as people read it: Spark's DDL. The way back from ``ddl.parse_ddl``.
 
 _WORDS = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "time(6)": "time"}
 _PLAIN = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -292,17 +294,17 @@ _PLAIN = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 def schema_ddl(schema: pa.Schema) -> list[str]:
     """Return one line of DDL for each column.
 
-    DDL has no words for elements or values of nested types that take no nulls, so that these are not shown.
+    DDL cannot say that elements or values of nested types are not nullable, so the lines do not either.
     """
     return [_field(field, " ") for field in json.loads(spark_json(schema))["fields"]]
 
 
 def type_ddl(field: pa.Field) -> str:
-    """Return the type of one column."""
+    """Return the DDL of one column's type."""
     return _type(json.loads(spark_json(pa.schema([field])))["fields"][0]["type"])
 
 
-def _field(field: dict[str, Any], between: str) -> str:
+def _field(field: Json, between: str) -> str:
     name = field["name"]
     shown = name if _PLAIN.fullmatch(name) else "`" + name.replace("`", "``") + "`"
     comment = field["metadata"].get("comment")
@@ -317,7 +319,7 @@ def _text(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
 
 
-def _type(value: Any) -> str:
+def _type(value: Json | str) -> str:
     if isinstance(value, str):
         return _WORDS.get(value, value)
     if value["type"] == "array":

@@ -1,4 +1,4 @@
-"""Numbers, sizes and ages as people write and read them."""
+"""Numbers, sizes and ages in the form that people write and read."""
 
 from __future__ import annotations
 
@@ -39,47 +39,29 @@ _PART = re.compile(rf"{_NUMBER}\s*([A-Za-z]+)")
 
 
 def parse_count(text: str, what: str) -> int:
-    """Return a number of things: ``1000``, ``1_000``, ``10k``, ``1.5M``.
-
-    Raises
-    ------
-    InvalidInput
-        When it is none; ``what`` names the option.
-    """
+    """Parse a number of things, the value of the option ``what``: ``1000``, ``1_000``, ``10k``, ``1.5M``."""
     return _quantity(text, what, _COUNTS, "a whole number such as 5000, 10k or 1M")
 
 
 def parse_size(text: str, what: str) -> int:
-    """Return a number of bytes: ``1000``, ``512KiB``, ``10GB``.
-
-    Raises
-    ------
-    InvalidInput
-        When it is none; ``what`` names the option.
-    """
+    """Parse a number of bytes, the value of the option ``what``: ``1000``, ``512KiB``, ``10GB``."""
     return _quantity(text, what, _SIZES, "a size such as 1000000, 512MiB or 10GB")
 
 
 def _quantity(text: str, what: str, units: dict[str, int], wanted: str) -> int:
-    found = _QUANTITY.fullmatch(text.strip())
-    unit = units.get(found[2].lower()) if found else None
-    if found is None or unit is None:
-        hint = did_you_mean(found[2], units) if found and found[2] else ""
+    match = _QUANTITY.fullmatch(text.strip())
+    unit = units.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        hint = did_you_mean(match[2], units) if match and match[2] else ""
         raise InvalidInput(f"{what} is {wanted}, not {in_quotes(text)}.{hint}", value=text)
-    amount = Decimal(found[1]) * unit
+    amount = Decimal(match[1]) * unit
     if amount != int(amount):
-        raise InvalidInput(f"{what} is {wanted}, and {in_quotes(text)} is no whole number", value=text)
+        raise InvalidInput(f"{what} is {wanted}, and {in_quotes(text)} is not a whole number", value=text)
     return int(amount)
 
 
 def parse_age(text: str, what: str) -> timedelta:
-    """Return a duration: ``7d``, ``12h``, ``90 min``, ``1d12h``.
-
-    Raises
-    ------
-    InvalidInput
-        When it is none; ``what`` names the option.
-    """
+    """Parse a duration, the value of the option ``what``: ``7d``, ``12h``, ``90 min``, ``1d12h``."""
     if _PARTS.fullmatch(text.strip()):
         parts = [(Decimal(number), _SECONDS.get(unit.lower())) for number, unit in _PART.findall(text)]
         seconds = sum((number * unit for number, unit in parts if unit is not None), Decimal(0))
@@ -100,7 +82,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def size_text(size: int) -> str:
-    """Return a number of bytes with three digits at most: ``12.3 MB``."""
+    """Return a number of bytes with at most three digits: ``12.3 MB``."""
     amount = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if amount < 999.5:
@@ -110,7 +92,7 @@ def size_text(size: int) -> str:
 
 
 def age_text(age: timedelta | float) -> str:
-    """Return a duration in its two greatest units: ``2 d 3 h``."""
+    """Return a duration in its two largest units: ``2 d 3 h``."""
     seconds = age.total_seconds() if isinstance(age, timedelta) else age
     if seconds < 60:
         return f"{seconds:.3g} s"

@@ -1,4 +1,4 @@
-"""Who may look: a token, the host that a browser names, and what browsers are told to do and not to do."""
+"""Access to the monitor page: its token, the host name of a request, and security headers for browsers."""
 
 from __future__ import annotations
 
@@ -23,67 +23,69 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _NO_TOKEN = (
-    "This page needs its token: open it once as /?token=… with the token that the server was started with, or send it as "
-    "Authorization: Bearer …\n"
+    "This page needs its token: open it once as /?token=… with the token that the server was started with, or send it "
+    "as Authorization: Bearer …\n"
 )
-_ELSEWHERE = "This is the page of a store, and another site's page has asked for it.\n"
-_WRONG_HOST = "This server is for this machine alone, and was asked for under another name: open it as localhost or 127.0.0.1.\n"
+_OTHER_SITE = "Pages of another site may not request this page.\n"
+_WRONG_HOST = "This server is only for this machine, and the request used another name: open it as localhost or 127.0.0.1.\n"
 
 
 @dataclass(frozen=True)
 class Access:
-    """What is asked of a request.
+    """The conditions for a request.
 
     Parameters
     ----------
     host
         The address that the server is bound to.
     token
-        What a viewer has to know; None where everybody on the machine may look.
+        The secret that viewers need; None where everybody on the machine may see the page.
     """
 
     host: str
     token: str | None = field(default=None, repr=False)
 
-    def answer(self, request: Request) -> Response | None:
-        """What a request gets in place of what it asks for; None when it may have that."""
+    def refusal(self, request: Request) -> Response | None:
+        """Return the response to a request that may not pass, or that signs in; None when it may pass."""
         if _is_of_another_site(request):
-            return PlainTextResponse(_ELSEWHERE, 403)
+            return PlainTextResponse(_OTHER_SITE, 403)
         if self.token is None:
-            # A web page whose name leads to this machine could ask for all of it. Where there is a token it would have to know that,
-            # and browsers send the cookie to no other name; so a proxy may ask under its own.
-            named = _names_loopback(request.headers.get("host", ""))
-            return None if named else PlainTextResponse(_WRONG_HOST, 421)
-        if self._knows(request):
+            # Another site's host name may lead to this machine (DNS rebinding). With a token that site would have to know
+            # it, and browsers send the cookie to no other name; so a proxy may use its own name.
+            is_local = _names_loopback(request.headers.get("host", ""))
+            return None if is_local else PlainTextResponse(_WRONG_HOST, 421)
+        if self._is_signed_in(request):
             return None
-        given = request.query_params.get("token")
-        if request.url.path == "/" and request.method == "GET" and given is not None and self._is(given):
+        token = request.query_params.get("token")
+        if request.url.path == "/" and request.method == "GET" and token is not None and self._matches(token):
             response = RedirectResponse("/", 303)
-            # As a proxy on this machine says, where there is one.
+            # A proxy on this machine may set the scheme.
             encrypted = request.url.scheme == "https"
             response.set_cookie(
-                COOKIE, self._pass(), httponly=True, samesite="strict", secure=encrypted, path="/"
+                COOKIE, self._cookie(), httponly=True, samesite="strict", secure=encrypted, path="/"
             )
             return response
         return PlainTextResponse(_NO_TOKEN, 401, {"WWW-Authenticate": "Bearer"})
 
-    def _knows(self, request: Request) -> bool:
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
+    def _is_signed_in(self, request: Request) -> bool:
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
         # Headers are read as Latin-1, and programs write them in UTF-8.
-        if kind.lower() == "bearer" and self._is(given.strip().encode("latin-1").decode(errors="replace")):
+        if kind.lower() == "bearer" and self._matches(
+            token.strip().encode("latin-1").decode(errors="replace")
+        ):
             return True
-        return secrets.compare_digest(request.cookies.get(COOKIE, "").encode(), self._pass().encode())
+        return secrets.compare_digest(request.cookies.get(COOKIE, "").encode(), self._cookie().encode())
 
-    def _is(self, given: str) -> bool:
-        return secrets.compare_digest(given.encode(), (self.token or "").encode())
+    def _matches(self, token: str) -> bool:
+        return secrets.compare_digest(token.encode(), (self.token or "").encode())
 
-    def _pass(self) -> str:
-        """What a browser keeps: cookies go to every port of a host, so it is not the token itself."""
+    def _cookie(self) -> str:
+        """Return a hash of the token, not the token itself, since cookies go to every port of a host."""
         return hashlib.sha256(f"penstock ui {self.token}".encode()).hexdigest()
 
 
 class Guard:
-    """Lets requests through that may pass, and adds the headers of safety to every response."""
+    """Middleware that lets permitted requests pass, and adds security headers to every response."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
@@ -102,14 +104,14 @@ class Guard:
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
-        answer = self._access.answer(Request(scope))
-        await (self._app if answer is None else answer)(scope, receive, guarded)
+        refusal = self._access.refusal(Request(scope))
+        await (self._app if refusal is None else refusal)(scope, receive, guarded)
 
 
 def _is_of_another_site(request: Request) -> bool:
-    """Whether a browser says that a page of another site makes this request.
+    """Whether a browser reports that a page of another site makes this request.
 
-    It could not read the answer, and yet hold the places of viewers. A link to the page is for its viewer to follow.
+    That page could not read the response, but could take up the viewers' connections. Following a link is permitted.
     """
     site = request.headers.get("sec-fetch-site")
     if site in ("same-origin", "none"):
@@ -117,13 +119,14 @@ def _is_of_another_site(request: Request) -> bool:
     if site is not None:
         link = request.headers.get("sec-fetch-mode") == "navigate" and request.url.path == "/"
         return not (link and request.headers.get("sec-fetch-dest") == "document")
-    # Older browsers, and pages that came without TLS from another machine, say no more than this, and no page says it to its own server.
+    # Older browsers, and pages loaded without TLS from another machine, send only Origin; a page sends none to its own
+    # server.
     origin = request.headers.get("origin")
     return origin is not None and origin.partition("://")[2] != request.headers.get("host", "")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own."""
+    """Whether an address is one of this machine's loopback addresses."""
     if host.lower() == "localhost":
         return True
     try:

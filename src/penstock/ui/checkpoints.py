@@ -1,4 +1,4 @@
-"""Checkpoints that the page was given: what their files tell, looked at now and then."""
+"""Checkpoints on the monitor page: what their files say, read every few seconds."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.instants import micros_of
+from penstock.json_text import Json
 from penstock.redaction import sentence
 from penstock.spark.checkpoint import redact_location
 from penstock.state.showing import CheckpointState, show
 from penstock.ui.reading import iso
 
-EVERY_SECONDS = 10.0
-"""Between two looks: the files may be far away."""
-_MESSAGE = 500
+_INTERVAL_SECONDS = 10.0
+"""The files may be far away, so they are read less often than the store."""
+_MESSAGE_CHARACTERS = 500
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a checkpoint holds."""
+class Checkpoint:
+    """The state of a checkpoint, and its location without secrets."""
 
-    shown: str
-    """Its place, without secrets."""
+    location: str
     state: CheckpointState
 
     @property
@@ -37,15 +36,37 @@ class Found:
 
     @property
     def watermark(self) -> str | None:
-        """The one that the next batch runs with."""
+        """The watermark of the next batch."""
         moment = self.state.watermark
         return None if moment is None else iso(micros_of(_aware(moment)))
 
     @property
     def state_bytes(self) -> int | None:
-        """Bytes of all state files; None where the query keeps no state."""
+        """The bytes of all state files; None where the query keeps no state."""
         operators = self.state.operators
         return sum(operator.bytes for operator in operators) if operators else None
+
+    def as_query(self) -> Json:
+        """Return what is known of a query that only this checkpoint tells of."""
+        state = self.state
+        last = state.planned or state.committed
+        queues = [source.queue for source in last.sources] if last is not None else []
+        names = [f"queue {queue.queue!r}" for queue in queues if queue is not None]
+        return {
+            "id": state.query_id or self.location,
+            "engine": state.engine,
+            "batch": state.last_planned,
+            "rows_in": None if last is None else last.rows,
+            "watermark": self.watermark,
+            "state_bytes": self.state_bytes,
+            "checkpoint": self.location,
+            "source": ", ".join(names) or None,
+            "updated_at": iso(self.written_at),
+        }
+
+
+def _aware(moment: datetime) -> datetime:
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 class Checkpoints:
@@ -54,62 +75,29 @@ class Checkpoints:
     Parameters
     ----------
     clock
-        Seconds, from anywhere.
+        Seconds, from any start.
     """
 
     def __init__(self, locations: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._locations, self._clock = tuple(locations), clock
         self._next = clock()
-        self.found: list[Found] = []
+        self.readable: list[Checkpoint] = []
         self.notes: list[str] = []
 
-    def look(self) -> None:
-        """Look at all of them, unless that was a moment ago."""
+    def update(self) -> None:
+        """Read all of them, unless that was a moment ago."""
         if not self._locations or self._clock() < self._next:
             return
-        found, notes = [], []
+        readable, notes = [], []
         for location in self._locations:
+            shown = redact_location(location)
             try:
                 state = show(None, location)
             except (PenstockError, ImportError, OSError, ValueError) as error:
-                message = error.message if isinstance(error, PenstockError) else str(error)
-                notes.append(sentence(f"checkpoint {redact_location(location)}: {message}", _MESSAGE))
+                problems = [error.message if isinstance(error, PenstockError) else str(error)]
             else:
-                found.append(Found(redact_location(location), state))
-                notes.extend(_untold(location, state))
-        self.found, self.notes = found, notes
-        self._next = self._clock() + EVERY_SECONDS
-
-
-def _untold(location: str, state: CheckpointState) -> list[str]:
-    if state.query_id is not None:
-        return []
-    return [sentence(f"checkpoint {redact_location(location)}: {why}", _MESSAGE) for why in state.unknown[:1]]
-
-
-def _aware(moment: datetime) -> datetime:
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-
-
-def entry(found: Found) -> dict[str, Any]:
-    """A query of which the checkpoint alone is known."""
-    state = found.state
-    last = state.planned or state.committed
-    return {
-        "id": state.query_id or found.shown,
-        "engine": state.engine,
-        "batch": state.last_planned,
-        "rows_in": None if last is None else last.rows,
-        "watermark": found.watermark,
-        "state_bytes": found.state_bytes,
-        "checkpoint": found.shown,
-        "source": _sources(state),
-        "updated_at": iso(found.written_at),
-    }
-
-
-def _sources(state: CheckpointState) -> str | None:
-    last = state.planned or state.committed
-    queues = [source.queue for source in last.sources] if last is not None else []
-    names = [f"queue {queue.queue!r}" for queue in queues if queue is not None]
-    return ", ".join(names) or None
+                readable.append(Checkpoint(shown, state))
+                problems = list(state.unknown[:1]) if state.query_id is None else []
+            notes += [sentence(f"checkpoint {shown}: {why}", _MESSAGE_CHARACTERS) for why in problems]
+        self.readable, self.notes = readable, notes
+        self._next = self._clock() + _INTERVAL_SECONDS

@@ -1,85 +1,77 @@
-"""Connections to the page's server: only so many, and none for somebody who says nothing or takes nothing.
+"""Connections to the monitor page's server: limited in number, and closed when they send or take nothing.
 
-A browser sends its request at once, so whoever has not after some seconds is no viewer. When there are too many connections the oldest of
-those without a request is closed, and the new one gets its turn.
+A browser sends its request at once, so a connection without one after some seconds is not a viewer's. When there are too
+many connections, the oldest one without a request is closed in favour of the new one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST_CONNECTIONS = 200
-"""More than there may be viewers: each asks for the page and its parts too."""
+"""More than the most viewers, since each also loads the page and its parts."""
 REQUEST_SECONDS = 5.0
-"""Within which a request has to be there, from the connection's beginning or from the response before."""
-TAKING_SECONDS = 30.0
-"""For how long a viewer may leave what was sent where it is."""
+"""The time for a request to arrive, from the start of the connection or from the last response."""
+WRITE_SECONDS = 30.0
+"""The time for a viewer to read what was sent."""
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP with limits of time."""
+    """HTTP with time limits."""
 
-    _asked_by: asyncio.TimerHandle | None = None
-    _taken_by: asyncio.TimerHandle | None = None
+    _request_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: Any) -> None:
-        """Somebody has connected."""
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # always a transport
         if len(self.connections) >= MOST_CONNECTIONS:
-            silent = [
-                each for each in self.connections if isinstance(each, BoundedProtocol) and each._asked_by
+            idle = [
+                each for each in self.connections if isinstance(each, BoundedProtocol) and each._request_timer
             ]
-            if not silent:
-                transport.abort()
+            if idle:
+                min(idle, key=_deadline)._abort()
             else:
-                min(silent, key=_deadline)._hang_up()
+                transport.abort()
         super().connection_made(transport)
         self._wait_for_request()
 
     def data_received(self, data: bytes) -> None:
-        """A part of a request has come."""
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
-            self._asked_by = _stopped(self._asked_by)
+            self._request_timer = _cancel(self._request_timer)
 
     def on_response_complete(self) -> None:
-        """A request is done with; another one may follow."""
         super().on_response_complete()
         if not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete):
             self._wait_for_request()
 
     def pause_writing(self) -> None:
-        """The viewer is slower than the server."""
         super().pause_writing()
-        self._taken_by = self.loop.call_later(TAKING_SECONDS, self._hang_up)
+        self._write_timer = self.loop.call_later(WRITE_SECONDS, self._abort)
 
     def resume_writing(self) -> None:
-        """The viewer has taken what there was."""
         super().resume_writing()
-        self._taken_by = _stopped(self._taken_by)
+        self._write_timer = _cancel(self._write_timer)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
-        self._asked_by, self._taken_by = _stopped(self._asked_by), _stopped(self._taken_by)
+        self._request_timer, self._write_timer = _cancel(self._request_timer), _cancel(self._write_timer)
         super().connection_lost(exc)
 
     def _wait_for_request(self) -> None:
-        _stopped(self._asked_by)
-        self._asked_by = self.loop.call_later(REQUEST_SECONDS, self._hang_up)
+        _cancel(self._request_timer)
+        self._request_timer = self.loop.call_later(REQUEST_SECONDS, self._abort)
 
-    def _hang_up(self) -> None:
-        self._asked_by = _stopped(self._asked_by)
+    def _abort(self) -> None:
+        self._request_timer = _cancel(self._request_timer)
         self.transport.abort()
 
 
 def _deadline(connection: BoundedProtocol) -> float:
-    return 0.0 if connection._asked_by is None else connection._asked_by.when()
+    return 0.0 if connection._request_timer is None else connection._request_timer.when()
 
 
-def _stopped(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
-    """No timer, in the place of one that runs."""
+def _cancel(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
     if timer is not None:
         timer.cancel()
     return None

@@ -1,14 +1,14 @@
-"""Consumers on the page: how far they are behind, and whether they move."""
+"""Consumers on the monitor page: how far they are behind, and whether they move."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
+from penstock.json_text import Json
 from penstock.ui.history import History
-from penstock.ui.reading import Seen, iso, seconds
+from penstock.ui.reading import PartitionRow, PositionRow, RegistrationRow, StoreState, iso, seconds_between
 
 STUCK_SECONDS = 60.0
 
@@ -16,139 +16,147 @@ Key = tuple[int, int]
 """Consumer and queue."""
 
 
+@dataclass(frozen=True)
+class _Offset:
+    """A consumer's offset in a partition, and the partition."""
+
+    position: PositionRow
+    partition: PartitionRow
+
+    @property
+    def lag(self) -> int:
+        return max(int(self.partition.next_index) - int(self.position.next_index), 0)
+
+    @property
+    def lag_bytes(self) -> float:
+        """The share of the partition's bytes that the waiting rows have."""
+        rows = self.partition.next_index - self.partition.first_index
+        waiting = self.partition.next_index - self._first_waiting
+        return float(self.partition.bytes * max(waiting, 0) / rows) if rows else 0.0
+
+    def lag_seconds(self, now: int) -> float:
+        """Return the age of the first waiting row; inside a compacted segment it is interpolated by the row's place."""
+        position = self.position
+        if not self.lag or position.first_timestamp is None:
+            return 0.0
+        span = position.last_timestamp - position.first_timestamp
+        rows = position.end_index - position.start_index
+        place = max(self._first_waiting - position.start_index, 0)
+        appended = position.first_timestamp + span * place // rows
+        return seconds_between(int(appended), now) or 0.0
+
+    @property
+    def _first_waiting(self) -> int:
+        return max(int(self.position.next_index), int(self.partition.first_index))
+
+
 @dataclass
-class _Known:
-    """What was seen of a consumer on a queue before."""
+class _Tracked:
+    """A consumer on a queue at earlier snapshots."""
 
     waiting: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """By partition in which rows wait: the offset, and since when it stands there."""
+    """For each partition with waiting rows: the offset, and since when it has not moved."""
     history: History = field(default_factory=History)
 
 
 class Consumers:
-    """All registrations of a store, from one look to the next.
+    """All registrations of a store, from one snapshot to the next.
 
     Parameters
     ----------
     clock
-        Seconds, from anywhere.
+        Seconds, from any start.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._known: dict[Key, _Known] = {}
-        self._order: list[Key] = []
+        self._tracked: dict[Key, _Tracked] = {}
 
     @property
     def count(self) -> int:
         """How many histories there are."""
-        return len(self._known)
+        return len(self._tracked)
 
-    def told(self, seen: Seen) -> list[dict[str, Any]]:
-        """The consumers as the page gets them, without histories: stuck ones first, then those that are most behind."""
-        names = {record.queue_id: record.name for record in seen.queues}
-        queries = seen.names
-        there = {(row.queue_id, row.partition): row for row in seen.partitions}
-        positions: dict[Key, list[Any]] = defaultdict(list)
-        for row in seen.positions:
-            positions[row.consumer_id, row.queue_id].append(row)
-        found = []
-        for row in seen.registrations:
-            key = (row.consumer_id, row.queue_id)
-            # A queue that is being dropped may lack the one or the other.
-            if row.queue_id in names:
-                pairs = [
-                    (each, there[row.queue_id, each.partition])
-                    for each in positions[key]
-                    if (row.queue_id, each.partition) in there
-                ]
-                about = {
-                    "consumer": row.consumer,
-                    "queue": names[row.queue_id],
-                    "vital": bool(row.vital),
-                    "owner": _owner(row, queries.get(row.app_id), key in seen.owned),
+    def update(self, state: StoreState) -> list[Json]:
+        """Return the consumers for the page, without histories: stuck ones first, then those that are most behind."""
+        queue_names = {record.queue_id: record.name for record in state.queues}
+        query_names = state.query_names
+        offsets = _offsets(state)
+        rows: list[tuple[Key, Json]] = []
+        for registration in state.registrations:
+            key = (registration.consumer_id, registration.queue_id)
+            # The queue of a registration may just have been dropped.
+            if registration.queue_id in queue_names:
+                row = {
+                    "consumer": registration.consumer,
+                    "queue": queue_names[registration.queue_id],
+                    "vital": bool(registration.vital),
+                    "owner": _owner(registration, query_names, alive=key in state.owned),
+                    **self._lag(key, offsets[key], state.now),
                 }
-                found.append((key, {**about, **self._told(key, pairs, seen)}))
-        found.sort(key=lambda each: _order(each[1]))
-        self._order = [key for key, _ in found]
-        self._known = {key: self._known[key] for key in self._order}
-        return [told for _, told in found]
+                rows.append((key, row))
+        rows.sort(key=lambda pair: _order(pair[1]))
+        self._tracked = {key: self._tracked[key] for key, _ in rows}
+        return [row for _, row in rows]
 
-    def histories(self, step: int) -> list[list[Any]]:
-        """The history of each consumer, in the order of :meth:`told`."""
-        return [self._known[key].history.every(step) for key in self._order]
+    def histories(self, step: int) -> list[list[Json]]:
+        """Return the history of each consumer, in the order of :meth:`update`."""
+        return [tracked.history.every(step) for tracked in self._tracked.values()]
 
-    def _told(self, key: Key, pairs: list[tuple[Any, Any]], seen: Seen) -> dict[str, Any]:
-        known = self._known.setdefault(key, _Known())
-        lag = sum(_lag(position, partition) for position, partition in pairs)
-        since = self._waiting_since(known, pairs)
-        standing = None if since is None else self._clock() - since
-        stuck = standing is not None and standing > STUCK_SECONDS
-        known.history.add({"at": iso(seen.now), "lag_rows": lag})
+    def _lag(self, key: Key, offsets: list[_Offset], now: int) -> Json:
+        tracked = self._tracked.setdefault(key, _Tracked())
+        lag = sum(offset.lag for offset in offsets)
+        since = self._unmoved_since(tracked, offsets)
+        unmoved = 0.0 if since is None else self._clock() - since
+        stuck = unmoved > STUCK_SECONDS
+        tracked.history.add({"at": iso(now), "lag_rows": lag})
         return {
             "lag_rows": lag,
-            "lag_bytes": round(sum(_lag_bytes(position, partition) for position, partition in pairs)),
-            "lag_seconds": max(
-                (_lag_seconds(position, partition, seen.now) for position, partition in pairs), default=0.0
-            ),
+            "lag_bytes": round(sum(offset.lag_bytes for offset in offsets)),
+            "lag_seconds": max((offset.lag_seconds(now) for offset in offsets), default=0.0),
             "stuck": stuck,
-            "stuck_seconds": round(standing, 1) if stuck and standing is not None else None,
-            "partitions": [_partition(position, partition) for position, partition in pairs],
+            "stuck_seconds": round(unmoved, 1) if stuck else None,
+            "partitions": [
+                {
+                    "partition": offset.position.partition,
+                    "offset": offset.position.next_index,
+                    "safe_offset": offset.position.safe_index,
+                    "next_index": offset.partition.next_index,
+                    "lag_rows": offset.lag,
+                }
+                for offset in offsets
+            ],
         }
 
-    def _waiting_since(self, known: _Known, pairs: list[tuple[Any, Any]]) -> float | None:
-        """Since when the partition that has stood still longest does so, of those in which rows wait."""
-        now, before = self._clock(), known.waiting
-        known.waiting = {}
-        for position, partition in pairs:
-            if _lag(position, partition) > 0:
-                offset, since = before.get(position.partition, (None, now))
-                at = since if offset == position.next_index else now
-                known.waiting[position.partition] = (position.next_index, at)
-        return min((since for _, since in known.waiting.values()), default=None)
+    def _unmoved_since(self, tracked: _Tracked, offsets: list[_Offset]) -> float | None:
+        """Return since when a partition with waiting rows has not moved: of several, the longest."""
+        now, before = self._clock(), tracked.waiting
+        tracked.waiting = {}
+        for offset in offsets:
+            if offset.lag > 0:
+                position = offset.position
+                last_index, since = before.get(position.partition, (None, now))
+                at = since if last_index == position.next_index else now
+                tracked.waiting[position.partition] = (position.next_index, at)
+        return min((since for _, since in tracked.waiting.values()), default=None)
 
 
-def _order(told: dict[str, Any]) -> tuple[Any, ...]:
-    return not told["stuck"], -told["lag_seconds"], told["consumer"], told["queue"]
+def _offsets(state: StoreState) -> defaultdict[Key, list[_Offset]]:
+    partitions = {(row.queue_id, row.partition): row for row in state.partitions}
+    offsets: defaultdict[Key, list[_Offset]] = defaultdict(list)
+    for position in state.positions:
+        partition = partitions.get((position.queue_id, position.partition))
+        if partition is not None:
+            offsets[position.consumer_id, position.queue_id].append(_Offset(position, partition))
+    return offsets
 
 
-def _first_waiting(position: Any, partition: Any) -> int:
-    return max(int(position.next_index), int(partition.first_index))
+def _order(row: Json) -> tuple[bool, float, str, str]:
+    return not row["stuck"], -row["lag_seconds"], row["consumer"], row["queue"]
 
 
-def _lag(position: Any, partition: Any) -> int:
-    return max(int(partition.next_index) - int(position.next_index), 0)
-
-
-def _lag_bytes(position: Any, partition: Any) -> float:
-    """The share of the partition's bytes that its rows that wait have."""
-    rows = partition.next_index - partition.first_index
-    waiting = partition.next_index - _first_waiting(position, partition)
-    return float(partition.bytes * max(waiting, 0) / rows) if rows else 0.0
-
-
-def _lag_seconds(position: Any, partition: Any, now: int) -> float:
-    """The age of the first row that waits; inside a merged segment it is told by the row's place."""
-    if not _lag(position, partition) or position.first_timestamp is None:
-        return 0.0
-    span = position.last_timestamp - position.first_timestamp
-    rows = position.end_index - position.start_index
-    place = max(_first_waiting(position, partition) - position.start_index, 0)
-    appended = position.first_timestamp + span * place // rows
-    return seconds(int(appended), now) or 0.0
-
-
-def _owner(row: Any, query: str | None, alive: bool) -> dict[str, Any] | None:
+def _owner(row: RegistrationRow, query_names: dict[str, str | None], *, alive: bool) -> Json | None:
     if not row.epoch:
         return None
+    query = None if row.app_id is None else query_names.get(row.app_id)
     return {"app_id": row.app_id, "query": query, "epoch": row.epoch, "alive": alive}
-
-
-def _partition(position: Any, partition: Any) -> dict[str, Any]:
-    return {
-        "partition": position.partition,
-        "offset": position.next_index,
-        "safe_offset": position.safe_index,
-        "next_index": partition.next_index,
-        "lag_rows": _lag(position, partition),
-    }

@@ -1,44 +1,43 @@
-"""What was seen of one thing before, as far as a chart has room for it."""
+"""Histories for the charts of the monitor page, within a limited number of points."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+
+from penstock.json_text import Json
 
 MOST = 900
-"""Points that are kept."""
+"""The most points of one history."""
 BUDGET = 12_000
-"""Points of all histories together that one snapshot holds."""
+"""The most points of all histories in one snapshot."""
 FEWEST = 60
 
 
 class History:
-    """Points in time, the oldest of which goes when there are too many."""
+    """Points in time; beyond the most, the oldest is dropped."""
 
     def __init__(self) -> None:
-        self._points: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=MOST)
+        self._points: deque[tuple[int, Json]] = deque(maxlen=MOST)
         self._count = 0
 
-    def add(self, point: Mapping[str, Any]) -> None:
-        """Add the newest point."""
+    def add(self, point: Json) -> None:
         self._points.append((self._count, point))
         self._count += 1
 
-    def every(self, step: int) -> list[Mapping[str, Any]]:
-        """Each ``step``-th point, the same ones as they grow older, and the newest."""
+    def every(self, step: int) -> list[Json]:
+        """Return each ``step``-th point, the same ones as they age, and the newest."""
         newest = self._count - 1
         return [point for number, point in self._points if number % step == 0 or number == newest]
 
 
-class Spread:
-    """How the newest of some numbers are spread.
+class Percentiles:
+    """Percentiles of the newest numbers.
 
     Parameters
     ----------
     most
-        How many of them count.
+        How many numbers count.
     """
 
     def __init__(self, most: int) -> None:
@@ -47,30 +46,25 @@ class Spread:
         self._sorted: list[float] = []
 
     def add(self, number: float) -> None:
-        """Add the newest number."""
         self._newest.append(number)
         insort(self._sorted, number)
         if len(self._newest) > self._most:
             del self._sorted[bisect_left(self._sorted, self._newest.popleft())]
 
-    @property
-    def count(self) -> int:
-        """How many numbers count."""
-        return len(self._sorted)
-
-    def below(self, percent: int) -> float | None:
-        """The least of them that so many in a hundred do not exceed; None where there are none."""
+    def percentile(self, percent: int) -> float | None:
+        """Return the smallest number that ``percent`` % of them do not exceed; None without numbers."""
         if not self._sorted:
             return None
-        return self._sorted[max(-(-percent * self.count // 100), 1) - 1]
+        return self._sorted[max(-(-percent * len(self._sorted) // 100), 1) - 1]
 
-    def told(self) -> dict[str, float | None]:
-        """The percentiles that the page shows, and of how many numbers they are."""
+    def summary(self) -> dict[str, float | None]:
+        """Return the percentiles that the page shows, and how many numbers they are of."""
         percentiles = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
-        return {name: self.below(percent) for name, percent in percentiles.items()} | {"batches": self.count}
+        summary = {name: self.percentile(percent) for name, percent in percentiles.items()}
+        return summary | {"batches": len(self._sorted)}
 
 
 def step_for(histories: int) -> int:
-    """Which points of each history a snapshot holds, so that all of them together stay within what it may hold."""
+    """Return the step at which this many histories stay within the budget."""
     room = max(BUDGET // max(histories, 1), FEWEST)
     return -(-MOST // room)

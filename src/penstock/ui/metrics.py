@@ -1,59 +1,57 @@
-"""A snapshot for Prometheus, in its text format."""
+"""Metrics of a snapshot in the text format of Prometheus."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from penstock.json_text import Json
 from penstock.ui.collector import Snapshot
 from penstock.ui.queries import RECENT_BATCHES, STATES, WHOLE_BATCH
 
-Thing = Mapping[str, Any]
 _QUANTILES = {"0.5": "p50", "0.9": "p90", "0.99": "p99", "1": "max"}
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A metric of things of one kind: a number of each, None for what is not known."""
+    """A metric of rows of one kind: a number for each of them, None where it is unknown."""
 
     name: str
     text: str
-    number: Callable[[Thing], float | None]
-    counts: bool = False
-    """Whether it only grows."""
+    number: Callable[[Json], float | None]
+    is_counter: bool = False
 
-    def of(self, things: Iterable[Thing], labels: tuple[str, ...]) -> Metric:
-        make = CounterMetricFamily if self.counts else GaugeMetricFamily
-        family: Any = make(f"penstock_{self.name}", self.text, labels=labels)
-        for thing in things:
-            number = self.number(thing)
+    def of(self, rows: Iterable[Json], labels: tuple[str, ...]) -> Metric:
+        family: CounterMetricFamily | GaugeMetricFamily
+        make = CounterMetricFamily if self.is_counter else GaugeMetricFamily
+        family = make(f"penstock_{self.name}", self.text, labels=labels)
+        for row in rows:
+            number = self.number(row)
             if number is not None:
-                family.add_metric([str(thing[label]) for label in labels], float(number))
-        metric: Metric = family
-        return metric
+                family.add_metric([str(row[label]) for label in labels], float(number))
+        return family
 
 
 _OF_QUEUES = (
     _Kind("queue_rows", "Rows that a queue holds.", lambda queue: queue["rows"]),
     _Kind("queue_bytes", "Compressed bytes that a queue holds.", lambda queue: queue["bytes"]),
-    _Kind("queue_segments", "Segments that a queue has.", lambda queue: _sum(queue, "segments")),
+    _Kind("queue_segments", "Segments of a queue.", lambda queue: _sum(queue, "segments")),
     _Kind("queue_oldest_seconds", "Age of a queue's oldest row.", lambda queue: queue["oldest_seconds"]),
     _Kind(
         "queue_appended_rows",
-        "Rows that were ever appended to a queue.",
+        "Rows ever appended to a queue.",
         lambda queue: _sum(queue, "next_index"),
-        counts=True,
+        is_counter=True,
     ),
 )
 _OF_CONSUMERS = (
     _Kind("consumer_lag_rows", "Rows that a consumer has not processed.", lambda each: each["lag_rows"]),
-    _Kind("consumer_lag_bytes", "Their compressed size, about.", lambda each: each["lag_bytes"]),
-    _Kind("consumer_lag_seconds", "Age of the oldest of them.", lambda each: each["lag_seconds"]),
+    _Kind("consumer_lag_bytes", "Approximate compressed size of these rows.", lambda each: each["lag_bytes"]),
+    _Kind("consumer_lag_seconds", "Age of the oldest of these rows.", lambda each: each["lag_seconds"]),
     _Kind(
         "consumer_stuck",
         "Whether rows wait and an offset has not moved for a minute.",
@@ -69,10 +67,14 @@ _OF_QUERIES = (
     _Kind("query_batch", "The newest micro-batch or epoch.", lambda query: query["batch"]),
     _Kind(
         "query_rows_in_per_second",
-        "Rows that a query takes in a second.",
+        "Rows that a query reads per second.",
         lambda query: query["rows_in_per_second"],
     ),
-    _Kind("query_duration_seconds", "Of the newest micro-batch or epoch.", lambda query: _duration(query)),
+    _Kind(
+        "query_duration_seconds",
+        "Duration of the newest micro-batch or epoch.",
+        lambda query: _duration(query),
+    ),
     _Kind("query_state_rows", "Rows in a query's state.", lambda query: query["state_rows"]),
     _Kind("query_state_bytes", "Bytes of a query's state.", lambda query: query["state_bytes"]),
     _Kind(
@@ -80,26 +82,26 @@ _OF_QUERIES = (
     ),
     _Kind(
         "query_updated_timestamp_seconds",
-        "When a query was last heard of.",
+        "Time of a query's last report.",
         lambda query: _moment(query["updated_at"]),
     ),
 )
 _STATE = _Kind("query_state", "1 for the state that a query is in.", lambda each: each["state"] == each["is"])
 _LATENCY = _Kind(
     "query_latency_seconds",
-    "From a row's making to its being seen, in the newest epoch.",
+    "Time from a row's append until it is visible, in the newest epoch.",
     lambda each: each["taken"],
 )
 _BATCH_DURATION = _Kind(
     "query_micro_batch_duration_seconds",
-    f"How long micro-batches took, of the newest {RECENT_BATCHES} that were told; no row's latency.",
+    f"Duration of micro-batches, of the newest {RECENT_BATCHES} that were reported; not the latency of rows.",
     lambda each: each["taken"],
 )
 _LETTERS = _Kind("dead_letter_rows", "Rows in a queue of dead letters.", lambda each: each["rows"])
 
 
-class _Registered:
-    """What a registry asks: the metrics of one snapshot."""
+class _SnapshotCollector:
+    """The metrics of one snapshot, for a registry."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -109,9 +111,9 @@ class _Registered:
 
 
 def exposition(snapshot: Snapshot) -> bytes:
-    """The metrics of a snapshot; of a store that does not answer no more than that."""
+    """Return the metrics of a snapshot; for a store that does not answer, only that it does not."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Registered(snapshot))
+    registry.register(_SnapshotCollector(snapshot))
     return generate_latest(registry)
 
 
@@ -132,8 +134,8 @@ def _metrics(snapshot: Snapshot) -> Iterator[Metric]:
     yield _LETTERS.of(snapshot["dead_letters"], ("queue",))
 
 
-def _by_quantile(queries: Iterable[Thing], spread: str) -> list[Thing]:
-    """Seconds by quantile, where milliseconds are known by percentile."""
+def _by_quantile(queries: Iterable[Json], spread: str) -> list[Json]:
+    """Return a row in seconds for each quantile, from milliseconds by percentile."""
     return [
         {**query, "quantile": quantile, "taken": query[spread][key] / 1000}
         for query in queries
@@ -142,16 +144,16 @@ def _by_quantile(queries: Iterable[Thing], spread: str) -> list[Thing]:
     ]
 
 
-def _sum(queue: Thing, name: str) -> int:
+def _sum(queue: Json, name: str) -> int:
     return sum(partition[name] for partition in queue["partitions"])
 
 
-def _duration(query: Thing) -> float | None:
-    """Of all phases; Spark's own sum where it has one."""
-    found = query["duration_ms"]
-    if not found:
+def _duration(query: Json) -> float | None:
+    """Return Spark's duration of the whole, or else the sum of the phases."""
+    phases = query["duration_ms"]
+    if not phases:
         return None
-    return float(found.get(WHOLE_BATCH, sum(found.values()))) / 1000
+    return float(phases.get(WHOLE_BATCH, sum(phases.values()))) / 1000
 
 
 def _moment(text: str | None) -> float | None:

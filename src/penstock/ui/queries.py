@@ -1,32 +1,32 @@
-"""Queries on the page: what they have told of themselves, and whether they still tell."""
+"""Queries on the monitor page: what they have reported, and whether they still report."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import urlsplit
 
+from penstock.json_text import Json
 from penstock.store.records.queries import CONTINUOUS, FAILED, HEARTBEAT_SECONDS, RUNNING, STOPPED
-from penstock.ui.checkpoints import Found, entry
-from penstock.ui.history import History, Spread
-from penstock.ui.reading import Seen, iso
+from penstock.ui.checkpoints import Checkpoint
+from penstock.ui.history import History, Percentiles
+from penstock.ui.reading import ProgressRow, QueryRow, StoreState, iso
 
 SILENT = "silent"
 FILES_ONLY = "files only"
-"""Of a query that is known by its checkpoint alone: whether it runs cannot be told."""
+"""The state of a query that is known only by its checkpoint: whether it runs is unknown."""
 WHOLE_BATCH = "triggerExecution"
-"""What Spark calls the whole of a micro-batch among its phases."""
+"""Spark's name for the whole of a micro-batch among its phases."""
 SILENT_SECONDS = 3 * HEARTBEAT_SECONDS
-"""After how long without a word a query is taken for gone."""
+"""A query that has not reported for so long counts as gone."""
 RECENT_BATCHES = 100
-"""Of how many micro-batches it is told how long they took."""
+"""How many micro-batches the percentiles of their durations cover."""
 OVERLAP = 10_000_000
-"""Microseconds: two processes may tell in another order than they commit."""
+"""Microseconds: two processes may report in another order than they commit."""
 STATES = (FAILED, SILENT, RUNNING, FILES_ONLY, STOPPED)
-"""In the order in which queries are told."""
-_UNKNOWN: Mapping[str, Any] = dict.fromkeys(
+"""In the order in which queries are listed."""
+_UNKNOWN: Json = dict.fromkeys(
     (
         "id", "run_id", "name", "engine", "state", "batch", "unit", "rows_in", "rows_out", "rows_in_per_second",
         "latency_ms", "batch_duration_ms", "duration_ms", "watermark", "state_rows", "state_bytes", "last_error",
@@ -36,22 +36,23 @@ _UNKNOWN: Mapping[str, Any] = dict.fromkeys(
 
 
 @dataclass
-class _Known:
-    """What was seen of a query's progress."""
+class _Tracked:
+    """A query's progress so far."""
 
-    last: Any = None
-    before: Any = None
+    last: ProgressRow | None = None
+    before: ProgressRow | None = None
     history: History = field(default_factory=History)
-    batches: Spread = field(default_factory=lambda: Spread(RECENT_BATCHES))
-    """Milliseconds that micro-batches took, of each time that one was told."""
+    batch_durations: Percentiles = field(default_factory=lambda: Percentiles(RECENT_BATCHES))
+    """Milliseconds of the micro-batches that were reported."""
 
-    def add(self, row: Any) -> None:
+    def add(self, row: ProgressRow) -> None:
         if self.last is not None and row.reported_at <= self.last.reported_at:
             return
         self.before, self.last = self.last, row
-        of_batch = _is_of_batch(row)
-        if of_batch:
-            self.batches.add(row.duration)
+        durations = self.batch_durations
+        of_batch = _is_micro_batch(row)
+        if of_batch and row.duration is not None:
+            durations.add(row.duration)
         self.history.add(
             {
                 "at": iso(row.reported_at),
@@ -59,150 +60,146 @@ class _Known:
                 "rows_out": row.rows_out,
                 "p50": row.p50,
                 "p99": row.p99,
-                "batch_p50": self.batches.below(50) if of_batch else None,
-                "batch_p99": self.batches.below(99) if of_batch else None,
+                "batch_p50": durations.percentile(50) if of_batch else None,
+                "batch_p99": durations.percentile(99) if of_batch else None,
                 "duration_ms": row.duration,
                 "state_rows": row.state_rows,
             }
         )
 
+    def rate(self, state: str, now: int) -> float | None:
+        """Return the rows per second of the last progress.
+
+        The time is that since the progress before or, when nothing was reported since for longer, until now.
+        """
+        last, before = self.last, self.before
+        if state != RUNNING:
+            return 0.0 if state in (STOPPED, FAILED) else None
+        if last is None or before is None or before.run_id != last.run_id:
+            return None
+        elapsed = max(last.reported_at - before.reported_at, 1, now - last.reported_at)
+        return float(round(last.rows_in / (elapsed / 1e6), 3))
+
+
+def _is_micro_batch(row: ProgressRow) -> bool:
+    """Whether progress is that of a micro-batch; a query may have had both engines."""
+    return row.duration is not None and f'"{WHOLE_BATCH}"' in row.durations
+
 
 class Queries:
-    """All queries of a store, from one look to the next."""
+    """All queries of a store, from one snapshot to the next."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+        self._tracked: dict[str, _Tracked] = {}
         self._order: list[str] = []
-        self._seen_to = 0
+        self._last_report = 0
         self.notes: list[str] = []
-        """What running queries have told that somebody should look at."""
+        """The warnings of running queries."""
 
     @property
     def since(self) -> int:
-        """From when on progress is wanted."""
-        return max(self._seen_to - OVERLAP, 0)
+        """The time from which on progress has to be read."""
+        return max(self._last_report - OVERLAP, 0)
 
     @property
     def count(self) -> int:
         """How many histories there are."""
-        return len(self._known)
+        return len(self._tracked)
 
-    def told(self, seen: Seen, checkpoints: Sequence[Found]) -> list[dict[str, Any]]:
-        """The queries as the page gets them, without histories, by their states."""
-        rows = {row.query_id: row for row in seen.queries}
-        self._known = {key: self._known.get(key, _Known()) for key in rows}
-        for row in seen.progress:
-            if row.query_id in self._known:
-                self._known[row.query_id].add(row)
-        self._seen_to = max((row.reported_at for row in seen.queries), default=self._seen_to)
-        by_id = {found.state.query_id: found for found in checkpoints}
-        told = [self._told(row, by_id.get(row.query_id), seen.now) for row in rows.values()]
-        told += [_of_checkpoint(found) for found in checkpoints if found.state.query_id not in rows]
-        self.notes = [note for each in told for note in self._notes(each)]
-        told.sort(key=lambda each: (STATES.index(each["state"]), each["name"] or "", each["id"]))
-        self._order = [each["id"] for each in told]
-        return told
+    def update(self, state: StoreState, checkpoints: Sequence[Checkpoint]) -> list[Json]:
+        """Return the queries for the page, by their states and without histories."""
+        ids = {row.query_id for row in state.queries}
+        self._tracked = {row.query_id: self._tracked.get(row.query_id, _Tracked()) for row in state.queries}
+        for progress in state.progress:
+            if progress.query_id in ids:
+                self._tracked[progress.query_id].add(progress)
+        self._last_report = max((row.reported_at for row in state.queries), default=self._last_report)
+        by_id = {checkpoint.state.query_id: checkpoint for checkpoint in checkpoints}
+        rows = [self._row(row, by_id.get(row.query_id), state.now) for row in state.queries]
+        rows += [_of_checkpoint(each) for each in checkpoints if each.state.query_id not in ids]
+        self.notes = [note for row in rows for note in self._warnings(row)]
+        rows.sort(key=lambda row: (STATES.index(row["state"]), row["name"] or "", row["id"]))
+        self._order = [row["id"] for row in rows]
+        return rows
 
-    def _notes(self, query: Mapping[str, Any]) -> list[str]:
-        known = self._known.get(query["id"])
-        if known is None or known.last is None or query["state"] not in (RUNNING, SILENT):
+    def _warnings(self, query: Json) -> list[str]:
+        tracked = self._tracked.get(query["id"], _Tracked())
+        last = tracked.last
+        if last is None or last.run_id != query["run_id"] or query["state"] not in (RUNNING, SILENT):
             return []
-        if known.last.run_id != query["run_id"]:
-            return []
-        warnings = json.loads(known.last.warnings or "[]")
         name = query["name"] or query["id"]
-        return [f"query {name}, at {iso(known.last.reported_at)}: {each}" for each in warnings]
+        warnings = json.loads(last.warnings or "[]")
+        return [f"query {name}, at {iso(last.reported_at)}: {warning}" for warning in warnings]
 
-    def histories(self, step: int) -> list[list[Any]]:
-        """The history of each query, in the order of :meth:`told`."""
-        return [self._known[key].history.every(step) if key in self._known else [] for key in self._order]
+    def histories(self, step: int) -> list[list[Json]]:
+        """Return the history of each query, in the order of :meth:`update`."""
+        return [
+            self._tracked[query_id].history.every(step) if query_id in self._tracked else []
+            for query_id in self._order
+        ]
 
-    def _told(self, row: Any, found: Found | None, now: int) -> dict[str, Any]:
-        known = self._known[row.query_id]
-        about = {
+    def _row(self, row: QueryRow, checkpoint: Checkpoint | None, now: int) -> Json:
+        query = {
             **_UNKNOWN,
             "id": row.query_id,
             "run_id": row.run_id,
             "name": row.name,
             "engine": row.engine,
-            "state": _state(row.state, row.reported_at, now),
+            "state": _state(row, now),
             "unit": _unit(row.engine),
             "last_error": _error(row),
-            "spark_ui": _web(row.spark_ui),
-            "checkpoint": row.checkpoint if found is None else found.shown,
+            "spark_ui": _web_address(row.spark_ui),
+            "checkpoint": row.checkpoint if checkpoint is None else checkpoint.location,
             "source": row.source,
             "sink": row.sink,
             "started_at": iso(row.started_at),
             "updated_at": iso(row.reported_at),
         }
-        if found is not None:
-            about |= {"watermark": found.watermark, "state_bytes": found.state_bytes}
-        return about if known.last is None else about | _progress(known, about, now)
+        if checkpoint is not None:
+            query |= {"watermark": checkpoint.watermark, "state_bytes": checkpoint.state_bytes}
+        return query | _progress(self._tracked[row.query_id], query, now)
 
 
-def _progress(known: _Known, about: Mapping[str, Any], now: int) -> dict[str, Any]:
-    last = known.last
+def _progress(tracked: _Tracked, query: Json, now: int) -> Json:
+    last = tracked.last
+    if last is None:
+        return {}
+    latency = {"p50": last.p50, "p90": last.p90, "p99": last.p99, "max": last.max}
     return {
         "batch": last.batch_id,
         "rows_in": last.rows_in,
         "rows_out": last.rows_out,
-        "rows_in_per_second": _rate(known, about["state"], now),
-        "latency_ms": _latency(last),
-        "batch_duration_ms": _batch_duration(known),
+        "rows_in_per_second": tracked.rate(query["state"], now),
+        "latency_ms": None if last.p50 is None else latency,
+        # Not a latency: Spark does not report how old a micro-batch's rows are.
+        "batch_duration_ms": tracked.batch_durations.summary() if _is_micro_batch(last) else None,
         "duration_ms": json.loads(last.durations),
-        "watermark": iso(last.watermark) or about["watermark"],
+        "watermark": iso(last.watermark) or query["watermark"],
         "state_rows": last.state_rows,
-        "state_bytes": about["state_bytes"] if last.state_bytes is None else last.state_bytes,
+        "state_bytes": query["state_bytes"] if last.state_bytes is None else last.state_bytes,
     }
 
 
-def _rate(known: _Known, state: str, now: int) -> float | None:
-    """Rows per second: those of the last progress, over the time since the one before or, when nothing came since, until now."""
-    last, before = known.last, known.before
-    if state != RUNNING:
-        return 0.0 if state in (STOPPED, FAILED) else None
-    if before is None or before.run_id != last.run_id:
-        return None
-    told = max(last.reported_at - before.reported_at, 1)
-    quiet = now - last.reported_at
-    return float(round(last.rows_in / (max(told, quiet) / 1e6), 3))
-
-
-def _latency(row: Any) -> dict[str, float] | None:
-    if row.p50 is None:
-        return None
-    return {"p50": row.p50, "p90": row.p90, "p99": row.p99, "max": row.max}
-
-
-def _is_of_batch(row: Any) -> bool:
-    """Whether progress is a micro-batch's; a query may have had both engines."""
-    return row.duration is not None and f'"{WHOLE_BATCH}"' in row.durations
-
-
-def _batch_duration(known: _Known) -> dict[str, float | None] | None:
-    """How long the newest micro-batches took, where the last progress is one's: Spark does not tell how old their rows are."""
-    return known.batches.told() if _is_of_batch(known.last) else None
-
-
-def _error(row: Any) -> dict[str, Any] | None:
+def _error(row: QueryRow) -> Json | None:
     if row.error_condition is None:
         return None
     return {"condition": row.error_condition, "message": row.error_message, "at": iso(row.error_at)}
 
 
-def _state(told: str, reported_at: int, now: int) -> str:
-    return SILENT if told == RUNNING and now - reported_at > SILENT_SECONDS * 1e6 else told
+def _state(row: QueryRow, now: int) -> str:
+    is_silent = row.state == RUNNING and now - row.reported_at > SILENT_SECONDS * 1e6
+    return SILENT if is_silent else row.state
 
 
 def _unit(engine: str | None) -> str:
     return "epoch" if engine == CONTINUOUS else "batch"
 
 
-def _web(url: str | None) -> str | None:
-    """An address that a page may link to."""
+def _web_address(url: str | None) -> str | None:
+    """Return an address that the page may link to."""
     return url if url is not None and urlsplit(url).scheme in ("http", "https") else None
 
 
-def _of_checkpoint(found: Found) -> dict[str, Any]:
-    about = entry(found)
-    return {**_UNKNOWN, **about, "state": FILES_ONLY, "unit": _unit(about["engine"])}
+def _of_checkpoint(checkpoint: Checkpoint) -> Json:
+    query = checkpoint.as_query()
+    return {**_UNKNOWN, **query, "state": FILES_ONLY, "unit": _unit(query["engine"])}

@@ -1,4 +1,4 @@
-"""The page's address space; everything in it is read."""
+"""HTTP server of the monitor page; everything is read-only."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from penstock.errors import InvalidInput, InvalidOption, PenstockError
 from penstock.ui.access import Access, Guard, is_loopback
 from penstock.ui.collector import Collector
 from penstock.ui.connections import BoundedProtocol
-from penstock.ui.feed import Feed
 from penstock.ui.metrics import exposition
+from penstock.ui.snapshot_stream import SnapshotStream
 
 PAGE = Path(__file__).parent / "page"
-_NO_PAGE = "This installation of Penstock has no page in it; /api/snapshot and /metrics are there.\n"
+_NO_PAGE = "This installation of Penstock does not include the page; /api/snapshot and /metrics work.\n"
+SHORTEST_TOKEN = 8
+_SHUTDOWN_SECONDS = 3
 
 
-def make_app(feed: Feed, access: Access, page: Path = PAGE) -> FastAPI:
-    """The application.
+def make_app(stream: SnapshotStream, access: Access, page: Path = PAGE) -> FastAPI:
+    """Return the web application.
 
     Parameters
     ----------
@@ -38,19 +40,19 @@ def make_app(feed: Feed, access: Access, page: Path = PAGE) -> FastAPI:
 
     @app.get("/api/snapshot")
     async def snapshot() -> Response:
-        return Response((await feed.newest()).text, media_type="application/json")
+        return Response((await stream.newest()).text, media_type="application/json")
 
     @app.get("/api/events")
     async def events() -> Response:
-        if feed.full:
+        if stream.full:
             return PlainTextResponse("There are too many viewers.\n", 503)
         return StreamingResponse(
-            feed.events(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+            stream.events(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
         )
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        text = exposition((await feed.newest()).snapshot)
+        text = exposition((await stream.newest()).snapshot)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     if (page / "index.html").is_file():
@@ -61,7 +63,7 @@ def make_app(feed: Feed, access: Access, page: Path = PAGE) -> FastAPI:
 
 
 class _Page(StaticFiles):
-    """Files that a browser asks for again, but for those whose names change with what is in them."""
+    """Static files that browsers revalidate, except those whose names change with their contents."""
 
     def file_response(self, *args: object, **more: object) -> Response:
         response = super().file_response(*args, **more)  # type: ignore[arg-type]  # passed on
@@ -69,12 +71,6 @@ class _Page(StaticFiles):
         forever = "/assets/" in path.replace("\\", "/")
         response.headers["Cache-Control"] = "private, max-age=31536000, immutable" if forever else "no-cache"
         return response
-
-
-# ---- serving: The server of the monitor page, from its start to Ctrl-C.
-
-SHORTEST_TOKEN = 8
-_ENDING_SECONDS = 3
 
 
 def serve(
@@ -92,13 +88,13 @@ def serve(
     Parameters
     ----------
     url
-        The store, which has to be there.
+        The store, which must exist.
     checkpoints
-        Checkpoints to show besides.
+        Checkpoints to show as well.
     host, port
-        Where to listen; port 0 takes a free one.
+        The address to listen on; port 0 takes a free one.
     token
-        What viewers have to know; needed where others than this machine reach the server.
+        The secret that viewers need; required where other machines can reach the server.
     every
         Seconds between two snapshots.
     ready
@@ -127,56 +123,56 @@ def prepared(
     token: str | None = None,
     every: float = 1.0,
 ) -> Iterator[Server]:
-    """A server that listens already and answers once it serves; parameters and errors are those of :func:`serve`."""
+    """Return a server that already listens; it answers once it serves. Parameters and errors are those of `serve`."""
     access = _access(host, token)
     collector = Collector(url, checkpoints, every=every)
     try:
         with _bound(host, port) as listening:
-            yield Server(Feed(collector, every), access, listening)
+            yield Server(SnapshotStream(collector, every), access, listening)
     finally:
         collector.close()
 
 
 class Server(uvicorn.Server):
-    """One that ends its event streams first: it would wait for them."""
+    """A server that ends its event streams when it shuts down, instead of waiting for them."""
 
-    def __init__(self, feed: Feed, access: Access, listening: socket.socket) -> None:
+    def __init__(self, stream: SnapshotStream, access: Access, listening: socket.socket) -> None:
         super().__init__(
             uvicorn.Config(
-                make_app(feed, access),
+                make_app(stream, access),
                 http=BoundedProtocol,
                 ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                timeout_graceful_shutdown=_ENDING_SECONDS,
+                timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
                 lifespan="off",
             )
         )
-        self.feed = feed
+        self.stream = stream
         self._listening = listening
         self.address = _address(access.host, listening.getsockname()[1])
-        """Where the page is."""
+        """The page's URL."""
 
     def serve_until_ended(self) -> None:
-        """Serve until a signal comes, or ``should_exit`` is set."""
+        """Serve until the process receives a signal, or ``should_exit`` is set."""
         self.run(sockets=[self._listening])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the event streams, then the rest."""
-        self.feed.close()
+        self.stream.close()
         await super().shutdown(sockets)
 
 
 def _access(host: str, token: str | None) -> Access:
     if token is None and not is_loopback(host):
         raise InvalidOption(
-            f"others reach the page at {host!r}, so it needs a token: give --token, or set PENSTOCK_UI_TOKEN",
+            f"other machines can reach the page at {host!r}, so it needs a token: set PENSTOCK_UI_TOKEN, or --token",
             option="token",
         )
     if token is not None and len(token) < SHORTEST_TOKEN:
         raise InvalidOption(
-            f"a token has {SHORTEST_TOKEN} characters or more, such as `openssl rand -hex 16` gives",
+            f"a token needs at least {SHORTEST_TOKEN} characters, such as those of `openssl rand -hex 16`",
             option="token",
         )
     return Access(host, token)
@@ -193,18 +189,19 @@ def _bound(host: str, port: int) -> socket.socket:
 def _refused(host: str, port: int, error: OSError) -> PenstockError:
     if error.errno == errno.EADDRINUSE:
         return InvalidInput(
-            f"port {port} of {host} is taken: choose another one with --port, or 0 for any that is free",
+            f"port {port} of {host} is taken: choose another one with --port, or 0 for any free one",
             condition="PORT_TAKEN",
             port=port,
         )
     if error.errno == errno.EACCES:
         return InvalidInput(
-            f"port {port} is not for this user: choose one from 1024 on with --port",
+            f"this user may not listen on port {port}: choose one from 1024 on with --port",
             condition="PORT_REFUSED",
             port=port,
         )
     return InvalidInput(
-        f"{host!r} is no address of this machine ({error.strerror or error}): give --host one that is, such as 127.0.0.1 or 0.0.0.0",
+        f"{host!r} is not an address of this machine ({error.strerror or error}): set --host to one, such as 127.0.0.1 or "
+        "0.0.0.0",
         condition="NO_SUCH_ADDRESS",
         host=host,
     )

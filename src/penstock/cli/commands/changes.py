@@ -1,29 +1,32 @@
-"""``penstock changes``: change feeds on the screen."""
+"""``penstock changes``: change feeds."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.commands.shared import Run, command
-from penstock.cli.following import polls
+from penstock.cli.output import Column, Row, Section, as_json_text
+from penstock.cli.standard_output import poll_until_closed
 from penstock.errors import InvalidChangeOption, InvalidInput
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from penstock.changes.options import ChangeRange
-    from penstock.cli.output.protocol import ChangePrinter
     from penstock.feeds.protocol import OpenChangelog
 
 _BLOCK_ROWS = 1000
 _OPTIONS = {"starting": "--from", "ending": "--to"}
 _BOUND = re.compile(r"(starting|ending)(?:Version|Timestamp)")
 _METADATA = ("_change_type", "_commit_version", "_commit_timestamp")
+_SIGNS = {
+    "insert": ("+", "green"),
+    "delete": ("-", "red"),
+    "update_preimage": ("<", "yellow"),
+    "update_postimage": (">", "bright_yellow"),
+}
 
 group = typer.Typer(help="Look at change feeds.", no_args_is_help=True)
 
@@ -31,10 +34,9 @@ FeedArgument = Annotated[
     str,
     typer.Argument(
         metavar="FEED",
-        show_default=False,
-        help="queue:NAME, delta:PATH, iceberg:TABLE, snapshots:PATH?row_id=COLUMN or postgresql://…?publication=NAME, whose "
-        "slot has to be there: slot=NAME, or else penstock_ and the publication's name. A delta:PATH whose change data feed "
-        "is off needs ?row_id=COLUMN too: the column that tells rows apart; several are row_id=A&row_id=B.",
+        help="queue:NAME, delta:PATH, iceberg:TABLE, snapshots:PATH?row_id=COLUMN or postgresql://…?publication=NAME, "
+        "whose slot must exist: slot=NAME, or else penstock_ and the publication's name. A delta:PATH whose change data "
+        "feed is off needs ?row_id=COLUMN too: the column that identifies rows; several are row_id=A&row_id=B.",
     ),
 ]
 ModeOption = Annotated[
@@ -46,132 +48,108 @@ ModeOption = Annotated[
     ),
 ]
 UpdatesOption = Annotated[
-    bool,
-    typer.Option("--updates", show_default=False, help="Show a row before and after its update: < and >."),
-]
-RowsOption = Annotated[
-    int | None,
-    typer.Option("--rows", "-n", metavar="ROWS", min=0, show_default=False, help="How many at the most."),
+    bool, typer.Option("--updates", help="Show a row before and after its update: < and >.")
 ]
 
 
 @command(
     group,
     "show",
-    examples=[
-        "penstock changes show queue:flights --from 10 --to 12 --updates",
-        "penstock changes show delta:/data/orders --from 2026-01-31T12:00:00Z --mode netChanges",
-        "penstock changes show 'snapshots:/data/daily?row_id=id'",
-        "penstock changes show queue:flights --json | jq ._change_type",
-    ],
+    "penstock changes show queue:flights --from 10 --to 12 --updates",
+    "penstock changes show delta:/data/orders --from 2026-01-31T12:00:00Z --mode netChanges",
+    "penstock changes show 'snapshots:/data/daily?row_id=id'",
+    "penstock changes show queue:flights --json | jq ._change_type",
 )
 def show(
     run: Run,
     feed: FeedArgument,
     start: Annotated[
-        str | None,
-        typer.Option(
-            "--from", metavar="COMMIT", show_default=False, help="The first commit: its version, or a time."
-        ),
+        str | None, typer.Option("--from", metavar="COMMIT", help="The first commit: its version, or a time.")
     ] = None,
     end: Annotated[
-        str | None,
-        typer.Option(
-            "--to", metavar="COMMIT", show_default=False, help="The last commit: its version, or a time."
-        ),
+        str | None, typer.Option("--to", metavar="COMMIT", help="The last commit: its version, or a time.")
     ] = None,
     mode: ModeOption = "dropCarryovers",
     updates: UpdatesOption = False,
-    rows: RowsOption = None,
+    rows: Annotated[
+        int | None, typer.Option("--rows", "-n", metavar="ROWS", min=0, help="The most rows to show.")
+    ] = None,
 ) -> None:
     """Show the changes of a feed, commit by commit: + for inserted rows, - for deleted ones."""
     from penstock.changes.options import EVER
 
-    opened, bounds = _opened(run, feed), _range(start, end)
+    opened, bounds = _open_feed(run, feed), _parse_range(start, end)
     after = bounds.start(opened)
-    view = _View(run, opened, mode, updates, after=after, net_window=EVER)
-    view.show(after, bounds.end(opened, after), rows)
+    printer = _ChangePrinter(run, opened, mode, updates, after=after, net_window=EVER)
+    printer.show(after, bounds.end(opened, after), rows)
 
 
 @command(
     group,
     "tail",
-    examples=[
-        "penstock changes tail queue:flights",
-        "penstock changes tail queue:flights -n 20",
-        "penstock changes tail delta:/data/orders --json",
-    ],
+    "penstock changes tail queue:flights",
+    "penstock changes tail queue:flights -n 20",
+    "penstock changes tail delta:/data/orders --json",
 )
 def tail(
     run: Run,
     feed: FeedArgument,
     start: Annotated[
         str | None,
-        typer.Option(
-            "--from",
-            metavar="COMMIT",
-            show_default=False,
-            help="The first commit; by default the next one that comes.",
-        ),
+        typer.Option("--from", metavar="COMMIT", help="The first commit; by default the next new one."),
     ] = None,
     mode: ModeOption = "dropCarryovers",
     updates: UpdatesOption = False,
     rows: Annotated[
-        int | None,
-        typer.Option("--rows", "-n", metavar="ROWS", min=0, show_default=False, help="Stop after so many."),
+        int | None, typer.Option("--rows", "-n", metavar="ROWS", min=0, help="Stop after this many.")
     ] = None,
 ) -> None:
-    """Show the changes of a feed as they come, until Ctrl-C or as many as are wanted; nothing is consumed."""
+    """Show the changes of a feed as they arrive, until Ctrl-C or --rows of them; nothing is consumed."""
     from penstock.changes.options import COMMIT
 
-    # Of each commit: those of all that has come would depend on when we looked.
-    opened = _opened(run, feed)
-    stands = opened.newest(opened.oldest()) if start is None else _range(start).start(opened)
-    view = _View(run, opened, mode, updates, after=stands, net_window=COMMIT)
-    for _ in polls(lambda: view.shown):
-        newest = opened.newest(stands)
-        if newest > stands:
-            view.show(stands, newest, None if rows is None else rows - view.shown)
-            stands = newest
-        if view.shown == rows:
+    opened = _open_feed(run, feed)
+    position = opened.newest(opened.oldest()) if start is None else _parse_range(start).start(opened)
+    # Net changes of each commit: those of all new commits would depend on when we looked.
+    printer = _ChangePrinter(run, opened, mode, updates, after=position, net_window=COMMIT)
+    for _ in poll_until_closed(lambda: printer.shown):
+        newest = opened.newest(position)
+        if newest > position:
+            printer.show(position, newest, None if rows is None else rows - printer.shown)
+            position = newest
+        if printer.shown == rows:
             return
 
 
-@command(
-    group,
-    "lag",
-    examples=["penstock changes lag 'postgresql://app@db/shop?publication=orders'"],
-)
+@command(group, "lag", "penstock changes lag 'postgresql://app@db/shop?publication=orders'")
 def lag(run: Run, feed: FeedArgument) -> None:
-    """Show how much log a PostgreSQL feed's slot keeps on the server, how much of it has not been read and logged, and which open
-    transaction holds it."""
-    from penstock.cli.output.protocol import Section
+    """Show how much log a PostgreSQL feed's slot keeps on the server, how much of it has not been read and logged,
+    and which open transaction holds it."""
     from penstock.cli.units import size_text
     from penstock.feeds.postgres import PostgresFeed
     from penstock.feeds.urls import parse
 
     postgres = parse(feed, store=run.url)
     if not isinstance(postgres, PostgresFeed):
-        raise InvalidInput("a PostgreSQL feed alone has a slot that may lag behind", condition="NO_LAG")
-    found = postgres.lag()
+        raise InvalidInput("only a PostgreSQL feed has a slot, which may lag behind", condition="NO_LAG")
+    lag = postgres.lag()
     data = {
         "slot": postgres.slot,
-        "retained_bytes": found.retained,
-        "unconfirmed_bytes": found.unconfirmed,
-        "open_transaction": None if found.open_transaction is None else asdict(found.open_transaction),
+        "retained_bytes": lag.retained,
+        "unconfirmed_bytes": lag.unconfirmed,
+        "open_transaction": None if lag.open_transaction is None else asdict(lag.open_transaction),
     }
     pairs = [
         ("slot", postgres.slot),
-        ("kept on the server", size_text(found.retained)),
-        ("not read and logged", size_text(found.unconfirmed)),
+        ("kept on the server", size_text(lag.retained)),
+        ("not read and logged", size_text(lag.unconfirmed)),
     ]
-    if found.open_transaction is not None:
-        pairs.append(("oldest open transaction", found.open_transaction.describe()))
+    if lag.open_transaction is not None:
+        pairs.append(("oldest open transaction", lag.open_transaction.describe()))
     run.output.describe(data, [Section("", pairs)])
 
 
-class _View:
-    """The changes of a feed on their way to the output."""
+class _ChangePrinter:
+    """Prints the changes of a feed and counts the rows."""
 
     def __init__(
         self, run: Run, feed: OpenChangelog, mode: str, updates: bool, *, after: int, net_window: int
@@ -182,22 +160,19 @@ class _View:
         self._mode = one_of("--mode", mode, MODES, "INVALID_DEDUPLICATION_MODE")
         self._updates, self._net_window = updates, net_window
         self._description = feed.describe(after)
-        columns = [name for name in self._description.schema.names if name not in _METADATA]
-        self._print: ChangePrinter = run.output.change_printer(columns)
+        names = [name for name in self._description.schema.names if name not in _METADATA]
+        self._print = run.output.row_printer(change_columns(names), change_style)
         self.shown = 0
 
-    def show(self, after: int, upto: int, most: int | None) -> None:
-        """Show the changes of a range, or no more than so many of them."""
+    def show(self, after: int, upto: int, limit: int | None) -> None:
+        """Print the changes of a range, at most ``limit`` of them."""
         from penstock.arrow.arrays import first_rows
-
-        tables = self._tables(after, upto) if after < upto else iter(())
-        for table in tables if most is None else first_rows(tables, most):
-            self._show(table)
-
-    def _tables(self, after: int, upto: int) -> Iterator[pa.Table]:
         from penstock.changes.local import changes
+        from penstock.cli.load.wire import plain_rows
 
-        return changes(
+        if after >= upto:
+            return
+        tables = changes(
             self._feed,
             after,
             upto,
@@ -206,34 +181,45 @@ class _View:
             net_window=self._net_window,
             description=self._description,
         )
-
-    def _show(self, table: pa.Table) -> None:
-        from penstock.cli.load.wire import plain_rows
-
-        for first in range(0, table.num_rows, _BLOCK_ROWS):
-            self._print(plain_rows(table.slice(first, _BLOCK_ROWS)))
-        self.shown += table.num_rows
+        for table in tables if limit is None else first_rows(tables, limit):
+            for first in range(0, table.num_rows, _BLOCK_ROWS):
+                self._print(plain_rows(table.slice(first, _BLOCK_ROWS)))
+            self.shown += table.num_rows
 
 
-def _opened(run: Run, url: str) -> OpenChangelog:
+def change_columns(names: list[str]) -> list[Column]:
+    """Return the columns of changes in text: their sign, version and time, and the data columns."""
+    return [
+        Column("_change_type", "", lambda kind: _SIGNS[kind][0]),
+        Column("_commit_version", "version", as_json_text),
+        Column("_commit_timestamp", "time", as_json_text),
+        *(Column(name, name, as_json_text) for name in names),
+    ]
+
+
+def change_style(row: Row) -> str:
+    return _SIGNS[str(row["_change_type"])][1]
+
+
+def _open_feed(run: Run, url: str) -> OpenChangelog:
     from penstock.feeds.urls import parse
 
     return parse(url, store=run.url).open()
 
 
-def _range(start: str | None, end: str | None = None) -> ChangeRange:
-    """The bounds that the options give; what is wrong with them is said of the options."""
+def _parse_range(start: str | None, end: str | None = None) -> ChangeRange:
+    """Return the range of the options; errors name the options."""
     from penstock.changes.options import ChangeRange
 
     try:
         return ChangeRange.of(**_bound("starting", start), **_bound("ending", end))
     except InvalidChangeOption as error:
-        told = _BOUND.sub(lambda found: _OPTIONS[found[1]], error.message)
-        raise InvalidChangeOption(told, condition=error.condition, **error.parameters) from None
+        message = _BOUND.sub(lambda match: _OPTIONS[match[1]], error.message)
+        raise InvalidChangeOption(message, condition=error.condition, **error.parameters) from None
 
 
-def _bound(which: str, text: str | None) -> dict[str, Any]:
-    """A bound as ``changes.read`` has it: digits are a version, anything else is a time."""
+def _bound(which: str, text: str | None) -> dict[str, str]:
+    """Return a bound as a parameter of ``changes.read``: digits are a version, anything else is a time."""
     if text is None:
         return {}
     kind = "version" if text.lstrip("-").isdigit() else "timestamp"

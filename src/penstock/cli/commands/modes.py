@@ -1,56 +1,51 @@
-"""``penstock modes``: what output modes do with a query, on the screen."""
+"""``penstock modes``: what output modes do with a query."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.arguments import in_quotes
-from penstock.cli.boundary import FAILED
-from penstock.cli.commands.shared import Run, command
+from penstock.cli.commands.shared import FAILED, Run, command
+from penstock.cli.output import Section
 from penstock.errors import InvalidInput
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.modes.checking.report import ModeReport, Report
+    from penstock.json_text import Json
+    from penstock.modes.checking.report import ModeReport
+    from penstock.modes.previewing.micro_batches import MicroBatch, ModePreview
+    from penstock.modes.previewing.result import Preview
 
 group = typer.Typer(help="Know what an output mode does, before a query starts.", no_args_is_help=True)
 
 SchemaOption = Annotated[
-    str | None,
-    typer.Option("--schema", metavar="DDL", show_default=False, help="The input's columns, in Spark's DDL."),
+    str | None, typer.Option("--schema", metavar="DDL", help="The input's columns, in Spark's DDL.")
 ]
 EventTimeOption = Annotated[
     str | None,
     typer.Option(
         "--event-time",
         metavar="COLUMN",
-        show_default=False,
-        help="Give the function its input with a watermark on this column.",
+        help="Pass the function its input with a watermark on this column.",
     ),
 ]
 DelayOption = Annotated[
     str | None,
-    typer.Option(
-        "--delay",
-        metavar="INTERVAL",
-        show_default=False,
-        help="How late rows may come: '10 minutes'. [0 seconds]",
-    ),
+    typer.Option("--delay", metavar="INTERVAL", help="How late rows may be: '10 minutes'. [0 seconds]"),
 ]
 
 
 @command(
     group,
     "check",
-    examples=[
-        "penstock modes check job:totals --schema 'ts timestamp, key string' --event-time ts --delay '10 minutes'",
-        "penstock modes check job:whole_query --sink delta --trigger availableNow",
-        "penstock modes check job:totals --schema 'id bigint' --json | jq '.modes[] | select(.safe) | .mode'",
-    ],
+    "penstock modes check job:totals --schema 'ts timestamp, key string' --event-time ts --delay '10 minutes'",
+    "penstock modes check job:whole_query --sink delta --trigger availableNow",
+    "penstock modes check job:totals --schema 'id bigint' --json | jq '.modes[] | select(.safe) | .mode'",
 )
 def check(
     run: Run,
@@ -58,9 +53,8 @@ def check(
         str,
         typer.Argument(
             metavar="MODULE:FUNCTION",
-            show_default=False,
-            help="A function of a streaming DataFrame that returns another, or of a Spark session called spark that returns one; "
-            "job:totals is totals in job.py, here or where Python looks.",
+            help="A function of a streaming DataFrame that returns another, or of a Spark session called spark that returns "
+            "one; job:totals is totals in job.py, in the working directory or on Python's path.",
         ),
     ],
     schema: SchemaOption = None,
@@ -71,7 +65,6 @@ def check(
         typer.Option(
             "--sink",
             metavar="FORMAT",
-            show_default=False,
             help="Where the rows would go: parquet, delta, kafka, foreachBatch, penstock …",
         ),
     ] = None,
@@ -80,47 +73,63 @@ def check(
         typer.Option(
             "--trigger",
             metavar="NAME[=VALUE]",
-            show_default=False,
-            help="As in Spark: processingTime='10 seconds', availableNow, once, continuous='1 second', realTime='5 seconds'.",
+            help="As in Spark: processingTime='10 seconds', availableNow, once, continuous='1 second', "
+            "realTime='5 seconds'.",
         ),
     ] = None,
 ) -> None:
-    """Say of each output mode whether Spark takes it and it is safe, what it emits, and what is wrong, with the way out.
+    """Report for each output mode whether Spark accepts it, whether it is safe, what it emits, and how to fix problems.
 
     Nothing is started. The exit code is 1 when no mode is both allowed and safe.
     """
-    from penstock.cli.imported import imported, takes_session, working_directory_first
-    from penstock.cli.spark_sessions import session_of_command, sparks_errors_in_one_line
+    from penstock.cli.spark_programs import (
+        import_function,
+        spark_of_command,
+        takes_session,
+        working_directory_first,
+    )
 
-    time, when = event_time_of(event_time, delay), _trigger(trigger)
-    with working_directory_first(), sparks_errors_in_one_line():
-        build = imported(function)
+    watermark = _watermark(event_time, delay)
+    with working_directory_first():
+        build = import_function(function)
         of_session = takes_session(build)
-        _check_options(function, of_session, schema, time)
-        with session_of_command(debug=run.debug) as spark:
-            from penstock.modes.checking.check import check as checked
+        if of_session and (schema is not None or watermark is not None):
+            raise InvalidInput(
+                f"{in_quotes(function)} takes a Spark session and makes its own input: leave out --schema and "
+                "--event-time"
+            )
+        if not of_session and schema is None:
+            raise InvalidInput(
+                f"{in_quotes(function)} takes a DataFrame: give its columns with --schema. If it takes a session, call "
+                "that parameter spark"
+            )
+        with spark_of_command(debug=run.debug) as spark:
+            from penstock.modes.checking.check import check as check_modes
 
-            frame = build(spark) if of_session else build(_input(spark, schema or "", time))
-            report = checked(frame, sink, when)
-    run.output.done(str(report), _report_data(report))
+            frame = build(spark) if of_session else build(_input(spark, schema or "", watermark))
+            report = check_modes(frame, sink, _trigger(trigger))
+    data = {
+        "modes": [_report_data(mode) for mode in report.modes],
+        "sink": report.sink,
+        "trigger": report.trigger,
+        "source": report.source,
+        "not_run": list(report.not_run),
+    }
+    run.output.done(str(report), data)
     if not any(mode.safe for mode in report.modes):
         raise typer.Exit(FAILED)
 
 
-def _check_options(function: str, of_session: bool, schema: str | None, time: object) -> None:
-    if of_session and (schema is not None or time is not None):
-        raise InvalidInput(
-            f"{in_quotes(function)} takes a Spark session and makes its own input: leave out --schema and --event-time"
-        )
-    if not of_session and schema is None:
-        raise InvalidInput(
-            f"{in_quotes(function)} takes a DataFrame: say its columns with --schema; a function of a session is one whose "
-            "parameter is called spark"
-        )
+def _watermark(column: str | None, delay: str | None) -> tuple[str, str] | None:
+    if column is None:
+        if delay is not None:
+            raise InvalidInput("--delay belongs to a watermark: give its column with --event-time")
+        return None
+    return column, delay or "0 seconds"
 
 
-def _input(spark: SparkSession, ddl: str, time: tuple[str, str] | None) -> DataFrame:
-    """A streaming DataFrame with these columns, of a source that every trigger takes; it is never read."""
+def _input(spark: SparkSession, ddl: str, watermark: tuple[str, str] | None) -> DataFrame:
+    """Return a streaming DataFrame with these columns, of a source that allows every trigger; it is never read."""
     from pyspark.sql import functions
 
     from penstock.arrow.schema import canonical_schema
@@ -130,46 +139,158 @@ def _input(spark: SparkSession, ddl: str, time: tuple[str, str] | None) -> DataF
     columns = to_struct(canonical_schema(parse_ddl(ddl)))
     frame = spark.readStream.format("rate").load()
     empty = frame.select(*(functions.lit(None).cast(each.dataType).alias(each.name) for each in columns))
-    return empty if time is None else empty.withWatermark(*time)
+    return empty if watermark is None else empty.withWatermark(*watermark)
 
 
-def _trigger(text: str | None) -> dict[str, Any] | None:
+def _trigger(text: str | None) -> dict[str, str | bool] | None:
     if text is None:
         return None
     name, _, value = text.partition("=")
     return {name.strip(): value.strip() or True}
 
 
-def event_time_of(column: str | None, delay: str | None) -> tuple[str, str] | None:
-    """The watermark that --event-time and --delay ask for.
-
-    Raises
-    ------
-    InvalidInput
-        When there is a delay of nothing.
-    """
-    if column is None:
-        if delay is not None:
-            raise InvalidInput("--delay is that of a watermark: say its column with --event-time")
-        return None
-    return column, delay or "0 seconds"
-
-
-def _report_data(report: Report) -> dict[str, Any]:
-    return {
-        "modes": [_mode_data(mode) for mode in report.modes],
-        "sink": report.sink,
-        "trigger": report.trigger,
-        "source": report.source,
-        "not_run": list(report.not_run),
-    }
-
-
-def _mode_data(mode: ModeReport) -> dict[str, Any]:
+def _report_data(mode: ModeReport) -> Json:
     return {
         "mode": mode.mode,
         "allowed": mode.allowed,
         "safe": mode.safe,
         "emits": None if mode.emits is None else str(mode.emits),
         "problems": [{**asdict(problem), "page": problem.page} for problem in mode.problems],
+    }
+
+
+@command(
+    group,
+    "preview",
+    "penstock modes preview job:totals events.jsonl --event-time ts --delay '10 minutes'",
+    "penstock modes preview job:totals events.jsonl --batch-rows 2 --mode append --mode update",
+    "penstock modes preview job:totals events.jsonl --picture modes.svg",
+)
+def preview(
+    run: Run,
+    function: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION",
+            help="A function of a streaming DataFrame that returns another; job:totals is totals in job.py, in the working "
+            "directory or on Python's path.",
+        ),
+    ],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="A few rows as JSON lines (.gz, .bz2, .zst too); an empty line ends a micro-batch. - is a pipe.",
+        ),
+    ],
+    event_time: EventTimeOption = None,
+    delay: DelayOption = None,
+    schema: SchemaOption = None,
+    batch_rows: Annotated[
+        int | None,
+        typer.Option("--batch-rows", metavar="ROWS", min=1, help="End a micro-batch after this many rows."),
+    ] = None,
+    batch_column: Annotated[
+        str | None,
+        typer.Option(
+            "--batch-column",
+            metavar="COLUMN",
+            help="End a micro-batch where this column's value changes.",
+        ),
+    ] = None,
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mode",
+            metavar="MODE",
+            help="append, update or complete; can be repeated. All by default.",
+        ),
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="Also write a picture in SVG.")
+    ] = None,
+) -> None:
+    """Run a function over a few small micro-batches, and show what each output mode emits, and when.
+
+    Nothing but the picture is written. Spark runs on this machine; --debug shows its log. Without --schema the columns
+    are those of the rows; times with a time zone become timestamp, those without one timestamp_ntz.
+    """
+    from penstock.cli.load.micro_batches import micro_batches
+    from penstock.cli.spark_programs import (
+        import_function,
+        spark_of_command,
+        takes_session,
+        working_directory_first,
+    )
+
+    watermark = _watermark(event_time, delay)
+    with working_directory_first():
+        transform = import_function(function)
+        if takes_session(transform):
+            raise InvalidInput(
+                f"{in_quotes(function)} takes a Spark session: a preview passes a function its input, so it needs one "
+                "that takes a DataFrame"
+            )
+        batches = micro_batches(file, schema, event_time, batch_rows=batch_rows, batch_column=batch_column)
+        with spark_of_command(debug=run.debug) as spark:
+            from penstock.modes.checking.report import MODES
+            from penstock.modes.previewing.preview import preview as run_preview
+
+            shown = run_preview(spark, transform, batches, event_time=watermark, modes=mode or MODES)
+    from penstock.modes.previewing.text import zone_note
+
+    if picture is not None:
+        _write_picture(shown, picture)
+    sections = [_preview_section(each, shown.time_zone) for each in shown.modes]
+    if note := zone_note(shown.modes, shown.time_zone):
+        sections.append(Section(note))
+    data = {"modes": [_preview_data(each) for each in shown.modes], "time_zone": shown.time_zone}
+    run.output.describe(data, sections)
+
+
+def _write_picture(preview: Preview, path: Path) -> None:
+    try:
+        preview.picture(path)
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot write {in_quotes(str(path))}: {error.strerror or error}",
+            condition="FILE_UNWRITABLE",
+            file=str(path),
+        ) from error
+
+
+def _preview_section(mode: ModePreview, time_zone: str) -> Section:
+    from penstock.modes.previewing.text import RIGHT, grid, heading
+
+    if mode.refusal is not None:
+        return Section(heading(mode))
+    cells = grid(mode, time_zone)
+    return Section.of_cells(heading(mode), cells.titles, cells.lines, right=RIGHT)
+
+
+def _preview_data(mode: ModePreview) -> Json:
+    refusal = mode.refusal
+    return {
+        "mode": mode.mode,
+        "allowed": mode.allowed,
+        "condition": None if refusal is None else refusal.condition,
+        "reason": None if refusal is None else refusal.message,
+        "cut": mode.is_cut,
+        "batches": [_batch_data(batch) for batch in mode.batches],
+    }
+
+
+def _batch_data(batch: MicroBatch) -> Json:
+    from penstock.cli.load.wire import plain_rows
+    from penstock.instants import moment_text
+
+    return {
+        "batch": batch.batch,
+        "kind": batch.kind,
+        "input_rows": batch.input_rows,
+        "watermark": moment_text(batch.watermark),
+        "state_rows": batch.state_rows,
+        "removed_rows": batch.removed_rows,
+        "dropped_rows": batch.dropped_rows,
+        "emitted": plain_rows(batch.emitted),
     }

@@ -1,146 +1,42 @@
-"""How queues look, in JSON and in text."""
+"""``penstock queue``: everything but the rows themselves."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.commands.shared import Run, YesOption, command
-from penstock.cli.output.protocol import Column, Section
+from penstock.cli.output import Column, Section
 from penstock.cli.units import age_text, count_text, counted, parse_age, parse_count, parse_size, size_text
 from penstock.errors import InvalidInput, PartitionNotFound, QueueNotFound
 from penstock.instants import moment_text
 
 if TYPE_CHECKING:
+    from penstock.json_text import Json
     from penstock.queue.info import QueueInfo
     from penstock.queue.maintenance import Retention
     from penstock.queue.store import Store
 
-
-def time_text(time: str | None) -> str:
-    return "" if time is None else time[:19].replace("T", " ") + "Z"
-
-
-def retention_json(retention: Retention) -> dict[str, Any]:
-    age = None if retention.age is None else retention.age.total_seconds()
-    return {"rows": retention.rows, "age_seconds": age, "bytes": retention.bytes}
-
-
-def retention_text(retention: dict[str, Any]) -> str:
-    parts = [
-        None if retention["rows"] is None else f"{retention['rows']:,} rows",
-        None if retention["age_seconds"] is None else age_text(retention["age_seconds"]),
-        None if retention["bytes"] is None else size_text(retention["bytes"]),
-    ]
-    return ", ".join(part for part in parts if part) or "everything"
-
-
-def summary(info: QueueInfo) -> dict[str, Any]:
-    """A queue in the list of queues."""
-    return {
-        "name": info.name,
-        "partitions": len(info.partitions),
-        "rows": info.rows,
-        "bytes": info.bytes,
-        "key": list(info.key),
-        "retention": retention_json(info.retention),
-        "consumers": len(info.consumers),
-        "created_at": moment_text(info.created_at),
-    }
-
-
-SUMMARY_COLUMNS = (
-    Column("name", "queue"),
-    Column("partitions", "partitions", count_text, right=True),
-    Column("rows", "rows", count_text, right=True),
-    Column("bytes", "size", size_text, right=True),
-    Column("key", "key", ", ".join),
-    Column("retention", "keeps", retention_text),
-    Column("consumers", "consumers", count_text, right=True),
-    Column("created_at", "created", time_text),
-)
-
-PARTITION_COLUMNS = (
-    Column("partition", "partition", count_text, right=True),
-    Column("first_index", "first", count_text, right=True),
-    Column("next_index", "next", count_text, right=True),
-    Column("rows", "rows", count_text, right=True),
-    Column("bytes", "size", size_text, right=True),
-    Column("segments", "segments", count_text, right=True),
-    Column("last_append", "last append", time_text),
-)
-
-
-def details(info: QueueInfo) -> dict[str, Any]:
-    """Everything about a queue; the schema is Spark's JSON, and its DDL."""
-    from penstock.arrow.schema import spark_json
-    from penstock.cli.ddl import schema_ddl
-
-    return {
-        **summary(info),
-        "schema": json.loads(spark_json(info.schema)),
-        "ddl": ", ".join(schema_ddl(info.schema)),
-        "consumers": list(info.consumers),
-        "partitions": [
-            {
-                "partition": each.partition,
-                "first_index": each.first_index,
-                "next_index": each.next_index,
-                "rows": each.rows,
-                "bytes": each.bytes,
-                "segments": each.segments,
-                "last_append": moment_text(each.last_append),
-            }
-            for each in info.partitions
-        ],
-    }
-
-
-def detail_sections(info: QueueInfo) -> list[Section]:
-    from penstock.cli.ddl import schema_ddl
-
-    data = details(info)
-    pairs = [
-        ("queue", info.name),
-        ("created", time_text(data["created_at"])),
-        ("rows", count_text(info.rows)),
-        ("size", size_text(info.bytes)),
-        ("key", ", ".join(info.key) or "none: rows go to any partition"),
-        ("keeps", retention_text(data["retention"])),
-        ("consumers", ", ".join(info.consumers) or "none"),
-        ("schema", "\n".join(schema_ddl(info.schema))),
-    ]
-    return [Section("", pairs), Section("", columns=PARTITION_COLUMNS, rows=data["partitions"])]
-
-
-# ---- queue_commands: ``penstock queue``: everything but the rows themselves.
-
-group = typer.Typer(
-    help="Make queues, fill them, look into them.", no_args_is_help=True, rich_markup_mode=None
-)
+group = typer.Typer(help="Create queues, fill them, look into them.", no_args_is_help=True)
 
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 PartitionOption = Annotated[
-    int | None, typer.Option("--partition", metavar="NUMBER", show_default=False, help="One partition alone.")
+    int | None, typer.Option("--partition", metavar="NUMBER", help="Only this partition.")
 ]
 KeepRows = Annotated[
     str | None,
-    typer.Option(
-        "--retention-rows", metavar="ROWS", show_default=False, help="Keep so many rows: 1000000, 10M."
-    ),
+    typer.Option("--retention-rows", metavar="ROWS", help="How many rows to keep: 1000000, 10M."),
 ]
 KeepAge = Annotated[
     str | None,
-    typer.Option(
-        "--retention-age", metavar="AGE", show_default=False, help="Keep rows so long: 7d, 12h, 30min."
-    ),
+    typer.Option("--retention-age", metavar="AGE", help="How long to keep rows: 7d, 12h, 30min."),
 ]
 KeepBytes = Annotated[
     str | None,
-    typer.Option("--retention-bytes", metavar="SIZE", show_default=False, help="Keep so much: 10GB, 512MiB."),
+    typer.Option("--retention-bytes", metavar="SIZE", help="How many bytes to keep: 10GB, 512MiB."),
 ]
 
 
@@ -155,7 +51,7 @@ def make_retention(rows: str | None, age: str | None, size: str | None) -> Reten
 
 
 def check_partition(queue: str, partitions: int, partition: int) -> None:
-    """Raise PartitionNotFound when there is no such partition."""
+    """Raise PartitionNotFound unless the queue has the partition."""
     if not 0 <= partition < partitions:
         raise PartitionNotFound(
             f"queue {queue!r} has partitions 0 to {partitions - 1}, not {partition}",
@@ -167,72 +63,142 @@ def check_partition(queue: str, partitions: int, partition: int) -> None:
 @command(
     group,
     "create",
-    examples=[
-        "penstock queue create orders --schema 'id bigint not null, amount decimal(10,2), tags array<string>'",
-        "penstock queue create orders --like orders.csv --partitions 4 --key customer_id",
-        "penstock queue create logs --schema-file schema.json --retention-age 7d --retention-bytes 10GB",
-    ],
+    "penstock queue create orders --schema 'id bigint not null, amount decimal(10,2), tags array<string>'",
+    "penstock queue create orders --like orders.csv --partitions 4 --key customer_id",
+    "penstock queue create logs --schema-file schema.json --retention-age 7d --retention-bytes 10GB",
 )
 def create(
     run: Run,
     name: QueueName,
     schema: Annotated[
-        str | None,
-        typer.Option("--schema", metavar="DDL", show_default=False, help="The columns, in Spark's DDL."),
+        str | None, typer.Option("--schema", metavar="DDL", help="The columns, in Spark's DDL.")
     ] = None,
     schema_file: Annotated[
         Path | None,
         typer.Option(
-            "--schema-file",
-            metavar="FILE",
-            show_default=False,
-            help="A file with Spark's schema JSON, or with DDL.",
+            "--schema-file", metavar="FILE", help="A file with the schema as Spark's JSON or as DDL."
         ),
     ] = None,
     like: Annotated[
         Path | None,
         typer.Option(
-            "--like",
-            metavar="FILE",
-            show_default=False,
-            help="Columns as in a .csv, .jsonl, .parquet or .arrow file.",
+            "--like", metavar="FILE", help="Take the columns from a .csv, .jsonl, .parquet or .arrow file."
         ),
     ] = None,
     partitions: Annotated[
-        int, typer.Option("--partitions", metavar="NUMBER", help="Order holds inside one.")
+        int, typer.Option("--partitions", metavar="NUMBER", help="Rows keep their order within one.")
     ] = 1,
     key: Annotated[
-        str,
-        typer.Option(
-            "--key", metavar="COLUMNS", show_default=False, help="Rows with equal a,b share a partition."
-        ),
-    ] = "",
+        str | None,
+        typer.Option("--key", metavar="COLUMNS", help="Rows with equal values of a,b share a partition."),
+    ] = None,
     retention_rows: KeepRows = None,
     retention_age: KeepAge = None,
     retention_bytes: KeepBytes = None,
 ) -> None:
     """Create a queue. The schema comes from one of --schema, --schema-file and --like.
 
-    Retention holds for each partition; the bound that is reached first counts, and without one everything is kept.
+    Retention applies to each partition: the bound that is reached first counts; without one everything is kept.
     """
     from penstock.cli.load.schemas import choose_schema
 
     columns = choose_schema(schema, schema_file, like)
     retention = make_retention(retention_rows, retention_age, retention_bytes)
-    keys = [column.strip() for column in key.split(",") if column.strip()]
     with run.connect() as store:
-        queue = store.create_queue(name, columns, partitions=partitions, key=keys, retention=retention)
-        made = queue.info()
+        queue = store.create_queue(name, columns, partitions=partitions, key=listed(key), retention=retention)
+        created = queue.info()
     text = f"created queue {name!r} with {counted(partitions, 'partition')} and {counted(len(columns), 'column')}"
-    run.output.done(text, details(made))
+    run.output.done(text, _details(created))
 
 
-@command(group, "list", examples=["penstock queue list --json"])
+def listed(names: str | None) -> list[str]:
+    """Split names at their commas."""
+    return [name.strip() for name in (names or "").split(",") if name.strip()]
+
+
+def _retention_text(retention: Json) -> str:
+    parts = [
+        None if retention["rows"] is None else f"{retention['rows']:,} rows",
+        None if retention["age_seconds"] is None else age_text(retention["age_seconds"]),
+        None if retention["bytes"] is None else size_text(retention["bytes"]),
+    ]
+    return ", ".join(part for part in parts if part) or "everything"
+
+
+def _time_text(time: str | None) -> str:
+    return "" if time is None else time[:19].replace("T", " ") + "Z"
+
+
+_SUMMARY_COLUMNS = (
+    Column("name", "queue"),
+    Column("partitions", "partitions", count_text, right=True),
+    Column("rows", "rows", count_text, right=True),
+    Column("bytes", "size", size_text, right=True),
+    Column("key", "key", ", ".join),
+    Column("retention", "keeps", _retention_text),
+    Column("consumers", "consumers", count_text, right=True),
+    Column("created_at", "created", _time_text),
+)
+_PARTITION_COLUMNS = (
+    Column("partition", "partition", count_text, right=True),
+    Column("first_index", "first", count_text, right=True),
+    Column("next_index", "next", count_text, right=True),
+    Column("rows", "rows", count_text, right=True),
+    Column("bytes", "size", size_text, right=True),
+    Column("segments", "segments", count_text, right=True),
+    Column("last_append", "last append", _time_text),
+)
+
+
+def _summary(info: QueueInfo) -> Json:
+    return {
+        "name": info.name,
+        "partitions": len(info.partitions),
+        "rows": info.rows,
+        "bytes": info.bytes,
+        "key": list(info.key),
+        "retention": _retention_json(info.retention),
+        "consumers": len(info.consumers),
+        "created_at": moment_text(info.created_at),
+    }
+
+
+def _retention_json(retention: Retention) -> Json:
+    age = None if retention.age is None else retention.age.total_seconds()
+    return {"rows": retention.rows, "age_seconds": age, "bytes": retention.bytes}
+
+
+def _details(info: QueueInfo) -> Json:
+    """Return everything about a queue, with the schema as Spark's JSON and as DDL."""
+    from penstock.arrow.schema import spark_json
+    from penstock.cli.ddl import schema_ddl
+
+    return {
+        **_summary(info),
+        "schema": json.loads(spark_json(info.schema)),
+        "ddl": ", ".join(schema_ddl(info.schema)),
+        "consumers": list(info.consumers),
+        "partitions": [
+            {
+                "partition": part.partition,
+                "first_index": part.first_index,
+                "next_index": part.next_index,
+                "rows": part.rows,
+                "bytes": part.bytes,
+                "segments": part.segments,
+                "last_append": moment_text(part.last_append),
+            }
+            for part in info.partitions
+        ],
+    }
+
+
+@command(group, "list", "penstock queue list --json")
 def list_queues(run: Run) -> None:
     """List the queues."""
     with run.connect() as store:
-        found = [info for name in store.queues() if (info := _info(store, name)) is not None]
-    run.output.table("queues", SUMMARY_COLUMNS, [summary(info) for info in found])
+        infos = [info for name in store.queues() if (info := _info(store, name)) is not None]
+    run.output.table("queues", _SUMMARY_COLUMNS, [_summary(info) for info in infos])
 
 
 def _info(store: Store, name: str) -> QueueInfo | None:
@@ -243,76 +209,83 @@ def _info(store: Store, name: str) -> QueueInfo | None:
         return None
 
 
-@command(group, "show", examples=["penstock queue show orders"])
+@command(group, "show", "penstock queue show orders")
 def show(run: Run, name: QueueName) -> None:
     """Show a queue: its schema, partitions and consumers."""
+    from penstock.cli.ddl import schema_ddl
+
     with run.connect() as store:
         info = store.queue(name).info()
-    run.output.describe(details(info), detail_sections(info))
+    data = _details(info)
+    pairs = [
+        ("queue", info.name),
+        ("created", _time_text(data["created_at"])),
+        ("rows", count_text(info.rows)),
+        ("size", size_text(info.bytes)),
+        ("key", ", ".join(info.key) or "none: rows go to any partition"),
+        ("keeps", _retention_text(data["retention"])),
+        ("consumers", ", ".join(info.consumers) or "none"),
+        ("schema", "\n".join(schema_ddl(info.schema))),
+    ]
+    partitions = Section("", columns=_PARTITION_COLUMNS, rows=data["partitions"])
+    run.output.describe(data, [Section("", pairs), partitions])
 
 
 @command(
     group,
     "trim",
-    examples=["penstock queue trim orders", "penstock queue trim orders --partition 0 --before 120000"],
+    "penstock queue trim orders",
+    "penstock queue trim orders --partition 0 --before 120000",
 )
 def trim(
     run: Run,
     name: QueueName,
     before: Annotated[
-        int | None,
-        typer.Option(
-            "--before", metavar="INDEX", show_default=False, help="Drop the rows below this row index."
-        ),
+        int | None, typer.Option("--before", metavar="INDEX", help="Drop the rows below this row index.")
     ] = None,
     partition: PartitionOption = None,
 ) -> None:
-    """Drop old rows: those below --before, or else what the retention lets go.
+    """Drop old rows: those below --before, or else those that the retention lets go.
 
-    Never rows that a vital consumer has not safely processed, nor rows that the retention keeps.
+    Rows that a vital consumer has not safely processed, or that the retention keeps, are never dropped.
     """
     with run.connect() as store:
         dropped = store.queue(name).trim(partition, before)
-    run.output.done(
-        f"dropped {counted(dropped, 'row')} of queue {name!r}", {"queue": name, "dropped_rows": dropped}
-    )
+    text = f"dropped {counted(dropped, 'row')} of queue {name!r}"
+    run.output.done(text, {"queue": name, "dropped_rows": dropped})
 
 
-@command(group, "merge", examples=["penstock queue merge orders"])
+@command(group, "merge", "penstock queue merge orders")
 def merge(run: Run, name: QueueName) -> None:
     """Merge small segments, which many small appends leave behind, into large ones."""
     with run.connect() as store:
         merged = store.queue(name).merge()
-    text = f"queue {name!r} has {counted(merged, 'segment')} less"
+    text = f"queue {name!r} has {counted(merged, 'segment')} fewer"
     run.output.done(text, {"queue": name, "merged_segments": merged})
 
 
-@command(group, "grow", examples=["penstock queue grow orders --by 4"])
+@command(group, "grow", "penstock queue grow orders --by 4")
 def grow(
     run: Run,
     name: QueueName,
     by: Annotated[int, typer.Option("--by", metavar="NUMBER", help="How many partitions to add.")] = 1,
 ) -> None:
-    """Add partitions. Keys that are in the queue stay where they are, new ones spread over all."""
+    """Add partitions. Keys that the queue has already stay in their partitions; new keys spread over all."""
     with run.connect() as store:
         partitions = store.queue(name).add_partitions(by)
-    text = f"queue {name!r} has {counted(partitions, 'partition')} now"
+    text = f"queue {name!r} now has {counted(partitions, 'partition')}"
     run.output.done(text, {"queue": name, "partitions": partitions})
 
 
-@command(
-    group,
-    "add-columns",
-    examples=["penstock queue add-columns orders 'discount decimal(10,2), note string'"],
-)
+@command(group, "add-columns", "penstock queue add-columns orders 'discount decimal(10,2), note string'")
 def add_columns(
     run: Run,
     name: QueueName,
     ddl: Annotated[str, typer.Argument(metavar="DDL", help="The columns, in Spark's DDL; all nullable.")],
 ) -> None:
-    """Add columns at the end. Rows that are there have nulls in them; producers and queries that know fewer go on.
+    """Add columns at the end. Existing rows have nulls in them; producers and queries without them continue.
 
-    Columns that the queue has already are left as they are, so that a repeat does no harm.
+    Columns that the queue has already are left unchanged, so repeating the command does no harm.
     """
     from penstock.arrow.schema import canonical_schema
     from penstock.cli.ddl import parse_ddl, schema_ddl
@@ -323,17 +296,15 @@ def add_columns(
         before = len(queue.schema)
         columns = queue.add_columns(wanted)
     added = columns.names[before:]
-    text = f"queue {name!r} has {counted(len(columns), 'column')} now, {len(added) or 'none'} of them new"
+    text = f"queue {name!r} now has {counted(len(columns), 'column')}, {len(added) or 'none'} of them new"
     run.output.done(text, {"queue": name, "added": added, "ddl": ", ".join(schema_ddl(columns))})
 
 
 @command(
     group,
     "retention",
-    examples=[
-        "penstock queue retention orders --retention-age 30d",
-        "penstock queue retention orders --keep-all",
-    ],
+    "penstock queue retention orders --retention-age 30d",
+    "penstock queue retention orders --keep-all",
 )
 def retention(
     run: Run,
@@ -341,34 +312,31 @@ def retention(
     retention_rows: KeepRows = None,
     retention_age: KeepAge = None,
     retention_bytes: KeepBytes = None,
-    keep_all: Annotated[
-        bool, typer.Option("--keep-all", show_default=False, help="Keep everything.")
-    ] = False,
+    keep_all: Annotated[bool, typer.Option("--keep-all", help="Keep everything.")] = False,
 ) -> None:
-    """Replace how much of a queue is kept; without an option, only show it."""
+    """Set how much of a queue is kept; without an option, show it."""
     wanted = make_retention(retention_rows, retention_age, retention_bytes)
     bounded = any(bound is not None for bound in (retention_rows, retention_age, retention_bytes))
     if bounded and keep_all:
-        raise InvalidInput("--keep-all keeps everything: leave the other bounds out")
+        raise InvalidInput("--keep-all keeps everything: leave out the other bounds")
     with run.connect() as store:
         queue = store.queue(name)
         if bounded or keep_all:
             queue.set_retention(wanted)
-        found = retention_json(queue.info().retention)
-    run.output.done(f"queue {name!r} keeps {retention_text(found)}", {"queue": name, "retention": found})
+        kept = _retention_json(queue.info().retention)
+    run.output.done(f"queue {name!r} keeps {_retention_text(kept)}", {"queue": name, "retention": kept})
 
 
-@command(group, "drop", examples=["penstock queue drop orders --yes"])
+@command(group, "drop", "penstock queue drop orders --yes")
 def drop(
     run: Run,
     name: QueueName,
     yes: YesOption = False,
     force: Annotated[
-        bool,
-        typer.Option("--force", show_default=False, help="Also when a vital consumer is registered on it."),
+        bool, typer.Option("--force", help="Drop it even when a vital consumer is registered on it.")
     ] = False,
 ) -> None:
-    """Drop a queue with its rows and its consumers' offsets. Asks first."""
+    """Drop a queue with its rows and its consumers' offsets, after asking."""
     with run.connect() as store:
         info = store.queue(name).info()
         run.confirm(f"Drop queue {name!r} with {counted(info.rows, 'row')} ({size_text(info.bytes)})?", yes)

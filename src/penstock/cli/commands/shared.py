@@ -1,76 +1,69 @@
-"""What every command shares: its options, its store, its output and its way to fail."""
+"""What every command shares: options, output, log, store, and errors that become exit codes."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import json
+import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.boundary import guard
-from penstock.cli.command_log import CommandLog
-from penstock.cli.output.protocol import Output
-from penstock.errors import InvalidInput, StoreNotFound
+from penstock.cli.output import JsonOutput, Output
+from penstock.cli.standard_output import silence
+from penstock.errors import InvalidInput, MissingDependency, PenstockError, StoreNotFound
+from penstock.extras import instead
+from penstock.logs import JsonFormatter
 
 if TYPE_CHECKING:
     from penstock.queue.store import Store
 
 URL_VARIABLE = "PENSTOCK_URL"
 DEFAULT_URL = "sqlite:///penstock.db"
+FAILED, MISUSED, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
+_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 UrlOption = Annotated[
     str | None,
     typer.Option(
         "--url",
         metavar="URL",
-        show_default=False,
-        help=f"The store: sqlite:///FILE or postgresql://USER@HOST/DATABASE. [{URL_VARIABLE}, or else {DEFAULT_URL}]",
+        help="The store: sqlite:///FILE or postgresql://USER@HOST/DATABASE. "
+        f"[{URL_VARIABLE}, or else {DEFAULT_URL}]",
     ),
 ]
-JsonOption = Annotated[
-    bool, typer.Option("--json", show_default=False, help="Results and errors as JSON, for programs.")
-]
-DebugOption = Annotated[
-    bool, typer.Option("--debug", show_default=False, help="Show where an error comes from.")
-]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print results and errors as JSON.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")]
 VerboseOption = Annotated[
     int,
     typer.Option(
-        "--verbose", "-v", count=True, show_default=False, help="Say what happens; -vv says each step."
+        "--verbose", "-v", count=True, show_default=False, help="Log what happens; -vv logs each step."
     ),
 ]
 LogJsonOption = Annotated[
-    bool, typer.Option("--log-json", show_default=False, help="The log as lines of JSON, on standard error.")
+    bool, typer.Option("--log-json", help="Print the log as lines of JSON, on standard error.")
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", show_default=False, help="Do not ask.")]
-
-
-_COMMON = {
-    "url": (UrlOption, None),
-    "json": (JsonOption, False),
-    "debug": (DebugOption, False),
-    "verbose": (VerboseOption, 0),
-    "log_json": (LogJsonOption, False),
-}
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 @dataclass(frozen=True)
 class Common:
-    """The options that every command has."""
+    """The options that every command takes."""
 
-    url: str | None = None
-    json: bool = False
-    debug: bool = False
-    verbose: int = 0
-    log_json: bool = False
+    url: UrlOption = None
+    json: JsonOption = False
+    debug: DebugOption = False
+    verbose: VerboseOption = 0
+    log_json: LogJsonOption = False
 
     def over(self, other: Common | None) -> Common:
-        """These options, and those given before the command where they are not given here."""
+        """Combine these options with those written before the command; these win."""
         if other is None:
             return self
         return Common(
@@ -86,15 +79,15 @@ class Run:
     """One run of a command."""
 
     def __init__(self, common: Common) -> None:
-        given = common.url or os.environ.get(URL_VARIABLE)
-        self.url, self._is_named = given or DEFAULT_URL, bool(given)
+        named = common.url or os.environ.get(URL_VARIABLE)
+        self.url, self._is_named = named or DEFAULT_URL, bool(named)
         self.debug = common.debug
         self.json = common.json
         self.output = make_output(self.url, common.json)
         self.log = CommandLog(self.output, common.verbose, as_json=common.log_json)
 
     def connect(self, *, create: bool = False) -> Store:
-        """Open the store; without ``create`` it has to be there."""
+        """Open the store, which must exist unless ``create`` is set."""
         from penstock.queue.store import connect
 
         try:
@@ -102,8 +95,8 @@ class Run:
         except StoreNotFound as error:
             if self._is_named:
                 raise
-            told = f"{error.message}; no other one is named, by --url or the variable {URL_VARIABLE}"
-            raise StoreNotFound(told, condition=error.condition, **error.parameters) from None
+            message = f"{error.message}; to use another store, set --url or the variable {URL_VARIABLE}"
+            raise StoreNotFound(message, condition=error.condition, **error.parameters) from None
 
     def confirm(self, question: str, yes: bool) -> None:
         """Ask before something is lost.
@@ -111,81 +104,151 @@ class Run:
         Raises
         ------
         InvalidInput
-            There is nobody to ask, or the answer is no.
+            Nobody can be asked, or the answer is no.
         """
         if yes:
             return
-        if self.json or not _is_asked():
+        if self.json or not _is_interactive():
             raise InvalidInput(f"{question} Repeat it with --yes", condition="CONFIRMATION_NEEDED")
         if not typer.confirm(question, err=True):
             raise InvalidInput("nothing was done", condition="NOT_CONFIRMED")
 
+    def guard(self, work: Callable[[], None]) -> None:
+        """Run a command's work; print an error in one line and turn it into the exit code.
 
-def _is_asked() -> bool:
-    # Python has none where its descriptor was closed.
+        Raises
+        ------
+        typer.Exit
+            With the code, when it is not 0.
+        """
+        try:
+            work()
+            sys.stdout.flush()
+        except (typer.Exit, typer.Abort):
+            raise
+        except BrokenPipeError:
+            # The reader of the output has stopped early, as `head` does.
+            silence()
+            raise typer.Exit(BROKEN_PIPE) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except Exception as error:
+            if is_misuse(error):
+                raise
+            if self.debug:
+                print(self.output.redact(traceback.format_exc()), file=sys.stderr, end="")
+            self.output.error(_as_penstock_error(error, self.debug))
+            raise typer.Exit(FAILED) from None
+
+
+def _is_interactive() -> bool:
+    # Python sets stdin to None when its descriptor was closed.
     return sys.stdin is not None and sys.stdin.isatty()
+
+
+def is_misuse(error: BaseException) -> bool:
+    """Whether an error is one of typer's, about the way a command was called."""
+    return hasattr(error, "format_message") and hasattr(error, "exit_code")
+
+
+def _as_penstock_error(error: Exception, debug: bool) -> PenstockError:
+    if isinstance(error, PenstockError):
+        return error
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("penstock"):
+        missing = instead(error, "this command")
+        if isinstance(missing, PenstockError):
+            return missing
+        return MissingDependency(
+            f"{error.name} is not installed: pip install {error.name}", package=error.name
+        )
+    hint = "" if debug else "; run it again with --debug to see where"
+    return PenstockError(
+        f"{type(error).__name__}: {error}{hint}", condition="UNEXPECTED", type=type(error).__name__
+    )
 
 
 def make_output(url: str, json: bool) -> Output:
     if json:
-        from penstock.cli.output.json import JsonOutput
-
         return JsonOutput(url)
-    from penstock.cli.output.text import TextOutput
+    from penstock.cli.text_output import TextOutput
 
     return TextOutput(url)
+
+
+class CommandLog(logging.Handler):
+    """Log handler that prints on standard error in the command's format; use it as a context manager.
+
+    Parameters
+    ----------
+    verbose
+        0 for warnings, 1 to add information, 2 for every step.
+    as_json
+        Print each record as a line of JSON with its fields.
+    """
+
+    def __init__(self, output: Output, verbose: int = 0, *, as_json: bool = False) -> None:
+        super().__init__(_LEVELS[min(verbose, len(_LEVELS) - 1)])
+        self._output, self._as_json = output, as_json
+        self._json_formatter = JsonFormatter()
+        self._logger = logging.getLogger("penstock")
+        self._level_before = logging.NOTSET
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._as_json:
+            fields = self._output.redact_json(self._json_formatter.fields(record))
+            print(json.dumps(fields), file=sys.stderr)
+        # Retries matter only to people who wait at a terminal.
+        elif getattr(record, "action", None) != "store_retry" or sys.stderr.isatty():
+            self._output.note(f"{record.levelname.lower()}: {record.getMessage()}")
+
+    def __enter__(self) -> None:
+        self._level_before = self._logger.level
+        self._logger.addHandler(self)
+        self._logger.setLevel(self.level)
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+        self._logger.setLevel(self._level_before)
 
 
 Command = Callable[..., None]
 
 
-def command(
-    group: typer.Typer, name: str, *, examples: Sequence[str] = (), **settings: Any
-) -> Callable[[Command], Command]:
+def command(group: typer.Typer, name: str, *examples: str) -> Callable[[Command], Command]:
     """Make a function a command of a group.
 
-    Its first parameter is the :class:`Run`, the others are as for typer; the options of :class:`Common` are added.
+    The function's first parameter is the :class:`Run`; typer fills in the others. The options of :class:`Common` are
+    added.
 
     Parameters
     ----------
     examples
-        Lines that are shown under the help.
-    settings
-        Passed on to typer.
+        Command lines to show below the help.
     """
+    epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
 
     def add(function: Command) -> Command:
-        group.command(name, epilog=_examples(examples), **settings)(_with_common_options(function))
+        group.command(name, epilog=epilog)(_with_common_options(function))
         return function
 
     return add
 
 
-def _examples(lines: Sequence[str]) -> str | None:
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines) if lines else None
-
-
 def _with_common_options(function: Command) -> Command:
-    signature = inspect.signature(function, eval_str=True)
-    own = list(signature.parameters.values())[1:]
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    common = list(inspect.signature(Common, eval_str=True).parameters.values())
 
     @functools.wraps(function)
     def call(**values: Any) -> None:
         context: typer.Context = values.pop("context")
-        common = Common(**{name: values.pop(name) for name in _COMMON})
-        run = Run(common.over(context.find_object(Common)))
+        options = Common(**{option.name: values.pop(option.name) for option in common})
+        run = Run(options.over(context.find_object(Common)))
         with run.log:
-            guard(run.output, run.debug, lambda: function(run, **values))
+            run.guard(lambda: function(run, **values))
 
-    parameters = [
-        inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
-        *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
-        *(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
-            for name, (option, default) in _COMMON.items()
-        ),
-    ]
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters = [context, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in [*own, *common])]
     # typer reads both.
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # a function takes any attribute
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions take attributes
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call

@@ -7,24 +7,22 @@ from typing import Annotated
 import typer
 
 from penstock.cli.commands.shared import Run, command
-from penstock.cli.output.protocol import Section
+from penstock.cli.output import Section
 from penstock.cli.units import age_text, count_text, counted, parse_age, size_text
 from penstock.errors import StoreNotFound
 
-group = typer.Typer(help="Make a store, look at it, tidy it up.", no_args_is_help=True, rich_markup_mode=None)
+group = typer.Typer(help="Create a store, look at it, clean it up.", no_args_is_help=True)
 
 
 @command(
     group,
     "init",
-    examples=[
-        "penstock store init",
-        "penstock store init --url sqlite:////var/lib/penstock/penstock.db",
-        "penstock store init --url 'postgresql://app@db.example/shop?schema=penstock'",
-    ],
+    "penstock store init",
+    "penstock store init --url sqlite:////var/lib/penstock/penstock.db",
+    "penstock store init --url 'postgresql://app@db.example/shop?schema=penstock'",
 )
 def init(run: Run) -> None:
-    """Make a store, or bring one up to date; one that is there keeps what it holds."""
+    """Create a store, or upgrade an existing one, which keeps what it holds."""
     try:
         run.connect().close()
         created = False
@@ -32,50 +30,51 @@ def init(run: Run) -> None:
         created = True
     with run.connect(create=True) as store:
         data = {"url": store.url, "uuid": store.uuid, "version": store.info().version, "created": created}
-        run.output.done(f"{'made' if created else 'there is already'} the store {store.url}", data)
+        text = f"created the store {store.url}" if created else f"the store {store.url} already exists"
+        run.output.done(text, data)
 
 
-@command(group, "info", examples=["penstock store info --json"])
+@command(group, "info", "penstock store info --json")
 def info(run: Run) -> None:
     """Show what a store holds."""
     with run.connect() as store:
-        found = store.info()
-    pairs = [
-        ("store", found.url),
-        ("uuid", found.uuid),
-        ("version", str(found.version)),
-        ("queues", count_text(found.queues)),
-        ("consumers", count_text(found.consumers)),
-        ("rows", count_text(found.rows)),
-        ("size", size_text(found.bytes)),
-        ("committed batches", count_text(found.commits)),
-        ("staged", f"{counted(found.staged_segments, 'segment')}, {size_text(found.staged_bytes)}"),
-    ]
+        holds = store.info()
     data = {
-        "url": found.url,
-        "uuid": found.uuid,
-        "version": found.version,
-        "queues": found.queues,
-        "consumers": found.consumers,
-        "rows": found.rows,
-        "bytes": found.bytes,
-        "commits": found.commits,
-        "staged_segments": found.staged_segments,
-        "staged_bytes": found.staged_bytes,
+        "url": holds.url,
+        "uuid": holds.uuid,
+        "version": holds.version,
+        "queues": holds.queues,
+        "consumers": holds.consumers,
+        "rows": holds.rows,
+        "bytes": holds.bytes,
+        "commits": holds.commits,
+        "staged_segments": holds.staged_segments,
+        "staged_bytes": holds.staged_bytes,
     }
+    pairs = [
+        ("store", holds.url),
+        ("uuid", holds.uuid),
+        ("version", str(holds.version)),
+        ("queues", count_text(holds.queues)),
+        ("consumers", count_text(holds.consumers)),
+        ("rows", count_text(holds.rows)),
+        ("size", size_text(holds.bytes)),
+        ("committed batches", count_text(holds.commits)),
+        ("staged", f"{counted(holds.staged_segments, 'segment')}, {size_text(holds.staged_bytes)}"),
+    ]
     run.output.describe(data, [Section("", pairs)])
 
 
-@command(group, "sweep", examples=["penstock store sweep --older-than 6h"])
+@command(group, "sweep", "penstock store sweep --older-than 6h")
 def sweep(
     run: Run,
     older_than: Annotated[
         str, typer.Option("--older-than", metavar="AGE", help="How long ago it was staged: 1d, 12h, 30min.")
     ] = "1d",
 ) -> None:
-    """Drop what tasks of queries that died have staged and nobody will commit."""
+    """Drop rows that tasks of dead queries have staged and that nobody will commit."""
     age = parse_age(older_than, "--older-than")
     with run.connect() as store:
         swept = store.sweep(age)
-    text = f"swept {counted(swept, 'segment')} staged more than {age_text(age)} ago"
+    text = f"dropped {counted(swept, 'segment')} staged more than {age_text(age)} ago"
     run.output.done(text, {"swept_segments": swept, "older_than_seconds": age.total_seconds()})

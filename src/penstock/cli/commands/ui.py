@@ -10,17 +10,15 @@ import typer
 from penstock.cli.commands.shared import Run, command
 from penstock.extras import load
 
-_MODULE = "penstock.ui.server"
-
 
 def add_to(group: typer.Typer) -> None:
-    """Add the command."""
-    examples = [
+    command(
+        group,
+        "ui",
         "penstock ui",
         "penstock ui --url 'postgresql://app@db/shop' --checkpoint checkpoints/large --port 8090",
         "PENSTOCK_UI_TOKEN=$(openssl rand -hex 16) penstock ui --host 0.0.0.0",
-    ]
-    command(group, "ui", examples=examples)(ui)
+    )(ui)
 
 
 def ui(
@@ -28,13 +26,12 @@ def ui(
     checkpoints: Annotated[
         list[str] | None,
         typer.Option(
-            "--checkpoint",
-            metavar="PATH",
-            show_default=False,
-            help="A query's checkpoint to show besides; may be given several times.",
+            "--checkpoint", metavar="PATH", help="Also show this query's checkpoint; can be repeated."
         ),
     ] = None,
-    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")
+    ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="0 takes a free one.")
     ] = 8080,
@@ -44,13 +41,13 @@ def ui(
             "--token",
             metavar="TOKEN",
             envvar="PENSTOCK_UI_TOKEN",
-            show_default=False,
-            help="What viewers have to know; needed where others than this machine reach the page. Others on the machine see what "
-            "is written here: better set the variable.",
+            help="The secret that viewers need; required where other machines can reach the page. Other users of this "
+            "machine can see a command line, so set the variable instead.",
         ),
     ] = None,
     every: Annotated[
-        float, typer.Option("--every", metavar="SECONDS", min=0.1, max=3600, help="Between two snapshots.")
+        float,
+        typer.Option("--every", metavar="SECONDS", min=0.1, max=3600, help="The time between two snapshots."),
     ] = 1.0,
 ) -> None:
     """Serve a page that shows queues, consumers and queries as they are, until Ctrl-C. It only reads.
@@ -59,13 +56,14 @@ def ui(
     """
 
     def ready(address: str) -> None:
-        hint = "" if token is None else " (open it once with ?token=… behind it)"
+        hint = "" if token is None else " (open it once with ?token=… appended)"
         run.output.done(f"the page is at {address}{hint}", {"address": address})
-        # It may go to a file, or a program, which waits for it.
+        # A program that waits for the address may read the output.
         sys.stdout.flush()
 
-    # By name: the two layers do not know each other.
-    load(_MODULE, "serve", "the page")(
+    # By name, since neither layer imports the other.
+    serve = load("penstock.ui.server", "serve", "the page")
+    serve(
         run.url,
         checkpoints=checkpoints or [],
         host=host,

@@ -1,8 +1,8 @@
-"""CSV as RFC 4180 has it: a header with the columns' names, and quotes around whole fields only.
+"""CSV as in RFC 4180: a header with the columns' names, and quotes around whole fields only.
 
-A field without quotes that holds nothing is a null, ``""`` is the empty text: where there is but one column, an empty line is a
-row with a null. With more columns empty lines are passed over. Numbers are decimal. Nested values are written as JSON, binaries in
-base64. Sloppy quoting is refused rather than guessed at, because a wrong guess swallows the lines up to the next quote.
+An empty field is a null, ``""`` is the empty text. With only one column, an empty line is a row with a null; with more
+columns, empty lines are skipped. Numbers are decimal. Nested values are written as JSON, binaries in base64. Sloppy quoting
+is refused, because a wrong guess would swallow the lines up to the next quote.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow.types as pat
 from penstock.arrow.coerce import Misfit, match_names
 from penstock.arrow.python_rows import to_table
 from penstock.cli.load.json_lines import JsonLines
-from penstock.cli.load.rows import Complaint, Record, Refused, infinite_rows, not_utf8, wrong_value
+from penstock.cli.load.rows import Record, Refused, RowProblem, infinite_rows, not_utf8, wrong_value
 from penstock.cli.load.source import Source
 from penstock.cli.load.wire import decode
 from penstock.errors import InvalidInput, SchemaMismatch
@@ -33,16 +33,16 @@ _HEADER_BYTES = 1 << 20
 
 
 class CsvRows:
-    """Rows in CSV for a queue of the given schema.
+    """Reader of rows in CSV.
 
     Parameters
     ----------
     header
-        The names in the first record, which need be neither all of the columns nor in their order.
+        The names in the first record: some or all columns, in any order.
     delimiter
         One ASCII character.
     nulls
-        What stands for a null where it is not quoted.
+        The texts that stand for a null where they are not quoted.
 
     Raises
     ------
@@ -58,7 +58,7 @@ class CsvRows:
         self._delimiter = delimiter
         self._nulls = list(nulls)
         self._whole = [field.name for field in self._fields if _is_whole(field.type)]
-        # Where there is one column alone, nothing else stands for its null.
+        # An empty line is the only way to write the null of a single column.
         self._skips_blank_lines = len(self._fields) > 1
         mark = re.escape(delimiter).encode()
         self._quoted = re.compile(rb'(?:(?<=[\n%s])|\A)"[^"]*(?:""[^"]*)*"(?=[\r\n%s]|\Z)' % (mark, mark))
@@ -84,10 +84,10 @@ class CsvRows:
             raise Refused("a quote is not around a whole field")
         try:
             self._refuse_hexadecimal(data, has_quotes)
-            found = self._read(data, has_quotes)
+            texts = self._read(data, has_quotes)
             arrays = {
                 field.name: _decoded(column.combine_chunks(), field)
-                for field, column in zip(self._fields, found.columns, strict=True)
+                for field, column in zip(self._fields, texts.columns, strict=True)
             }
             table = to_table(pa.table(arrays), self._schema)
         except (ValueError, pa.ArrowException) as error:
@@ -96,12 +96,12 @@ class CsvRows:
         return table
 
     def _refuse_hexadecimal(self, data: bytes, has_quotes: bool) -> None:
-        """Arrow would take its digits for the bits of an integer: 0xFF for the tinyint -1."""
+        """Refuse it because Arrow would read the digits as the bits of an integer: 0xFF as the tinyint -1."""
         if not self._whole or not _HEXADECIMAL.search(data):
             return
         for column in self._read(data, has_quotes, as_text=self._whole).columns:
             if pc.any(pc.match_substring(column, "0x", ignore_case=True)).as_py():
-                raise Refused("an integer in hexadecimal")
+                raise Refused("an integer is in hexadecimal")
 
     def _read(self, data: bytes, has_quotes: bool, *, as_text: Sequence[str] = ()) -> pa.Table:
         types = {field.name: _reader_type(field.type) for field in self._fields}
@@ -142,36 +142,35 @@ class CsvRows:
         return records
 
     def _next_record(self, data: bytes, position: int) -> bytes:
-        found = _RECORD.match(data, position)
-        if found and (b'"' not in found[0] or b'"' not in self._quoted.sub(b"", found[0])):
-            return found[0]
-        # A wrong quote is its own line's trouble, not that of the lines up to the next quote.
+        match = _RECORD.match(data, position)
+        if match and b'"' not in self._quoted.sub(b"", match[0]):
+            return match[0]
+        # A wrong quote spoils its own line, not the lines up to the next quote.
         line = data.find(b"\n", position) + 1
         return data[position:line] if line else data[position:]
 
-    def explain(self, record: Record) -> Complaint:
+    def explain(self, record: Record) -> RowProblem:
         if b'"' in self._quoted.sub(b"", record.raw):
-            return Complaint(
-                "has a quote that is not around a whole field, or is never closed: quote the whole field, double the "
-                "quotes in it"
+            return RowProblem(
+                "has a quote that is not around a whole field, or is never closed: quote the whole field and double "
+                "the quotes in it"
             )
         try:
             fields = split_record(record.raw, self._delimiter) or [""]
         except UnicodeDecodeError as error:
             return not_utf8(error)
         except csv.Error as error:
-            return Complaint(f"is no CSV: {error}")
+            return RowProblem(f"is not CSV: {error}")
         if len(fields) != len(self._fields):
-            return Complaint(f"has {len(fields)} fields, the header has {len(self._fields)}")
+            return RowProblem(f"has {len(fields)} fields, the header has {len(self._fields)}")
         for field, text in zip(self._fields, fields, strict=True):
-            complaint = self._explain_value(field, text)
-            if complaint is not None:
-                return complaint
-        return Complaint("does not fit the queue's schema")
+            if (problem := self._explain_value(field, text)) is not None:
+                return problem
+        return RowProblem("does not fit the queue's schema")
 
-    def _explain_value(self, field: pa.Field, text: str) -> Complaint | None:
+    def _explain_value(self, field: pa.Field, text: str) -> RowProblem | None:
         if text in self._nulls:
-            return None if field.nullable else Complaint("takes no nulls", field.name)
+            return None if field.nullable else RowProblem("takes no nulls", field.name)
         quoted = '"' + text.replace('"', '""') + '"\n'
         alone = CsvRows(pa.schema([field]), [field.name], delimiter=self._delimiter, nulls=self._nulls)
         try:
@@ -229,19 +228,21 @@ def split_record(raw: bytes, delimiter: str) -> list[str]:
 
 
 def read_header(source: Source, delimiter: str) -> tuple[list[str], int]:
-    """Take the first record off the source: its fields (none when it is empty), and the number of lines up to its end.
+    """Take the first record off the source; return its fields and the number of lines up to its end.
+
+    An empty source has no fields.
 
     Raises
     ------
     InvalidInput
-        It is no header.
+        The record is not a header.
     """
-    data, blank, found = b"", 0, None
-    while not (found and found[0].endswith(b"\n")) and (more := source.read(_HEADER_BYTES)):
+    data, blank, match = b"", 0, None
+    while not (match and match[0].endswith(b"\n")) and (more := source.read(_HEADER_BYTES)):
         data += more
         blank = len(data) - len(data.lstrip(b"\r\n"))
-        found = _RECORD.match(data, blank)
-    end = found.end() if found else len(data)
+        match = _RECORD.match(data, blank)
+    end = match.end() if match else len(data)
     source.put_back(data[end:])
     try:
         return split_record(data[blank:end], delimiter), data.count(b"\n", 0, end)

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.json
@@ -16,20 +16,29 @@ from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.arrays import nested_fields
 from penstock.arrow.coerce import Misfit, match_names
 from penstock.arrow.python_rows import to_table
-from penstock.cli.load.rows import Complaint, Record, Refused, infinite_rows, not_utf8, shortened, wrong_value
+from penstock.cli.load.rows import (
+    Record,
+    Refused,
+    RowProblem,
+    infinite_rows,
+    not_utf8,
+    shortened,
+    wrong_value,
+)
 from penstock.cli.load.wire import NOT_FINITE, decode, wire_type
 
 _BLANK = b" \t\r"
 _THREAD_BYTES = 1 << 20
 
-Rewrite = Callable[[Any], Any]
+Rewrite = Callable[[object], object]
+KindT = TypeVar("KindT")
 
 
 class JsonLines:
-    """Rows in JSON lines for a queue of the given schema.
+    """Reader of rows in JSON lines.
 
-    Arrow's reader does the work. What it cannot read, but is right (maps, names in another case, the text "NaN"), is
-    rewritten line by line in Python first, and so is every block in which it found a mistake.
+    Arrow's reader does the work. Values that are valid but that it cannot read (maps, names in another case, the text
+    "NaN") are first rewritten in Python line by line, and so is every block in which it reports a mistake.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -44,17 +53,17 @@ class JsonLines:
 
     def parse(self, data: bytes) -> pa.Table:
         if self._needs_rewriting:
-            raise Refused("maps are objects in JSON, which Arrow does not read")
+            raise Refused("Arrow does not read JSON objects as maps")
         return self.parse_ready(data)
 
     def parse_or_rewrite(self, data: bytes) -> pa.Table:
-        """As ``parse``, or else from the rows one by one."""
+        """Parse, or else rewrite the rows one by one and parse those."""
         try:
             return self.parse(data)
         except Refused:
             ready = [record.ready for record in self.records(data)]
         if None in ready:
-            raise Refused("a line is no object that fits")
+            raise Refused("a line is not an object that fits")
         return self.parse_ready(b"".join(line for line in ready if line is not None))
 
     def parse_ready(self, data: bytes) -> pa.Table:
@@ -64,12 +73,12 @@ class JsonLines:
         try:
             if not data.isascii():
                 data.decode()
-            found = self._read(data)
-            if found.num_rows != rows:
+            wire = self._read(data)
+            if wire.num_rows != rows:
                 raise Refused("a line holds several values")
             arrays = [
                 decode(column.combine_chunks(), field.type)
-                for column, field in zip(found.columns, self._schema, strict=True)
+                for column, field in zip(wire.columns, self._schema, strict=True)
             ]
             table = to_table(pa.Table.from_arrays(arrays, schema=self._schema), self._schema)
         except (ValueError, pa.ArrowException) as error:
@@ -78,7 +87,7 @@ class JsonLines:
         return table
 
     def _read(self, data: bytes) -> pa.Table:
-        """Read in the wire types, on all cores unless a row is longer than a thread's share."""
+        """Read as the wire types, on all cores unless a row is longer than a thread's share."""
         try:
             return self._read_by(_THREAD_BYTES, data)
         except pa.ArrowInvalid:
@@ -96,9 +105,9 @@ class JsonLines:
         )
 
     def _spelled_as(self, data: bytes) -> pa.Schema:
-        """The wire types under the names as the first row has them: it may write them in another case."""
+        """Return the wire types under the names of the first row, which may write them in another case."""
         try:
-            found = list(_load(data[: data.find(b"\n") + 1] or data))
+            found = list(_a(dict, _load(data[: data.find(b"\n") + 1] or data)))
             places = match_names(found, self._nullable, "")
         except (ValueError, TypeError, RecursionError, Misfit):
             return self._wire
@@ -124,32 +133,32 @@ class JsonLines:
         except (ValueError, TypeError, RecursionError, Misfit):
             return Record(number, line, None)
 
-    def _ready(self, value: Any) -> bytes:
+    def _ready(self, value: object) -> bytes:
         return json.dumps(value).encode() + b"\n"
 
-    def explain(self, record: Record) -> Complaint:
+    def explain(self, record: Record) -> RowProblem:
         try:
             value = _load(record.raw)
         except UnicodeDecodeError as error:
             return not_utf8(error)
         except json.JSONDecodeError as error:
-            return Complaint(f"is no JSON object in one line: {error.msg} at character {error.pos + 1}")
+            return RowProblem(f"is not a JSON object in one line: {error.msg} at character {error.pos + 1}")
         except (ValueError, RecursionError) as error:
-            return Complaint(f"cannot be read: {error}")
+            return RowProblem(f"cannot be read: {error}")
         if not isinstance(value, dict):
-            return Complaint("is no JSON object", value=shortened(value))
+            return RowProblem("is not a JSON object", value=shortened(value))
         try:
             places = match_names(list(value), list(self._schema), "")
         except Misfit as misfit:
-            return Complaint(_name_trouble(misfit, self._schema.names), misfit.column)
+            return RowProblem(_name_problem(misfit, self._schema.names), misfit.column)
         found = list(value.values())
         for place, field in zip(places, self._schema, strict=True):
-            complaint = None if place is None else self._explain_value(field, found[place])
-            if complaint is not None:
-                return complaint
-        return Complaint("does not fit the queue's schema")
+            problem = None if place is None else self._explain_value(field, found[place])
+            if problem is not None:
+                return problem
+        return RowProblem("does not fit the queue's schema")
 
-    def _explain_value(self, field: pa.Field, value: Any) -> Complaint | None:
+    def _explain_value(self, field: pa.Field, value: object) -> RowProblem | None:
         alone = JsonLines(pa.schema([field]))
         try:
             alone.parse_ready(alone._ready(alone._rewrite({field.name: value})))
@@ -158,7 +167,7 @@ class JsonLines:
         return None
 
 
-def _name_trouble(misfit: Misfit, names: list[str]) -> str:
+def _name_problem(misfit: Misfit, names: list[str]) -> str:
     if misfit.expected.startswith("one of "):
         return f"is unknown; it has to be {misfit.expected}.{did_you_mean(misfit.found, names)}"
     return misfit.message.removeprefix(f"column {in_quotes(misfit.column)} ").rstrip(".")
@@ -169,9 +178,9 @@ def _has_map(field: pa.Field) -> bool:
 
 
 def _count_objects(data: bytes) -> int:
-    """Count the lines that hold something; each has to start with an object.
+    """Count the lines that are not blank; each must start with an object.
 
-    Arrow's reader takes a line with ``null`` for a row, and dies of a block that holds nothing else.
+    Arrow's reader takes a line with ``null`` for a row, and crashes on a block of nothing else.
     """
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
     starts = data.startswith(b"{") + data.count(b"\n{")
@@ -179,25 +188,26 @@ def _count_objects(data: bytes) -> int:
         return lines
     stripped = [line for line in (line.strip(_BLANK) for line in data.split(b"\n")) if line]
     if not all(line.startswith(b"{") for line in stripped):
-        raise Refused("a line is no object")
+        raise Refused("a line is not an object")
     return len(stripped)
 
 
-def _load(line: bytes) -> Any:
-    return json.loads(line.decode(), object_pairs_hook=_unique, parse_float=Decimal)
+def _load(line: bytes) -> object:
+    value: object = json.loads(line.decode(), object_pairs_hook=_unique, parse_float=Decimal)
+    return value
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         doubled = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {in_quotes(doubled)} is there twice")
+        raise ValueError(f"the key {in_quotes(doubled)} occurs twice")
     return found
 
 
 def _rewriter(kind: pa.DataType) -> Rewrite | None:
-    """Return what turns a value that Python has read into what Arrow reads as the wire type; None for no change."""
+    """Return a function that makes a parsed value readable for Arrow as the wire type; None for no change."""
     if pat.is_map(kind):
         return _map_rewriter(kind)
     if pat.is_list(kind):
@@ -210,17 +220,17 @@ def _rewriter(kind: pa.DataType) -> Rewrite | None:
     return str if pat.is_decimal(kind) else None
 
 
-def _each(rewrite: Rewrite | None, value: Any) -> Any:
+def _each(rewrite: Rewrite | None, value: object) -> object:
     return value if value is None or rewrite is None else rewrite(value)
 
 
-def _a(kind: type, value: Any) -> Any:
+def _a(kind: type[KindT], value: object) -> KindT:
     if not isinstance(value, kind):
-        raise TypeError(f"{value!r} is no {kind.__name__}")
+        raise TypeError(f"{value!r} is not a {kind.__name__}")
     return value
 
 
-def _float(value: Any) -> Any:
+def _float(value: object) -> object:
     if isinstance(value, str):
         return NOT_FINITE.get(value, value)
     if not isinstance(value, Decimal):
@@ -234,16 +244,17 @@ def _float(value: Any) -> Any:
 def _object_rewriter(fields: list[pa.Field]) -> Rewrite:
     rewriters = {field.name: _rewriter(field.type) for field in fields}
 
-    def rewrite(value: Any) -> Any:
-        if not _a(dict, value).keys() <= rewriters.keys():
-            names = list(value)
+    def rewrite(value: object) -> object:
+        found = _a(dict, value)
+        if not found.keys() <= rewriters.keys():
+            names = list(found)
             places = match_names(names, fields, "")
-            value = {
-                field.name: value[names[place]]
+            found = {
+                field.name: found[names[place]]
                 for field, place in zip(fields, places, strict=True)
                 if place is not None
             }
-        return {name: _each(rewriters[name], each) for name, each in value.items()}
+        return {name: _each(rewriters[name], each) for name, each in found.items()}
 
     return rewrite
 
@@ -252,10 +263,10 @@ def _map_rewriter(kind: pa.DataType) -> Rewrite:
     key_is_text = pat.is_string(wire_type(kind.key_type))
     key, item = _rewriter(kind.key_type), _rewriter(kind.item_type)
 
-    def read_key(text: str) -> Any:
+    def read_key(text: str) -> object:
         return text if key_is_text else _each(key, json.loads(text, parse_float=Decimal))
 
-    def rewrite(value: Any) -> Any:
+    def rewrite(value: object) -> object:
         return [{"key": read_key(name), "value": _each(item, each)} for name, each in _a(dict, value).items()]
 
     return rewrite

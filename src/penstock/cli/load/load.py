@@ -1,16 +1,15 @@
-"""A whole input into one table of the queue's schema, or the rows that do not fit."""
+"""Load a whole input into one table of the queue's schema, or report the rows that do not fit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from penstock.cli.load.csv import CsvRows, read_header
 from penstock.cli.load.json_lines import JsonLines
-from penstock.cli.load.rejected import BadRow, rows_rejected
-from penstock.cli.load.rows import Record, Refused, RowFormat
+from penstock.cli.load.rows import Record, Refused, RowFormat, RowProblem, RowsRejected
 from penstock.cli.load.source import Source
 
 BLOCK_BYTES = 8 << 20
@@ -24,9 +23,9 @@ class Intake:
     format: str = "auto"
     """``auto``, ``jsonl`` or ``csv``."""
     delimiter: str | None = None
-    """Of a CSV; None for what its name says."""
+    """Of a CSV; None for the one that its name implies."""
     nulls: Sequence[str] = ("",)
-    """What stands for a null in a CSV."""
+    """The texts that stand for a null in a CSV."""
     shown_errors: int = 10
     block_bytes: int = BLOCK_BYTES
 
@@ -51,7 +50,7 @@ def load(
     schema
         The queue's canonical schema.
     on_bytes
-        Told how many more bytes have been read.
+        Called with the number of bytes that have been read since the last call.
 
     Raises
     ------
@@ -64,17 +63,20 @@ def load(
     if rows is None:
         return schema.empty_table()
     tables: list[pa.Table] = []
-    found = _Found(intake.shown_errors)
+    problems: list[RowProblem] = []
+    count = 0
     for block in _blocks(source, rows, line, intake.block_bytes):
-        table, bad = _sift(rows, block.data, found.room)
-        found.add(rows, block, bad)
-        if found.count == 0:
+        table, bad = _sift(rows, block.data, COUNTED_ERRORS - count)
+        for record in bad[: intake.shown_errors - len(problems)]:
+            problems.append(replace(rows.explain(record), line=block.line + record.line))
+        count += len(bad)
+        if count == 0:
             tables.append(table)
         on_bytes(len(block.data))
-        if found.room == 0:
+        if count == COUNTED_ERRORS:
             break
-    if found.count:
-        raise rows_rejected(queue, found.shown, found.count, more=found.room == 0)
+    if count:
+        raise RowsRejected.of(queue, problems, count, more=count == COUNTED_ERRORS)
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
@@ -90,7 +92,7 @@ def _format(source: Source, schema: pa.Schema, intake: Intake) -> tuple[RowForma
 
 def _blocks(source: Source, rows: RowFormat, line: int, size: int) -> Iterator[Block]:
     pending = b""
-    # Doubled while there is no end of a row in sight, so that a giant row is not copied over and over.
+    # Read twice as much as long as no row ends, so that a giant row is not copied over and over.
     while more := source.read(max(size, len(pending))):
         pending += more
         end = rows.cut(pending)
@@ -102,26 +104,8 @@ def _blocks(source: Source, rows: RowFormat, line: int, size: int) -> Iterator[B
         yield Block(pending, line)
 
 
-class _Found:
-    """The rows that do not fit so far: all counted, the first of them explained."""
-
-    def __init__(self, shown: int) -> None:
-        self._wanted = shown
-        self.shown: list[BadRow] = []
-        self.count = 0
-
-    @property
-    def room(self) -> int:
-        return COUNTED_ERRORS - self.count
-
-    def add(self, rows: RowFormat, block: Block, bad: Sequence[Record]) -> None:
-        for record in bad[: self._wanted - len(self.shown)]:
-            self.shown.append(BadRow(block.line + record.line, rows.explain(record)))
-        self.count += len(bad)
-
-
 def _sift(rows: RowFormat, data: bytes, limit: int) -> tuple[pa.Table, list[Record]]:
-    """Return the rows of a block, or those that do not fit, ``limit`` of them at most."""
+    """Return the rows of a block, or at most ``limit`` records that do not fit."""
     try:
         return rows.parse(data), []
     except Refused:
@@ -143,7 +127,7 @@ def _try(rows: RowFormat, records: Sequence[Record]) -> pa.Table | None:
 
 
 def _bad_records(rows: RowFormat, records: Sequence[Record], limit: int) -> list[Record]:
-    """Bisect, with the very reader that reads good rows, so that no second opinion can differ from the first."""
+    """Bisect with the reader that reads good rows, so that both agree on which rows fit."""
     bad: list[Record] = []
     todo = [records]
     while todo and len(bad) < limit:

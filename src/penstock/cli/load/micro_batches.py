@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -16,25 +15,22 @@ from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import canonical_schema
 from penstock.cli.ddl import parse_ddl
 from penstock.cli.load.load import Intake, load
-from penstock.cli.load.rejected import RowsRejected
+from penstock.cli.load.rows import RowsRejected
 from penstock.cli.load.schemas import infer_schema
 from penstock.cli.load.source import Source, open_source
 from penstock.cli.units import counted
 from penstock.errors import InvalidInput
 
 
-@dataclass(frozen=True)
-class Cutting:
-    """Where micro-batches end: at empty lines, unless one of these is given."""
-
-    rows: int | None = None
-    """After so many rows."""
-    column: str | None = None
-    """Where this column's value changes."""
-
-
-def micro_batches(path: str, ddl: str | None, event_time: str | None, cutting: Cutting) -> list[pa.Table]:
-    """Read a file, or standard input for ``-``.
+def micro_batches(
+    path: str,
+    ddl: str | None,
+    event_time: str | None,
+    *,
+    batch_rows: int | None = None,
+    batch_column: str | None = None,
+) -> list[pa.Table]:
+    """Read a file, or standard input for ``-``, as micro-batches that end at empty lines.
 
     Parameters
     ----------
@@ -42,34 +38,33 @@ def micro_batches(path: str, ddl: str | None, event_time: str | None, cutting: C
         The schema; that of the rows when None.
     event_time
         A column that holds times, even where they would be taken for text.
+    batch_rows
+        End a micro-batch after this many rows instead.
+    batch_column
+        End a micro-batch where this column's value changes instead.
 
     Raises
     ------
     InvalidInput
-        The file cannot be read, or nothing is in it.
+        The file cannot be read, or is empty.
     RowsRejected
         Rows do not fit the schema.
     """
     with open_source(path) as source:
-        name, data = source.name, b"".join(_blocks(source))
+        name, data = source.name, b"".join(iter(lambda: source.read(1 << 20), b""))
     table = _rows(name, data, _schemas(path, ddl, event_time))
     if table.num_rows == 0:
-        raise InvalidInput(f"there are no rows in {in_quotes(name)}", file=name)
-    ends = _ends(table, data, cutting)
+        raise InvalidInput(f"{in_quotes(name)} has no rows", file=name)
+    ends = _ends(table, data, batch_rows, batch_column)
     return [table.slice(start, end - start) for start, end in pairwise([0, *ends])]
 
 
-def _blocks(source: Source) -> Iterator[bytes]:
-    while data := source.read(1 << 20):
-        yield data
-
-
 def _schemas(path: str, ddl: str | None, event_time: str | None) -> list[pa.Schema]:
-    """The schemas that may be meant: what looks like a time may have a time zone or not."""
+    """Return the possible schemas: times may have a time zone or not."""
     if ddl is not None:
         return [canonical_schema(parse_ddl(ddl))]
     if path == "-":
-        raise InvalidInput("the schema of standard input has to be said: add --schema")
+        raise InvalidInput("the schema of standard input cannot be inferred: add --schema")
     found = infer_schema(Path(path))
     if event_time is not None and event_time not in found.names:
         raise InvalidInput(
@@ -96,30 +91,31 @@ def _rows(name: str, data: bytes, schemas: list[pa.Schema]) -> pa.Table:
             )
         except RowsRejected as error:
             rejected = error
-    about = {key: value for key, value in rejected.parameters.items() if key != "queue"}
-    count = int(about["count"])
+    parameters = {key: value for key, value in rejected.parameters.items() if key != "queue"}
+    count = int(parameters["count"])
     raise RowsRejected(
-        f"{counted(count, 'row')} of {in_quotes(name)} {'does' if count == 1 else 'do'} not fit the schema; nothing was run",
+        f"{counted(count, 'row')} of {in_quotes(name)} {'does' if count == 1 else 'do'} not fit the schema; "
+        "nothing was run",
         file=name,
-        **about,
+        **parameters,
     )
 
 
-def _ends(table: pa.Table, data: bytes, cutting: Cutting) -> list[int]:
-    if cutting.rows is not None and cutting.column is not None:
-        raise InvalidInput("say where micro-batches end once: with --batch-rows or with --batch-column")
-    if cutting.rows is not None:
-        return [*range(cutting.rows, table.num_rows, cutting.rows), table.num_rows]
-    if cutting.column is not None:
-        return [*_changes(table, cutting.column), table.num_rows]
+def _ends(table: pa.Table, data: bytes, rows: int | None, column: str | None) -> list[int]:
+    if rows is not None and column is not None:
+        raise InvalidInput("micro-batches end by --batch-rows or by --batch-column: leave one out")
+    if rows is not None:
+        return [*range(rows, table.num_rows, rows), table.num_rows]
+    if column is not None:
+        return [*_changes(table, column), table.num_rows]
     return list(accumulate(_blocks_of_lines(data)))
 
 
 def _changes(table: pa.Table, name: str) -> list[int]:
-    """The rows whose value in a column is another than in the row before."""
+    """Return the rows whose value in a column differs from that of the row before."""
     if name not in table.column_names:
         raise InvalidInput(
-            f"--batch-column {in_quotes(name)} is no column of the rows.{did_you_mean(name, table.column_names)}",
+            f"the rows have no column {in_quotes(name)} for --batch-column.{did_you_mean(name, table.column_names)}",
             column=name,
         )
     codes = table.column(name).combine_chunks().dictionary_encode("encode").indices
@@ -130,7 +126,7 @@ def _changes(table: pa.Table, name: str) -> list[int]:
 
 
 def _blocks_of_lines(data: bytes) -> Iterator[int]:
-    """The number of rows in each run of lines that are not empty."""
+    """Yield the number of rows in each run of lines that are not empty."""
     rows = 0
     for line in data.split(b"\n"):
         if line.strip():

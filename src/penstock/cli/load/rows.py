@@ -1,13 +1,14 @@
-"""What every text format can do with a block of bytes, and what is said of a row that does not fit."""
+"""The interface of text formats, and the error for rows that do not fit."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import date
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,15 +16,16 @@ import pyarrow.types as pat
 
 from penstock.arguments import in_quotes
 from penstock.cli.ddl import type_ddl
+from penstock.cli.units import counted
 from penstock.errors import SchemaMismatch
 
-SHOWN_CHARACTERS = 60
+_SHOWN_CHARACTERS = 60
 _DATE = re.compile(r"\s*(\d{4}-\d\d-\d\d)")
 _ZONE = re.compile(r":\d\d(\.\d+)?\s*(Z|[+-]\d\d(:?\d\d)?)\s*$")
 
 
 class Refused(Exception):
-    """The bytes hold something that does not fit, somewhere."""
+    """Some of the bytes do not fit the schema."""
 
 
 @dataclass(frozen=True)
@@ -31,70 +33,112 @@ class Record:
     """The text of one row."""
 
     line: int
-    """The 0-based line on which it starts, from the start of its block."""
+    """The 0-based line on which it starts, counted from the start of its block."""
     raw: bytes
     ready: bytes | None
-    """As ``parse`` takes it; None when it is known already that it does not fit."""
+    """The bytes for ``parse_ready``; None when the row is already known not to fit."""
 
 
 @dataclass(frozen=True)
-class Complaint:
+class RowProblem:
     """Why a row does not fit."""
 
     reason: str
     column: str | None = None
     value: str | None = None
+    line: int = 0
+    """The 1-based line of the input on which the row starts."""
 
     def __str__(self) -> str:
         where = "" if self.column is None else f"column {in_quotes(self.column)}: "
-        return where + ("" if self.value is None else f"{self.value} ") + self.reason
+        return f"line {self.line}: {where}" + ("" if self.value is None else f"{self.value} ") + self.reason
+
+
+class RowsRejected(SchemaMismatch):
+    """Rows do not fit the queue's schema; none of the input was appended.
+
+    ``parameters`` has their ``count``, whether there may be ``more`` that were not searched for, and the first of them
+    as ``rows`` with line, column, value and reason.
+    """
+
+    condition = "ROWS_REJECTED"
+
+    @classmethod
+    def of(cls, queue: str, problems: Sequence[RowProblem], count: int, more: bool) -> RowsRejected:
+        """Return the error.
+
+        Parameters
+        ----------
+        problems
+            Those to show.
+        count
+            How many rows do not fit.
+        more
+            Whether the search ended at that number.
+        """
+        rows = f"{'at least ' if more else ''}{counted(count, 'row')} of the input"
+        shown = f" (the first {len(problems)} of them are above)" if 0 < len(problems) < count else ""
+        return cls(
+            f"{rows} {'does' if count == 1 else 'do'} not fit queue {queue!r}{shown}; nothing was appended",
+            queue=queue,
+            count=count,
+            more=more,
+            rows=[asdict(problem) for problem in problems],
+        )
+
+    @property
+    def details(self) -> list[str]:
+        """A line of text for each of the rows that are shown."""
+        return [str(RowProblem(**row)) for row in self.parameters["rows"]]
 
 
 class RowFormat(Protocol):
-    """A text format, with the queue's schema in mind."""
+    """A text format that reads rows of one schema."""
 
     def cut(self, data: bytes) -> int:
-        """The end of the last whole row in the data; 0 when there is none."""
+        """Return the end of the last whole row in the data; 0 when there is none."""
 
     def parse(self, data: bytes) -> pa.Table:
-        """Whole rows as a table of the queue's schema.
+        """Return whole rows as a table of the schema.
 
         Raises
         ------
         Refused
-            A row does not fit, or the format cannot tell without looking at each row.
+            A row does not fit, or the format has to look at each row to know.
         """
 
     def parse_ready(self, data: bytes) -> pa.Table:
-        """As ``parse``, for the ``ready`` bytes of some records."""
+        """Do the same for the ``ready`` bytes of some records."""
 
     def records(self, data: bytes) -> list[Record]:
-        """The rows one by one."""
+        """Return the rows one by one."""
 
-    def explain(self, record: Record) -> Complaint:
-        """Why this one does not fit; it was refused when it was parsed alone."""
+    def explain(self, record: Record) -> RowProblem:
+        """Return why this record does not fit; it was refused when it was parsed alone."""
 
 
-def shortened(value: Any) -> str:
+def shortened(value: object) -> str:
     """Return a value's JSON, cut to what fits a line."""
     text = str(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
-def not_utf8(error: UnicodeDecodeError) -> Complaint:
-    return Complaint(f"is not UTF-8: byte {error.start + 1} of the row is 0x{error.object[error.start]:02x}")
+def not_utf8(error: UnicodeDecodeError) -> RowProblem:
+    return RowProblem(f"is not UTF-8: byte {error.start + 1} of the row is 0x{error.object[error.start]:02x}")
 
 
-def wrong_value(field: pa.Field, value: Any, error: BaseException) -> Complaint:
-    """Return the complaint about one column's value, which ``error`` refused."""
+def wrong_value(field: pa.Field, value: object, error: BaseException) -> RowProblem:
+    """Return the problem of one column's value, which ``error`` refused."""
     cause = error.__cause__
     if isinstance(cause, SchemaMismatch):
-        # Its type is right by now, so that it is a null in a place that takes none.
-        return Complaint("takes no nulls", str(cause.parameters.get("column", field.name)))
-    return Complaint(f"is no {type_ddl(field)}{_hint(field.type, value)}", field.name, shortened(value))
+        # The type is right by now, so it is a null in a place that takes none.
+        return RowProblem("takes no nulls", str(cause.parameters.get("column", field.name)))
+    return RowProblem(
+        f"is not a valid {type_ddl(field)}{_hint(field.type, value)}", field.name, shortened(value)
+    )
 
 
-def _hint(kind: pa.DataType, value: Any) -> str:
+def _hint(kind: pa.DataType, value: object) -> str:
     if pat.is_timestamp(kind):
         return _timestamp_hint(kind, value if isinstance(value, str) else "")
     if pat.is_binary(kind):
@@ -122,7 +166,7 @@ def _is_date(text: str) -> bool:
 
 
 def infinite_rows(table: pa.Table) -> list[int]:
-    """Return the rows with an infinity in a column: where the text does not say so, it was a number too large."""
+    """Return the rows with an infinity in a column; unless their text says so, a number was too large."""
     rows: set[int] = set()
     for column in table.columns:
         if pat.is_floating(column.type):

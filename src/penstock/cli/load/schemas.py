@@ -1,10 +1,9 @@
-"""Where a new queue's schema comes from: DDL, a file of Spark's JSON, or a file with rows."""
+"""Schemas of new queues: from DDL, a file with Spark's JSON, or a file with rows."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -17,23 +16,25 @@ SAMPLE_BYTES = 16 << 20
 
 
 def choose_schema(ddl: str | None, file: Path | None, like: Path | None) -> pa.Schema:
-    """Return the canonical schema from the one source that is given.
+    """Return the canonical schema from the one source that is not None.
 
     Raises
     ------
     InvalidInput
-        None or several are given, or the one cannot be read.
+        All sources are None, several are not, or the one cannot be read.
     """
-    given = [value for value in (ddl, file, like) if value is not None]
-    if len(given) != 1:
-        raise InvalidInput("say the schema once: with --schema, --schema-file or --like")
-    if ddl is not None:
-        return canonical_schema(parse_ddl(ddl))
-    return _from_file(file) if file is not None else infer_schema(like or Path())
+    match ddl, file, like:
+        case str(), None, None:
+            return canonical_schema(parse_ddl(ddl))
+        case None, Path(), None:
+            return _from_file(file)
+        case None, None, Path():
+            return infer_schema(like)
+    raise InvalidInput("a schema comes from one of --schema, --schema-file and --like: give exactly one")
 
 
 def _from_file(path: Path) -> pa.Schema:
-    """Spark's schema JSON, or DDL."""
+    """Read Spark's schema JSON, or DDL."""
     text = read_bytes(path).decode("utf-8-sig", errors="replace").strip()
     if not text.startswith("{"):
         return canonical_schema(parse_ddl(text))
@@ -41,19 +42,19 @@ def _from_file(path: Path) -> pa.Schema:
         return canonical_schema(json.loads(text))
     except (json.JSONDecodeError, RecursionError) as error:
         raise InvalidInput(
-            f"{in_quotes(str(path))} is no schema in Spark's JSON ({error}); write what StructType.json() gives",
+            f"{in_quotes(str(path))} is not a schema in Spark's JSON ({error}); write what StructType.json() returns",
             condition="INVALID_SCHEMA",
             file=str(path),
         ) from error
 
 
 def read_bytes(path: Path, size: int = -1) -> bytes:
-    """Return a file's bytes, the first ``size`` of them.
+    """Return the first ``size`` bytes of a file.
 
     Raises
     ------
     InvalidInput
-        It cannot be read.
+        The file cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -71,7 +72,8 @@ def unreadable(path: str, error: OSError) -> InvalidInput:
 def infer_schema(path: Path) -> pa.Schema:
     """Return the canonical schema of a CSV, JSON lines, Parquet or Arrow file.
 
-    Of text files the first 16 MB count; a column without a value there becomes a string, and every column takes nulls.
+    Of a text file only the first 16 MB are read; a column without a value there becomes a string. Every column is
+    nullable.
     """
     readers = {
         ".csv": _csv_schema,
@@ -87,7 +89,7 @@ def infer_schema(path: Path) -> pa.Schema:
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise InvalidInput(
-            f"--like goes by a file's ending, one of {', '.join(readers)}, not {in_quotes(path.suffix)}",
+            f"--like needs a file's ending, one of {', '.join(readers)}, not {in_quotes(path.suffix)}",
             file=str(path),
         )
     try:
@@ -96,26 +98,26 @@ def infer_schema(path: Path) -> pa.Schema:
         raise unreadable(str(path), error) from error
     except pa.ArrowException as error:
         raise InvalidInput(
-            f"cannot tell the schema of {in_quotes(str(path))}: {error}",
+            f"cannot infer the schema of {in_quotes(str(path))}: {error}",
             condition="INVALID_SCHEMA",
             file=str(path),
         ) from error
-    return canonical_schema(pa.schema([_named(field) for field in found]))
+    return canonical_schema(pa.schema([_with_strings(field) for field in found]))
 
 
-def _named(field: pa.Field) -> pa.Field:
-    """The field with strings in place of what has no values to tell its type by."""
+def _with_strings(field: pa.Field) -> pa.Field:
+    """Replace types that are unknown for want of values by strings."""
     kind = field.type
     if pa.types.is_null(kind):
         return field.with_type(pa.string())
     if pa.types.is_list(kind):
-        return field.with_type(pa.list_(_named(kind.value_field)))
+        return field.with_type(pa.list_(_with_strings(kind.value_field)))
     if pa.types.is_struct(kind):
-        return field.with_type(pa.struct([_named(each) for each in kind]))
+        return field.with_type(pa.struct([_with_strings(each) for each in kind]))
     return field
 
 
-def _sample(path: Path) -> Any:
+def _sample(path: Path) -> pa.BufferReader:
     data = read_bytes(path, SAMPLE_BYTES)
     if len(data) == SAMPLE_BYTES:
         data = data[: data.rfind(b"\n") + 1] or data
@@ -137,10 +139,10 @@ def _json_schema(path: Path) -> pa.Schema:
     import pyarrow.json
 
     sample = _sample(path)
-    # The reader of pyarrow dies on a line that is no object.
+    # Arrow's reader crashes on a line that is not an object.
     if any(line.strip()[:1] not in (b"", b"{") for line in sample.read_buffer().to_pybytes().splitlines()):
         raise InvalidInput(
-            f"{in_quotes(str(path))} is no file of JSON lines: each line is one object",
+            f"{in_quotes(str(path))} is not a file of JSON lines: write one object in each line",
             condition="INVALID_SCHEMA",
         )
     sample.seek(0)

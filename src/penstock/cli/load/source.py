@@ -1,4 +1,4 @@
-"""Where rows are read from: a file, packed or not, or standard input."""
+"""Sources of rows: a file, compressed or not, or standard input."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import pyarrow as pa
 
@@ -16,24 +16,18 @@ from penstock.errors import InvalidInput
 
 _BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-_PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
-_FORMATS = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".csv": "csv",
-    ".tsv": "csv",
-}
+_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv"}
 _FIRST_BYTES = 1 << 16
 
 
 class Source:
-    """Bytes to be read once, without their byte order mark; what was read too far can be put back."""
+    """Bytes to read once, without their byte order mark; bytes that were read too far can be put back."""
 
-    def __init__(self, name: str, stream: Any, size: int | None) -> None:
+    def __init__(self, name: str, stream: BinaryIO, size: int | None) -> None:
         self.name = name
         self.size = size
-        """Bytes there are; None when that is not known."""
+        """The number of bytes; None when it is not known."""
         self._stream = stream
         self._pending = b""
         first = self.read(_FIRST_BYTES)
@@ -46,23 +40,23 @@ class Source:
             )
 
     def read(self, size: int) -> bytes:
-        """The next bytes, ``size`` of them unless the end is nearer; empty at the end."""
-        found, self._pending = self._pending[:size], self._pending[size:]
-        if len(found) < size:
+        """Return the next ``size`` bytes, fewer only at the end."""
+        data, self._pending = self._pending[:size], self._pending[size:]
+        if len(data) < size:
             try:
-                found += self._stream.read(size - len(found))
+                data += self._stream.read(size - len(data))
             except (OSError, pa.ArrowException, EOFError) as error:
                 raise unreadable(self.name, OSError(str(error))) from error
-        return found
+        return data
 
     def put_back(self, data: bytes) -> None:
         self._pending = data + self._pending
 
     def format(self, wanted: str) -> str:
-        """``jsonl`` or ``csv``: what is wanted, or for ``auto`` what the name's ending or else the first byte says."""
+        """Return ``jsonl`` or ``csv``: for ``auto`` by the name's ending, or else by the first byte."""
         if wanted != "auto":
             return wanted
-        known = _FORMATS.get(Path(_unpacked(self.name)).suffix.lower())
+        known = _FORMATS.get(Path(_uncompressed(self.name)).suffix.lower())
         if known is not None:
             return known
         first = self.read(_FIRST_BYTES)
@@ -76,12 +70,12 @@ class Source:
         return "jsonl" if start == b"{" else "csv"
 
     def delimiter(self) -> str:
-        """What separates the columns of a CSV by the name's ending."""
-        return "\t" if _unpacked(self.name).lower().endswith(".tsv") else ","
+        """Return the character between the columns of a CSV, by the name's ending."""
+        return "\t" if _uncompressed(self.name).lower().endswith(".tsv") else ","
 
 
-def _unpacked(name: str) -> str:
-    return name[: -len(Path(name).suffix)] if Path(name).suffix.lower() in _PACKED else name
+def _uncompressed(name: str) -> str:
+    return name[: -len(Path(name).suffix)] if Path(name).suffix.lower() in _COMPRESSIONS else name
 
 
 @contextmanager
@@ -91,7 +85,7 @@ def open_source(path: str) -> Iterator[Source]:
     Raises
     ------
     InvalidInput
-        It cannot be read, or is in UTF-16.
+        The file cannot be read, or is in UTF-16.
     """
     if path == "-":
         if sys.stdin is None:
@@ -100,19 +94,14 @@ def open_source(path: str) -> Iterator[Source]:
             )
         yield Source("standard input", sys.stdin.buffer, None)
         return
-    packed = _PACKED.get(Path(path).suffix.lower())
+    compression = _COMPRESSIONS.get(Path(path).suffix.lower())
     with ExitStack() as stack:
-        # Errors of what is done with the source are not those of opening it.
+        # Only opening is in the block: errors of the source's users pass.
         try:
-            if packed:
-                stream = stack.enter_context(pa.input_stream(path, compression=packed))
+            if compression:
+                stream = stack.enter_context(pa.input_stream(path, compression=compression))
             else:
                 stream = stack.enter_context(Path(path).open("rb"))
         except OSError as error:
             raise unreadable(path, error) from error
-        yield Source(path, stream, None if packed else _size(path))
-
-
-def _size(path: str) -> int | None:
-    size = os.stat(path).st_size
-    return size or None
+        yield Source(path, stream, None if compression else os.stat(path).st_size or None)

@@ -1,9 +1,9 @@
-"""Rows as JSON has them, and back: what ``peek --json`` writes, ``put`` reads.
+"""Conversion of rows to JSON values and back: ``put`` reads what ``peek --json`` writes.
 
 JSON has fewer types than a queue. Dates, times and timestamps are texts in ISO 8601, decimals are texts (numbers are read
 too), binaries are base64, day-time intervals are whole microseconds, maps are objects, and NaN and the infinities are the
-texts that Spark writes. On the way in, an Arrow reader first gives the *wire* types, which take nothing that would have to
-be guessed; ``decode`` then casts them strictly.
+texts that Spark writes. To read them, an Arrow reader first parses the *wire* types, which leave nothing to guess;
+``decode`` then casts them strictly.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from penstock.json_text import Json, JsonValue
+
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 _MOST_DIGITS = 38
@@ -25,7 +27,7 @@ _AS_TEXT = (pat.is_date, pat.is_timestamp, pat.is_time, pat.is_binary)
 
 
 def wire_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type in which an Arrow reader shall read JSON values for a canonical type."""
+    """Return the type as which an Arrow reader reads the JSON values of a canonical type."""
     if any(test(kind) for test in _AS_TEXT):
         return pa.string()
     if pat.is_float32(kind):
@@ -33,11 +35,11 @@ def wire_type(kind: pa.DataType) -> pa.DataType:
     if pat.is_duration(kind):
         return pa.int64()
     if pat.is_null(kind):
-        # Of a list of nothing but nulls, Arrow's JSON reader makes an invalid array.
+        # Arrow's JSON reader makes an invalid array of a list of nulls.
         return pa.bool_()
     if pat.is_decimal(kind):
-        # Arrow's readers check the digits of a text before they add those of the scale, and may overflow then: 38 digits
-        # and 38 more have room in 256 bits.
+        # Arrow's readers check the digits of a text before they add those of the scale, and may then overflow: 256 bits
+        # hold 38 digits and 38 more.
         return pa.decimal256(_MOST_DIGITS, kind.scale)
     if pat.is_map(kind):
         entry = [("key", wire_type(kind.key_type)), ("value", wire_type(kind.item_type))]
@@ -50,36 +52,36 @@ def wire_type(kind: pa.DataType) -> pa.DataType:
 
 
 def decode(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return an array of the wire type in its canonical type.
+    """Cast an array of the wire type to its canonical type.
 
     Raises
     ------
     ValueError
-        A text is no such value, or a value does not fit.
+        A text is not a value of the type, or a value does not fit.
     """
     if array.type.equals(kind, check_metadata=True):
         return array
     if pat.is_map(kind):
-        offsets, entries = _taken_apart(array, array.values)
+        offsets, entries = _list_parts(array, array.values)
         keys, values = decode(entries.field(0), kind.key_type), decode(entries.field(1), kind.item_type)
         return pa.MapArray.from_arrays(offsets, keys, values, type=kind, mask=_mask(array))
     if pat.is_list(kind):
-        offsets, values = _taken_apart(array, array.values)
+        offsets, values = _list_parts(array, array.values)
         return pa.ListArray.from_arrays(
             offsets, decode(values, kind.value_type), type=kind, mask=_mask(array)
         )
     if pat.is_struct(kind):
         children = [decode(child, field.type) for child, field in zip(array.flatten(), kind, strict=True)]
-        # Without children there is nothing but the mask to tell the length.
+        # Without children only the mask has the length.
         mask = array.is_null() if array.null_count or not children else None
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
     return _decoded_leaf(array, kind)
 
 
-def _taken_apart(array: pa.Array, child: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """The offsets of a list or map from 0 on, and the part of its child that they are about."""
+def _list_parts(array: pa.Array, child: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return the offsets of a list or map, starting at 0, and the part of its child that they refer to."""
     first, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
-    # Arrow takes no mask beside offsets that are a slice themselves, which they can be also where they start at 0.
+    # Arrow accepts no mask with sliced offsets, and offsets that start at 0 can be sliced too.
     offsets = pc.subtract(array.offsets, first) if first or array.offset else array.offsets
     return offsets, child.slice(first, end - first)
 
@@ -90,7 +92,7 @@ def _mask(array: pa.Array) -> pa.Array | None:
 
 def _decoded_leaf(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_binary(kind):
-        # Arrow has no base64, so that this is the one type whose values pass through Python.
+        # Arrow has no base64, so this is the one type whose values pass through Python.
         texts = array.to_pylist()
         return pa.array(
             [None if text is None else base64.b64decode(text, validate=True) for text in texts], kind
@@ -100,7 +102,7 @@ def _decoded_leaf(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return dated.cast(pa.timestamp("ns")).cast(kind)
     if pat.is_null(kind):
         if array.null_count < len(array):
-            raise ValueError("a column without a type holds nulls alone")
+            raise ValueError("a column without a type holds only nulls")
         return pa.nulls(len(array))
     if pat.is_float32(kind):
         return _narrowed(array, kind)
@@ -108,37 +110,37 @@ def _decoded_leaf(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _narrowed(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Round to 32 bits, as any reader of decimal digits does, but never to infinity."""
+    """Round to 32 bits, but never to infinity."""
     narrow = array.cast(kind, safe=False)
     if pc.any(pc.and_not(pc.is_inf(narrow), pc.is_inf(array))).as_py():
         raise ValueError("a number is too large for 32 bits")
     return narrow
 
 
-def plain_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Return rows as ``json.dumps`` takes them, columns in the schema's order."""
+def plain_rows(table: pa.Table) -> list[Json]:
+    """Return rows that ``json.dumps`` accepts, with the columns in the schema's order."""
     columns = [_plain_values(column, column.type) for column in table.columns]
     if not columns:
         return []
     return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _plain_values(column: pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
+def _plain_values(column: pa.ChunkedArray, kind: pa.DataType) -> list[object]:
     values = [value for chunk in column.chunks for value in _encoded(chunk, kind).to_pylist()]
     finish = _finisher(kind)
     return values if finish is None else [None if value is None else finish(value) for value in values]
 
 
 def _encoded(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Turn times and decimals into texts. Arrow does it for every date; Python knows the years 1 to 9999 alone."""
+    """Convert times and decimals to text. Arrow does so for every date, Python only for the years 1 to 9999."""
     if pat.is_map(kind):
-        offsets, keys = _taken_apart(array, array.keys)
-        _, values = _taken_apart(array, array.items)
+        offsets, keys = _list_parts(array, array.keys)
+        _, values = _list_parts(array, array.items)
         parts = [_encoded(keys, kind.key_type), _encoded(values, kind.item_type)]
         pairs = pa.StructArray.from_arrays(parts, names=["key", "value"])
         return pa.ListArray.from_arrays(offsets, pairs, mask=_mask(array))
     if pat.is_list(kind):
-        offsets, values = _taken_apart(array, array.values)
+        offsets, values = _list_parts(array, array.values)
         return pa.ListArray.from_arrays(offsets, _encoded(values, kind.value_type), mask=_mask(array))
     if pat.is_struct(kind):
         children = [_encoded(child, field.type) for child, field in zip(array.flatten(), kind, strict=True)]
@@ -159,11 +161,12 @@ def _encoded_leaf(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return array.cast(pa.int64()) if pat.is_duration(kind) else array
 
 
-Finish = Callable[[Any], Any]
+Finish = Callable[[Any], JsonValue]
+"""Makes a JSON value of a Python value, other than None, that an array holds."""
 
 
 def _finisher(kind: pa.DataType) -> Finish | None:
-    """Return what is left to do to a Python value that is not None; None when nothing is."""
+    """Return the conversion that a type's values still need; None when they need none."""
     if pat.is_floating(kind):
         return lambda value: value if math.isfinite(value) else _not_finite(value)
     if pat.is_binary(kind):
@@ -180,21 +183,20 @@ def _finisher(kind: pa.DataType) -> Finish | None:
     return None
 
 
-def _optional(finish: Finish | None, value: Any) -> Any:
+def _optional(finish: Finish | None, value: Any) -> JsonValue:
     return value if value is None or finish is None else finish(value)
 
 
 def _map_finisher(kind: pa.DataType) -> Finish:
     key, item = _finisher(kind.key_type), _finisher(kind.item_type)
 
-    def finish(entries: list[dict[str, Any]]) -> dict[str, Any]:
-        return {key_text(_optional(key, each["key"])): _optional(item, each["value"]) for each in entries}
+    def finish(entries: list[Json]) -> Json:
+        return {_key_text(_optional(key, each["key"])): _optional(item, each["value"]) for each in entries}
 
     return finish
 
 
-def key_text(key: Any) -> str:
-    """Return a map's key as an object's key."""
+def _key_text(key: object) -> str:
     return key if isinstance(key, str) else json.dumps(key)
 
 

@@ -1,0 +1,344 @@
+"""``penstock queue put``, ``peek`` and ``tail``: the rows of a queue."""
+
+from __future__ import annotations
+
+import sys
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.arguments import did_you_mean, in_quotes
+from penstock.cli.commands.queue import PartitionOption, QueueName, check_partition, listed
+from penstock.cli.commands.shared import Run, command
+from penstock.cli.output import Column, as_json_text
+from penstock.cli.standard_output import output_is_closed
+from penstock.cli.units import counted
+from penstock.errors import DataLost, InvalidInput, InvalidPosition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.json_text import Json
+    from penstock.queue.info import PartitionInfo
+    from penstock.queue.producer import Producer
+    from penstock.queue.queue import AppendResult, Queue
+
+_MEASURED_ROWS = 10_000
+"""Fewer rows say nothing about the speed."""
+_BLOCK_ROWS = 1000
+_CHECK_SECONDS = 1.0
+_PLACE_COLUMNS = (
+    Column("_partition", "partition", as_json_text),
+    Column("_row_index", "index", as_json_text),
+)
+
+
+class Format(StrEnum):
+    AUTO = "auto"
+    JSONL = "jsonl"
+    CSV = "csv"
+
+
+def add_to(group: typer.Typer) -> None:
+    """Add the commands to the group of queues, after its own."""
+    command(
+        group,
+        "put",
+        "penstock queue put orders orders.jsonl",
+        "penstock queue put flights flights.csv.gz --null NA --batch-rows 100000",
+        "zcat events.gz | penstock queue put events --format jsonl --session events-2024-01-31",
+    )(put)
+    command(
+        group,
+        "peek",
+        "penstock queue peek orders -n 5",
+        "penstock queue peek orders --partition 2 --from 1000 --json",
+    )(peek)
+    command(
+        group,
+        "tail",
+        "penstock queue tail orders",
+        "penstock queue tail orders --follow --json | jq .amount",
+    )(tail)
+
+
+def put(
+    run: Run,
+    name: QueueName,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="A file (.gz, .bz2, .zst too), or - to read a pipe.")
+    ] = "-",
+    format: Annotated[
+        Format,
+        typer.Option("--format", help="auto goes by the file's ending, or else by its first character."),
+    ] = Format.AUTO,
+    partition: Annotated[
+        int | None,
+        typer.Option("--partition", metavar="NUMBER", help="Where the rows go; by default by key."),
+    ] = None,
+    session: Annotated[
+        str | None,
+        typer.Option(
+            "--session",
+            metavar="NAME",
+            help="A name for ONE input: as many of its first rows as the session has appended are skipped; "
+            "they are counted, not compared.",
+        ),
+    ] = None,
+    batch_rows: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-rows", metavar="ROWS", min=1, help="Append this many rows at a time, not all at once."
+        ),
+    ] = None,
+    null: Annotated[
+        list[str] | None,
+        typer.Option("--null", metavar="TEXT", help="A CSV field to read as null, besides an empty one."),
+    ] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option("--delimiter", metavar="CHARACTER", help="Between a CSV's fields; , by default."),
+    ] = None,
+    max_errors: Annotated[
+        int, typer.Option("--max-errors", metavar="NUMBER", min=0, help="How many bad rows to show.")
+    ] = 10,
+) -> None:
+    """Append the rows of a file or a pipe: JSON lines, or CSV whose first line names the columns.
+
+    All rows are read and checked before the first is appended. If one does not fit the queue's schema, the bad lines
+    are listed and nothing is appended. Otherwise all rows become visible at once, as one append; they are held in
+    memory for that. With --batch-rows there are several appends, each of them whole or absent.
+
+    With --session a repeat is harmless: the store remembers how many rows of the input it has, and skips that many.
+    A session stands for one input, to whose end rows may be added. Rows are counted, not compared, so another input
+    under the same name loses its first rows.
+
+    In JSON and CSV, timestamps are ISO 8601 with a zone, and binaries are base64. In a CSV an empty field is null (so
+    is an empty line where there is only one column), "" is the empty text, and nested values are written as JSON.
+    """
+    if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n'):
+        raise InvalidInput(f"--delimiter is one ASCII character, not {in_quotes(delimiter)}", value=delimiter)
+    with run.connect() as store:
+        queue = store.queue(name)
+        started = time.perf_counter()
+        if partition is not None:
+            # Fail before a long input is read, not after.
+            check_partition(queue.name, queue.partitions, partition)
+        rows = _read(run, queue, file, format, delimiter, ["", *(null or [])], max_errors)
+        producer = None if session is None else store.producer(queue.name, session)
+        # A sequence number is the input's index of an append's last row. So it is known exactly which rows have been
+        # appended, however a repeat is cut into appends.
+        before = 0 if producer is None else producer.sequence + 1
+        appends = _append(run, queue, rows, before, producer, partition, batch_rows)
+        seconds = time.perf_counter() - started
+    skipped = min(before, rows.num_rows)
+    added = sum(append.rows for append in appends)
+    if not added and not skipped:
+        run.output.note("the input has no rows")
+    text = f"appended {counted(added, 'row')} to queue {name!r}"
+    if added >= _MEASURED_ROWS:
+        text += f" in {seconds:.1f} s ({added / seconds:,.0f} rows/s)"
+    if skipped:
+        first = "the first row" if skipped == 1 else f"the first {counted(skipped, 'row')}"
+        text += (
+            f"; skipped {first}: session {session!r} has already appended {counted(before, 'row')}, "
+            "which are counted, not compared"
+        )
+    run.output.done(text, _put_data(name, appends, added, skipped, seconds))
+
+
+def _read(
+    run: Run, queue: Queue, file: str, format: Format, delimiter: str | None, nulls: list[str], shown: int
+) -> pa.Table:
+    from penstock.cli.load.load import Intake, load
+    from penstock.cli.load.source import open_source
+
+    if file == "-" and sys.stdin is not None and sys.stdin.isatty():
+        run.output.note("reading rows from the terminal; Ctrl-D ends them")
+    intake = Intake(format.value, delimiter, nulls, shown)
+    with open_source(file) as source, run.output.progress("reading", source.size) as advance:
+        return load(source, queue.name, queue.schema, intake, advance)
+
+
+def _append(
+    run: Run,
+    queue: Queue,
+    rows: pa.Table,
+    first: int,
+    producer: Producer | None,
+    partition: int | None,
+    batch_rows: int | None,
+) -> list[AppendResult]:
+    results = []
+    with run.output.progress("appending", rows.nbytes) as advance:
+        whole = max(rows.num_rows, 1)
+        step = min(batch_rows or whole, whole)
+        for start in range(first, rows.num_rows, step):
+            batch = rows.slice(start, step)
+            if producer is None:
+                results.append(queue.append(batch, partition))
+            else:
+                results.append(producer.append(batch, start + batch.num_rows - 1, partition=partition))
+            advance(batch.nbytes)
+    return results
+
+
+def _put_data(name: str, appends: list[AppendResult], added: int, skipped: int, seconds: float) -> Json:
+    return {
+        "queue": name,
+        "rows": added,
+        "skipped_rows": skipped,
+        "appends": [
+            [
+                {"partition": partition, "first_index": first, "end_index": end}
+                for partition, (first, end) in sorted(append.ranges.items())
+            ]
+            for append in appends
+        ],
+        "seconds": round(seconds, 3),
+    }
+
+
+ColumnsOption = Annotated[
+    str | None, typer.Option("--columns", metavar="COLUMNS", help="Only these columns: a,b.")
+]
+IndexOption = Annotated[
+    bool, typer.Option("--with-index", help="With --json: add _partition and _row_index.")
+]
+
+
+def peek(
+    run: Run,
+    name: QueueName,
+    partition: PartitionOption = None,
+    start: Annotated[
+        int | None,
+        typer.Option(
+            "--from", metavar="INDEX", help="The row index to start at; by default the oldest row's."
+        ),
+    ] = None,
+    rows: Annotated[
+        int, typer.Option("--rows", "-n", metavar="ROWS", min=0, help="How many, over all partitions.")
+    ] = 10,
+    columns: ColumnsOption = None,
+    with_index: IndexOption = False,
+) -> None:
+    """Show rows from the start of a queue, or from an index; nothing is consumed.
+
+    Without --partition the partitions follow one another. With --json each row is a line that `put` can read.
+    """
+    with run.connect() as store:
+        queue = store.queue(name)
+        printer = QueuePrinter(run, queue, columns, with_index)
+        parts = _partitions(queue, partition)
+        if start is not None and len(parts) > 1:
+            raise InvalidInput(
+                f"a row index belongs to a partition: choose one of the {len(parts)} with --partition"
+            )
+        left = rows
+        for part in parts:
+            first = part.first_index if start is None else start
+            if first > part.next_index:
+                raise InvalidPosition(
+                    f"partition {part.partition} of queue {name!r} has rows {part.first_index} to "
+                    f"{part.next_index}, and no row {first}",
+                    partition=part.partition,
+                )
+            stop = min(part.next_index, first + left)
+            printer.show(part.partition, first, stop)
+            left -= stop - first
+
+
+def tail(
+    run: Run,
+    name: QueueName,
+    rows: Annotated[
+        int, typer.Option("--rows", "-n", metavar="ROWS", min=0, help="How many of each partition.")
+    ] = 10,
+    partition: PartitionOption = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Continue with new rows until Ctrl-C.")
+    ] = False,
+    columns: ColumnsOption = None,
+    with_index: IndexOption = False,
+) -> None:
+    """Show the newest rows of each partition, and with --follow those that arrive; nothing is consumed."""
+    with run.connect() as store:
+        queue = store.queue(name)
+        printer = QueuePrinter(run, queue, columns, with_index)
+        for part in _partitions(queue, partition):
+            printer.show(part.partition, max(part.first_index, part.next_index - rows), part.next_index)
+        if follow:
+            with queue.watch(None if partition is None else [partition]) as watch:
+                while not output_is_closed(0):
+                    # A new partition, or the end of the output's reader, does not wake the watch.
+                    watch.wait(printer.next_indexes, _CHECK_SECONDS)
+                    printer.show_new(_partitions(queue, partition))
+
+
+def _partitions(queue: Queue, partition: int | None) -> list[PartitionInfo]:
+    parts = queue.info().partitions
+    if partition is None:
+        return list(parts)
+    check_partition(queue.name, len(parts), partition)
+    return [parts[partition]]
+
+
+class QueuePrinter:
+    """Prints rows of a queue and keeps the index after the last one of each partition."""
+
+    def __init__(self, run: Run, queue: Queue, columns: str | None, with_index: bool) -> None:
+        names = queue.schema.names
+        for name in listed(columns):
+            if name not in names:
+                raise InvalidInput(
+                    f"queue {in_quotes(queue.name)} has no column {in_quotes(name)}.{did_you_mean(name, names)}",
+                    column=name,
+                )
+        self._names = listed(columns) or list(names)
+        self._output, self._queue = run.output, queue
+        self._with_place = with_index or not run.json
+        value_columns = [Column(name, name, as_json_text) for name in self._names]
+        self._print = run.output.row_printer([*_PLACE_COLUMNS, *value_columns])
+        self.next_indexes: dict[int, int] = {}
+
+    def show(self, partition: int, start: int, end: int) -> None:
+        """Print rows [start, end), a block at a time."""
+        from penstock.cli.load.wire import plain_rows
+
+        for first in range(start, end, _BLOCK_ROWS):
+            stop = min(first + _BLOCK_ROWS, end)
+            rows = plain_rows(self._queue.read(partition, first, stop, columns=self._names))
+            if self._with_place:
+                rows = [
+                    {**row, "_partition": partition, "_row_index": index}
+                    for index, row in enumerate(rows, first)
+                ]
+            self._print(rows)
+        self.next_indexes[partition] = end
+
+    def show_new(self, parts: list[PartitionInfo]) -> None:
+        """Print the rows after those shown; of a partition that was added meanwhile, all rows."""
+        for part in parts:
+            start = max(self.next_indexes.get(part.partition, 0), part.first_index)
+            if part.next_index > start:
+                self._show_or_skip(part.partition, start, part.next_index)
+            self.next_indexes[part.partition] = part.next_index
+
+    def _show_or_skip(self, partition: int, start: int, end: int) -> None:
+        """Print rows, skipping with a note those that are trimmed meanwhile."""
+        position = start
+        while position < end:
+            stop = min(position + _BLOCK_ROWS, end)
+            try:
+                self.show(partition, position, stop)
+            except DataLost:
+                first = self._queue.info().partitions[partition].first_index
+                if first <= position:
+                    raise
+                stop = min(first, end)
+                where = f"rows [{position}, {stop}) of queue {self._queue.name!r}, partition {partition}"
+                self._output.note(f"warning: {where}, have been trimmed")
+            position = stop

@@ -1,0 +1,195 @@
+"""The output of commands: one interface, and its JSON form."""
+
+from __future__ import annotations
+
+import json
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from penstock.errors import PenstockError
+from penstock.redaction import redact, secrets_of
+
+Row = Mapping[str, object]
+PrintRows = Callable[[Sequence[Row]], None]
+"""Prints the next block of rows."""
+Advance = Callable[[int], None]
+JsonT = TypeVar("JsonT")
+
+
+def as_text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def as_json_text(value: object) -> str:
+    """Return text as it is, any other value as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: the key of its values, its title, and how a value is written."""
+
+    key: str
+    title: str
+    # Each column's function takes the type of its own values.
+    text: Callable[[Any], str] = as_text
+    right: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a description: pairs of names and texts, or a table."""
+
+    title: str
+    pairs: Sequence[tuple[str, str]] = ()
+    columns: Sequence[Column] = ()
+    rows: Sequence[Row] = ()
+
+    @classmethod
+    def of_cells(
+        cls,
+        title: str,
+        titles: Sequence[str],
+        lines: Sequence[Sequence[object]],
+        *,
+        right: Collection[int] = (),
+        pairs: Sequence[tuple[str, str]] = (),
+    ) -> Section:
+        """Return a section with a table whose cells are known by their place."""
+        columns = [Column(str(place), name, right=place in right) for place, name in enumerate(titles)]
+        rows = [{str(place): cell for place, cell in enumerate(line)} for line in lines]
+        return cls(title, pairs, columns, rows)
+
+
+class Output(ABC):
+    """Prints results on standard output, and notes, errors and progress on standard error.
+
+    Parameters
+    ----------
+    url
+        The store's URL. Its password is removed from everything that is printed.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._secrets = secrets_of(url)
+
+    @abstractmethod
+    def table(self, name: str, columns: Sequence[Column], rows: Sequence[Row]) -> None:
+        """Print rows; ``name`` is their key in JSON."""
+
+    @abstractmethod
+    def describe(self, data: Mapping[str, object], sections: Sequence[Section]) -> None:
+        """Print one thing: ``data`` in JSON, its ``sections`` in text."""
+
+    @abstractmethod
+    def done(self, text: str, data: Mapping[str, object]) -> None:
+        """Print what the command did."""
+
+    @abstractmethod
+    def row_printer(
+        self, columns: Sequence[Column], style: Callable[[Row], str] = lambda row: ""
+    ) -> PrintRows:
+        """Return a function that prints rows as they arrive: in JSON whole, in text these columns of them.
+
+        Parameters
+        ----------
+        style
+            A row's style in text, such as ``red``.
+        """
+
+    @abstractmethod
+    def note(self, text: str) -> None:
+        """Print a remark."""
+
+    @abstractmethod
+    def error(self, error: PenstockError) -> None:
+        """Print an error in one line."""
+
+    def progress(self, text: str, total: int | None) -> AbstractContextManager[Advance]:
+        """Show a progress bar with ``total`` units on a terminal."""
+        return no_progress()
+
+    def redact(self, text: str) -> str:
+        return redact(text, self._secrets)
+
+    def redact_json(self, value: JsonT) -> JsonT:
+        """Remove passwords from all texts of a JSON value."""
+        redacted: object = value
+        if isinstance(value, str):
+            redacted = self.redact(value)
+        elif isinstance(value, dict):
+            redacted = {self.redact(name): self.redact_json(inner) for name, inner in value.items()}
+        elif isinstance(value, list):
+            redacted = [self.redact_json(inner) for inner in value]
+        return redacted  # type: ignore[return-value]  # of the same type
+
+
+@contextmanager
+def no_progress() -> Iterator[Advance]:
+    yield lambda units: None
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Escape characters that would move the cursor or hide something."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character in keep else repr(character)[1:-1]
+        for character in text
+    )
+
+
+def one_line(text: str) -> str:
+    return printable(" ".join(text.split()))
+
+
+class JsonOutput(Output):
+    """One JSON document a result, rows as JSON lines, an error as one line of JSON.
+
+    Keys are never renamed or removed; new ones may be added.
+    """
+
+    def table(self, name: str, columns: Sequence[Column], rows: Sequence[Row]) -> None:
+        self._print({name: list(rows)})
+
+    def describe(self, data: Mapping[str, object], sections: Sequence[Section]) -> None:
+        self._print(data)
+
+    def done(self, text: str, data: Mapping[str, object]) -> None:
+        self._print(data)
+
+    def _print(self, value: Mapping[str, object]) -> None:
+        print(_dump(value, indent=2))
+
+    def row_printer(
+        self, columns: Sequence[Column], style: Callable[[Row], str] = lambda row: ""
+    ) -> PrintRows:
+        def print_rows(rows: Sequence[Row]) -> None:
+            for row in rows:
+                print(_dump(row))
+            sys.stdout.flush()
+
+        return print_rows
+
+    def note(self, text: str) -> None:
+        self._print_error({"note": text})
+
+    def error(self, error: PenstockError) -> None:
+        self._print_error(
+            {"error": error.condition, "message": error.message, "parameters": error.parameters}
+        )
+
+    def _print_error(self, value: Mapping[str, object]) -> None:
+        # Redact before dumping, so that a removed password cannot take JSON's own quotes with it.
+        print(_dump(self.redact_json(json.loads(_dump(value))), ascii_only=True), file=sys.stderr)
+
+
+def _dump(value: Mapping[str, object], *, indent: int | None = None, ascii_only: bool = False) -> str:
+    encoding = (getattr(sys.stdout, "encoding", None) or "").lower()
+    return json.dumps(
+        value, indent=indent, ensure_ascii=ascii_only or not encoding.startswith("utf"), default=str
+    )

@@ -1,1 +1,0 @@
-"""What commands print: tables for people, JSON for programs."""

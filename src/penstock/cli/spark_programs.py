@@ -1,0 +1,225 @@
+"""The user's Spark functions and the session that runs them in a command."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import IO, TYPE_CHECKING, TypeAlias
+
+from penstock.arguments import did_you_mean, in_quotes
+from penstock.errors import InvalidInput, MissingDependency, PenstockError
+
+if TYPE_CHECKING:
+    from pyspark.errors import PySparkException
+    from pyspark.sql import DataFrame, SparkSession
+
+Function: TypeAlias = "Callable[[DataFrame | SparkSession], DataFrame]"
+
+_STDERR = 2
+# A JVM that lives for seconds never earns back the time to compile well.
+_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_SMALL = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.extraJavaOptions": _SHORT_LIVED,
+    "spark.log.level": "ERROR",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+_PYTHON_LOGS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+
+
+@contextmanager
+def working_directory_first() -> Iterator[None]:
+    """Make modules of the working directory importable, here and in Spark's workers that start meanwhile."""
+    path, variable = sys.path[:], os.environ.get("PYTHONPATH")
+    directory = os.getcwd()
+    sys.path.insert(0, directory)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [directory, variable]))
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        if variable is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = variable
+
+
+def import_function(target: str) -> Function:
+    """Import a function by its name ``module:function``.
+
+    Raises
+    ------
+    InvalidInput
+        The module or the function does not exist. An error that the module itself raises is passed on, but one of
+        Spark's in one line.
+    """
+    module_name, _, name = target.partition(":")
+    if not module_name or not name or module_name.endswith(".py") or "/" in module_name:
+        raise InvalidInput(
+            "a function is written as MODULE:FUNCTION, such as job:totals for totals in job.py, not "
+            f"{in_quotes(target)}",
+            value=target,
+        )
+    found: object = _import_module(module_name)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise InvalidInput(
+                f"module {in_quotes(module_name)} has no {in_quotes(name)}.{did_you_mean(part, dir(found))}",
+                value=target,
+            )
+        found = getattr(found, part)
+    if not callable(found):
+        raise InvalidInput(f"{in_quotes(target)} is a {type(found).__name__}, not a function", value=target)
+    return found
+
+
+def _import_module(name: str) -> ModuleType:
+    try:
+        with _one_line_errors():
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise
+        raise InvalidInput(
+            f"no module {in_quotes(error.name)} in the working directory or on Python's path",
+            value=name,
+        ) from error
+
+
+def takes_session(function: Function) -> bool:
+    """Whether a function's first parameter is a Spark session: by its annotation, or by the name ``spark``."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:
+        return False
+    if not parameters:
+        name = getattr(function, "__name__", "the function")
+        raise InvalidInput(f"{name} takes no parameter: add one, a DataFrame or a Spark session called spark")
+    annotation = parameters[0].annotation
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return parameters[0].name == "spark" or text.rpartition(".")[2] == "SparkSession"
+
+
+@contextmanager
+def spark_of_command(*, debug: bool = False) -> Iterator[SparkSession]:
+    """Provide the active Spark session, or a small local one that is stopped afterwards.
+
+    Errors of Spark are raised in one line, with Spark's condition, and without plans and stacks.
+
+    Parameters
+    ----------
+    debug
+        Show Spark's log.
+
+    Raises
+    ------
+    MissingDependency
+        When PySpark is not installed.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            f"this command runs Spark and needs {error.name}: pip install 'penstock[spark]'",
+            package=error.name,
+        ) from error
+    with _one_line_errors(), _silent_python_logs():
+        active = SparkSession.getActiveSession()
+        if active is not None:
+            yield active
+            return
+        spark = _start_session() if debug else _start_session_quietly()
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+@contextmanager
+def _silent_python_logs() -> Iterator[None]:
+    """Switch off Spark's own loggers, which print in JSON what its errors say too."""
+    from pyspark.logger import PySparkLogger
+
+    # They must be of Spark's class, which adds fields to what it logs.
+    logs = [PySparkLogger.getLogger(name) for name in _PYTHON_LOGS]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
+
+
+def _start_session() -> SparkSession:
+    from penstock.spark.session import session
+
+    return session("penstock", master="local[2]", stateful=True, conf=_SMALL)
+
+
+def _start_session_quietly() -> SparkSession:
+    """Start a JVM whose standard error goes to a file, which is printed when the start fails."""
+    with tempfile.TemporaryFile() as log:
+        try:
+            with _standard_error_to(log):
+                return _start_session()
+        except BaseException:
+            log.seek(0)
+            sys.stderr.write(log.read().decode(errors="replace"))
+            raise
+
+
+@contextmanager
+def _standard_error_to(file: IO[bytes]) -> Iterator[None]:
+    """Redirect the standard error of this process, and for good that of processes it starts meanwhile."""
+    kept = os.dup(_STDERR)
+    try:
+        os.dup2(file.fileno(), _STDERR)
+        yield
+    finally:
+        os.dup2(kept, _STDERR)
+        os.close(kept)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:
+        # Only where Spark was imported can the error be one of its own; importing it takes a while.
+        if "pyspark.errors" not in sys.modules:
+            raise
+        from pyspark.errors import PySparkException
+
+        if not isinstance(error, PySparkException):
+            raise
+        raise _in_one_line(error) from error
+
+
+def _in_one_line(error: PySparkException) -> PenstockError:
+    from pyspark.errors import PythonException
+
+    text = str(error)
+    condition = error.getCondition() or "SPARK"
+    if isinstance(error, PythonException):
+        # The last line of the traceback is the error itself.
+        condition = "PYTHON_EXCEPTION"
+        lines = [line.strip() for line in text.splitlines() if line.strip() and "SQLSTATE" not in line]
+        message = lines[-1]
+    else:
+        message = text.removeprefix(f"[{condition}] ").split(";\n")[0].split(" SQLSTATE")[0]
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
+    return PenstockError(f"{' '.join(message.split())}{notes}", condition=condition)
