@@ -16,8 +16,9 @@ from penstock.errors import DataLost, FeedUnavailable
 from penstock.feeds.delta import DeltaFeed
 from penstock.feeds.iceberg import IcebergFeed
 from penstock.feeds.urls import parse
-from tests.feeds.delta.tables import History, changes, check_replay, passed, rows
+from tests.feeds.delta.tables import History, check_replay, rows
 from tests.feeds.iceberg import lake
+from tests.feeds.reading import changes, passed
 from tests.support.object_store import KEY, SECRET, ObjectStore, object_store
 
 _NUMBERS = count()
@@ -84,7 +85,7 @@ def test_an_iceberg_table_is_read_from_an_object_store(tmp_path: Path, s3: Objec
     feed, table = iceberg(tmp_path, s3)
     again = parse(feed.url)
     held = lake.states(table)
-    for version, state in lake.replayed(lake.changes(again.open(), 0, 2), Counter()):
+    for version, state in lake.replayed(changes(again.open(), 0, 2), Counter()):
         assert state == held[version]
     assert SECRET not in repr(again)
 

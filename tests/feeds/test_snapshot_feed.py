@@ -22,17 +22,14 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.changes.differences import between
-from penstock.changes.options import ChangeOptions, parse_net_window
-from penstock.changes.passes.passes import Passes
-from penstock.changes.passes.rows import ChangeRows, Layout
 from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema, InvalidInput, InvalidUrl
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from penstock.feeds.snapshots import OpenSnapshotFeed, SnapshotFeed, versions_of
 from penstock.feeds.urls import parse
 from tests.changes.frames import Sink, collected, tuples
+from tests.feeds.reading import changes, passed
 
 SCHEMA = pa.schema([("id", pa.int64()), ("data", pa.string())])
-LAYOUT = Layout(2, 3, 4, ((0,),), ((0,), (1,)))
 State = dict[int, str | None]
 STATES = st.dictionaries(st.integers(0, 8), st.sampled_from([None, "p", "q"]), max_size=6)
 
@@ -60,23 +57,6 @@ def write(folder: Path, name: str, state: State, files: int = 0) -> None:
             pc.equal(pc.subtract(rows["id"], pc.multiply(pc.divide(rows["id"], files), files)), number)
         )
         pq.write_table(part, folder / name / f"part-{number}.parquet", row_group_size=2)
-
-
-def changes(feed: OpenSnapshotFeed, after: int, upto: int, per_task: int = 1000) -> pa.Table:
-    schema = feed.describe().planned_schema
-    batches = []
-    for task in feed.tasks(after, upto, per_task):
-        for batch in feed.read(pickle.loads(pickle.dumps(task)), schema):
-            assert batch.schema.equals(schema)
-            batches.append(batch)
-    return pa.Table.from_batches(batches, schema)
-
-
-def passed(found: pa.Table, feed: OpenSnapshotFeed, *, updates: bool = False) -> pa.Table:
-    contract = feed.describe().contract
-    assert contract is not None
-    passes = Passes.of(contract, ChangeOptions("dropCarryovers", updates, parse_net_window(None)))
-    return passes.whole(ChangeRows(found, LAYOUT)).table
 
 
 def replay(found: pa.Table, state: State, version: int) -> State:
@@ -115,7 +95,7 @@ def test_the_changes_replayed_are_every_snapshot(
     )
     for updates in (False, True):
         state = {} if first == 1 else states[first]
-        done = passed(found, feed, updates=updates)
+        done = passed(feed, found, updates=updates)
         for each in sorted(states):
             state = replay(done, state, each)
             assert state == states[each]
@@ -195,7 +175,7 @@ def test_what_is_not_whole_yet_is_left_out(folder: Path) -> None:
     (folder / "_5.parquet").rename(folder / "5.parquet")
     assert feed.newest(-1) == 5
     state: State = {}
-    found = passed(changes(feed, 0, 5), feed)
+    found = passed(feed, changes(feed, 0, 5))
     for version, expected in ((1, {1: "a"}), (2, {1: "b"}), (3, {}), (5, {1: "c"})):
         state = replay(found, state, version)
         assert state == expected
@@ -219,7 +199,7 @@ def test_older_snapshots_lack_columns_or_are_refused_by_name(folder: Path) -> No
     pq.write_table(pa.table({"id": pa.array([1], pa.int32())}), folder / "1.parquet")
     write(folder, "2", {1: None, 2: "b"})
     feed = SnapshotFeed(str(folder), "id").open()
-    assert [row["id"] for row in passed(changes(feed, 0, 2), feed).to_pylist()] == [1, 2]
+    assert [row["id"] for row in passed(feed, changes(feed, 0, 2)).to_pylist()] == [1, 2]
     pq.write_table(pa.table({"id": ["1"], "data": ["b"]}), folder / "3.parquet")
     with pytest.raises(FeedUnavailable, match=r"2\.parquet.*'id'") as raised:
         changes(feed, 2, 3)
@@ -298,7 +278,7 @@ def test_batch_and_stream(spark: SparkSession, folder: Path, tmp_path: Path) -> 
     write(folder, "3", {2: "c", 3: "d"}, files=1)
     feed = SnapshotFeed(str(folder), "id")
     opened = feed.open()
-    expected = Counter(tuples(passed(changes(opened, 0, 3), opened, updates=True)))
+    expected = Counter(tuples(passed(opened, changes(opened, 0, 3), updates=True)))
     assert len(expected) == 6
     assert collected(ps.changes.read(spark, feed, compute_updates=True)) == expected
     stream = ps.changes.read_stream(

@@ -251,14 +251,16 @@ class Changelog(Protocol):
         """
 
 
-def history_changed(name: str, version: int) -> DataLost:
-    """Return the error for a version that is another commit than the one that was read."""
+def history_changed(name: str, version: int, newest: int | None = None) -> DataLost:
+    """Return the error for a version that has been read, and is another commit now, or none."""
+    now = "" if newest is None else f", and is at version {newest} now"
     return DataLost(
-        f"version {version} of {name} is another commit than the one that was read: the table was restored "
-        "from a backup, or recreated, and has been written to since. Read again what depends on it, with a "
-        "new checkpoint and an empty sink",
+        f"version {version} of {name} is no longer the commit that was read: the table was restored from a "
+        f"backup, rolled back, replaced or recreated{now}. Read again what depends on it, with a new "
+        "checkpoint and an empty sink",
         condition="DATA_LOST.HISTORY_CHANGED",
         version=version,
+        newest=newest,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +12,8 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from penstock.changes.options import ChangeOptions, parse_net_window
-from penstock.changes.passes.passes import Passes
-from penstock.changes.passes.rows import ChangeRows, Layout
-from penstock.changes.passes.violations import check_rows
 from penstock.errors import FeedUnavailable
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
-from penstock.feeds.delta.feed import OpenDeltaFeed
 
 FEED = {"delta.enableChangeDataFeed": "true"}
 SCHEMA = pa.schema([("id", pa.int64()), ("p", pa.string()), ("v", pa.float64())])
@@ -39,30 +33,6 @@ def table_at(path: Path | str, version: int | None = None, storage: Mapping[str,
     options = dict(storage) if storage else None
     found = DeltaTable(str(path), version=version, storage_options=options).to_pyarrow_table()
     return {row["id"]: tuple(row.values()) for row in found.to_pylist()}
-
-
-def changes(feed: OpenDeltaFeed, after: int = -1, upto: int = 10**6, *, per_task: int = 10**6) -> pa.Table:
-    """All change rows of a range, as Spark's tasks would read them."""
-    schema = feed.describe().schema
-    batches = []
-    for task in feed.tasks(after, upto, per_task):
-        for batch in feed.read(pickle.loads(pickle.dumps(task)), schema):
-            assert batch.schema.equals(schema, check_metadata=True)
-            batch.validate(full=True)
-            batches.append(batch)
-    return pa.Table.from_batches(batches, schema)
-
-
-def passed(feed: OpenDeltaFeed, found: pa.Table, *, updates: bool = False) -> pa.Table:
-    """The change rows after the passes that the contract asks for."""
-    contract = feed.describe().contract
-    if contract is None:
-        return found
-    width = len(found.schema) - 3
-    layout = Layout(width, width + 1, width + 2, ((0,),), tuple((place,) for place in range(width)))
-    passes = Passes.of(contract, ChangeOptions("dropCarryovers", updates, parse_net_window(None)))
-    check_rows(ChangeRows(found, layout), needs_content=True)
-    return passes.whole(ChangeRows(found, layout)).table if passes else found
 
 
 def replayed(found: pa.Table, state: State, version: int) -> State:

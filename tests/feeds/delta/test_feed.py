@@ -26,15 +26,14 @@ from tests.feeds.delta.tables import (
     PLAIN,
     SCHEMA,
     History,
-    changes,
     check_replay,
     edit,
     log_file,
-    passed,
     refused,
     rows,
     switch,
 )
+from tests.feeds.reading import changes, passed
 
 OPERATIONS = ["append", "append", "merge", "merge", "update", "delete", "delete_all", "overwrite", "optimize"]
 

@@ -17,17 +17,8 @@ from penstock.errors import InvalidChangelogSchema, InvalidUrl, MissingDependenc
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from penstock.feeds.delta import DeltaFeed
 from penstock.feeds.urls import parse
-from tests.feeds.delta.tables import (
-    FEED,
-    SCHEMA,
-    History,
-    changes,
-    check_replay,
-    edit,
-    log_file,
-    refused,
-    rows,
-)
+from tests.feeds.delta.tables import FEED, SCHEMA, History, check_replay, edit, log_file, refused, rows
+from tests.feeds.reading import changes
 
 
 @pytest.fixture

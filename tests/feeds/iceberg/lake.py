@@ -29,6 +29,7 @@ from pyiceberg.table.update.snapshot import _FastAppendFiles, _OverwriteFiles
 from penstock.feeds.contract import COMMIT_VERSION
 from penstock.feeds.iceberg import IcebergFeed
 from penstock.feeds.protocol import OpenChangelog
+from tests.feeds.reading import changes
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string()), ("n", pa.int32())])
 Row = tuple[object, ...]
@@ -64,15 +65,6 @@ def rows(*values: Row, schema: pa.Schema = SCHEMA) -> pa.Table:
 
 def counted(table: pa.Table) -> Counter[Row]:
     return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
-
-
-def changes(feed: OpenChangelog, after: int, upto: int, rows_per_task: int = 1000) -> pa.Table:
-    """The change rows of a range."""
-    schema = feed.describe().planned_schema
-    tasks = feed.tasks(after, upto, rows_per_task) if after < upto else ()
-    batches = [batch for task in tasks for batch in feed.read(task, schema)]
-    assert all(batch.schema == schema and batch.num_rows for batch in batches)
-    return pa.Table.from_batches(batches, schema=schema)
 
 
 def found(feed: OpenChangelog, after: int, upto: int, rows_per_task: int = 1000) -> Counter[Row]:

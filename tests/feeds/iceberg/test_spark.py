@@ -50,7 +50,7 @@ def test_a_stream_takes_the_commits_as_they_come(
     orders.append(rows((4, "d", 4)))
     assert run() == [4]
     orders.manage_snapshots().rollback_to_snapshot(orders.metadata.snapshots[2].snapshot_id).commit()
-    with pytest.raises(Exception, match="is no longer in the history"):
+    with pytest.raises(Exception, match="is no longer the commit"):
         run()
 
 

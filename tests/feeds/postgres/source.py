@@ -21,6 +21,7 @@ from penstock.feeds.postgres import PostgresFeed
 from penstock.feeds.postgres.feed import OpenPostgresFeed
 from penstock.json_text import Json
 from penstock.spark.schemas import to_struct
+from tests.feeds.reading import batches_of
 
 Row = dict[str, Any]
 COLUMNS = ("id", "part", "text", "number")
@@ -105,13 +106,7 @@ def batches(
     schema = feed.describe().schema
     if columns is not None:
         schema = pa.schema([schema.field(name) for name in columns])
-    found = []
-    for task in feed.tasks(after, upto, rows_per_task):
-        for batch in feed.read(task, schema):
-            assert batch.schema == schema
-            batch.validate(full=True)
-            found.append(batch)
-    return found
+    return batches_of(feed, after, upto, schema, rows_per_task)
 
 
 def changes(feed: OpenPostgresFeed, after: int, upto: int, **options: object) -> list[Row]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from penstock.arrow.schema import canonical_schema
-from penstock.errors import DataLost, FeedUnavailable, PenstockError
+from penstock.errors import FeedUnavailable, PenstockError
 from penstock.feeds.delta.log import CommitFile, Metadata, Protocol
 from penstock.feeds.file_commits import DataFile
 from penstock.feeds.protocol import check_reserved
@@ -108,18 +108,6 @@ def replaced(shown: str, version: int) -> FeedUnavailable:
         condition="FEED_UNAVAILABLE.TABLE_REPLACED",
         table=shown,
         version=version,
-    )
-
-
-def history_shortened(shown: str, version: int, newest: int) -> DataLost:
-    """Return the error for a log that ends before a version that has been read."""
-    return DataLost(
-        f"version {version} of the Delta table {shown} has been read, and the table is at version {newest} "
-        "now: it was restored from a backup, or recreated. Read again what depends on later versions, with a "
-        "new checkpoint and an empty sink",
-        condition="DATA_LOST.HISTORY_CHANGED",
-        version=version,
-        newest=newest,
     )
 
 

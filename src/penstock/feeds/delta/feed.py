@@ -16,7 +16,6 @@ from penstock.feeds.delta.checks import (
     check_metadata,
     check_protocol,
     data_schema,
-    history_shortened,
     no_feed,
     partition_value,
     replaced,
@@ -33,7 +32,14 @@ from penstock.feeds.file_commits import (
     columns_of,
     cut,
 )
-from penstock.feeds.protocol import METADATA_FIELDS, Commit, Description, PlannedRead, check_columns_exist
+from penstock.feeds.protocol import (
+    METADATA_FIELDS,
+    Commit,
+    Description,
+    PlannedRead,
+    check_columns_exist,
+    history_changed,
+)
 from penstock.feeds.urls import FeedUrl, pairs, prefixed, row_id_forms
 from penstock.lake.location import absolute, library, shown_path
 from penstock.lake.parquet import readable
@@ -199,7 +205,7 @@ class OpenDeltaFeed(FileFeed):
         """Return the newest version; lists one or two files."""
         newest = self._log.newest()
         if newest < after == self._logged:
-            raise history_shortened(self.name, after, newest)
+            raise history_changed(self.table, after, newest)
         return max(after, newest)
 
     def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:

@@ -9,7 +9,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from penstock.errors import DataLost
-from penstock.json_text import Json
+from penstock.feeds.protocol import history_changed
 
 _COUNTS = ("added-records", "deleted-records", "added-position-deletes")
 
@@ -38,7 +38,7 @@ class Change:
         return sum(int((summary[name] if summary is not None else None) or 0) for name in _COUNTS)
 
 
-@dataclass
+@dataclass(frozen=True)
 class History:
     """The current snapshot's ancestors, the oldest first.
 
@@ -55,8 +55,6 @@ class History:
     """Whether older snapshots were written in format 1."""
     abandoned: frozenset[int]
     """Versions that were once the newest, and are not ancestors of the current one."""
-    logged: int | None = None
-    """The version up to which Spark has logged the stream's commits."""
 
     @classmethod
     def of(cls, name: str, metadata: TableMetadata, had_parent: Callable[[Snapshot], bool]) -> History:
@@ -108,18 +106,21 @@ class History:
         # The first commit of format 3 may still remove files from before it.
         return next((version for version in self.chain if version > last_without), last_without)
 
-    def newest(self, after: int) -> int:
-        """Return the newest version; ``after`` if none is above it."""
-        self._check_in_history(after)
+    def newest(self, after: int, logged: int | None) -> int:
+        """Return the newest version; ``after`` if none is above it.
+
+        A version that Spark has logged has to be in the history.
+        """
+        self._check_in_history(after, logged)
         return max(after, self.last)
 
-    def between(self, after: int, upto: int) -> Iterator[Change]:
+    def between(self, after: int, upto: int, logged: int | None) -> Iterator[Change]:
         """Yield the snapshots of a range that changed rows."""
         if after < self.oldest or (after < 0 and self.unnumbered):
             raise self._expired(after)
-        self._check_in_history(after)
+        self._check_in_history(after, logged)
         if upto > self.last or upto in self.abandoned:
-            raise self._changed(upto)
+            raise history_changed(self.name, upto, self.last)
         parent = None
         for version, snapshot in self.chain.items():
             replaced = snapshot.summary is not None and snapshot.summary.operation == Operation.REPLACE
@@ -127,10 +128,10 @@ class History:
                 yield Change(snapshot, parent)
             parent = snapshot
 
-    def _check_in_history(self, after: int) -> None:
-        if after != self.logged or after <= 0 or after in self.chain:
+    def _check_in_history(self, after: int, logged: int | None) -> None:
+        if after != logged or after <= 0 or after in self.chain:
             return
-        raise self._expired(after) if after < self.oldest else self._changed(after)
+        raise self._expired(after) if after < self.oldest else history_changed(self.name, after, self.last)
 
     def _expired(self, after: int) -> DataLost:
         what = "expired" if self.cut else "written in format 1, without a sequence number"
@@ -139,17 +140,7 @@ class History:
             f"up to {self.last} are left: start from version {self.oldest + 1} with a new checkpoint, and "
             "load earlier rows from the table",
             condition="DATA_LOST.EXPIRED",
-            **self._parameters(after),
+            version=after,
+            oldest=self.oldest,
+            newest=self.last,
         )
-
-    def _changed(self, version: int) -> DataLost:
-        return DataLost(
-            f"version {version} is no longer in the history of {self.name}: the table was rolled back, "
-            f"replaced, or set to another snapshot, and is at version {self.last} now. Read again what "
-            "depends on the version, with a new checkpoint",
-            condition="DATA_LOST.HISTORY_CHANGED",
-            **self._parameters(version),
-        )
-
-    def _parameters(self, version: int) -> Json:
-        return {"feed": self.name, "version": version, "oldest": self.oldest, "newest": self.last}

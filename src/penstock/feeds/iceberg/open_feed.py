@@ -90,14 +90,14 @@ class OpenIcebergFeed(OpenChangelog):
         return history.oldest_with_lineage if self._by_lineage() else history.oldest
 
     def newest(self, after: int) -> int:
-        return self._refreshed_history().newest(after)
+        return self._refreshed_history().newest(after, self._logged)
 
     def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
-        for snapshot in self._history_upto(upto).between(after, upto):
+        for snapshot in self._history_upto(upto).between(after, upto, self._logged):
             yield Commit(snapshot.version, snapshot.timestamp, snapshot.rows)
 
     def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[ReadTask]:
-        snapshots = list(self._history_upto(upto).between(after, upto))
+        snapshots = list(self._history_upto(upto).between(after, upto, self._logged))
         table = self._current()
         view = TableView(
             self.name,
@@ -150,7 +150,6 @@ class OpenIcebergFeed(OpenChangelog):
     def _known_history(self) -> History:
         if self._history is None:
             self._history = History.of(self.name, self._current().metadata, self._had_parent)
-        self._history.logged = self._logged
         return self._history
 
     def _planned_table(self) -> PlannedTable:

@@ -50,21 +50,18 @@ class SchemaChange:
 
     def before_start(self, name: str) -> FeedUnavailable:
         """Return the error of a query that has not read anything."""
-        return FeedUnavailable(
-            f"{name}: {self.what}, since the query was planned: start it again with a new read_stream",
-            condition=self.condition,
-            **self.parameters,
+        return self._error(
+            f"{name}: {self.what}, since the query was planned: start it again with a new read_stream"
         )
 
     def in_one_commit(self, name: str, version: int) -> FeedUnavailable:
         """Return the error of a stream whose next commit has rows from before and after the change."""
-        return FeedUnavailable(
+        return self._error(
             f"{name}: {self.what}, within commit {version}, and no query reads its rows from both before and "
             "after. Start over with a new slot, a new checkpoint and an empty sink; or leave the commit out "
             f"with skip=[{version}], if the copy may lack its rows",
+            version,
             condition="FEED_UNAVAILABLE.CHANGED_IN_COMMIT",
-            **self.parameters,
-            version=version,
         )
 
     def in_range(self, name: str, first: int, version: int) -> FeedUnavailable:
@@ -76,8 +73,11 @@ class SchemaChange:
             version,
         )
 
-    def _error(self, message: str, version: int) -> FeedUnavailable:
-        return FeedUnavailable(message, condition=self.condition, **self.parameters, version=version)
+    def _error(
+        self, message: str, version: int | None = None, condition: str | None = None
+    ) -> FeedUnavailable:
+        parameters = self.parameters if version is None else {**self.parameters, "version": version}
+        return FeedUnavailable(message, condition=condition or self.condition, **parameters)
 
 
 class Fit:
