@@ -1,8 +1,9 @@
-"""Create the golden stores and checkpoints of this version in ``tests/golden/VERSION``: ``python scripts/make_golden.py``.
+"""Create the golden stores and checkpoints of this version in ``tests/golden/VERSION``: ``python
+scripts/make_golden.py``.
 
-Run it once for each release. Tests open the golden set of a release with every later version, which must read it and continue its
-queries, so the set of a release is never made again; that of a version that is not released yet may be deleted and made anew. It
-takes a minute or two, and needs what the tests need.
+Run it once for each release. Tests open the golden set of a release with every later version, which must
+read it and continue its queries, so the set of a release is never made again; that of a version that is not
+released yet may be deleted and made anew. It takes a minute or two, and needs what the tests need.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ def make(folder: Path, target: Path, pg_url: str) -> None:
 
 
 def kill_micro_batches(urls: dict[str, str], folders: dict[str, Path], folder: Path) -> None:
-    """Each query completes one chunk and is killed in the next: with rows staged, or in the sink and not in Spark's log."""
+    """Each query completes one chunk and is killed in the next: with rows staged, or in the sink and not in
+    Spark's log.
+    """
     all_cases = [
         case for dialect in DIALECTS for case in cases(dialect, urls[dialect], str(folders[dialect]))
     ]

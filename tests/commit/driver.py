@@ -1,4 +1,6 @@
-"""A streaming query's driver as Spark runs it, one step at a time, so that a test can kill it between any two."""
+"""A streaming query's driver as Spark runs it, one step at a time, so that a test can kill it between any
+two.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +8,19 @@ import json
 import uuid
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pyarrow as pa
 
+import penstock
 from penstock.commit.micro_batch import BatchCommit, QueueTarget
 from penstock.commit.offsets import QueueOffset, batch_ranges, pad
 from penstock.commit.owner import Owner
 from penstock.commit.protocol import append_task, commit_batch
+from penstock.json_text import Json
 from penstock.store import staging
 from penstock.store.log import segmenting
-from penstock.store.records.catalog import QueueRecord
-from penstock.store.records.ledger import LedgerKey, queue_sink
+from penstock.store.records.catalog import QueueRecord, queue_sink
+from penstock.store.records.ledger import LedgerKey
 from penstock.store.staging import Attempt
 
 OUTPUT = pa.schema([("id", pa.int64()), ("nth", pa.int64())])
@@ -47,7 +50,7 @@ class Checkpoint:
             raise LogConflictError
         entries[batch_id] = text
 
-    def parsed(self, batch_id: int) -> list[Any]:
+    def parsed(self, batch_id: int) -> list[Json]:
         return json.loads(self.offsets[batch_id]) if batch_id >= 0 else []
 
 
@@ -55,7 +58,7 @@ class Checkpoint:
 class Query:
     """The fixed parts of a query."""
 
-    store: Any
+    store: penstock.Store
     queues: tuple[str, ...]
     consumer: str
     sink: QueueRecord
@@ -107,7 +110,7 @@ class Driver:
             yield "OFFSETS"
             yield from self._batch(last)
 
-    def _next(self, last: int, choice: int) -> list[Any] | None:
+    def _next(self, last: int, choice: int) -> list[Json] | None:
         """Spark's constructNextBatch: None when there is nothing to do."""
         before = self.query.checkpoint.parsed(last)
         found = []
@@ -117,7 +120,7 @@ class Driver:
         with_data = any(not offset.empty for offset in batch_ranges(found, before))
         return found if with_data or without_data else None
 
-    def _latest(self, queue: str, before: Any, choice: int) -> Any:
+    def _latest(self, queue: str, before: Json | None, choice: int) -> Json | None:
         owner = self.owners[queue]
         began = QueueOffset.of(before) if before else self._initial(queue)
         assert began is not None

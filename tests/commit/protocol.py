@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+import penstock
 from penstock.commit.micro_batch import BatchCommit, QueueTarget
 from penstock.commit.offsets import QueueOffset
 from penstock.commit.owner import Owner
@@ -16,6 +17,7 @@ from penstock.commit.protocol import commit_batch
 from penstock.store import staging
 from penstock.store.log import segmenting
 from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.consumers import Registration
 from penstock.store.staging import Attempt
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -25,14 +27,14 @@ def numbers(start: int, end: int) -> pa.Table:
     return pa.table({"id": pa.array(range(start, end), pa.int64())})
 
 
-def rows_of(queue: Any) -> list[int]:
+def rows_of(queue: penstock.Queue) -> list[int]:
     """All ids in a queue, partition by partition."""
     queue.refresh()
     return [i for p in range(queue.partitions) for i in queue.read(p, 0)["id"].to_pylist()]
 
 
 def stage(
-    store: Any, sink: QueueRecord, app_id: str, batch_id: int, task: int, ids: Sequence[int]
+    store: penstock.Store, sink: QueueRecord, app_id: str, batch_id: int, task: int, ids: Sequence[int]
 ) -> dict[str, int]:
     """One attempt of one task; what it tells the driver."""
     attempt = str(uuid.uuid4())
@@ -47,10 +49,10 @@ def stage(
 class Pair:
     """A source queue with a consumer and a sink queue, in one store unless `into` is another."""
 
-    store: Any
-    source: Any
-    sink: Any
-    into: Any
+    store: penstock.Store
+    source: penstock.Queue
+    sink: penstock.Queue
+    into: penstock.Store
     consumer: str = "billing"
 
     def own(self) -> Owner:
@@ -91,13 +93,13 @@ class Pair:
         ]
         return [i for table in tables for i in table["id"].to_pylist()]
 
-    def commit(self, batch: BatchCommit) -> Any:
+    def commit(self, batch: BatchCommit) -> object:
         return commit_batch(self.into.database, self.into.uuid, batch)
 
     def offsets(self) -> list[int]:
         return list(self.store.consumer(self.consumer).offsets(self.source.name).values())
 
-    def registration(self) -> Any:
+    def registration(self) -> Registration:
         return self.store.consumer(self.consumer).registration(self.source.name)
 
     def safe(self) -> list[int]:
@@ -106,7 +108,14 @@ class Pair:
         return [row.safe_index for row in found]
 
 
-def make_pair(store: Any, *, partitions: int = 2, into: Any = None, rows: int = 20, **sink: Any) -> Pair:
+def make_pair(
+    store: penstock.Store,
+    *,
+    partitions: int = 2,
+    into: penstock.Store | None = None,
+    rows: int = 20,
+    **sink: Any,
+) -> Pair:
     """Source `orders` with `rows` ids in each partition (0.., 1000..), consumer `billing`, sink `big`."""
     source = store.create_queue("orders", SCHEMA, partitions=partitions)
     for partition in range(partitions):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
+import penstock
 from penstock import Retention
 from penstock.commit.protocol import commit_batch, note_batch
 from penstock.errors import (
@@ -27,7 +27,7 @@ from tests.commit.protocol import Pair, make_pair, rows_of, stage, with_attempts
 
 
 @pytest.fixture
-def pair(store: Any) -> Pair:
+def pair(store: penstock.Store) -> Pair:
     return make_pair(store)
 
 
@@ -290,7 +290,7 @@ def test_a_sink_without_a_key_may_grow_meanwhile(pair: Pair) -> None:
     assert pair.commit(batch).rows == 7
 
 
-def test_a_keyed_sink_that_grew_meanwhile_refuses_rows_placed_before(store: Any) -> None:
+def test_a_keyed_sink_that_grew_meanwhile_refuses_rows_placed_before(store: penstock.Store) -> None:
     pair = make_pair(store, key=["id"])
     owner = pair.own()
     offset = pair.planned(owner, (0, 0), (5, 2))
@@ -399,7 +399,7 @@ def test_a_commit_whose_outcome_is_unknown_is_repeated_and_happens_once(
     database = pair.store.database
     commit, broken = database._commit, []
 
-    def break_after(connection: Any) -> None:
+    def break_after(connection: object) -> None:
         commit(connection)
         if not broken:
             broken.append(True)

@@ -1,4 +1,6 @@
-"""What the ledger and the marks forget: all of queues that were dropped, and all but the newest of apps that have stopped."""
+"""What the ledger and the marks forget: all of queues that were dropped, and all but the newest of apps that
+have stopped.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +11,29 @@ from typing import Any
 
 import pytest
 
+import penstock
 from penstock import connect
 from penstock.commit.protocol import append_task
 from penstock.errors import CheckpointRewound, StoreReadOnly
 from penstock.queue import maintenance
 from penstock.store.log import segmenting
-from penstock.store.records import ledger_cleanup
-from penstock.store.records.ledger import LedgerKey, queue_sink
+from penstock.store.records import ledger
+from penstock.store.records.catalog import queue_sink
+from penstock.store.records.ledger import LedgerKey
 from penstock.store.statements import qualify
 from tests.commit.protocol import Pair, make_pair, numbers, rows_of
 from tests.queue.support import settle
 from tests.store.support import run_sql
 
-LONG_AGO = ledger_cleanup.IDLE_MICROSECONDS + 3_600_000_000
+LONG_AGO = ledger.IDLE_MICROSECONDS + 3_600_000_000
 
 
 @pytest.fixture
-def pair(store: Any) -> Pair:
+def pair(store: penstock.Store) -> Pair:
     return make_pair(store)
 
 
-def sql(store: Any, text: str) -> list[tuple[Any, ...]]:
+def sql(store: penstock.Store, text: str) -> list[tuple[Any, ...]]:
     return run_sql(store.database, qualify(text, store.database.dialect, store.database.url.schema))
 
 
@@ -38,11 +42,11 @@ def commit(pair: Pair, app: str, *batch_ids: int) -> None:
         pair.commit(pair.batch(app, batch_id, ids=[batch_id]))
 
 
-def long_ago(store: Any, app: str, micros: int = LONG_AGO) -> None:
+def long_ago(store: penstock.Store, app: str, micros: int = LONG_AGO) -> None:
     sql(store, f"update penstock.ledger set committed_at = committed_at - {micros} where app_id = '{app}'")
 
 
-def remembered(store: Any, app: str) -> list[int]:
+def remembered(store: penstock.Store, app: str) -> list[int]:
     text = f"select batch_id from penstock.ledger where app_id = '{app}' order by batch_id, task"
     return [row[0] for row in sql(store, text)]
 
@@ -72,7 +76,7 @@ def test_an_app_that_is_started_again_after_long_repeats_nothing(pair: Pair) -> 
 
 
 def test_the_tasks_of_the_newest_micro_batches_stay(pair: Pair) -> None:
-    def write(batch_id: int, task: int) -> Any:
+    def write(batch_id: int, task: int) -> object:
         key = LedgerKey(queue_sink(pair.sink.record), "app", batch_id, task)
         return append_task(
             pair.into.database, pair.sink.record, key, segmenting.to_segments(numbers(0, 1), 0)
@@ -94,10 +98,10 @@ def test_a_run_of_the_cleanup_is_bounded(pair: Pair, monkeypatch: pytest.MonkeyP
     for app in ("a", "b", "c"):
         commit(pair, app, *range(12))
         long_ago(pair.into, app)
-    monkeypatch.setattr(ledger_cleanup, "AT_ONCE", 2)
-    assert ledger_cleanup.clean_up(pair.into.database) == 2
-    assert ledger_cleanup.clean_up(pair.into.database) == 1
-    assert ledger_cleanup.clean_up(pair.into.database) == 0
+    monkeypatch.setattr(ledger, "AT_ONCE", 2)
+    assert ledger.clean_up(pair.into.database) == 2
+    assert ledger.clean_up(pair.into.database) == 1
+    assert ledger.clean_up(pair.into.database) == 0
 
 
 def test_a_dropped_queue_takes_its_part_of_the_ledger_along(pair: Pair) -> None:
@@ -123,7 +127,7 @@ def test_what_an_earlier_version_left_of_dropped_queues_goes_and_nothing_else(pa
 
 
 @pytest.fixture
-def apart(store: Any, tmp_path: Path) -> Iterator[Pair]:
+def apart(store: penstock.Store, tmp_path: Path) -> Iterator[Pair]:
     """A source in another store, for which the sink's store keeps a mark."""
     with connect(f"sqlite:///{tmp_path}/source.db") as source:
         yield make_pair(source, into=store)
@@ -171,10 +175,10 @@ def test_it_is_done_beside_appends_now_and_then(pair: Pair) -> None:
 def test_a_role_that_may_not_clean_up_goes_on_without_a_warning(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(database: Any) -> int:
+    def refuse(database: object) -> int:
         raise StoreReadOnly("permission denied for table ledger")
 
-    monkeypatch.setattr(maintenance.ledger_cleanup, "clean_up", refuse)
+    monkeypatch.setattr(maintenance.ledger, "clean_up", refuse)
     pair.sink.set_retention(maintenance_retention())
     with caplog.at_level("WARNING", "penstock"):
         pair.sink.append([{"id": 1}])
@@ -184,7 +188,7 @@ def test_a_role_that_may_not_clean_up_goes_on_without_a_warning(
         pair.into.maintain()
 
 
-def maintenance_retention() -> Any:
+def maintenance_retention() -> penstock.Retention:
     from penstock import Retention
 
     return Retention(age=timedelta(days=1))

@@ -1,4 +1,5 @@
-"""The whole protocol against a plain model: drivers that die between any two steps, zombies, lost checkpoints.
+"""The whole protocol against a plain model: drivers that die between any two steps, zombies, lost
+checkpoints.
 
 At every moment the sink holds just the rows that the consumer has passed, each once.
 """
@@ -11,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,6 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+import penstock
 from penstock import Retention, connect
 from penstock.commit.offsets import QueueOffset
 from penstock.errors import ConsumerInUse
@@ -38,7 +39,7 @@ _numbers = itertools.count()
 class Protocol(RuleBasedStateMachine):
     """One consumer on one or two queues, one sink, any number of drivers and checkpoints."""
 
-    store: Any
+    store: penstock.Store
 
     @initialize(
         sources=st.integers(1, 2),
@@ -147,8 +148,8 @@ class Protocol(RuleBasedStateMachine):
         elif what == "retention":
             self.sink.set_retention(Retention(rows=10**6 + queue))
 
-    # With guarantee=idempotent rows show before the commit can be refused, so that another checkpoint must not begin
-    # while a micro-batch is in hand: that is what the guarantee asks for.
+    # With guarantee=idempotent rows show before the commit can be refused, so that another checkpoint must
+    # not begin while a micro-batch is in hand: that is what the guarantee asks for.
     @precondition(lambda self: self.kind != "idempotent" or not (self.drivers or self.in_hand()))
     @rule(back=st.integers(0, 6))
     def seek(self, back: int) -> None:
@@ -182,7 +183,9 @@ class Protocol(RuleBasedStateMachine):
         return int(self.store.queue(queue).info().partitions[partition].first_index)
 
     def passed(self) -> Counter[int]:
-        """The rows that must be there: what the consumer has passed, and what it had passed before it was sought."""
+        """The rows that must be there: what the consumer has passed, and what it had passed before it was
+        sought.
+        """
         found = Counter(self.expected)
         for queue in self.queues:
             for partition, offset in self.store.consumer(self.consumer).offsets(queue).items():
@@ -273,7 +276,7 @@ def quiet() -> Iterator[None]:
     logger.setLevel(level)
 
 
-def check(store: Any, examples: int) -> None:
+def check(store: penstock.Store, examples: int) -> None:
     machine = type("StoreProtocol", (Protocol,), {"store": store})
     run_state_machine_as_test(
         machine,
@@ -287,23 +290,23 @@ def check(store: Any, examples: int) -> None:
 
 
 @pytest.fixture
-def shared(pg_url: str) -> Iterator[Any]:
+def shared(pg_url: str) -> Iterator[penstock.Store]:
     with temporary_store(pg_url) as store:
         yield store
 
 
 @pytest.fixture
-def embedded(tmp_path: Path) -> Iterator[Any]:
+def embedded(tmp_path: Path) -> Iterator[penstock.Store]:
     # Nothing pulls the plug here, so that the disk need not be waited for.
     with connect(f"sqlite:///{tmp_path}/model.db?synchronous=normal") as store:
         yield store
 
 
-def test_rows_go_through_once_whatever_dies_in_an_embedded_store(embedded: Any) -> None:
+def test_rows_go_through_once_whatever_dies_in_an_embedded_store(embedded: penstock.Store) -> None:
     check(embedded, 50)
 
 
-def test_rows_go_through_once_whatever_dies_in_a_shared_store(shared: Any) -> None:
+def test_rows_go_through_once_whatever_dies_in_a_shared_store(shared: penstock.Store) -> None:
     check(shared, 15)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -29,7 +28,7 @@ def test_an_offset_of_before_the_queue_grew_starts_at_zero_in_the_new_partitions
 @pytest.mark.parametrize(
     "line", [None, 1, "text", [1, 2], {}, {"topic": {"0": 5}}, {"logOffset": 3}, {"from": [0], "to": [1]}]
 )
-def test_other_sources_lines_are_not_ours(line: Any) -> None:
+def test_other_sources_lines_are_not_ours(line: object) -> None:
     assert QueueOffset.of(line) is None
     assert other_offsets([A.to_dict(), line]) == [line]
 
@@ -73,7 +72,7 @@ def test_two_reads_without_a_consumer_may_differ() -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("store", "store-2"), ("queue", "other"), ("consumer", None), ("generation", 8)]
 )
-def test_an_offset_of_another_source_is_refused_naming_what_differs(field: str, value: Any) -> None:
+def test_an_offset_of_another_source_is_refused_naming_what_differs(field: str, value: object) -> None:
     expected = {"store": "store-1", "queue": "orders", "consumer": "billing", "generation": 7}
     A.require(**expected)  # type: ignore[arg-type]  # a dict of the parameters
     with pytest.raises(CheckpointMismatch, match=f"offset has {field} ") as caught:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+import penstock
 from penstock import connect
 from penstock.errors import CheckpointMismatch, ConsumerBound, OffsetConflict
 from tests.commit.protocol import Pair, make_pair, rows_of
 
 
 @pytest.fixture
-def pair(store: Any, tmp_path: Path) -> Iterator[Pair]:
+def pair(store: penstock.Store, tmp_path: Path) -> Iterator[Pair]:
     with connect(f"sqlite:///{tmp_path}/source.db") as source:
         yield make_pair(source, into=store)
 
@@ -132,7 +132,9 @@ def test_a_query_that_has_lost_its_lock_does_not_commit_after_the_one_that_follo
 
 
 def test_a_consumer_that_was_sought_back_brings_its_rows_again(pair: Pair) -> None:
-    """The marks of the time before the seek say nothing of partitions that the first commit after it leaves alone."""
+    """The marks of the time before the seek say nothing of partitions that the first commit after it leaves
+    alone.
+    """
     owner = pair.own()
     offset = pair.planned(owner, (0, 0), (5, 2))
     pair.commit(pair.batch("app", 0, offset, ids=None))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
+import penstock
 from penstock.commit.owner import drain, follow, level
 from penstock.errors import CheckpointMismatch, ConsumerInUse, NotRegistered, OwnerFenced
 from penstock.testing import temporary_store
@@ -15,7 +15,7 @@ from tests.commit.protocol import Pair, make_pair, numbers
 
 
 @pytest.fixture
-def pair(store: Any) -> Pair:
+def pair(store: penstock.Store) -> Pair:
     return make_pair(store)
 
 
@@ -66,7 +66,9 @@ def test_a_queue_that_grew_is_observed_with_the_older_shorter_offset(pair: Pair)
 
 
 def test_a_checkpoint_ahead_of_a_consumer_that_its_sink_moves_is_refused(pair: Pair) -> None:
-    """As after restoring the store from an older backup: the sink has lost those rows, so they must not be skipped."""
+    """As after restoring the store from an older backup: the sink has lost those rows, so they must not be
+    skipped.
+    """
     owner = pair.own()
     pair.commit(pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 5)), ids=None))
     with pytest.raises(CheckpointMismatch, match="restored from an older"):
@@ -173,7 +175,7 @@ def test_vital_rows_stay_until_they_are_safe(pair: Pair) -> None:
     assert pair.source.trim(before=20) == 10
 
 
-def test_the_rows_of_a_live_plan_stay_without_being_vital(store: Any) -> None:
+def test_the_rows_of_a_live_plan_stay_without_being_vital(store: penstock.Store) -> None:
     pair = make_pair(store)
     store.consumer("billing").register("orders", vital=False)
     store.consumer("billing").advance("orders", 0, old=0, new=3)

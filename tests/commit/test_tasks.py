@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import penstock
 from penstock.commit.protocol import append_task
 from penstock.errors import CheckpointMismatch, CheckpointRewound, CommitRefused
 from penstock.store.log import segmenting
@@ -17,7 +18,7 @@ from tests.commit.protocol import Pair, make_pair, rows_of
 
 
 @pytest.fixture
-def pair(store: Any) -> Pair:
+def pair(store: penstock.Store) -> Pair:
     return make_pair(store)
 
 
@@ -136,7 +137,7 @@ def test_a_task_of_a_micro_batch_without_the_one_before_it_is_refused_before_it_
     assert rows_of(pair.sink) == []
 
 
-def test_a_keyed_sink_that_grew_takes_no_rows_placed_before(store: Any) -> None:
+def test_a_keyed_sink_that_grew_takes_no_rows_placed_before(store: penstock.Store) -> None:
     pair = make_pair(store, key=["id"])
     placed = pair.sink.record
     pair.sink.add_partitions(1)

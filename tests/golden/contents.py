@@ -1,6 +1,7 @@
 """Contents of a golden store: how it is filled and described, and the queries that are interrupted.
 
-``scripts/make_golden.py`` makes a golden store for each version. The contents must keep matching the existing golden stores.
+``scripts/make_golden.py`` makes a golden store for each version. The contents must keep matching the
+existing golden stores.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ COPIED = pa.schema([("id", pa.int64()), ("twice", pa.int64())])
 
 
 def cases(dialect: str, url: str, folder: str) -> list[Any]:
-    """The micro-batch queries: a stateful one killed after the sink's commit of a micro-batch, and one killed before it."""
+    """The micro-batch queries: a stateful one killed after the sink's commit of a micro-batch, and one
+    killed before it.
+    """
     from tests.crash.cases import Case
 
     return [
@@ -99,7 +102,9 @@ def fill(store: ps.Store, url: str) -> None:
 
 
 def _fill_orders(store: ps.Store) -> None:
-    """Create a keyed queue that has grown, with a compacted segment and single ones after it, consumers and a producer session."""
+    """Create a keyed queue that has grown, with a compacted segment and single ones after it, consumers and
+    a producer session.
+    """
     queue = store.create_queue("orders", ORDERS, partitions=2, key=["customer"])
     for n in range(70):
         queue.append(orders([n]))

@@ -131,7 +131,9 @@ def test_it_opens_with_its_contents(golden: Golden, store: ps.Store) -> None:
 
 
 def test_it_goes_on(golden: Golden, store: ps.Store) -> None:
-    """Keys stay where they were, also behind more partitions; sessions and offsets count on; the rest can be looked after."""
+    """Keys stay where they were, also behind more partitions; sessions and offsets count on; the rest can be
+    looked after.
+    """
     queue = store.queue("orders")
     homes = {
         row["customer"]: partition

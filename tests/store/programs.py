@@ -1,4 +1,6 @@
-"""Programs that the store's tests start as processes of their own: ``python -m tests.store.programs NAME ARGUMENT…``."""
+"""Programs that the store's tests start as processes of their own: ``python -m tests.store.programs NAME
+ARGUMENT…``.
+"""
 
 from __future__ import annotations
 

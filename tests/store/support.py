@@ -44,12 +44,13 @@ def described(database: Database) -> list[tuple[Any, ...]]:
     schema = database.url.options["schema"]
     columns = run_sql(
         database,
-        "select table_name, column_name, ordinal_position, data_type, is_nullable, collation_name, column_default "
-        f"from information_schema.columns where table_schema = '{schema}' order by 1, 3",
+        "select table_name, column_name, ordinal_position, data_type, is_nullable, collation_name, "
+        f"column_default from information_schema.columns where table_schema = '{schema}' order by 1, 3",
     )
     indexes = run_sql(
         database,
-        f"select tablename, replace(indexdef, '{schema}', '') from pg_indexes where schemaname = '{schema}' order by 1, 2",
+        f"select tablename, replace(indexdef, '{schema}', '') from pg_indexes where schemaname = '{schema}' "
+        "order by 1, 2",
     )
     constraints = run_sql(
         database,

@@ -71,8 +71,8 @@ def _failing(store: penstock.Store, table: str, condition: str, code: str) -> No
     connection = raw_connection(database)
     schema = database.url.schema
     connection.execute(
-        f"create function {schema}.fail() returns trigger language plpgsql as "
-        f"$$ begin raise exception 'no luck' using errcode = '{code}'; end $$"
+        f"create function {schema}.fail() returns trigger language plpgsql as $$ begin raise exception 'no "
+        f"luck' using errcode = '{code}'; end $$"
     )
     connection.execute(
         f"create trigger fail before insert on {schema}.{table} for each row when ({condition}) "

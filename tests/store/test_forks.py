@@ -79,7 +79,9 @@ def test_parent_and_child_append_at_the_same_time(store: penstock.Store) -> None
 
 
 def test_what_a_child_appends_stays_when_its_parent_closes_the_store(store: penstock.Store) -> None:
-    """A child with its parent's SQLite file locks would not stop the parent from removing the log that it writes to."""
+    """A child with its parent's SQLite file locks would not stop the parent from removing the log that it
+    writes to.
+    """
     queue = store.create_queue("q", SCHEMA)
     queue.append([{"n": 0}])
     from_child, to_parent = os.pipe()

@@ -22,7 +22,9 @@ from tests.support.waiting import wait_until
 
 @contextmanager
 def overheard(store: penstock.Store, queue: penstock.Queue) -> Iterator[Callable[[], int]]:
-    """How often a queue's channel was notified since the last call, told by one who listens without watching the queue."""
+    """How often a queue's channel was notified since the last call, told by one who listens without watching
+    the queue.
+    """
     database, number = store.database, queue.record.queue_id
     schema = database.url.options["schema"]
     ((relation,),) = run_sql(database, f"select '{schema}.partition'::regclass::oid::bigint")

@@ -89,14 +89,16 @@ def test_a_lock_whose_session_was_killed_is_taken_again_or_known_to_be_lost(pg_u
         assert lock.acquire()
         run_sql(
             store.database,
-            "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and pid <> pg_backend_pid()",
+            "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and pid <> "
+            "pg_backend_pid()",
         )
         wait_until(lambda: not other.held_elsewhere(), 10)
         assert lock.acquire()
         assert not other.acquire()
         run_sql(
             store.database,
-            "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and pid <> pg_backend_pid()",
+            "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and pid <> "
+            "pg_backend_pid()",
         )
         wait_until(other.acquire, 10)
         assert not lock.acquire()

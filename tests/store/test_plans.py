@@ -23,7 +23,8 @@ SERIES = {
     "postgres": "generate_series(0, {n} - 1) as s(i)",
 }
 EMPTY = {"sqlite": "x'00'", "postgres": r"'\x00'"}
-# A queue with its consumers, and one partition in a hundred with a long log: `{rows:N}` stands for the numbers below N.
+# A queue with its consumers, and one partition in a hundred with a long log: `{rows:N}` stands for the
+# numbers below N.
 FILL = [
     (
         "insert into penstock.queue (name, generation, schema, key_columns, partitions, created_at) "
@@ -35,9 +36,9 @@ FILL = [
     ),
     f"insert into penstock.payload (payload_id, width, data) select i, 1, {{empty}} from {{rows:{SEGMENTS}}}",
     (
-        "insert into penstock.segment (queue_id, partition, start_index, end_index, first_append, last_append, "
-        "first_timestamp, last_timestamp, bytes, payload_id) "
-        f"select 6 + i % 3, 0, i / 3, i / 3 + 1, i, i, i, i, 100, i from {{rows:{SEGMENTS}}}"
+        "insert into penstock.segment (queue_id, partition, start_index, end_index, first_append, "
+        "last_append, first_timestamp, last_timestamp, bytes, payload_id) select 6 + i % 3, 0, i / 3, i / "
+        f"3 + 1, i, i, i, i, 100, i from {{rows:{SEGMENTS}}}"
     ),
     (
         "insert into penstock.observed_end (queue_id, partition, observed_at, next_index, last_timestamp) "
@@ -53,25 +54,25 @@ FILL = [
         "select consumer_id, queue_id, i, 0, 0 from penstock.registration, {rows:4}"
     ),
     (
-        "insert into penstock.producer (queue_id, session, epoch, sequence) "
-        "select 1 + i % 2000, 's' || (i / 2000), 1, 0 from {rows:8000}"
+        "insert into penstock.producer (queue_id, session, epoch, sequence) select 1 + i % 2000, 's' || (i "
+        "/ 2000), 1, 0 from {rows:8000}"
     ),
     (
         "insert into penstock.ledger (sink, app_id, batch_id, task, ranges, row_count, committed_at) "
         "select 's' || (i % 10), 'a' || (i % 3), i / 10, i % 2 - 1, '', 0, 0 from {rows:20000}"
     ),
     (
-        "insert into penstock.mark (source, app_id, partition, next_index) "
-        "select 's' || (i / 4), 'a', i % 4, 0 from {rows:8000}"
+        "insert into penstock.mark (source, app_id, partition, next_index) select 's' || (i / 4), 'a', i % "
+        "4, 0 from {rows:8000}"
     ),
     (
-        "insert into penstock.marked_source (source, app_id, generation) "
-        "select 's' || i, 'a', 1 from {rows:2000}"
+        "insert into penstock.marked_source (source, app_id, generation) select 's' || i, 'a', 1 from "
+        "{rows:2000}"
     ),
     (
-        "insert into penstock.staged (app_id, batch_id, attempt, task, ordinal, queue_id, partition, row_count, bytes, "
-        "payload_id, created_at) select 'a' || (i % 10), i / 1000, 't' || (i % 1000), 0, i % 7, 1 + i % 20, 0, 1, 100, i, i "
-        "from {rows:20000}"
+        "insert into penstock.staged (app_id, batch_id, attempt, task, ordinal, queue_id, partition, "
+        "row_count, bytes, payload_id, created_at) select 'a' || (i % 10), i / 1000, 't' || (i % 1000), 0, "
+        "i % 7, 1 + i % 20, 0, 1, 100, i, i from {rows:20000}"
     ),
     (
         "insert into penstock.query (query_id, run_id, engine, state, started_at, reported_at) "
@@ -88,7 +89,8 @@ IN_CONSUMER = {"consumer_id": 7, "queue_id": 8}
 STAGED = {"app_id": "a3", "batch_id": 2}
 LEDGER = {"sink": "s3", "app_id": "a1", "batch_id": 500}
 QUERY = {"query_id": "q7", "run_id": "r", "now": 1}
-HOT: dict[str, dict[str, Any]] = {
+Parameters = dict[str, Any]
+HOT: dict[str, Parameters] = {
     "begin_query": QUERY
     | {
         "name": "x",
@@ -195,7 +197,7 @@ def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 # What reads a small table as a whole, by the aliases of those that it may read so.
-LOOKS: dict[str, tuple[dict[str, Any], set[str]]] = {
+LOOKS: dict[str, tuple[Parameters, set[str]]] = {
     "all_partitions": ({}, {"p"}),
     "all_registrations": ({}, {"r"}),
     "all_positions": ({}, {"o"}),
@@ -252,7 +254,7 @@ def test_an_append_of_one_segment_finds_its_partition_by_index(filled: Database)
         assert _postgres_faults(connection, text, parameters, "append_segment") == []
 
 
-ARRAYS: dict[str, dict[str, Any]] = {
+ARRAYS: dict[str, Parameters] = {
     "delete_payload_all": {"payload_id": [700, 701]},
     "delete_segment_all": {"queue_id": [7, 7], "partition": [0, 0], "end_index": [700, 701]},
     "set_position_all": {
@@ -271,7 +273,7 @@ def test_a_statement_about_many_rows_finds_each_by_index(filled: Database, name:
         assert _postgres_faults(connection, text, ARRAYS[name], name) == []
 
 
-def _sqlite_faults(connection: Any, text: str, parameters: dict[str, Any], name: str) -> list[str]:
+def _sqlite_faults(connection: Any, text: str, parameters: Parameters, name: str) -> list[str]:
     plan = [row[3] for row in connection.execute(f"explain query plan {text}", parameters)]
     inner = {line.split()[1] for line in plan if line.startswith(("CO-ROUTINE", "MATERIALIZE"))}
     scans = [
@@ -285,14 +287,14 @@ def _sqlite_faults(connection: Any, text: str, parameters: dict[str, Any], name:
     return scans + sorts
 
 
-def _postgres_faults(connection: Any, text: str, parameters: dict[str, Any], name: str) -> list[str]:
+def _postgres_faults(connection: Any, text: str, parameters: Parameters, name: str) -> list[str]:
     with connection.transaction(force_rollback=True):
         plan = connection.execute(f"explain (format json) {text}", parameters).fetchone()[0]
     plan = json.loads(plan) if isinstance(plan, str) else plan
     return list(_faulty(plan[0]["Plan"], name))
 
 
-def _faulty(node: dict[str, Any], name: str) -> Iterator[str]:
+def _faulty(node: Parameters, name: str) -> Iterator[str]:
     kind = node["Node Type"]
     if kind == "Seq Scan" or (kind in ("Sort", "Incremental Sort") and name not in MAY_SORT):
         yield f"{kind} {node.get('Relation Name', '')}{node.get('Sort Key', '')}"

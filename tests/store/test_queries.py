@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 
 import penstock
 from penstock.errors import StoreNotFound
+from penstock.store.database import Row, Transaction
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
 from penstock.store.statements import qualify
@@ -18,11 +18,11 @@ from tests.store.support import run_sql
 RUN = QueryRun("id", "run 1", 'it\'s "big" <script>', "micro-batch", 5, sink="queue 'x'")
 
 
-def _told(store: penstock.Store) -> list[Any]:
+def _told(store: penstock.Store) -> list[Row]:
     return store.database.run(queries.reported_queries, write=False)
 
 
-def _progress(store: penstock.Store, since: int = 0) -> list[Any]:
+def _progress(store: penstock.Store, since: int = 0) -> list[Row]:
     return store.database.run(lambda tx: queries.progress_since(tx, since), write=False)
 
 
@@ -116,7 +116,7 @@ def test_a_query_that_was_not_heard_of_for_long_is_forgotten_with_its_progress(
 
 
 def test_committed_rows_are_found_in_the_ledger(store: penstock.Store) -> None:
-    def enter(tx: Any) -> None:
+    def enter(tx: Transaction) -> None:
         for batch, rows in ((0, 5), (1, 7), (2, 9)):
             tx.run(
                 "insert_ledger",

@@ -93,8 +93,9 @@ def test_a_store_is_not_made_where_that_is_not_wanted(store_url: str, tmp_path) 
 def test_the_advice_where_no_store_is_has_no_password() -> None:
     url = parse_url("postgresql://app:hunter22@db/shop?schema=a&sslmode=prefer")
     assert str(store_schema._missing(PostgresDatabase(url))) == (
-        "[STORE_NOT_FOUND] there is no store at postgresql://app@db/shop?schema=a&sslmode=prefer: create one with "
-        "`penstock store init --url 'postgresql://app@db/shop?schema=a&sslmode=prefer'`, with its password in the URL"
+        "[STORE_NOT_FOUND] there is no store at postgresql://app@db/shop?schema=a&sslmode=prefer: create "
+        "one with `penstock store init --url 'postgresql://app@db/shop?schema=a&sslmode=prefer'`, with its "
+        "password in the URL"
     )
 
 

@@ -1,4 +1,6 @@
-"""What a stranger makes in a schema that others may write to is never called: sessions look names up in pg_catalog alone."""
+"""What a stranger makes in a schema that others may write to is never called: sessions look names up in
+pg_catalog alone.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ SAFE = "pg_catalog, pg_temp"
 
 @pytest.fixture(scope="module")
 def planted(pg_url: str) -> Iterator[str]:
-    """A database where operators and functions wait for a caller in ``public`` and in the store's own schema."""
+    """A database where operators and functions wait for a caller in ``public`` and in the store's own
+    schema.
+    """
     name = f"planted_{uuid.uuid4().hex[:8]}"
     with psycopg.connect(pg_url, autocommit=True) as connection:
         connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))

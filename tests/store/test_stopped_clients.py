@@ -1,4 +1,6 @@
-"""Processes that are stopped while they hold a lock: the others wait for a time, get through, and nothing is doubled."""
+"""Processes that are stopped while they hold a lock: the others wait for a time, get through, and nothing is
+doubled.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,8 @@ def test_with_the_defaults_a_stopped_client_holds_others_up_for_less_than_half_a
         began = time.monotonic()
         queue.append([{"n": 2}])
         assert time.monotonic() - began < 30
-        # Longer than it would have tried again, so that what it tries is not limited by how long it was stopped.
+        # Longer than it would have tried again, so that what it tries is not limited by how long it was
+        # stopped.
         time.sleep(10)
         os.kill(child.pid, signal.SIGCONT)
         assert child.wait(30) == 0, child.output
@@ -318,11 +321,17 @@ def test_a_transaction_of_ones_own_process_is_named_in_sqlite(
         ("1: FLOCK  ADVISORY  WRITE 0 fe:00:{lock} 0 EOF", None),
         ("1: FLOCK  ADVISORY  WRITE 77 fe:00:1 0 EOF", None),
         (
-            "1: POSIX  ADVISORY  WRITE 78 fe:00:{shm} 120 120\n2: FLOCK  ADVISORY  WRITE 77 fe:00:{lock} 0 EOF",
+            (
+                "1: POSIX  ADVISORY  WRITE 78 fe:00:{shm} 120 120\n2: FLOCK  ADVISORY  WRITE 77 "
+                "fe:00:{lock} 0 EOF"
+            ),
             78,
         ),
         (
-            "1: POSIX  ADVISORY  WRITE 78 fe:00:{shm} 121 121\n2: FLOCK  ADVISORY  WRITE 77 fe:00:{lock} 0 EOF",
+            (
+                "1: POSIX  ADVISORY  WRITE 78 fe:00:{shm} 121 121\n2: FLOCK  ADVISORY  WRITE 77 "
+                "fe:00:{lock} 0 EOF"
+            ),
             77,
         ),
         ("some other form", None),

@@ -1,4 +1,6 @@
-"""The files of a SQLite store are its user's alone, and another user can neither replace them nor hold their locks."""
+"""The files of a SQLite store are its user's alone, and another user can neither replace them nor hold their
+locks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Roles of PostgreSQL that may connect to a store's database and no more, and what they can do to those who use the store: nothing."""
+"""Roles of PostgreSQL that may connect to a store's database and no more, and what they can do to those who
+use the store: nothing.
+"""
 
 from __future__ import annotations
 
@@ -160,8 +162,8 @@ def test_a_stranger_who_waits_for_an_owner_s_lock_is_no_owner_after_it(
     lock, other = (store.database.owner_lock(NAME) for _ in range(2))
     assert lock.acquire()
     ((high, low),) = held.execute(
-        "select classid::bigint, objid::bigint from pg_locks where locktype = 'advisory' and objsubid = 1 and granted"
-        " and database = (select oid from pg_database where datname = current_database())"
+        "select classid::bigint, objid::bigint from pg_locks where locktype = 'advisory' and objsubid = 1 "
+        "and granted and database = (select oid from pg_database where datname = current_database())"
     ).fetchall()
     with closing(psycopg.connect(as_role("stranger"), autocommit=True)) as waiting:
         key = (high << 32) + low

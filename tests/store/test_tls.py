@@ -1,4 +1,6 @@
-"""TLS to PostgreSQL: libpq's options get there, and a password that crosses a network without it is warned of."""
+"""TLS to PostgreSQL: libpq's options get there, and a password that crosses a network without it is warned
+of.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whoever waits for a queue's rows hears of every append soon, from any process, and costs little while there are none."""
+"""Whoever waits for a queue's rows hears of every append soon, from any process, and costs little while
+there are none.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +160,9 @@ def test_rows_of_other_partitions_and_queues_do_not_end_it(store: penstock.Store
 
 
 def test_appends_to_other_queues_of_a_busy_file_are_hardly_heard(store: penstock.Store) -> None:
-    """Each look at the store costs; a watch of a quiet queue takes few of them, whatever goes on beside it."""
+    """Each look at the store costs; a watch of a quiet queue takes few of them, whatever goes on beside
+    it.
+    """
     queue, other = store.create_queue("q", SCHEMA), store.create_queue("other", SCHEMA)
     appends = 300
     with queue.watch() as watch:

@@ -13,8 +13,8 @@ from penstock.commit.offsets import QueueOffset
 from penstock.store import staging
 from penstock.store.database import Transaction
 from penstock.store.log.partition_log import Appended
-from penstock.store.records.catalog import QueueRecord
-from penstock.store.records.ledger import LedgerKey, queue_sink
+from penstock.store.records.catalog import QueueRecord, queue_sink
+from penstock.store.records.ledger import LedgerKey
 
 T = TypeVar("T")
 
@@ -37,7 +37,8 @@ class Target(ABC, Generic[T]):
 
     @abstractmethod
     def publish(self, tx: Transaction, batch: BatchCommit[T]) -> T:
-        """Make visible what the acknowledged attempts staged, and drop everything else staged up to the micro-batch.
+        """Make visible what the acknowledged attempts staged, and drop everything else staged up to the
+        micro-batch.
 
         Called in the transaction that moves the consumers and enters the ledger row.
         """
@@ -72,7 +73,9 @@ class BatchCommit(Generic[T]):
     new_sink: bool = False
     """Whether the sink may have nothing of the query although the checkpoint is not new."""
     logged: str | None = None
-    """The offset that the checkpoint logs for it, if that is written after this commit or may be lost; None if it has several."""
+    """The offset that the checkpoint logs for it, if that is written after this commit or may be lost; None
+    if it has several.
+    """
 
     @property
     def key(self) -> LedgerKey:

@@ -117,8 +117,9 @@ class QueueOffset:
         if len(self.end) <= len(ends) and all(at <= end for at, end in zip(self.end, ends, strict=False)):
             return
         raise CheckpointMismatch(
-            f"queue {self.queue!r} was read up to {list(self.end)}, but it ends at {list(ends)}: if its store was "
-            "restored from an older backup, restore the checkpoint of the same time, or use a new one",
+            f"queue {self.queue!r} was read up to {list(self.end)}, but it ends at {list(ends)}: if its "
+            "store was restored from an older backup, restore the checkpoint of the same time, or use a "
+            "new one",
             condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
             queue=self.queue,
             offsets=list(self.end),
@@ -140,8 +141,8 @@ def _require_offset(value: Mapping[str, Any]) -> None:
     )
     if not sound:
         raise CheckpointMismatch(
-            "the checkpoint's offset is not as Penstock writes it: restore the file from a copy, or start with a new checkpoint; the "
-            "query resumes at the consumer's offset"
+            "the checkpoint's offset is not as Penstock writes it: restore the file from a copy, or start "
+            "with a new checkpoint; the query resumes at the consumer's offset"
         )
 
 
@@ -182,8 +183,9 @@ def batch_ranges(now: Sequence[object], before: Sequence[object]) -> list[QueueO
         twin = ranges.setdefault(offset.identity, covered)
         if offset.consumer is not None and twin != covered:
             raise CheckpointMismatch(
-                f"consumer {offset.consumer!r} reads queue {offset.queue!r} twice in one query, with different ranges: "
-                "read it once and reuse the DataFrame, or give each read a consumer of its own",
+                f"consumer {offset.consumer!r} reads queue {offset.queue!r} twice in one query, with "
+                "different ranges: read it once and reuse the DataFrame, or give each read a consumer of "
+                "its own",
                 consumer=offset.consumer,
             )
     return list(ranges.values())

@@ -63,7 +63,8 @@ class Owner:
         )
 
     def observe(self, logged: QueueOffset) -> tuple[QueueRecord, list[PartitionRecord], bool]:
-        """Note that Spark has logged everything up to ``logged``; return the queue, its partitions, and whether to drain.
+        """Note that Spark has logged everything up to ``logged``; return the queue, its partitions, and
+        whether to drain.
 
         The safe offset moves up to it, and so does the offset if the sink does not move it.
 
@@ -76,7 +77,8 @@ class Owner:
         """
         registration, safe, queue, partitions = self._database.run(self._state, write=False)
         logged.require(self._store_uuid, self.queue, self.consumer, registration.generation)
-        # A new checkpoint has logged nothing yet, and an older one may still have to repeat what is before it.
+        # A new checkpoint has logged nothing yet, and an older one may still have to repeat what is before
+        # it.
         if not logged.empty and any(have < wanted for have, wanted in zip(safe, logged.end, strict=False)):
             self._database.run(lambda tx: self._raise_safe(tx, logged), idempotent=True)
         self._hold()
@@ -154,9 +156,9 @@ class Owner:
         registration = self._find(tx, lock=lock)
         if registration.epoch != self.epoch:
             raise OwnerFenced(
-                f"another query took over consumer {self.consumer!r} on queue {self.queue!r} "
-                f"(owner epoch {registration.epoch}, this query's is {self.epoch}): run one query for each consumer, "
-                "and read it once in a query",
+                f"another query took over consumer {self.consumer!r} on queue {self.queue!r} (owner epoch "
+                f"{registration.epoch}, this query's is {self.epoch}): run one query for each consumer, and "
+                "read it once in a query",
                 consumer=self.consumer,
                 queue=self.queue,
                 epoch=self.epoch,
@@ -164,8 +166,9 @@ class Owner:
             )
         if registration.generation != self.generation:
             raise CheckpointMismatch(
-                f"consumer {self.consumer!r} on queue {self.queue!r} was moved by a seek, or registered again, while this query "
-                "ran: start it with a new checkpoint, which resumes at the consumer's offset",
+                f"consumer {self.consumer!r} on queue {self.queue!r} was moved by a seek, or registered "
+                "again, while this query ran: start it with a new checkpoint, which resumes at the "
+                "consumer's offset",
                 consumer=self.consumer,
                 queue=self.queue,
             )
@@ -208,9 +211,10 @@ def _source_behind(
     tx: Transaction, registration: Registration, committed: Sequence[int]
 ) -> CheckpointMismatch:
     return CheckpointMismatch(
-        f"the checkpoint has committed consumer {registration.consumer!r} on queue {registration.queue!r} up to "
-        f"{list(committed)}, and the store has {consumers.read_offsets(tx, registration)[0]}: was the store restored from an older "
-        "backup? Then restore the checkpoint of the same time, or use a new one, which resumes at the consumer's offset",
+        f"the checkpoint has committed consumer {registration.consumer!r} on queue {registration.queue!r} "
+        f"up to {list(committed)}, and the store has {consumers.read_offsets(tx, registration)[0]}: was the "
+        "store restored from an older backup? Then restore the checkpoint of the same time, or use a new "
+        "one, which resumes at the consumer's offset",
         condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
         consumer=registration.consumer,
         queue=registration.queue,
@@ -236,7 +240,8 @@ def level(database: Database, store_uuid: str, ended: QueueOffset) -> None:
 
 
 def follow(database: Database, store_uuid: str, committed: QueueOffset) -> None:
-    """Move a consumer past a micro-batch that its sink has committed, if it is at the start and has planned one from there.
+    """Move a consumer past a micro-batch that its sink has committed, if it is at the start and has planned
+    one from there.
 
     Any other consumer is not moved: its store may be older than the sink's.
     """
@@ -254,7 +259,9 @@ def follow(database: Database, store_uuid: str, committed: QueueOffset) -> None:
 
 
 def drain(database: Database, consumer: str, queue: str, epoch: int) -> None:
-    """Ask the owner of a consumer to plan nothing more, if it has this epoch; another owner is another query."""
+    """Ask the owner of a consumer to plan nothing more, if it has this epoch; another owner is another
+    query.
+    """
 
     def work(tx: Transaction) -> None:
         registration = consumers.find_registration(tx, consumer, queue, lock=True)

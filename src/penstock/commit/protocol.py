@@ -1,4 +1,6 @@
-"""The sink's side: one transaction that makes a micro-batch (or epoch) visible once, and moves the consumers that it has read."""
+"""The sink's side: one transaction that makes a micro-batch (or epoch) visible once, and moves the consumers
+that it has read.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,8 @@ def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None
 
 
 def refuse_gap(tx: Transaction, key: LedgerKey, *, new_sink: bool) -> None:
-    """Refuse a micro-batch when the sink lacks the one before it: the sink's store was restored from an older backup.
+    """Refuse a micro-batch when the sink lacks the one before it: the sink's store was restored from an
+    older backup.
 
     Parameters
     ----------
@@ -116,9 +119,10 @@ def sink_behind(sink: str, batch_id: int, last: int | None) -> CheckpointMismatc
     """Make the error for a sink that lacks micro-batches which the checkpoint has committed."""
     has = "nothing of this query" if last is None else f"the query's micro-batches up to {last}"
     return CheckpointMismatch(
-        f"the checkpoint has committed micro-batch {batch_id - 1}, and {sink} has {has}: was its store restored from an older "
-        "backup? Then restore the checkpoint of the same moment; a new one resumes where the consumer stands, so seek that first "
-        "where it is in another store. If the query writes to this sink for the first time, set allowNewSink=true",
+        f"the checkpoint has committed micro-batch {batch_id - 1}, and {sink} has {has}: was its store "
+        "restored from an older backup? Then restore the checkpoint of the same moment; a new one resumes "
+        "where the consumer stands, so seek that first where it is in another store. If the query writes "
+        "to this sink for the first time, set allowNewSink=true",
         condition="CHECKPOINT_MISMATCH.SINK_BEHIND",
         batch_id=batch_id,
         last=last,
@@ -156,9 +160,9 @@ def note_batch(
 def _same(batch: BatchCommit[T], before: str) -> None:
     if batch.ranges() != before:
         raise CheckpointMismatch(
-            f"app {batch.app_id!r} already committed micro-batch {batch.batch_id} to {batch.sink}, with other input: the checkpoint "
-            "is an old copy, or a new one with the appId of another. Use the newest checkpoint; a new one needs a new appId (leave "
-            "the option out to get one)",
+            f"app {batch.app_id!r} already committed micro-batch {batch.batch_id} to {batch.sink}, with "
+            "other input: the checkpoint is an old copy, or a new one with the appId of another. Use the "
+            "newest checkpoint; a new one needs a new appId (leave the option out to get one)",
             condition=OTHER_INPUT,
             app_id=batch.app_id,
             batch_id=batch.batch_id,
@@ -181,8 +185,8 @@ def _refuse_rewound(tx: Transaction, key: LedgerKey) -> None:
     last = ledger.rewound(tx, key)
     if last is not None:
         raise CheckpointRewound(
-            f"app {key.app_id!r} is at micro-batch {last} in {key.sink} and its checkpoint at {key.batch_id}, "
-            "further back than the ledger remembers: it is an old copy; use the newest one",
+            f"app {key.app_id!r} is at micro-batch {last} in {key.sink} and its checkpoint at "
+            f"{key.batch_id}, further back than the ledger remembers: it is an old copy; use the newest one",
             app_id=key.app_id,
             batch_id=key.batch_id,
             last=last,
@@ -196,8 +200,8 @@ def _check_tasks(tx: Transaction, batch: BatchCommit[T]) -> None:
         return
     if batch.tasks is None:
         raise CommitRefused(
-            f"micro-batch {batch.batch_id} of app {batch.app_id!r} was begun with guarantee=idempotent, and some of its rows are "
-            f"already in {batch.sink}: finish it with that guarantee first",
+            f"micro-batch {batch.batch_id} of app {batch.app_id!r} was begun with guarantee=idempotent, and "
+            f"some of its rows are already in {batch.sink}: finish it with that guarantee first",
             app_id=batch.app_id,
             batch_id=batch.batch_id,
         )
@@ -206,9 +210,10 @@ def _check_tasks(tx: Transaction, batch: BatchCommit[T]) -> None:
 
 def _unrepeatable(key: LedgerKey, before: object, now: object) -> CommitRefused:
     return CommitRefused(
-        f"micro-batch {key.batch_id} of app {key.app_id!r} had other tasks or other rows when it was repeated (rows by task: "
-        f"{before} before, {now} now), so guarantee=idempotent cannot tell which rows are already written: repeat it with "
-        "its original settings, and use guarantee=exactly_once from then on",
+        f"micro-batch {key.batch_id} of app {key.app_id!r} had other tasks or other rows when it was "
+        f"repeated (rows by task: {before} before, {now} now), so guarantee=idempotent cannot tell which "
+        "rows are already written: repeat it with its original settings, and use guarantee=exactly_once "
+        "from then on",
         app_id=key.app_id,
         batch_id=key.batch_id,
     )
@@ -244,7 +249,8 @@ def append_task(
     CheckpointRewound
         When the ledger does not reach back so far.
     CommitRefused
-        When the task wrote another number of rows before, or the queue has changed since the rows were placed.
+        When the task wrote another number of rows before, or the queue has changed since the rows were
+        placed.
     """
     rows = sum(segment.rows for segment in segments)
 
@@ -282,16 +288,16 @@ def _same_input(key: LedgerKey, written: str, origin: str, covers: str) -> None:
     before_origin, _, before_covers = written.partition(" ")
     if before_origin != origin:
         raise CheckpointMismatch(
-            f"app {key.app_id!r} already wrote micro-batch {key.batch_id} from another checkpoint: a new checkpoint needs a new "
-            "appId (leave the option out to get one)",
+            f"app {key.app_id!r} already wrote micro-batch {key.batch_id} from another checkpoint: a new "
+            "checkpoint needs a new appId (leave the option out to get one)",
             app_id=key.app_id,
             batch_id=key.batch_id,
         )
     if covers and before_covers and before_covers != covers:
         raise CheckpointMismatch(
-            f"tasks of app {key.app_id!r} already wrote rows of micro-batch {key.batch_id} to {key.sink}, with other input: the "
-            "checkpoint is an old copy, or its last entries were lost in a power failure. Use the newest checkpoint, or a new one "
-            "with guarantee=exactly_once",
+            f"tasks of app {key.app_id!r} already wrote rows of micro-batch {key.batch_id} to {key.sink}, "
+            "with other input: the checkpoint is an old copy, or its last entries were lost in a power "
+            "failure. Use the newest checkpoint, or a new one with guarantee=exactly_once",
             condition=OTHER_INPUT,
             app_id=key.app_id,
             batch_id=key.batch_id,
@@ -326,9 +332,10 @@ def _advance(tx: Transaction, source: QueueOffset, registration: Registration, p
 
 def _moved(source: QueueOffset, expected: dict[int, int], found: dict[int, int]) -> OffsetConflict:
     return OffsetConflict(
-        f"consumer {source.consumer!r} on queue {source.queue!r} is at {found}, and this query's checkpoint at {expected}: another "
-        "program moved the consumer. Start the query with a new checkpoint, which resumes at the consumer's offset; to read the "
-        f"rows in between too, seek the consumer to {expected} first. Give each query and program a consumer of its own",
+        f"consumer {source.consumer!r} on queue {source.queue!r} is at {found}, and this query's checkpoint "
+        f"at {expected}: another program moved the consumer. Start the query with a new checkpoint, which "
+        "resumes at the consumer's offset; to read the rows in between too, seek the consumer to "
+        f"{expected} first. Give each query and program a consumer of its own",
         consumer=source.consumer,
         queue=source.queue,
         expected=expected,
@@ -340,8 +347,9 @@ def _require_planned(batch: BatchCommit[T], source: QueueOffset, registration: R
     planned = plan_text(source)
     if not registration.plan_open or registration.plan != planned:
         raise PlanMismatch(
-            f"micro-batch {batch.batch_id} of app {batch.app_id!r} is not what the owner of consumer {source.consumer!r} planned: "
-            "another query took the consumer over, or the checkpoint is a copy; run one query for each consumer",
+            f"micro-batch {batch.batch_id} of app {batch.app_id!r} is not what the owner of consumer "
+            f"{source.consumer!r} planned: another query took the consumer over, or the checkpoint is a "
+            "copy; run one query for each consumer",
             consumer=source.consumer,
             committed=planned,
             planned=registration.plan,
@@ -367,9 +375,10 @@ def _bind(tx: Transaction, batch: BatchCommit[T], source: QueueOffset, registrat
 def _refuse_bound(batch: BatchCommit[T], source: QueueOffset, app_id: str) -> None:
     if batch.stateful and not batch.rebind:
         raise ConsumerBound(
-            f"consumer {source.consumer!r} on queue {source.queue!r} belongs to the checkpoint of app {app_id!r}; a stateful query "
-            "with a new checkpoint would resume there without its state. Use that checkpoint, or seek the consumer and drop "
-            "the query's output, or set allowNewCheckpoint=true to start with empty state",
+            f"consumer {source.consumer!r} on queue {source.queue!r} belongs to the checkpoint of app "
+            f"{app_id!r}; a stateful query with a new checkpoint would resume there without its state. Use "
+            "that checkpoint, or seek the consumer and drop the query's output, or set "
+            "allowNewCheckpoint=true to start with empty state",
             consumer=source.consumer,
             bound=app_id,
             app_id=batch.app_id,
@@ -404,8 +413,9 @@ def _fence_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset, nam
         tx.run("delete_marks", source=name)
         return
     raise CheckpointMismatch(
-        f"consumer {source.consumer!r} on queue {source.queue!r} was moved by a seek, or registered again, and {batch.sink} has rows "
-        "from after that: start the query with a new checkpoint, which resumes at the consumer's offset",
+        f"consumer {source.consumer!r} on queue {source.queue!r} was moved by a seek, or registered again, "
+        f"and {batch.sink} has rows from after that: start the query with a new checkpoint, which resumes "
+        "at the consumer's offset",
         condition="CHECKPOINT_MISMATCH.CONSUMER_MOVED",
         consumer=source.consumer,
         queue=source.queue,

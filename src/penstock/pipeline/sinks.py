@@ -20,8 +20,7 @@ from penstock.spark.internals.python_workers import check_reach
 from penstock.spark.options import STREAM_SINK, SinkOptions, sink_options, with_defaults
 from penstock.spark.session import session_defaults
 from penstock.store.database import Transaction
-from penstock.store.records.catalog import find_queue
-from penstock.store.records.ledger import queue_sink
+from penstock.store.records.catalog import find_queue, queue_sink
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from penstock.store.forks import Forkable
 from penstock.store.log import compact
 from penstock.store.log.partition_log import MERGE_FAN_IN
 from penstock.store.log.trim import end_is_due, retention_bound, trim
-from penstock.store.records import catalog, ledger_cleanup
+from penstock.store.records import catalog, ledger
 from penstock.store.records.catalog import QueueRecord, RetentionLimits
 from penstock.store.records.consumers import owner_name
 
@@ -273,7 +273,7 @@ def clean_staging(database: Database, store_uuid: str, older_than: timedelta) ->
 
 def clean_ledger(database: Database) -> int:
     """Delete ledger entries that no query needs, and return the number of sinks and apps that lost some."""
-    cleaned = ledger_cleanup.clean_up(database)
+    cleaned = ledger.clean_up(database)
     if cleaned:
         log.info(
             "ledger entries of %d dropped queues and stopped queries are deleted",

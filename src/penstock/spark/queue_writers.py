@@ -30,8 +30,8 @@ from penstock.spark.options import SinkOptions
 from penstock.store import staging
 from penstock.store.log.partition_log import Appended
 from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, Segment
-from penstock.store.records.catalog import QueueRecord
-from penstock.store.records.ledger import LedgerKey, queue_sink
+from penstock.store.records.catalog import QueueRecord, queue_sink
+from penstock.store.records.ledger import LedgerKey
 from penstock.store.staging import Attempt
 
 log = logging.getLogger("penstock.spark")

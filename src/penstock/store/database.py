@@ -96,7 +96,9 @@ class Transaction(ABC):
 
     @abstractmethod
     def many(self, name: str, rows: Iterable[Mapping[str, object]]) -> None:
-        """Execute a named statement for each mapping; rows that are made while they are sent come as an iterator."""
+        """Execute a named statement for each mapping; rows that are made while they are sent come as an
+        iterator.
+        """
 
     def close(self) -> None:  # noqa: B027 - most have nothing to close
         """Close what belongs to the transaction; its owner commits or rolls back."""
@@ -111,7 +113,9 @@ class Transaction(ABC):
 
     @abstractmethod
     def query(self, text: str, /, **parameters: object) -> list[tuple[Any, ...]]:
-        """The rows of SQL text. Text with parameters must not contain users' names, which could look like parameters."""
+        """The rows of SQL text. Text with parameters must not contain users' names, which could look like
+        parameters.
+        """
 
     def home_schema(self) -> str | None:
         """The schema of a user's table whose name is not qualified, if there is one."""
@@ -272,8 +276,8 @@ class Database(ABC):
         idempotent
             Whether the work may also be repeated when it is unknown whether its commit happened.
         patience
-            For how many seconds to try again while the database does not answer; 20 by default. With 0, a lock that is not
-            free is not waited for a second time either.
+            For how many seconds to try again while the database does not answer; 20 by default. With 0, a
+            lock that is not free is not waited for a second time either.
         """
 
         def once() -> T:
@@ -335,9 +339,9 @@ class Database(ABC):
 class _Retries:
     """The tries of one piece of work, with growing pauses.
 
-    An unavailable store is tried again for ``away`` seconds after the first failure: what that try did before does not count, nor does
-    time for which the process was suspended. For a lock only the waiting counts (``locked`` seconds), so that work of minutes is
-    repeated too.
+    An unavailable store is tried again for ``away`` seconds after the first failure: what that try did
+    before does not count, nor does time for which the process was suspended. For a lock only the waiting
+    counts (``locked`` seconds), so that work of minutes is repeated too.
     """
 
     def __init__(self, away: float, locked: float) -> None:

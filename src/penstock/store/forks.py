@@ -1,9 +1,9 @@
 """Keep connections, locks and threads out of forked child processes.
 
-A child that uses its parent's SQLite connection loses the file locks that the connection believes it has, and one that closes its
-parent's PostgreSQL connection ends the parent's session. A child whose parent was in the middle of a call into SQLite in another thread
-waits for ever for a lock that this call holds. So a fork waits for running transactions, pools are emptied before it, and the child
-begins with nothing.
+A child that uses its parent's SQLite connection loses the file locks that the connection believes it has,
+and one that closes its parent's PostgreSQL connection ends the parent's session. A child whose parent was in
+the middle of a call into SQLite in another thread waits for ever for a lock that this call holds. So a fork
+waits for running transactions, pools are emptied before it, and the child begins with nothing.
 """
 
 from __future__ import annotations

@@ -31,7 +31,9 @@ class Lease:
 
 
 class Pool(Forkable):
-    """Connections that are made when needed and kept for the next transaction; ``name`` is the store's, for messages."""
+    """Connections that are made when needed and kept for the next transaction; ``name`` is the store's, for
+    messages.
+    """
 
     def __init__(
         self, connect: Callable[[], Connection], disconnect: Callable[[Connection], None], name: str

@@ -38,7 +38,9 @@ class Attempt:
 def stage_segments(
     database: Database, place: Place, attempt: Attempt, segments: Sequence[Segment], first: int
 ) -> int:
-    """Stage segments of an attempt, numbered from ``first``, in a transaction of their own; return how many."""
+    """Stage segments of an attempt, numbered from ``first``, in a transaction of their own; return how
+    many.
+    """
     database.run(lambda tx: stage(tx, place, attempt, segments, first), idempotent=True)
     return len(segments)
 
@@ -92,15 +94,16 @@ def promote(
     Raises
     ------
     CommitRefused
-        When some of the staged segments are gone, or the rows no longer belong to the partitions that they were placed in.
+        When some of the staged segments are gone, or the rows no longer belong to the partitions that they
+        were placed in.
     """
     staged = take(tx, queue, app_id, batch_id)
     rows = [row for row in staged if row.batch_id == batch_id and row.attempt in attempts]
     if len(rows) != sum(attempts.values()):
         raise CommitRefused(
-            f"{app_id!r} staged {sum(attempts.values())} segments for its batch {batch_id}, and {len(rows)} are left: maintenance "
-            "removed the others as too old. Nothing of the batch is visible. Restart the query, which repeats the micro-batch, or run "
-            "the batch write again",
+            f"{app_id!r} staged {sum(attempts.values())} segments for its batch {batch_id}, and {len(rows)} "
+            "are left: maintenance removed the others as too old. Nothing of the batch is visible. Restart "
+            "the query, which repeats the micro-batch, or run the batch write again",
             batch_id=batch_id,
         )
     kept = {row.payload_id for row in rows}
@@ -116,7 +119,9 @@ def promote(
 
 
 def take(tx: Transaction, place: Place, app_id: str, batch_id: int) -> list[Row]:
-    """Delete what an app staged for micro-batches up to ``batch_id``, except for the payloads, which are the caller's now."""
+    """Delete what an app staged for micro-batches up to ``batch_id``, except for the payloads, which are the
+    caller's now.
+    """
     return tx.all("delete_staged_batch", app_id=app_id, queue_id=place.queue_id, batch_id=batch_id)
 
 
@@ -130,10 +135,11 @@ def drop_payloads(tx: Transaction, payload_ids: Sequence[int]) -> None:
 
 
 def sweep(database: Database, store_uuid: str, *, older_than: int) -> int:
-    """Drop what was staged more than ``older_than`` microseconds ago, except by running queries; the number of segments and relations.
+    """Drop what was staged more than ``older_than`` microseconds ago, except by running queries; the number
+    of segments and relations.
 
-    A query is known to run by the consumer that it owns. The micro-batch in flight of a query without one loses its staged rows, is
-    refused when it commits, and is repeated.
+    A query is known to run by the consumer that it owns. The micro-batch in flight of a query without one
+    loses its staged rows, is refused when it commits, and is repeated.
     """
 
     def work(tx: Transaction) -> int:

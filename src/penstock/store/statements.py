@@ -45,8 +45,8 @@ def statements(dialect: str, schema: str) -> dict[str, str]:
 def qualify(text: str, dialect: str, schema: str) -> str:
     """Put the schema in the place of ``penstock``.
 
-    A SQLite store may share its file with other tables, where there are no schemas to keep them apart: its own have names
-    that begin with ``penstock_``.
+    A SQLite store may share its file with other tables, where there are no schemas to keep them apart: its
+    own have names that begin with ``penstock_``.
     """
     if dialect == "sqlite":
         return _SCHEMA.sub(lambda found: f"{schema}.{found[2] or 'penstock_'}", text)

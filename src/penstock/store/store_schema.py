@@ -163,14 +163,15 @@ def require_version(database: Database, version: int) -> None:
     """
     if version > VERSION:
         raise StoreTooNew(
-            f"{database.url} has schema version {version}, and this Penstock reads version {VERSION}: upgrade Penstock",
+            f"{database.url} has schema version {version}, and this Penstock reads version {VERSION}: "
+            "upgrade Penstock",
             found=version,
             known=VERSION,
         )
     if version < VERSION:
         raise StoreError(
-            f"{database.url} has schema version {version}, and this Penstock reads version {VERSION}: use the Penstock that "
-            "created the store, or create a new store at another URL",
+            f"{database.url} has schema version {version}, and this Penstock reads version {VERSION}: use "
+            "the Penstock that created the store, or create a new store at another URL",
             condition="STORE_TOO_OLD",
             found=version,
             known=VERSION,
@@ -189,8 +190,9 @@ def _require_trusted_owner(tx: Transaction, database: Database) -> None:
     schema = f"the schema {database.url.schema}"
     what = schema if foreign.what is None else f"{foreign.what} in {schema}"
     raise StoreUnsafe(
-        f"{database.url}: {what} belongs to the role {in_quotes(foreign.owner)}, which could run code with the rights of whoever "
-        f"uses the store. Name another schema, or add owner={quote(foreign.owner, safe='')} to the URL to trust that role",
+        f"{database.url}: {what} belongs to the role {in_quotes(foreign.owner)}, which could run code with "
+        "the rights of whoever uses the store. Name another schema, or add "
+        f"owner={quote(foreign.owner, safe='')} to the URL to trust that role",
         condition="STORE_UNSAFE.SCHEMA_OWNER",
         schema=database.url.options["schema"],
         owner=foreign.owner,

@@ -1,4 +1,4 @@
-"""Store URLs: which database, and how to speak of it without its password."""
+"""Store URLs: which database they name, and how to show them without a password."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _TIME = re.compile(r"([0-9]{1,6})(ms|s|min)")
 _SCHEMES = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres"}
 _HOST = re.compile(r"(\[[^\]]*\]|[^:=\s]*)(:\d*)?")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-# A keyword string of libpq may have a password anywhere: with blanks around its =, in quotes, with escapes.
+# A libpq keyword string may have a password anywhere: with blanks around its =, quoted, with escapes.
 _KEYWORD = re.compile(r"((?:ssl)?password).*", re.IGNORECASE | re.DOTALL)
 _PLAIN = re.compile(r"[\w./\\~-]*")
-# What may be shown of a URL's query: where it leads, and nothing that opens a door.
+# The query parameters that may be shown: no secrets.
 _SHOWN = (
     "host",
     "hostaddr",
@@ -53,13 +53,13 @@ class StoreUrl:
     redacted: str
     options: dict[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = field(default=(), repr=False)
-    """What no message may contain."""
+    """The texts that no message may contain."""
 
     def __str__(self) -> str:
         return self.redacted
 
     def scrubbed(self, text: str) -> str:
-        """The text in one line, without the URL's secrets."""
+        """The text on one line, without the URL's secrets."""
         text = " ".join(text.split())
         for secret in self.secrets:
             text = without(text, secret)
@@ -72,10 +72,11 @@ def parse_url(url: str) -> StoreUrl:
     Parameters
     ----------
     url
-        ``sqlite:///file`` with the options ``synchronous`` (``full``, the default, or ``normal``), ``busy_timeout``
-        (milliseconds, 60000), ``mode`` (of a file that is made, ``0600``) and ``trust`` (``own``, the default, or ``folder``, for
-        everybody who may write in the store's folder), or ``postgresql://…`` with ``schema`` (``penstock``), ``owner`` (another role
-        that is trusted with it) and ``lock_wait`` (``60s``); any other query parameter of a PostgreSQL URL is libpq's.
+        ``sqlite:///file`` with the options ``synchronous`` (``full``, the default, or ``normal``),
+        ``busy_timeout`` (milliseconds, 60000), ``mode`` (of a created file, ``0600``) and ``trust``
+        (``own``, the default, or ``folder``, which trusts everybody who may write in the store's folder), or
+        ``postgresql://…`` with ``schema`` (``penstock``), ``owner`` (another role that is trusted with it)
+        and ``lock_wait`` (``60s``); any other query parameter of a PostgreSQL URL is libpq's.
 
     Raises
     ------
@@ -97,7 +98,7 @@ def parse_url(url: str) -> StoreUrl:
 def _shown(url: object) -> str:
     text = str(url)
     if not _SCHEME.match(text) and not _PLAIN.fullmatch(text):
-        return "what was given, which is not shown since it may hold a password"
+        return "this one, which is not shown since it may contain a password"
     _, at, rest = text.rpartition("@")
     return repr(_KEYWORD.sub(r"\1***", f"***@{rest}" if at else text))
 
@@ -115,8 +116,8 @@ def _sqlite(url: str) -> StoreUrl:
     for name in options:
         if name not in _SQLITE_OPTIONS:
             raise InvalidUrl(
-                f"unknown SQLite option {in_quotes(name)}.{did_you_mean(name, _SQLITE_OPTIONS)} A SQLite URL has "
-                f"{', '.join(_SQLITE_OPTIONS)}",
+                f"unknown SQLite option {in_quotes(name)}.{did_you_mean(name, _SQLITE_OPTIONS)} A SQLite "
+                f"URL has {', '.join(_SQLITE_OPTIONS)}",
                 option=name,
             )
     if options.get("synchronous", "full") not in _SYNCHRONOUS:
@@ -129,7 +130,7 @@ def _sqlite(url: str) -> StoreUrl:
         raise InvalidUrl(f"trust is own or folder, not {in_quotes(options['trust'])}", option="trust")
     _require_mode(options.get("mode", "0600"))
     target = os.path.abspath(unquote(path[1:]))
-    # Only what would end the path is encoded, so that what people read still is a URL that leads there.
+    # Only characters that would end the path are encoded, to keep it readable.
     shown = re.sub(r"[%?]", lambda found: quote(found[0]), target)
     return StoreUrl("sqlite", target, "main", f"sqlite:///{shown}", options)
 
@@ -138,13 +139,14 @@ def _require_mode(mode: str) -> None:
     bits = int(mode, 8) if _MODE.fullmatch(mode) else 0
     if bits & 0o600 != 0o600 or bits & 0o111:
         raise InvalidUrl(
-            f"mode is that of a file which its owner may read and write, such as 0600 or 0640, not {in_quotes(mode)}",
+            "mode must let the owner read and write, such as 0600 or 0640, and nobody execute, not "
+            f"{in_quotes(mode)}",
             option="mode",
         )
 
 
 def file_mode(url: StoreUrl) -> int:
-    """The mode of a SQLite file that is made for a store."""
+    """The mode of a SQLite file that is created for a store."""
     return int(url.options.get("mode", "0600"), 8)
 
 
@@ -154,7 +156,7 @@ def is_trusting(url: StoreUrl) -> bool:
 
 
 def with_options(url: StoreUrl, **options: str) -> str:
-    """The URL of a SQLite store with its options, and others."""
+    """The URL of a SQLite store with its options and ``options``."""
     query = urlencode({**url.options, **options})
     return f"{url.redacted}?{query}" if query else url.redacted
 
@@ -164,9 +166,9 @@ def _postgres(url: str) -> StoreUrl:
     authority, path, query = _parts(rest)
     credentials, at, hosts = authority.rpartition("@")
     if not all(_HOST.fullmatch(host) for host in hosts.split(",")):
-        # Not shown: it may be a password whose host was forgotten.
+        # Not shown, since it may be a password without a host.
         raise InvalidUrl(
-            "a PostgreSQL URL has : and a port number behind its host: postgresql://user@host:5432/database"
+            "a PostgreSQL URL has : and a port number after its host: postgresql://user@host:5432/database"
         )
     user, _, password = credentials.partition(":")
     parameters = parse_qsl(query, keep_blank_values=True)
@@ -176,7 +178,8 @@ def _postgres(url: str) -> StoreUrl:
     shown = [(name, value) for name, value in parameters if name in _SHOWN]
     if any(re.search(r"password\s*=", text, re.IGNORECASE) for text in (user, path, *dict(shown).values())):
         raise InvalidUrl(
-            "the PostgreSQL URL has a password where none belongs: write postgresql://user:password@host/database"
+            "the PostgreSQL URL has a password where none belongs: write "
+            "postgresql://user:password@host/database"
         )
     options = {"schema": schema, **_lock_wait(dict(parameters))}
     if dict(parameters).get("owner"):
@@ -200,29 +203,29 @@ def _postgres(url: str) -> StoreUrl:
 
 
 def _lock_wait(parameters: dict[str, str]) -> dict[str, str]:
-    given = parameters.get("lock_wait")
-    if given is None:
+    wait = parameters.get("lock_wait")
+    if wait is None:
         return {}
-    if not _TIME.fullmatch(given) or not seconds(given):
+    if not _TIME.fullmatch(wait) or not seconds(wait):
         raise InvalidUrl(
-            f"lock_wait is a time with its unit, such as 30s, 500ms or 2min, not {in_quotes(given)}",
+            f"lock_wait is a time with its unit, such as 30s, 500ms or 2min, not {in_quotes(wait)}",
             option="lock_wait",
         )
-    return {"lock_wait": given}
+    return {"lock_wait": wait}
 
 
 def seconds(text: str) -> float:
     """The seconds of a time such as ``30s``, ``500ms`` or ``2min``."""
-    found = _TIME.fullmatch(text)
-    assert found is not None
-    return int(found[1]) * _UNITS[found[2]]
+    match = _TIME.fullmatch(text)
+    assert match is not None
+    return int(match[1]) * _UNITS[match[2]]
 
 
 def _parts(rest: str) -> tuple[str, str, str]:
-    found = re.fullmatch(r"([^/?#]*)(/[^?#]*)?(?:\?([^#]*))?", rest, flags=re.DOTALL)
-    if found is None:
+    match = re.fullmatch(r"([^/?#]*)(/[^?#]*)?(?:\?([^#]*))?", rest, flags=re.DOTALL)
+    if match is None:
         _refuse_unencoded()
-    authority, path, query = found[1], found[2] or "", found[3] or ""
+    authority, path, query = match[1], match[2] or "", match[3] or ""
     if "@" in path or ("@" in query and "@" not in authority and "=" not in query.split("@")[0]):
         _refuse_unencoded()
     return authority, path, query
@@ -230,7 +233,8 @@ def _parts(rest: str) -> tuple[str, str, str]:
 
 def _refuse_unencoded() -> NoReturn:
     raise InvalidUrl(
-        "the PostgreSQL URL has one of / ? # @ in its user or password: percent-encode them, such as %2F for /"
+        "the PostgreSQL URL has one of / ? # @ in its user or password: percent-encode them, such as %2F for "
+        "/"
     )
 
 

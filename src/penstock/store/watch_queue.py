@@ -1,4 +1,6 @@
-"""Watch a queue of either database: the two watches know their databases, so no database can offer this itself."""
+"""Watch a queue of either database: the two watches know their databases, so no database can offer this
+itself.
+"""
 
 from __future__ import annotations
 

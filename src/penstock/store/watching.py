@@ -38,7 +38,8 @@ class Wake:
 class Watch(Forkable, ABC):
     """Notices soon when any process has appended rows to a queue.
 
-    One thread uses it at a time. It has a connection of its own, and after a fork it belongs to the parent alone.
+    One thread uses it at a time. It has a connection of its own, and after a fork it belongs to the parent
+    alone.
 
     Parameters
     ----------
@@ -80,8 +81,8 @@ class Watch(Forkable, ABC):
     def wait(self, positions: Mapping[int, int], timeout: float, also: Sequence[Any] = ()) -> Wake:
         """Wait for rows, for one of ``also``, or until the timeout.
 
-        It returns at once if there are rows, and never for other queues or for rows before the positions. A store that does not
-        answer is waited for.
+        It returns at once if there are rows, and never for other queues or for rows before the positions. A
+        store that does not answer is waited for.
 
         Parameters
         ----------
@@ -189,7 +190,9 @@ class Watch(Forkable, ABC):
 
     @abstractmethod
     def _pause(self, changed: bool) -> float:
-        """Seconds until the next look unless something wakes the watch; ``changed`` if there were more rows."""
+        """Seconds until the next look unless something wakes the watch; ``changed`` if there were more
+        rows.
+        """
 
     @abstractmethod
     def _disconnect(self) -> None: ...

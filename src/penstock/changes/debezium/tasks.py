@@ -31,8 +31,8 @@ from penstock.spark.options import SinkOptions
 from penstock.spark.queue_writers import TaskWriter
 from penstock.spark.session import URL_SETTING, default_url
 from penstock.store.records import ledger
-from penstock.store.records.catalog import QueueRecord
-from penstock.store.records.ledger import LedgerKey, queue_sink
+from penstock.store.records.catalog import QueueRecord, queue_sink
+from penstock.store.records.ledger import LedgerKey
 
 SEQUENCE = "_sequence"
 OWN = (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP, SEQUENCE)

@@ -34,8 +34,7 @@ from penstock.spark.schemas import check_writable, source_schema
 from penstock.spark.source.ranges import parse_offset, skip_trimmed, start_positions
 from penstock.store.database import Transaction
 from penstock.store.records import catalog
-from penstock.store.records.catalog import QueueRecord
-from penstock.store.records.ledger import queue_sink
+from penstock.store.records.catalog import QueueRecord, queue_sink
 
 
 @dataclass

@@ -1,11 +1,12 @@
 """Compaction: replace small segments by large ones, next to appends and reads.
 
-The segments are read and encoded outside any write transaction. The exchange is a short one, and does nothing if one of the segments is
-gone. A reader pages by row index, so it meets the old segments or the new one, never a gap.
+The segments are read and encoded outside any write transaction. The exchange is a short one, and does
+nothing if one of the segments is gone. A reader pages by row index, so it meets the old segments or the new
+one, never a gap.
 
-The newest segments are compacted when there are 64 of them that together have at least twice the rows of the largest: each compaction at
-least doubles the segment of a row, so a row is rewritten a logarithmic number of times, whatever the sizes of the appends (O'Neil
-et al., "The Log-Structured Merge-Tree", 1996).
+The newest segments are compacted when there are 64 of them that together have at least twice the rows of the
+largest: each compaction at least doubles the segment of a row, so a row is rewritten a logarithmic number of
+times, whatever the sizes of the appends (O'Neil et al., "The Log-Structured Merge-Tree", 1996).
 
 A compacted segment has the columns of the widest segment in it.
 """
@@ -39,7 +40,9 @@ def merge_crowd(database: Database, queue: QueueRecord, partition: int) -> int:
 
 
 def merge_all(database: Database, queue: QueueRecord, partition: int) -> int:
-    """Compact every run of small segments as far as segments may grow; the number of segments that are gone."""
+    """Compact every run of small segments as far as segments may grow; the number of segments that are
+    gone.
+    """
     gone = 0
     before: list[list[Row]] = []
     for _ in range(_PASSES):
@@ -53,7 +56,9 @@ def merge_all(database: Database, queue: QueueRecord, partition: int) -> int:
 
 
 def _crowd(newest: Sequence[Row]) -> list[Row]:
-    """The longest run of small segments that is worth compacting, oldest first; ``newest`` has the newest first."""
+    """The longest run of small segments that is worth compacting, oldest first; ``newest`` has the newest
+    first.
+    """
     length = rows = largest = 0
     for count, segment in enumerate(newest, 1):
         own = segment.end_index - segment.start_index
@@ -66,14 +71,19 @@ def _crowd(newest: Sequence[Row]) -> list[Row]:
 
 
 def _small_runs(database: Database, queue: QueueRecord, partition: int) -> Iterator[list[Row]]:
+    def read(tx: Transaction) -> list[Row]:
+        return tx.all(
+            "read_segments",
+            queue_id=queue.queue_id,
+            partition=partition,
+            start_index=position,
+            max_segments=PAGE_SEGMENTS,
+        )
+
     position = -1
     pending: list[Row] = []
     while True:
-        where = {"queue_id": queue.queue_id, "partition": partition, "start_index": position}
-        page = database.run(
-            lambda tx, where=where: tx.all("read_segments", max_segments=PAGE_SEGMENTS, **where),  # type: ignore[misc]  # where is bound now
-            write=False,
-        )
+        page = database.run(read, write=False)
         *complete, pending = [*_groups(pending + page)] or [[]]
         yield from complete
         if len(page) < PAGE_SEGMENTS:
@@ -99,7 +109,9 @@ def _groups(segments: Sequence[Row]) -> Iterator[list[Row]]:
 
 
 def _merge_run(database: Database, queue: QueueRecord, partition: int, run: Sequence[Row]) -> int:
-    """Compact adjacent segments, into several if one would take too much memory; the number of segments that are gone."""
+    """Compact adjacent segments, into several if one would take too much memory; the number of segments that
+    are gone.
+    """
     gone = 0
     while len(run) > 1:
         queue, rows = _payloads(database, queue, partition, run)

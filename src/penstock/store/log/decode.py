@@ -1,7 +1,8 @@
 """Decode segments into the columns of a read, whichever columns they were written with.
 
-Columns are only added at the end, so the columns of any segment are the first ones of the queue's, and their number (the width) is all
-there is to know about them. Arrow leaves the other columns of a wider segment undecoded; a narrower segment gets nulls.
+Columns are only added at the end, so the columns of any segment are the first ones of the queue's, and their
+number (the width) is all there is to know about them. Arrow leaves the other columns of a wider segment
+undecoded; a narrower segment gets nulls.
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ class Chunk:
     batch: pa.RecordBatch
     runs: Runs | None
     first_timestamp: int
-    """The time of the segment's first row, and of all its rows unless it is compacted; microseconds since 1970."""
+    """The time of the segment's first row, and of all its rows unless it is compacted; microseconds since
+    1970.
+    """
 
     @property
     def end(self) -> int:
@@ -108,7 +110,8 @@ def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> 
     if not segments:
         return Appended({})
     ordered = sorted(segments, key=attrgetter("partition"))
-    # Nobody waits for the payloads, so they are written before the partitions are locked. In SQLite everybody waits anyway.
+    # Nobody waits for the payloads, so they are written before the partitions are locked. In SQLite
+    # everybody waits anyway.
     ids = store_payloads(tx, ordered)
     stored = [
         Stored(segment.partition, segment.rows, segment.bytes, payload_id)
@@ -202,7 +205,9 @@ def place(tx: Transaction, queue: QueueRecord, stored: Sequence[Stored]) -> list
 
 
 def _advanced(tx: Transaction, queue: QueueRecord, row: Row | None, segments: int) -> bool:
-    """Check a partition that has been advanced, and wake its watchers; whether it may have enough segments to compact."""
+    """Check a partition that has been advanced, and wake its watchers; whether it may have enough segments
+    to compact.
+    """
     if row is None:
         raise dropped(queue)
     if row.channel is not None:
@@ -229,7 +234,8 @@ def read(
     Parameters
     ----------
     columns
-        The columns to decode; all of ``queue`` when None. Rows from before a column was added have nulls in it.
+        The columns to decode; all of ``queue`` when None. Rows from before a column was added have nulls in
+        it.
     page_bytes
         Compressed bytes fetched at a time; one segment at least.
     on_lost
@@ -252,14 +258,14 @@ def read(
             continue
         if not rows:
             raise StoreError(
-                f"queue {queue.name!r}, partition {partition}, has no row {position}: the range ends at {end}, "
-                "past the newest row"
+                f"queue {queue.name!r}, partition {partition}, has no row {position}: the range ends at "
+                f"{end}, past the newest row"
             )
         for row in rows:
             if row.start_index > position:
                 raise StoreError(
-                    f"queue {queue.name!r}, partition {partition}, lacks rows [{position}, {row.start_index}): the store "
-                    "is damaged; restore a backup",
+                    f"queue {queue.name!r}, partition {partition}, lacks rows [{position}, "
+                    f"{row.start_index}): the store is damaged; restore a backup",
                     condition="SEGMENT_MISSING",
                 )
             chunk = _chunk(row, decoder, position, end)
@@ -269,8 +275,8 @@ def read(
 
 def lost(queue: str, partition: int, start: int, end: int) -> DataLost:
     return DataLost(
-        f"rows [{start}, {end}) of queue {queue!r}, partition {partition}, have been trimmed; seek the consumer to "
-        "'earliest', or set failOnDataLoss=false to go on without them",
+        f"rows [{start}, {end}) of queue {queue!r}, partition {partition}, have been trimmed; seek the "
+        "consumer to 'earliest', or set failOnDataLoss=false to go on without them",
         queue=queue,
         partition=partition,
         start=start,
@@ -311,8 +317,8 @@ def _chunk(row: Row, decoder: Decoder, position: int, end: int) -> Chunk:
     batch = decoder.rows(row)
     if batch.num_rows != row.end_index - row.start_index:
         raise StoreError(
-            f"the segment of rows [{row.start_index}, {row.end_index}) has {batch.num_rows} rows: the store is damaged; "
-            "restore a backup",
+            f"the segment of rows [{row.start_index}, {row.end_index}) has {batch.num_rows} rows: the store "
+            "is damaged; restore a backup",
             condition="SEGMENT_UNREADABLE",
             rows=batch.num_rows,
         )

@@ -1,4 +1,6 @@
-"""Segments: rows in pieces that suit both databases and a reader's memory, and the appends that compacted ones came with."""
+"""Segments: rows in pieces that suit both databases and a reader's memory, and the appends that compacted
+ones came with.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Runs:
-    """The appends of a compacted segment: the end of each (relative to the segment's start), its id and time, ascending."""
+    """The appends of a compacted segment: the end of each (relative to the segment's start), its id and
+    time, ascending.
+    """
 
     batch: pa.RecordBatch
     """Columns ``end``, ``append`` and ``timestamp`` (microseconds since 1970), all int64."""

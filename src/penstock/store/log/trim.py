@@ -1,10 +1,11 @@
 """Trimming: how far retention and consumers allow a partition to be cut, and the cut.
 
-The time of a row never goes back inside a partition. So after one append under a clock that was far ahead, every later row of the
-partition is dated as far ahead, and the rows' times say nothing about their age. Retention therefore records from time to time
-where the partition ends (``observed_end``): the rows below it had been appended by then. A record counts only while the clock is before
-the time of the newest row, so one that was made under a wrong clock, such as that of a machine which boots in 1970, stops counting when
-the clock is right again.
+The time of a row never goes back inside a partition. So after one append under a clock that was far ahead,
+every later row of the partition is dated as far ahead, and the rows' times say nothing about their age.
+Retention therefore records from time to time where the partition ends (``observed_end``): the rows below it
+had been appended by then. A record counts only while the clock is before the time of the newest row, so one
+that was made under a wrong clock, such as that of a machine which boots in 1970, stops counting when the
+clock is right again.
 """
 
 from __future__ import annotations
@@ -140,7 +141,9 @@ def _bytes_bound(
 def first_since(
     tx: Transaction, queue: QueueRecord, record: PartitionRecord, timestamp: int, now: int
 ) -> int:
-    """The first row that was appended at or after ``timestamp`` (microseconds), by the rows' times and the recorded ends."""
+    """The first row that was appended at or after ``timestamp`` (microseconds), by the rows' times and the
+    recorded ends.
+    """
     dated = _first_dated(tx, queue, record, timestamp)
     if not _is_ahead(record, now):
         return dated
@@ -185,7 +188,9 @@ def end_is_due(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now
 
 
 def _observe_end(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> None:
-    """Record where the partition, which is locked, ends now if it is time to, and forget what is no longer needed."""
+    """Record where the partition, which is locked, ends now if it is time to, and forget what is no longer
+    needed.
+    """
     if not _is_ahead(record, now):
         return
     newest = _newest_end(tx, queue, record, now)
@@ -227,8 +232,8 @@ def _keys(queue: QueueRecord, record: PartitionRecord) -> dict[str, int]:
 
 def _warn_ahead(queue: QueueRecord, record: PartitionRecord, now: int) -> None:
     log.warning(
-        "rows of queue %r, partition %d, are dated up to %s, ahead of the clock, which says %s: one of the two is wrong. "
-        "Until the clock has caught up, retention goes by when it first sees rows",
+        "rows of queue %r, partition %d, are dated up to %s, ahead of the clock, which says %s: one of the "
+        "two is wrong. Until the clock has caught up, retention goes by when it first sees rows",
         queue.name,
         record.partition,
         _moment(record.last_timestamp),

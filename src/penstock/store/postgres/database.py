@@ -208,7 +208,9 @@ class PostgresTransaction(Transaction):
 
 
 def _array(values: list[Any]) -> str | list[str]:
-    """Values of an array parameter. Numbers are text, since the driver would choose a type by the largest one."""
+    """Values of an array parameter. Numbers are text, since the driver would choose a type by the largest
+    one.
+    """
     return f"{{{','.join(map(str, values))}}}" if isinstance(values[0], int) else values
 
 
@@ -247,7 +249,8 @@ class PostgresDatabase(Database):
         except BaseException:
             connection.close()
             raise
-        # By default the size of a number chooses its type, and each combination of types would be prepared separately.
+        # By default the size of a number chooses its type, and each combination of types would be prepared
+        # separately.
         connection.adapters.register_dumper(int, Int8BinaryDumper)
         return connection
 
@@ -270,7 +273,8 @@ class PostgresDatabase(Database):
 
     def _begin(self, connection: PgConnection, *, write: bool) -> Transaction:
         levels = self._psycopg.IsolationLevel
-        # Under a lock a write sees what the lock's last holder committed; a read sees one moment, as in SQLite.
+        # Under a lock a write sees what the lock's last holder committed; a read sees one moment, as in
+        # SQLite.
         connection.isolation_level = levels.READ_COMMITTED if write else levels.REPEATABLE_READ
         connection.read_only = not write
         lookup: HolderLookup | None = getattr(self._waiting, "lookup", None)
@@ -294,7 +298,8 @@ class PostgresDatabase(Database):
             connection.rollback()
 
     def _notified(self, connection: PgConnection, channels: Iterable[str]) -> bool:
-        # Not in the transaction, whose commit would then block all others that notify. If this one is lost, the rows are found later.
+        # Not in the transaction, whose commit would then block all others that notify. If this one is lost,
+        # the rows are found later.
         ok = self._psycopg.pq.ExecStatus.TUPLES_OK
         return all(
             connection.pgconn.exec_params(b"select pg_notify($1, '')", [channel.encode()]).status == ok
@@ -334,15 +339,16 @@ class PostgresDatabase(Database):
 
     def _idled(self) -> StoreUnavailable:
         return StoreUnavailable(
-            f"{self.url}: this process was idle in a transaction for longer than the server's idle_in_transaction_session_timeout, "
-            "so the server rolled it back: run it again",
+            f"{self.url}: this process was idle in a transaction for longer than the server's "
+            "idle_in_transaction_session_timeout, so the server rolled it back: run it again",
             condition=_IDLED_OUT,
         )
 
     def _unqualified(self, text: str) -> StoreError:
         return StoreError(
-            f"{self.url}: a function of yours, such as a trigger's, uses a name without its schema ({text}): Penstock's sessions "
-            "look names up in pg_catalog alone. Write the schema before the name, or run `alter function … set search_path = …`",
+            f"{self.url}: a function of yours, such as a trigger's, uses a name without its schema "
+            f"({text}): Penstock's sessions look names up in pg_catalog alone. Write the schema before the "
+            "name, or run `alter function … set search_path = …`",
             condition="STORE_ERROR.UNQUALIFIED_NAME",
         )
 
@@ -428,7 +434,8 @@ class PostgresDatabase(Database):
         idle = connection.info.transaction_status == self._psycopg.pq.TransactionStatus.IDLE
         if connection.autocommit and idle:
             raise InvalidInput(
-                "the connection is in autocommit mode: begin a transaction, with connection.transaction(), first"
+                "the connection is in autocommit mode: begin a transaction, with connection.transaction(), "
+                "first"
             )
         transaction = PostgresTransaction(connection, self.url.schema)
         path = transaction.look_up_safely()

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.store")
 
 DRAWN_BITS = 20
-"""The bits of an advisory lock's key that are drawn each time it is taken, so that nobody can hold the key before its owner."""
+"""The bits of an advisory lock's key that are drawn each time it is taken, so that nobody can hold the key
+before its owner.
+"""
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,8 @@ def advisory_halves(name: str) -> tuple[int, int]:
 class AdvisoryOwnerLock(OwnerLock):
     """A session advisory lock on a connection of its own.
 
-    Roles without access to the store can hold advisory locks too, and see which ones are held. So each name has a million keys, and its
-    lock is held when a role that may move consumers holds any of them.
+    Roles without access to the store can hold advisory locks too, and see which ones are held. So each name
+    has a million keys, and its lock is held when a role that may move consumers holds any of them.
 
     Parameters
     ----------
@@ -165,7 +167,9 @@ class AdvisoryOwnerLock(OwnerLock):
 
 
 def abandon(connection: PgConnection) -> None:
-    """Let go, in a child, of a connection of its parent: closing it in order would end the parent's session."""
+    """Let go, in a child, of a connection of its parent: closing it in order would end the parent's
+    session.
+    """
     forks.keep(connection)
     with suppress(OSError):
         os.close(connection.fileno())

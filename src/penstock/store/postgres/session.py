@@ -1,11 +1,14 @@
-"""Sessions of a PostgreSQL store: how connections are made, and what each session is set to in one round trip.
+"""Sessions of a PostgreSQL store: how connections are made, and what each session is set to in one round
+trip.
 
-Names that are not qualified are looked up in ``pg_catalog`` alone: PostgreSQL takes an operator or a function of another schema on the
-search path if it fits the types better than its own, and others may be allowed to create some there. The store's schema is not on the
-path either, since another role may have the right to create objects in it; everything in it is named with the schema.
+Names that are not qualified are looked up in ``pg_catalog`` alone: PostgreSQL takes an operator or a
+function of another schema on the search path if it fits the types better than its own, and others may be
+allowed to create some there. The store's schema is not on the path either, since another role may have the
+right to create objects in it; everything in it is named with the schema.
 
-A server frees a lock when the transaction that holds it ends, and by default waits for ever for a client that was suspended, or whose
-machine is gone. With these settings it ends such a session, and a wait for a lock is limited.
+A server frees a lock when the transaction that holds it ends, and by default waits for ever for a client
+that was suspended, or whose machine is gone. With these settings it ends such a session, and a wait for a
+lock is limited.
 """
 
 from __future__ import annotations
@@ -29,11 +32,12 @@ LOCK_WAIT = 60.0
 """For how many seconds to wait for locks in all, unless the store's URL has ``lock_wait``."""
 _WAITS = 5
 _LONGEST_WAIT = 8.0
-"""Shorter than a transaction may be idle: the writers of a suspended machine wait for each other, and would otherwise receive the lock one
+"""Shorter than a transaction may be idle: the writers of a suspended machine wait for each other, and would
+otherwise receive the lock one
 after the other and hold it for that time each."""
 
-# Every statement walks along an index. The planner's statistics do not know a log's newest rows: where it expects a few, it would
-# collect and sort them, and meet millions.
+# Every statement walks along an index. The planner's statistics do not know a log's newest rows: where it
+# expects a few, it would collect and sort them, and meet millions.
 _PLANS = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin")
 PLANNING = "; ".join(f"set {plan} = off" for plan in _PLANS)
 FREE = "; ".join(f"set local {plan} = on" for plan in _PLANS)
@@ -51,7 +55,8 @@ DEFAULTS = {
     "client_connection_check_interval": "5s",
 }
 _LASTING = {"idle_session_timeout": "0"}
-# A setting that the server does not have is left out. What was chosen for this connection, the role or the database stays.
+# A setting that the server does not have is left out. What was chosen for this connection, the role or the
+# database stays.
 _SET = """
 select set_config(s.name, v.value, false)
 from (values {values}) as v (name, value)
@@ -66,15 +71,17 @@ _LOCK_TIMEOUT = "select extract(epoch from current_setting('lock_timeout')::inte
 def warn_in_clear(connection: PgConnection, shown: str) -> None:
     """Warn once if a password was sent over a network without TLS; ``shown`` is the URL without the password.
 
-    libpq tries TLS first, and continues without it if the server, or somebody on the network path, says that it has none.
+    libpq tries TLS first, and continues without it if the server, or somebody on the network path, says that
+    it has none.
     """
     with_password = connection.pgconn.used_password and not connection.pgconn.ssl_in_use
     if not with_password or shown in _warned or is_local(connection):
         return
     _warned.add(shown)
     log.warning(
-        "the connection to %s is not encrypted: whoever is on the way can read and change the rows, and may learn the password. Write "
-        "sslmode=verify-full in its URL, with sslrootcert=… where the server's certificate is of an authority of your own",
+        "the connection to %s is not encrypted: whoever is on the way can read and change the rows, and "
+        "may learn the password. Write sslmode=verify-full in its URL, with sslrootcert=… where the "
+        "server's certificate is of an authority of your own",
         shown,
         extra={"action": "not_encrypted", "store": shown},
     )

@@ -1,4 +1,5 @@
-"""Unlogged PostgreSQL tables in which tasks stage the rows of a table sink: one for each try of a micro-batch.
+"""Unlogged PostgreSQL tables in which tasks stage the rows of a table sink: one for each try of a
+micro-batch.
 
 The comment of each says whose it is, so that nothing else has to be kept in sync with it.
 """
@@ -87,7 +88,9 @@ def drop(tx: Transaction, name: str) -> None:
 
 
 def drop_of(database: Database, sink: str, app_id: str) -> None:
-    """Drop the relations of an app's earlier tries; one that a task still writes is left to the next try, or to maintenance."""
+    """Drop the relations of an app's earlier tries; one that a task still writes is left to the next try, or
+    to maintenance.
+    """
     if not isinstance(database, PostgresDatabase):
         return
     for relation in database.run(listed, write=False):

@@ -1,9 +1,9 @@
 """Watch a queue of a PostgreSQL store: an append notifies a channel if somebody listens.
 
-A notification locks the whole database while it commits, so an append first looks whether anybody listens, and notifies after
-its commit. A listener holds an advisory lock, which ends with its connection; an append asks for that lock while it holds the partition's
-row. An append that asked before the listener had the lock may commit later without a notification, so the listener polls until
-all transactions of that time have ended.
+A notification locks the whole database while it commits, so an append first looks whether anybody listens,
+and notifies after its commit. A listener holds an advisory lock, which ends with its connection; an append
+asks for that lock while it holds the partition's row. An append that asked before the listener had the lock
+may commit later without a notification, so the listener polls until all transactions of that time have ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _SHORTEST = 0.005
 
 
 class PostgresWatch(Watch):
-    """Looks after a notification, and each second: poolers pass no notifications on, and a writer may die before it notifies."""
+    """Looks after a notification, and each second: poolers pass no notifications on, and a writer may die
+    before it notifies.
+    """
 
     def __init__(
         self, database: PostgresDatabase, queue: QueueRecord, partitions: Collection[int] | None

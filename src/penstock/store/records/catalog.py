@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -14,7 +15,8 @@ from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import schema_from_bytes, schema_to_bytes
 from penstock.errors import AlreadyExists, CommitRefused, QueueNotFound
 from penstock.store.database import Row, Transaction
-from penstock.store.records.ledger import queue_sink
+
+QUEUE_SINK = "queue:"
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,8 @@ def grow(tx: Transaction, queue: QueueRecord, total: int) -> None:
 def add_columns(tx: Transaction, queue: QueueRecord, fields: Sequence[pa.Field]) -> None:
     """Add columns at the end, under the queue's lock.
 
-    Appends continue meanwhile: their rows have the columns that their writers know, and a payload says how many.
+    Appends continue meanwhile: their rows have the columns that their writers know, and a payload says how
+    many.
     """
     added = [queue.schema.field(place) for place in range(queue.first_width, len(queue.schema))]
     tx.run(
@@ -173,7 +176,8 @@ def find_queue(tx: Transaction, name: str, *, lock: bool = False) -> QueueRecord
 
 
 def require_unchanged(tx: Transaction, queue: QueueRecord) -> None:
-    """Refuse rows that were placed for a queue which was recreated, or whose keys now belong to other partitions.
+    """Refuse rows that were placed for a queue which was recreated, or whose keys now belong to other
+    partitions.
 
     Call it after the partitions have been locked, which keeps the queue as it is.
 
@@ -185,12 +189,27 @@ def require_unchanged(tx: Transaction, queue: QueueRecord) -> None:
     now = find_queue(tx, queue.name)
     if now.queue_id != queue.queue_id:
         raise CommitRefused(
-            f"queue {queue.name!r} was recreated while rows were written to it, and none of them is visible: start again; a "
-            "restarted query repeats the micro-batch",
+            f"queue {queue.name!r} was recreated while rows were written to it, and none of them is "
+            "visible: start again; a restarted query repeats the micro-batch",
             queue=queue.name,
         )
     if queue.key and now.partitions != queue.partitions:
         raise grown(queue)
+
+
+class QueueSink(Protocol):
+    """The identity of a queue as a sink."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def generation(self) -> int: ...
+
+
+def queue_sink(queue: QueueSink) -> str:
+    """The name of a queue in the ledger; a recreated queue is another sink."""
+    return f"{QUEUE_SINK}{queue.name}:{queue.generation}"
 
 
 class QueueGrown(CommitRefused):

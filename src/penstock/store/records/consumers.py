@@ -117,9 +117,12 @@ def registrations_of(tx: Transaction, queue: QueueRecord) -> list[Registration]:
 def register(
     tx: Transaction, consumer: str, queue: QueueRecord, *, vital: bool | None, start: Position
 ) -> Registration:
-    """Register a consumer; one that is registered already keeps its offsets, and its ``vital`` where that is None."""
+    """Register a consumer; one that is registered already keeps its offsets, and its ``vital`` where that is
+    None.
+    """
     keys = {"consumer_id": find_consumer(tx, consumer), "queue_id": queue.queue_id}
-    # The generation ascends, so offsets of an earlier registration of the same names are not taken for this one's.
+    # The generation ascends, so offsets of an earlier registration of the same names are not taken for this
+    # one's.
     if not tx.run("insert_registration", vital=int(bool(vital)), generation=tx.now(), **keys):
         if vital is not None:
             tx.run("set_vital", vital=int(vital), **keys)
@@ -137,8 +140,8 @@ def resolve(tx: Transaction, queue: QueueRecord, position: Position) -> list[int
     Parameters
     ----------
     position
-        ``earliest``, ``latest``, microseconds since 1970 (the first row at or after that time), or row indexes by
-        partition (the others: earliest).
+        ``earliest``, ``latest``, microseconds since 1970 (the first row at or after that time), or row
+        indexes by partition (the others: earliest).
     """
     records = lock_partitions(tx, queue)
     if position == "earliest":
@@ -171,8 +174,8 @@ def _explicit(
         record = records[partition]
         if not record.first_index <= index <= record.next_index:
             raise InvalidPosition(
-                f"queue {queue.name!r}, partition {partition}, has rows {record.first_index} to {record.next_index}, "
-                f"not {index}: a position lies between them, both included"
+                f"queue {queue.name!r}, partition {partition}, has rows {record.first_index} to "
+                f"{record.next_index}, not {index}: a position lies between them, both included"
             )
         offsets[partition] = index
     return offsets
@@ -200,8 +203,8 @@ def advance(
         there = current.get(partition)
         is_at = "does not exist" if there is None else f"is at {there}"
         raise OffsetConflict(
-            f"consumer {registration.consumer!r} on queue {registration.queue!r}, partition {partition}, {is_at}, "
-            f"not at {old}: another program moved it; read its offsets and resume there",
+            f"consumer {registration.consumer!r} on queue {registration.queue!r}, partition {partition}, "
+            f"{is_at}, not at {old}: another program moved it; read its offsets and resume there",
             consumer=registration.consumer,
             queue=registration.queue,
             partition=partition,

@@ -55,8 +55,9 @@ def open_commit(tx: Transaction, queue: QueueRecord, version: int, timestamp: in
     if last is not None and (version <= last.version or timestamp < last.timestamp):
         what = "version" if version <= last.version else "timestamp"
         raise CommitOutOfOrder(
-            f"commit {version} of feed {queue.name!r} goes backwards: the {what} of the newest one, {last.version}, must be before "
-            f"its own. Nothing was appended; if this repeats commit {last.version}, that one is already committed",
+            f"commit {version} of feed {queue.name!r} goes backwards: the {what} of the newest one, "
+            f"{last.version}, must be before its own. Nothing was appended; if this repeats commit "
+            f"{last.version}, that one is already committed",
             feed=queue.name,
             version=version,
             newest=last.version,
@@ -100,7 +101,9 @@ def _commits(tx: Transaction, queue: QueueRecord) -> Iterator[FeedCommit]:
 
 
 def _prune(tx: Transaction, queue: QueueRecord, first: Sequence[int]) -> None:
-    """Forget the oldest commits whose rows have been trimmed, a few at a time, except for the last: the next one begins at its end."""
+    """Forget the oldest commits whose rows have been trimmed, a few at a time, except for the last: the next
+    one begins at its end.
+    """
     if not any(first):
         return
     gone = [each for each in page(tx, queue, -1, most=_PRUNED_AT_ONCE) if not _beyond(each.ends, first)]

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from penstock.store.database import Transaction
+from penstock.store.database import Database, Row, Transaction
+from penstock.store.records.catalog import QUEUE_SINK, list_queues, queue_sink
 
 WHOLE_BATCH = -1
 KEEP = 1000
-"""Micro-batches of a sink and app that the ledger remembers; far more than any checkpoint does by default (100)."""
-
-QUEUE_SINK = "queue:"
-
-
-class QueueSink(Protocol):
-    """What tells a queue from others of its name."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def generation(self) -> int: ...
-
-
-def queue_sink(queue: QueueSink) -> str:
-    """Return the name of a queue in the ledger; a queue that is recreated is another sink."""
-    return f"{QUEUE_SINK}{queue.name}:{queue.generation}"
+"""The micro-batches of a sink and app that the ledger keeps; far more than a checkpoint does by default
+(100).
+"""
+IDLE_MICROSECONDS = 30 * 86_400_000_000
+"""For how long an app has not committed before all but its newest entries are deleted."""
+IDLE_KEEP = 10
+"""How many micro-batches before the newest one are kept then."""
+AT_ONCE = 100
+"""How many sinks, apps and apps' marks one cleanup handles."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +26,7 @@ class LedgerEntry:
     rows: int
     batch_id: int
     logged: str | None = None
-    """The offset that the query's checkpoint logs for it; of the newest micro-batch alone."""
+    """The offset that the query's checkpoint logs for it; kept for the newest micro-batch alone."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +53,7 @@ class LedgerKey:
 def enter(
     tx: Transaction, key: LedgerKey, ranges: str, rows: int, logged: str | None = None
 ) -> LedgerEntry | None:
-    """Write the entry; return the one that was there before, if there was one."""
+    """Insert the entry, unless there is one already; return that one."""
     if tx.run("insert_ledger", ranges=ranges, row_count=rows, logged=logged, now=tx.now(), **key.fields()):
         return None
     return find(tx, key)
@@ -70,32 +61,80 @@ def enter(
 
 def find(tx: Transaction, key: LedgerKey) -> LedgerEntry | None:
     row = tx.one("find_ledger", **key.fields())
-    return None if row is None else LedgerEntry(row.ranges, row.row_count, row.batch_id, row.logged)
+    return _entry(row)
 
 
 def newest(tx: Transaction, sink: str, app_id: str, before: int = 2**62) -> LedgerEntry | None:
-    """The newest whole micro-batch of a sink and app, of those with a lower number than ``before``."""
+    """The newest whole micro-batch of a sink and app with a number below ``before``."""
     row = tx.one("newest_ledger", sink=sink, app_id=app_id, before=before)
+    return _entry(row)
+
+
+def _entry(row: Row | None) -> LedgerEntry | None:
     return None if row is None else LedgerEntry(row.ranges, row.row_count, row.batch_id, row.logged)
 
 
 def tasks(tx: Transaction, key: LedgerKey) -> dict[int, int]:
-    """The rows of each task of a micro-batch that has an entry of its own."""
+    """The rows of each task of a micro-batch with an entry of its own."""
     rows = tx.all("ledger_tasks", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id)
     return {row.task: row.row_count for row in rows}
 
 
 def task_input(tx: Transaction, key: LedgerKey) -> str | None:
-    """What those tasks of a micro-batch that have an entry of their own have written of; None when none has."""
+    """The input that tasks of a micro-batch with entries of their own recorded; None if there are none."""
     row = tx.one("first_ledger_task", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id)
     return None if row is None else str(row.ranges)
 
 
 def rewound(tx: Transaction, key: LedgerKey) -> int | None:
-    """The newest micro-batch of the sink and app, where all that the ledger remembers is newer: it may have forgotten this one."""
+    """The newest micro-batch of the sink and app if the ledger only has newer ones, and may have forgotten
+    this one.
+    """
     row = tx.one("newest_batch", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id)
     return None if row is None else int(row.batch_id)
 
 
 def prune(tx: Transaction, key: LedgerKey) -> None:
     tx.run("prune_ledger", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id - KEEP)
+
+
+def clean_up(database: Database) -> int:
+    """Forget what no query can need any more; the number of dropped queues and of apps.
+
+    - The entries of a dropped queue, which is no sink any more: a queue of the same name has another
+      generation.
+    - The older entries of an app that has not committed for long. It may be started again, and then repeats
+      its newest micro-batch; an earlier one is refused as forgotten.
+    - Marks of apps without entries. A mark stands for a consumer of another store, and without it rows would
+      be repeated. It is written together with an entry, and the newest entry of an app in a sink is kept as
+      long as the sink, so these are of dropped queues.
+    """
+    sinks, idle, orphans = database.run(_forgettable, write=False)
+    for sink in sinks:
+        _delete(database, "delete_sink_ledger", sink=sink)
+    for sink, app_id, batch_id in idle:
+        _delete(database, "prune_ledger", sink=sink, app_id=app_id, batch_id=batch_id)
+    for app_id in orphans:
+        _delete(database, "delete_orphaned_marks", app_id=app_id)
+        _delete(database, "delete_orphaned_sources", app_id=app_id)
+    return len(sinks) + len(idle) + len(orphans)
+
+
+def _delete(database: Database, statement: str, **parameters: str | int) -> None:
+    database.run(lambda tx: tx.run(statement, **parameters), idempotent=True)
+
+
+def _forgettable(tx: Transaction) -> tuple[list[str], list[tuple[str, str, int]], list[str]]:
+    """Dropped sinks, apps with the micro-batch before which their entries may go, and apps whose marks may
+    go.
+    """
+    now = tx.now()
+    existing = {queue_sink(queue) for queue in list_queues(tx)}
+    sinks = [row.sink for row in tx.all("ledger_sinks") if row.sink.startswith(QUEUE_SINK)]
+    idle = tx.all("idle_apps", before=now - IDLE_MICROSECONDS, now=now, keep=IDLE_KEEP, most=AT_ONCE)
+    orphans = tx.all("orphaned_mark_apps", most=AT_ONCE)
+    return (
+        [sink for sink in sinks if sink not in existing][:AT_ONCE],
+        [(row.sink, row.app_id, row.newest - IDLE_KEEP) for row in idle],
+        [row.app_id for row in orphans],
+    )

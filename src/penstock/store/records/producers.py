@@ -1,4 +1,6 @@
-"""Producer sessions: an epoch that fences the previous holder, and a sequence number that identifies repeats."""
+"""Producer sessions: an epoch that fences the previous holder, and a sequence number that identifies
+repeats.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,8 @@ def lock_session(tx: Transaction, session: ProducerSession) -> int:
         )
     if row is None:
         raise ProducerFenced(
-            f"producer session {session.session!r} was opened again by another producer, so this one may no longer append: "
-            "stop it, or open the session again to take it over",
+            f"producer session {session.session!r} was opened again by another producer, so this one may no "
+            "longer append: stop it, or open the session again to take it over",
             session=session.session,
             epoch=session.epoch,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from penstock.store.database import AHEAD, Row, Transaction
 
@@ -86,19 +86,7 @@ class QueryError:
 def begin(tx: Transaction, run: QueryRun) -> None:
     """Report a run that begins, which replaces the one before."""
     now = tx.now()
-    tx.run(
-        "begin_query",
-        now=now,
-        query_id=run.query_id,
-        run_id=run.run_id,
-        name=run.name,
-        engine=run.engine,
-        source=run.source,
-        sink=run.sink,
-        checkpoint=run.checkpoint,
-        spark_ui=run.spark_ui,
-        started_at=run.started_at,
-    )
+    tx.run("begin_query", now=now, **asdict(run))
     tx.run("drop_old_queries", before=now - FORGOTTEN_SECONDS * 1_000_000)
 
 
@@ -183,6 +171,8 @@ def progress_since(tx: Transaction, since: int) -> list[Row]:
 
 
 def rows_committed(tx: Transaction, sink: str, query_id: str, after: int, upto: int) -> int | None:
-    """The rows that micro-batches ``after`` + 1 to ``upto`` of a query wrote to a sink; None if the ledger has none."""
+    """The rows that micro-batches ``after`` + 1 to ``upto`` of a query wrote to a sink; None if the ledger
+    has none.
+    """
     row = tx.one("rows_committed", sink=sink, app_id=query_id, after=after, upto=upto)
     return None if row.row_count is None else int(row.row_count)

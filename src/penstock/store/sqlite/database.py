@@ -66,7 +66,8 @@ class SqliteTransaction(Transaction):
         return [make(row) for row in rows]
 
     def page(self, *, max_bytes: int, **parameters: object) -> list[Row]:
-        # Row by row, since SQLite reads a payload with its row; a limit by bytes in the statement would copy all of them.
+        # Row by row, since SQLite reads a payload with its row; a limit by bytes in the statement would copy
+        # all of them.
         with closing(_cursor(self._connection)) as cursor:
             cursor.execute(self._statements["read_page"], parameters)
             make = _row_type(tuple(column[0] for column in cursor.description))._make
@@ -191,8 +192,8 @@ class SqliteDatabase(Database):
         # SQLite continues with a file that has no name any more, which is lost when its last process ends.
         if self._file not in (None, file_at(self.path)):
             raise StoreNotFound(
-                f"{self.url} was removed or replaced while it was open: restore it from a backup or create a new store, and "
-                "open it again"
+                f"{self.url} was removed or replaced while it was open: restore it from a backup or create "
+                "a new store, and open it again"
             )
 
     def use_wal(self) -> None:
@@ -222,7 +223,8 @@ class SqliteDatabase(Database):
         self.require_same_file()
         if write and not connection.turn.take(self._patience):
             raise self._locked_out(f"this process did not get its turn within {self._patience} s")
-        # Not begun as a read: SQLite does not upgrade a stale snapshot, so it could not wait for another writer.
+        # Not begun as a read: SQLite does not upgrade a stale snapshot, so it could not wait for another
+        # writer.
         connection.execute("begin immediate" if write else "begin")
         return SqliteTransaction(connection, self.path, write=write)
 
@@ -266,7 +268,8 @@ class SqliteDatabase(Database):
             )
         if code == sqlite3.SQLITE_CANTOPEN:
             return StoreError(
-                f"{self.url} cannot be opened: check that its folder exists, and that this user may write there"
+                f"{self.url} cannot be opened: check that its folder exists, and that this user may write "
+                "there"
             )
         if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             return StoreError(f"{self.url} is not a SQLite file, or is damaged: {error}")

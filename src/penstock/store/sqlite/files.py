@@ -1,8 +1,8 @@
-"""The files of a SQLite store: one user's own, unless the store's URL says otherwise.
+"""The files of a SQLite store, which belong to one user unless the store's URL says otherwise.
 
-The SQLite file says who may do what: the files beside it (the log and its index, locks, bells) get its mode, as SQLite gives it to its own.
-Whoever may replace one of them, or the folder or a link on the way there, could read the rows or hold a lock. So what another user could
-do that with is refused: root and the current user are trusted, and nobody else.
+The files next to the SQLite file (the log and its index, locks, bells) get its mode, as SQLite does with its
+own. Whoever can replace one of them, the folder or a link on the path could read the rows or hold a lock. So
+files that another user could replace are refused: only root and the current user are trusted.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from penstock.errors import StoreUnsafe
 log = logging.getLogger("penstock.store")
 
 OWN = 0o600
-"""The mode of a file that its owner may read and write, and nobody else."""
+"""The mode of a file that only its owner may read and write."""
 _SQLITES = ("-wal", "-shm", "-journal")
 _BESIDE = (*_SQLITES, "-lock", "-owners")
 READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""How a file beside the SQLite file is opened: never through a link, and without a wait for a pipe that somebody has put there."""
+"""How a file next to the SQLite file is opened: never through a link, and without waiting for a pipe that
+somebody put there.
+"""
 _MOST_LINKS = 40
 _warned: set[str] = set()
 
@@ -37,9 +39,9 @@ class StoreFiles:
     Parameters
     ----------
     path
-        The SQLite file, behind all links.
+        The SQLite file, with all links resolved.
     mode
-        That of a file that is made here.
+        The mode of files that are created.
     trusting
         Whether everybody who may write in the folder is trusted.
     """
@@ -49,7 +51,8 @@ class StoreFiles:
     trusting: bool = False
 
     def check(self, named: str) -> None:
-        """Refuse a store whose files another user could replace, and tighten those beside the SQLite file.
+        """Refuse a store whose files another user could replace, and restrict the files next to the SQLite
+        file.
 
         Parameters
         ----------
@@ -68,12 +71,13 @@ class StoreFiles:
         self._warn()
 
     def make(self) -> None:
-        """Make the SQLite file, empty, where there is none; SQLite itself would make it by the umask."""
+        """Create an empty SQLite file if there is none; SQLite itself would use the umask."""
         folder, name = os.path.split(self.path)
         with suppress(OSError):
             if os.path.lexists(self.path):
                 return
-            # Closed before it has its name: to close it afterwards would free the locks of other connections of this process.
+            # Closed before it has its name: closing it later would release the locks of this process's other
+            # connections.
             file, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=folder)
             try:
                 os.fchmod(file, self.mode)
@@ -94,14 +98,15 @@ class StoreFiles:
             os.close(file)
 
     def open_beside(self, path: str) -> int:
-        """Open a file beside the SQLite file for reading, which is all that a lock needs; it is made if it is not there.
+        """Open a file next to the SQLite file for reading, which is enough for a lock; it is created if
+        needed.
 
         Raises
         ------
         OSError
             When that cannot be done.
         StoreUnsafe
-            When somebody else has put it there.
+            When another user created it.
         """
         rights = self._beside()
         try:
@@ -111,41 +116,41 @@ class StoreFiles:
                 raise _unsafe_link(path, path) from error
             raise
         try:
-            there = os.fstat(file)
-            self._require_own(path, there)
-            if not stat.S_ISREG(there.st_mode):
+            status = os.fstat(file)
+            self._require_own(path, status)
+            if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a file", path)
-            rights.give(file)
+            rights.apply(file)
         except BaseException:
             os.close(file)
             raise
         return file
 
     def make_folder(self, path: str) -> None:
-        """Make a folder beside the SQLite file.
+        """Create a folder next to the SQLite file.
 
         Raises
         ------
         OSError
             When that cannot be done.
         StoreUnsafe
-            When somebody else has put it there.
+            When another user created it.
         """
-        rights = self._beside().of_folder()
+        rights = self._beside().for_folder()
         with suppress(FileExistsError):
             os.mkdir(path, rights.mode)
-        there = os.lstat(path)
-        if stat.S_ISLNK(there.st_mode):
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
             raise _unsafe_link(path, path)
-        self._require_own(path, there)
-        rights.give(path)
+        self._require_own(path, status)
+        rights.apply(path)
 
     def _beside(self) -> _Rights:
         try:
-            found = os.stat(self.path)
+            status = os.stat(self.path)
         except OSError:
             return _Rights(self.mode, None, None)
-        return _Rights(stat.S_IMODE(found.st_mode) & 0o666 | OWN, found.st_uid, found.st_gid)
+        return _Rights(stat.S_IMODE(status.st_mode) & 0o666 | OWN, status.st_uid, status.st_gid)
 
     def _check_links(self, named: str) -> None:
         for link in _links(named):
@@ -156,22 +161,24 @@ class StoreFiles:
     def _check_folder(self) -> None:
         folder = os.path.dirname(self.path)
         try:
-            found = os.stat(folder)
+            status = os.stat(folder)
         except OSError:
             return
-        if not _is_trusted(found.st_uid):
+        if not _is_trusted(status.st_uid):
             raise StoreUnsafe(
-                f"the folder {folder} of the store {self.path} belongs to {_user(found.st_uid)}, who could replace its files: keep it in a "
-                "folder of this process's user, or write trust=folder in its URL if that user may",
+                f"the folder {folder} of the store {self.path} belongs to {_user(status.st_uid)}, who could "
+                "replace its files: keep it in a folder of this process's user, or write trust=folder in "
+                "its URL if that user may",
                 condition="STORE_UNSAFE.FOLDER_OWNER",
                 folder=folder,
-                owner=_user(found.st_uid),
+                owner=_user(status.st_uid),
             )
-        if not found.st_mode & stat.S_ISVTX and _others_write(found):
-            mode = _octal(found.st_mode)
+        if not status.st_mode & stat.S_ISVTX and _others_write(status):
+            mode = _octal(status.st_mode)
             raise StoreUnsafe(
-                f"others may write in the folder {folder} (mode {mode}), and so replace the files of the store {self.path}: run `chmod "
-                f"go-w {folder}`, or write trust=folder in its URL if all of them may",
+                f"others may write in the folder {folder} (mode {mode}), and so replace the files of the "
+                f"store {self.path}: run `chmod go-w {folder}`, or write trust=folder in its URL if all of "
+                "them may",
                 condition="STORE_UNSAFE.FOLDER_WRITABLE",
                 folder=folder,
                 mode=mode,
@@ -179,35 +186,38 @@ class StoreFiles:
 
     def _check_file(self, path: str) -> None:
         try:
-            found = os.lstat(path)
+            status = os.lstat(path)
         except OSError:
             return
-        if stat.S_ISLNK(found.st_mode):
+        if stat.S_ISLNK(status.st_mode):
             raise _unsafe_link(path, path)
-        self._require_own(path, found)
-        if path != self.path and stat.S_ISREG(found.st_mode):
+        self._require_own(path, status)
+        if path != self.path and stat.S_ISREG(status.st_mode):
             with suppress(OSError):
-                self._beside().give(path)
+                self._beside().apply(path)
 
-    def _require_own(self, path: str, found: os.stat_result) -> None:
-        if self.trusting or _is_trusted(found.st_uid):
+    def _require_own(self, path: str, status: os.stat_result) -> None:
+        if self.trusting or _is_trusted(status.st_uid):
             return
         raise StoreUnsafe(
-            f"the file {path} of a store belongs to {_user(found.st_uid)}, who could hold its locks or change what is in it: use a store "
-            "of this process's user, or run as that one, or write trust=folder in its URL if that user may",
+            f"the file {path} of a store belongs to {_user(status.st_uid)}, who could hold its locks or "
+            "change what is in it: use a store of this process's user, or run as that one, or write "
+            "trust=folder in its URL if that user may",
             condition="STORE_UNSAFE.FILE_OWNER",
             file=path,
-            owner=_user(found.st_uid),
+            owner=_user(status.st_uid),
         )
 
     def _warn(self) -> None:
-        """Say once that others may do more with the SQLite file than they should; it may be meant so, so it stays."""
+        """Warn once that others may read or write the SQLite file; that may be intended, so its mode is
+        kept.
+        """
         try:
-            found = os.stat(self.path)
+            status = os.stat(self.path)
         except OSError:
             return
-        wider = stat.S_IMODE(found.st_mode) & 0o066 & ~self.mode
-        if not wider or found.st_uid != os.geteuid() or self.path in _warned:
+        wider = stat.S_IMODE(status.st_mode) & 0o066 & ~self.mode
+        if not wider or status.st_uid != os.geteuid() or self.path in _warned:
             return
         _warned.add(self.path)
         log.warning(
@@ -216,41 +226,41 @@ class StoreFiles:
             self.path,
             _octal(self.mode),
             self.path,
-            _octal(found.st_mode & 0o666),
+            _octal(status.st_mode & 0o666),
             extra={"action": "store_open_to_others", "store": f"sqlite:///{self.path}"},
         )
 
 
 @dataclass(frozen=True)
 class _Rights:
-    """Who may do what with a file, and whose it is; the latter only counts for root."""
+    """The mode and the owner of a file; the owner only counts for root."""
 
     mode: int
     owner: int | None
     group: int | None
 
-    def of_folder(self) -> _Rights:
-        """Of a folder with such files: who may read them may look there."""
+    def for_folder(self) -> _Rights:
+        """The rights of a folder with such files: whoever may read them may list it."""
         return _Rights(0o700 | self.mode | (self.mode & 0o444) >> 2, self.owner, self.group)
 
-    def give(self, file: int | str) -> None:
-        """Give them to a file of this process's user."""
-        found = os.stat(file)
-        if found.st_uid != os.geteuid():
+    def apply(self, file: int | str) -> None:
+        """Apply them to a file of this process's user."""
+        status = os.stat(file)
+        if status.st_uid != os.geteuid():
             return
-        if stat.S_IMODE(found.st_mode) != self.mode:
+        if stat.S_IMODE(status.st_mode) != self.mode:
             os.chmod(file, self.mode)
         if (
             os.geteuid() == 0
             and self.owner is not None
-            and (found.st_uid, found.st_gid) != (self.owner, self.group)
+            and (status.st_uid, status.st_gid) != (self.owner, self.group)
         ):
-            # As SQLite does: root's own would keep the store's user out.
+            # As SQLite does: a file of root would keep the store's user out.
             os.chown(file, self.owner, -1 if self.group is None else self.group)
 
 
 def _links(path: str) -> Iterator[str]:
-    """The symbolic links on the way to a file, the last one included."""
+    """The symbolic links on the path to a file, including the file."""
     parts, place, left = path.split("/")[::-1], "/", _MOST_LINKS
     while parts and left:
         part = parts.pop()
@@ -282,7 +292,7 @@ def _others_write(folder: os.stat_result) -> bool:
 
 
 def _is_own_group(gid: int) -> bool:
-    """Whether a group has only this process's user, as where each user has one of the same name; or is root's."""
+    """Whether a group is root's, or has only this process's user."""
     import grp
     import pwd
 
@@ -310,7 +320,7 @@ def _user(uid: int) -> str:
 
 def _opened(path: str, mode: int) -> int:
     try:
-        # Some systems let nobody else's file be opened as one to be made, in a folder such as /tmp.
+        # Without O_CREAT first: some systems refuse it for another user's file in a folder such as /tmp.
         return os.open(path, READING)
     except FileNotFoundError:
         return os.open(path, READING | os.O_CREAT, mode)
@@ -319,8 +329,8 @@ def _opened(path: str, mode: int) -> int:
 def _unsafe_link(path: str, link: str) -> StoreUnsafe:
     owner = _user(os.lstat(link).st_uid)
     return StoreUnsafe(
-        f"the store's file {path} is behind the symbolic link {link} of {owner}, which could lead elsewhere at any time: write the path of "
-        "the file itself in the URL, or remove the link",
+        f"the store's file {path} is behind the symbolic link {link} of {owner}, which could lead elsewhere "
+        "at any time: write the path of the file itself in the URL, or remove the link",
         condition="STORE_UNSAFE.SYMLINK",
         file=path,
         link=link,

@@ -1,8 +1,8 @@
 """Locks on files next to a SQLite file: the line of writers, and the owners of consumers.
 
-A SQLite writer that has to wait looks again now and then, ten times a second in the end. One that writes in a loop leaves the file free for
-a fraction of a millisecond, so some of several such writers would wait for minutes. The kernel gives a lock on a file to whoever has
-waited longest, as soon as it is free.
+A SQLite writer that has to wait looks again now and then, ten times a second in the end. One that writes in
+a loop leaves the file free for a fraction of a millisecond, so some of several such writers would wait for
+minutes. The kernel gives a lock on a file to whoever has waited longest, as soon as it is free.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def _holder(locks: list[list[str]], path: str, kind: str) -> int | None:
     except OSError:
         return None
     for lock in locks:
-        # Number, kind, ADVISORY, READ or WRITE, process, file, first and last byte; a waiter has an arrow before the kind.
+        # Number, kind, ADVISORY, READ or WRITE, process, file, first and last byte; a waiter has an arrow
+        # before the kind.
         if len(lock) != 8 or (lock[1], lock[3]) != (kind, "WRITE") or lock[5].split(":")[-1] != inode:
             continue
         if kind == "FLOCK" or int(lock[6]) <= _WRITE_BYTE <= int(lock[7]):

@@ -1,8 +1,9 @@
 """Wakeups of a SQLite store's watchers: inotify, and bells.
 
-A bell is a small file next to the SQLite file, one for each queue that somebody watches. Opening it for reading and closing it again is
-an event that wakes the watchers of that queue and few others, and needs no right to write. Writes to the SQLite file itself would wake all
-watchers at each commit, before it can be seen. Python has no module for inotify, so the C library is called.
+A bell is a small file next to the SQLite file, one for each queue that somebody watches. Opening it for
+reading and closing it again is an event that wakes the watchers of that queue and few others, and needs no
+right to write. Writes to the SQLite file itself would wake all watchers at each commit, before it can be
+seen. Python has no module for inotify, so the C library is called.
 """
 
 from __future__ import annotations
@@ -119,14 +120,18 @@ def _failed() -> OSError:
 
 
 def ring(path: str, queue_ids: Iterable[int]) -> None:
-    """Wake the watchers of queues of the SQLite file ``path``; costs next to nothing if there never were any."""
+    """Wake the watchers of queues of the SQLite file ``path``; costs next to nothing if there never were
+    any.
+    """
     for queue_id in queue_ids:
         with suppress(OSError):
             os.close(os.open(_bell(path, queue_id), READING))
 
 
 def listen(path: str, queue_id: int, files: StoreFiles | None = None) -> FileEvents | None:
-    """Listen to a queue's bell, which is created if needed; None if that is not possible, or it is another user's."""
+    """Listen to a queue's bell, which is created if needed; None if that is not possible, or it is another
+    user's.
+    """
     folder, name = os.path.split(_bell(path, queue_id))
     try:
         os.close((files or StoreFiles(path)).open_beside(_bell(path, queue_id)))

@@ -27,8 +27,9 @@ _BUSY_MS = 100
 class SqliteWatch(Watch):
     """Looks at the queue when its bell is rung, as Penstock's writers do after a commit.
 
-    Other writers do not ring. So a watch also looks after writes to the files: soon, and after ever longer pauses while they append nothing
-    to this queue, since a busy file is written all the time. Without events of writes it looks soon after each change.
+    Other writers do not ring. So a watch also looks after writes to the files: soon, and after ever longer
+    pauses while they append nothing to this queue, since a busy file is written all the time. Without events
+    of writes it looks soon after each change.
     """
 
     def __init__(

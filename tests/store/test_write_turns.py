@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +13,7 @@ from tests.store.programs import SCHEMA
 from tests.store.support import raw_connection
 
 
-def test_a_writer_waits_for_another_in_sqlite(tmp_path: Any) -> None:
+def test_a_writer_waits_for_another_in_sqlite(tmp_path: Path) -> None:
     with penstock.connect(f"sqlite:///{tmp_path}/x.db?busy_timeout=50") as store:
         queue = store.create_queue("q", SCHEMA)
         other = raw_connection(store.database)
@@ -29,7 +29,7 @@ def test_a_writer_waits_for_another_in_sqlite(tmp_path: Any) -> None:
 
 
 def test_a_writer_that_never_ends_is_reported_in_sqlite(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.store.database.RETRY_SECONDS", 0.2)
     with penstock.connect(f"sqlite:///{tmp_path}/x.db?busy_timeout=50") as store:
@@ -42,7 +42,7 @@ def test_a_writer_that_never_ends_is_reported_in_sqlite(
         other.close()
 
 
-def test_writers_take_turns_in_sqlite(tmp_path: Any) -> None:
+def test_writers_take_turns_in_sqlite(tmp_path: Path) -> None:
     """One that writes in a loop does not keep others waiting."""
     url = f"sqlite:///{tmp_path}/x.db?synchronous=normal"
     with penstock.connect(url) as busy, penstock.connect(url) as patient:
@@ -68,7 +68,7 @@ def test_writers_take_turns_in_sqlite(tmp_path: Any) -> None:
     assert sorted(between)[15] < 30
 
 
-def test_a_turn_that_does_not_come_is_reported(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_that_does_not_come_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.store.sqlite.locks import Turn
 
     monkeypatch.setattr("penstock.store.database.RETRY_SECONDS", 0.2)
@@ -85,7 +85,7 @@ def test_a_turn_that_does_not_come_is_reported(tmp_path: Any, monkeypatch: pytes
         assert queue.info().rows == 3
 
 
-def test_nobody_keeps_a_turn_that_came_too_late(tmp_path: Any) -> None:
+def test_nobody_keeps_a_turn_that_came_too_late(tmp_path: Path) -> None:
     from penstock.store.sqlite.locks import Turn
     from tests.support.waiting import wait_until
 
