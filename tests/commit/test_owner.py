@@ -10,6 +10,7 @@ import pytest
 import penstock
 from penstock.commit.owner import drain, follow, level
 from penstock.errors import CheckpointMismatch, ConsumerInUse, NotRegistered, OwnerFenced
+from penstock.store.log.trim import time_of
 from penstock.testing import temporary_store
 from tests.commit.protocol import Pair, make_pair, numbers
 
@@ -241,3 +242,14 @@ def test_a_plan_past_the_end_of_the_queue_is_refused(pair: Pair, end: tuple[int,
         owner.plan(pair.offset(owner, start, end))
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
     assert not pair.registration().plan_open
+
+
+def test_a_plan_of_rows_that_were_replaced_since_they_were_read_is_refused(pair: Pair) -> None:
+    """As many rows have come again since an older backup of the store was restored."""
+    owner = pair.own()
+    queue = pair.source.record
+    read = pair.store.database.run(lambda tx: time_of(tx, queue, 1, 4), write=False)
+    owner.plan(pair.offset(owner, (0, 0), (0, 5)), {1: read})
+    with pytest.raises(CheckpointMismatch, match="has other rows than this query has read") as caught:
+        owner.plan(pair.offset(owner, (0, 0), (0, 5)), {1: read - 60_000_000})
+    assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"

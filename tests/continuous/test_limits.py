@@ -142,8 +142,8 @@ def test_rows_of_a_later_epoch_are_counted_when_those_of_the_one_before_have_bee
     coordinator.await_tasks(PATIENCE, lambda: True)
     slow.send("sent")
     wait_until(lambda: coordinator.begin() is not None, PATIENCE, "rows were sent")
-    slow.send("read", number=0, offsets={"0": 6}, rows=6, times=[])
-    fast.send("read", number=0, offsets={"1": 0}, rows=0, times=[])
+    slow.send("read", number=0, offsets={"0": 6}, rows=6, times=[], last_times={})
+    fast.send("read", number=0, offsets={"1": 0}, rows=0, times=[], last_times={})
     fast_writer.send("want", number=1, rows=6)
     assert fast_writer.receive(0.2) is None
     slow_writer.send("want", number=0, rows=6)

@@ -138,7 +138,7 @@ HOT: dict[str, Parameters] = {
     "registrations_of_queue": {"queue_id": 7},
     "lock_registrations": {"queue_id": 7},
     "own_registration": IN_CONSUMER,
-    "open_plan": IN_CONSUMER | {"epoch": 1, "plan": "", "ends": "[1, 2]"},
+    "open_plan": IN_CONSUMER | {"epoch": 1, "plan": "", "ends": "[[1, 5], [2, null]]"},
     "close_plan": IN_CONSUMER,
     "read_positions": IN_CONSUMER,
     "advance_position": IN_CONSUMER | {"partition": 0, "old": 0, "new": 1},

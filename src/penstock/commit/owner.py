@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from penstock.commit.offsets import QueueOffset, pad, plan_text
 from penstock.errors import CheckpointMismatch, OwnerFenced, StoreUnavailable, condition_of
@@ -116,8 +116,14 @@ class Owner:
             raise _source_behind(tx, registration, logged.end)
         _raise_safe(tx, registration, logged)
 
-    def plan(self, end: QueueOffset) -> None:
+    def plan(self, end: QueueOffset, last_times: Mapping[int, int] | None = None) -> None:
         """Store the micro-batch in flight, which its sink's commit must equal.
+
+        Parameters
+        ----------
+        last_times
+            If its rows were read before: when the last of them was appended to each partition, in microseconds
+            since 1970. If that row is another one now, the store was restored meanwhile.
 
         Raises
         ------
@@ -131,10 +137,11 @@ class Owner:
             registration = self._checked(tx, lock=True)
             if not _follows(tx, registration, end):
                 raise _source_behind(tx, registration, end.start)
-            ends = json.dumps(end.end)
+            ends = json.dumps([[at, (last_times or {}).get(part)] for part, at in enumerate(end.end)])
             if not tx.run("open_plan", epoch=self.epoch, plan=plan_text(end), ends=ends, **registration.keys):
                 queue = catalog.find_queue(tx, self.queue)
                 end.require_reached([part.next_index for part in catalog.partitions(tx, queue)])
+                raise _replaced(end)
 
         self._database.run(work, idempotent=True)
         rows = sum(end.end) - sum(end.start)
@@ -218,6 +225,16 @@ def _source_behind(
         condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
         consumer=registration.consumer,
         queue=registration.queue,
+    )
+
+
+def _replaced(end: QueueOffset) -> CheckpointMismatch:
+    return CheckpointMismatch(
+        f"queue {end.queue!r} has other rows than this query has read, up to {list(end.end)}: its store was restored "
+        "from a backup meanwhile. Restart the query",
+        condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
+        queue=end.queue,
+        offsets=list(end.end),
     )
 
 

@@ -105,8 +105,15 @@ class SourceDriver(ABC):
         """Return what is carried to the tasks of a run to read with."""
 
     @abstractmethod
-    def plan(self, start: Positions, end: Positions) -> JsonValue:
-        """Return the offset to log for an epoch, and record that the epoch is in flight."""
+    def plan(self, start: Positions, end: Positions, last_times: Mapping[int, int]) -> JsonValue:
+        """Return the offset to log for an epoch, and record that the epoch is in flight.
+
+        Parameters
+        ----------
+        last_times
+            When the last row of each partition that was read was created, in microseconds since 1970, as far
+            as its reader knows: the source may have other rows by now.
+        """
 
     def follow(self, offset: JsonValue) -> None:  # noqa: B027 - a source may have nothing to move
         """Record, before a run, the last epoch that the sink has: a driver that died may not have done so."""
@@ -144,6 +151,10 @@ class SourceReader(ABC):
     @abstractmethod
     def wait(self, channel: Channel) -> None:
         """Return when there may be rows, or the driver has sent a message."""
+
+    def last_times(self) -> dict[int, int]:
+        """Return when the last row that was read of each partition was created, if that is known."""
+        return {}
 
     def times(self) -> list[tuple[int, int]]:
         """Return when the last rows were created: instants in microseconds with their numbers of rows."""

@@ -5,6 +5,7 @@ The source owns and moves a consumer; the sink promotes staged rows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -98,7 +99,7 @@ class QueueSourceDriver(SourceDriver):
             self.options.url, self._queue(), self.schema, self.options.fail_on_data_loss
         )
 
-    def plan(self, start: Positions, end: Positions) -> JsonValue:
+    def plan(self, start: Positions, end: Positions, last_times: Mapping[int, int]) -> JsonValue:
         offset = QueueOffset(
             store=self._store().uuid,
             queue=self.options.queue,
@@ -109,7 +110,7 @@ class QueueSourceDriver(SourceDriver):
             end=_listed(end, len(end)),
         )
         if self._owner is not None:
-            self._owner.plan(offset)
+            self._owner.plan(offset, last_times)
         return offset.to_dict()
 
     def follow(self, offset: JsonValue) -> None:

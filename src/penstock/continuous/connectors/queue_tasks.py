@@ -70,6 +70,7 @@ class QueueReader(SourceReader):
         self._held: deque[_Ahead] = deque()
         """Rows that were read ahead."""
         self._times: list[tuple[int, int]] = []
+        self._last_times: dict[int, int] = {}
 
     def read(self, max_rows: int) -> pa.RecordBatch | None:
         if not self._held:
@@ -82,6 +83,7 @@ class QueueReader(SourceReader):
                 ahead = ahead.upto(left)
             left -= ahead.rows.num_rows
             self._positions[ahead.partition] = ahead.end
+            self._last_times[ahead.partition] = ahead.appended
             self._times.append((ahead.appended, ahead.rows.num_rows))
             batches.append(ahead.rows)
         return pa.concat_batches(batches) if len(batches) > 1 else batches[0] if batches else None
@@ -114,6 +116,9 @@ class QueueReader(SourceReader):
 
     def times(self) -> list[tuple[int, int]]:
         return self._times
+
+    def last_times(self) -> dict[int, int]:
+        return self._last_times
 
     def offsets(self) -> dict[int, int]:
         self.skipped = False

@@ -239,5 +239,5 @@ class RateDriver(SourceDriver):
             self.rows_per_second, self.partitions, time.time() - self._at / self.rows_per_second
         )
 
-    def plan(self, start: Positions, end: Positions) -> JsonValue:
+    def plan(self, start: Positions, end: Positions, last_times: Mapping[int, int]) -> JsonValue:
         return {_KIND: [end[partition] for partition in range(self.partitions)]}

@@ -70,7 +70,7 @@ class CommittedEpochs:
     def commit(self, writers: WriterFactory, epoch: Epoch) -> JsonValue:
         """Commit an epoch; return its offset, of which the source is not notified yet."""
         end = {**self.positions, **epoch.offsets}
-        offset = self._source.plan(self.positions, end)
+        offset = self._source.plan(self.positions, end, epoch.last_times)
         rows = self.rows + epoch.rows_out
         self._sink.commit(writers, epoch, offset)
         self._logging = epoch.number

@@ -248,8 +248,13 @@ class EpochCoordinator:
                 if kind == "sent":
                     self._epochs.sent(task)
                 elif kind == "read":
-                    offsets = {int(partition): int(end) for partition, end in message["offsets"].items()}
-                    self._epochs.read(task, message["number"], offsets, message["rows"], message["times"])
+                    offsets, last_times = (
+                        {int(partition): int(value) for partition, value in message[name].items()}
+                        for name in ("offsets", "last_times")
+                    )
+                    self._epochs.read(
+                        task, message["number"], offsets, message["rows"], message["times"], last_times
+                    )
                 elif kind == "wrote":
                     self._epochs.wrote(
                         task, message["number"], message["attempts"], message["rows"], message["written"]

@@ -30,6 +30,8 @@ class Epoch:
     rows_out: int
     times: tuple[Times, ...] = ()
     """When some of its rows were created, read and written."""
+    last_times: dict[int, int] = field(default_factory=dict)
+    """When the last row that was read of each partition was created, in microseconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class _Task:
     attempts: Json | None = None
     rows_out: int = 0
     read_times: Sequence[Sequence[int]] = ()
+    last_times: dict[int, int] = field(default_factory=dict)
     written: Sequence[int] = ()
 
     def times(self) -> Iterator[Times]:
@@ -129,12 +132,14 @@ class Epochs:
         offsets: Mapping[int, int],
         rows: int,
         times: Sequence[Sequence[int]] = (),
+        last_times: Mapping[int, int] | None = None,
     ) -> None:
         """Record a reader's end of an epoch at these offsets; it has sent a marker if it has sent rows."""
         part = self._part(task, number)
         if part.offsets is not None:
             raise _broken(f"task {task} has reported its offsets of epoch {number} twice")
         part.offsets, part.rows_in, part.read_times = dict(offsets), rows, times
+        part.last_times = dict(last_times or {})
         # Its earlier "sent" was for rows of this epoch.
         self._sent.discard(task)
 
@@ -162,6 +167,7 @@ class Epochs:
             sum(part.rows_in for part in parts),
             sum(part.rows_out for part in parts),
             tuple(times for part in parts for times in part.times()),
+            {partition: time for part in parts for partition, time in part.last_times.items()},
         )
 
     def committed(self, number: int) -> None:

@@ -164,7 +164,10 @@ class ReadLoop:
     def _end_epoch(self, number: int) -> Iterator[pa.RecordBatch]:
         offsets = {str(partition): end for partition, end in self._source.offsets().items()}
         times, self._times = self._times[:MOST_TIMES], []
-        self._channel.send("read", number=number, offsets=offsets, rows=self._rows, times=times)
+        last_times = {str(partition): time for partition, time in self._source.last_times().items()}
+        self._channel.send(
+            "read", number=number, offsets=offsets, rows=self._rows, times=times, last_times=last_times
+        )
         self._epoch = number + 1
         self._reported.discard("sent")
         if self._rows:
