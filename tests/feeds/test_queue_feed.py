@@ -133,7 +133,7 @@ def test_any_ranges_that_meet_hold_every_row_once(
 
 def test_a_commit_that_goes_backwards_is_refused_and_leaves_nothing(feed: ps.QueueFeed) -> None:
     feed.append_commit(3, at(3), inserts(1))
-    with pytest.raises(CommitOutOfOrder, match="newest one is 3"):
+    with pytest.raises(CommitOutOfOrder, match="the newest one, 3"):
         feed.append_commit(3, at(4), inserts(2))
     with pytest.raises(CommitOutOfOrder, match="timestamp"):
         feed.append_commit(4, at(2), inserts(2))
