@@ -86,7 +86,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def sends(clock: Clock, source: Coming) -> list[tuple[float, list[int]]]:
     """Return the millisecond and the rows of each batch with rows."""
     found = []
-    for batch in ReadLoop(source, Driver(source), 1, 2).batches():  # type: ignore[arg-type]  # enough of a link
+    loop = ReadLoop(source, Driver(source), 1, 2)  # type: ignore[arg-type]  # enough of a channel
+    for batch in loop.batches():
         table = pa.Table.from_batches([batch])
         assert set(table[KIND].to_pylist()) <= {ROW, FILLER}
         rows = [row["id"] for row in table.to_pylist() if row[KIND] == ROW]

@@ -62,27 +62,9 @@ def start_continuous(
             option="guarantee",
         )
     transforms, limit = _without_limit(transforms)
-    if not is_classic(spark):
-        raise ContinuousRefused(
-            "a continuous query is one Spark job that its driver controls, and a Spark Connect session does "
-            "not reach it: use a classic session, or ps.Trigger.processing_time",
-            condition="CONTINUOUS_REFUSED.CLASSIC_SESSION_NEEDED",
-        )
-    if not isinstance(source, ContinuousSource):
-        raise ContinuousRefused(
-            f"Data source {source.kind} does not support continuous processing: read a queue with "
-            "ps.QueueSource or a ps.RateSource, or use ps.Trigger.processing_time",
-            condition="CONTINUOUS_REFUSED.SOURCE",
-            source=source.kind,
-        )
-    if not isinstance(sink, ContinuousSink):
-        raise ContinuousRefused(
-            f"{type(sink).__name__} takes micro-batches alone: use ps.Trigger.processing_time",
-            condition="CONTINUOUS_REFUSED.SINK",
-            sink=type(sink).__name__,
-        )
+    continuous_source, continuous_sink = _connectors(spark, source, sink)
     register(spark)
-    reads = source.continuous_driver(spark)
+    reads = continuous_source.continuous_driver(spark)
     # The frame that a continuous query passes to them has the methods of a DataFrame.
     functions = cast(Sequence[ContinuousTransform], transforms)
     engine = SparkEngine(spark, reads, functions, name or "continuous query")
@@ -94,7 +76,7 @@ def start_continuous(
             shutil.rmtree(temporary, ignore_errors=True)
 
     try:
-        writes = sink.continuous_driver(spark, logs.query_id, guarantee, output_mode)
+        writes = continuous_sink.continuous_driver(spark, logs.query_id, guarantee, output_mode)
         writes.check(engine.schema)
         # A lower limit that ends the query at once does not replace the one beside the checkpoint.
         if limit is not None and limit.rows >= logs.passed(logs.last_committed()):
@@ -126,6 +108,30 @@ def start_continuous(
     if execution.failure is not None:
         raise original_error(execution.failure) from None
     return ContinuousQuery(execution, reads)
+
+
+def _connectors(spark: SparkSession, source: Source, sink: Sink) -> tuple[ContinuousSource, ContinuousSink]:
+    """Refuse a session, a source or a sink that continuous queries do not support."""
+    if not is_classic(spark):
+        raise ContinuousRefused(
+            "a continuous query is one Spark job that its driver controls, and a Spark Connect session does "
+            "not reach it: use a classic session, or ps.Trigger.processing_time",
+            condition="CONTINUOUS_REFUSED.CLASSIC_SESSION_NEEDED",
+        )
+    if not isinstance(source, ContinuousSource):
+        raise ContinuousRefused(
+            f"Data source {source.kind} does not support continuous processing: read a queue with "
+            "ps.QueueSource or a ps.RateSource, or use ps.Trigger.processing_time",
+            condition="CONTINUOUS_REFUSED.SOURCE",
+            source=source.kind,
+        )
+    if not isinstance(sink, ContinuousSink):
+        raise ContinuousRefused(
+            f"{type(sink).__name__} takes micro-batches alone: use ps.Trigger.processing_time",
+            condition="CONTINUOUS_REFUSED.SINK",
+            sink=type(sink).__name__,
+        )
+    return source, sink
 
 
 def _without_limit(transforms: Sequence[Transform]) -> tuple[Sequence[Transform], RowLimit | None]:

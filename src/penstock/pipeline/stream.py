@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
@@ -271,24 +271,36 @@ class Pipeline:
                 return ended
             frame = self._limited(limiting, frame)
             limiting.keep()
+        arguments: Mapping[str, str | bool] = (trigger or Trigger.processing_time()).arguments()
+        if limiting is not None:
+            arguments = limiting.trigger_arguments(arguments)
+        query = self._start_micro_batches(frame, location, name, arguments, publish)
+        if limiting is not None:
+            limiting.watch(query)
+        return query
+
+    def _start_micro_batches(
+        self,
+        frame: DataFrame,
+        location: str,
+        name: str | None,
+        trigger: Mapping[str, str | bool],
+        publish: bool,
+    ) -> MicroBatchQuery:
+        spark = self.stream.spark
         consumers, others = self._consumers(frame)
-        catch_up_with_sink(self.stream.spark, self.sink, self.guarantee, location, consumers)
+        catch_up_with_sink(spark, self.sink, self.guarantee, location, consumers)
         settings = WriteSettings(self.guarantee, self.output_mode, location)
         writer = self.sink.stream_writer(with_initial_batch(frame, location), settings)
-        wanted = trigger or Trigger.processing_time()
-        arguments = wanted.arguments() if limiting is None else limiting.trigger_arguments(wanted.arguments())
         writer = writer.outputMode(self.output_mode)
-        writer = writer.trigger(**arguments)  # type: ignore[arg-type]  # overloads
+        writer = writer.trigger(**trigger)  # type: ignore[arg-type]  # overloads
         if name is not None:
             writer = writer.queryName(name)
-        with no_data_batches(self.stream.spark):
-            target = (
-                monitor_target(self.stream.spark, self.stream.source, self.sink, consumers)
-                if publish
-                else None
-            )
+        with no_data_batches(spark):
+            source = self.stream.source
+            target = monitor_target(spark, source, self.sink, consumers) if publish else None
             expected = expected_epochs(consumers)
-            running, on_end = start_monitored(self.stream.spark, target, writer.start, location)
+            running, on_end = start_monitored(spark, target, writer.start, location)
             query = MicroBatchQuery(
                 running, location, consumers, others=others, expected=expected, on_end=on_end
             )
@@ -305,8 +317,6 @@ class Pipeline:
             },
         )
         stop_on_sigterm(query)
-        if limiting is not None:
-            limiting.watch(query)
         return query
 
     def _limiting(self, frame: DataFrame, location: str) -> LimitRun | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from pyspark.errors import PySparkException
@@ -97,7 +97,12 @@ class Nothing(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """It keeps nothing."""
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:  # noqa: N802, N803 - Spark's names
+    def handleInputRows(  # noqa: N802 - Spark's name
+        self,
+        key: object,
+        rows: object,
+        timerValues: object,  # noqa: N803 - Spark's name
+    ) -> Iterator[object]:
         yield from ()
 
     def close(self) -> None:
