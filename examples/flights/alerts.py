@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -90,7 +90,7 @@ class Latency:
         """Return a percentile of the milliseconds; the share is from 0 to 1."""
         return self.milliseconds[min(int(len(self.milliseconds) * share), len(self.milliseconds) - 1)]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return a summary for JSON."""
         return {
             "trigger": self.trigger,

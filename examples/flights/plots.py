@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from examples.flights.alerts import Latency
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _CARRIERS = 6
 
@@ -57,7 +61,7 @@ def plot_latencies(latencies: list[Latency], file: Path) -> None:
     _save(figure, file)
 
 
-def _pyplot() -> Any:
+def _pyplot() -> ModuleType:
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -66,7 +70,7 @@ def _pyplot() -> Any:
     return pyplot
 
 
-def _save(figure: Any, file: Path) -> None:
+def _save(figure: Figure, file: Path) -> None:
     for axes in figure.axes:
         axes.grid(alpha=0.3)
     figure.tight_layout()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -65,7 +64,7 @@ class DemoResult:
         """Whether every row arrived exactly once."""
         return all(proof.holds for proof in self.proofs)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the result for JSON."""
         return {
             "holds": self.holds,

@@ -43,7 +43,8 @@ def test_no_rows_are_no_rows(text: str) -> None:
 
 def test_values_take_their_column_types() -> None:
     ddl = (
-        "t timestamp, n timestamp_ntz, d date, b binary, m map<int, struct<a: double>>, f float, g double, i tinyint, "
+        "t timestamp, n timestamp_ntz, d date, b binary, m map<int, struct<a: double>>, f float, g double, "
+        "i tinyint, "
         "o time, p interval day to second, x decimal(10,2), y boolean, l array<string>"
     )
     row = {
@@ -160,7 +161,10 @@ def test_each_bad_row_is_told_with_the_line_on_which_it_starts() -> None:
             '11,"never closed,,',
         ]
     )
-    quote = "has a quote that is not around a whole field, or is never closed: quote the whole field and double the quotes in it"
+    quote = (
+        "has a quote that is not around a whole field, or is never closed: quote the whole field and double "
+        "the quotes in it"
+    )
     assert complaints(ORDERS, text, format="csv", shown_errors=100) == [
         "line 4: column 'id': \"x\" is not a valid bigint",
         "line 7: column 'amount': \"1.555\" is not a valid decimal(10,2)",

@@ -29,12 +29,18 @@ EXAMPLES = [
     "s struct<a:int, b: array<string>, c struct<d: date not null, `e f`:binary>>",
     "s struct<a:int not null comment 'inner'> not null comment 'outer'",
     "`order id` bigint, `a``b` string, `ü` int, `größe` double, _x int, `select` int",
-    "a string comment 'it''s', b string comment \"a \\\"quoted\\\" one\", c string not null comment 'line\\nbreak'",
+    (
+        "a string comment 'it''s', b string comment \"a \\\"quoted\\\" one\", c string not null comment "
+        "'line\\nbreak'"
+    ),
     "a: int, b: string not null",
     "struct<a: int, b: array<string>>",
     "a interval day to second, b interval hour, c interval day, d interval minute to second",
     "a time, b time(6)",
-    "date date, timestamp timestamp, map map<string,int>, struct struct<array:int>, interval int, comment string",
+    (
+        "date date, timestamp timestamp, map map<string,int>, struct struct<array:int>, interval int, "
+        "comment string"
+    ),
     "a\tint\n,\r\n  b   string  ",
 ]
 

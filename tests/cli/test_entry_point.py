@@ -26,7 +26,8 @@ def test_the_version_is_shown_without_loading_anything_heavy() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"penstock {penstock.__version__}\n", "")
     program = (
         "import sys; from penstock.cli import main; main(['--version']); "
-        "print([m for m in ('pyarrow', 'numpy', 'pandas', 'pyspark', 'psycopg', 'sqlite3') if m in sys.modules])"
+        "print([m for m in ('pyarrow', 'numpy', 'pandas', 'pyspark', 'psycopg', 'sqlite3') if m in "
+        "sys.modules])"
     )
     loaded = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
@@ -59,7 +60,8 @@ def test_a_whole_day_at_the_command_line(tmp_path: Path) -> None:
         return done.stdout
 
     shell(
-        "penstock store init; penstock queue create orders --schema 'id bigint not null, amount decimal(10,2)'"
+        "penstock store init; penstock queue create orders --schema 'id bigint not null, amount "
+        "decimal(10,2)'"
     )
     shell("""echo '{"id": 1, "amount": 9.99}' | penstock queue put orders -""")
     shell("printf 'id,amount\\n2,5\\n3,\\n' | penstock queue put orders --format csv")

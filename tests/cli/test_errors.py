@@ -52,7 +52,8 @@ def test_a_failure_that_nobody_foresaw_is_one_line_too(
     monkeypatch.setattr(shared.Run, "connect", fails)
     said = penstock_sqlite("queue", "list", code=1).err
     assert said == (
-        "error: [UNEXPECTED] RuntimeError: first line second \\x1b line; run it again with --debug to see where\n"
+        "error: [UNEXPECTED] RuntimeError: first line second \\x1b line; run it again with --debug to see "
+        "where\n"
     )
     assert penstock_sqlite("queue", "list", "--json", code=1).error["parameters"] == {"type": "RuntimeError"}
     for words in (["queue", "list", "--debug"], ["--debug", "queue", "list"]):

@@ -29,7 +29,9 @@ def _below(field: pa.Field) -> list[pa.Field]:
 
 
 def _is_beyond_pyarrow(field: pa.Field) -> bool:
-    """Whether it is a map that pyarrow cannot cast: with fields that take no nulls, or nothing but nulls, below."""
+    """Whether it is a map that pyarrow cannot cast: with fields that take no nulls, or nothing but nulls,
+    below.
+    """
     inside = [each for value in nested_fields(field.type)[1:] for each in _below(value)]
     return pat.is_map(field.type) and any(pat.is_null(each.type) or not each.nullable for each in inside)
 
@@ -114,7 +116,8 @@ def test_nothing_is_no_rows(text: str) -> None:
 
 def test_values_take_their_column_types() -> None:
     ddl = (
-        "t timestamp, n timestamp_ntz, d date, b binary, m map<int, struct<a: date>>, f float, g double, i tinyint, "
+        "t timestamp, n timestamp_ntz, d date, b binary, m map<int, struct<a: date>>, f float, g double, i "
+        "tinyint, "
         "v void, o time, p interval day to second, x decimal(38,10), y boolean"
     )
     row = {
@@ -185,7 +188,10 @@ def test_each_bad_row_is_told_with_its_line_column_value_and_reason() -> None:
         "line 6: column 'amount': 123456789.5 is not a valid decimal(10,2)",
         "line 7: column 'nam': is unknown; it has to be one of id, name, amount, tags. Did you mean 'name'?",
         "line 8: column 'id': takes no nulls",
-        "line 9: is not a JSON object in one line: Expecting property name enclosed in double quotes at character 2",
+        (
+            "line 9: is not a JSON object in one line: Expecting property name enclosed in double quotes at "
+            "character 2"
+        ),
         "line 10: column 'id': is missing and takes no nulls; add it",
         "line 11: cannot be read: the key 'id' occurs twice",
         "line 12: column 'tags': [1] is not a valid array<string>",

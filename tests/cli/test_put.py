@@ -163,7 +163,8 @@ def test_a_repeat_under_a_session_is_skipped(queue: Penstock) -> None:
     assert (longer["rows"], longer["skipped_rows"], len(longer["appends"])) == (5, 10, 2)
     said = queue("queue", "put", "q", "--session", "day 1", stdin=lines(range(3))).out
     assert said == (
-        "appended 0 rows to queue 'q'; skipped the first 3 rows: session 'day 1' has already appended 15 rows, which are "
+        "appended 0 rows to queue 'q'; skipped the first 3 rows: session 'day 1' has already appended 15 "
+        "rows, which are "
         "counted, not compared\n"
     )
     assert (

@@ -27,7 +27,7 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture
 def filled(penstock: Penstock, store_url: str) -> Penstock:
-    """A queue of 12 rows in partition 0, 3 in partition 2 and none in partition 1; the first 2 are trimmed."""
+    """A queue of 12 rows in partition 0 (2 of them trimmed), none in partition 1 and 3 in partition 2."""
     penstock("queue", "create", "q", "--schema", "id int, name string", "--partitions", 3)
     with connect(store_url) as store:
         queue = store.queue("q")

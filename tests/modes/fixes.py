@@ -187,13 +187,14 @@ TOLD: dict[str, str] = {
         "of Spark 4.3, not tried."
     ),
     "PENSTOCK_TABLE_REFUSES": (
-        "A pipeline's start refuses the `ps.TableSink` as it is set, in this mode: the message is the one of that "
-        "error, and `condition` its name. Output mode update needs keys, which are columns of the rows, and plain "
-        "ones; a Delta table takes no keys in append; changes are applied in append.\n\n"
+        "A pipeline's start refuses the `ps.TableSink` as it is set, in this mode: the message is the one of "
+        "that error, and `condition` its name. Output mode update needs keys, which are columns of the rows, "
+        "and plain ones; a Delta table takes no keys in append; changes are applied in append.\n\n"
         "A window is nested, and no key. Take its start:\n\n"
         "```python\n"
         'counts = df.groupBy(F.window("ts", "5 minutes"), "k").count().select("window.start", "k", "count")\n'
-        'ps.stream(spark, counts).write(ps.TableSink("counts", keys=["start", "k"], url=url), output_mode="update")\n'
+        'sink = ps.TableSink("counts", keys=["start", "k"], url=url)\n'
+        'ps.stream(spark, counts).write(sink, output_mode="update")\n'
         "```"
     ),
     "PENSTOCK_TAIL": "A stream has no end to take rows from.",
@@ -201,8 +202,12 @@ TOLD: dict[str, str] = {
 """Problems whose pages are written here, since no query of a Python session has them."""
 
 ELSEWHERE = {
-    "PENSTOCK_FUNCTION_NEEDS_PROTOBUF": "test_without_protobuf.py::test_with_protobuf_installed_the_query_runs",
-    "PENSTOCK_MAP_GROUPS_MODE": "test_jvm_plans.py::test_in_update_mode_map_groups_with_state_runs_and_gives_changed_groups",
+    "PENSTOCK_FUNCTION_NEEDS_PROTOBUF": (
+        "test_without_protobuf.py::test_with_protobuf_installed_the_query_runs"
+    ),
+    "PENSTOCK_MAP_GROUPS_MODE": (
+        "test_jvm_plans.py::test_in_update_mode_map_groups_with_state_runs_and_gives_changed_groups"
+    ),
     "PENSTOCK_TABLE_REFUSES": "test_table_sinks.py::test_a_window_is_no_key_and_its_start_is_one",
 }
 """Problems that no query of this session has, and the tests of their fixes."""

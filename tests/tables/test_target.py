@@ -17,7 +17,7 @@ from penstock.store.url import parse_url
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.names import resolve
 from penstock.tables.row_encoding import database_schema, to_database_types
-from penstock.tables.sql import applied, ddl
+from penstock.tables.sql import apply, ddl
 from penstock.tables.sql.staging import PostgresStage, SegmentStage, Stage
 from penstock.tables.sql.target import TableTarget
 from tests.support.waiting import wait_until
@@ -48,7 +48,7 @@ class Table:
             if self.CHANGES is None:
                 ddl.ensure_table(tx, layout, complete=False)
             else:
-                applied.prepare(tx, layout)
+                apply.prepare(tx, layout)
             return layout
 
         self.layout = self.database.run(work)

@@ -1,4 +1,6 @@
-"""The page's server among strangers: who says nothing, takes nothing, comes in crowds, or is another site's page, holds up nobody."""
+"""The page's server among strangers: who says nothing, takes nothing, comes in crowds, or is another site's
+page, holds up nobody.
+"""
 
 from __future__ import annotations
 

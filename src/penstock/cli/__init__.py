@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit code: 0, 1 after an error, 2 for wrong usage, 130 when interrupted.
+    """Run the command line; return its exit code: 0, 1 after an error, 2 for wrong usage, 130 when
+    interrupted.
 
     Parameters
     ----------
@@ -23,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Both extras include the command line.
         extra = "ui" if words[:1] == ["ui"] else "cli"
         print(
-            f"error: [MISSING_DEPENDENCY] the command line needs {error.name}: pip install 'penstock[{extra}]'",
+            f"error: [MISSING_DEPENDENCY] the command line needs {error.name}: pip install "
+            f"'penstock[{extra}]'",
             file=sys.stderr,
         )
         return 1

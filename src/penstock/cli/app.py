@@ -32,7 +32,8 @@ from penstock.redaction import redact
 
 app = typer.Typer(
     name="penstock",
-    help="Durable queues with consumers, in SQLite or PostgreSQL; change feeds; output modes; and checkpoints.",
+    help="Durable queues with consumers, in SQLite or PostgreSQL; change feeds; output modes; and "
+    "checkpoints.",
     epilog=(
         "\b\nExamples:\n"
         "  penstock store init\n"

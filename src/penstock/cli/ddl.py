@@ -1,7 +1,9 @@
-"""Spark's DDL, such as ``id bigint not null, tags array<string>``: parse it into Spark's schema JSON, and write it.
+"""Spark's DDL, such as ``id bigint not null, tags array<string>``: parse it into Spark's schema JSON, and
+write it.
 
-The grammar is that of ``StructType.fromDDL``: columns separated by commas, each a name (back-quoted unless it is a plain
-word), a type, and optionally ``not null`` and ``comment '…'``. Case does not matter. Spark is not needed.
+The grammar is that of ``StructType.fromDDL``: columns separated by commas, each a name (back-quoted unless
+it is a plain word), a type, and optionally ``not null`` and ``comment '…'``. Case does not matter. Spark is
+not needed.
 """
 
 from __future__ import annotations
@@ -247,8 +249,8 @@ class _Reader:
             self._expect(")")
         if not (1 <= precision <= 38 and scale <= precision):
             raise self.error(
-                f"decimal({precision},{scale}) is not possible: a decimal has 1 to 38 digits, and at most as many after "
-                "the point",
+                f"decimal({precision},{scale}) is not possible: a decimal has 1 to 38 digits, and at "
+                "most as many after the point",
                 start,
             )
         return f"decimal({precision},{scale})"

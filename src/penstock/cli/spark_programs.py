@@ -60,8 +60,8 @@ def import_function(target: str) -> Function:
     Raises
     ------
     InvalidInput
-        The module or the function does not exist. An error that the module itself raises is passed on, but one of
-        Spark's in one line.
+        The module or the function does not exist. An error that the module itself raises is passed on, but
+        one of Spark's in one line.
     """
     module_name, _, name = target.partition(":")
     if not module_name or not name or module_name.endswith(".py") or "/" in module_name:
@@ -97,7 +97,7 @@ def _import_module(name: str) -> ModuleType:
 
 
 def takes_session(function: Function) -> bool:
-    """Whether a function's first parameter is a Spark session: by its annotation, or by the name ``spark``."""
+    """Whether a function's first parameter is a Spark session: by annotation, or by the name ``spark``."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:

@@ -15,7 +15,9 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 
 class _CheckedStream:
-    """A stream whose failed writes raise OUTPUT_UNWRITABLE, which tells them from the errors of other files."""
+    """A stream whose failed writes raise OUTPUT_UNWRITABLE, which tells them from the errors of other
+    files.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -64,13 +66,17 @@ def _unwritable(why: str) -> PenstockError:
 
 
 def silence() -> None:
-    """Redirect standard output to the null device, so that Python reports no second error when it closes it."""
+    """Redirect standard output to the null device, so that Python reports no second error when it closes
+    it.
+    """
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def output_is_closed(seconds: float) -> bool:
-    """Wait this long, or until the reader of our pipe goes away; the system reports that without being asked."""
+    """Wait this long, or until the reader of our pipe goes away; the system reports that without being
+    asked.
+    """
     poller = select.poll()
     with contextlib.suppress(OSError, ValueError):
         poller.register(sys.stdout.fileno(), 0)

@@ -1,4 +1,6 @@
-"""Output for people: tables on standard output, progress on standard error, neither colours nor progress in a pipe."""
+"""Output for people: tables on standard output, progress on standard error, neither colours nor progress in
+a pipe.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,8 @@ class TextOutput(Output):
 
 
 class _RowPrinter:
-    """Prints rows under one header; a cell that is wider than those before it widens its column from there on.
+    """Prints rows under one header; a cell that is wider than those before it widens its column from there
+    on.
 
     Parameters
     ----------

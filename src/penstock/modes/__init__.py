@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.modes.checking.check import check as check
@@ -26,7 +26,7 @@ __all__ = ["ModeReport", "Preview", "Problem", "Report", "check", "preview"]
 
 if not TYPE_CHECKING:
     # A type checker would accept any name.
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name in _HOMES:
             from penstock.extras import load
 

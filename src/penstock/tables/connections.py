@@ -7,12 +7,17 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.arguments import refusal
 from penstock.errors import InvalidInput
 from penstock.store.postgres.session import SEARCH_PATH
 from penstock.store.statements import bind
+
+if TYPE_CHECKING:
+    import psycopg
+    import sqlalchemy
+    from sqlalchemy import CursorResult
 
 _LOOK_UP = "select pg_catalog.set_config('search_path', :path, true)"
 _KINDS = "an open connection of psycopg 3, of sqlite3, or of SQLAlchemy to PostgreSQL or SQLite"
@@ -24,15 +29,15 @@ class CallerConnection(ABC):
     dialect: str
 
     @abstractmethod
-    def change(self, text: str, **parameters: Any) -> int:
+    def change(self, text: str, **parameters: object) -> int:
         """Execute a statement and return the number of rows that it changed."""
 
     @abstractmethod
-    def row(self, text: str, **parameters: Any) -> Sequence[Any] | None:
+    def row(self, text: str, **parameters: object) -> Sequence[Any] | None:
         """Execute a query and return its first row."""
 
     @abstractmethod
-    def transaction(self) -> AbstractContextManager[Any]:
+    def transaction(self) -> AbstractContextManager[object]:
         """Open a transaction that commits when the block ends; inside an open one a savepoint, which the
         caller commits.
         """
@@ -75,10 +80,10 @@ class _Sqlite(CallerConnection):
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
-    def change(self, text: str, **parameters: Any) -> int:
+    def change(self, text: str, **parameters: object) -> int:
         return self._cursor().execute(text, parameters).rowcount
 
-    def row(self, text: str, **parameters: Any) -> Sequence[Any] | None:
+    def row(self, text: str, **parameters: object) -> Sequence[Any] | None:
         cursor = self._cursor()
         row: Sequence[Any] | None = cursor.execute(text, parameters).fetchone()
         cursor.close()  # a statement with unread rows blocks the commit
@@ -113,7 +118,7 @@ class _Sqlite(CallerConnection):
 class _Psycopg(CallerConnection):
     dialect = "postgres"
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
         from psycopg import Cursor
         from psycopg.rows import tuple_row
 
@@ -121,22 +126,18 @@ class _Psycopg(CallerConnection):
         # Not the connection's own kind of cursor, which is the caller's choice.
         self._cursor: Cursor[Any] = Cursor(connection, row_factory=tuple_row)
 
-    def change(self, text: str, **parameters: Any) -> int:
+    def change(self, text: str, **parameters: object) -> int:
         return self._cursor.execute(bind(text, self.dialect).encode(), parameters).rowcount
 
-    def row(self, text: str, **parameters: Any) -> Sequence[Any] | None:
-        row: Sequence[Any] | None = self._cursor.execute(
-            bind(text, self.dialect).encode(), parameters
-        ).fetchone()
-        return row
+    def row(self, text: str, **parameters: object) -> Sequence[Any] | None:
+        return self._cursor.execute(bind(text, self.dialect).encode(), parameters).fetchone()
 
-    def transaction(self) -> AbstractContextManager[Any]:
-        transaction: AbstractContextManager[Any] = self._connection.transaction()
-        return transaction
+    def transaction(self) -> AbstractContextManager[object]:
+        return self._connection.transaction()
 
 
 class _Alchemy(CallerConnection):
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: sqlalchemy.Connection) -> None:
         names = {"postgresql": "postgres", "sqlite": "sqlite"}
         if connection.dialect.name not in names:
             raise InvalidInput(
@@ -147,20 +148,16 @@ class _Alchemy(CallerConnection):
         self.dialect = names[connection.dialect.name]
         self._connection = connection
 
-    def change(self, text: str, **parameters: Any) -> int:
+    def change(self, text: str, **parameters: object) -> int:
         return int(self._execute(text, parameters).rowcount)
 
-    def row(self, text: str, **parameters: Any) -> Sequence[Any] | None:
-        row: Sequence[Any] | None = self._execute(text, parameters).first()
-        return row
+    def row(self, text: str, **parameters: object) -> Sequence[Any] | None:
+        return self._execute(text, parameters).first()
 
-    def _execute(self, text: str, parameters: dict[str, Any]) -> Any:
+    def _execute(self, text: str, parameters: dict[str, object]) -> CursorResult[Any]:
         # The caller has imported it, to make the connection.
         return self._connection.execute(sys.modules["sqlalchemy"].text(text), parameters)
 
-    def transaction(self) -> AbstractContextManager[Any]:
+    def transaction(self) -> AbstractContextManager[object]:
         nested = self._connection.in_transaction()
-        transaction: AbstractContextManager[Any] = (
-            self._connection.begin_nested() if nested else self._connection.begin()
-        )
-        return transaction
+        return self._connection.begin_nested() if nested else self._connection.begin()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -17,6 +17,7 @@ from penstock.arguments import in_quotes
 from penstock.continuous.connectors.ledger import Commits
 from penstock.continuous.connectors.protocol import SinkDriver, SinkEpoch, SinkWriter, WriterFactory
 from penstock.continuous.driver.epochs import Epoch
+from penstock.json_text import JsonValue
 from penstock.queue.open_stores import open_store
 from penstock.spark.internals.python_workers import check_reach
 from penstock.store.staging import Attempt
@@ -25,11 +26,13 @@ from penstock.tables.columns import Layout
 from penstock.tables.names import resolve
 from penstock.tables.row_encoding import project_rows
 from penstock.tables.sql import ddl, upsert
-from penstock.tables.sql.insert import insert_chunk
 from penstock.tables.sql.loading import refusing_nul_characters
 from penstock.tables.sql.staging import SegmentStage, drop_earlier_attempts
 from penstock.tables.sql.target import TableTarget
-from penstock.tables.sql.write_task import RowEncoder
+from penstock.tables.sql.write_task import RowEncoder, insert_chunk
+
+if TYPE_CHECKING:
+    from penstock.continuous.plan.dataframe import ContinuousFrame
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class TableWriterFactory(WriterFactory):
     app_id: str | None
     """For rows that are staged; None for rows that are visible at once."""
 
-    def shaped(self, frame: Any) -> Any:
+    def shaped(self, frame: ContinuousFrame) -> ContinuousFrame:
         return project_rows(frame, self.encoder.layout)
 
     def open(self, task: int) -> SinkWriter:
@@ -154,7 +157,7 @@ class TableSinkDriver(SinkDriver):
     def may_be_new(self) -> bool:
         return self.commits.new_sink
 
-    def commit(self, writers: WriterFactory, epoch: Epoch, offset: Any) -> None:
+    def commit(self, writers: WriterFactory, epoch: Epoch, offset: JsonValue) -> None:
         layout, columns = self._known.layout, self._known.columns
         if not self.exactly_once:
             self.commits.note(layout.name.ledger_name, epoch, offset)

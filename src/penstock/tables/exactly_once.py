@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.arguments import refusal
 from penstock.errors import CheckpointMismatch, CheckpointRewound, InvalidName
+from penstock.json_text import Json
 from penstock.queue.checks import check_name
 from penstock.store.postgres.session import LOCK_WAIT
 from penstock.tables.connections import CallerConnection, wrap_connection
@@ -89,13 +89,13 @@ class _Entry:
     def app(self) -> dict[str, str]:
         return {"sink": self.sink, "app_id": self.app_id}
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return {**self.app(), "batch_id": self.batch_id, "query_id": self.query_id}
 
 
 @contextmanager
 def exactly_once(
-    connection: Any, sink: str, app_id: str, batch_id: int, *, query_id: str | None = None
+    connection: object, sink: str, app_id: str, batch_id: int, *, query_id: str | None = None
 ) -> Iterator[Batch]:
     """Commit the statements of a micro-batch together with its ledger row, once.
 
@@ -235,13 +235,13 @@ class _Ledger:
         )
         return row is not None and row[0] > 0
 
-    def _change(self, text: str, **parameters: Any) -> int:
+    def _change(self, text: str, **parameters: object) -> int:
         return self.connection.change(text.format(ledger=self.name), **parameters)
 
 
 def _require_next(entry: _Entry, newest: int, query_id: str | None) -> None:
     """Refuse a micro-batch that is neither the newest nor the next one."""
-    parameters: dict[str, Any] = {"app_id": entry.app_id, "batch_id": entry.batch_id, "last": newest}
+    parameters: Json = {"app_id": entry.app_id, "batch_id": entry.batch_id, "last": newest}
     position = f"app {entry.app_id!r} is at micro-batch {newest} in {entry.sink}"
     if None not in (query_id, entry.query_id) and query_id != entry.query_id:
         raise CheckpointMismatch(

@@ -8,6 +8,8 @@ its row, 1 where it sets it, and null for an unknown change type; ``t0`` and so 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeVar
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
@@ -20,6 +22,11 @@ from penstock.tables.columns import Column, Layout
 from penstock.tables.row_checks import present
 from penstock.tables.unchanged_values import UNKNOWN
 
+if TYPE_CHECKING:
+    from penstock.continuous.plan.dataframe import ContinuousFrame
+
+Frame = TypeVar("Frame", DataFrame, "ContinuousFrame")
+
 JSON = {
     "ignoreNullFields": "false",
     "timeZone": "UTC",
@@ -30,7 +37,7 @@ JSON = {
 _DAY, _SECOND = 86_400_000_000, 1_000_000
 
 
-def project_rows(frame: DataFrame, layout: Layout) -> DataFrame:
+def project_rows(frame: Frame, layout: Layout) -> Frame:
     """Select the columns that tasks write."""
     columns = [_projected(column, layout.dialect).alias(f"c{n}") for n, column in enumerate(layout.columns)]
     if layout.sequence is not None:
@@ -38,7 +45,8 @@ def project_rows(frame: DataFrame, layout: Layout) -> DataFrame:
     columns += [_projected(tie, layout.dialect).alias(f"t{n}") for n, tie in enumerate(layout.ties)]
     if layout.unchanged is not None:
         columns += [layout.unchanged.unknown()]
-    return frame.select(*columns)
+    selected: Frame = frame.select(*columns)
+    return selected
 
 
 def _projected(column: Column, dialect: str) -> SparkColumn:

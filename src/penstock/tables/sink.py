@@ -40,7 +40,7 @@ from penstock.tables.delta.apply.writer import accepted_changes, changes_writer
 from penstock.tables.delta.writer import DeltaWriter, accepted_rows, delta_writer
 from penstock.tables.names import TableName, resolve
 from penstock.tables.row_checks import require_row_id, tie_breakers
-from penstock.tables.sql import applied, ddl
+from penstock.tables.sql import apply, ddl
 from penstock.tables.sql.target import CHANGES
 from penstock.tables.sql.writer import TableWriter
 from penstock.tables.unchanged_values import UnchangedValues
@@ -326,7 +326,8 @@ class TableSink(Sink, ContinuousSink):
         url = self.url or default_url(spark)
         if url is None:
             raise InvalidOption(
-                f"no store is named for the table {in_quotes(self.name)}: pass url, or set {URL_SETTING} on the "
+                f"no store is named for the table {in_quotes(self.name)}: pass url, or set {URL_SETTING} "
+                "on the "
                 "session",
                 option="url",
             )
@@ -344,7 +345,7 @@ class TableSink(Sink, ContinuousSink):
         def work(tx: Transaction) -> Layout:
             layout = self._layout(resolve(tx, self.name), schema, keys, tx.dialect)
             if self.apply_changes:
-                applied.prepare(tx, layout)
+                apply.prepare(tx, layout)
             else:
                 ddl.ensure_table(tx, layout, complete=output_mode == "complete")
             return layout

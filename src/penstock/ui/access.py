@@ -23,11 +23,11 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _NO_TOKEN = (
-    "This page needs its token: open it once as /?token=… with the token that the server was started with, or send it "
-    "as Authorization: Bearer …\n"
+    "This page needs its token: open it once as /?token=… with the token that the server was started "
+    "with, or send it as Authorization: Bearer …\n"
 )
 _OTHER_SITE = "Pages of another site may not request this page.\n"
-_WRONG_HOST = "This server is only for this machine, and the request used another name: open it as localhost or 127.0.0.1.\n"
+_WRONG_HOST = "This server is only for this machine: open the page as localhost or 127.0.0.1.\n"
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,9 @@ class Access:
         if _is_of_another_site(request):
             return PlainTextResponse(_OTHER_SITE, 403)
         if self.token is None:
-            # Another site's host name may lead to this machine (DNS rebinding). With a token that site would have to know
-            # it, and browsers send the cookie to no other name; so a proxy may use its own name.
+            # Another site's host name may lead to this machine (DNS rebinding). With a token that site
+            # would have to know it, and browsers send the cookie to no other name; so a proxy may use its
+            # own name.
             is_local = _names_loopback(request.headers.get("host", ""))
             return None if is_local else PlainTextResponse(_WRONG_HOST, 421)
         if self._is_signed_in(request):
@@ -111,7 +112,8 @@ class Guard:
 def _is_of_another_site(request: Request) -> bool:
     """Whether a browser reports that a page of another site makes this request.
 
-    That page could not read the response, but could take up the viewers' connections. Following a link is permitted.
+    That page could not read the response, but could take up the viewers' connections. Following a link is
+    permitted.
     """
     site = request.headers.get("sec-fetch-site")
     if site in ("same-origin", "none"):
@@ -119,8 +121,8 @@ def _is_of_another_site(request: Request) -> bool:
     if site is not None:
         link = request.headers.get("sec-fetch-mode") == "navigate" and request.url.path == "/"
         return not (link and request.headers.get("sec-fetch-dest") == "document")
-    # Older browsers, and pages loaded without TLS from another machine, send only Origin; a page sends none to its own
-    # server.
+    # Older browsers, and pages loaded without TLS from another machine, send only Origin; a page sends none
+    # to its own server.
     origin = request.headers.get("origin")
     return origin is not None and origin.partition("://")[2] != request.headers.get("host", "")
 

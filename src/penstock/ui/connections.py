@@ -1,7 +1,7 @@
 """Connections to the monitor page's server: limited in number, and closed when they send or take nothing.
 
-A browser sends its request at once, so a connection without one after some seconds is not a viewer's. When there are too
-many connections, the oldest one without a request is closed in favour of the new one.
+A browser sends its request at once, so a connection without one after some seconds is not a viewer's. When
+there are too many connections, the oldest one without a request is closed in favour of the new one.
 """
 
 from __future__ import annotations

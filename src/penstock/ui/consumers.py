@@ -35,7 +35,9 @@ class _Offset:
         return float(self.partition.bytes * max(waiting, 0) / rows) if rows else 0.0
 
     def lag_seconds(self, now: int) -> float:
-        """Return the age of the first waiting row; inside a compacted segment it is interpolated by the row's place."""
+        """Return the age of the first waiting row; inside a compacted segment it is interpolated by the
+        row's place.
+        """
         position = self.position
         if not self.lag or position.first_timestamp is None:
             return 0.0
@@ -78,7 +80,9 @@ class Consumers:
         return len(self._tracked)
 
     def update(self, state: StoreState) -> list[Json]:
-        """Return the consumers for the page, without histories: stuck ones first, then those that are most behind."""
+        """Return the consumers for the page, without histories: stuck ones first, then those that are most
+        behind.
+        """
         queue_names = {record.queue_id: record.name for record in state.queues}
         query_names = state.query_names
         offsets = _offsets(state)

@@ -28,9 +28,9 @@ STATES = (FAILED, SILENT, RUNNING, FILES_ONLY, STOPPED)
 """In the order in which queries are listed."""
 _UNKNOWN: Json = dict.fromkeys(
     (
-        "id", "run_id", "name", "engine", "state", "batch", "unit", "rows_in", "rows_out", "rows_in_per_second",
-        "latency_ms", "batch_duration_ms", "duration_ms", "watermark", "state_rows", "state_bytes", "last_error",
-        "spark_ui", "checkpoint", "source", "sink", "started_at", "updated_at",
+        "id", "run_id", "name", "engine", "state", "batch", "unit", "rows_in", "rows_out",
+        "rows_in_per_second", "latency_ms", "batch_duration_ms", "duration_ms", "watermark", "state_rows",
+        "state_bytes", "last_error", "spark_ui", "checkpoint", "source", "sink", "started_at", "updated_at",
     )
 )  # fmt: skip
 

@@ -38,7 +38,9 @@ class RegistrationRow(Protocol):
 
 
 class PositionRow(Protocol):
-    """A consumer's offset, with the segment that holds the first row that waits; its columns are None without one."""
+    """A consumer's offset, with the segment that holds the first row that waits; its columns are None
+    without one.
+    """
 
     consumer_id: int
     queue_id: int

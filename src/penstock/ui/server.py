@@ -123,7 +123,9 @@ def prepared(
     token: str | None = None,
     every: float = 1.0,
 ) -> Iterator[Server]:
-    """Return a server that already listens; it answers once it serves. Parameters and errors are those of `serve`."""
+    """Return a server that already listens; it answers once it serves. Parameters and errors are those of
+    `serve`.
+    """
     access = _access(host, token)
     collector = Collector(url, checkpoints, every=every)
     try:
@@ -167,7 +169,8 @@ class Server(uvicorn.Server):
 def _access(host: str, token: str | None) -> Access:
     if token is None and not is_loopback(host):
         raise InvalidOption(
-            f"other machines can reach the page at {host!r}, so it needs a token: set PENSTOCK_UI_TOKEN, or --token",
+            f"other machines can reach the page at {host!r}, so it needs a token: set "
+            "PENSTOCK_UI_TOKEN, or --token",
             option="token",
         )
     if token is not None and len(token) < SHORTEST_TOKEN:
@@ -200,8 +203,8 @@ def _refused(host: str, port: int, error: OSError) -> PenstockError:
             port=port,
         )
     return InvalidInput(
-        f"{host!r} is not an address of this machine ({error.strerror or error}): set --host to one, such as 127.0.0.1 or "
-        "0.0.0.0",
+        f"{host!r} is not an address of this machine ({error.strerror or error}): set --host to one, "
+        "such as 127.0.0.1 or 0.0.0.0",
         condition="NO_SUCH_ADDRESS",
         host=host,
     )

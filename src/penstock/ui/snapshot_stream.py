@@ -83,7 +83,9 @@ class SnapshotStream:
         return self._last
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield server-sent events, a snapshot at each interval, until the viewer leaves or the server ends."""
+        """Yield server-sent events, a snapshot at each interval, until the viewer leaves or the server
+        ends.
+        """
         self.viewers += 1
         try:
             yield b"retry: 2000\n\n"

@@ -32,7 +32,8 @@ def chromium() -> str | None:
     return os.environ.get("PENSTOCK_TEST_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
-# Of a module, not of the session: while it is there, this thread has a running event loop, which other tests do not expect.
+# Of a module, not of the session: while it is there, this thread has a running event loop, which other
+# tests do not expect.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     path = chromium()
@@ -68,7 +69,9 @@ Open = Callable[..., "Page"]
 
 @pytest.fixture
 def open_page(browser: Browser, monitor: Monitor) -> Iterator[Open]:
-    """`open_page(color_scheme=…, viewport=…)`: a new page, which asks nobody but the monitor and reports no error."""
+    """`open_page(color_scheme=…, viewport=…)`: a new page, which asks nobody but the monitor and reports no
+    error.
+    """
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(watched(browser, monitor.address, options))
 

@@ -1,4 +1,6 @@
-"""The page of a store in which everything is to be seen that can be: for readers of screens, and with many queues."""
+"""The page of a store in which everything is to be seen that can be: for readers of screens, and with many
+queues.
+"""
 
 from __future__ import annotations
 
@@ -162,8 +164,9 @@ def test_an_update_of_one_among_five_hundred_queues_touches_that_one_alone(brows
             """
             window.touched = [];
             const body = document.querySelector("table.queues > tbody");
-            const rowOf = node => (node.nodeType === Node.TEXT_NODE ? node.parentElement : node).closest("tr");
-            new MutationObserver(found => touched.push(...found.map(each => rowOf(each.target)?.rowIndex ?? "all")))
+            const rowOf = node => (node.nodeType === Node.TEXT_NODE ? node.parentElement :
+            node).closest("tr"); new MutationObserver(found => touched.push(...found.map(each =>
+            rowOf(each.target)?.rowIndex ?? "all")))
                 .observe(body, {subtree: true, childList: true, characterData: true, attributes: true});
             """
         )

@@ -34,9 +34,10 @@ FeedArgument = Annotated[
     str,
     typer.Argument(
         metavar="FEED",
-        help="queue:NAME, delta:PATH, iceberg:TABLE, snapshots:PATH?row_id=COLUMN or postgresql://…?publication=NAME, "
-        "whose slot must exist: slot=NAME, or else penstock_ and the publication's name. A delta:PATH whose change data "
-        "feed is off needs ?row_id=COLUMN too: the column that identifies rows; several are row_id=A&row_id=B.",
+        help="queue:NAME, delta:PATH, iceberg:TABLE, snapshots:PATH?row_id=COLUMN or "
+        "postgresql://…?publication=NAME, whose slot must exist: slot=NAME, or else penstock_ and the "
+        "publication's name. A delta:PATH whose change data feed is off needs ?row_id=COLUMN too: the "
+        "column that identifies rows; several are row_id=A&row_id=B.",
     ),
 ]
 ModeOption = Annotated[
@@ -122,8 +123,9 @@ def tail(
 
 @command(group, "lag", "penstock changes lag 'postgresql://app@db/shop?publication=orders'")
 def lag(run: Run, feed: FeedArgument) -> None:
-    """Show how much log a PostgreSQL feed's slot keeps on the server, how much of it has not been read and logged,
-    and which open transaction holds it."""
+    """Show how much log a PostgreSQL feed's slot keeps on the server, how much of it has not been read and
+    logged, and which open transaction holds it.
+    """
     from penstock.cli.units import size_text
     from penstock.feeds.postgres import PostgresFeed
     from penstock.feeds.urls import parse

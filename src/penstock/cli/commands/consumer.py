@@ -54,7 +54,9 @@ def register(
     ] = None,
     start: Annotated[str, typer.Option("--start", metavar="POSITION", help=_POSITION_HELP)] = "earliest",
 ) -> None:
-    """Register a consumer on a queue. If it is registered, its offsets stay; only --vital or --no-vital applies."""
+    """Register a consumer on a queue. If it is registered, its offsets stay; only --vital or --no-vital
+    applies.
+    """
     position = parse_position(start)
     with run.connect() as store:
         registered = store.consumer(consumer)
@@ -85,8 +87,8 @@ def parse_position(text: str) -> str | datetime | dict[int, int]:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidPosition(
-            "a position is earliest, latest, a time such as 2024-01-31T12:00:00Z, or row indexes by partition such as "
-            f"'{{\"0\": 5}}'; not {in_quotes(text)}",
+            "a position is earliest, latest, a time such as 2024-01-31T12:00:00Z, or row indexes by "
+            f"partition such as '{{\"0\": 5}}'; not {in_quotes(text)}",
             value=text,
         ) from None
     if time.tzinfo is None:
@@ -262,7 +264,8 @@ def seek(
 ) -> None:
     """Move a consumer to another position; with row indexes, the other partitions stay where they are.
 
-    Refused while a running query reads through the consumer. Afterwards, checkpoints of earlier queries are refused.
+    Refused while a running query reads through the consumer. Afterwards, checkpoints of earlier queries are
+    refused.
     """
     position = parse_position(to)
     with run.connect() as store:

@@ -43,7 +43,7 @@ DelayOption = Annotated[
 @command(
     group,
     "check",
-    "penstock modes check job:totals --schema 'ts timestamp, key string' --event-time ts --delay '10 minutes'",
+    "penstock modes check job:totals --schema 'ts timestamp, k string' --event-time ts --delay '10 minutes'",
     "penstock modes check job:whole_query --sink delta --trigger availableNow",
     "penstock modes check job:totals --schema 'id bigint' --json | jq '.modes[] | select(.safe) | .mode'",
 )
@@ -53,8 +53,9 @@ def check(
         str,
         typer.Argument(
             metavar="MODULE:FUNCTION",
-            help="A function of a streaming DataFrame that returns another, or of a Spark session called spark that returns "
-            "one; job:totals is totals in job.py, in the working directory or on Python's path.",
+            help="A function of a streaming DataFrame that returns another, or of a Spark session "
+            "called spark that returns one; job:totals is totals in job.py, in the working directory "
+            "or on Python's path.",
         ),
     ],
     schema: SchemaOption = None,
@@ -78,7 +79,8 @@ def check(
         ),
     ] = None,
 ) -> None:
-    """Report for each output mode whether Spark accepts it, whether it is safe, what it emits, and how to fix problems.
+    """Report for each output mode whether Spark accepts it, whether it is safe, what it emits, and how to
+    fix problems.
 
     Nothing is started. The exit code is 1 when no mode is both allowed and safe.
     """
@@ -95,13 +97,13 @@ def check(
         of_session = takes_session(build)
         if of_session and (schema is not None or watermark is not None):
             raise InvalidInput(
-                f"{in_quotes(function)} takes a Spark session and makes its own input: leave out --schema and "
-                "--event-time"
+                f"{in_quotes(function)} takes a Spark session and makes its own input: leave out "
+                "--schema and --event-time"
             )
         if not of_session and schema is None:
             raise InvalidInput(
-                f"{in_quotes(function)} takes a DataFrame: give its columns with --schema. If it takes a session, call "
-                "that parameter spark"
+                f"{in_quotes(function)} takes a DataFrame: give its columns with --schema. If it takes "
+                "a session, call that parameter spark"
             )
         with spark_of_command(debug=run.debug) as spark:
             from penstock.modes.checking.check import check as check_modes
@@ -129,7 +131,9 @@ def _watermark(column: str | None, delay: str | None) -> tuple[str, str] | None:
 
 
 def _input(spark: SparkSession, ddl: str, watermark: tuple[str, str] | None) -> DataFrame:
-    """Return a streaming DataFrame with these columns, of a source that allows every trigger; it is never read."""
+    """Return a streaming DataFrame with these columns, of a source that allows every trigger; it is never
+    read.
+    """
     from pyspark.sql import functions
 
     from penstock.arrow.schema import canonical_schema
@@ -172,15 +176,16 @@ def preview(
         str,
         typer.Argument(
             metavar="MODULE:FUNCTION",
-            help="A function of a streaming DataFrame that returns another; job:totals is totals in job.py, in the working "
-            "directory or on Python's path.",
+            help="A function of a streaming DataFrame that returns another; job:totals is totals in "
+            "job.py, in the working directory or on Python's path.",
         ),
     ],
     file: Annotated[
         str,
         typer.Argument(
             metavar="FILE",
-            help="A few rows as JSON lines (.gz, .bz2, .zst too); an empty line ends a micro-batch. - is a pipe.",
+            help="A few rows as JSON lines (.gz, .bz2, .zst too); an empty line ends a micro-batch. - "
+            "is a pipe.",
         ),
     ],
     event_time: EventTimeOption = None,
@@ -212,8 +217,9 @@ def preview(
 ) -> None:
     """Run a function over a few small micro-batches, and show what each output mode emits, and when.
 
-    Nothing but the picture is written. Spark runs on this machine; --debug shows its log. Without --schema the columns
-    are those of the rows; times with a time zone become timestamp, those without one timestamp_ntz.
+    Nothing but the picture is written. Spark runs on this machine; --debug shows its log. Without --schema
+    the columns are those of the rows; times with a time zone become timestamp, those without one
+    timestamp_ntz.
     """
     from penstock.cli.load.micro_batches import micro_batches
     from penstock.cli.spark_programs import (
@@ -228,8 +234,8 @@ def preview(
         transform = import_function(function)
         if takes_session(transform):
             raise InvalidInput(
-                f"{in_quotes(function)} takes a Spark session: a preview passes a function its input, so it needs one "
-                "that takes a DataFrame"
+                f"{in_quotes(function)} takes a Spark session: a preview passes a function its input, "
+                "so it needs one that takes a DataFrame"
             )
         batches = micro_batches(file, schema, event_time, batch_rows=batch_rows, batch_column=batch_column)
         with spark_of_command(debug=run.debug) as spark:

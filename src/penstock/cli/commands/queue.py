@@ -98,7 +98,8 @@ def create(
 ) -> None:
     """Create a queue. The schema comes from one of --schema, --schema-file and --like.
 
-    Retention applies to each partition: the bound that is reached first counts; without one everything is kept.
+    Retention applies to each partition: the bound that is reached first counts; without one everything is
+    kept.
     """
     from penstock.cli.load.schemas import choose_schema
 
@@ -107,7 +108,8 @@ def create(
     with run.connect() as store:
         queue = store.create_queue(name, columns, partitions=partitions, key=listed(key), retention=retention)
         created = queue.info()
-    text = f"created queue {name!r} with {counted(partitions, 'partition')} and {counted(len(columns), 'column')}"
+    holds = f"{counted(partitions, 'partition')} and {counted(len(columns), 'column')}"
+    text = f"created queue {name!r} with {holds}"
     run.output.done(text, _details(created))
 
 

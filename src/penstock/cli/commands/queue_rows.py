@@ -83,8 +83,8 @@ def put(
         typer.Option(
             "--session",
             metavar="NAME",
-            help="A name for ONE input: as many of its first rows as the session has appended are skipped; "
-            "they are counted, not compared.",
+            help="A name for ONE input: as many of its first rows as the session has appended are "
+            "skipped; they are counted, not compared.",
         ),
     ] = None,
     batch_rows: Annotated[
@@ -107,16 +107,18 @@ def put(
 ) -> None:
     """Append the rows of a file or a pipe: JSON lines, or CSV whose first line names the columns.
 
-    All rows are read and checked before the first is appended. If one does not fit the queue's schema, the bad lines
-    are listed and nothing is appended. Otherwise all rows become visible at once, as one append; they are held in
-    memory for that. With --batch-rows there are several appends, each of them whole or absent.
+    All rows are read and checked before the first is appended. If one does not fit the queue's schema, the
+    bad lines are listed and nothing is appended. Otherwise all rows become visible at once, as one append;
+    they are held in memory for that. With --batch-rows there are several appends, each of them whole or
+    absent.
 
-    With --session a repeat is harmless: the store remembers how many rows of the input it has, and skips that many.
-    A session stands for one input, to whose end rows may be added. Rows are counted, not compared, so another input
-    under the same name loses its first rows.
+    With --session a repeat is harmless: the store remembers how many rows of the input it has, and skips
+    that many. A session stands for one input, to whose end rows may be added. Rows are counted, not
+    compared, so another input under the same name loses its first rows.
 
-    In JSON and CSV, timestamps are ISO 8601 with a zone, and binaries are base64. In a CSV an empty field is null (so
-    is an empty line where there is only one column), "" is the empty text, and nested values are written as JSON.
+    In JSON and CSV, timestamps are ISO 8601 with a zone, and binaries are base64. In a CSV an empty field
+    is null (so is an empty line where there is only one column), "" is the empty text, and nested values
+    are written as JSON.
     """
     if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n'):
         raise InvalidInput(f"--delimiter is one ASCII character, not {in_quotes(delimiter)}", value=delimiter)
@@ -128,8 +130,8 @@ def put(
             check_partition(queue.name, queue.partitions, partition)
         rows = _read(run, queue, file, format, delimiter, ["", *(null or [])], max_errors)
         producer = None if session is None else store.producer(queue.name, session)
-        # A sequence number is the input's index of an append's last row. So it is known exactly which rows have been
-        # appended, however a repeat is cut into appends.
+        # A sequence number is the input's index of an append's last row. So it is known exactly which rows
+        # have been appended, however a repeat is cut into appends.
         before = 0 if producer is None else producer.sequence + 1
         appends = _append(run, queue, rows, before, producer, partition, batch_rows)
         seconds = time.perf_counter() - started
@@ -294,7 +296,8 @@ class QueuePrinter:
         for name in listed(columns):
             if name not in names:
                 raise InvalidInput(
-                    f"queue {in_quotes(queue.name)} has no column {in_quotes(name)}.{did_you_mean(name, names)}",
+                    f"queue {in_quotes(queue.name)} has no column "
+                    f"{in_quotes(name)}.{did_you_mean(name, names)}",
                     column=name,
                 )
         self._names = listed(columns) or list(names)

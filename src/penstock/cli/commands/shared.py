@@ -34,8 +34,8 @@ UrlOption = Annotated[
     typer.Option(
         "--url",
         metavar="URL",
-        help="The store: sqlite:///FILE or postgresql://USER@HOST/DATABASE. "
-        f"[{URL_VARIABLE}, or else {DEFAULT_URL}]",
+        help=f"The store: sqlite:///FILE or postgresql://USER@HOST/DATABASE. [{URL_VARIABLE}, or else "
+        f"{DEFAULT_URL}]",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print results and errors as JSON.")]
@@ -217,8 +217,8 @@ Command = Callable[..., None]
 def command(group: typer.Typer, name: str, *examples: str) -> Callable[[Command], Command]:
     """Make a function a command of a group.
 
-    The function's first parameter is the :class:`Run`; typer fills in the others. The options of :class:`Common` are
-    added.
+    The function's first parameter is the :class:`Run`; typer fills in the others. The options of
+    :class:`Common` are added.
 
     Parameters
     ----------

@@ -41,8 +41,8 @@ def ui(
             "--token",
             metavar="TOKEN",
             envvar="PENSTOCK_UI_TOKEN",
-            help="The secret that viewers need; required where other machines can reach the page. Other users of this "
-            "machine can see a command line, so set the variable instead.",
+            help="The secret that viewers need; required where other machines can reach the page. "
+            "Other users of this machine can see a command line, so set the variable instead.",
         ),
     ] = None,
     every: Annotated[

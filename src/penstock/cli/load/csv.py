@@ -1,8 +1,9 @@
 """CSV as in RFC 4180: a header with the columns' names, and quotes around whole fields only.
 
-An empty field is a null, ``""`` is the empty text. With only one column, an empty line is a row with a null; with more
-columns, empty lines are skipped. Numbers are decimal. Nested values are written as JSON, binaries in base64. Sloppy quoting
-is refused, because a wrong guess would swallow the lines up to the next quote.
+An empty field is a null, ``""`` is the empty text. With only one column, an empty line is a row with a
+null; with more columns, empty lines are skipped. Numbers are decimal. Nested values are written as JSON,
+binaries in base64. Sloppy quoting is refused, because a wrong guess would swallow the lines up to the next
+quote.
 """
 
 from __future__ import annotations
@@ -152,8 +153,8 @@ class CsvRows:
     def explain(self, record: Record) -> RowProblem:
         if b'"' in self._quoted.sub(b"", record.raw):
             return RowProblem(
-                "has a quote that is not around a whole field, or is never closed: quote the whole field and double "
-                "the quotes in it"
+                "has a quote that is not around a whole field, or is never closed: quote the whole "
+                "field and double the quotes in it"
             )
         try:
             fields = split_record(record.raw, self._delimiter) or [""]

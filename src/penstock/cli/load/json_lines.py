@@ -37,8 +37,9 @@ KindT = TypeVar("KindT")
 class JsonLines:
     """Reader of rows in JSON lines.
 
-    Arrow's reader does the work. Values that are valid but that it cannot read (maps, names in another case, the text
-    "NaN") are first rewritten in Python line by line, and so is every block in which it reports a mistake.
+    Arrow's reader does the work. Values that are valid but that it cannot read (maps, names in another
+    case, the text "NaN") are first rewritten in Python line by line, and so is every block in which it
+    reports a mistake.
     """
 
     def __init__(self, schema: pa.Schema) -> None:

@@ -94,8 +94,8 @@ def _rows(name: str, data: bytes, schemas: list[pa.Schema]) -> pa.Table:
     parameters = {key: value for key, value in rejected.parameters.items() if key != "queue"}
     count = int(parameters["count"])
     raise RowsRejected(
-        f"{counted(count, 'row')} of {in_quotes(name)} {'does' if count == 1 else 'do'} not fit the schema; "
-        "nothing was run",
+        f"{counted(count, 'row')} of {in_quotes(name)} {'does' if count == 1 else 'do'} not fit the "
+        "schema; nothing was run",
         file=name,
         **parameters,
     )
@@ -115,7 +115,8 @@ def _changes(table: pa.Table, name: str) -> list[int]:
     """Return the rows whose value in a column differs from that of the row before."""
     if name not in table.column_names:
         raise InvalidInput(
-            f"the rows have no column {in_quotes(name)} for --batch-column.{did_you_mean(name, table.column_names)}",
+            f"the rows have no column {in_quotes(name)} for "
+            f"--batch-column.{did_you_mean(name, table.column_names)}",
             column=name,
         )
     codes = table.column(name).combine_chunks().dictionary_encode("encode").indices

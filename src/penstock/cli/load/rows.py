@@ -57,8 +57,8 @@ class RowProblem:
 class RowsRejected(SchemaMismatch):
     """Rows do not fit the queue's schema; none of the input was appended.
 
-    ``parameters`` has their ``count``, whether there may be ``more`` that were not searched for, and the first of them
-    as ``rows`` with line, column, value and reason.
+    ``parameters`` has their ``count``, whether there may be ``more`` that were not searched for, and the
+    first of them as ``rows`` with line, column, value and reason.
     """
 
     condition = "ROWS_REJECTED"

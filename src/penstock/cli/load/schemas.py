@@ -42,7 +42,8 @@ def _from_file(path: Path) -> pa.Schema:
         return canonical_schema(json.loads(text))
     except (json.JSONDecodeError, RecursionError) as error:
         raise InvalidInput(
-            f"{in_quotes(str(path))} is not a schema in Spark's JSON ({error}); write what StructType.json() returns",
+            f"{in_quotes(str(path))} is not a schema in Spark's JSON ({error}); write what "
+            "StructType.json() returns",
             condition="INVALID_SCHEMA",
             file=str(path),
         ) from error
@@ -72,8 +73,8 @@ def unreadable(path: str, error: OSError) -> InvalidInput:
 def infer_schema(path: Path) -> pa.Schema:
     """Return the canonical schema of a CSV, JSON lines, Parquet or Arrow file.
 
-    Of a text file only the first 16 MB are read; a column without a value there becomes a string. Every column is
-    nullable.
+    Of a text file only the first 16 MB are read; a column without a value there becomes a string. Every
+    column is nullable.
     """
     readers = {
         ".csv": _csv_schema,

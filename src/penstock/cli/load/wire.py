@@ -1,9 +1,9 @@
 """Conversion of rows to JSON values and back: ``put`` reads what ``peek --json`` writes.
 
-JSON has fewer types than a queue. Dates, times and timestamps are texts in ISO 8601, decimals are texts (numbers are read
-too), binaries are base64, day-time intervals are whole microseconds, maps are objects, and NaN and the infinities are the
-texts that Spark writes. To read them, an Arrow reader first parses the *wire* types, which leave nothing to guess;
-``decode`` then casts them strictly.
+JSON has fewer types than a queue. Dates, times and timestamps are texts in ISO 8601, decimals are texts
+(numbers are read too), binaries are base64, day-time intervals are whole microseconds, maps are objects,
+and NaN and the infinities are the texts that Spark writes. To read them, an Arrow reader first parses the
+*wire* types, which leave nothing to guess; ``decode`` then casts them strictly.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def wire_type(kind: pa.DataType) -> pa.DataType:
         # Arrow's JSON reader makes an invalid array of a list of nulls.
         return pa.bool_()
     if pat.is_decimal(kind):
-        # Arrow's readers check the digits of a text before they add those of the scale, and may then overflow: 256 bits
-        # hold 38 digits and 38 more.
+        # Arrow's readers check the digits of a text before they add those of the scale, and may then
+        # overflow: 256 bits hold 38 digits and 38 more.
         return pa.decimal256(_MOST_DIGITS, kind.scale)
     if pat.is_map(kind):
         entry = [("key", wire_type(kind.key_type)), ("value", wire_type(kind.item_type))]
@@ -132,7 +132,9 @@ def _plain_values(column: pa.ChunkedArray, kind: pa.DataType) -> list[object]:
 
 
 def _encoded(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Convert times and decimals to text. Arrow does so for every date, Python only for the years 1 to 9999."""
+    """Convert times and decimals to text. Arrow does so for every date, Python only for the years 1 to
+    9999.
+    """
     if pat.is_map(kind):
         offsets, keys = _list_parts(array, array.keys)
         _, values = _list_parts(array, array.items)

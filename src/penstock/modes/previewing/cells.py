@@ -30,7 +30,7 @@ def moment_text(moment: datetime | None, time_zone: str) -> str:
         return f"{_moment(moment)}Z"
 
 
-def _cell(value: Any, kind: pa.DataType) -> str:
+def _cell(value: object, kind: pa.DataType) -> str:
     if value is None:
         return "null"
     if isinstance(value, str):

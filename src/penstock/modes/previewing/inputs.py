@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession, functions
@@ -25,6 +24,7 @@ from penstock.arguments import did_you_mean, in_quotes, refusal
 from penstock.arrow.python_rows import to_table
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import InvalidInput
+from penstock.json_text import Json
 from penstock.spark.schemas import quote_column, to_struct
 
 _WANTED = (
@@ -37,7 +37,7 @@ _READ_FROM_TEXT = (DateType, TimestampType, TimestampNTZType)
 _MAX_BATCHES = 90
 """Spark keeps the progress of a hundred micro-batches."""
 
-_Rows = list[dict[str, Any]]
+_Rows = list[Json]
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _read(
     raise refusal(f"micro-batch {number} of {name}", batch, _WANTED.partition(", each of them ")[2])
 
 
-def _row(row: object, name: str, number: int, schema: StructType | None) -> dict[str, Any]:
+def _row(row: object, name: str, number: int, schema: StructType | None) -> Json:
     where = f"micro-batch {number} of {name}"
     if isinstance(row, Row) and hasattr(row, "__fields__"):
         row = row.asDict()
@@ -220,11 +220,11 @@ def _is_in_text(field: StructField, rows: _Rows) -> bool:
     )
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-def _value(value: Any, field: StructField) -> Any:
+def _value(value: object, field: StructField) -> object:
     """Convert whole numbers for float and decimal columns, where Spark refuses them."""
     if isinstance(value, int) and not isinstance(value, bool):
         if isinstance(field.dataType, DoubleType | FloatType):

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -32,10 +31,10 @@ _ONE_INPUT = "batches"
 def preview(
     spark: SparkSession,
     transform: Callable[..., DataFrame],
-    batches: Any,
+    batches: object,
     *,
     event_time: tuple[str, str] | Mapping[str, tuple[str, str]] | None = None,
-    schema: Any = None,
+    schema: object = None,
     modes: str | Iterable[str] = MODES,
     folder: str | Path | None = None,
 ) -> Preview:
@@ -119,7 +118,7 @@ def _modes(modes: str | Iterable[str]) -> tuple[str, ...]:
     return wanted
 
 
-def _inputs(spark: SparkSession, batches: Any, schema: Any, event_time: Any) -> dict[str, Input]:
+def _inputs(spark: SparkSession, batches: object, schema: object, event_time: object) -> dict[str, Input]:
     several = batches if isinstance(batches, Mapping) else {_ONE_INPUT: batches}
     if not several:
         raise InvalidInput(
@@ -146,7 +145,7 @@ def _inputs(spark: SparkSession, batches: Any, schema: Any, event_time: Any) -> 
     }
 
 
-def _time_of(event_time: Any, name: str) -> tuple[str, str] | None:
+def _time_of(event_time: object, name: str) -> tuple[str, str] | None:
     time = event_time.get(name) if isinstance(event_time, Mapping) else event_time
     if time is None:
         return None
@@ -208,7 +207,7 @@ def _temporary(folder: str | Path | None) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _streamed(spark: SparkSession, name: str, part: Input, place: Path, event_time: Any) -> DataFrame:
+def _streamed(spark: SparkSession, name: str, part: Input, place: Path, event_time: object) -> DataFrame:
     frame = read_input(spark, part, place / f"input-{len(list(place.iterdir()))}")
     time = _time_of(event_time, name)
     return frame if time is None else frame.withWatermark(*time)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidInput
+from penstock.json_text import Json
 from penstock.modes.previewing.micro_batches import NOT_ALLOWED, MicroBatch, ModePreview
 from penstock.modes.previewing.svg import svg
 from penstock.modes.previewing.text import rich_tables, text
@@ -91,7 +92,7 @@ class Preview:
     def __str__(self) -> str:
         return text(self.modes, self.time_zone)
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Group:
         return self.table()
 
     def _repr_html_(self) -> str:
@@ -113,13 +114,13 @@ _SCHEMA = pa.schema(
 )
 
 
-def _cells(mode: ModePreview) -> list[dict[str, Any]]:
+def _cells(mode: ModePreview) -> list[Json]:
     if mode.refusal is not None:
         return [{"mode": mode.mode, "kind": NOT_ALLOWED, "reason": mode.refusal.message, "emitted": None}]
     return [{"mode": mode.mode, **_batch_cells(batch)} for batch in mode.batches]
 
 
-def _batch_cells(batch: MicroBatch) -> dict[str, Any]:
+def _batch_cells(batch: MicroBatch) -> Json:
     names = [name for name in _SCHEMA.names if name not in ("mode", "reason")]
     return {name: getattr(batch, name) for name in (*names, "emitted")}
 

@@ -13,7 +13,6 @@ import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +23,7 @@ from pyspark.errors import (
     UnsupportedOperationException,
 )
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import StateOperatorProgress, StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.modes.previewing.inputs import Input
@@ -148,7 +148,7 @@ def _refusal(error: Exception) -> Refusal:
     return Refusal(condition[1] if condition else None, " ".join(_PLAN.sub("", text).split()))
 
 
-def _micro_batch(progress: Any, emitted: pa.Table, rows: list[int]) -> MicroBatch:
+def _micro_batch(progress: StreamingQueryProgress, emitted: pa.Table, rows: list[int]) -> MicroBatch:
     has_data = progress.batchId < len(rows)
     return MicroBatch(
         batch=progress.batchId,
@@ -168,7 +168,7 @@ def _watermark(text: str | None) -> datetime | None:
     return moment if moment > datetime(1970, 1, 1, tzinfo=UTC) else None
 
 
-def _operator(progress: Any) -> StateRows:
+def _operator(progress: StateOperatorProgress) -> StateRows:
     return StateRows(
         progress.operatorName,
         progress.numRowsTotal,

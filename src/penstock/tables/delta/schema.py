@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import types as spark
@@ -13,7 +13,11 @@ from pyspark.sql import types as spark
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import InvalidInput, SchemaMismatch, UnsupportedType
+from penstock.json_text import Json
 from penstock.lake.location import DeltaPlace, library
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 _SIMPLE = (
     spark.BooleanType,
@@ -67,7 +71,7 @@ def rows_layout(rows: spark.StructType, keys: Sequence[str]) -> DeltaLayout:
     return DeltaLayout(schema, tuple(_key(key, schema) for key in keys))
 
 
-def match_table(place: DeltaPlace, layout: DeltaLayout, table: Any) -> DeltaLayout:
+def match_table(place: DeltaPlace, layout: DeltaLayout, table: DeltaTable) -> DeltaLayout:
     """Return the layout with the table's names for its columns.
 
     Raises
@@ -138,7 +142,7 @@ def _match(name: str, names: Collection[str]) -> str | None:
     return next((other for other in names if other.lower() == name.lower()), None)
 
 
-def _plain(kind: Any) -> Any:
+def _plain(kind: Json | str) -> object:
     """Reduce a Delta type in JSON to what is compared, without nullability and metadata."""
     if not isinstance(kind, dict):
         return kind
@@ -147,5 +151,5 @@ def _plain(kind: Any) -> Any:
     return {name: _plain(part) for name, part in kind.items() if not name.lower().endswith("containsnull")}
 
 
-def _shown(kind: Any) -> str:
+def _shown(kind: Json | str) -> str:
     return kind if isinstance(kind, str) else json.dumps(_plain(kind))

@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -174,7 +173,7 @@ class DeltaStageTask:
         assert context is not None
         name, rows = self.put(batches)
         query = context.getLocalProperty("sql.streaming.queryId")
-        columns: list[list[Any]] = [[name], [rows], [query]]
+        columns: list[list[object]] = [[name], [rows], [query]]
         yield pa.RecordBatch.from_arrays(
             [pa.array(values, kind.type) for values, kind in zip(columns, _REPORT, strict=True)],
             schema=_REPORT,

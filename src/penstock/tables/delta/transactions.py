@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -18,12 +18,19 @@ from penstock.lake.location import library
 from penstock.spark.checkpoint import Checkpoint
 from penstock.tables.names import quoted
 
+if TYPE_CHECKING:
+    from deltalake import CommitProperties, DeltaTable
+    from deltalake.table import TableMerger
+
 TARGET, SOURCE = "target", "source"
 
 
 def merge_by_keys(
-    table: Any, rows: pa.RecordBatchReader | pa.Table, keys: Iterable[str], properties: Any
-) -> Any:
+    table: DeltaTable,
+    rows: pa.RecordBatchReader | pa.Table,
+    keys: Iterable[str],
+    properties: CommitProperties | None,
+) -> TableMerger:
     """Return deltalake's ``TableMerger`` for rows with the same keys."""
     same = " and ".join(f"{TARGET}.{quoted(key)} = {SOURCE}.{quoted(key)}" for key in keys)
     return table.merge(rows, same, source_alias=SOURCE, target_alias=TARGET, commit_properties=properties)
@@ -34,13 +41,14 @@ def source_columns(names: Iterable[str]) -> dict[str, str]:
     return {quoted(name): f"{SOURCE}.{quoted(name)}" for name in names}
 
 
-def commit_properties(versions: Mapping[str, int]) -> Any:
+def commit_properties(versions: Mapping[str, int]) -> CommitProperties | None:
     """Return deltalake's ``CommitProperties`` with versions of app transactions; None for none of them."""
     if not versions:
         return None
     deltalake = library("deltalake")
     transactions = [deltalake.Transaction(*version) for version in versions.items()]
-    return deltalake.CommitProperties(app_transactions=transactions)
+    properties: CommitProperties = deltalake.CommitProperties(app_transactions=transactions)
+    return properties
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ class AppTransaction:
         """The app transactions of the micro-batch's commit."""
         return dict(zip(self._names, (self.batch_id, self.input), strict=True))
 
-    def committed(self, table: Any) -> bool:
+    def committed(self, table: DeltaTable) -> bool:
         """Return whether the table has the micro-batch already.
 
         Raises

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +22,9 @@ from penstock.tables.delta.schema import DeltaLayout, match_table, rows_layout
 from penstock.tables.delta.stage import REPORT, DeltaStage, DeltaStageTask, delete_abandoned
 from penstock.tables.delta.transactions import AppTransaction, commit_properties, merge_by_keys
 from penstock.tables.row_checks import rows_with_one_key
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 _ATTEMPTS = 10
 
@@ -182,7 +185,7 @@ class DeltaWriter:
         )
 
     def _publish(
-        self, table: Any, stage: DeltaStage, files: Sequence[str], transaction: AppTransaction | None
+        self, table: DeltaTable, stage: DeltaStage, files: Sequence[str], transaction: AppTransaction | None
     ) -> None:
         properties = commit_properties({} if transaction is None else transaction.versions)
         rows = stage.reader(files)
@@ -222,7 +225,7 @@ def _numbered(frame: DataFrame) -> DataFrame:
     return frame.select(*(F.col(quote_column(name)).alias(f"c{n}") for n, name in enumerate(frame.columns)))
 
 
-def _with_all_columns(rows: pa.RecordBatchReader, table: Any) -> pa.RecordBatchReader:
+def _with_all_columns(rows: pa.RecordBatchReader, table: DeltaTable) -> pa.RecordBatchReader:
     """Return the rows with all columns of the table, in its order, null where the rows do not have them."""
     existing, own = pa.schema(table.schema().to_arrow()), rows.schema
     schema = pa.schema([own.field(f.name) if f.name in own.names else f for f in existing])

@@ -8,14 +8,21 @@ valid from its own change to the next change of its key, of whatever kind. So th
 set of changes, not of the order in which they arrive: the versions are in the table, the deletes in the
 relation beside it, and a late change ends the version that it falls into and is valid up to the next change.
 (Type 2 of the slowly changing dimensions of Kimball, "The Data Warehouse Toolkit".)
+
+The relation beside the table records which changes were applied. For type 1 it has the sequence of each key's
+last change, also when that was a delete, so that a late or repeated change is known to be old. For type 2 it
+has the deletes, since the table itself has the rest.
 """
 
 from __future__ import annotations
 
+import hashlib
+
+from penstock.errors import SchemaMismatch
 from penstock.store.database import Transaction
 from penstock.tables.columns import VALID_FROM, VALID_TO, Layout
 from penstock.tables.names import TableName, quoted
-from penstock.tables.sql import applied, upsert
+from penstock.tables.sql import ddl, upsert
 from penstock.tables.sql.latest import collect, fill_from_table
 from penstock.tables.sql.loading import StagedRows
 
@@ -32,8 +39,8 @@ def apply_changes(tx: Transaction, layout: Layout, source: StagedRows) -> int:
     CommitRefused
         When staged rows are gone.
     """
-    beside = applied.relation(tx, layout)
-    applied.lock(tx, beside)
+    beside = _applied_relation(tx, layout)
+    _lock(tx, beside)
     latest = collect(tx, layout, source)
     if layout.history:
         _drop_known_versions(tx, layout, beside, latest)
@@ -56,7 +63,7 @@ def apply_changes(tx: Transaction, layout: Layout, source: StagedRows) -> int:
 def _drop_old(tx: Transaction, layout: Layout, beside: TableName, latest: str) -> None:
     tx.change(
         f"delete from {latest} where exists (select 1 from {beside.sql} as applied "
-        f"where {applied.same_key(layout, latest)} "
+        f"where {_same_applied_key(layout, latest)} "
         f"and (applied.sequence, applied.present) >= ({latest}.sequence, {latest}.present))"
     )
 
@@ -68,7 +75,7 @@ def _delete(tx: Transaction, layout: Layout, latest: str) -> None:
 
 
 def _record(tx: Transaction, layout: Layout, beside: TableName, latest: str) -> None:
-    keys = ", ".join(applied.key_names(layout))
+    keys = ", ".join(_key_names(layout))
     tx.change(
         f"insert into {beside.sql} ({keys}, sequence, present) "
         f"select {', '.join(layout.staged_keys)}, sequence, present from {latest} where true "
@@ -84,7 +91,7 @@ def _drop_known_versions(tx: Transaction, layout: Layout, beside: TableName, lat
     )
     tx.change(
         f"delete from {latest} where present = 0 and exists (select 1 from {beside.sql} as applied "
-        f"where {applied.same_key(layout, latest)} and applied.sequence = {latest}.sequence)"
+        f"where {_same_applied_key(layout, latest)} and applied.sequence = {latest}.sequence)"
     )
 
 
@@ -110,7 +117,7 @@ def _insert_versions(tx: Transaction, layout: Layout, beside: TableName, latest:
     following = (
         f"select min(kept.{_FROM}) from {layout.name.sql} as kept where {layout.same_key('kept', 'latest')} "
         f"and kept.{_FROM} > latest.sequence union all select min(applied.sequence) from {beside.sql} as "
-        f"applied where {applied.same_key(layout, 'latest')} and applied.sequence > latest.sequence"
+        f"applied where {_same_applied_key(layout, 'latest')} and applied.sequence > latest.sequence"
     )
     partition = ", ".join(layout.staged_keys)
     tx.change(
@@ -121,8 +128,76 @@ def _insert_versions(tx: Transaction, layout: Layout, beside: TableName, latest:
 
 
 def _record_deletes(tx: Transaction, layout: Layout, beside: TableName, latest: str) -> None:
-    keys = ", ".join(applied.key_names(layout))
+    keys = ", ".join(_key_names(layout))
     tx.change(
         f"insert into {beside.sql} ({keys}, sequence) "
         f"select {', '.join(layout.staged_keys)}, sequence from {latest} where present = 0"
     )
+
+
+def _applied_relation(tx: Transaction, layout: Layout) -> TableName:
+    """Return the name of the relation."""
+    digest = hashlib.sha256(layout.name.ledger_name.encode()).hexdigest()[:32]
+    if tx.dialect == "sqlite":
+        return TableName("main", f"penstock_applied_{digest}")
+    return TableName(tx.schema[1:-1].replace('""', '"'), f"applied_{digest}")
+
+
+def prepare(tx: Transaction, layout: Layout) -> None:
+    """Create the table and the relation, or check them; a new table gets a new relation.
+
+    Raises
+    ------
+    SchemaMismatch
+        When the table does not take the rows, or its changes were ordered by a column of another type before.
+    """
+    new_table = ddl.find_table(tx, layout.name) is None
+    ddl.ensure_table(tx, layout.stored, complete=False)
+    if new_table and layout.history:
+        ddl.index_current_versions(tx, layout)
+    applied = _applied_relation(tx, layout)
+    if new_table:
+        tx.execute(f"drop table if exists {applied.sql}")
+    existing = ddl.find_table(tx, applied)
+    if existing is None:
+        _create(tx, layout, applied)
+        return
+    assert layout.sequence is not None
+    keys, needed = sum(name.startswith("k") for name in existing.types), layout.sequence.sql_type
+    if existing.types["sequence"] != needed or keys != len(layout.keys):
+        raise SchemaMismatch(
+            f"the changes of {layout.name.sql} were ordered by {existing.types['sequence']} before, with "
+            f"{keys} keys, and are by {needed} now, with {len(layout.keys)}: keep keys and sequence_by, or "
+            "drop the table to start over",
+            table=layout.name.sql,
+        )
+
+
+def _create(tx: Transaction, layout: Layout, applied: TableName) -> None:
+    assert layout.sequence is not None
+    keys = _key_names(layout)
+    columns = [f"{name} {key.declared} not null" for name, key in zip(keys, layout.keys, strict=True)]
+    columns += [f"sequence {layout.sequence.declared} not null"]
+    primary = [*keys, "sequence"] if layout.history else keys
+    columns += [] if layout.history else ["present integer not null"]
+    columns += [f"primary key ({', '.join(primary)})"]
+    tx.execute(f"create table {applied.sql} ({', '.join(columns)})")
+
+
+def _key_names(layout: Layout) -> list[str]:
+    """Return the relation's columns with the keys."""
+    return [f"k{n}" for n in range(len(layout.keys))]
+
+
+def _same_applied_key(layout: Layout, staged: str) -> str:
+    """Return the SQL condition that a row of the relation, aliased ``applied``, and a staged row have the
+    same key.
+    """
+    pairs = zip(_key_names(layout), layout.staged_keys, strict=True)
+    return " and ".join(f"applied.{key} = {staged}.{column}" for key, column in pairs)
+
+
+def _lock(tx: Transaction, applied: TableName) -> None:
+    """Serialise writers, each of which compares its changes with what the one before has applied."""
+    if tx.dialect == "postgres":
+        tx.execute(f"lock table {applied.sql} in share row exclusive mode")

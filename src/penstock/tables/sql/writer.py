@@ -18,10 +18,9 @@ from penstock.spark.checkpoint import Checkpoint
 from penstock.store.records.ledger import LedgerKey
 from penstock.tables.columns import Layout
 from penstock.tables.row_encoding import project_rows
-from penstock.tables.sql.insert import IdempotentInsert
 from penstock.tables.sql.staging import PostgresStage, SegmentStage, Stage, TaskWriter
 from penstock.tables.sql.target import TableTarget, WrittenTarget
-from penstock.tables.sql.write_task import REPORT, RowEncoder, StageTask
+from penstock.tables.sql.write_task import REPORT, IdempotentInsert, RowEncoder, StageTask
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,8 @@ def state(plan: Plan, mode: str) -> Iterator[Problem]:
             yield Problem.at(
                 node,
                 _FOR_EVER,
-                f"every {', '.join(names(grouping_expressions(node))) or 'row'} seen is kept in the state forever",
+                f"every {', '.join(names(grouping_expressions(node))) or 'row'} seen is kept in the state "
+                "forever",
                 UNSAFE,
                 fix=(
                     "df.withWatermark('<event time>', '10 minutes').dropDuplicatesWithinWatermark([...]); or "

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -24,6 +24,9 @@ from penstock.tables.delta.apply.merge_plan import numbered
 from penstock.tables.delta.stage import FOLDER
 from penstock.tables.delta.transactions import commit_properties, merge_by_keys
 from penstock.tables.names import quoted
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 _WRITER = "penstock:writer"
 _MOST_FILES = 64
@@ -43,7 +46,7 @@ class AppliedTable:
     history: bool
 
     @classmethod
-    def of_table(cls, place: DeltaPlace, table: Any, events: EventLayout) -> AppliedTable:
+    def of_table(cls, place: DeltaPlace, table: DeltaTable, events: EventLayout) -> AppliedTable:
         """Return that of a table, by the id that a recreated table does not share."""
         path = f"{place.path}/{FOLDER}/applied-{table.metadata().id}"
         names = [*events.keys, SEQUENCE, PRESENT]
@@ -55,7 +58,7 @@ class AppliedTable:
         """The app transaction of the first table whose version is that of this one."""
         return f"penstock:{self.place.path.rpartition('/')[2]}"
 
-    def named_by(self, table: Any) -> int:
+    def named_by(self, table: DeltaTable) -> int:
         """Return the version that goes with a version of the first table.
 
         Raises
@@ -74,7 +77,7 @@ class AppliedTable:
             )
         return int(version)
 
-    def prepare(self, table: Any) -> None:
+    def prepare(self, table: DeltaTable) -> None:
         """Create it if it does not exist, and name it in the first table.
 
         Raises
@@ -102,7 +105,7 @@ class AppliedTable:
                 # Another process may do so at the same moment.
                 self.name_in(table, 0)
 
-    def name_in(self, table: Any, version: int, others: Mapping[str, int] | None = None) -> None:
+    def name_in(self, table: DeltaTable, version: int, others: Mapping[str, int] | None = None) -> None:
         """Name a version in the first table, in a commit without rows.
 
         Parameters
@@ -160,7 +163,7 @@ class AppliedTable:
         return int(table.version())
 
 
-def rows_with_keys(place: DeltaPlace, table: Any, touched: pa.Table, schema: pa.Schema) -> pa.Table:
+def rows_with_keys(place: DeltaPlace, table: DeltaTable, touched: pa.Table, schema: pa.Schema) -> pa.Table:
     """Read the rows of a table that have some keys.
 
     Parameters

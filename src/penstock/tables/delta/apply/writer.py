@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -51,6 +51,9 @@ from penstock.tables.delta.writer import (
 )
 from penstock.tables.names import quoted
 from penstock.tables.unchanged_values import column_numbers
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties, DeltaTable
 
 
 def changes_writer(
@@ -106,7 +109,7 @@ def accepted_changes(
     return events
 
 
-def _refuse_history(place: DeltaPlace, table: Any) -> None:
+def _refuse_history(place: DeltaPlace, table: DeltaTable) -> None:
     columns = [field.name for field in table.schema().fields if field.name in (VALID_FROM, VALID_TO)]
     if columns:
         raise SchemaMismatch(
@@ -132,7 +135,7 @@ class ChangesWriter(DeltaWriter):
         """Do nothing: Spark has left one event of each key, and the tasks have checked them."""
 
     def _publish(
-        self, table: Any, stage: DeltaStage, files: Sequence[str], transaction: AppTransaction | None
+        self, table: DeltaTable, stage: DeltaStage, files: Sequence[str], transaction: AppTransaction | None
     ) -> None:
         # The applied events that count are those of the table version that is merged into, whoever writes in
         # the meantime.
@@ -159,7 +162,7 @@ class ChangesWriter(DeltaWriter):
         """The columns of staged events from which the merge is planned."""
         return [*self.events.keys, SEQUENCE, PRESENT, *([] if self.events.unchanged is None else [UNKNOWN])]
 
-    def _plan(self, table: Any, staged: pa.Table, recorded: int) -> MergePlan:
+    def _plan(self, table: DeltaTable, staged: pa.Table, recorded: int) -> MergePlan:
         keys = self.events.keys
         touched = staged.select(keys)
         known = self.applied.events(recorded, touched)
@@ -189,7 +192,9 @@ class ChangesWriter(DeltaWriter):
             key = shown_key({key: refused[key][0].as_py() for key in self.events.keys})
             raise self.events.unchanged.not_stored(name, self.place.shown, key)
 
-    def _merge_latest(self, table: Any, rows: pa.RecordBatchReader, properties: Any) -> None:
+    def _merge_latest(
+        self, table: DeltaTable, rows: pa.RecordBatchReader, properties: CommitProperties | None
+    ) -> None:
         numbers = [] if self.events.unchanged is None else self.events.unchanged.numbers
         names = self.events.rows.schema.names
         sets, removes = (f"{SOURCE}.{quoted(PRESENT)} = {present}" for present in (1, 0))
@@ -198,13 +203,15 @@ class ChangesWriter(DeltaWriter):
             source_or_stored(names, numbers), sets
         ).when_not_matched_insert(source_columns(names), sets).execute()
 
-    def _merge_history(self, table: Any, rows: pa.RecordBatchReader, properties: Any) -> None:
+    def _merge_history(
+        self, table: DeltaTable, rows: pa.RecordBatchReader, properties: CommitProperties | None
+    ) -> None:
         merge = merge_by_keys(table, rows, [*self.events.keys, VALID_FROM], properties)
         columns = source_columns(self.events.table.schema.names)
         merge.when_matched_update(source_columns([VALID_TO])).when_not_matched_insert(columns).execute()
 
     def _rows(
-        self, table: Any, stage: DeltaStage, files: Sequence[str], plan: MergePlan
+        self, table: DeltaTable, stage: DeltaStage, files: Sequence[str], plan: MergePlan
     ) -> pa.RecordBatchReader:
         """Stream the rows to merge: with history those of the table, else those of staged events with
         ``PRESENT``.
@@ -217,7 +224,7 @@ class ChangesWriter(DeltaWriter):
         return to_reader(schema, self._parts(table, stage, files, plan, schema))
 
     def _parts(
-        self, table: Any, stage: DeltaStage, files: Sequence[str], plan: MergePlan, schema: pa.Schema
+        self, table: DeltaTable, stage: DeltaStage, files: Sequence[str], plan: MergePlan, schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
         if plan.changed is not None:
             yield from (with_columns(batch, schema) for batch in plan.changed.to_batches())
@@ -236,7 +243,7 @@ class ChangesWriter(DeltaWriter):
                 ended += taken.num_rows
             yield from rows.select(schema.names).cast(schema).to_batches()
 
-    def _filled(self, table: Any, rows: pa.Table) -> pa.Table:
+    def _filled(self, table: DeltaTable, rows: pa.Table) -> pa.Table:
         if self.events.unchanged is None:
             return rows
 
