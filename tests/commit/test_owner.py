@@ -195,7 +195,7 @@ def test_an_owner_survives_the_loss_of_the_connection_that_holds_its_lock(pg_url
     with temporary_store(pg_url) as store:
         pair = make_pair(store)
         owner = pair.own()
-        backend = owner._lock._connection.info.backend_pid  # type: ignore[attr-defined]  # the PostgreSQL lock has one
+        backend = owner._lock._connection.info.backend_pid
         store.database.run(lambda tx: tx.execute(f"select pg_terminate_backend({backend})"))
         owner.observe(pair.offset(owner, (0, 0), (0, 0)))
         with pytest.raises(ConsumerInUse):

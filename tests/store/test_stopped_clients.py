@@ -218,7 +218,7 @@ def _expected(connection: Any) -> dict[str, str]:
 
 
 def test_sessions_have_the_limits_that_the_docs_say(pg_store: penstock.Store) -> None:
-    for connect in (pg_store.database.connected, pg_store.database.lasting_connection):  # type: ignore[attr-defined]
+    for connect in (pg_store.database.connected, pg_store.database.lasting_connection):
         connection = connect()
         assert _shown(connection) == _expected(connection)
         connection.close()

@@ -292,7 +292,7 @@ def test_a_pipe_in_the_place_of_a_bell_keeps_no_append_waiting(made: Path) -> No
 def test_a_bell_of_somebody_else_s_is_not_listened_to(made: Path) -> None:
     bell = Path(f"{made}-bell-1")
     os.chown(bell, STRANGER, -1)
-    assert wakeups.listen(str(made), 1) is None
+    assert wakeups.listen(str(made), 1, files.StoreFiles(str(made))) is None
     with penstock.connect(f"sqlite:///{made}") as store, closing(store.queue("q").watch()) as watch:
         assert watch.wait({0: 0}, 5)
 

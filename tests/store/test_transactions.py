@@ -117,9 +117,9 @@ def test_the_server_s_default_isolation_does_not_matter(pg_store: penstock.Store
         with penstock.connect(_url(pg_store)) as store:
             level = "show transaction_isolation"
             with store.database.transaction() as tx:
-                assert tx._cursor.execute(level).fetchone()[0] == "read committed"  # type: ignore[attr-defined]
+                assert tx._cursor.execute(level).fetchone()[0] == "read committed"
             with store.database.transaction(write=False) as tx:
-                assert tx._cursor.execute(level).fetchone()[0] == "repeatable read"  # type: ignore[attr-defined]
+                assert tx._cursor.execute(level).fetchone()[0] == "repeatable read"
     finally:
         admin.execute("alter role current_user reset default_transaction_isolation")
         admin.close()
@@ -131,7 +131,7 @@ def test_numbers_of_any_size_are_one_prepared_statement(pg_store: penstock.Store
         for _ in range(8):
             queue.append([{"n": n}])
             pg_store.database.run(
-                lambda tx, n=n: tx.one("segment_at", queue_id=1, partition=0, row_index=n),  # type: ignore[misc]
+                lambda tx, n=n: tx.one("segment_at", queue_id=1, partition=0, row_index=n),
                 write=False,
             )
     with pg_store.database.transaction(write=False) as tx:

@@ -13,6 +13,7 @@ import pytest
 import penstock
 from penstock.errors import AlreadyExists
 from penstock.store.sqlite import wakeups
+from penstock.store.sqlite.files import StoreFiles
 from penstock.store.sqlite.wakeups import VISITED, WRITTEN, FileEvents
 from tests.store.programs import SCHEMA
 from tests.support.waiting import readable
@@ -104,7 +105,7 @@ def store(tmp_path: Path) -> Iterator[penstock.Store]:
 
 
 def _hung(tmp_path: Path, queue: penstock.Queue) -> FileEvents:
-    bell = wakeups.listen(str(tmp_path / "x.db"), queue.record.queue_id)
+    bell = wakeups.listen(str(tmp_path / "x.db"), queue.record.queue_id, StoreFiles(str(tmp_path / "x.db")))
     assert bell is not None
     return bell
 
@@ -141,7 +142,10 @@ def test_what_was_rung_before_it_was_hung_goes_unheard(tmp_path: Path, store: pe
 def test_where_no_bell_can_be_hung_writes_are_heard(tmp_path: Path, store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     (tmp_path / f"x.db-bell-{queue.record.queue_id}").mkdir()
-    assert wakeups.listen(str(tmp_path / "x.db"), queue.record.queue_id) is None
+    assert (
+        wakeups.listen(str(tmp_path / "x.db"), queue.record.queue_id, StoreFiles(str(tmp_path / "x.db")))
+        is None
+    )
     with queue.watch() as watch:
         for n in range(3):
             queue.append([{"n": n}])

@@ -69,12 +69,13 @@ def test_writers_take_turns_in_sqlite(tmp_path: Path) -> None:
 
 
 def test_a_turn_that_does_not_come_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.store.sqlite.files import StoreFiles
     from penstock.store.sqlite.locks import Turn
 
     monkeypatch.setattr("penstock.store.database.RETRY_SECONDS", 0.2)
     with penstock.connect(f"sqlite:///{tmp_path}/x.db?busy_timeout=100") as store:
         queue = store.create_queue("q", SCHEMA)
-        other = Turn(f"{tmp_path}/x.db-lock")
+        other = Turn(f"{tmp_path}/x.db-lock", StoreFiles())
         assert other.take(1)
         with pytest.raises(StoreUnavailable, match=r"this process did not get its turn within 0.1 s"):
             queue.append([{"n": 1}])
@@ -86,10 +87,11 @@ def test_a_turn_that_does_not_come_is_reported(tmp_path: Path, monkeypatch: pyte
 
 
 def test_nobody_keeps_a_turn_that_came_too_late(tmp_path: Path) -> None:
+    from penstock.store.sqlite.files import StoreFiles
     from penstock.store.sqlite.locks import Turn
     from tests.support.waiting import wait_until
 
-    one, two, three = (Turn(f"{tmp_path}/lock") for _ in range(3))
+    one, two, three = (Turn(f"{tmp_path}/lock", StoreFiles()) for _ in range(3))
     assert one.take(1)
     assert not two.take(0.05)
     assert not two.take(0.05)

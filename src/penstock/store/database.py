@@ -74,7 +74,7 @@ class Transaction(ABC):
         self.write = write
         """False if it only reads; then it takes no locks."""
         self.channels: set[str] = set()
-        """The channels to notify after the commit."""
+        """The channels whose listeners are woken after the commit."""
         self._statements = statements(self.dialect, schema)
 
     @abstractmethod
@@ -123,7 +123,7 @@ class Transaction(ABC):
 
     @abstractmethod
     def load(self, text: str, data: Iterable[Any]) -> None:
-        """Send rows in bulk: buffers for PostgreSQL's ``copy … from stdin``, rows for SQLite's ``insert``."""
+        """Send rows in bulk: buffers for PostgreSQL's ``copy``, rows for SQLite's ``insert``."""
 
     @abstractmethod
     def now(self) -> int:
@@ -140,10 +140,6 @@ class Transaction(ABC):
     def owners_alive(self, names: Iterable[str]) -> set[str]:
         """The owner locks among ``names`` that somebody holds."""
         return {name for name in names if self.owner_alive(name)}
-
-    def notify(self, channel: str) -> None:
-        """Wake the listeners of a channel after this transaction is committed."""
-        self.channels.add(channel)
 
     def text(self, name: str) -> str:
         """The SQL text of a named statement."""

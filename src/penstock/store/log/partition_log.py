@@ -211,7 +211,7 @@ def _advanced(tx: Transaction, queue: QueueRecord, row: Row | None, segments: in
     if row is None:
         raise dropped(queue)
     if row.channel is not None:
-        tx.notify(row.channel)
+        tx.channels.add(row.channel)
     if queue.key and row.total != queue.partitions:
         raise grown(queue)
     return bool(row.segments // MERGE_FAN_IN > (row.segments - segments) // MERGE_FAN_IN)

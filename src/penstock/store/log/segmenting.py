@@ -197,17 +197,17 @@ def _halved(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 def _payload(batch: pa.RecordBatch) -> pa.Buffer:
     # The size of the whole buffers is an upper bound, and quicker to compute.
-    if batch.get_total_buffer_size() > _MAX_ROW:
-        _require_at_most(batch.nbytes, _MAX_ROW, "a reader unpacks")
+    if batch.get_total_buffer_size() > _MAX_ROW and batch.nbytes > _MAX_ROW:
+        raise _too_large(batch.nbytes, _MAX_ROW, "a reader unpacks")
     payload = encode(batch)
-    _require_at_most(payload.size, MAX_PAYLOAD, "a database holds in one value")
+    if payload.size > MAX_PAYLOAD:
+        raise _too_large(payload.size, MAX_PAYLOAD, "a database holds in one value")
     return payload
 
 
-def _require_at_most(size: int, limit: int, who: str) -> None:
-    if size > limit:
-        raise InvalidInput(
-            f"a row takes {size} bytes, more than {who}: keep large objects in files and append their paths",
-            size=size,
-            limit=limit,
-        )
+def _too_large(size: int, limit: int, who: str) -> InvalidInput:
+    return InvalidInput(
+        f"a row takes {size} bytes, more than {who}: keep large objects in files and append their paths",
+        size=size,
+        limit=limit,
+    )

@@ -75,7 +75,7 @@ def _state(process: int) -> str:
 class Turn(Forkable):
     """One connection's place in the line of writers; the lock file is created when it is first needed."""
 
-    def __init__(self, path: str, files: StoreFiles = StoreFiles()) -> None:  # noqa: B008 - it never changes
+    def __init__(self, path: str, files: StoreFiles) -> None:
         self._path = path
         self._files = files
         self._file: int | None = None
@@ -174,7 +174,7 @@ def _no_right(path: Path) -> StoreReadOnly:
 class FileOwnerLock(OwnerLock):
     """A ``flock`` on a file next to the SQLite file, which the kernel releases when the process dies."""
 
-    def __init__(self, folder: Path, name: str, files: StoreFiles = StoreFiles()) -> None:  # noqa: B008 - it never changes
+    def __init__(self, folder: Path, name: str, files: StoreFiles) -> None:
         self._file: int | None = None
         self._files = files
         self._path = lock_file(folder, name)

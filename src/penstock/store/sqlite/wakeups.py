@@ -128,13 +128,13 @@ def ring(path: str, queue_ids: Iterable[int]) -> None:
             os.close(os.open(_bell(path, queue_id), READING))
 
 
-def listen(path: str, queue_id: int, files: StoreFiles | None = None) -> FileEvents | None:
+def listen(path: str, queue_id: int, files: StoreFiles) -> FileEvents | None:
     """Listen to a queue's bell, which is created if needed; None if that is not possible, or it is another
     user's.
     """
     folder, name = os.path.split(_bell(path, queue_id))
     try:
-        os.close((files or StoreFiles(path)).open_beside(_bell(path, queue_id)))
+        os.close(files.open_beside(_bell(path, queue_id)))
         return FileEvents(folder, [name], VISITED)
     except (OSError, StoreUnsafe):
         return None
