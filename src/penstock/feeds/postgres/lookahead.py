@@ -19,6 +19,7 @@ from penstock.feeds.postgres.publication import (
     PublicationState,
     altered_columns,
     passed_partitions,
+    passed_tables,
     refusal,
     state_of,
     unlogged_changes,
@@ -92,6 +93,7 @@ class Lookahead:
                 else _NO_RELATIONS
             )
             self._refuse_passing_partitions(log_relations.others, before, state)
+            self._refuse_passing_tables([use.relation for use in log_relations.uses], known, state)
             fitting = self._fitting(log_relations, upto, state, rows_before)
             settled = fitting == upto and not busy and self._catalog_fits(state)
             self._verified = state if settled else None
@@ -147,6 +149,20 @@ class Lookahead:
             keeps_emptied=self._settings.truncate == "skip",
         )
         error = refusal(self._name, changes, self._settings.accept or ())
+        if error is not None:
+            raise error
+
+    def _refuse_passing_tables(
+        self, relations: Sequence[Relation], before: PublicationState | None, now: PublicationState
+    ) -> None:
+        """Refuse tables that joined and left the publication since the log was last searched."""
+        known = now.oids() | (before.oids() if before is not None else set())
+        read = [
+            relation
+            for relation in relations
+            if relation.oid not in known and self._fit.reads(relation) is not None
+        ]
+        error = refusal(self._name, passed_tables(self._server, read), self._settings.accept or ())
         if error is not None:
             raise error
 

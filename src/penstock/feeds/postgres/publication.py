@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from penstock.errors import FeedUnavailable
 from penstock.feeds.postgres.catalog import Tables, missing_publication
@@ -54,6 +55,12 @@ class PublicationState:
         partitions = {name: tuple(oids) for name, oids in value["partitions"].items()}
         columns = {name: _columns(columns) for name, columns in value["columns"].items()}
         return cls(value["transaction"], value["publication"], value["tables"], partitions, columns, {})
+
+    def oids(self) -> set[int]:
+        """Return the object ids of the tables and partitions."""
+        return {_oid(entry) for entry in self.tables.values()} | set(
+            chain.from_iterable(self.partitions.values())
+        )
 
     def definitions(self) -> tuple[object, ...]:
         """Return what stays equal as long as no table and no publication is changed."""
@@ -277,6 +284,24 @@ def passed_partitions(
         )
         for relation in relations
         if relation.oid not in others
+    ]
+
+
+def passed_tables(server: Statements, relations: Sequence[Relation]) -> list[Unlogged]:
+    """Return tables that joined and left the publication between two states, of unknown ones in the log.
+
+    A table that was dropped meanwhile left nothing behind: its rows in the log are all that is left of it.
+    """
+    names = {relation.oid: relation.name for relation in relations}
+    rows = server.fetch("existing_tables", oids=list(names)) if names else []
+    return [
+        Unlogged(
+            condition="FEED_UNAVAILABLE.TABLE_NOT_COPIED",
+            what=f"{names[row.oid]} was in the publication for a while, and its other rows are not in the log",
+            token=f"{names[row.oid]}:{row.oid}",
+            table=names[row.oid],
+        )
+        for row in rows
     ]
 
 
