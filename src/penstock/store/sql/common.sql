@@ -28,7 +28,7 @@ select * from penstock.queue order by name;
 -- name: insert_partition
 insert into penstock.partition (queue_id, partition, total) values (:queue_id, :partition, :total);
 
--- Every row is written, so that no append that began under the old number can end under it.
+-- Writes every row, so that no append that began with the old number can commit.
 -- name: set_total
 update penstock.partition set total = :total where queue_id = :queue_id;
 
@@ -101,7 +101,7 @@ select * from penstock.partition where queue_id = :queue_id order by partition;
 -- name: read_partition
 select * from penstock.partition where queue_id = :queue_id and partition = :partition;
 
--- Where the partitions of a range end, for those who wait for more.
+-- Where the partitions of a range end, for watches.
 -- name: read_ends
 select partition, next_index, total from penstock.partition
 where queue_id = :queue_id and partition >= :first and partition <= :last
@@ -141,7 +141,7 @@ where queue_id = :queue_id and partition = :partition and end_index > :row_index
 order by end_index
 limit 1;
 
--- The segment of a row, with its runs where it is a merged one.
+-- The segment of a row, with its runs if it is compacted.
 -- name: appends_at
 select s.start_index, s.end_index, s.first_append, s.last_append, p.runs
 from (
@@ -190,7 +190,7 @@ limit 1;
 select max(next_index) as next_index from penstock.observed_end
 where queue_id = :queue_id and partition = :partition and observed_at < :timestamp and last_timestamp = :last_timestamp;
 
--- Those that are older than the retention's age say no more than the newest of them.
+-- Of those older than the retention's age only the newest is needed.
 -- name: forget_observed_ends
 delete from penstock.observed_end
 where queue_id = :queue_id and partition = :partition and (
@@ -224,7 +224,7 @@ insert into penstock.staged
 values
     (:app_id, :batch_id, :attempt, :task, :ordinal, :queue_id, :partition, :row_count, :bytes, :payload_id, :now);
 
--- Taking them is reading them: what somebody sweeps meanwhile comes back to one of the two only.
+-- Deleting returns the rows, so that a concurrent cleanup and a commit never both get one.
 -- name: delete_staged_batch
 delete from penstock.staged where app_id = :app_id and batch_id <= :batch_id and queue_id = :queue_id
 returning batch_id, attempt, task, ordinal, partition, row_count, bytes, payload_id;
@@ -351,7 +351,7 @@ insert into penstock.producer as p (queue_id, session, epoch, sequence) values (
 on conflict (queue_id, session) do update set epoch = p.epoch + 1
 returning epoch, sequence;
 
--- The update takes the session's row lock; nothing comes back where the session is fenced.
+-- The update takes the session's row lock; returns nothing if the session is fenced.
 -- name: lock_producer
 update penstock.producer set epoch = epoch
 where queue_id = :queue_id and session = :session and epoch = :epoch
@@ -380,7 +380,7 @@ where sink = :sink and app_id = :app_id and batch_id < :before and task = -1
 order by batch_id desc
 limit 1;
 
--- Only the newest entry's is ever asked for, and it is long where there are many partitions.
+-- Only the newest entry's offset is needed, and it is long with many partitions.
 -- name: forget_logged
 update penstock.ledger set logged = null
 where sink = :sink and app_id = :app_id and batch_id = :batch_id and task = -1 and logged is not null;
@@ -410,7 +410,7 @@ delete from penstock.ledger where sink = :sink and app_id = :app_id and batch_id
 -- name: delete_sink_ledger
 delete from penstock.ledger where sink = :sink;
 
--- Each sink is found behind the one before, as in newest_commits.
+-- Steps from one sink to the next, as newest_commits does.
 -- name: ledger_sinks
 with recursive found(sink) as (
     select min(l.sink) from penstock.ledger as l
@@ -420,7 +420,7 @@ with recursive found(sink) as (
 )
 select sink from found where sink is not null;
 
--- Apps that have entries from before their newest micro-batches, the newest of which is old, or dated in the future.
+-- Apps with older entries whose newest one is old, or dated in the future.
 -- name: idle_apps
 with recursive
     found(sink) as (
@@ -456,7 +456,7 @@ where exists (
 )
 limit :most;
 
--- Apps that have marks and no entry in the ledger.
+-- Apps with marks and no entry in the ledger.
 -- name: orphaned_mark_apps
 with recursive found(sink) as (
     select min(l.sink) from penstock.ledger as l
@@ -490,7 +490,7 @@ order by sink, app_id;
 -- name: count_ledger
 select count(*) as commits, cast(coalesce(sum(row_count), 0) as bigint) as row_count from penstock.ledger where task = -1;
 
--- The row's lock is held to the end of the commit; nothing is touched where another generation is the newest.
+-- Holds the row's lock until the commit; touches nothing if another generation is the newest.
 -- name: lock_marked_source
 update penstock.marked_source set app_id = :app_id where source = :source and generation = :generation;
 
@@ -585,12 +585,12 @@ cross join penstock.query_progress as p
 where q.reported_at > :since and p.query_id = q.query_id and p.reported_at > :since
 order by p.query_id, p.reported_at;
 
--- What committed micro-batches brought into a sink.
+-- The rows that committed micro-batches wrote to a sink.
 -- name: rows_committed
 select cast(sum(row_count) as bigint) as row_count from penstock.ledger
 where sink = :sink and app_id = :app_id and batch_id > :after and batch_id <= :upto and task = -1;
 
--- all at once, for whoever watches
+-- everything at once, for monitoring
 
 -- The oldest row of each partition is dated by the first one of its segment.
 -- name: all_partitions
@@ -610,7 +610,7 @@ from penstock.registration as r
 join penstock.consumer as c on c.consumer_id = r.consumer_id
 order by r.consumer_id, r.queue_id;
 
--- With the segment that holds the first row that waits.
+-- With the segment of the first unread row.
 -- name: all_positions
 select
     o.consumer_id, o.queue_id, o.partition, o.next_index, o.safe_index, s.start_index, s.end_index, s.first_timestamp,
@@ -623,7 +623,7 @@ left join penstock.segment as s
     )
 order by o.consumer_id, o.queue_id, o.partition;
 
--- The newest micro-batches. Each sink, and each app of it, is found behind the one before: there may be a thousand rows of each.
+-- The newest micro-batches. Steps from one sink and app to the next, since each may have a thousand rows.
 -- name: newest_commits
 with recursive
     found(sink) as (

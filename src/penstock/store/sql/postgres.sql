@@ -9,8 +9,8 @@ where n.nspname = :schema and c.relname = 'store';
 -- name: schema_exists
 select count(*) as found from pg_namespace where nspname = :schema;
 
--- A role that owns the schema, or a relation of the store's in it, and that nobody has said to trust. Whoever owns a table can give it a
--- trigger, which runs with the rights of whoever writes to it.
+-- A role that owns the schema or one of the store's relations, and is not trusted. The owner of a table can give it a trigger, which
+-- runs with the rights of whoever writes to it.
 -- name: foreign_owner
 with recursive mine (oid) as (
     select oid from pg_roles where rolname in (current_user, session_user)
@@ -79,23 +79,23 @@ where n.nspname = :schema and c.relkind = 'r' and c.relpersistence = 'u' and sta
 -- name: allocate_block
 select nextval('penstock.payload_block') as block;
 
--- Who watches a queue shares this lock, which its connection holds, and listens to the channel.
+-- A watch shares this lock, which its connection holds, and listens to the channel.
 -- name: watch_channel
 select 'penstock_' || 'penstock.partition'::regclass::oid || '_' || :queue_id as channel;
 
 -- name: hold_watch
 select pg_try_advisory_lock_shared('penstock.partition'::regclass::oid::integer, (:queue_id & 2147483647)::integer) as held;
 
--- A transaction that begins behind all that are running.
+-- A transaction id above those of all running transactions.
 -- name: newest_transaction
 select pg_current_xact_id()::text::bigint as newest;
 
 -- name: oldest_transaction
 select pg_snapshot_xmin(pg_current_snapshot())::text::bigint as oldest;
 
--- The update takes the partition's row lock and holds it to the commit. Timestamps never go back. Under the lock it finds out
--- whether anybody watches the queue, that is whether the watchers' lock is free; else the channel to notify comes back. `now` is the
--- clock's time for the append's other partitions, whatever the rows of this one are dated by.
+-- The update takes the partition's row lock and holds it until the commit. Timestamps never go back. Under the lock it checks
+-- whether anybody watches the queue, that is whether the watches' lock is taken, and returns the channel to notify. `now` is the
+-- clock's time for the append's other partitions, whatever the time of this one's rows.
 -- name: advance_partition
 update penstock.partition
 set next_index = next_index + :row_count,
@@ -145,8 +145,8 @@ with placed as (
 )
 select next_index, last_timestamp, segments, total, channel from placed;
 
--- The same as the statements of these names without _all, for many rows in one message, each parameter an array. Sent as a pipeline of
--- many messages, a client that stops between two of them would keep its locks: the server knows no limit there.
+-- The statements of these names without _all, for many rows in one message, each parameter an array. In a pipeline of many messages
+-- a client that is suspended between two of them would keep its locks, since the server has no limit there.
 
 -- name: insert_partition_all
 insert into penstock.partition (queue_id, partition, total)
@@ -191,7 +191,7 @@ from unnest(:consumer_id::bigint[], :queue_id::bigint[], :partition::bigint[], :
     as new (consumer_id, queue_id, partition, next_index)
 where p.consumer_id = new.consumer_id and p.queue_id = new.queue_id and p.partition = new.partition;
 
--- Others may still refer to the row.
+-- References to the row are not blocked.
 -- name: lock_registration
 select r.*, c.name as consumer, q.name as queue
 from penstock.registration as r
@@ -212,7 +212,7 @@ for no key update of r;
 -- name: lock_partition
 select * from penstock.partition where queue_id = :queue_id and partition = :partition for update;
 
--- Nobody may refer to the row meanwhile: no registration and no session begins.
+-- Blocks references to the row, so that no registration and no session begins.
 -- name: lock_queue
 select * from penstock.queue where name = :name for update;
 

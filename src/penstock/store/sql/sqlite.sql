@@ -7,7 +7,7 @@ select count(*) as found from penstock.sqlite_schema where type = 'table' and na
 -- name: allocate_block
 update penstock.store set next_block = next_block + 1 returning next_block - 1 as block;
 
--- Timestamps never go back. The channel is the name of the queue's bell.
+-- Timestamps never go back. The channel is the queue's bell.
 -- name: advance_partition
 update penstock.partition
 set next_index = next_index + :row_count,
@@ -38,7 +38,7 @@ select * from penstock.partition where queue_id = :queue_id and partition = :par
 -- name: lock_queue
 select * from penstock.queue where name = :name;
 
--- One page of a range: the segments from the one that holds row `start`; whoever reads stops when there are enough bytes.
+-- One page of a range: the segments from the one that holds row `start`; the reader stops at enough bytes.
 -- name: read_page
 select
     s.start_index, s.end_index, s.first_append, s.last_append, s.first_timestamp, s.last_timestamp, s.bytes,
