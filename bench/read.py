@@ -56,7 +56,7 @@ def merged(url: str, name: str) -> tuple[Result, float]:
         one.append(table)
         store._maintainer.close()
         _one_by_one(many)
-        merging = timed(many.merge)
+        merging = timed(many.compact)
         result = cost(
             f"full read of {SMALL_APPENDS:,} one-row appends, merged, {name}",
             lambda: timed(lambda: many.read(0, 0)),

@@ -50,7 +50,7 @@ def url(tmp_path: Path) -> str:
         (lambda store: store.consumer("c").seek(None, to="latest"), "the name of a queue is text"),
         (lambda store: store.consumer("c").offsets(5), "the name of a queue is text"),
         (lambda store: store.sweep(5), "older_than is a timedelta, not 5"),
-        (lambda store: ps.connect(store.url, patience="5"), "patience is a number of seconds, not '5'"),
+        (lambda store: ps.connect(store.url, timeout="5"), "timeout is a number of seconds, not '5'"),
     ],
 )
 def test_stores_queues_and_consumers(url: str, call: Callable[[ps.Store], Any], told: str) -> None:

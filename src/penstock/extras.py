@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -62,6 +63,27 @@ def load(home: str, name: str, what: str) -> Any:
         return getattr(import_module(home), name)
     except ModuleNotFoundError as error:
         raise instead(error, what) from None
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
+    """Return a package's ``__getattr__``, which imports the module of a public name when the name is first used.
+
+    Spark's workers import single modules of a package, and so do not import the others.
+
+    Parameters
+    ----------
+    package
+        The package's name.
+    homes
+        The module of each public name.
+    """
+
+    def get(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return load(homes[name], name, f"{package}.{name}")
+
+    return get
 
 
 def deltalake(name: str, what: str) -> ModuleType:

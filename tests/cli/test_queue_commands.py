@@ -136,8 +136,8 @@ def test_merge(penstock: Penstock) -> None:
     penstock("queue", "create", "q", "--schema", "id int")
     for number in range(5):
         penstock("queue", "put", "q", stdin=f'{{"id": {number}}}')
-    assert penstock("queue", "merge", "q", "--json").json == {"queue": "q", "merged_segments": 4}
-    assert "queue 'q' has 0 segments fewer" in penstock("queue", "merge", "q").out
+    assert penstock("queue", "compact", "q", "--json").json == {"queue": "q", "removed_segments": 4}
+    assert "queue 'q' has 0 segments fewer" in penstock("queue", "compact", "q").out
     assert penstock("queue", "show", "q", "--json").json["partitions"][0]["segments"] == 1
 
 

@@ -121,7 +121,7 @@ def test_any_ranges_that_meet_hold_every_row_once(
         feed.append_commit(version, at(number), inserts(*ids))
         expected.update((version, id) for id in ids)
         if data.draw(st.booleans()):
-            store.queue(name).merge()
+            store.queue(name).compact()
         if data.draw(st.integers(0, 4)) == 0:
             store.queue(name).add_partitions(1)
     bounds = sorted(data.draw(st.lists(st.integers(0, version), max_size=4)))

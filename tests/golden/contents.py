@@ -110,7 +110,7 @@ def _fill_orders(store: ps.Store) -> None:
         queue.append(orders([n]))
     queue.add_partitions(2)
     queue.append(orders(range(70, 90)))
-    queue.merge()
+    queue.compact()
     store.producer("orders", SESSION).append(orders([90, 91]), sequence=SEQUENCE)
     queue.append(orders(range(92, 100)))
     billing = store.create_consumer("billing")

@@ -154,7 +154,7 @@ def test_it_goes_on(golden: Golden, store: ps.Store) -> None:
     with pytest.raises(ProducerFenced):
         producer.append(orders([2001]))
     rows = [queue.read(partition, 0) for partition in range(queue.partitions)]
-    queue.merge()
+    queue.compact()
     assert [queue.read(partition, 0) for partition in range(queue.partitions)] == rows
     assert sum(map(len, rows)) == before + CUSTOMERS + 1
     billing = store.consumer("billing")
@@ -174,7 +174,7 @@ def test_it_gets_columns(store: ps.Store) -> None:
         after = [queue.read(part.partition, part.first_index) for part in queue.info().partitions]
         assert [table.drop_columns(["added"]) for table in after] == before, name
         assert all(table["added"].null_count == len(table) for table in after)
-        queue.merge()
+        queue.compact()
         assert [queue.read(part.partition, part.first_index) for part in queue.info().partitions] == after
 
 

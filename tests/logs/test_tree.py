@@ -74,6 +74,6 @@ def test_no_record_has_a_password(pg_url: str, caplog: pytest.LogCaptureFixture)
             store.drop_consumer("billing")
         gone = pg_url.replace(f":{urlsplit(pg_url).port}", ":1")
         with pytest.raises(ps.errors.StoreUnavailable):
-            ps.connect(gone, patience=0.1)
+            ps.connect(gone, timeout=0.1)
     assert {record.levelname for record in caplog.records} == {"INFO", "WARNING"}
     assert not [record for record in caplog.records if password in repr(vars(record)) + record.getMessage()]

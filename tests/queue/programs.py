@@ -58,7 +58,7 @@ def add_columns(url: str, queue: str, writer: str) -> None:
             target.append([{"n": value, "width": width} | {f"c{i}": value for i in range(2, width)}] * 3)
             old.append([{"n": value, "width": 2}])
             if random_.random() < 0.1:
-                target.merge()
+                target.compact()
             if n == 5:
                 print("appended", flush=True)
 

@@ -181,7 +181,7 @@ def test_the_bytes_of_a_queue_are_those_of_its_segments(store: penstock.Store) -
     queue = store.create_queue("q", SCHEMA, partitions=3, key=["n"])
     for _ in range(5):
         queue.append(rows(*range(50)))
-    queue.merge()
+    queue.compact()
     queue.trim(0, 3)
     for part in queue.info().partitions:
         segments = store.database.run(

@@ -78,7 +78,7 @@ def test_rows_from_before_have_nulls_in_new_columns(store: penstock.Store) -> No
 def test_some_columns_of_rows_of_all_ages(store: penstock.Store, names: list[str]) -> None:
     queue = three_ages(store)
     assert queue.read(0, 0, columns=names).to_pylist() == picked(*names)
-    queue.merge()
+    queue.compact()
     assert queue.read(0, 0, columns=names).to_pylist() == picked(*names)
 
 
@@ -231,11 +231,11 @@ def test_a_keyed_queue_places_rows_as_before(store: penstock.Store) -> None:
 
 def test_merged_rows_keep_every_column(store: penstock.Store) -> None:
     queue = three_ages(store)
-    assert queue.merge() == 3
+    assert queue.compact() == 3
     assert queue.read(0, 0).to_pylist() == ROWS
     store.queue("q").append([{"n": 5}])
     queue.add_columns([("last", pa.bool_())])
-    assert queue.merge() == 1
+    assert queue.compact() == 1
     assert queue.read(0, 0).to_pylist() == [
         {**row, "last": None} for row in [*ROWS, {"n": 5, "s": None, "note": None, "more": None}]
     ]
@@ -246,10 +246,10 @@ def test_rows_that_lack_a_column_are_not_widened_by_a_merge_among_themselves(sto
     for n in range(5):
         queue.append([{"n": n}])
     queue.add_columns(NOTE)
-    queue.merge()
+    queue.compact()
     assert _widths(store) == [2]
     queue.append([{"n": 5, "note": "x"}])
-    queue.merge()
+    queue.compact()
     assert _widths(store) == [3]
 
 
@@ -317,7 +317,7 @@ def test_what_was_staged_before_is_promoted_after(store: penstock.Store) -> None
     store.database.run(lambda tx: staging.promote(tx, old, "app", 0, {"one": 1, "two": 1}))
     expected = [{"n": 1, "s": "a", "note": None}, {"n": 2, "s": "b", "note": "c"}]
     assert queue.read(0, 0).to_pylist() == expected
-    queue.merge()
+    queue.compact()
     assert queue.read(0, 0).to_pylist() == expected
 
 
@@ -395,7 +395,7 @@ def test_columns_of_any_type_can_be_added_and_read(
     assert narrow.slice(0, len(before)).equals(before)
     missing = found.slice(0, len(before)).columns[len(schema) :]
     assert all(column.null_count == len(before) for column in missing)
-    queue.merge()
+    queue.compact()
     assert queue.read(0, 0).equals(found)
 
 

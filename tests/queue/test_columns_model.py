@@ -169,7 +169,7 @@ class ColumnsMachine(RuleBasedStateMachine):
     @rule(where=HERE)
     def merge(self, where: float) -> None:
         handle = self.handle(where)
-        handle.queue.merge()
+        handle.queue.compact()
         handle.width = len(self.fields)
 
     @rule(where=HERE, before=HERE)

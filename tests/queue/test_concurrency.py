@@ -111,7 +111,7 @@ def test_killed_adders_of_columns_leave_every_row_with_what_it_was_written_with(
             assert child.wait() == -signal.SIGKILL, child.output
         queue.refresh()
         check_widths(queue.read(0, 0).to_pylist())
-        queue.merge()
+        queue.compact()
         check_widths(queue.read(0, 0).to_pylist())
     assert queue.schema.names == ["n", "width", *(f"c{n}" for n in range(2, len(queue.schema)))]
     assert len(queue.schema) > 2
@@ -162,7 +162,7 @@ def test_no_two_operations_wait_for_each_other(
         lambda: store.consumer("a").seek("q", to="latest"),
         lambda: store.consumer("b").register("q", vital=bool(next(numbers) % 2)),
         lambda: store.queue("q").trim(before=next(numbers)),
-        lambda: store.queue("q").merge(),
+        lambda: store.queue("q").compact(),
         lambda: store.queue("q").add_partitions(1) if store.queue("q").partitions < 12 else None,
         lambda: store.sweep(timedelta(hours=1)),
         lambda: store.queue("q").add_columns(pa.field(f"c{next(numbers) % 20}", pa.int64())),

@@ -270,7 +270,7 @@ def test_lag_in_seconds_is_the_age_of_the_oldest_row_also_in_a_merged_segment(
 ) -> None:
     backdate(store, 1000)
     queue.append(rows(99), 0)
-    queue.merge()
+    queue.compact()
     assert consumer.lag("q").partitions[0].seconds > 1000
     consumer.advance("q", 0, old=0, new=10)
     assert consumer.lag("q").partitions[0].seconds < 60

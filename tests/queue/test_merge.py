@@ -54,7 +54,7 @@ def test_a_merge_keeps_rows_appends_and_times(store: penstock.Store) -> None:
     before, table = _appends(queue), queue.read(0, 0)
     assert len(set(before)) == 20
     assert before == sorted(before)
-    assert queue.merge() == 19
+    assert queue.compact() == 19
     (merged,) = _segments(queue)
     assert (merged.first_append, merged.first_timestamp) == before[0]
     assert (merged.last_append, merged.last_timestamp) == before[-1]
@@ -63,9 +63,9 @@ def test_a_merge_keeps_rows_appends_and_times(store: penstock.Store) -> None:
     for n in range(20):
         queue.append(rows(*[n] * 3))
     before = _appends(queue)
-    assert queue.merge() == 20
+    assert queue.compact() == 20
     assert _appends(queue) == before
-    assert queue.merge() == 0
+    assert queue.compact() == 0
 
 
 def test_a_part_of_a_merged_segment_knows_its_appends(store: penstock.Store) -> None:
@@ -73,7 +73,7 @@ def test_a_part_of_a_merged_segment_knows_its_appends(store: penstock.Store) -> 
     for n in range(5):
         queue.append(rows(n, n, n))
     before = _appends(queue)
-    queue.merge()
+    queue.compact()
     for start in range(15):
         for end in range(start + 1, 16):
             (chunk,) = partition_log.read(store.database, queue.record, 0, start, end, with_runs=True)
@@ -140,9 +140,9 @@ def test_a_merge_makes_no_segment_too_large(store: penstock.Store, monkeypatch: 
     queue = store.create_queue("q", SCHEMA)
     for n in range(12):
         queue.append(rows(n, n, n))
-    assert queue.merge() == 8
+    assert queue.compact() == 8
     assert [segment.end_index - segment.start_index for segment in _segments(queue)] == [9, 9, 9, 9]
-    assert queue.merge() == 0
+    assert queue.compact() == 0
     assert numbers(queue.read(0, 0)) == [n for n in range(12) for _ in range(3)]
 
 
@@ -154,7 +154,7 @@ def test_a_merge_takes_no_more_memory_than_it_may(
     queue = store.create_queue("q", SCHEMA)
     for n in range(20):
         queue.append([{"n": n, "s": "x" * 10_000}])
-    assert queue.merge() > 10
+    assert queue.compact() > 10
     assert all(segment.end_index - segment.start_index <= 5 for segment in _segments(queue))
     assert numbers(queue.read(0, 0)) == list(range(20))
 
@@ -168,7 +168,7 @@ def test_a_merge_that_comes_too_late_changes_nothing(store: penstock.Store) -> N
     queue.trim(0, 3)
     assert compact._merge_run(store.database, queue.record, 0, run) == 0
     run = _segments(queue)
-    assert queue.merge() == 6
+    assert queue.compact() == 6
     assert compact._merge_run(store.database, queue.record, 0, run) == 0
     assert numbers(queue.read(0, 3)) == list(range(3, 10))
 
@@ -204,7 +204,7 @@ def test_mergers_at_the_same_time_merge_everything_once(store: penstock.Store) -
     settle(store)
     before = len(_segments(queue))
     went: list[int] = []
-    threads = [threading.Thread(target=lambda: went.append(queue.merge())) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: went.append(queue.compact())) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -229,7 +229,7 @@ def test_a_reader_in_mid_read_sees_every_row_once_while_others_merge_append_and_
         assert chunk.batch.column("n").to_pylist() == list(range(chunk.start, chunk.end))
         expected = chunk.end
         action = random_.choice(
-            [queue.merge, lambda: queue.append(rows(-1)), lambda e=expected: queue.trim(0, e)]
+            [queue.compact, lambda: queue.append(rows(-1)), lambda e=expected: queue.trim(0, e)]
         )
         action()
     assert expected == 100
@@ -257,7 +257,7 @@ def test_readers_and_mergers_in_threads(store: penstock.Store) -> None:
         found = numbers(queue.read(0, 0))
         assert found == list(range(len(found)))
 
-    threads = [until_stopped(read), until_stopped(queue.merge)]
+    threads = [until_stopped(read), until_stopped(queue.compact)]
     for n in range(10, 150):
         queue.append(rows(n))
     stop.set()

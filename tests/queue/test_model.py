@@ -281,8 +281,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def merge(self) -> None:
-        self.queue.merge()
-        assert self.queue.merge() == 0
+        self.queue.compact()
+        assert self.queue.compact() == 0
 
     @precondition(lambda self: len(self.model.partitions) < 8)
     @rule(count=st.integers(1, 3))

@@ -31,7 +31,7 @@ def test_a_range_has_its_rows_and_no_others(
     queue: penstock.Queue, range_: tuple[int, int], merged: bool
 ) -> None:
     if merged:
-        queue.merge()
+        queue.compact()
     start, end = range_
     found = queue.read(0, start, end)
     assert numbers(found) == list(range(start, end))

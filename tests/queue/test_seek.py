@@ -102,7 +102,7 @@ def test_a_time_is_the_first_row_at_or_after_it(store: penstock.Store, merged: b
     # Append n was made 10 * (12 - n) seconds before the last one of all, give or take what the test takes.
     last = _time_of_append(store, 11)
     if merged:
-        queue.merge()
+        queue.compact()
     for n in range(12):
         exactly = last - timedelta(seconds=10 * (11 - n))
         assert consumer.seek("times", to=exactly - timedelta(seconds=5), dry_run=True)[0] == 3 * n
@@ -127,7 +127,7 @@ def test_a_time_inside_a_merged_segment_is_found_to_the_row_and_to_the_microseco
     for n in range(20):
         queue.append(rows(n, n))
         times.append(queue.info().partitions[0].last_append)
-    queue.merge()
+    queue.compact()
     for n, time in enumerate(times):
         assert time is not None
         first = times.index(time)
@@ -142,7 +142,7 @@ def test_a_time_in_a_partition_that_was_trimmed_in_mid_segment(store: penstock.S
     consumer = store.create_consumer("t")
     for n in range(4):
         queue.append(rows(n, n))
-    queue.merge()
+    queue.compact()
     queue.trim(0, 3)
     queue.register("t", start=datetime(2000, 1, 1, tzinfo=UTC))
     assert consumer.offsets("times") == {0: 3}

@@ -50,7 +50,7 @@ def test_everything_may_go_and_appends_go_on(store: penstock.Store) -> None:
 
 def test_a_trim_in_mid_segment_hides_the_rows_before_it(store: penstock.Store) -> None:
     queue = _filled(store)
-    queue.merge()
+    queue.compact()
     assert queue.trim(0, 4) == 4
     part = queue.info().partitions[0]
     assert (part.first_index, part.segments) == (4, 1)
@@ -59,7 +59,7 @@ def test_a_trim_in_mid_segment_hides_the_rows_before_it(store: penstock.Store) -
         queue.read(0, 3)
     for n in range(10, 14):
         queue.append(rows(n), 0)
-    queue.merge()
+    queue.compact()
     assert numbers(queue.read(0, 4)) == list(range(4, 14))
     assert queue.trim(0, 14) == 10
     assert queue.info().partitions[0].bytes == 0
@@ -99,7 +99,7 @@ def test_retention_by_age_goes_to_the_row(store: penstock.Store, merged: bool) -
         backdate(store, 60)
     queue.append(rows(10))
     if merged:
-        queue.merge()
+        queue.compact()
     queue.set_retention(penstock.Retention(age=timedelta(seconds=60 * 4 + 30)))
     queue.maintain()
     assert everything(queue) == {0: [6, 6, 7, 7, 8, 8, 9, 9, 10]}

@@ -80,7 +80,7 @@ def test_every_type_comes_back_as_it_went_in(store: penstock.Store) -> None:
 
 def test_every_type_survives_merging_and_slicing(store: penstock.Store) -> None:
     queue, expected = _filled(store)
-    assert queue.merge() == 1
+    assert queue.compact() == 1
     assert queue.read(0, 0).equals(expected)
     assert queue.read(0, 1, 4).equals(expected.slice(1, 3))
 
@@ -103,6 +103,6 @@ def test_any_schema_and_rows_come_back(
     queue.append(expected.slice(0, 3))
     expected = pa.concat_tables([expected, expected.slice(0, 3)])
     assert queue.read(0, 0).equals(expected)
-    queue.merge()
+    queue.compact()
     assert queue.read(0, 0).equals(expected)
     store.drop_queue(queue.name)

@@ -82,7 +82,7 @@ def test_what_was_a_dropped_queue_s_is_not_its_namesake_s(store: penstock.Store)
     for work in (
         old.info,
         old.refresh,
-        old.merge,
+        old.compact,
         old.maintain,
         lambda: old.append(rows(1), 2),
         lambda: old.trim(0, 1),

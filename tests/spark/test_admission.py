@@ -170,7 +170,7 @@ def test_a_cap_is_not_passed_and_new_partitions_wait(shared: Store) -> None:
 def test_trimmed_rows_count_for_no_limit(shared: Store, align: bool) -> None:
     queue = make_queue(shared, f"q{next(names)}", partitions=2)
     fill(queue, range(20), each=2)
-    queue.merge()
+    queue.compact()
     fill(queue, range(20, 30), each=2)
     queue.trim(0, before=8)
     limit = options_of(max_rows_per_trigger=4, align_to_appends=align)
@@ -205,7 +205,7 @@ def test_aligned_on_postgresql_too(store: Store) -> None:
     for start in range(0, 60, 10):
         queue.append(table(range(start, start + 10)))
         if start == 30:
-            queue.merge()
+            queue.compact()
     owners = _appends_of(queue)
     start: tuple[int, ...] = (0, 0)
     seen = []

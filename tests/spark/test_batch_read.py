@@ -66,7 +66,7 @@ def test_from_a_time_on_inside_a_merged_segment(spark: SparkSession, store: Stor
     wait_until(lambda: datetime.now(UTC) > first)
     fill(queue, [3, 4])
     second = _last_time(store)
-    queue.merge()
+    queue.compact()
     assert column(batch(spark, store_url, startingTimestamp=second.isoformat())) == [3, 4]
     assert column(batch(spark, store_url, startingTimestamp=first.isoformat())) == [1, 2, 3, 4]
     later = int(datetime(2100, 1, 1, tzinfo=UTC).timestamp() * 1000)
@@ -158,7 +158,7 @@ def test_service_columns(spark: SparkSession, store: Store, store_url: str) -> N
     wait_until(lambda: datetime.now(UTC) > first)
     fill(queue, [3], partition=1)
     before = _service(spark, store_url)
-    queue.merge()
+    queue.compact()
     assert _service(spark, store_url) == before, "a merged segment tells the times of its appends"
     places = [(number, "orders", queue.record.generation, 1, index) for index, number in enumerate((1, 2, 3))]
     assert [row[:5] for row in before] == places

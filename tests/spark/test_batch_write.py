@@ -27,7 +27,7 @@ def test_rows_of_all_tasks_in_one_append(spark: SparkSession, store: Store, stor
     write(numbers(spark, 0, 10, tasks=4), store_url)
     write(numbers(spark, 10, 20, tasks=4), store_url)
     assert sorted(ids_in(queue)) == list(range(20))
-    queue.merge()
+    queue.compact()
     times = (
         batch(spark, store_url, includeServiceColumns=True).groupBy("_timestamp").agg(fn.collect_set("id"))
     )

@@ -27,7 +27,7 @@ def open_at_once(url: str, go: str) -> None:
     """Open the store when the file appears, together with others; print its identity."""
     print("ready", flush=True)
     wait_for(go)
-    with penstock.connect(url, patience=20) as store:
+    with penstock.connect(url, timeout=20) as store:
         print("uuid", store.uuid)
 
 

@@ -144,7 +144,7 @@ def test_a_server_that_is_not_there_is_tried_for_a_moment(caplog: pytest.LogCapt
         caplog.at_level(logging.DEBUG),
         pytest.raises(StoreUnavailable, match="the server is unavailable") as caught,
     ):
-        penstock.connect(url, patience=0.3)
+        penstock.connect(url, timeout=0.3)
     assert time.monotonic() - began < 5
     assert "trying again" in caplog.text
     assert "s3cr3t" not in caplog.text + "".join(traceback.format_exception(caught.value))
@@ -152,7 +152,7 @@ def test_a_server_that_is_not_there_is_tried_for_a_moment(caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("query", ["sslmode=nonsense", "nosuchoption=1", "connect_timeout=x"])
 def test_an_option_that_libpq_does_not_know_is_refused(pg_url: str, query: str) -> None:
-    shown = _failure(f"{pg_url}?{query}", patience=0)
+    shown = _failure(f"{pg_url}?{query}", timeout=0)
     password = urlsplit(pg_url).password
     assert password is not None
     assert query.split("=")[0] in shown or query.split("=")[1] in shown
@@ -160,7 +160,7 @@ def test_an_option_that_libpq_does_not_know_is_refused(pg_url: str, query: str) 
 
 
 def test_a_percent_sign_that_encodes_nothing_is_refused_without_showing_it() -> None:
-    shown = _failure("postgresql://me@host/x?options=%zz", patience=0)
+    shown = _failure("postgresql://me@host/x?options=%zz", timeout=0)
     assert "INVALID_URL" in shown or "STORE" in shown
 
 

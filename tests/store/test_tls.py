@@ -84,7 +84,7 @@ def test_the_options_of_libpq_get_there(
             netloc=f"{server.username}:{server.password}@localhost:{port}",
             query=f"{query}&hostaddr=127.0.0.1",
         ).geturl()
-        return lambda: ps.connect(url, create=False, patience=0)
+        return lambda: ps.connect(url, create=False, timeout=0)
 
     with tls_in_front_of(server.hostname, server.port, mine) as port:
         # Whoever gets as far as the store's schema was let in.

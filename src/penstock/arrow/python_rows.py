@@ -1,8 +1,8 @@
 """Rows as Python objects, converted to a queue's canonical schema without loss.
 
-Arrow's own conversion changes values silently: it cuts 1.5 to 1 for an integer column, drops the time of day for a date, takes a datetime without a zone
-as UTC, ignores unknown keys of a dict and turns 1e300 into infinity for a float32 column. All of these are
-refused here.
+Arrow's own conversion changes values silently: it cuts 1.5 to 1 for an integer column, drops the time of
+day for a date, takes a datetime without a zone as UTC, ignores unknown keys of a dict and turns 1e300 into
+infinity for a float32 column. All of these are refused here.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.extras import lazy_names
 
 if TYPE_CHECKING:
     from penstock.changes.dead_letters import DEAD_LETTERS as DEAD_LETTERS
@@ -25,11 +27,5 @@ __all__ = ["DEAD_LETTERS", "between", "parse", "post_process", "read", "read_str
 
 
 if not TYPE_CHECKING:
-    # With it, a type checker would accept any name.
-    def __getattr__(name: str) -> Any:
-        # Imported lazily: Spark's workers import single modules of this package.
-        if name in _HOMES:
-            from penstock.extras import load
-
-            return load(_HOMES[name], name, f"penstock.changes.{name}")
-        raise AttributeError(f"module 'penstock.changes' has no attribute {name!r}")
+    # Hidden, so that type checkers report unknown names.
+    __getattr__ = lazy_names(__name__, _HOMES)

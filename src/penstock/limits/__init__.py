@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.extras import lazy_names
+
 if TYPE_CHECKING:
     from penstock.limits.per_key import first_rows as first_rows
     from penstock.limits.progress import LimitProgress as LimitProgress
@@ -20,10 +22,4 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605 - one list of the names
 
 if not TYPE_CHECKING:
     # Hidden, so that type checkers report unknown names.
-    def __getattr__(name: str) -> object:
-        # Lazily: Spark's workers import modules of this package, and need only those.
-        if name in _HOMES:
-            from penstock.extras import load
-
-            return load(_HOMES[name], name, f"penstock.limits.{name}")
-        raise AttributeError(f"module 'penstock.limits' has no attribute {name!r}")
+    __getattr__ = lazy_names(__name__, _HOMES)

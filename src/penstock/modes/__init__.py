@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.extras import lazy_names
+
 if TYPE_CHECKING:
     from penstock.modes.checking.check import check as check
     from penstock.modes.checking.report import ModeReport as ModeReport
@@ -25,10 +27,5 @@ __all__ = ["ModeReport", "Preview", "Problem", "Report", "check", "preview"]
 
 
 if not TYPE_CHECKING:
-    # A type checker would accept any name.
-    def __getattr__(name: str) -> object:
-        if name in _HOMES:
-            from penstock.extras import load
-
-            return load(_HOMES[name], name, f"penstock.modes.{name}")
-        raise AttributeError(f"module 'penstock.modes' has no attribute {name!r}")
+    # Hidden, so that type checkers report unknown names.
+    __getattr__ = lazy_names(__name__, _HOMES)

@@ -40,7 +40,7 @@ def open_store(url: str, *, verify: bool = False) -> Store:
             opened.store.close()
             opened = None
         if opened is None:
-            store = connect(url, create=False, patience=RETRY_SECONDS)
+            store = connect(url, create=False, timeout=RETRY_SECONDS)
             opened = _open[key] = _Opened(store, _file(parse_url(url)))
         return opened.store
 

@@ -149,8 +149,8 @@ class Placement:
         row = pc.index(pc.not_equal(targets, partition), True).as_py()
         if row >= 0:
             raise InvalidInput(
-                f"the key of row {row} belongs to partition {targets[row].as_py()}, not {partition}: equal keys "
-                "are kept together, so leave the partition out",
+                f"the key of row {row} belongs to partition {targets[row].as_py()}, not {partition}: "
+                "equal keys are kept together, so leave the partition out",
                 row=row,
                 partition=partition,
             )

@@ -341,7 +341,7 @@ class Queue:
         ]
         return sum(end - start for start, end in trimmed)
 
-    def merge(self) -> int:
+    def compact(self) -> int:
         """Compact small segments into large ones, and return how many segments fewer there are."""
         self.refresh()
         return sum(compact.merge_all(self._database, self._record, p) for p in range(self.partitions))

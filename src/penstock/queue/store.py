@@ -31,7 +31,7 @@ from penstock.store.store_schema import StoreIdentity, open_database
 
 log = logging.getLogger("penstock.queue")
 
-PATIENCE = 2.0
+CONNECT_TIMEOUT = 2.0
 
 
 @dataclass(frozen=True)
@@ -357,7 +357,7 @@ class Store:
         return self._database.run(work, write=False)
 
 
-def connect(url: str, *, create: bool = True, patience: float = PATIENCE) -> Store:
+def connect(url: str, *, create: bool = True, timeout: float = CONNECT_TIMEOUT) -> Store:
     """Open a store; by default, create it if it does not exist.
 
     Parameters
@@ -368,7 +368,7 @@ def connect(url: str, *, create: bool = True, patience: float = PATIENCE) -> Sto
         only, unless the URL has another mode: ``?mode=0640``.
     create
         False to raise an error if the store does not exist.
-    patience
+    timeout
         For how many seconds to retry if the database does not answer; once the store is open, every
         operation is retried for 20.
 
@@ -376,6 +376,6 @@ def connect(url: str, *, create: bool = True, patience: float = PATIENCE) -> Sto
     ------
     InvalidUrl, MissingDependency, StoreNotFound, StoreTooNew, StoreUnavailable, StoreReadOnly, StoreUnsafe
     """
-    require("patience", patience, float | int, "a number of seconds")
-    database, identity = open_database(url, create=create, patience=patience)
+    require("timeout", timeout, float | int, "a number of seconds")
+    database, identity = open_database(url, create=create, patience=timeout)
     return Store(database, identity)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.extras import lazy_names
+
 if TYPE_CHECKING:
     from penstock.limits.progress import limit_progress as limit_progress
     from penstock.state.logs import Batch as Batch
@@ -31,10 +33,5 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605 - one list of the names
 
 
 if not TYPE_CHECKING:
-    # A type checker would accept any name.
-    def __getattr__(name: str) -> object:
-        if name in _HOMES:
-            from penstock.extras import load
-
-            return load(_HOMES[name], name, f"penstock.state.{name}")
-        raise AttributeError(f"module 'penstock.state' has no attribute {name!r}")
+    # Hidden, so that type checkers report unknown names.
+    __getattr__ = lazy_names(__name__, _HOMES)

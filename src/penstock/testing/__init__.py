@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.extras import lazy_names
+
 if TYPE_CHECKING:
     from penstock.testing.crashes import Crash as Crash
     from penstock.testing.crashes import crash_at as crash_at
@@ -32,9 +34,4 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605 - one list of the names
 
 if not TYPE_CHECKING:
     # Hidden, so that type checkers report unknown names.
-    def __getattr__(name: str) -> object:
-        if name in _HOMES:
-            from penstock.extras import load
-
-            return load(_HOMES[name], name, f"penstock.testing.{name}")
-        raise AttributeError(f"module 'penstock.testing' has no attribute {name!r}")
+    __getattr__ = lazy_names(__name__, _HOMES)

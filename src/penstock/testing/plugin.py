@@ -26,8 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         _OPTION,
         metavar="URL",
         default=os.environ.get(_VARIABLE),
-        help="A PostgreSQL database, on which tests with a store run too, in schemas of their own. [default: the "
-        f"variable {_VARIABLE}, which keeps a password out of the command line]",
+        help="A PostgreSQL database, on which tests with a store run too, in schemas of their own. "
+        f"[default: the variable {_VARIABLE}, which keeps a password out of the command line]",
     )
 
 

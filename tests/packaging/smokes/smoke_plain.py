@@ -34,7 +34,7 @@ assert orders.read(0, 0).num_rows + orders.read(1, 0).num_rows == 101
 small = store.create_queue("small", pa.schema([("id", pa.int64())]))
 for number in range(70):
     small.append([{"id": number}])
-small.merge()
+small.compact()
 assert small.info().partitions[0].segments < 70
 assert small.read(0, 0)["id"].to_pylist() == list(range(70))
 store.maintain()

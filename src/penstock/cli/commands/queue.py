@@ -257,13 +257,13 @@ def trim(
     run.output.done(text, {"queue": name, "dropped_rows": dropped})
 
 
-@command(group, "merge", "penstock queue merge orders")
-def merge(run: Run, name: QueueName) -> None:
-    """Merge small segments, which many small appends leave behind, into large ones."""
+@command(group, "compact", "penstock queue compact orders")
+def compact(run: Run, name: QueueName) -> None:
+    """Compact the small segments of many small appends into large ones."""
     with run.connect() as store:
-        merged = store.queue(name).merge()
-    text = f"queue {name!r} has {counted(merged, 'segment')} fewer"
-    run.output.done(text, {"queue": name, "merged_segments": merged})
+        removed = store.queue(name).compact()
+    text = f"queue {name!r} has {counted(removed, 'segment')} fewer"
+    run.output.done(text, {"queue": name, "removed_segments": removed})
 
 
 @command(group, "grow", "penstock queue grow orders --by 4")
