@@ -122,8 +122,8 @@ class Owner:
         Parameters
         ----------
         last_times
-            If its rows were read before: when the last of them was appended to each partition, in microseconds
-            since 1970. If that row is another one now, the store was restored meanwhile.
+            If its rows were read before: when the last of them was appended to each partition, in
+            microseconds since 1970. If that row is another one now, the store was restored meanwhile.
 
         Raises
         ------
@@ -230,8 +230,8 @@ def _source_behind(
 
 def _replaced(end: QueueOffset) -> CheckpointMismatch:
     return CheckpointMismatch(
-        f"queue {end.queue!r} has other rows than this query has read, up to {list(end.end)}: its store was restored "
-        "from a backup meanwhile. Restart the query",
+        f"queue {end.queue!r} has other rows than this query has read, up to {list(end.end)}: its store was "
+        "restored from a backup meanwhile. Restart the query",
         condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
         queue=end.queue,
         offsets=list(end.end),
