@@ -401,6 +401,8 @@ class History:
     def start_over(self) -> None:
         """With a new slot, a new checkpoint and an empty copy."""
         self.log.append("-- start over")
+        # A publication that leaves out changes is refused only when it is altered.
+        self.publish_everything()
         self.source.run(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = "
             f"'{self.source.name}'"
@@ -628,6 +630,10 @@ class History:
             self.run(f"ALTER TABLE {table} REPLICA IDENTITY DEFAULT")
         self.run(f"ALTER TABLE {name}.t ADD CONSTRAINT t_pkey PRIMARY KEY (code)")
         self.run(f"ALTER TABLE {name}.t1 REPLICA IDENTITY DEFAULT")
+        self.publish_everything()
+
+    def publish_everything(self) -> None:
+        name = self.source.name
         everything = "pubinsert AND pubupdate AND pubdelete AND pubtruncate"
         if self.source.rows(f"SELECT 1 FROM pg_publication WHERE pubname = '{name}' AND NOT ({everything})"):
             self.run(f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')")
