@@ -303,8 +303,9 @@ class Consumer:
             record = catalog.find_queue(tx, queue)
             position = _position(to)
             if isinstance(position, Mapping):
-                first = consumers.resolve(tx, record, "earliest")
+                # In this order: partitions may be added in between.
                 before = consumers.read_offsets(tx, registration)[0]
+                first = consumers.resolve(tx, record, "earliest")
                 position = {p: max(offset, first[p]) for p, offset in enumerate(before)} | dict(position)
             offsets = consumers.resolve(tx, record, position)
             if not dry_run:
