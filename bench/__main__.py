@@ -1,4 +1,7 @@
-"""``python -m bench [NAME …]``: run the benchmarks, print their ratios, and write bench/report.md with all that was ever found."""
+"""``python -m bench [NAME …]``: run the benchmarks, print their ratios, and write bench/report.md.
+
+The report has all that was ever found.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Appending: against an Arrow IPC file (SQLite) and a raw binary COPY (PostgreSQL) of the same compressed batches."""
+"""Appending, against an Arrow IPC file (SQLite) and a raw binary COPY (PostgreSQL).
+
+Both take the same compressed batches.
+"""
 
 from __future__ import annotations
 

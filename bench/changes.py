@@ -42,7 +42,10 @@ def contract() -> ps.ChangeContract:
 
 
 def write_feed(folder: Path, changed: float) -> int:
-    """A copy-on-write feed: each commit rewrites the same keys, of which a share has really changed; the rows it has."""
+    """A copy-on-write feed: each commit rewrites the same keys, and a share of them has really changed.
+
+    The rows it has are returned.
+    """
     folder.mkdir()
     keys = np.arange(ROWS // 2, dtype=np.int64)
     random = np.random.default_rng(7)
@@ -135,7 +138,10 @@ def ours(df: DataFrame) -> DataFrame:
 
 
 def stream(changed: float, least: float, *, commits: int = 5) -> Result:
-    """Seconds for the whole feed, so many commits in each micro-batch, each commit in a file for each partition."""
+    """Seconds for the whole feed.
+
+    Each micro-batch has so many commits, each commit has a file for each partition.
+    """
     with scratch() as folder:
         rows = write_feed(folder / "feed", changed)
 

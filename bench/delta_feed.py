@@ -1,4 +1,4 @@
-"""A Delta table's change data feed through Spark, against deltalake's own reader in a bare Python data source."""
+"""A Delta table's change data feed through Spark, against deltalake's own reader in a bare data source."""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ class Result:
         verdict = "met" if self.met else "MISSED"
         ratio = "" if self.ratio is None else f"ratio {self.ratio:>5.2f} "
         return (
-            f"{self.name:<44} ours {shown(self.ours, self.unit):>10}   peer {shown(self.peer, self.unit):>10}   "
+            f"{self.name:<44} ours {shown(self.ours, self.unit):>10}   "
+            f"peer {shown(self.peer, self.unit):>10}   "
             f"{ratio}(bar {self.bar}: {verdict}) {self.note}"
         )
 
@@ -79,7 +80,10 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def peak_memory() -> int:
-    """The most bytes that this process has had in memory; ``ru_maxrss`` would count its parent's, from before ``exec``."""
+    """The most bytes that this process has had in memory.
+
+    ``ru_maxrss`` would count those of its parent from before ``exec``.
+    """
     return _peak(Path("/proc/self"))
 
 

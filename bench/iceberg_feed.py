@@ -1,4 +1,4 @@
-"""Iceberg: the change rows of a table through Spark, against a bare Python data source that yields pyiceberg's own batches."""
+"""An Iceberg table's change rows through Spark, against a bare data source with pyiceberg's own batches."""
 
 from __future__ import annotations
 
@@ -114,7 +114,10 @@ def appends() -> Result:
 
 
 def copy_on_write() -> Result:
-    """A commit that deletes one row of each file: all files are removed, and added without it; both sides read both."""
+    """A commit that deletes one row of each file: all files are removed, and added without the row.
+
+    Both sides read the removed and the added files.
+    """
     with _orders() as (given, table, whole):
         before = _newest(table)
         places = range(0, ROWS, ROWS // COMMITS)

@@ -1,6 +1,8 @@
-"""Continuous queries: from before a row's append to its being visible in the output queue, against micro-batches as fast as they go.
+"""Continuous queries, against micro-batches as fast as they go.
 
-The rows come from a process of their own and are looked for in another one, so that neither shares the driver's interpreter.
+What is measured is the time from before a row's append to its being visible in the output queue. The rows
+come from a process of their own and are looked for in another one, so that neither shares the driver's
+interpreter.
 """
 
 from __future__ import annotations
@@ -87,7 +89,10 @@ def _compare(url: str, name: str, guarantee: str, *, p50: float, p99: float, fas
 
 
 def rates(url: str, name: str) -> list[Result]:
-    """Against the rate that is offered, with both triggers; above 2,000 rows a second in 200 appends a second."""
+    """Against the rate that is offered, with both triggers.
+
+    Above 2,000 rows a second they come in 200 appends a second.
+    """
     found: dict[str, list[Latency]] = {"continuous": [], "micro-batches": []}
     for rate in RATES:
         rows_each = 1 if rate <= 2_000 else rate // 200
@@ -223,7 +228,10 @@ def observe(url: str, total: int) -> None:
 
 
 def backlog(url: str, name: str) -> list[Result]:
-    """Rows a second, the other way round, of five million that are there: for a query that starts, and all at once for one that runs."""
+    """Rows a second, the other way round, of five million rows.
+
+    They are there when one query starts, and come all at once for one that runs.
+    """
     numbers = pa.array(np.arange(BACKLOG))
     amounts = numbers.cast(pa.float64())
     rows = pa.table([numbers, numbers.cast(pa.string()), amounts, amounts], schema=SCHEMA)

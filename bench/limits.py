@@ -1,4 +1,8 @@
-"""Limits: a query that stops with its rows against Spark's limit stopped by hand; the first rows of each key against the plain way."""
+"""Limits, against what one would do by hand.
+
+A query that stops with its rows, against Spark's limit stopped by hand; the first rows of each key, against
+the plain way.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,10 @@ class _Cost:
 
 
 def stop() -> Result:
-    """The first 1,000 rows of 5 million, in triggers of 100,000; until the result is complete and the query has ended."""
+    """The first 1,000 rows of 5 million, in triggers of 100,000.
+
+    The time runs until the result is complete and the query has ended.
+    """
     with scratch() as folder:
         bench = _Stopping(f"sqlite:///{folder}/store.db?synchronous=normal", folder)
         costs: dict[str, list[_Cost]] = {"ours": [], "peer": []}

@@ -20,7 +20,7 @@ _ROUNDS = 31
 
 
 def plan() -> DataFrame:
-    """A query of 30 operators: two streams, a join in a range of time, windows, and projections and filters between."""
+    """A query of 30 operators: two streams, a join in a range of time, windows, projections and filters."""
     session = spark()
 
     def stream(suffix: str) -> DataFrame:

@@ -1,4 +1,7 @@
-"""PostgreSQL's changes into Spark's rows, against pg_recvlogical, which writes the same messages to a file."""
+"""PostgreSQL's changes into Spark's rows, against pg_recvlogical.
+
+That one writes the same messages to a file.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ def read(url: str, *, rounds: int = 3) -> Result:
 
 
 def through_spark(url: str, *, rounds: int = 3) -> Result:
-    """The same in one micro-batch of a streaming query into Spark's noop sink; what starting a query takes is not counted."""
+    """The same in one micro-batch of a streaming query into Spark's noop sink.
+
+    What starting a query takes is not counted.
+    """
     with _changes(url), scratch() as folder:
         runs = iter(range(1000))
 
@@ -81,7 +87,8 @@ def _changes(url: str) -> Iterator[OpenPostgresFeed]:
     with psycopg.connect(url, autocommit=True) as connection:
         _clean(connection)
         connection.execute(
-            f"CREATE TABLE {NAME} (id bigint PRIMARY KEY, a int, name text, price double precision, at timestamptz)"
+            f"CREATE TABLE {NAME} ("
+            "id bigint PRIMARY KEY, a int, name text, price double precision, at timestamptz)"
         )
         connection.execute(f"CREATE PUBLICATION {NAME} FOR TABLE {NAME}")
         connection.execute(f"SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput')")
@@ -124,9 +131,9 @@ def _peer(url: str, folder: Path) -> float:
         end = connection.execute("SELECT pg_current_wal_flush_lsn()").fetchone()
         assert end is not None
         command = [
-            str(program("pg_recvlogical")), "--dbname", url, "--slot", copy, "--start", "--no-loop", "--endpos", end[0],
-            "--file", str(folder / "received"), "--fsync-interval", "0", "--option", "proto_version=1",
-            "--option", f"publication_names={NAME}",
+            str(program("pg_recvlogical")), "--dbname", url, "--slot", copy, "--start", "--no-loop",
+            "--endpos", end[0], "--file", str(folder / "received"), "--fsync-interval", "0",
+            "--option", "proto_version=1", "--option", f"publication_names={NAME}",
         ]  # fmt: skip
         taken = timed(lambda: subprocess.run(command, check=True, cwd=folder))
     (folder / "received").unlink()

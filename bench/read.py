@@ -45,9 +45,10 @@ def _aggregated(frame: DataFrame) -> float:
 
 
 def merged(url: str, name: str) -> tuple[Result, float]:
-    """One-row appends, merged, then read, against the same rows appended at once; and the seconds the merge took.
+    """One-row appends, merged, then read, against the same rows appended at once.
 
-    The upkeep beside the appends is switched off, so that all of the merging is in those seconds.
+    The second figure is the seconds that the merge took. The upkeep beside the appends is switched off, so
+    that all of the merging is in those seconds.
     """
     with scratch() as folder:
         store = ps.connect(url.format(folder=folder))
@@ -77,7 +78,7 @@ def _one_by_one(queue: ps.Queue) -> None:
 
 
 def worker_memory(count: int = 10_000_000) -> int:
-    """The peak resident bytes of Spark's Python worker that reads a partition of ``count`` rows in one task."""
+    """The peak resident bytes of the Python worker that reads a partition of ``count`` rows in one task."""
     with scratch() as folder:
         url = f"sqlite:///{folder}/store.db"
         with ps.connect(url) as store:

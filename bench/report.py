@@ -20,10 +20,11 @@ from bench.scaling import Curve, draw
 
 _HEAD = """# Benchmarks
 
-Made by `make bench`; `make bench ARGS="latency-sqlite scaling-reads"` runs some of them, and what it finds takes the place of what was
-here. Each that has a peer is measured beside it, in turn, in the same run: read the ratios. Absolute figures are those of the machine of
-that day. A ratio is the peer's figure divided by ours where speed is asked for (more is better, bars with >=), ours divided by the
-peer's where cost is (less is better, bars with <=); a bar with a unit is for our own figure. `make bench` ends with exit code 1 where a
+Made by `make bench`; `make bench ARGS="latency-sqlite scaling-reads"` runs some of them, and what it finds
+takes the place of what was here. Each that has a peer is measured beside it, in turn, in the same run: read
+the ratios. Absolute figures are those of the machine of that day. A ratio is the peer's figure divided by
+ours where speed is asked for (more is better, bars with >=), ours divided by the peer's where cost is (less
+is better, bars with <=); a bar with a unit is for our own figure. `make bench` ends with exit code 1 where a
 bar is missed.
 """
 
@@ -56,7 +57,8 @@ def machine(postgres: str) -> str:
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
-        f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.machine()}; Python {platform.python_version()}, "
+        f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, "
+        f"{platform.system()} {platform.machine()}; Python {platform.python_version()}, "
         f"SQLite {sqlite3.sqlite_version}, PostgreSQL {postgres}, Java {_java()}, {versions}"
     )
 

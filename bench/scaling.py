@@ -75,7 +75,10 @@ def reads(pg_url: str) -> Curve:
 
 
 def appends(pg_url: str) -> Curve:
-    """A row, against the segments of the queue; upkeep merges them, so there are fewer than there were appends."""
+    """A row, against the segments of the queue.
+
+    Upkeep merges them, so there are fewer than there were appends.
+    """
     lines: dict[str, list[tuple[float, float]]] = {}
     for kind, url in _stores(pg_url):
         with scratch() as folder, ps.connect(url.format(folder=folder)) as store:
@@ -91,7 +94,10 @@ def appends(pg_url: str) -> Curve:
 
 
 def partitions(pg_url: str) -> Curve:
-    """The median latency of a continuous query, against the partitions of its queues, with one task on each machine's core."""
+    """The median latency of a continuous query, against the partitions of its queues.
+
+    There is one task on each of the machine's cores.
+    """
     found = []
     for number in (1, 2, 4, 8):
         latency = measured(

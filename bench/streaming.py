@@ -61,7 +61,10 @@ def run(
     batch: int,
     taken: Callable[[list[float]], float],
 ) -> float:
-    """One run over the whole queue; what is made of the seconds of its micro-batches, the first one left out."""
+    """One run over the whole queue.
+
+    It gives what is made of the seconds of its micro-batches, the first one left out.
+    """
     consumer = f"bench-{checkpoint.name}"
     store.create_consumer(consumer)
     store.queue("in").register(consumer)

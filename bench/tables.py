@@ -1,4 +1,7 @@
-"""Upserting into a PostgreSQL table: a micro-batch, exactly once, against COPY and INSERT … ON CONFLICT written by hand."""
+"""Upserting a micro-batch into a PostgreSQL table, exactly once.
+
+The peer is COPY and INSERT … ON CONFLICT, written by hand.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,8 @@ class _Bench:
         self.connection.execute(f"drop table if exists {_NAME}.{table}")
         self.connection.execute(f"create table {_NAME}.{table} ({_COLUMNS})")
         self.connection.execute(
-            f"insert into {_NAME}.{table} select i, 'name ' || i, i from generate_series(0, {self.rows} - 1) as i"
+            f"insert into {_NAME}.{table} "
+            f"select i, 'name ' || i, i from generate_series(0, {self.rows} - 1) as i"
         )
         self.connection.execute(f"vacuum analyze {_NAME}.{table}")
         self.connection.execute("checkpoint")

@@ -17,7 +17,10 @@ _APPEND = 500_000
 
 
 def queue() -> list[Result]:
-    """1,000 rows of 5 million in a SQLite queue of two partitions: the first ones, those of a filter, and a filter's rare ones."""
+    """1,000 rows of 5 million in a SQLite queue of two partitions.
+
+    The first ones, those of a filter, and those of a filter that few rows pass.
+    """
     with scratch() as folder:
         url = f"sqlite:///{folder}/store.db"
         with ps.connect(url) as store:

@@ -1,4 +1,7 @@
-"""Check that no modules of the package import one another in a circle, whether for types only or inside a function."""
+"""Check that no modules of the package import one another in a circle.
+
+Imports for types only, and those inside a function, count too.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ def _name(path: Path) -> str:
 
 
 def _imports(path: Path, modules: dict[str, Path]) -> set[str]:
-    """Return the modules that a file names in its imports; those of a package's lazy attributes are strings, and do not count."""
+    """Return the modules that a file names in its imports.
+
+    Those of a package's lazy attributes are strings, and do not count.
+    """
     imported = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

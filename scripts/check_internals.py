@@ -10,12 +10,13 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parents[1] / "src/penstock"
 ROOM = SOURCE / "spark/internals"
 _ATTRIBUTES = {
-    "_jvm", "_jdf", "_jsc", "_jsparkSession", "_jlistener", "_gateway", "_jc", "_jreader", "_jwrite", "_active_spark_context",
-    "_explain_string",
+    "_jvm", "_jdf", "_jsc", "_jsparkSession", "_jlistener", "_gateway", "_jc", "_jreader", "_jwrite",
+    "_active_spark_context", "_explain_string",
 }  # fmt: skip
 _PACKAGES = (
-    "py4j", "pyspark.cloudpickle", "pyspark.daemon", "pyspark.serializers", "pyspark.sql.classic", "pyspark.sql.connect",
-    "pyspark.sql.pandas", "pyspark.sql.worker", "pyspark.util", "pyspark.worker", "pyspark.worker_util",
+    "py4j", "pyspark.cloudpickle", "pyspark.daemon", "pyspark.serializers", "pyspark.sql.classic",
+    "pyspark.sql.connect", "pyspark.sql.pandas", "pyspark.sql.worker", "pyspark.util", "pyspark.worker",
+    "pyspark.worker_util",
 )  # fmt: skip
 _TEXTS = ("org.apache.spark.",)
 _ALLOWED = {"extras.py": ("py4j",)}

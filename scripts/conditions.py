@@ -1,7 +1,7 @@
 """The conditions that the source can raise, and the errors that have them, as far as its text tells.
 
-A condition is written whole (``condition="STORE_TOO_OLD"``), is that of the class, or is put together by a function that is given
-its second part: ``unavailable("SLOT_USED", …)``.
+A condition is written whole (``condition="STORE_TOO_OLD"``), is that of the class, or is put together by a
+function that is given its second part: ``unavailable("SLOT_USED", …)``.
 """
 
 from __future__ import annotations

@@ -180,8 +180,9 @@ def dumped(url: str) -> str:
     """Dump the schema as SQL that any driver runs: without the lines for psql and the session."""
     parts = urlsplit(url)
     command = [
-        str(program("pg_dump")), f"--host={parts.hostname}", f"--port={parts.port}", f"--username={parts.username}",
-        f"--dbname={parts.path[1:]}", f"--schema={SCHEMA}", "--inserts", "--no-owner", "--no-privileges",
+        str(program("pg_dump")), f"--host={parts.hostname}", f"--port={parts.port}",
+        f"--username={parts.username}", f"--dbname={parts.path[1:]}", f"--schema={SCHEMA}",
+        "--inserts", "--no-owner", "--no-privileges",
     ]  # fmt: skip
     environment = {**os.environ, "PGPASSWORD": str(parts.password)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

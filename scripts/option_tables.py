@@ -1,4 +1,7 @@
-"""The tables of docs/options.md: which options there are, where and with which defaults is read from the code."""
+"""The tables of docs/options.md.
+
+Which options there are, where, and with which defaults, is read from the code.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +23,26 @@ BOTH = {
 READING = {
     "consumer": "start at this consumer's offsets; a stream also moves them",
     "startingOffsets": '`earliest`, `latest`, `consumer`, or row indexes such as `{"0": 120}`',
-    "startingTimestamp": "a time with its zone, or milliseconds since 1970: the first row appended at or after it",
+    "startingTimestamp": "a time with its zone, or milliseconds since 1970: "
+    "the first row appended at or after it",
     "endingOffsets": "`latest`, or row indexes",
-    "failOnDataLoss": "fail when rows of the range have been trimmed; `false` continues after them and logs the range",
+    "failOnDataLoss": "fail when rows of the range have been trimmed; "
+    "`false` continues after them and logs the range",
     "includeServiceColumns": "add `_queue`, `_generation`, `_partition`, `_row_index`, `_timestamp`",
     "rowsPerTask": "a partition with more rows is read by several tasks",
     "maxRowsPerTrigger": "rows of a micro-batch, shared among the partitions by their backlog",
     "maxRowsPerPartition": "rows of a micro-batch from each partition",
     "maxBytesPerTrigger": "compressed bytes of a micro-batch",
-    "alignToAppends": "never split an append, over all its partitions; a micro-batch may then exceed the limits by one append",
+    "alignToAppends": "never split an append, over all its partitions; "
+    "a micro-batch may then exceed the limits by one append",
 }
 WRITING = {
     "guarantee": "`exactly_once`, `idempotent`, `at_least_once`",
     "appId": "the query's identity in the ledger",
-    "allowNewCheckpoint": "a stateful query with a new checkpoint may take the consumer over, with empty state",
-    "allowNewSink": "the sink may have nothing of the query although the checkpoint is not new: it writes to this sink for the first time",
+    "allowNewCheckpoint": "a stateful query with a new checkpoint may take the consumer over, "
+    "with empty state",
+    "allowNewSink": "the sink may have nothing of the query although the checkpoint is not new: "
+    "it writes to this sink for the first time",
     "maxRowsPerWrite": "rows of a segment",
 }
 CHANGES = {

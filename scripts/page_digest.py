@@ -1,7 +1,7 @@
 """Whether the page that is shipped is what `frontend/` builds, told without Node.
 
-`make page` writes what it built from, and what came out, into `frontend/page.digest`; `python scripts/page_digest.py`
-says what has changed since.
+`make page` writes what it built from, and what came out, into `frontend/page.digest`;
+`python scripts/page_digest.py` says what has changed since.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
-"""A snapshot of a shop's store as `penstock ui` would give it, for the pictures of the docs. The same at every call."""
+"""A snapshot of a shop's store as `penstock ui` would give it, for the pictures of the docs.
+
+It is the same at every call.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from datetime import UTC, datetime, timedelta
@@ -228,9 +232,9 @@ def queries() -> list[Point]:
     large = points(13, 1_900, 0.31, 236, None, None)
     sessions = points(14, 9_100, 0.2, 640, None, 402_000)
     message = (
-        "consumer 'warehouse' on queue 'orders' stands at {0: 36402117, 1: 36402903}, and this query's checkpoint at "
-        "{0: 36401702, 1: 36402903}: another program moved it. Start the query with a new checkpoint, and it goes on "
-        "where the consumer stands"
+        "consumer 'warehouse' on queue 'orders' stands at {0: 36402117, 1: 36402903}, and this query's "
+        "checkpoint at {0: 36401702, 1: 36402903}: another program moved it. Start the query with a new "
+        "checkpoint, and it goes on where the consumer stands"
     )
     return [
         query(
@@ -352,9 +356,7 @@ def snapshot() -> Point:
                     {
                         "at": iso(5_140 + 380 * i),
                         "reason": f"column amount: {value!r} is no number",
-                        "value": f'{{"op": "u", "after": {{"id": {88_213 + i}, "amount": {value!r}}}}}'.replace(
-                            "'", '"'
-                        ),
+                        "value": json.dumps({"op": "u", "after": {"id": 88_213 + i, "amount": value}}),
                     }
                     for i, value in enumerate(["12,50", "n/a", "9.90 EUR", "", "12,50"])
                 ],

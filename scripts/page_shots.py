@@ -1,7 +1,7 @@
 """Takes the pictures of the monitor page for the docs, of the page that is built, showing `page_sample`.
 
-The page is set in the system's own fonts. What Linux has for them varies, so Inter stands in where it is installed
-(Debian: fonts-inter).
+The page is set in the system's own fonts. What Linux has for them varies, so Inter stands in where it is
+installed (Debian: fonts-inter).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes the pages under docs/reference, and the tables in docs/options.md, from the code.
 
-``make docs`` runs it. Griffe reads the source and its docstrings without importing anything; the options and the conditions of
-errors are taken from where the code has them.
+``make docs`` runs it. Griffe reads the source and its docstrings without importing anything; the options and
+the conditions of errors are taken from where the code has them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ MODULES = ("changes", "limits", "logs", "modes", "state", "testing")
 
 GROUPS = {
     "Stores, queues and consumers": (
-        "connect", "Store", "Queue", "QueueInfo", "AppendResult", "Retention", "Consumer", "Pull", "Lag", "Producer",
+        "connect", "Store", "Queue", "QueueInfo", "AppendResult", "Retention", "Consumer", "Pull", "Lag",
+        "Producer",
     ),
     "Sessions": ("session", "register", "publish", "log_progress"),
     "Pipelines": ("stream", "Stream", "Pipeline", "Trigger", "Query", "ContinuousQuery"),
-    "Sources and sinks": ("QueueSource", "RateSource", "QueueSink", "TableSink", "ConsoleSink", "FunctionSink", "exactly_once"),
+    "Sources and sinks": (
+        "QueueSource", "RateSource", "QueueSink", "TableSink", "ConsoleSink", "FunctionSink", "exactly_once",
+    ),
     "Sources and sinks of your own": ("Source", "Sink", "BatchSink", "MicroBatch", "WriteSettings"),
     "Change feeds": (
-        "ChangeContract", "QueueFeed", "PostgresFeed", "DeltaFeed", "IcebergFeed", "SnapshotFeed", "DebeziumFeed",
+        "ChangeContract", "QueueFeed", "PostgresFeed", "DeltaFeed", "IcebergFeed", "SnapshotFeed",
+        "DebeziumFeed",
     ),
     "Rows in a notebook": ("take", "sample", "Taken"),
     "Errors": ("PenstockError",),
@@ -245,7 +249,8 @@ def _sections(thing: Any) -> Iterator[str]:
         elif kind == "parameters":
             yield from ("| parameter | |", "|---|---|")
             for parameter in section.value:
-                yield f"| `{parameter.name.replace(', ', '`, `')}` | {_one_line(_text(parameter.description))} |"
+                names = parameter.name.replace(", ", "`, `")
+                yield f"| `{names}` | {_one_line(_text(parameter.description))} |"
             yield ""
         elif kind == "raises":
             yield "Raises: " + "; ".join(_raised(each) for each in section.value) + "."
@@ -303,8 +308,9 @@ def errors_page(module: Any) -> str:
     assert tree is not None
     lines = _head(
         "penstock.errors",
-        "Everything that Penstock raises on purpose. Each error has a `condition` (a stable name to test for), `parameters` (the "
-        "values it is about) and a message that says what happened, with which value, and the way out.",
+        "Everything that Penstock raises on purpose. Each error has a `condition` (a stable name to test "
+        "for), `parameters` (the values it is about) and a message that says what happened, with which "
+        "value, and the way out.",
     )
     lines += ["", "```text", *(line.removeprefix("    ") for line in tree[1].splitlines()), "```", ""]
     lines += ["```python", "try:", '    store.queue("orders")', "except ps.errors.QueueNotFound as error:"]

@@ -1,4 +1,7 @@
-"""Runs the notebooks under examples from top to bottom, and writes nothing; with --strip it takes their outputs out instead."""
+"""Runs the notebooks under examples from top to bottom, and writes nothing.
+
+With --strip it takes their outputs out instead.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Spark finds the data source ``penstock`` through this module: it imports each ``pyspark_*`` and takes its ``DefaultSource``."""
+"""Spark finds the data source ``penstock`` through this module.
+
+It imports each ``pyspark_*`` and takes its ``DefaultSource``.
+"""
 
 from penstock.spark.source.data_source import PenstockDataSource as DefaultSource
 

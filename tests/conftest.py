@@ -17,7 +17,8 @@ from tests.support.processes import run_child as start_child
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Before any JVM starts: zones of naive timestamps, and what child processes and Spark's Python workers can import.
+# Before any JVM starts: zones of naive timestamps, and what child processes and Spark's Python workers can
+# import.
 ROOT = Path(__file__).resolve().parents[1]
 STARTUP = ROOT / "tests/support/startup"
 os.environ["TZ"] = "UTC"
@@ -86,7 +87,10 @@ def penstock_spark(spark: SparkSession) -> SparkSession:
 
 @pytest.fixture
 def run_child(tmp_path: Path) -> Iterator[Callable[..., ChildProcess]]:
-    """`run_child(script_or_module, *args, env=)`: a child that does not outlive the test, nor its JVM and workers."""
+    """`run_child(script_or_module, *args, env=)`: a child.
+
+    Neither it nor its JVM and workers outlive the test.
+    """
     children: list[ChildProcess] = []
 
     def run(script_or_module: str | Path, *args: object, **options: Any) -> ChildProcess:

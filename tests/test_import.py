@@ -27,7 +27,8 @@ def test_importing_takes_no_time_and_no_package_of_others() -> None:
     program = (
         "import sys, time; before, began = set(sys.modules), time.process_time(); import penstock; "
         "took = time.process_time() - began; "
-        "print(took, *{name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)"
+        "print(took, "
+        "*{name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     took, *packages = shown.stdout.split()

@@ -1,4 +1,7 @@
-"""Arguments of the wrong kind are refused by Penstock, with the value and the way out, before anything happens."""
+"""Arguments of the wrong kind are refused by Penstock before anything happens.
+
+The message has the value and the way out.
+"""
 
 from __future__ import annotations
 

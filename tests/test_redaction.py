@@ -22,8 +22,9 @@ from penstock.spark.error_boundary import original_error
 from penstock.store.url import parse_url
 
 PIECES = (
-    "a", "x", "a://", "//", ":", "@", "/", "?", "&", "=", " ", "\n", "\t", ".", "-", "$", "'", '"', ",", ")", "password", "sslpassword",
-    "password=", "?password=", "password =", "token", "secret", "secret:", "access_key=", "pwd", "penstock.", " at ", "://", "é", "1f",
+    "a", "x", "a://", "//", ":", "@", "/", "?", "&", "=", " ", "\n", "\t", ".", "-", "$", "'", '"', ",", ")",
+    "password", "sslpassword", "password=", "?password=", "password =", "token", "secret", "secret:",
+    "access_key=", "pwd", "penstock.", " at ", "://", "é", "1f",
 )  # fmt: skip
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
 SECRET = "QZ7hush9"
@@ -142,8 +143,10 @@ LOOKS: dict[str, Callable[[str], object]] = {
     "Spark's names": lambda text: ends_of({"sink": {"description": text}}, ()),
 }
 REPEATED = (
-    "a://:", "a://", "//:", "//", ":", "@", "a://:@", "a@", "?password=", "password", "password ", "password\n", "password= ", "password:", 'password"', "password'\\\\", '"password": "', "passphrase '", " ",
-    "\n", "\n ", "\t", "token", "token ", "token.", "token= ", "token='", 'token="', "secret:\n", "'", "a.", "a", "a$", "$.", "pwd:", "; ", "SQLSTATE: ",
+    "a://:", "a://", "//:", "//", ":", "@", "a://:@", "a@", "?password=", "password", "password ",
+    "password\n", "password= ", "password:", 'password"', "password'\\\\", '"password": "', "passphrase '",
+    " ", "\n", "\n ", "\t", "token", "token ", "token.", "token= ", "token='", 'token="', "secret:\n", "'",
+    "a.", "a", "a$", "$.", "pwd:", "; ", "SQLSTATE: ",
     "\n at a.", "\n at ", "Caused by: ", "penstock.", "\npenstock.", "é", "accesskey-", "://", "a:",
 )  # fmt: skip
 SHORTER = 10_000
@@ -159,7 +162,10 @@ def seconds(look: Callable[[str], object], text: str) -> float:
 
 
 def growth(look: Callable[[str], object], text: str, behind: str = "") -> float:
-    """How many times as long a text takes when it is there twice; the least of some looks, since others use the machine too."""
+    """How many times as long a text takes when it is there twice.
+
+    The least of some looks counts, since others use the machine too.
+    """
     found: list[float] = []
     while len(found) < 4 and min(found, default=4.0) > 3:
         # What takes less than that is the clock.

@@ -1,4 +1,4 @@
-"""Nothing that is read from a store, a checkpoint or a table is unpickled, evaluated, or names what is imported."""
+"""Nothing that is read from a store, a checkpoint or a table is unpickled, evaluated or imported by name."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _rebuild(
 
 
 def condition_of(error: BaseException) -> str:
-    """Return the condition of an error for a log record; for an error of another package, its class's name."""
+    """Return the condition of an error for a log record; for another package's error, its class's name."""
     return error.condition if isinstance(error, PenstockError) else type(error).__name__
 
 

@@ -66,7 +66,7 @@ def load(home: str, name: str, what: str) -> Any:
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """Return a package's ``__getattr__``, which imports the module of a public name when the name is first used.
+    """Return a package's ``__getattr__``, which imports a public name's module when the name is first used.
 
     Spark's workers import single modules of a package, and so do not import the others.
 

@@ -1,4 +1,7 @@
-"""Segments that somebody else made: none takes more memory than a segment may, or leads a reader out of its buffers."""
+"""Segments that somebody else made.
+
+None takes more memory than a segment may, or leads a reader out of its buffers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The key hash against an independent reference in plain Python, written from the definition in ``penstock.arrow.key_hash``."""
+"""The key hash against an independent reference in plain Python.
+
+The reference is written from the definition in ``penstock.arrow.key_hash``.
+"""
 
 from __future__ import annotations
 

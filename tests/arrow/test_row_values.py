@@ -40,7 +40,11 @@ TAKEN = [
     (pa.binary(), bytearray(b"a"), b"a"),
     (pa.binary(), memoryview(b"abc")[::2], b"ac"),
     (pa.bool_(), np.bool_(True), True),
-    (pa.timestamp("us", tz="UTC"), dt.datetime(2024, 1, 1, 1, tzinfo=ZoneInfo("Europe/Paris")), dt.datetime(2024, 1, 1, tzinfo=UTC)),
+    (
+        pa.timestamp("us", tz="UTC"),
+        dt.datetime(2024, 1, 1, 1, tzinfo=ZoneInfo("Europe/Paris")),
+        dt.datetime(2024, 1, 1, tzinfo=UTC),
+    ),
     (pa.timestamp("us", tz="UTC"), pd.Timestamp("2024-01-01", tz="UTC"), dt.datetime(2024, 1, 1, tzinfo=UTC)),
     (pa.timestamp("us"), NAIVE.replace(microsecond=7), NAIVE.replace(microsecond=7)),
     (pa.time64("ns"), dt.time(1, 2, 3, 4), dt.time(1, 2, 3, 4)),

@@ -1,7 +1,8 @@
 """A reader at a shell, who does what a tutorial says.
 
-Lines that set up a folder, a virtual environment or a server are left out: the tests have all three. A program is run in this
-process where that saves a Spark session, and by its own interpreter else. Nobody sleeps: a `sleep` waits for a condition.
+Lines that set up a folder, a virtual environment or a server are left out: the tests have all three. A
+program is run in this process where that saves a Spark session, and by its own interpreter else. Nobody
+sleeps: a `sleep` waits for a condition.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Reader:
         self._errors.close()
 
     def do(self, monkeypatch: pytest.MonkeyPatch) -> str:
-        """Do all of it, compare the end of what each step prints with what the page shows, and return all output."""
+        """Do all of it, compare the end of what each step prints with the page, and return all output."""
         seen, everything = "", ""
         for block in self.blocks:
             self.inside = self.here and not block.alone

@@ -43,7 +43,8 @@ EXPECTED: dict[str, object] = {
 """What each try gives, or the condition that it is refused with."""
 # Every page of a capability says where to look.
 CAPABILITIES = (
-    "queues", "changes", "continuous", "feeds", "limits", "modes", "modes-preview", "options", "state", "tables", "taking", "testing",
+    "queues", "changes", "continuous", "feeds", "limits", "modes", "modes-preview", "options", "state",
+    "tables", "taking", "testing",
 )  # fmt: skip
 
 

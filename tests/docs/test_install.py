@@ -10,7 +10,7 @@ import pytest
 from scripts.run_notebooks import NOTEBOOKS
 from tests.docs.pages import ROOT, blocks, pages
 
-# Of a Penstock that is there already, this brings what an extra needs; README says so with a word for any extra.
+# Where Penstock is there already, this brings what an extra needs; README has a word for any extra in it.
 _BY_NAME = re.compile(r"""pip install [^`\n]*(?<![./\w])penstock\b(?!\[EXTRA\])""")
 
 

@@ -61,7 +61,7 @@ def test_a_code_with_several_rows_tells_them_apart() -> None:
 
 
 def test_conditions_are_found_in_each_way_that_they_are_written() -> None:
-    # That of the class, whole, handed to a function that puts it together, and by another function in between.
+    # That of the class, whole, handed to a function that puts it together, by another function in between.
     assert RAISED["QUEUE_NOT_FOUND"] == {"QueueNotFound"}
     assert RAISED["STORE_TOO_OLD"] == {"StoreError"}
     assert RAISED["FEED_UNAVAILABLE.WAL_LEVEL"] == {"FeedUnavailable"}

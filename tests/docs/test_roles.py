@@ -23,14 +23,18 @@ from tests.support.planted import plant
 PAGE = DOCS / "how-to/postgres-roles.md"
 STATEMENTS = [block.body for block in blocks(PAGE) if block.language == "sql"]
 ROLES = (
-    "penstock_owner", "penstock_producer", "penstock_consumer", "penstock_query", "penstock_reader", "penstock_feed",
+    "penstock_owner", "penstock_producer", "penstock_consumer", "penstock_query", "penstock_reader",
+    "penstock_feed",
 )  # fmt: skip
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
 
 @pytest.fixture(scope="module")
 def database(pg_url: str) -> Iterator[str]:
-    """A database of its own, with the roles of the page, and what a stranger has made for them in the schemas."""
+    """A database of its own, with the roles of the page.
+
+    A stranger has made things for them in the schemas.
+    """
     name = f"roles_{uuid.uuid4().hex[:8]}"
     with psycopg.connect(pg_url, autocommit=True) as connection:
         connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
@@ -229,5 +233,6 @@ def test_a_feed_reads_changes_with_a_role_that_replicates(database: str, spark: 
     finally:
         run(
             database,
-            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = current_database()",
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots "
+            "where database = current_database()",
         )

@@ -131,7 +131,7 @@ def test_a_micro_batch_that_was_begun_with_one_limit_is_not_repeated_with_anothe
     keyed.run(3, ["k"])
     keyed.add(range(12, 24))
     keyed.run(3, ["k"])
-    # What the first limit dropped stays dropped: one row of each key came with it, two more with the second one.
+    # What the first limit dropped stays dropped: it let one row of each key in, the second one two more.
     assert sum(keyed.rows().values()) == 9
 
 

@@ -1,4 +1,7 @@
-"""What the code can write to the log, read from its source; ``python -m tests.logs.records`` writes it into the docs."""
+"""What the code can write to the log, read from its source.
+
+``python -m tests.logs.records`` writes it into the docs.
+"""
 
 from __future__ import annotations
 

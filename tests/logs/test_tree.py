@@ -38,7 +38,8 @@ def test_what_a_store_is_asked_for_is_told_by_queue_and_consumer(
         billing.seek("orders", to="latest")
         billing.unregister("orders")
         producer = store.producer("orders", "web")
-        # Into the partition that is empty: in the other one it would be one row too many, and maintenance might trim that too.
+        # Into the partition that is empty: in the other one it would be one row too many, and maintenance
+        # might trim that too.
         producer.append([{"id": 3}], sequence=7, partition=1)
         producer.append([{"id": 3}], sequence=7, partition=1)
         store.drop_queue("orders")

@@ -1,6 +1,7 @@
-"""The wheel in empty environments: alone, with each extra, with the lowest and with the newest of what it allows.
+"""The wheel in empty environments: alone, and with each extra.
 
-A package index is asked once for each set of versions; the environments are made from what came.
+Each with the lowest and with the newest versions that it allows. A package index is asked once for each set
+of versions; the environments are made from what came.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def test_what_sparks_executors_read_begins_behind_the_rows_that_were_looked_at(
 def test_rare_rows_of_a_backlog_are_looked_for_by_sparks_executors(
     spark: SparkSession, store: ps.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few rows tell how many more have to be read; what is found then is among all that there is, once each."""
+    """A few rows tell how many more to read; what is found then is among all that there is, once each."""
     for name, value in {"_MOST": 200, "_ESTIMATE_ROWS": 100, "_FIRST_ROWS": 50, "_MAX_FACTOR": 4}.items():
         monkeypatch.setattr(local_read, name, value)
     orders = make_queue(store, partitions=2)

@@ -1,4 +1,7 @@
-"""Programs that the queue's tests start as processes of their own: ``python -m tests.queue.programs NAME ARGUMENT…``."""
+"""Programs that the queue's tests start as processes of their own.
+
+``python -m tests.queue.programs NAME ARGUMENT…`` runs one.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def append_keys(url: str, queue: str, seed: str, appends: str) -> None:
 
 
 def append_numbered(url: str, queue: str, writer: str, appends: str, go: str) -> None:
-    """Append one to four rows at a time, numbered, each row with the number of its append and the append's rows."""
+    """Append one to four numbered rows at a time, each with the number and the rows of its append."""
     number = int(writer)
     random_ = random.Random(number)
     with penstock.connect(url, create=False) as store:
@@ -71,7 +74,7 @@ def check_widths(rows: list[dict[str, Any]]) -> None:
 
 
 def read_prefixes(url: str, queue: str, rows: str) -> None:
-    """Read the partition over and over until it has so many rows: each time a longer prefix of whole appends."""
+    """Read the partition until it has so many rows: each time a longer prefix of whole appends."""
     with penstock.connect(url, create=False) as store:
         target = store.queue(queue)
         print("ready", flush=True)

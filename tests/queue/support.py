@@ -47,7 +47,10 @@ def backdate(store: penstock.Store, seconds: int) -> None:
     """As if everything so far had been appended earlier."""
     database = store.database
     for text in (
-        "update penstock.segment set first_timestamp = first_timestamp - {0}, last_timestamp = last_timestamp - {0}",
+        (
+            "update penstock.segment "
+            "set first_timestamp = first_timestamp - {0}, last_timestamp = last_timestamp - {0}"
+        ),
         "update penstock.partition set last_timestamp = last_timestamp - {0}",
     ):
         run_sql(database, qualify(text.format(seconds * 1_000_000), database.dialect, database.url.schema))

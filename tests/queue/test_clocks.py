@@ -1,4 +1,7 @@
-"""A clock that was far ahead, or behind, for a while: what is dated wrongly does not stay for good, and nothing goes too early."""
+"""A clock that was far ahead, or behind, for a while.
+
+What is dated wrongly does not stay for good, and nothing goes too early.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,10 @@ def append_under(clock: Clock, queue: penstock.Queue, ahead: int, *values: int, 
 
 def times(queue: penstock.Queue, partition: int = 0) -> list[int]:
     """The time of each row of a partition."""
-    text = "select end_index - start_index, first_timestamp from penstock.segment where queue_id = {} and partition = {} order by end_index"
+    text = (
+        "select end_index - start_index, first_timestamp from penstock.segment "
+        "where queue_id = {} and partition = {} order by end_index"
+    )
     text = text.format(queue.record.queue_id, partition)
     database = queue._database
     found = run_sql(database, qualify(text, database.dialect, database.url.schema))
@@ -77,7 +83,10 @@ def observed(store: penstock.Store) -> list[Any]:
 def poisoned(
     store: penstock.Store, clock: Clock, ahead: int = 14 * 365 * DAY, **retention: Any
 ) -> penstock.Queue:
-    """A queue with age retention; its rows 0 and 1 are dated rightly, row 2 is not. Nothing is done beside its appends."""
+    """A queue with age retention; its rows 0 and 1 are dated rightly, row 2 is not.
+
+    Nothing is done beside its appends.
+    """
     store._maintainer.close()
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(0, 1), 0)
@@ -115,7 +124,8 @@ def test_retention_by_age_works_again_within_one_retention_age(store: penstock.S
         queue.append(rows(100 + day), 0)
         queue.maintain()
         kept = [value - 100 for value in everything(queue)[0] if value >= 100]
-        # Nothing goes before its time, and what does not go at its time goes at most a sixteenth of the age later.
+        # Nothing goes before its time, and what does not go at its time goes at most a sixteenth of the age
+        # later.
         assert set(range(max(0, day - 6), day + 1)) <= set(kept)
         assert min(kept) >= day - 8
         assert len(observed(store)) <= 18

@@ -159,13 +159,34 @@ def test_columns_come_as_a_schema_as_fields_or_as_a_struct_type(store: penstock.
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        (pa.field("x", pa.int64(), nullable=False), "'x' is NOT NULL, but existing rows have no value in it: add it as nullable"),
-        (pa.field("s", pa.int64()), "column 's' of queue 'q' is string, not int64: add a column with another name; columns are not renamed"),
+        (
+            pa.field("x", pa.int64(), nullable=False),
+            "'x' is NOT NULL, but existing rows have no value in it: add it as nullable",
+        ),
+        (
+            pa.field("s", pa.int64()),
+            (
+                "column 's' of queue 'q' is string, not int64: "
+                "add a column with another name; columns are not renamed"
+            ),
+        ),
         (pa.field("id", pa.int64()), "'id' of queue 'q' is NOT NULL"),
         (pa.field("S", pa.string()), "has a column 's', which is the same name to Spark as 'S'"),
-        (pa.field("place", pa.struct([("x", pa.int32()), ("y", pa.int32())])), "fields are not added inside a column, because existing rows"),
-        (pa.field("place.y", pa.int32()), "'place.y' would be a field inside the struct 'place' of queue 'q': fields are not added inside a column"),
-        (pa.field("_Row_Index", pa.int64()), "'_Row_Index' has a name that is reserved for readers of the queue"),
+        (
+            pa.field("place", pa.struct([("x", pa.int32()), ("y", pa.int32())])),
+            "fields are not added inside a column, because existing rows",
+        ),
+        (
+            pa.field("place.y", pa.int32()),
+            (
+                "'place.y' would be a field inside the struct 'place' of queue 'q': "
+                "fields are not added inside a column"
+            ),
+        ),
+        (
+            pa.field("_Row_Index", pa.int64()),
+            "'_Row_Index' has a name that is reserved for readers of the queue",
+        ),
         (pa.field("__penstock_kind", pa.int8()), "has a name that is reserved"),
         ([("a", pa.int64()), ("A", pa.int64())], "which are one name to Spark"),
         (pa.field("", pa.int64()), "empty name"),
@@ -377,7 +398,10 @@ def test_columns_of_any_type_can_be_added_and_read(
     first: tuple[pa.Schema, list[dict[str, Any]]],
     second: tuple[pa.Schema, list[dict[str, Any]]],
 ) -> None:
-    """What is behind the columns that a reader knows never matters to it, whatever its type; what is missing is null."""
+    """What is behind the columns that a reader knows never matters to it, whatever its type.
+
+    What is missing is null.
+    """
     schema, before = first[0], pa.Table.from_pylist(first[1], schema=first[0])
     queue = quick.create_queue(f"q{len(quick.queues())}", schema)
     old = quick.queue(queue.name)

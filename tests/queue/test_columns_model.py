@@ -1,4 +1,7 @@
-"""A queue that gets columns, beside a plain list of rows, through random histories of old and new readers and writers."""
+"""A queue that gets columns, beside a plain list of rows.
+
+It goes through random histories of old and new readers and writers.
+"""
 
 from __future__ import annotations
 

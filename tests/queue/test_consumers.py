@@ -169,7 +169,10 @@ def test_the_store_itself_moves_an_offset_from_where_it_is_alone(
 def test_who_becomes_vital_waits_for_a_trim_that_is_under_way(
     store: penstock.Store, queue: penstock.Queue, consumer: penstock.Consumer
 ) -> None:
-    """It has not seen that the consumer is vital now, and is done with what it may drop when `register` returns."""
+    """It has not seen that the consumer is vital now.
+
+    It is done with what it may drop when `register` returns.
+    """
     with store.database.transaction() as tx:
         catalog.lock_partition(tx, queue.record, 1)
         thread = threading.Thread(target=consumer.register, args=("q",), kwargs={"vital": True})

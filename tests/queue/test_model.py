@@ -1,7 +1,7 @@
 """A store beside a plain Python model of it, through random histories.
 
-The profile is hypothesis's ``--hypothesis-profile``, or ``HYPOTHESIS_PROFILE`` in the environment: ``long`` runs for many
-minutes.
+The profile is hypothesis's ``--hypothesis-profile``, or ``HYPOTHESIS_PROFILE`` in the environment: ``long``
+runs for many minutes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The protocols of both engines under a seeded scheduler, with virtual time, and an auditor that knows none of the code.
+"""The protocols of both engines under a seeded scheduler, with virtual time.
+
+An auditor that knows none of the code judges them.
 
 ``scheduler``   simulated processes that take turns, and the choices that a seed makes
 ``virtual``     time, threads, identifiers and other things that the code takes from the machine

@@ -34,7 +34,8 @@ def _arguments() -> argparse.Namespace:
         "--replay",
         nargs="?",
         const="",
-        help="run one schedule, of the first seed, and tell its steps; with the decisions that a failure has printed",
+        help="run one schedule, of the first seed, and tell its steps; "
+        "with the decisions that a failure has printed",
     )
     return parser.parse_args()
 
@@ -58,7 +59,8 @@ def _many(given: argparse.Namespace) -> int:
                 break
     seconds = time.monotonic() - began
     print(
-        f"{done} schedules without a failure in {seconds:.0f} s: {done / seconds:.0f} a second, {steps / done:.0f} steps each"
+        f"{done} schedules without a failure in {seconds:.0f} s: "
+        f"{done / seconds:.0f} a second, {steps / done:.0f} steps each"
     )
     return 0
 

@@ -1,8 +1,11 @@
-"""What must hold, judged by what clients were told and by what anybody can read; nothing here knows how it is made to hold.
+"""What must hold, judged by what clients were told and by what anybody can read.
 
-Rows have ids that are never used twice. A source row is committed when it can be read in the source. From then on it has to come to
-the sink as often as the guarantee says, in its partition's order, whole commits at a time, and with its key in one partition; unless
-what was done to the store on purpose (a restored backup, a seek, a trim, a queue made anew) accounts for it.
+Nothing here knows how it is made to hold.
+
+Rows have ids that are never used twice. A source row is committed when it can be read in the source. From
+then on it has to come to the sink as often as the guarantee says, in its partition's order, whole commits at
+a time, and with its key in one partition; unless what was done to the store on purpose (a restored backup, a
+seek, a trim, a queue made anew) accounts for it.
 """
 
 from __future__ import annotations
@@ -183,7 +186,7 @@ def _check_appends(history: History, now: Snapshot) -> None:
 
 
 def _check_whole(history: History, now: Snapshot) -> None:
-    """Commits are whole: what the sink has of a partition of the source is all that comes before its last row there."""
+    """Commits are whole: of a source partition, the sink has all that comes before its last row there."""
     if history.sought or history.restored or history.recreated or history.may_lack:
         return
     there = {row[0] for rows in now.sink for row in rows}
@@ -238,7 +241,7 @@ def behind(now: Snapshot) -> list[int]:
 
 
 def unsafe(now: Snapshot) -> list[int]:
-    """Partitions whose rows are kept for a consumer although it has processed all of them, by their numbers."""
+    """The numbers of partitions whose rows are kept for a consumer that has processed all of them."""
     safe = now.safe or []
     return [number for number, (at, end) in enumerate(zip(safe, now.ends, strict=False)) if at < end]
 

@@ -122,7 +122,7 @@ class Producer:
                 session.append(table, known.sequence, partition=partition)
                 break
             except ProducerFenced:
-                # Whoever has the session now may have used the number, and nobody is told that these rows are in.
+                # Whoever has the session now may have used the number: nobody is told that these rows are in.
                 known.pending = ()
                 return False
             except NotFound:
@@ -143,7 +143,7 @@ class Producer:
 
 
 class Program:
-    """A Python program that pulls rows and advances its consumer; another instance of it competes for them."""
+    """A Python program that pulls rows and advances its consumer; other instances compete for the rows."""
 
     def __init__(self, machine: Machine, history: History, url: str) -> None:
         self._machine, self._world, self._history, self._url = machine, machine.world, history, url
@@ -188,7 +188,7 @@ class Reader:
         self._process = machine.world.start("auditor")
         self._stores: dict[int, Store] = {}
         self._seen: dict[tuple[int, int, int, int], tuple[int, list[Row]]] = {}
-        """What was read before, by server, its restores, queue and partition: from which index on, and the rows."""
+        """What was read before, by server, restores, queue and partition: from which index, and the rows."""
 
     def snapshot(self, *, anew: bool = False) -> Snapshot:
         """What anybody can read at this moment.
@@ -291,7 +291,8 @@ def _counted(server: Server, queue: Any, partition: int) -> bool:
     there = queue._partition(partition)
     server._leave()
     found = server._connection.execute(
-        "select count(*), coalesce(sum(bytes), 0) from main.penstock_segment where queue_id = ? and partition = ?",
+        "select count(*), coalesce(sum(bytes), 0) from main.penstock_segment "
+        "where queue_id = ? and partition = ?",
         (queue.record.queue_id, partition),
     ).fetchall()
     return found == [(there.segments, there.bytes)]

@@ -1,9 +1,12 @@
-"""A store's database in memory: SQL by SQLite itself, isolation, locks and failures as SQLite or PostgreSQL have them.
+"""A store's database in memory.
 
-Only one transaction's changes are in the database at a time. When another one takes its turn, those of the first are kept aside (as a
-changeset of SQLite's session extension) and undone, and brought back with its next statement, on what has been committed meanwhile. So
-each statement sees what is committed and its own transaction's changes, as READ COMMITTED says, and locks on rows (``locks``) make sure
-that changesets never meet. A transaction that only reads runs without a break: it sees one moment.
+SQL is by SQLite itself; isolation, locks and failures are as SQLite or PostgreSQL have them.
+
+Only one transaction's changes are in the database at a time. When another one takes its turn, those of the
+first are kept aside (as a changeset of SQLite's session extension) and undone, and brought back with its next
+statement, on what has been committed meanwhile. So each statement sees what is committed and its own
+transaction's changes, as READ COMMITTED says, and locks on rows (``locks``) make sure that changesets never
+meet. A transaction that only reads runs without a break: it sees one moment.
 
 With ``rows=False`` there is one writer at a time, as in SQLite.
 """
@@ -33,7 +36,10 @@ from tests.simulation.scheduler import Gate, Process, World
 FILE_SECONDS = 60.0
 """For how long a writer waits for its turn at a file."""
 ROW_SECONDS, IDLE_SECONDS = 8.0, 10.0
-"""For how long a statement waits for a lock, and a server for the next statement of a transaction (``postgres_session``)."""
+"""For how long a statement waits for a lock, and a server for a transaction's next statement.
+
+See ``postgres_session``.
+"""
 WAIT_SECONDS = 60.0
 """For how long all tries together wait for locks."""
 _LOCAL = {"read_store", "list_queues", "find_queue", "list_consumers", "find_consumer"}
@@ -102,7 +108,7 @@ class Server:
     # Failures.
 
     def break_all(self, which: Callable[[SimTransaction], bool]) -> None:
-        """Break connections: their transactions are undone, and those who use them find out at their next statement."""
+        """Break connections: their transactions are undone, and their next statements tell it."""
         for tx in [tx for tx in self.open if which(tx)]:
             tx.broken = True
             self._end(tx)
@@ -113,7 +119,7 @@ class Server:
         self.forget_owners(process)
 
     def stands_still(self, process: Process) -> None:
-        """A process is stopped: its transactions are ended when they have waited for its next statement for too long."""
+        """A process is stopped: its transactions end when they have waited too long for a statement."""
         if not self.rows:
             return
         idle = [tx for tx in self.open if tx.process is process]

@@ -39,17 +39,20 @@ class Disk:
         self.world = world
         self.files: dict[str, bytes] = {}
         self._unsynced: list[tuple[str, float]] = []
-        """What has been written since the newest file that is on the disk for sure, oldest first, and when."""
+        """What was written since the newest file that is on the disk for sure, and when; oldest first."""
 
     def cut_power(self, lost: int) -> None:
-        """The machine goes off: the newest of the files that nobody has synced are gone, so many at the most."""
+        """The machine goes off: at most so many of the newest files that nobody has synced are gone."""
         recent = [path for path, written in self._unsynced if written > self.world.now - UNSYNCED_SECONDS]
         for path in recent[::-1][:lost]:
             self.files.pop(path, None)
         self._unsynced = []
 
     def cut(self, checkpoint: str, last: int, *, committed: bool) -> None:
-        """Leave of a checkpoint what it was when the entry of this number was the last one, perhaps not committed yet."""
+        """Leave of a checkpoint what it was when the entry of this number was the last one.
+
+        That entry was perhaps not committed yet.
+        """
         for name, newest in (("offsets", last), ("commits", last if committed else last - 1)):
             for number in self.numbers(f"{checkpoint}/{name}"):
                 if number > newest:
@@ -58,7 +61,10 @@ class Disk:
     # As Spark uses them.
 
     def add(self, path: str, text: str) -> None:
-        """Write a file that must not be there, as Spark does it: it is seen at once, and may be gone after a power cut."""
+        """Write a file that must not be there, as Spark does it.
+
+        It is seen at once, and may be gone after a power cut.
+        """
         with conflicts_told():
             self._put(path, text.encode())
         self._unsynced.append((path, self.world.now))

@@ -1,7 +1,8 @@
 """Which rows a statement locks in PostgreSQL, for its transaction to wait for and to hold to its end.
 
-A row is named by its table and its key. What locks a row ``for update`` (that, and deletes) keeps everybody else off; an update keeps
-other updates off; a reference from another table only those who lock it ``for update``.
+A row is named by its table and its key. What locks a row ``for update`` (that, and deletes) keeps everybody
+else off; an update keeps other updates off; a reference from another table only those who lock it
+``for update``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ _ALL_PARTITIONS = _found(
 _QUEUE = _row("queue", "queue_id")
 _PRODUCER = _row("producer", "queue_id", "session")
 _SESSION = "select 1 from main.penstock_producer where queue_id = :queue_id and session = :session"
-_LEDGER = "select sink, app_id, batch_id, task from main.penstock_ledger where sink = :sink and app_id = :app_id and"
+_LEDGER = (
+    "select sink, app_id, batch_id, task from main.penstock_ledger "
+    "where sink = :sink and app_id = :app_id and"
+)
 _STAGED = "select app_id, batch_id, attempt, ordinal from main.penstock_staged where "
 
 LOCKED: dict[str, Rows] = {
@@ -42,12 +46,14 @@ LOCKED: dict[str, Rows] = {
         "registration",
         "select r.consumer_id, r.queue_id from main.penstock_registration as r "
         "join main.penstock_consumer as c on c.consumer_id = r.consumer_id "
-        "join main.penstock_queue as q on q.queue_id = r.queue_id where c.name = :consumer and q.name = :queue",
+        "join main.penstock_queue as q on q.queue_id = r.queue_id "
+        "where c.name = :consumer and q.name = :queue",
     ),
     "lock_registrations": _found(
         "registration",
         "select r.consumer_id, r.queue_id from main.penstock_registration as r "
-        "join main.penstock_consumer as c on c.consumer_id = r.consumer_id where r.queue_id = :queue_id order by c.name",
+        "join main.penstock_consumer as c on c.consumer_id = r.consumer_id "
+        "where r.queue_id = :queue_id order by c.name",
     ),
     "insert_registration": _REGISTRATION,
     "set_vital": _REGISTRATION,

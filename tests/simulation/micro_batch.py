@@ -1,7 +1,8 @@
-"""A streaming query as Spark's micro-batch engine runs it (4.2 and 4.3), around the real reader and the real writer.
+"""A streaming query as Spark's micro-batch engine runs it (4.2 and 4.3).
 
-The driver is one process, the executors another, and the tasks of a micro-batch are tasks there: some are tried twice, some have a
-speculative twin. What is written and when (offset log, commit log, the calls of reader and writer) follows MicroBatchExecution.
+It is built around the real reader and the real writer. The driver is one process, the executors another, and
+the tasks of a micro-batch are tasks there: some are tried twice, some have a speculative twin. What is
+written and when (offset log, commit log, the calls of reader and writer) follows MicroBatchExecution.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What disturbs a query, its stores, its checkpoint and its producers; each is called between two tasks, with random numbers of its own."""
+"""What disturbs a query, its stores, its checkpoint and its producers.
+
+Each is called between two tasks, with random numbers of its own.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,10 @@ def crash(op: Operator, rng: random.Random) -> None:
 
 
 def cut_power(op: Operator, rng: random.Random) -> None:
-    """The machine with the driver, the executors and the checkpoint goes off; what Spark wrote last may be gone."""
+    """The machine with the driver, the executors and the checkpoint goes off.
+
+    What Spark wrote last may be gone.
+    """
     op.kill_all()
     files = rng.randrange(4)
     if not (op.history.restored and op.scenario.two_stores):
@@ -70,7 +76,8 @@ def cut_power(op: Operator, rng: random.Random) -> None:
     if not op.committed and not op.scenario.consumer:
         # It begins at the first row that is left.
         op.history.may_lack |= op.history.trimmed
-    # The sink knows the offset of the last micro-batch only, and only a pipeline asks it; rows may be trimmed that Spark plans anew.
+    # The sink knows the offset of the last micro-batch only, and only a pipeline asks it; rows may be trimmed
+    # that Spark plans anew.
     op.may_refuse |= {REWOUND, LOST}
     if op.scenario.guarantee == "idempotent" or not op.scenario.pipeline:
         op.may_refuse.add(OTHER_INPUT)
@@ -142,7 +149,10 @@ FOLLOWING = {
 
 
 def aim(op: Operator, rng: random.Random) -> None:
-    """A process is killed, or stands still, just where it comes to a step; then something else happens before the query goes on."""
+    """A process is killed, or stands still, just where it comes to a step.
+
+    Something else happens then, before the query goes on.
+    """
     who, what = rng.choice(PLACES)
     left, following = rng.randrange(4), rng.choices(*zip(*FOLLOWING.items(), strict=True))[0]
 
@@ -377,7 +387,10 @@ def _require_kept(op: Operator, hand: list[tuple[int, int]], before: list[int]) 
 
 
 def seek(op: Operator, rng: random.Random) -> None:
-    """The query is dead or not; a consumer that is in use refuses, and then a new checkpoint goes on where the consumer stands."""
+    """The query is dead or not.
+
+    A consumer that is in use refuses, and then a new checkpoint goes on where the consumer stands.
+    """
     if not op.scenario.consumer:
         return
     found = op.current
@@ -467,7 +480,10 @@ def _may_repeat(op: Operator, offsets: dict[int, int]) -> None:
 
 
 def lose_checkpoint(op: Operator, rng: random.Random) -> None:
-    """A new checkpoint where a consumer knows how far the query has come; drivers that have the old one are zombies."""
+    """A new checkpoint where a consumer knows how far the query has come.
+
+    Drivers that have the old one are zombies.
+    """
     # Where only the sink was restored, the consumer has to be sought first.
     lost = op.history.restored and op.scenario.two_stores
     if op.scenario.consumer and op.scenario.guarantee == "exactly_once" and not lost:
@@ -486,7 +502,10 @@ def _new_checkpoint(op: Operator) -> None:
 
 
 def restore_checkpoint(op: Operator, rng: random.Random) -> None:
-    """An older copy of the checkpoint comes back, with the query stopped: an entry, once written, stays as it is."""
+    """An older copy of the checkpoint comes back, with the query stopped.
+
+    An entry, once written, stays as it is.
+    """
     if op.history.restored and op.scenario.two_stores:
         # One that has committed nothing goes on where the consumer stands, which has to be sought first.
         return
@@ -514,8 +533,9 @@ def restore(op: Operator, rng: random.Random) -> None:
     if not op.scenario.consumer and op.scenario.two_stores and op.producing:
         # Nothing could tell that the queue has grown again to where the query stands.
         which = [op.sink]
-    # Who has no consumer is asked to stop: nothing else could tell that rows have come back with other content. So is
-    # who writes at least once: nothing remembers rows that tasks have appended and no commit has entered in the ledger.
+    # Who has no consumer is asked to stop: nothing else could tell that rows have come back with other
+    # content. So is who writes at least once: nothing remembers rows that tasks have appended and no commit
+    # has entered in the ledger.
     unnoticed = not op.scenario.consumer or op.scenario.guarantee == "at_least_once"
     stopped = rng.random() < 0.8 or unnoticed
     if stopped:
@@ -525,7 +545,8 @@ def restore(op: Operator, rng: random.Random) -> None:
     for server in set(which):
         op.lose_locks(server)
         server.restore(backup.stores[server.url])
-    # One that has committed nothing is as good as a new one, which goes on where the consumer of another store stands.
+    # One that has committed nothing is as good as a new one, which goes on where the consumer of another
+    # store stands.
     needed = f"{op.checkpoint}/{'commits/' if op.scenario.two_stores else 'metadata'}"
     if stopped and rng.random() < 0.3 and any(path.startswith(needed) for path in backup.files):
         op.machine.disk.files = dict(backup.files)

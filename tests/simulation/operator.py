@@ -1,4 +1,7 @@
-"""Who runs the query: starts a driver where none is, takes over from one that stands still, and gives up where it is refused."""
+"""Who runs the query.
+
+It starts a driver where none is, takes over from one that stands still, and gives up where it is refused.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +46,8 @@ class Backup:
 class Late:
     """What may come late after a seek, from drivers of older checkpoints.
 
-    The sink's store, when it is another one, cannot know yet that what such a driver has planned before is out of date: not until a driver
-    of a newer checkpoint has committed.
+    The sink's store, when it is another one, cannot know yet that what such a driver has planned before is
+    out of date: not until a driver of a newer checkpoint has committed.
     """
 
     drivers: set[Process]
@@ -229,8 +232,9 @@ class Operator:
         return bool(self.machine.disk.numbers(f"{self.checkpoint}/commits"))
 
     def in_hand(self) -> list[tuple[int, int]] | None:
-        """The range of each partition that a micro-batch reads, whose driver runs undisturbed and owns the consumer; the same object all
-        the while.
+        """The range of each partition that a micro-batch reads.
+
+        Its driver runs undisturbed and owns the consumer. The object is the same all the while.
         """
         if self.current is None:
             return None

@@ -1,4 +1,7 @@
-"""What a schedule is about: stores, queues, a query, producers; drawn from its choices, the simplest where those are 0."""
+"""What a schedule is about: stores, queues, a query, producers.
+
+They are drawn from its choices, and are the simplest where those are 0.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ class Scenario:
 
     engine: str
     pipeline: bool
-    """Whether a pipeline starts the micro-batches, which looks up what the sink has before, or ``writeStream``."""
+    """Whether a pipeline starts the micro-batches, or ``writeStream``.
+
+    A pipeline looks up what the sink has before that.
+    """
     two_stores: bool
     rows: bool
     """Whether the stores lock rows, as PostgreSQL does."""

@@ -1,7 +1,8 @@
 """Simulated processes that take turns on one thread, in an order that a seed decides.
 
-Every process is made of tasks, which are greenlets. A task runs until it reaches a step (a statement, an operation on a file, a
-message) or has to wait; there the scheduler may choose another task, and may be asked to do something to a process: pause, kill.
+Every process is made of tasks, which are greenlets. A task runs until it reaches a step (a statement, an
+operation on a file, a message) or has to wait; there the scheduler may choose another task, and may be asked
+to do something to a process: pause, kill.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ STEP_SECONDS = 0.0005
 class Choices:
     """The decisions of a schedule: drawn from a seed, or replayed from those that were recorded.
 
-    A decision is a number, and 0 is always the one that disturbs least. Only the others are recorded, by where they were made, so that
-    a schedule is made simpler by leaving some of them out.
+    A decision is a number, and 0 is always the one that disturbs least. Only the others are recorded, by
+    where they were made, so that a schedule is made simpler by leaving some of them out.
 
     Parameters
     ----------

@@ -1,4 +1,7 @@
-"""A store that is restored from a backup older than the checkpoint: the whole table of combinations, refused by name."""
+"""A store that is restored from a backup older than the checkpoint.
+
+All the combinations of a table are refused by name.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What the code takes from the machine it runs on, replaced by a world's: clocks, threads, files, sockets, open stores, Spark's tasks.
+"""What the code takes from the machine it runs on, replaced by a world's.
 
-Nothing of the protocols themselves is replaced. ``use`` puts a world in the place of the machine for as long as a schedule runs.
+That is clocks, threads, files, sockets, open stores and Spark's tasks. Nothing of the protocols themselves is
+replaced. ``use`` puts a world in the place of the machine for as long as a schedule runs.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Machine:
         return made
 
     def kill_tasks(self, tasks: list[Task]) -> None:
-        """End tasks of a process that lives on, as Spark ends the workers of a job: their connections break."""
+        """End tasks of a process that lives on, as Spark ends a job's workers: their connections break."""
         self.world.bury(tasks)
         for server in self.servers.values():
             server.break_all(lambda tx: tx.task in tasks)

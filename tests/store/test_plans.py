@@ -19,7 +19,8 @@ from tests.store.support import raw_connection
 
 SEGMENTS = 30_000
 SERIES = {
-    "sqlite": "(with recursive s(i) as (select 0 union all select i + 1 from s where i < {n} - 1) select i from s)",
+    "sqlite": "(with recursive s(i) as "
+    "(select 0 union all select i + 1 from s where i < {n} - 1) select i from s)",
     "postgres": "generate_series(0, {n} - 1) as s(i)",
 }
 EMPTY = {"sqlite": "x'00'", "postgres": r"'\x00'"}

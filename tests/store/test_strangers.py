@@ -101,7 +101,9 @@ def test_so_is_a_whole_store_of_a_stranger_s(database: str, as_role: As, schema:
         as_role("stranger"),
         f"""
         create function {schema}.trap() returns trigger language plpgsql as
-            $$ begin execute 'alter role ' || quote_ident(session_user) || ' connection limit 0'; return new; end $$;
+            $$ begin
+                execute 'alter role ' || quote_ident(session_user) || ' connection limit 0'; return new;
+            end $$;
         create trigger trap before insert on {schema}.queue for each row execute function {schema}.trap();
         grant all on schema {schema} to public; grant all on all tables in schema {schema} to public;
         """,

@@ -1,6 +1,7 @@
-"""An archive of the classes that Spark's driver loads: with it a JVM starts in half the time (class data sharing, JDK 13).
+"""An archive of the classes that Spark's driver loads (class data sharing, JDK 13).
 
-The first test process that needs one makes it, in build/, for this Java and this PySpark.
+With it a JVM starts in half the time. The first test process that needs one makes it, in build/, for this
+Java and this PySpark.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Spark's daemon for Python workers, with what most of them import: forked then, each starts with half a second less work.
+"""Spark's daemon for Python workers, with what most of them import.
 
-Spark runs it as ``python -m tests.support.daemon WORKER_MODULE``.
+They are forked then, so each starts with half a second less work. Spark runs it as
+``python -m tests.support.daemon WORKER_MODULE``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def main() -> None:
                 importlib.import_module(name)
     from pyspark import daemon
 
-    # A worker collects garbage after each task; what is imported here is none, and looking at it would take longer than most tasks.
+    # A worker collects garbage after each task; what is imported here is none, and looking at it would take
+    # longer than most tasks.
     gc.freeze()
     daemon.manager()
 

@@ -1,4 +1,7 @@
-"""A server with S3's own protocol, in a process of its own: libraries wait for it while they hold Python's lock."""
+"""A server with S3's own protocol, in a process of its own.
+
+Libraries wait for it while they hold Python's lock.
+"""
 
 from __future__ import annotations
 

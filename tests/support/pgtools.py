@@ -1,4 +1,4 @@
-"""PostgreSQL's own programs: those of a package from PyPI, or of another version that the environment names."""
+"""PostgreSQL's own programs: those of a PyPI package, or of another version that the environment names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def server_home() -> Path:
 
 
 def program(name: str) -> Path:
-    """The path of a client program such as pgbench, always the package's own: other homes may have servers alone."""
+    """The path of a client program such as pgbench, always the package's own: other homes may have none."""
     return _package_home() / "bin" / name
 
 

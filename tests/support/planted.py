@@ -1,7 +1,8 @@
-"""What a stranger can make in a schema that others may write to: operators and functions that fit better than PostgreSQL's own.
+"""What a stranger can make in a schema that others may write to.
 
-PostgreSQL picks an operator or a function by the types of its arguments first, and by the schema's place on the search path only where
-the types are the same. So whoever looks names up in such a schema calls these.
+They are operators and functions that fit better than PostgreSQL's own. PostgreSQL picks an operator or a
+function by the types of its arguments first, and by the schema's place on the search path only where the
+types are the same. So whoever looks names up in such a schema calls these.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from itertools import product
 import psycopg
 
 _TYPES = (
-    "smallint", "integer", "bigint", "numeric", "real", "double precision", "text", "varchar", "name", "oid", "regclass", "regtype",
-    "bytea", "boolean", "timestamptz", "interval", '"char"', "pg_lsn",
+    "smallint", "integer", "bigint", "numeric", "real", "double precision", "text", "varchar", "name", "oid",
+    "regclass", "regtype", "bytea", "boolean", "timestamptz", "interval", '"char"', "pg_lsn",
 )  # fmt: skip
 _COMPARING = "=", "<>", "<", "<=", ">", ">=", "~~", "!~~"
 _COMPUTING = "+", "-", "*", "/", "||", "&", ">>"
@@ -28,7 +29,10 @@ _FUNCTIONS = {
     "to_jsonb(pg_catalog.pg_publication_tables)": "jsonb",
     "to_jsonb(pg_catalog.pg_replication_slots)": "jsonb",
 }
-_KNOWN = "select oprname, oprleft::regtype::oid, oprright::regtype::oid from pg_operator where oprnamespace = 'pg_catalog'::regnamespace"
+_KNOWN = (
+    "select oprname, oprleft::regtype::oid, oprright::regtype::oid from pg_operator "
+    "where oprnamespace = 'pg_catalog'::regnamespace"
+)
 
 
 def plant(url: str, *schemas: str) -> None:
@@ -48,7 +52,8 @@ def plant(url: str, *schemas: str) -> None:
             made = [_operator(schema, *each) for each in new]
             made += [_function(schema, called, given) for called, given in _FUNCTIONS.items()]
             made.append(
-                f"create aggregate {schema}.array_agg (name) (sfunc = array_append, stype = name[], initcond = '{{planted}}')"
+                f"create aggregate {schema}.array_agg (name) "
+                "(sfunc = array_append, stype = name[], initcond = '{planted}')"
             )
             connection.execute(";".join(made).encode())
 
@@ -58,7 +63,8 @@ def _operator(schema: str, operator: str, left: str, right: str) -> str:
     function = f'{schema}."trap {operator}"'
     return (
         f"create function {function}({left}, {right}) returns {given} language plpgsql as "
-        f"$trap$ begin raise exception 'the planted operator {left} {operator} {right} was called'; end $trap$; "
+        f"$trap$ begin raise exception 'the planted operator {left} {operator} {right} was called'; "
+        "end $trap$; "
         f"create operator {schema}.{operator} (leftarg = {left}, rightarg = {right}, function = {function})"
     )
 

@@ -49,10 +49,11 @@ class PostgresServer:
 def start_postgres(*, fsync: bool = False, **settings: str) -> PostgresServer:
     """Make a new cluster in a temporary directory and serve it on a free port of 127.0.0.1.
 
-    Without ``fsync`` it survives any end of its processes, and not a power cut. ``settings`` go over SETTINGS.
+    Without ``fsync`` it survives any end of its processes, and not a power cut. ``settings`` go over
+    SETTINGS.
 
-    TCP with a password, because executors and child processes in other working directories reach it too, and because
-    a URL with a password is what users have.
+    TCP with a password, because executors and child processes in other working directories reach it too, and
+    because a URL with a password is what users have.
     """
     directory = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
     try:
@@ -87,7 +88,8 @@ def _start(directory: Path, settings: dict[str, str]) -> PostgresServer:
                 sys.executable, str(Path(__file__).with_name("postgres_guard.py")), str(directory),
                 str(binaries / "postgres"), "-D", str(data), "-p", str(port), *options,
             ],
-            stdin=subprocess.PIPE, stdout=log_file, stderr=subprocess.STDOUT, cwd=directory, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=log_file, stderr=subprocess.STDOUT, cwd=directory,
+            start_new_session=True,
         )  # fmt: skip
     server = PostgresServer(f"postgresql://penstock:{password}@127.0.0.1:{port}/postgres", directory, guard)
     try:

@@ -1,7 +1,7 @@
 """Keep one PostgreSQL server exactly as long as the process that asked for it.
 
-Run as ``python postgres_guard.py DIRECTORY COMMAND...``. The parent holds the other end of standard input and never
-writes to it: end of file means that the parent is gone, however it went, SIGKILL included.
+Run as ``python postgres_guard.py DIRECTORY COMMAND...``. The parent holds the other end of standard input and
+never writes to it: end of file means that the parent is gone, however it went, SIGKILL included.
 """
 
 from __future__ import annotations

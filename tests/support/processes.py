@@ -76,7 +76,7 @@ class ChildProcess:
     def kill_tree(self) -> None:
         """SIGKILL the driver, its JVM and its Python workers, all of them, and wait until they are gone.
 
-        They are stopped first, so that none of them sees another one die, or starts a new process, in between.
+        They are stopped first, so that none of them sees another one die, or starts a new one meanwhile.
         """
         self.stop_tree()
         for process in self.processes():
@@ -87,7 +87,7 @@ class ChildProcess:
     def stop_tree(self) -> None:
         """SIGSTOP the driver, its JVM and its Python workers.
 
-        Spark's daemon makes a process group of its own, so a signal to the driver's group would miss the workers.
+        Spark's daemon makes a process group of its own: a signal to the driver's would miss the workers.
         """
         stopped: set[int] = set()
         while fresh := [process for process in self.processes() if process.pid not in stopped]:
@@ -120,7 +120,7 @@ def _send(process: psutil.Process, number: signal.Signals) -> None:
 def run_child(
     script_or_module: str | Path, *args: object, env: Mapping[str, str] | None = None, log: Path
 ) -> ChildProcess:
-    """Start a Python script (a path, or a name that ends in .py) or a module (``python -m``) with this interpreter.
+    """Start a script (a path, or a name that ends in .py) or a module (``python -m``) with this interpreter.
 
     `env` is added to this process's environment; output goes to the file `log`. The caller kills it: use the
     `run_child` fixture, which does so at the end of the test.

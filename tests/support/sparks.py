@@ -27,7 +27,10 @@ SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 
 
 def short_lived() -> str:
-    """Options for a JVM that does not live long enough to be worth much compiling; a program gets them as ``SPARK_SUBMIT_OPTS``."""
+    """Options for a JVM that does not live long enough to be worth much compiling.
+
+    A program gets them as ``SPARK_SUBMIT_OPTS``.
+    """
     archive = class_archive()
     return f"{SHORT_LIVED} -XX:SharedArchiveFile={archive}" if archive else SHORT_LIVED
 
@@ -45,7 +48,8 @@ def make_spark(
     log4j = directory / "log4j2.properties"
     log4j.write_text(QUIET_LOG4J)
     java_options = (
-        f"{short_lived() if java_options is None else java_options} -Dlog4j2.configurationFile={log4j.as_uri()} "
+        f"{short_lived() if java_options is None else java_options} "
+        f"-Dlog4j2.configurationFile={log4j.as_uri()} "
         f"-Dderby.system.home={directory} -Djava.io.tmpdir={directory} -Duser.timezone=UTC"
     )
     settings = {

@@ -39,6 +39,6 @@ def start() -> None:
     where = os.environ.get(SOCKET)
     if where is not None and sys.orig_argv[1:2] == ["-m"] and sys.orig_argv[2] in _HANDED_OVER:
         _hand_over(where)
-    # Spark puts archives in front of the path of its Python workers: its own code, which has no bytecode there. The installed
-    # packages are the same code; compiling it anew takes each process most of a second.
+    # Spark puts archives in front of the path of its Python workers: its own code, which has no bytecode
+    # there. The installed packages are the same code; compiling it anew takes each process most of a second.
     sys.path[:] = [path for path in sys.path if not path.endswith((".zip", ".jar"))]

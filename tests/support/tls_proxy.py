@@ -27,8 +27,9 @@ def certificate(folder: Path, name: str) -> Certificate:
     made = Certificate(folder / f"{name}.crt", folder / f"{name}.key")
     subprocess.run(
         [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-            "-keyout", str(made.key), "-out", str(made.file), "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}",
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+            "-days", "2", "-keyout", str(made.key), "-out", str(made.file),
+            "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}",
         ],
         check=True, capture_output=True,
     )  # fmt: skip

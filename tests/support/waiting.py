@@ -26,7 +26,10 @@ def wait_until(
 
 
 def readable(file: Any, seconds: float) -> bool:
-    """Whether there is something to read within some seconds; whatever its descriptor's number, of which ``select`` takes 1,024."""
+    """Whether there is something to read within some seconds.
+
+    Its descriptor may have any number; ``select`` takes only 1,024.
+    """
     poll = select.poll()
     poll.register(file, select.POLLIN)
     return bool(poll.poll(seconds * 1000))

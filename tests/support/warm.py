@@ -1,11 +1,13 @@
 """Python processes that Spark's driver starts one by one, forked from one that has imported what they need.
 
-For each streaming query, and for each kind of work on a data source, the JVM starts a Python that imports PySpark, Arrow and Penstock:
-half a second of a core, a third of all that most tests cost. Here that Python hands itself over as soon as it starts
-(`tests.support.starting`): its command, environment, directory and files go to a process that forks one which goes on as it
-would have. It only waits for that one's end, and takes it along when it is ended itself.
+For each streaming query, and for each kind of work on a data source, the JVM starts a Python that imports
+PySpark, Arrow and Penstock: half a second of a core, a third of all that most tests cost. Here that Python
+hands itself over as soon as it starts (`tests.support.starting`): its command, environment, directory and
+files go to a process that forks one which goes on as it would have. It only waits for that one's end, and
+takes it along when it is ended itself.
 
-What it forks has its mark in the environment, and so belongs to the child process of a test that it was started by.
+What it forks has its mark in the environment, and so belongs to the child process of a test that it was
+started by.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ USUAL = (
 
 @contextmanager
 def warm_workers() -> Iterator[None]:
-    """The JVM that is started in this block has its Pythons forked. The process that forks them ends with this one."""
+    """The JVM that is started in this block has its Pythons forked; what forks them ends with this block."""
     where = str(Path(tempfile.mkdtemp(prefix="penstock-warm-")) / "socket")
     forking = subprocess.Popen(
         [sys.executable, "-m", __name__, where],

@@ -1,4 +1,7 @@
-"""Type checkers see the public names with their types, and find wrong uses; of the installed package, see tests/packaging."""
+"""Type checkers see the public names with their types, and find wrong uses.
+
+For the installed package, see tests/packaging.
+"""
 
 from __future__ import annotations
 

@@ -347,7 +347,7 @@ class Queue:
         return sum(compact.merge_all(self._database, self._record, p) for p in range(self.partitions))
 
     def maintain(self) -> None:
-        """Run the maintenance that otherwise runs in the background: compact segments, apply the retention."""
+        """Run the maintenance of the background now: compact segments, apply the retention."""
         self.refresh()
         maintain_partitions(self._database, self._store_uuid, self._record, range(self.partitions))
 

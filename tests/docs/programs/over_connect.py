@@ -1,4 +1,7 @@
-"""What works over Spark Connect, whose server this starts: a line for each capability. The argument is a folder."""
+"""What works over Spark Connect, whose server this starts: a line for each capability.
+
+The argument is a folder.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +164,7 @@ def checked() -> list[bool]:
 
 
 def published() -> list[str]:
-    """The queries that the monitor page knows: a pipeline's, and a plain one's of a session that publishes."""
+    """The queries that the monitor page knows: a pipeline's, and a plain one of a session that publishes."""
     pipeline("silent")
     assert not spark.streams._sqlb._listener_bus, "a program that did not ask for it ends by itself"
     ps.publish(spark, url=URL)

@@ -79,7 +79,10 @@ class LimitCase(Case):
         )
 
     def check(self) -> None:
-        """Just the limit's rows, each once, of each partition the first ones; the consumer behind the last that counted."""
+        """Just the limit's rows, each once, and of each partition the first ones.
+
+        The consumer stands behind the last row that counted.
+        """
         from penstock.limits import limit_progress
 
         found = self.rows()

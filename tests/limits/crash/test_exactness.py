@@ -1,5 +1,6 @@
-"""Limits of either engine, whatever the micro-batches, partitions, restarts and kills: exactly so many rows, of each
-partition the first ones.
+"""Limits of either engine, whatever the micro-batches, partitions, restarts and kills.
+
+There are exactly so many rows, of each partition the first ones.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ PATIENCE = 120
 QUERY = st.tuples(st.integers(1, 3), st.integers(1, 60), st.integers(1, 20), st.booleans())
 """Partitions, limit, rows of a micro-batch, filtered."""
 KILL = st.tuples(st.integers(0, 12), st.floats(0, 2.5), st.booleans())
-"""Rows that each partition gets before it, seconds after the queries' start, and whether to wait for that start at all."""
+"""Rows that each partition gets before it; seconds after the start of the queries; whether to wait for it."""
 
 
 @pytest.mark.crash

@@ -1,4 +1,7 @@
-"""Every public name is there, or says in one sentence which extra it needs; prints those that are asked for."""
+"""Every public name is there, or says in one sentence which extra it needs.
+
+Those that are asked for are printed.
+"""
 
 from __future__ import annotations
 

@@ -297,7 +297,8 @@ def passed_tables(server: Statements, relations: Sequence[Relation]) -> list[Unl
     return [
         Unlogged(
             condition="FEED_UNAVAILABLE.TABLE_NOT_COPIED",
-            what=f"{names[row.oid]} was in the publication for a while, and its other rows are not in the log",
+            what=f"{names[row.oid]} was in the publication for a while, "
+            "and its other rows are not in the log",
             token=f"{names[row.oid]}:{row.oid}",
             table=names[row.oid],
         )
