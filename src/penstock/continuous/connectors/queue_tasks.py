@@ -101,6 +101,7 @@ class QueueReader(SourceReader):
             if not self._held or self._held[-1].partition != partition:
                 # All of them are lost; the next rows come after them.
                 self._positions[partition], self.skipped = upto, True
+                self._last_times.pop(partition, None)
             if upto < end:
                 self._ends[partition] = end
 
