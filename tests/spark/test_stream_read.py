@@ -290,7 +290,7 @@ def test_a_queue_that_was_made_anew(
     fill(make_queue(store), [3, 4, 5])
     said = _refused(stream(spark, store_url), store_url, tmp_path / "ck")
     assert "CHECKPOINT_MISMATCH" in said
-    assert "made anew" in said
+    assert "recreated" in said
     assert ids_in(out) == [1, 2]
 
 
