@@ -25,7 +25,7 @@ ALLOWED = {
     "extras.py": "import_module",
     "feeds/urls.py": "import_module",
     # What the command line names.
-    "cli/imported.py": "import_module",
+    "cli/spark_programs.py": "import_module",
     # A user's function, as Spark carries it from this driver to its workers.
     "spark/internals/udf_wrapper.py": "loads",
 }

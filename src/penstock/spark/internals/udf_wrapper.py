@@ -62,10 +62,10 @@ def wrap_function(command: bytes, eval_type: int) -> Function:
     from pyspark.broadcast import Broadcast
     from pyspark.util import PythonEvalType
 
-    load = _serializer().loads
-    unpickled = load(command)  # type: ignore[no-untyped-call]  # Spark's
+    serializer = _serializer()
+    unpickled = serializer.loads(command)  # type: ignore[no-untyped-call]  # Spark's
     if isinstance(unpickled, Broadcast):
-        unpickled = load(unpickled.value)  # type: ignore[no-untyped-call]  # Spark's
+        unpickled = serializer.loads(unpickled.value)  # type: ignore[no-untyped-call]  # Spark's
     function, return_type = unpickled
     if eval_type == PythonEvalType.SQL_SCALAR_PANDAS_UDF:
         return _by_columns(function, _Pandas(return_type))
