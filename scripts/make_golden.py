@@ -42,7 +42,7 @@ from tests.golden.contents import (  # noqa: E402
     describe,
     fill,
 )
-from tests.limits.support import NOW, Feed  # noqa: E402
+from tests.support.limited_feeds import NOW, Feed  # noqa: E402
 from tests.support.pgtools import program  # noqa: E402
 from tests.support.postgres import start_postgres  # noqa: E402
 from tests.support.processes import ChildProcess, run_child  # noqa: E402

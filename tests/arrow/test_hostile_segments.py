@@ -26,7 +26,7 @@ from penstock.arrow.segments import (
     unpacked_size,
 )
 from penstock.errors import StoreError
-from tests.arrow.strategies import tables
+from tests.support.arrow_strategies import tables
 
 WIDE = 1 << 30
 Read = Callable[[bytes, pa.Schema], pa.RecordBatch]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from penstock.arrow import key_hash as key_hashes
 from penstock.arrow.key_hash import check_key, key_hash
 from penstock.errors import SchemaMismatch, UnsupportedType
-from tests.arrow.strategies import values
+from tests.support.arrow_strategies import values
 
 MODULUS = 1 << 64
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

@@ -12,7 +12,7 @@ from penstock.arrow.coerce import conform
 from penstock.arrow.python_rows import to_table
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import SchemaMismatch
-from tests.arrow.strategies import tables
+from tests.support.arrow_strategies import tables
 
 SCHEMA = canonical_schema(
     pa.schema(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.arrow.segments import decode, decode_each, encode
 from penstock.errors import SchemaMismatch, StoreError
-from tests.arrow.strategies import tables
+from tests.support.arrow_strategies import tables
 
 SCHEMA = pa.schema(
     [("id", pa.int64()), ("name", pa.string()), ("tags", pa.list_(pa.string())), ("ok", pa.bool_())]

@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from penstock.arrow.schema import canonical_schema, schema_from_bytes, schema_to_bytes, spark_json
 from penstock.errors import SchemaMismatch, UnsupportedType
-from tests.arrow.strategies import schemas
+from tests.support.arrow_strategies import schemas
 
 
 def field(name: str, kind: Any, nullable: bool = True, metadata: dict[str, Any] | None = None) -> Any:

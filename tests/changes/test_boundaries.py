@@ -14,7 +14,7 @@ from penstock.changes.options import ChangeOptions, parse_net_window
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout
 from tests.changes import model
-from tests.changes.frames import contract, table, tuples
+from tests.support.change_frames import contract, table, tuples
 
 DATA = ((0,), (1,), (2,), (3,))
 LAYOUT = Layout(5, 6, 7, row_id=((0,), (1,)), data=DATA, row_version=(3,))

@@ -20,7 +20,7 @@ from penstock.errors import ChangelogContractViolation, StoreUnavailable
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.driver_endpoint import Address, DriverEndpoint
 from penstock.testing import replay_last_batch
-from tests.changes.frames import Files, Row, Sink, contract
+from tests.support.change_frames import Files, Row, Sink, contract
 
 START = 1_700_000_000_000_000
 

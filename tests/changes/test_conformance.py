@@ -19,7 +19,7 @@ from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout
 from penstock.changes.passes.violations import check_rows
 from penstock.json_text import Json
-from tests.changes.frames import Files, Row, Sink, collected, contract, frame, table, tuples
+from tests.support.change_frames import Files, Row, Sink, collected, contract, frame, table, tuples
 
 CASES: list[Json] = json.loads((Path(__file__).parent / "cdc_spark43.json").read_text())["cases"]
 LAYOUT = Layout(3, 4, 5, row_id=((0,),), data=((0,), (1,), (2,)), row_version=(2,))

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock as ps
-from tests.changes.frames import SCHEMA, Files, Row, Sink, collected, contract, frame
+from tests.support.change_frames import SCHEMA, Files, Row, Sink, collected, contract, frame
 
 MINUTE = 60_000_000
 START = 1_700_000_000_000_000 // MINUTE * MINUTE

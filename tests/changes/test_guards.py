@@ -20,7 +20,7 @@ from penstock.changes.schema import layout_of
 from penstock.errors import ChangelogContractViolation, InvalidChangelogSchema
 from penstock.spark.schemas import to_struct
 from tests.changes import model
-from tests.changes.frames import SCHEMA, table
+from tests.support.change_frames import SCHEMA, table
 
 LAYOUT = Layout(5, 6, 7, row_id=((0,), (1,)), data=((0,), (1,), (2,), (3,)), row_version=(3,), sequence=(4,))
 TIME = 1_700_000_000_000_000

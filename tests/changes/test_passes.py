@@ -20,7 +20,7 @@ from penstock.changes.schema import layout_of
 from penstock.errors import ChangelogContractViolation
 from penstock.spark.schemas import to_struct
 from tests.changes import model
-from tests.changes.frames import contract, table, tuples
+from tests.support.change_frames import contract, table, tuples
 
 DATA = ((0,), (1,), (2,), (3,))
 LAYOUT = Layout(5, 6, 7, row_id=((0,), (1,)), data=DATA, row_version=(3,))

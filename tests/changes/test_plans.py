@@ -19,7 +19,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 import penstock as ps
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption
 from penstock.spark.schemas import to_struct
-from tests.changes.frames import SCHEMA, Files, Sink, collected, contract, frame
+from tests.support.change_frames import SCHEMA, Files, Sink, collected, contract, frame
 
 
 def plan_of(df: DataFrame) -> str:

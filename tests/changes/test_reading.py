@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
-from tests.changes.frames import Sink
+from tests.support.change_frames import Sink
 
 BASE = 1_700_000_000 // 3600 * 3600
 TIMES = (BASE + 10, BASE + 8, BASE + 8, BASE + 7210)

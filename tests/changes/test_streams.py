@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from tests.changes import model
-from tests.changes.frames import Files, Sink, contract
+from tests.support.change_frames import Files, Sink, contract
 
 FLUSH = (99, "z", None, 99, 0, "insert", "9999", 1_900_000_000_000_000)
 """A commit far ahead in time, which lets all others out."""

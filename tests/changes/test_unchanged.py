@@ -16,7 +16,7 @@ from penstock.changes.passes.rows import ChangeRows
 from penstock.changes.schema import layout_of
 from penstock.errors import ChangelogContractViolation, InvalidChangelogSchema
 from penstock.spark.schemas import to_struct
-from tests.changes.frames import table
+from tests.support.change_frames import table
 
 METADATA = [
     ("_change_type", pa.string()),

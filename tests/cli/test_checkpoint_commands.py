@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.cli.conftest import run_penstock
-from tests.state.making import CASES, Made, make, write_events
+from tests.support.made_checkpoints import CASES, Made, make, write_events
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from hypothesis import given
 from penstock.arrow.schema import canonical_schema, spark_json
 from penstock.cli.ddl import parse_ddl, schema_ddl
 from penstock.errors import InvalidInput, UnsupportedType
-from tests.arrow.strategies import schemas
+from tests.support.arrow_strategies import schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from penstock.arrow.arrays import nested_fields
 from penstock.cli.load.load import COUNTED_ERRORS
 from penstock.cli.load.wire import plain_rows
-from tests.arrow.strategies import tables
 from tests.cli.reading import complaints, read_rows, read_table, rejected, schema_of
+from tests.support.arrow_strategies import tables
 
 ORDERS = "id bigint not null, name string, amount decimal(10,2), tags array<string>"
 

@@ -22,8 +22,8 @@ from penstock.store.records.catalog import queue_sink
 from penstock.store.records.ledger import LedgerKey
 from penstock.store.statements import qualify
 from tests.commit.protocol import Pair, make_pair, numbers, rows_of
-from tests.queue.support import settle
-from tests.store.support import run_sql
+from tests.support.queues import settle
+from tests.support.raw_sql import run_sql
 
 LONG_AGO = ledger.IDLE_MICROSECONDS + 3_600_000_000
 

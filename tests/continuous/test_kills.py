@@ -22,8 +22,8 @@ import penstock as ps
 from penstock.testing import temporary_store_url
 from tests.crash.children import FAULTS
 from tests.support.processes import ChildProcess
+from tests.support.sql_tables import named, query, rows, sql_name
 from tests.support.waiting import wait_until
-from tests.tables.support import named, query, rows, sql_name
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 

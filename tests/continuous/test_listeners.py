@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQueryListener
 
 import penstock as ps
-from tests.spark.support import one_store
+from tests.support.spark_queues import one_store
+from tests.support.sql_tables import NOW, Feed
 from tests.support.waiting import wait_until
-from tests.tables.support import NOW, Feed
 
 SCHEMA = pa.schema([("id", pa.int64())])
 SOON = ps.Trigger.continuous("50 ms")

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 import penstock as ps
 from penstock.errors import ContinuousRefused, InvalidOption, SchemaMismatch
 from tests.continuous.copying import Died, will_die_behind
-from tests.spark.support import one_store
+from tests.support.spark_queues import one_store
 from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])

@@ -18,8 +18,8 @@ from penstock.continuous.driver.execution import ContinuousExecution, State
 from penstock.continuous.task import reader
 from penstock.tables import continuous
 from tests.continuous.copying import PATIENCE, Copy
+from tests.support.sql_tables import named, query, rows, sql_name
 from tests.support.waiting import wait_until
-from tests.tables.support import named, query, rows, sql_name
 
 COLUMNS = StructType([StructField("id", LongType())])
 

@@ -20,9 +20,9 @@ from penstock.tables.names import resolve
 from penstock.tables.row_encoding import database_schema, projected_schema
 from penstock.tables.sql.staging import SegmentStage
 from tests.continuous.copying import Died, will_die_behind
-from tests.spark.support import one_store
+from tests.support.spark_queues import one_store
+from tests.support.sql_tables import NOW, Feed, named, query, rows, sql_name
 from tests.support.waiting import wait_until
-from tests.tables.support import NOW, Feed, named, query, rows, sql_name
 
 SCHEMA = pa.schema([("id", pa.int64()), ("turn", pa.string())])
 SOON = ps.Trigger.continuous("50 ms")

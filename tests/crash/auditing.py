@@ -30,8 +30,8 @@ from tests.crash.audit_clients import (
 from tests.crash.audited import CONSUMER, CONTINUOUS, MICRO_BATCH, SINK, SOURCE, Query
 from tests.simulation.auditor import History, missing
 from tests.support.processes import ChildProcess
+from tests.support.sql_tables import named
 from tests.support.waiting import wait_until
-from tests.tables.support import named
 
 TABLE = "audited"
 PROGRESS_SECONDS = 90.0

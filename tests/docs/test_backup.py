@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 import penstock as ps
 from penstock.errors import PenstockError
 from tests.support.pgtools import program
-from tests.tables.support import query
+from tests.support.sql_tables import query
 
 SCHEMA = pa.schema([("id", pa.int64()), ("customer", pa.string())])
 

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
 from penstock.feeds.protocol import Changelog
-from tests.changes.frames import Sink, tuples
 from tests.feeds.postgres.source import Row, apply
+from tests.support.change_frames import Sink, tuples
 
 State = dict[object, Row]
 _SEQUENCES = ("_commit_sequence", "_sequence")

@@ -15,11 +15,11 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.feeds.protocol import Changelog
-from tests.changes.debezium.events import postgres
 from tests.feeds.iceberg.lake import Lake
 from tests.feeds.iceberg.lake import rows as lake_rows
 from tests.feeds.postgres.source import Source, source_at
 from tests.feeds.streaming_child import LETTERS, TOPIC, start
+from tests.support.debezium_events import postgres
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
 

@@ -17,13 +17,13 @@ from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from tests.changes.debezium.events import postgres as event
 from tests.feeds.delta.tables import SCHEMA as DELTA_SCHEMA
 from tests.feeds.delta.tables import History, table_at
 from tests.feeds.delta.tables import rows as delta_rows
 from tests.feeds.iceberg import lake
 from tests.feeds.postgres.source import COLUMNS, DDL, Row, Source, state_of, transaction
 from tests.feeds.replays import State, check_states, read_both_ways, same_rows
+from tests.support.debezium_events import postgres as event
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string())])
 NAMES = tuple(SCHEMA.names)

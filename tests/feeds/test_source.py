@@ -21,8 +21,8 @@ from penstock.feeds.queue_feed import OpenQueueFeed
 from penstock.instants import micros_of
 from penstock.spark.schemas import to_struct
 from penstock.testing import replay_last_batch
-from tests.changes.frames import Sink
-from tests.spark.support import one_store
+from tests.support.change_frames import Sink
+from tests.support.spark_queues import one_store
 
 DATA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string()), ("rv", pa.int64())])
 CONTRACT = ps.ChangeContract(

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.errors import CheckpointMismatch, ContinuousRefused
-from tests.limits.support import Feed, is_prefix
+from tests.support.limited_feeds import Feed, is_prefix
 
 CONTINUOUS = ps.Trigger.continuous("50 ms")
 

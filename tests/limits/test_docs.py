@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from tests.spark.support import one_store
+from tests.support.spark_queues import one_store
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/limits.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)

@@ -20,8 +20,8 @@ from penstock.errors import (
     UnsupportedType,
 )
 from penstock.testing import replay_last_batch
-from tests.limits.support import NOW
-from tests.spark.support import one_store
+from tests.support.limited_feeds import NOW
+from tests.support.spark_queues import one_store
 
 SCHEMA = pa.schema(
     [

@@ -16,8 +16,8 @@ import penstock as ps
 from penstock.errors import CheckpointMismatch, CommitRefused
 from penstock.pipeline import micro_batches
 from penstock.testing import replay_last_batch
-from tests.limits.support import NOW, Feed, is_prefix
-from tests.spark.support import one_store
+from tests.support.limited_feeds import NOW, Feed, is_prefix
+from tests.support.spark_queues import one_store
 
 SIZES = st.integers(1, 9)
 

@@ -10,10 +10,10 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.errors import CheckpointNotFound, InvalidInput, InvalidOption, NotFound, OutputModeRefused
-from tests.limits.support import NOW, Feed, is_prefix
-from tests.spark.support import one_store
+from tests.support.limited_feeds import NOW, Feed, is_prefix
+from tests.support.spark_queues import one_store
+from tests.support.sql_tables import rows
 from tests.support.waiting import wait_until
-from tests.tables.support import rows
 
 
 def test_a_query_ends_with_its_rows_and_reads_no_more_than_those(

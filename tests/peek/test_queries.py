@@ -21,8 +21,8 @@ import penstock as ps
 from penstock.errors import InvalidInput, OutputModeRefused
 from penstock.peek import query
 from penstock.peek.penstock_reads import RowScope, may_keep_state, row_scope
-from tests.spark.support import fill, make_queue, one_store, stream
 from tests.support.processes import ChildProcess
+from tests.support.spark_queues import fill, make_queue, one_store, stream
 from tests.support.waiting import wait_until
 
 EVENTS = pa.schema([("at", pa.timestamp("us", tz="UTC")), ("key", pa.string())])

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 import penstock as ps
 from penstock.errors import InvalidInput
 from penstock.peek.sample import Reservoir, draw_from
-from tests.spark.support import fill, make_queue, one_store, stream
+from tests.support.spark_queues import fill, make_queue, one_store, stream
 
 
 def numbers(start: int, rows: int) -> pa.RecordBatch:

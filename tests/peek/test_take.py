@@ -19,7 +19,7 @@ import penstock as ps
 from penstock.errors import ConsumerNotFound, DataLost
 from penstock.peek import local_read, take
 from penstock.peek.query import Deadline, RowCollector
-from tests.spark.support import fill, make_queue, one_store, stream
+from tests.support.spark_queues import fill, make_queue, one_store, stream
 from tests.support.waiting import wait_until
 
 SECOND = timedelta(seconds=1)

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
-from tests.changes.frames import SCHEMA, Row, contract, table, tuples
-from tests.spark.support import one_store
+from tests.support.change_frames import SCHEMA, Row, contract, table, tuples
+from tests.support.spark_queues import one_store
 
 START = 1_700_000_000_000_000
 

@@ -12,8 +12,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 import penstock as ps
 from penstock.pipeline import stream
 from penstock.pipeline.initial_batch import InitialBatchReader, with_initial_batch
-from tests.changes.frames import SCHEMA, Files, contract, tuples
-from tests.spark.support import one_store
+from tests.support.change_frames import SCHEMA, Files, contract, tuples
+from tests.support.spark_queues import one_store
 from tests.support.waiting import wait_until
 
 ROW = (1, "a", 1, "insert", 1, 1_700_000_000_000_000)

@@ -19,8 +19,8 @@ from penstock.pipeline.monitoring import publisher as module
 from penstock.store.records import queries
 from penstock.ui import queries as shown
 from penstock.ui.collector import Collector
-from tests.spark.support import one_store
 from tests.support.processes import ChildProcess
+from tests.support.spark_queues import one_store
 from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64())])

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
 from penstock.errors import InvalidInput, OutputModeRefused
-from tests.spark.support import fill, ids_in, make_queue, one_store, stream
+from tests.support.spark_queues import fill, ids_in, make_queue, one_store, stream
 
 NOW = ps.Trigger.available_now()
 

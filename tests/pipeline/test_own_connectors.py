@@ -26,7 +26,7 @@ from penstock.continuous.connectors.protocol import (
 from penstock.continuous.driver.epochs import Epoch
 from penstock.errors import ContinuousRefused, InvalidInput, InvalidOption
 from penstock.json_text import Json, JsonValue
-from tests.spark.support import fill, make_queue, one_store
+from tests.support.spark_queues import fill, make_queue, one_store
 
 NOW = ps.Trigger.available_now()
 SCHEMA = """

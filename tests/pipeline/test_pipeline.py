@@ -22,7 +22,7 @@ from penstock.errors import (
 )
 from penstock.store.database import Transaction
 from penstock.store.records import consumers
-from tests.spark.support import fill, ids_in, make_queue, one_store, stream
+from tests.support.spark_queues import fill, ids_in, make_queue, one_store, stream
 from tests.support.waiting import wait_until
 
 

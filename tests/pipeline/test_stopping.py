@@ -14,7 +14,7 @@ from penstock.commit.offsets import QueueOffset
 from penstock.commit.owner import Owner
 from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs
 from penstock.spark.connectors import OwnedConsumer
-from tests.spark.support import make_queue, one_store
+from tests.support.spark_queues import make_queue, one_store
 
 
 def running(progress: Mock | None = None) -> Mock:

@@ -9,7 +9,7 @@ import pytest
 
 import penstock
 from penstock.errors import InvalidInput, PartitionNotFound, QueueNotFound, SchemaMismatch
-from tests.queue.support import SCHEMA, everything, numbers, rows
+from tests.support.queues import SCHEMA, everything, numbers, rows
 
 TABLE = pa.table({"n": [1, 2, 3], "s": ["a", None, "c"]}, schema=SCHEMA)
 

@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock.errors import InvalidInput, OffsetConflict, SchemaMismatch, StoreError, StoreUnavailable
 from penstock.testing import temporary_store
-from tests.queue.support import SCHEMA, everything, numbers, rows
+from tests.support.queues import SCHEMA, everything, numbers, rows
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import penstock
 from penstock.store.postgres.database import PostgresTransaction
 from penstock.store.sqlite.database import SqliteTransaction
 from penstock.store.statements import qualify
-from tests.queue.support import SCHEMA, everything, rows, settle
-from tests.store.support import run_sql
+from tests.support.queues import SCHEMA, everything, rows, settle
+from tests.support.raw_sql import run_sql
 
 MINUTE = 60_000_000
 HOUR = 60 * MINUTE

@@ -19,9 +19,9 @@ from penstock.store.log.partition_log import MERGE_FAN_IN
 from penstock.store.log.segmenting import to_segments
 from penstock.store.staging import Attempt
 from penstock.store.statements import qualify
-from tests.arrow.strategies import tables
-from tests.queue.support import SCHEMA, hurried, settle
-from tests.store.support import run_sql
+from tests.support.arrow_strategies import tables
+from tests.support.queues import SCHEMA, hurried, settle
+from tests.support.raw_sql import run_sql
 
 NOTE = pa.field("note", pa.string())
 MORE = pa.field("more", pa.list_(pa.int64()))

@@ -25,7 +25,7 @@ import penstock
 from penstock.store import staging
 from penstock.store.log.segmenting import to_segments
 from penstock.store.staging import Attempt
-from tests.queue.support import hurried
+from tests.support.queues import hurried
 
 FIRST = pa.schema([pa.field("n", pa.int64(), nullable=False), ("s", pa.string())])
 KINDS = [

@@ -24,8 +24,8 @@ from penstock.store.log import segmenting
 from penstock.store.records import consumers
 from penstock.store.staging import Attempt
 from tests.queue.programs import check, check_widths
-from tests.queue.support import SCHEMA, hurried
 from tests.support.processes import ChildProcess
+from tests.support.queues import SCHEMA, hurried
 
 RunChild = Callable[..., ChildProcess]
 WRITERS, APPENDS = 8, 40

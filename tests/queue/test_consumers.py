@@ -18,7 +18,7 @@ from penstock.errors import (
     PartitionNotFound,
 )
 from penstock.store.records import catalog, consumers
-from tests.queue.support import SCHEMA, backdate, numbers, rows
+from tests.support.queues import SCHEMA, backdate, numbers, rows
 
 
 @pytest.fixture

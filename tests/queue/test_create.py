@@ -19,7 +19,7 @@ from penstock.errors import (
     QueueNotFound,
     UnsupportedType,
 )
-from tests.queue.support import SCHEMA, everything, numbers, rows
+from tests.support.queues import SCHEMA, everything, numbers, rows
 
 NAMES = [
     "orders",

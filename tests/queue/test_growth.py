@@ -12,8 +12,8 @@ import penstock
 from penstock.errors import InvalidInput
 from penstock.queue.placement import Hashes, home_of
 from penstock.store.records.catalog import QueueGrown
-from tests.queue.support import SCHEMA, everything, hurried, numbers, rows
 from tests.support.processes import ChildProcess
+from tests.support.queues import SCHEMA, everything, hurried, numbers, rows
 
 
 def homes(queue: penstock.Queue) -> dict[Any, set[int]]:

@@ -9,8 +9,8 @@ from penstock import Store
 from penstock.arrow.segments import encode
 from penstock.errors import StoreError
 from penstock.store.statements import qualify
-from tests.queue.support import SCHEMA, rows
-from tests.store.support import raw_connection
+from tests.support.queues import SCHEMA, rows
+from tests.support.raw_sql import raw_connection
 
 
 def put(store: Store, batch: pa.RecordBatch) -> None:

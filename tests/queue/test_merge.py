@@ -13,7 +13,7 @@ import penstock
 from penstock.store.log import compact, partition_log, segmenting
 from penstock.store.log.partition_log import MERGE_FAN_IN
 from penstock.store.log.segmenting import Runs
-from tests.queue.support import SCHEMA, backdate, numbers, rows, settle
+from tests.support.queues import SCHEMA, backdate, numbers, rows, settle
 
 
 def _segments(queue: penstock.Queue, partition: int = 0) -> list[Any]:

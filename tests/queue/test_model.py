@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 
 import penstock
 from penstock.errors import DataLost, InvalidPosition, OffsetConflict, ProducerFenced
-from tests.queue.support import hurried
+from tests.support.queues import hurried
 
 SCHEMA = pa.schema([("k", pa.int64()), ("n", pa.int64())])
 KEYS = st.integers(0, 12)

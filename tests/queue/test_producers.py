@@ -8,7 +8,7 @@ import pytest
 
 import penstock
 from penstock.errors import InvalidInput, ProducerFenced, QueueNotFound, SchemaMismatch
-from tests.queue.support import SCHEMA, everything, numbers, rows
+from tests.support.queues import SCHEMA, everything, numbers, rows
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 import penstock
 from penstock.errors import DataLost, InvalidInput, InvalidPosition, PartitionNotFound, SchemaMismatch
-from tests.queue.support import SCHEMA, numbers
+from tests.support.queues import SCHEMA, numbers
 
 
 @pytest.fixture

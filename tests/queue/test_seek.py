@@ -8,7 +8,7 @@ import pytest
 
 import penstock
 from penstock.errors import ConsumerInUse, InvalidPosition, NotRegistered
-from tests.queue.support import SCHEMA, backdate, numbers, rows
+from tests.support.queues import SCHEMA, backdate, numbers, rows
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 import penstock
 from penstock.errors import InvalidInput, PartitionNotFound
 from penstock.queue.maintenance import limits_of, trim_partition
-from tests.queue.support import SCHEMA, backdate, everything, numbers, rows, settle
+from tests.support.queues import SCHEMA, backdate, everything, numbers, rows, settle
 from tests.support.waiting import wait_until
 
 

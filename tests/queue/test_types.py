@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import penstock
-from tests.arrow.strategies import tables
+from tests.support.arrow_strategies import tables
 
 ALL = pa.schema(
     [

@@ -18,8 +18,8 @@ from penstock.store.log import segmenting
 from penstock.store.staging import Attempt
 from penstock.store.statements import qualify
 from penstock.store.store_schema import VERSION
-from tests.queue.support import SCHEMA, everything, rows, settle
-from tests.store.support import run_sql
+from tests.support.queues import SCHEMA, everything, rows, settle
+from tests.support.raw_sql import run_sql
 
 TABLES = [
     "observed_end",

@@ -20,7 +20,7 @@ from penstock.store.database import Transaction
 from penstock.store.log import compact
 from penstock.store.records import catalog
 from penstock.store.records.catalog import PartitionRecord
-from tests.spark.support import fill, make_queue, table
+from tests.support.spark_queues import fill, make_queue, table
 
 PARTITIONS = 3
 names = itertools.count()

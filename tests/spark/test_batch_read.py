@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as fn
 
 from penstock import Store
-from tests.spark.support import batch, column, fill, make_queue, table
+from tests.support.spark_queues import batch, column, fill, make_queue, table
 from tests.support.waiting import wait_until
 
 

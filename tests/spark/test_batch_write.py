@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 from penstock import Store
-from tests.spark.support import batch, column, fill, ids_in, make_queue
+from tests.support.spark_queues import batch, column, fill, ids_in, make_queue
 
 
 def write(frame: DataFrame, url: str, queue: str = "orders", mode: str = "append", **options: object) -> None:

@@ -15,7 +15,7 @@ from penstock import Store
 from penstock.errors import CommitRefused
 from penstock.spark.checkpoint import Checkpoint, parse_offsets, redact_location
 from penstock.testing import replay_last_batch
-from tests.spark.support import (
+from tests.support.spark_queues import (
     fill,
     ids_in,
     make_queue,

@@ -17,7 +17,7 @@ from penstock.json_text import Json
 from penstock.queue.checks import METADATA_COLUMNS
 from penstock.spark.schemas import SERVICE_FIELDS
 from penstock.testing import replay_last_batch
-from tests.spark.support import (
+from tests.support.spark_queues import (
     SCHEMA,
     batch,
     failure,

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import Filter
 
 from penstock import Store
 from penstock.spark.source.batch_reader import NO_ROW, row_bounds, to_arrow_expression
-from tests.spark.support import batch, fill, make_queue
+from tests.support.spark_queues import batch, fill, make_queue
 
 SETTING = "spark.sql.python.filterPushdown.enabled"
 NAN = float("nan")

@@ -20,7 +20,17 @@ from penstock.spark.internals.sessions import is_local
 from penstock.spark.options import sink_options, source_options
 from penstock.spark.source.data_source import PenstockDataSource
 from penstock.spark.source.read_task import Scan
-from tests.spark.support import batch, column, fill, ids_in, make_queue, one_store, refusal, run, stream
+from tests.support.spark_queues import (
+    batch,
+    column,
+    fill,
+    ids_in,
+    make_queue,
+    one_store,
+    refusal,
+    run,
+    stream,
+)
 
 SECRET = "s3cr3t-w0rd"
 URL = f"postgresql://user:{SECRET}@127.0.0.1:1/none"

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
 from penstock.spark.session import default_url
-from tests.spark.support import SCHEMA, batch, run, stream, table
+from tests.support.spark_queues import SCHEMA, batch, run, stream, table
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from penstock import Store
 from penstock.errors import CommitRefused
 from penstock.spark.checkpoint import Checkpoint
 from penstock.testing import replay_last_batch
-from tests.spark.support import fill, ids_in, make_queue, one_store, refusal, run, stream
+from tests.support.spark_queues import fill, ids_in, make_queue, one_store, refusal, run, stream
 
 PASSWORD = "f7p-s3cret"
 

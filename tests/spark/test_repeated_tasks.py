@@ -17,7 +17,17 @@ from penstock.json_text import Json
 from penstock.spark.options import SourceOptions
 from penstock.spark.source.stream_reader import QueueStreamReader
 from penstock.testing import replay_last_batch
-from tests.spark.support import SCHEMA, failure, fill, ids_in, make_queue, one_store, run, start, stream
+from tests.support.spark_queues import (
+    SCHEMA,
+    failure,
+    fill,
+    ids_in,
+    make_queue,
+    one_store,
+    run,
+    start,
+    stream,
+)
 
 consumers = pytest.mark.parametrize("consumer", ["billing", None])
 

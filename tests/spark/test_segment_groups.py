@@ -11,7 +11,7 @@ import penstock as ps
 from penstock.queue.queue import placement_of
 from penstock.spark import queue_writers
 from penstock.spark.queue_writers import SegmentGroups
-from tests.spark.support import SCHEMA, make_queue, one_store
+from tests.support.spark_queues import SCHEMA, make_queue, one_store
 
 MIB = 1 << 20
 

@@ -13,7 +13,7 @@ import penstock as ps
 from penstock.errors import InvalidInput
 from penstock.spark import session
 from penstock.spark.internals.sessions import jvm_of
-from tests.spark.support import one_store
+from tests.support.spark_queues import one_store
 
 _READ_FROM_HADOOPS = "spark.sql.streaming.checkpointFileManagerClass"
 """Spark (4.2, 4.3) takes it from Hadoop's configuration, and does not list it among its own."""

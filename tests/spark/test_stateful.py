@@ -17,7 +17,7 @@ from pyspark.sql import functions as fn
 
 from penstock import Queue, Store
 from penstock.testing import replay_last_batch
-from tests.spark.support import one_store, refusal, run, stream
+from tests.support.spark_queues import one_store, refusal, run, stream
 
 EVENTS = pa.schema([("id", pa.int64()), ("key", pa.string()), ("ts", pa.timestamp("us", "UTC"))])
 START = datetime(2024, 1, 1, tzinfo=UTC)

@@ -14,7 +14,7 @@ import penstock
 from penstock import Store
 from penstock.json_text import Json
 from penstock.testing import replay_last_batch
-from tests.spark.support import (
+from tests.support.spark_queues import (
     batches,
     failure,
     fill,

@@ -22,7 +22,7 @@ from penstock.spark.source.data_source import PenstockDataSource
 from penstock.store import staging
 from penstock.store.log.segmenting import to_segments
 from penstock.testing import replay_last_batch, temporary_store_url
-from tests.spark.support import (
+from tests.support.spark_queues import (
     SCHEMA,
     failure,
     fill,

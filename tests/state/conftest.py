@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import penstock
-from tests.state.making import CASES, Made, make, write_events
+from tests.support.made_checkpoints import CASES, Made, make, write_events
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

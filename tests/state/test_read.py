@@ -13,7 +13,7 @@ from penstock.errors import InvalidInput, StateRefused
 from penstock.state import read
 from penstock.testing import replay_last_batch
 from tests.state.conftest import Make
-from tests.state.making import LATE
+from tests.support.made_checkpoints import LATE
 
 Copied = Callable[[str], Path]
 

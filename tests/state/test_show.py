@@ -15,10 +15,10 @@ import penstock as ps
 from penstock.errors import CheckpointNotFound, StateRefused
 from penstock.state import CheckpointState, show
 from penstock.testing import replay_last_batch
-from tests.limits.support import NOW, Feed
-from tests.spark.support import fill, make_queue, one_store, run, stream, table
 from tests.state.conftest import Make
-from tests.state.making import Made
+from tests.support.limited_feeds import NOW, Feed
+from tests.support.made_checkpoints import Made
+from tests.support.spark_queues import fill, make_queue, one_store, run, stream, table
 from tests.support.waiting import wait_until
 
 Copied = Callable[[str], Path]

@@ -15,8 +15,8 @@ from penstock.errors import StoreError, StoreFull
 from penstock.store.statements import qualify
 from penstock.testing import temporary_store
 from tests.store.programs import SCHEMA
-from tests.store.support import raw_connection, run_sql
 from tests.support.processes import ChildProcess
+from tests.support.raw_sql import raw_connection, run_sql
 
 
 def _big(rows: int) -> pa.Table:

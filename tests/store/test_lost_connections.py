@@ -12,8 +12,8 @@ import penstock
 from penstock.errors import CommitOutcomeUnknown, StoreUnavailable
 from penstock.store.database import Database, Transaction
 from tests.store.programs import SCHEMA
-from tests.store.proxy import Proxy, proxied
-from tests.store.support import run_sql
+from tests.support.postgres_proxy import Proxy, proxied
+from tests.support.raw_sql import run_sql
 
 
 @pytest.fixture

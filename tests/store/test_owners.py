@@ -82,7 +82,7 @@ def test_looking_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_a_lock_whose_session_was_killed_is_taken_again_or_known_to_be_lost(pg_url: str) -> None:
-    from tests.store.support import run_sql
+    from tests.support.raw_sql import run_sql
 
     with temporary_store(pg_url) as store:
         lock, other = (store.database.owner_lock(NAME) for _ in range(2))

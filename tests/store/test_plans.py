@@ -15,7 +15,7 @@ import pytest
 import penstock
 from penstock.store.database import Database
 from penstock.store.statements import qualify, statements
-from tests.store.support import raw_connection
+from tests.support.raw_sql import raw_connection
 
 SEGMENTS = 30_000
 SERIES = {

@@ -13,7 +13,7 @@ from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
 from penstock.store.statements import qualify
 from penstock.store.store_schema import open_database
-from tests.store.support import run_sql
+from tests.support.raw_sql import run_sql
 
 RUN = QueryRun("id", "run 1", 'it\'s "big" <script>', "micro-batch", 5, sink="queue 'x'")
 

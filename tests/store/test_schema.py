@@ -15,7 +15,7 @@ from penstock.store.postgres.database import PostgresDatabase
 from penstock.store.statements import create_statements, qualify, read
 from penstock.store.store_schema import VERSION, open_database
 from penstock.store.url import parse_url
-from tests.store.support import described, run_sql
+from tests.support.raw_sql import described, run_sql
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

@@ -24,8 +24,8 @@ from penstock.errors import StoreLocked
 from penstock.store.statements import qualify
 from penstock.testing import temporary_store_url
 from tests.store.programs import SCHEMA
-from tests.store.support import raw_connection
 from tests.support.processes import ChildProcess
+from tests.support.raw_sql import raw_connection
 from tests.support.waiting import wait_until
 
 RunChild = Callable[..., ChildProcess]

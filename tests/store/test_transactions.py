@@ -14,7 +14,7 @@ from penstock.errors import StoreError
 from penstock.store import pool
 from penstock.store.database import Transaction
 from tests.store.programs import SCHEMA
-from tests.store.support import raw_connection
+from tests.support.raw_sql import raw_connection
 
 
 def _consumers(store: penstock.Store) -> list[str]:

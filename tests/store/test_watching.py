@@ -20,11 +20,11 @@ from penstock.store.postgres import watch as postgres_watch
 from penstock.store.sqlite import wakeups
 from penstock.store.sqlite import watch as sqlite_watch
 from penstock.store.watching import Watch
-from tests.queue.support import hurried
 from tests.store.programs import SCHEMA
-from tests.store.support import raw_connection
 from tests.store.test_forks import _in_a_fork
 from tests.support.processes import ChildProcess
+from tests.support.queues import hurried
+from tests.support.raw_sql import raw_connection
 from tests.support.waiting import wait_until
 
 RunChild = Callable[..., ChildProcess]

@@ -10,7 +10,7 @@ import pytest
 import penstock
 from penstock.errors import StoreUnavailable
 from tests.store.programs import SCHEMA
-from tests.store.support import raw_connection
+from tests.support.raw_sql import raw_connection
 
 
 def test_a_writer_waits_for_another_in_sqlite(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from penstock.errors import (
     UnsupportedType,
 )
 from penstock.testing import replay_last_batch
-from tests.spark.support import one_store
-from tests.tables.support import Feed, totals
+from tests.support.spark_queues import one_store
+from tests.support.sql_tables import Feed, totals
 
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.string()), ("v", pa.int64())])
 

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 import penstock as ps
 from penstock.store.url import parse_url
 from penstock.testing import replay_last_batch
-from tests.tables.support import Feed, query, rows, sql_name
+from tests.support.sql_tables import Feed, query, rows, sql_name
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/tables.md"
 _SECTION = DOCS.read_text().partition("## Your own `foreachBatch`")[2]

@@ -17,7 +17,7 @@ import penstock as ps
 from penstock.errors import CheckpointMismatch, CheckpointRewound, InvalidInput
 from penstock.store.url import parse_url
 from penstock.tables import exactly_once
-from tests.tables.support import query
+from tests.support.sql_tables import query
 
 Connect = Callable[[], Any]
 

@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 import penstock as ps
 from penstock.errors import InvalidInput, SchemaMismatch, TableRefused
 from penstock.testing import replay_last_batch
-from tests.spark.support import one_store
-from tests.tables.support import Feed, query, rows, sql_name
+from tests.support.spark_queues import one_store
+from tests.support.sql_tables import Feed, query, rows, sql_name
 from tests.tables.test_changes import SCHEMA, change
 from tests.tables.test_target import Table
 

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 import penstock as ps
 from penstock.errors import CommitRefused, InvalidInput, InvalidOption, SchemaMismatch, TableRefused
 from penstock.testing import replay_last_batch
-from tests.spark.support import one_store
-from tests.tables.support import NOW, Feed, query, rows, sql_name
+from tests.support.spark_queues import one_store
+from tests.support.sql_tables import NOW, Feed, query, rows, sql_name
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 import penstock as ps
 from penstock.errors import InvalidOption, OutputModeRefused, SchemaMismatch, TableRefused
 from penstock.testing import replay_last_batch
-from tests.spark.support import one_store
-from tests.tables.support import NOW, Feed, query, rows, sql_name, totals
+from tests.support.spark_queues import one_store
+from tests.support.sql_tables import NOW, Feed, query, rows, sql_name, totals
 
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.string()), ("v", pa.int64())])
 

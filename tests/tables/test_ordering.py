@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock as ps
 from penstock.errors import InvalidInput, InvalidOption
-from tests.tables.support import NOW, named, rows
+from tests.support.sql_tables import NOW, named, rows
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64()), ("step", pa.int64())])
 CONTRACT = ps.ChangeContract("id", whole_commits=True, intermediate_changes=True, sequence="step")

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from tests.tables.support import query, sql_name
+from tests.support.sql_tables import query, sql_name
 from tests.tables.test_changes import ChangeTable
 from tests.tables.test_history import History
 

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 import penstock as ps
 from penstock.errors import CheckpointMismatch, InvalidOption
 from penstock.testing import replay_last_batch
-from tests.tables.support import NOW, Feed, named, rows, totals
+from tests.support.sql_tables import NOW, Feed, named, rows, totals
 
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.string()), ("v", pa.int64())])
 

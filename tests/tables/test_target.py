@@ -20,8 +20,8 @@ from penstock.tables.row_encoding import database_schema, to_database_types
 from penstock.tables.sql import apply, ddl
 from penstock.tables.sql.staging import PostgresStage, SegmentStage, Stage
 from penstock.tables.sql.target import TableTarget
+from tests.support.sql_tables import named, query, rows, sql_name
 from tests.support.waiting import wait_until
-from tests.tables.support import named, query, rows, sql_name
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 SHAPED = pa.schema([("c0", pa.string()), ("c1", pa.int64())])

@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 import penstock as ps
 from penstock.errors import InvalidInput, InvalidName, SchemaMismatch, TableRefused, UnsupportedType
 from penstock.store.url import parse_url
-from tests.spark.support import one_store
-from tests.tables.support import Feed, named, query, rows, sql_name
+from tests.support.spark_queues import one_store
+from tests.support.sql_tables import Feed, named, query, rows, sql_name
 
 AT = datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC)
 # The expression, then (type, value) in PostgreSQL and in SQLite; a JSON value is given parsed.

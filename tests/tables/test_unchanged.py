@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock as ps
 from penstock.errors import InvalidInput, TableRefused
-from tests.tables.support import NOW, named, rows
+from tests.support.sql_tables import NOW, named, rows
 
 LONG = {
     "text": pa.string(),

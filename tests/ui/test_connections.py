@@ -17,8 +17,8 @@ import pytest
 import penstock as ps
 from penstock.store.statements import qualify
 from penstock.ui import connections
-from tests.spark.support import one_store
-from tests.store.support import run_sql
+from tests.support.raw_sql import run_sql
+from tests.support.spark_queues import one_store
 from tests.support.waiting import wait_until
 from tests.ui.conftest import Served
 

@@ -26,8 +26,8 @@ from penstock.store.url import parse_url
 from penstock.ui import server, snapshot_stream
 from penstock.ui.collector import Collector
 from tests.cli.conftest import run_penstock
-from tests.spark.support import one_store
-from tests.store.proxy import proxied
+from tests.support.postgres_proxy import proxied
+from tests.support.spark_queues import one_store
 from tests.support.waiting import wait_until
 from tests.ui.conftest import Served
 

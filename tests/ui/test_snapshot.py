@@ -20,7 +20,7 @@ from penstock.ui import dead_letters
 from penstock.ui.collector import Collector
 from penstock.ui.history import BUDGET, MOST, History, step_for
 from tests.golden.contents import FOLDER
-from tests.store.support import run_sql
+from tests.support.raw_sql import run_sql
 from tests.ui.conftest import Clock
 
 SCHEMA = pa.schema([("id", pa.int64()), ("customer", pa.string())])

@@ -25,9 +25,9 @@ from penstock.changes.debezium import DebeziumFeed
 from penstock.errors import InvalidChangelogSchema, InvalidChangeOption, QueueNotFound, SchemaMismatch
 from penstock.json_text import Json
 from penstock.testing import replay_last_batch
-from tests.changes.debezium.events import NOW, ROW, TYPES, mysql, postgres, topic
 from tests.changes.debezium.test_values import to_base64
-from tests.changes.frames import Sink
+from tests.support.change_frames import Sink
+from tests.support.debezium_events import NOW, ROW, TYPES, mysql, postgres, topic
 
 EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - as collect() gives times
 PLACEHOLDER = "__debezium_unavailable_value"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import penstock as ps
-from tests.changes.frames import Files, Row, Sink, collected, contract, frame
+from tests.support.change_frames import Files, Row, Sink, collected, contract, frame
 from tests.support.sparks import make_spark
 
 START = 1_700_000_000_000_000

@@ -24,7 +24,6 @@ from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from penstock.feeds.delta import DeltaFeed
 from penstock.feeds.delta.feed import OpenDeltaFeed
-from tests.changes.frames import Sink
 from tests.feeds.delta.tables import (
     FEED,
     SCHEMA,
@@ -38,6 +37,7 @@ from tests.feeds.delta.tables import (
     rows,
 )
 from tests.feeds.reading import changes, passed
+from tests.support.change_frames import Sink
 
 WIDER = pa.schema([*SCHEMA, ("extra", pa.string())])
 

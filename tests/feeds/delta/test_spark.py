@@ -11,9 +11,9 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.feeds.delta import DeltaFeed
-from tests.changes.frames import Sink, collected, tuples
 from tests.feeds.delta.tables import History, check_replay, rows, switch
 from tests.feeds.reading import changes, passed
+from tests.support.change_frames import Sink, collected, tuples
 from tests.support.object_store import SECRET
 
 

@@ -20,7 +20,6 @@ from pyspark.sql import SparkSession
 
 import penstock as ps
 from penstock.errors import FeedUnavailable, InvalidChangelogSchema
-from tests.changes.frames import Sink
 from tests.feeds.iceberg.lake import (
     SCHEMA,
     Lake,
@@ -33,6 +32,7 @@ from tests.feeds.iceberg.lake import (
     rows,
     states,
 )
+from tests.support.change_frames import Sink
 
 
 @pytest.fixture

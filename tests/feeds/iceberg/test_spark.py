@@ -10,9 +10,9 @@ from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from tests.changes.frames import Sink
 from tests.feeds.iceberg.lake import Lake, commit_deletes, delete_file, live_files, new_files, rows
 from tests.feeds.iceberg.numbered import Numbered
+from tests.support.change_frames import Sink
 
 
 def test_a_batch_read_has_updates_without_what_did_not_change(

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 import penstock as ps
 from penstock.spark.internals.python_workers import freeze_imports
 from penstock.spark.source.read_task import RangePartition, Scan
-from tests.spark.support import fill, make_queue
+from tests.support.spark_queues import fill, make_queue
 
 
 def looked_at(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import penstock
-from tests.spark.support import SCHEMA, batch, column, run, stream, table
+from tests.support.spark_queues import SCHEMA, batch, column, run, stream, table
 from tests.support.sparks import make_spark
 
 embedded, shared = sys.argv[1:]

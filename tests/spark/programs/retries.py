@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 import penstock
-from tests.spark.support import SCHEMA, fill, ids_in, run, stream
+from tests.support.spark_queues import SCHEMA, fill, ids_in, run, stream
 from tests.support.sparks import make_spark
 
 

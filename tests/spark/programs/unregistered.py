@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 import penstock
-from tests.spark.support import SCHEMA, batch, run, stream, table
+from tests.support.spark_queues import SCHEMA, batch, run, stream, table
 from tests.support.sparks import make_spark
 
 url = sys.argv[1]

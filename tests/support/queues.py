@@ -8,7 +8,7 @@ import pyarrow as pa
 
 import penstock
 from penstock.store.statements import qualify
-from tests.store.support import run_sql
+from tests.support.raw_sql import run_sql
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
 

@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 import penstock as ps
-from tests.spark.support import fill, ids_in, make_queue
+from tests.support.spark_queues import fill, ids_in, make_queue
 
 NOW = ps.Trigger.available_now()
 STRIDE = 10_000
