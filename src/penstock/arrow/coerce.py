@@ -17,12 +17,11 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.arrow.arrays import map_entries, nested_fields, zeros
+from penstock.arrow.arrays import Rows, map_entries, nested_fields, zeros
 from penstock.arrow.spark_json import join
 from penstock.errors import SchemaMismatch
 
 T = TypeVar("T")
-Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 _ZERO = zeros(pa.int32())
 
@@ -72,7 +71,7 @@ def conform(rows: Rows, schema: pa.Schema) -> Rows:
     """Return a table or a batch in exactly the schema.
 
     Columns are matched by name, in any order; without case where no name matches exactly. A missing
-    nullable column is filled with nulls. pa.Array | pa.ChunkedArray are cast only where that loses nothing.
+    nullable column is filled with nulls. Values are cast only where that loses nothing.
 
     Parameters
     ----------

@@ -42,26 +42,20 @@ _CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def to_table(rows: pa.Table | pa.RecordBatch | Iterable[Mapping[str, object]], schema: pa.Schema) -> pa.Table:
-    """Return the rows as a table of exactly the schema.
-
-    Columns are matched by name, in any order; without case where no name matches exactly. A missing
-    nullable column is filled with nulls. Values are cast only where that loses nothing.
+    """Return the rows as a table of exactly the schema, under the rules of ``conform``.
 
     Parameters
     ----------
     rows
         A table, a record batch, anything that exports an Arrow stream (a pandas or polars data frame), or
-        an iterable of mappings, one for each row. No rows give an empty table. A table of the same schema
-        is returned as it is.
+        an iterable of mappings, one for each row. No rows give an empty table.
     schema
-        The queue's canonical schema. Pass the same object each time: what is derived from it is cached.
+        The queue's canonical schema.
 
     Raises
     ------
     SchemaMismatch
-        A column is unknown, missing, or of a type that cannot be cast without loss; a value does not fit;
-        or there is a null where the schema takes none. ``parameters`` has ``column``, ``expected``,
-        ``found`` and, if one row is to blame, its 0-based ``row``.
+        As ``conform``.
     """
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])

@@ -162,7 +162,8 @@ class Lookahead:
             for relation in relations
             if relation.oid not in known and self._fit.reads(relation) is not None
         ]
-        error = refusal(self._name, passed_tables(self._server, read), self._settings.accept or ())
+        changes = passed_tables(self._server, self._settings.publication, read)
+        error = refusal(self._name, changes, self._settings.accept or ())
         if error is not None:
             raise error
 

@@ -287,22 +287,23 @@ def passed_partitions(
     ]
 
 
-def passed_tables(server: Statements, relations: Sequence[Relation]) -> list[Unlogged]:
+def passed_tables(server: Statements, publication: str, relations: Sequence[Relation]) -> list[Unlogged]:
     """Return tables that joined and left the publication between two states, of unknown ones in the log.
 
     A table that was dropped meanwhile left nothing behind: its rows in the log are all that is left of it.
     """
     names = {relation.oid: relation.name for relation in relations}
-    rows = server.fetch("existing_tables", oids=list(names)) if names else []
+    rows = server.fetch("origins", oids=list(names), publication=publication) if names else []
+    existing = {row.oid for row in rows}
     return [
         Unlogged(
             condition="FEED_UNAVAILABLE.TABLE_NOT_COPIED",
-            what=f"{names[row.oid]} was in the publication for a while, "
-            "and its other rows are not in the log",
-            token=f"{names[row.oid]}:{row.oid}",
-            table=names[row.oid],
+            what=f"{name} was in the publication for a while, and its other rows are not in the log",
+            token=f"{name}:{oid}",
+            table=name,
         )
-        for row in rows
+        for oid, name in names.items()
+        if oid in existing
     ]
 
 

@@ -91,9 +91,6 @@ FROM pg_class AS c
 JOIN pg_attribute AS m ON m.attrelid = c.oid AND m.attnum = -6
 WHERE c.oid = ANY (:oids::oid[]);
 
--- name: existing_tables
-SELECT c.oid FROM pg_class AS c WHERE c.oid = ANY (:oids::oid[]) ORDER BY c.oid;
-
 -- name: partition_roots
 SELECT c.oid, pg_partition_root(c.oid)::oid AS root
 FROM pg_class AS c WHERE c.oid = ANY (:oids::oid[]) AND c.relispartition;
