@@ -14,7 +14,7 @@ from penstock.changes import data_source as changes
 from penstock.spark import options
 
 # Set by `stream.limit`, and by nobody else.
-INNER = {"limitRows", "limitUrl"}
+INNER = {"limitRows", "limitUrl", "movedBySink"}
 
 BOTH = {
     "url": "the store; hidden by Spark in plans and on its web page",

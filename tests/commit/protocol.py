@@ -55,8 +55,14 @@ class Pair:
     into: penstock.Store
     consumer: str = "billing"
 
-    def own(self) -> Owner:
-        return Owner(self.store.database, self.store.uuid, self.consumer, self.source.name)
+    def own(self, *, moved_by_sink: bool = False) -> Owner:
+        return Owner(
+            self.store.database,
+            self.store.uuid,
+            self.consumer,
+            self.source.name,
+            moved_by_sink=moved_by_sink,
+        )
 
     def offset(self, owner: Owner, start: Sequence[int], end: Sequence[int]) -> QueueOffset:
         return QueueOffset(
@@ -67,6 +73,7 @@ class Pair:
             owner.epoch,
             tuple(start),
             tuple(end),
+            moved_by_sink=owner.moved_by_sink,
         )
 
     def planned(self, owner: Owner, start: Sequence[int], end: Sequence[int]) -> QueueOffset:

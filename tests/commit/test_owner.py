@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 
 import pytest
 
 import penstock
+from penstock.commit.offsets import QueueOffset
 from penstock.commit.owner import drain, follow, level
 from penstock.errors import CheckpointMismatch, ConsumerInUse, NotRegistered, OwnerFenced
+from penstock.store.database import Transaction
 from penstock.store.log.trim import time_of
+from penstock.store.records.consumers import Registration
 from penstock.testing import temporary_store
 from tests.commit.protocol import Pair, make_pair, numbers
 
@@ -75,6 +79,69 @@ def test_a_checkpoint_ahead_of_a_consumer_that_its_sink_moves_is_refused(pair: P
     with pytest.raises(CheckpointMismatch, match="restored from an older"):
         owner.observe(pair.offset(owner, (5, 5), (9, 9)))
     assert (pair.offsets(), pair.safe()) == ([5, 5], [0, 0])
+
+
+def _undo_commit(pair: Pair, before: Registration) -> None:
+    """Put the consumer back to the time between a micro-batch's plan and its commit, as a restored backup
+    does.
+    """
+    keys = before.keys
+    planned = QueueOffset.of(json.loads(before.plan or "null"))
+    assert planned is not None
+
+    def work(tx: Transaction) -> None:
+        for partition, index in enumerate(planned.start):
+            tx.run("set_position", partition=partition, next_index=index, **keys)
+        tx.run("open_plan", epoch=before.plan_epoch or 0, plan=before.plan, ends="[]", **keys)
+
+    pair.store.database.run(work)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_rows_that_a_restored_store_has_lost_are_not_passed_over(pair: Pair, told: bool) -> None:
+    """The backup is from between a plan and its commit. An owner that was not told that the sink moves the
+    consumer has seen that in the micro-batch before.
+    """
+    owner = pair.own(moved_by_sink=told)
+    if not told:
+        first = pair.planned(owner, (0, 0), (2, 2))
+        pair.commit(pair.batch("app", 0, first, ids=None))
+        owner.observe(first)
+        assert owner.moved_by_sink
+    start = (0, 0) if told else (2, 2)
+    logged = pair.planned(owner, start, (5, 5))
+    backup = pair.registration()
+    pair.commit(pair.batch("app", int(not told), logged, ids=None))
+    _undo_commit(pair, backup)
+    level(pair.store.database, pair.store.uuid, logged)
+    assert pair.offsets() == list(start)
+    with pytest.raises(CheckpointMismatch) as caught:
+        owner.observe(logged)
+    assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
+    owner.release()
+    with pytest.raises(CheckpointMismatch):
+        pair.own().observe(logged)
+    assert pair.offsets() == list(start)
+
+
+def test_a_query_may_repeat_a_planned_micro_batch_with_another_sink(pair: Pair) -> None:
+    first = pair.own(moved_by_sink=True)
+    logged = pair.planned(first, (0, 0), (5, 5))
+    first.release()
+    second = pair.own()
+    second.plan(logged)
+    second.observe(logged)
+    assert pair.offsets() == [5, 5]
+
+
+def test_a_micro_batch_that_another_store_has_counts_after_a_takeover(pair: Pair) -> None:
+    """Another query has taken the consumer over in between, and planned the same rows: the sink's store
+    refuses those.
+    """
+    logged = pair.planned(pair.own(), (0, 0), (5, 5))
+    pair.planned(pair.own(), (0, 0), (9, 9))
+    pair.own().observe(logged)
+    assert pair.offsets() == [5, 5]
 
 
 def test_a_seek_turns_the_running_owner_away(pair: Pair) -> None:

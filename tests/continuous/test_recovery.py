@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from penstock.continuous.connectors.protocol import SinkEpoch
-from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up, recover
+from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up, recover, require_not_behind
 from penstock.errors import CheckpointMismatch, CheckpointRewound, OwnerFenced
 
 NOTHING = SinkEpoch(-1)
@@ -120,6 +120,23 @@ def test_a_sink_that_lacks_committed_epochs_is_refused(place: Place, newest: Sin
         place.settle(newest)
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SINK_BEHIND"
     assert (place.files, place.followed) == (([0, 1], [0, 1]), [])
+
+
+@pytest.mark.parametrize("newest", [epoch(0), NOTHING])
+def test_a_sink_that_may_repeat_rows_must_not_lack_committed_ones(place: Place, newest: SinkEpoch) -> None:
+    place.committed(1)
+    with pytest.raises(CheckpointMismatch) as caught:
+        require_not_behind(place.logs, sink_at(newest))
+    assert caught.value.condition == "CHECKPOINT_MISMATCH.SINK_BEHIND"
+
+
+@pytest.mark.parametrize("newest", [epoch(1), epoch(5), None])
+def test_a_sink_that_may_repeat_rows_may_be_ahead(place: Place, newest: SinkEpoch | None) -> None:
+    place.committed(1)
+    require_not_behind(place.logs, sink_at(newest))
+    other = Mock(newest=Mock(side_effect=CheckpointMismatch("of another checkpoint")))
+    require_not_behind(place.logs, other)
+    assert place.files == ([0, 1], [0, 1])
 
 
 def test_a_sink_that_has_nothing_may_be_new_to_the_query_if_it_says_so(place: Place) -> None:

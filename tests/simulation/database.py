@@ -81,6 +81,12 @@ class Server:
         self._leave()
         return bytes(self._connection.serialize("main")), self._block
 
+    def planned(self) -> bool:
+        """Whether a consumer's owner has planned rows that no commit has moved the consumer over."""
+        self._leave()
+        plans = "select exists (select 1 from main.penstock_registration where plan_epoch = epoch)"
+        return bool(next(self._connection.execute(plans))[0])
+
     def restore(self, backup: tuple[bytes, int]) -> None:
         """Put a backup in the place of everything; all connections are broken by it."""
         self.break_all(lambda tx: True)

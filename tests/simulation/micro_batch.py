@@ -20,7 +20,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from penstock.commit.offsets import pad
 from penstock.continuous.connectors.protocol import SinkDriver
 from penstock.continuous.connectors.queue_driver import QueueSinkDriver
-from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up
+from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up, require_not_behind
 from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs, move_consumer
 from penstock.queue.open_stores import open_store
 from penstock.spark.connectors import OwnedConsumer
@@ -54,7 +54,9 @@ class Plan:
     @property
     def query_source(self) -> OwnedConsumer | None:
         source = self.source
-        return None if source.consumer is None else OwnedConsumer(source.url, source.queue, source.consumer)
+        if source.consumer is None:
+            return None
+        return OwnedConsumer(source.url, source.queue, source.consumer, source.moved_by_sink)
 
     def driver(self, query_id: str) -> SinkDriver:
         """The sink as the driver of a continuous query sees it."""
@@ -114,14 +116,14 @@ class MicroBatchRun:
         plan, root, disk = self.plan, self.plan.checkpoint, self._disk
         begun_before = disk.read(f"{root}/metadata") is not None
         self.query_id = self._metadata()
-        if plan.pipeline and plan.guarantee != "at_least_once" and begun_before:
+        if plan.pipeline and begun_before:
             # As `Pipeline.start` does it.
             sources = [] if plan.query_source is None else [plan.query_source]
-            catch_up(
-                CheckpointLog(root),
-                plan.driver(self.query_id),
-                lambda offset: move_consumer(sources, offset),
-            )
+            logs, record = CheckpointLog(root), plan.driver(self.query_id)
+            if plan.guarantee == "at_least_once":
+                require_not_behind(logs, record)
+            else:
+                catch_up(logs, record, lambda offset: move_consumer(sources, offset))
         self.expected = expected_epochs([] if plan.query_source is None else [plan.query_source])
         reader = self._reader()
         write = self._writer()

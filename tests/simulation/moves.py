@@ -81,6 +81,9 @@ def cut_power(op: Operator, rng: random.Random) -> None:
     op.may_refuse |= {REWOUND, LOST}
     if op.scenario.guarantee == "idempotent" or not op.scenario.pipeline:
         op.may_refuse.add(OTHER_INPUT)
+    if op.history.recreated:
+        # The queue that was dropped had what the checkpoint has lost.
+        op.may_refuse.add(CONFLICT)
 
 
 def pause_producer(op: Operator, rng: random.Random) -> None:
@@ -439,7 +442,7 @@ def advance(op: Operator, rng: random.Random) -> None:
 
     def work(store: Any) -> None:
         consumer, owner = store.consumer(CONSUMER), op.owner()
-        partition = rng.randrange(len(consumer.offsets(SOURCE)))
+        partition, restores = rng.randrange(len(consumer.offsets(SOURCE))), op.source.restores
         pull = consumer.pull(SOURCE, partition, max_rows=1 + rng.randrange(4))
         ids = set(pull.table["id"].to_pylist()) - history.may_lack
         history.may_lack |= ids
@@ -451,6 +454,10 @@ def advance(op: Operator, rng: random.Random) -> None:
         except PenstockError:
             history.may_lack -= ids
             raise
+        if op.source.restores != restores:
+            # A backup came in between, and other rows may be there by now.
+            now = op.reader()
+            history.may_lack.update(now.source[partition][: pull.end - now.first[partition]])
         if pull.start < pull.end:
             _require_refused(op, owner)
 
@@ -515,6 +522,7 @@ def restore_checkpoint(op: Operator, rng: random.Random) -> None:
         return
     last = rng.choice([max(begun) - 1, rng.randrange(-1, max(begun) + 1)])
     op.machine.disk.cut(op.checkpoint, last, committed=rng.random() < 0.5)
+    op.machine.repeats += 1
     op.may_refuse |= {REWOUND, OTHER_INPUT, CONFLICT, LOST}
 
 
@@ -528,6 +536,9 @@ def restore(op: Operator, rng: random.Random) -> None:
     begun = op.machine.disk.numbers(f"{op.checkpoint}/commits")
     # A new checkpoint that has committed nothing knows of nothing that another store could have lost.
     if backup is None or (op.scenario.two_stores and not begun):
+        return
+    if backup.planned and not op.scenario.pipeline:
+        # Only a pipeline notices before its consumer moves that what the backup has planned was done since.
         return
     which = rng.choice([[op.source], [op.source], [op.sink], [op.source, op.sink]])
     if not op.scenario.consumer and op.scenario.two_stores and op.producing:

@@ -40,6 +40,8 @@ class Backup:
 
     stores: dict[str, tuple[bytes, int]]
     files: dict[str, bytes]
+    planned: bool
+    """Whether the consumer's owner has planned rows that its sink has yet to commit."""
 
 
 @dataclass
@@ -324,7 +326,7 @@ class Operator:
 
     def copied(self) -> Backup:
         stores = {server.url: server.backup() for server in {self.source, self.sink}}
-        return Backup(stores, dict(self.machine.disk.files))
+        return Backup(stores, dict(self.machine.disk.files), self.source.planned())
 
     def fresh_ids(self) -> int:
         self._ids += 1000

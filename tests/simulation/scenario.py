@@ -99,6 +99,8 @@ class Scenario:
             fail_on_data_loss=self.fail_on_data_loss,
             rows_per_task=rows_per_task,
             max_rows_per_trigger=self.max_rows,
+            # As a pipeline says to its source.
+            moved_by_sink=self.pipeline and self.guarantee != "at_least_once" and not self.two_stores,
         )
         sink: SinkOptions | TableSink
         if self.sink == "table":

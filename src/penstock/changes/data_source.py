@@ -224,10 +224,13 @@ class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAva
         if begin == after and self._options.range.first_time is not None:
             # No commit was late enough when the query began; later ones may be too early as well.
             after = max(after, self._options.range.start(self._opened))
-        newest, state = self._newest(after, start.get(_STATE))
+        state = start.get(_STATE)
+        newest = self._newest(after, state)
         self._check_commit(start)
         upto = self._admitted(after, self._capped(newest))
-        return start if upto <= after else self._offset(after, upto, state)
+        if upto <= after:
+            return start
+        return self._offset(after, upto, self._opened.stream_state(upto, state))
 
     def reportLatestOffset(self) -> Json | None:
         """Return where the feed ends now, for the query's progress."""
@@ -247,11 +250,11 @@ class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAva
         if self._ends_here:
             self._ends_here, self._cap = False, self._capped(self._opened.newest(after))
 
-    def _newest(self, after: int, state: Json | None) -> tuple[int, Json | None]:
-        """Return the end of what can be read now, and what the feed keeps in the checkpoint with it."""
+    def _newest(self, after: int, state: Json | None) -> int:
+        """Return the end of what can be read now."""
         if self._cap is not None and after >= self._cap:
             # Commits after the end of the range do not have to fit the plan.
-            return self._opened.newest(after), None
+            return self._opened.newest(after)
         return self._opened.stream_end(after, state)
 
     def _capped(self, upto: int) -> int:

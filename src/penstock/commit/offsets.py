@@ -31,6 +31,8 @@ class QueueOffset:
     end: tuple[int, ...]
     rows_per_task: int | None = None
     """The most rows of a task, so that a repeated micro-batch is divided into the same tasks."""
+    moved_by_sink: bool = False
+    """Whether the sink's own transaction moves the consumer, as far as the source knew when it planned."""
 
     def to_dict(self) -> Json:
         fields: Json = {
@@ -42,7 +44,11 @@ class QueueOffset:
             "from": list(self.start),
             "to": list(self.end),
         }
-        return fields if self.rows_per_task is None else {**fields, "rowsPerTask": self.rows_per_task}
+        if self.rows_per_task is not None:
+            fields["rowsPerTask"] = self.rows_per_task
+        if self.moved_by_sink:
+            fields["movedBySink"] = True
+        return fields
 
     @classmethod
     def of(cls, value: object) -> QueueOffset | None:
@@ -66,6 +72,7 @@ class QueueOffset:
             start,
             end,
             value.get("rowsPerTask"),
+            value.get("movedBySink", False),
         )
 
     @property
@@ -138,6 +145,7 @@ def _require_offset(value: Mapping[str, Any]) -> None:
         and len(start) <= len(end)
         and all(type(number) is int and number >= 0 for number in [*start, *end, *numbers])
         and all(isinstance(text, str) for text in texts)
+        and isinstance(value.get("movedBySink", False), bool)
     )
     if not sound:
         raise CheckpointMismatch(

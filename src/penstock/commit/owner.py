@@ -17,9 +17,18 @@ log = logging.getLogger("penstock.commit")
 
 
 class Owner:
-    """A running query's ownership of a consumer; a later owner fences it by a new epoch."""
+    """A running query's ownership of a consumer; a later owner fences it by a new epoch.
 
-    def __init__(self, database: Database, store_uuid: str, consumer: str, queue: str) -> None:
+    Parameters
+    ----------
+    moved_by_sink
+        Whether the query's sink moves the consumer in its own transaction. When False, the owner finds out
+        from the query's first commit.
+    """
+
+    def __init__(
+        self, database: Database, store_uuid: str, consumer: str, queue: str, *, moved_by_sink: bool = False
+    ) -> None:
         self._database = database
         self._store_uuid = store_uuid
         self.consumer = consumer
@@ -28,6 +37,9 @@ class Owner:
         self._lock = database.owner_lock(registration.lock_name(store_uuid))
         self._warn_when_held(registration)
         self.epoch, self.generation = database.run(self._take_over, idempotent=True)
+        self.moved_by_sink = moved_by_sink
+        """Whether the sink moves the consumer, as far as is known."""
+        self._planned: str | None = None
         log.info(
             "consumer %r on queue %r has a new owner, of epoch %d",
             consumer,
@@ -76,6 +88,9 @@ class Owner:
             When the consumer was moved by a seek, or the store is older than the checkpoint.
         """
         registration, safe, queue, partitions = self._database.run(self._state, write=False)
+        if self._planned is not None and self._planned == registration.plan:
+            # Only a sink closes a plan.
+            self.moved_by_sink |= registration.plan_epoch is None
         logged.require(self._store_uuid, self.queue, self.consumer, registration.generation)
         # A new checkpoint has logged nothing yet, and an older one may still have to repeat what is before
         # it.
@@ -112,9 +127,21 @@ class Owner:
     def _raise_safe(self, tx: Transaction, logged: QueueOffset) -> None:
         registration = self._checked(tx, lock=True)
         # The consumer is at most one micro-batch before the checkpoint.
-        if _ahead(tx, registration, logged):
+        expects_move = self.moved_by_sink and registration.plan_epoch == self.epoch
+        if _ahead(tx, registration, logged, expects_move=expects_move) and not (
+            self._was_fenced(tx, registration, logged)
+        ):
             raise _source_behind(tx, registration, logged.end)
         _raise_safe(tx, registration, logged)
+
+    def _was_fenced(self, tx: Transaction, registration: Registration, logged: QueueOffset) -> bool:
+        """Whether another query took the consumer over and planned from the same offsets, while the sink, in
+        another store, committed the micro-batch that this query has logged.
+        """
+        if logged.moved_by_sink or registration.plan_epoch == self.epoch:
+            return False
+        offsets = tuple(consumers.read_offsets(tx, registration)[0])
+        return pad(logged.start, len(offsets)) == offsets and _planned_from(registration, offsets)
 
     def plan(self, end: QueueOffset, last_times: Mapping[int, int] | None = None) -> None:
         """Store the micro-batch in flight, which its sink's commit must equal.
@@ -144,6 +171,7 @@ class Owner:
                 raise _replaced(end)
 
         self._database.run(work, idempotent=True)
+        self._planned = plan_text(end)
         rows = sum(end.end) - sum(end.start)
         log.debug(
             "planned a micro-batch of %d rows of consumer %r on queue %r",
@@ -198,11 +226,22 @@ class Owner:
         self._lock.release()
 
 
-def _ahead(tx: Transaction, registration: Registration, logged: QueueOffset) -> bool:
-    """Whether Spark has logged more than the consumer's offset and its plan."""
+def _ahead(tx: Transaction, registration: Registration, logged: QueueOffset, *, expects_move: bool) -> bool:
+    """Whether Spark has logged more than the consumer's offset, and its plan if no sink moves the consumer.
+
+    A restarted query may repeat its planned micro-batch with another sink: its own owner plans it again.
+    """
     offsets = consumers.read_offsets(tx, registration)[0]
-    ahead = any(have < wanted for have, wanted in zip(offsets, logged.end, strict=False))
-    return ahead and registration.plan != plan_text(logged)
+    if all(have >= wanted for have, wanted in zip(offsets, logged.end, strict=False)):
+        return False
+    expects_move |= logged.moved_by_sink and registration.plan_epoch in (None, logged.epoch)
+    return expects_move or registration.plan != plan_text(logged)
+
+
+def _planned_from(registration: Registration, offsets: Sequence[int]) -> bool:
+    """Whether the last plan begins at these offsets."""
+    planned = QueueOffset.of(json.loads(registration.plan or "null"))
+    return planned is not None and pad(planned.start, len(offsets)) == tuple(offsets)
 
 
 def _follows(tx: Transaction, registration: Registration, end: QueueOffset) -> bool:
@@ -243,14 +282,20 @@ def _raise_safe(tx: Transaction, registration: Registration, logged: QueueOffset
         tx.run("raise_safe", partition=partition, safe_index=index, **registration.keys)
 
 
-def level(database: Database, store_uuid: str, ended: QueueOffset) -> None:
-    """Raise the safe offset to what an ended query's checkpoint has committed."""
+def level(database: Database, store_uuid: str, ended: QueueOffset, *, moved_by_sink: bool = False) -> None:
+    """Raise the safe offset to what an ended query's checkpoint has committed.
+
+    Parameters
+    ----------
+    moved_by_sink
+        As for :class:`Owner`.
+    """
 
     def work(tx: Transaction) -> None:
         registration = consumers.find_registration(tx, ended.consumer or "", ended.queue, lock=True)
         same = ended.store == store_uuid and ended.generation == registration.generation
         # Another query may have moved the consumer.
-        if same and not _ahead(tx, registration, ended):
+        if same and not _ahead(tx, registration, ended, expects_move=moved_by_sink):
             _raise_safe(tx, registration, ended)
 
     database.run(work, idempotent=True)
@@ -266,10 +311,9 @@ def follow(database: Database, store_uuid: str, committed: QueueOffset) -> None:
     def work(tx: Transaction) -> None:
         registration = consumers.find_registration(tx, committed.consumer or "", committed.queue, lock=True)
         same = committed.store == store_uuid and committed.generation == registration.generation
-        planned = QueueOffset.of(json.loads(registration.plan or "null"))
         offsets = tuple(consumers.read_offsets(tx, registration)[0])
         begins = pad(committed.start, len(offsets))
-        if same and offsets == begins and planned and pad(planned.start, len(offsets)) == begins:
+        if same and offsets == begins and _planned_from(registration, begins):
             _raise_safe(tx, registration, committed)
 
     database.run(work, idempotent=True)

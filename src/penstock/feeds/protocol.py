@@ -208,8 +208,8 @@ class OpenChangelog(ABC):
         """Return what a new query keeps in its checkpoint beside its version, as JSON; None for nothing."""
         return None
 
-    def stream_end(self, after: int, state: Json | None) -> tuple[int, Json | None]:
-        """Return the version up to which a stream's plan fits, and what to keep with it.
+    def stream_end(self, after: int, state: Json | None) -> int:
+        """Return the version up to which a stream's plan fits.
 
         Parameters
         ----------
@@ -221,7 +221,17 @@ class OpenChangelog(ABC):
         FeedUnavailable
             When the next commit does not fit the plan.
         """
-        return self.newest(after), None
+        return self.newest(after)
+
+    def stream_state(self, upto: int, state: Json | None) -> Json | None:
+        """Return what to keep in the checkpoint with a version up to the end that was found last.
+
+        Parameters
+        ----------
+        state
+            What was kept with the version before.
+        """
+        return None
 
     def warnings(self) -> Sequence[str]:
         """Return what is wrong with the system now, for people; called with each micro-batch."""

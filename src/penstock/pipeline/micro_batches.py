@@ -20,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.commit.offsets import QueueOffset, batch_ranges
 from penstock.commit.owner import drain, follow, level
 from penstock.continuous.connectors.protocol import ContinuousSink
-from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up
+from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up, require_not_behind
 from penstock.errors import PenstockError, condition_of
 from penstock.json_text import Json
 from penstock.pipeline.query import STOP_SECONDS, Query
@@ -241,19 +241,22 @@ def catch_up_with_sink(
     """Log in a checkpoint the last epoch or micro-batch if the sink has it and the checkpoint does not.
 
     The driver of a continuous query may die between the two, and a machine may lose its power with what Spark
-    wrote last.
+    wrote last. A query that is ``at_least_once`` repeats it instead.
 
     Raises CheckpointMismatch, CheckpointRewound or OwnerFenced when the sink and the checkpoint are of
     different times.
     """
     # After the very first epoch, the checkpoint may have the query's id and nothing else.
-    if guarantee == "at_least_once" or Checkpoint(location).read("metadata") is None:
+    if not isinstance(sink, ContinuousSink) or Checkpoint(location).read("metadata") is None:
         return
-    if isinstance(sink, ContinuousSink):
-        logs = CheckpointLog(location)
-        record = sink.record(spark, logs.query_id)
-        if record is not None:
-            catch_up(logs, record, lambda offset: move_consumer(consumers, offset))
+    logs = CheckpointLog(location)
+    record = sink.record(spark, logs.query_id)
+    if record is None:
+        return
+    if guarantee == "at_least_once":
+        require_not_behind(logs, record)
+    else:
+        catch_up(logs, record, lambda offset: move_consumer(consumers, offset))
 
 
 def move_consumer(consumers: Sequence[OwnedConsumer], offset: object) -> None:
@@ -280,7 +283,7 @@ def sync_consumers(called: str, location: str, consumers: Sequence[OwnedConsumer
             _await_release(store, owned)
             for offset in offsets:
                 if (offset.queue, offset.consumer) == (owned.queue, owned.consumer):
-                    level(store.database, store.uuid, offset)
+                    level(store.database, store.uuid, offset, moved_by_sink=owned.moved_by_sink)
             store.tend(store.queue(owned.queue).record, ())
 
 

@@ -67,6 +67,9 @@ class QueueSource(Source, ContinuousSource):
     def with_row_quota(self, options: Mapping[str, str]) -> QueueSource:
         return replace(self, options={**self.options, **options})
 
+    def moved_by_sink(self) -> QueueSource:
+        return self if self.consumer is None else self.with_row_quota({"movedBySink": "true"})
+
     @property
     def description(self) -> str:
         return f"queue {self.queue!r}"
@@ -184,7 +187,8 @@ def owned_consumer(spark: SparkSession, options: Mapping[str, str]) -> OwnedCons
     url = options.get("url") or default_url(spark)
     queue = options.get("queue") or options.get("path") or spark.conf.get(CONF_PREFIX + "queue", None)
     consumer = options.get("consumer")
-    return OwnedConsumer(url, queue, consumer) if url and queue and consumer else None
+    moved_by_sink = options.get("movedbysink") == "true"
+    return OwnedConsumer(url, queue, consumer, moved_by_sink) if url and queue and consumer else None
 
 
 def check_queue(queue: str, url: str | None, options: Mapping[str, object]) -> None:

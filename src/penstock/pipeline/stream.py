@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.arguments import did_you_mean, in_quotes, path_text, require
-from penstock.errors import CommitRefused, InvalidInput, InvalidOption
+from penstock.errors import CommitRefused, InvalidInput, InvalidOption, PenstockError
 from penstock.feeds.protocol import Changelog
 from penstock.limits.per_key import KeyLimit
 from penstock.limits.rows import STOP, RowLimit, is_per_micro_batch
@@ -28,6 +29,7 @@ from penstock.pipeline.micro_batches import (
 from penstock.pipeline.monitoring.monitor import monitor_target, start_monitored
 from penstock.pipeline.query import EndedQuery, Query, Trigger, stop_on_sigterm
 from penstock.pipeline.sources import as_source, owned_consumer
+from penstock.queue.store import connect
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.connectors import OwnedConsumer, Sink, Source, WriteSettings
 from penstock.spark.internals.plans import first_gathering_operator, streaming_reads
@@ -250,6 +252,37 @@ class Pipeline:
         require("trigger", trigger, Trigger | None, _TRIGGERS)
         require("name", name, str | None, "text")
         require("publish", publish, bool, "True or False")
+        return self._with_moved_consumer()._start(checkpoint, name, trigger, check, publish)
+
+    def _with_moved_consumer(self) -> Pipeline:
+        """Return the same pipeline, whose source knows if the sink's transaction moves its consumer."""
+        if self.guarantee == "at_least_once" or not self._one_store():
+            return self
+        return replace(self, stream=replace(self.stream, source=self.stream.source.moved_by_sink()))
+
+    def _one_store(self) -> bool:
+        """Return whether source and sink are in one store."""
+        spark = self.stream.spark
+        urls = self.stream.source.store_url(spark), self.sink.store_url(spark)
+        if None in urls:
+            return False
+        # The query itself reports what is wrong with a store.
+        with suppress(PenstockError):
+            uuids = set()
+            for url in urls:
+                with connect(str(url), create=False) as store:
+                    uuids.add(store.uuid)
+            return len(uuids) == 1
+        return False
+
+    def _start(
+        self,
+        checkpoint: str | os.PathLike[str] | None,
+        name: str | None,
+        trigger: Trigger | None,
+        check: bool,
+        publish: bool,
+    ) -> Query:
         if trigger is not None and trigger.kind == "continuous":
             return self._start_continuous(checkpoint, name, trigger, publish)
         location = _location(self.stream.spark, checkpoint)

@@ -27,6 +27,8 @@ class OwnedConsumer:
     url: str = field(repr=False)
     queue: str
     consumer: str
+    moved_by_sink: bool = False
+    """Whether the query's sink is known to move it in its own transaction."""
 
 
 class Source(ABC):
@@ -65,6 +67,10 @@ class Source(ABC):
 
     def with_row_quota(self, options: Mapping[str, str]) -> Source:
         """Return the same source, reading no more than these options allow."""
+        return self
+
+    def moved_by_sink(self) -> Source:
+        """Return the same source, aware that the sink's own transaction moves its consumer."""
         return self
 
 

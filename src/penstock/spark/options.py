@@ -22,7 +22,7 @@ SOURCE = (*COMMON, "consumer", "startingOffsets", "startingTimestamp", "failOnDa
           "includeServiceColumns", "rowsPerTask")  # fmt: skip
 BATCH_SOURCE = (*SOURCE, "endingOffsets")
 STREAM_SOURCE = (*SOURCE, "maxRowsPerPartition", "maxRowsPerTrigger", "maxBytesPerTrigger", "alignToAppends",
-                 "limitRows", "limitUrl")  # fmt: skip
+                 "limitRows", "limitUrl", "movedBySink")  # fmt: skip
 ANY_SOURCE = tuple(dict.fromkeys((*BATCH_SOURCE, *STREAM_SOURCE)))
 BATCH_SINK = (*COMMON, "maxRowsPerWrite")
 STREAM_SINK = (*BATCH_SINK, "guarantee", "appId", "allowNewCheckpoint", "allowNewSink")
@@ -149,6 +149,8 @@ class SourceOptions:
     align_to_appends: bool = False
     quota: Quota | None = None
     """The limit of the query and its remaining rows."""
+    moved_by_sink: bool = False
+    """Whether the query's sink is known to move the consumer in its own transaction."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool | None) -> Sou
         max_bytes_per_trigger=read.value("maxBytesPerTrigger", parse_positive),
         align_to_appends=read.value("alignToAppends", parse_boolean, False),
         quota=Quota.of(read.value("limitRows", json.loads), read.text("limitUrl")),
+        moved_by_sink=read.value("movedBySink", parse_boolean, False),
     )
     _check_start(parsed)
     return parsed

@@ -325,6 +325,39 @@ def test_a_column_in_the_place_of_another_one_ends_the_query(
     assert keys(few.drain(), "id") == [("insert", 2), ("update_postimage", 1), ("update_postimage", 2)]
 
 
+ADDED_AGAIN = {
+    "dropped and added again": ["ALTER TABLE {t} DROP x", "ALTER TABLE {t} ADD x int"],
+    "renamed and added again": ["ALTER TABLE {t} RENAME x TO y", "ALTER TABLE {t} ADD x int"],
+    "behind another one": ["ALTER TABLE {t} ADD y int", "ALTER TABLE {t} DROP x",
+        "ALTER TABLE {t} ADD x int"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", ADDED_AGAIN.values(), ids=ADDED_AGAIN.keys())
+@pytest.mark.parametrize("most_commits", [1, 100])
+def test_a_column_that_is_added_filled_and_replaced_between_two_micro_batches(
+    source: Source, change: list[str], most_commits: int
+) -> None:
+    table = source.table("id int primary key, v int")
+    stream = Stream(maxCommitsPerTrigger=str(most_commits))
+    stream.start(source.feed(snapshot="initial"))
+    assert not stream.drain()
+    source.run(
+        f"INSERT INTO {table} VALUES (1, 10)",
+        f"INSERT INTO {table} VALUES (2, 20)",
+        f"ALTER TABLE {table} ADD x int",
+        f"INSERT INTO {table} VALUES (3, 30, 300)",
+        *(statement.format(t=table) for statement in change),
+    )
+    with refused("COLUMN_ADDED", table=table, column="x"):
+        stream.drain()
+    assert keys(stream.rows, "id") == [("insert", 1), ("insert", 2)]
+    stream.start(source.feed(snapshot="initial"))
+    with refused("COLUMN_REPLACED", table=table):
+        stream.drain()
+    assert keys(stream.rows, "id") == [("insert", 1), ("insert", 2)]
+
+
 def test_names_that_are_exchanged_and_back_again_between_two_micro_batches(source: Source) -> None:
     table = source.table("id int primary key, v int, w int")
     stream = running(source)
@@ -335,6 +368,10 @@ def test_names_that_are_exchanged_and_back_again_between_two_micro_batches(sourc
         stream.drain()
     assert keys(stream.rows, "id", "v", "w") == [("insert", 1, 10, 20)]
     stream.start(source.feed(snapshot="initial"))
+    # The columns have their names back, and the next rows are from when they had not.
+    with refused("COLUMN_REPLACED", table=table) as exchanged:
+        stream.drain()
+    stream.start(source.feed(snapshot="initial", accept=exchanged.value.parameters["accept"]))
     stream.drain()
     mend = re.search("update .* = w", caught.value.message)
     assert mend

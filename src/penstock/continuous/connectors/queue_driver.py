@@ -68,7 +68,11 @@ class QueueSourceDriver(SourceDriver):
                 self._owner.require()
             self._release_owner()
             self._owner = Owner(
-                self._store().database, self._store().uuid, self.options.consumer, self.options.queue
+                self._store().database,
+                self._store().uuid,
+                self.options.consumer,
+                self.options.queue,
+                moved_by_sink=self.options.moved_by_sink,
             )
 
     def start(self, logged: JsonValue) -> Positions:
@@ -108,6 +112,7 @@ class QueueSourceDriver(SourceDriver):
             epoch=0 if self._owner is None else self._owner.epoch,
             start=_listed(start, len(end)),
             end=_listed(end, len(end)),
+            moved_by_sink=self._owner is not None and self._owner.moved_by_sink,
         )
         if self._owner is not None:
             self._owner.plan(offset, last_times)
@@ -124,7 +129,12 @@ class QueueSourceDriver(SourceDriver):
     def release(self, ended: JsonValue) -> None:
         self._release_owner()
         if self.options.consumer is not None and ended is not None:
-            level(self._store().database, self._store().uuid, parse_offset(ended))
+            level(
+                self._store().database,
+                self._store().uuid,
+                parse_offset(ended),
+                moved_by_sink=self.options.moved_by_sink,
+            )
 
     def _release_owner(self) -> None:
         if self._owner is not None:

@@ -261,15 +261,35 @@ def catch_up(
     return newest
 
 
+def require_not_behind(logs: CheckpointLog, sink: SinkRecord) -> None:
+    """Refuse a sink that lacks what the checkpoint has committed: its store is an older backup.
+
+    For a query that may repeat rows, whose sink may be ahead.
+
+    Raises CheckpointMismatch.
+    """
+    try:
+        newest = sink.newest()
+    except CheckpointMismatch:
+        # Another checkpoint has written under the same id: rows are repeated, and none are lost.
+        return
+    if newest is not None:
+        _require_not_behind(sink, newest, _next(logs.last_committed()))
+
+
 def _next(last: int | None) -> int:
     return 0 if last is None else last + 1
+
+
+def _require_not_behind(sink: SinkRecord, newest: SinkEpoch, following: int) -> None:
+    if newest.number < following - 1 and not (newest.number < 0 and sink.may_be_new):
+        raise sink_behind(sink.description, following, None if newest.number < 0 else newest.number)
 
 
 def _require_same_time(sink: SinkRecord, newest: SinkEpoch, last: int | None) -> None:
     """Refuse a sink and a checkpoint of different times."""
     following = _next(last)
-    if newest.number < following - 1 and not (newest.number < 0 and sink.may_be_new):
-        raise sink_behind(sink.description, following, None if newest.number < 0 else newest.number)
+    _require_not_behind(sink, newest, following)
     if newest.number > following:
         raise CheckpointRewound(
             f"{sink.description} has epochs up to {newest.number} of the query, and the checkpoint ends with "

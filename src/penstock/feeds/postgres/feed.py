@@ -219,16 +219,13 @@ class OpenPostgresFeed(OpenChangelog):
             return dict(snapshot.publication)
         return state_of(self._server, self.settings.publication, self._known_tables()).to_json()
 
-    def stream_end(self, after: int, state: Json | None) -> tuple[int, Json]:
-        """Return the version up to which a stream may read now, and the state of the publication with it.
-
-        See :class:`Lookahead`.
-        """
+    def stream_end(self, after: int, state: Json | None) -> int:
+        """Return the version up to which a stream may read now: see :class:`Lookahead`."""
         upto = self.newest(after)
         searched = after, self._flushed
         if state is not None and upto == after and searched == self._searched:
             # Nothing at all was written since.
-            return after, dict(state)
+            return after
         if self._lookahead is None:
             columns = None if self._planned is None else self._planned.columns
             self._lookahead = Lookahead(
@@ -236,9 +233,13 @@ class OpenPostgresFeed(OpenChangelog):
             )
         snapshot = self._snapshots.find()
         start = after if snapshot is None else max(after, min(snapshot.version, upto))
-        end, now = self._lookahead.end(start, upto, state, rows_before=start > after)
+        end = self._lookahead.end(start, upto, state, rows_before=start > after)
         self._searched = searched if end == after else None
-        return end, now.to_json()
+        return end
+
+    def stream_state(self, upto: int, state: Json | None) -> Json | None:
+        """Return the state of the publication before a version's commit, or at it."""
+        return state if self._lookahead is None else self._lookahead.state_at(upto, state)
 
     def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
         """Yield the transactions of a range; the server counts their rows."""

@@ -17,7 +17,9 @@ from penstock.feeds.postgres.catalog import Table, Tables, identity_key, publish
 from penstock.feeds.postgres.pgoutput import Relation
 from penstock.feeds.postgres.publication import (
     PublicationState,
+    Unlogged,
     altered_columns,
+    doubtful_columns,
     passed_partitions,
     passed_tables,
     refusal,
@@ -32,6 +34,8 @@ from penstock.json_text import Json
 
 log = logging.getLogger("penstock.feeds")
 _NO_RELATIONS = LogRelations([], [], [])
+_EARLIER = "earlier"
+"""The key, in what a checkpoint keeps, of a state of the publication that is not newer than its rows."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,12 @@ class Lookahead:
         read = [field for field in tables.schema() if columns is None or field.name in columns]
         self._fit = Fit(tables, tables.selected_columns(read), settings.accept or ())
         self._verified: PublicationState | None = None
+        self._states: list[tuple[int, PublicationState]] = []
+        """States of the publication, each with the end of the log when it was loaded, the oldest first."""
         self._is_new = True
 
-    def end(
-        self, after: int, upto: int, before: Json | None, *, rows_before: bool
-    ) -> tuple[int, PublicationState]:
-        """Return the version up to which the stream can read, and the state of the publication with it.
+    def end(self, after: int, upto: int, before: Json | None, *, rows_before: bool) -> int:
+        """Return the version up to which the stream can read.
 
         Parameters
         ----------
@@ -84,8 +88,10 @@ class Lookahead:
             state, busy = known, True
         else:
             state, busy = state_of(self._server, self._settings.publication, self._tables), changing.busy
-            if known is not None:
-                self._refuse_unlogged(known, state)
+            for earlier in [known, *(noted for _, noted in self._states[-1:])]:
+                if earlier is not None:
+                    self._refuse_unlogged(earlier, state)
+            self._note(state, after)
         if busy or not self._is_verified(state, after, upto):
             log_relations = (
                 self._slot.relations(after, upto, skipped=self._settings.skip or ())
@@ -95,10 +101,34 @@ class Lookahead:
             self._refuse_passing_partitions(log_relations.others, before, state)
             self._refuse_passing_tables([use.relation for use in log_relations.uses], known, state)
             fitting = self._fitting(log_relations, upto, state, rows_before)
+            self._refuse_doubtful(log_relations, fitting, _earlier(before), state)
             settled = fitting == upto and not busy and self._catalog_fits(state)
             self._verified = state if settled else None
             upto = fitting
-        return upto, state
+        return upto
+
+    def state_at(self, upto: int, before: Json | None) -> Json | None:
+        """Return the last known state of the publication, to be kept with a version.
+
+        With it comes the last one that is not newer than the version, if its columns are others: rows that
+        come next may be from between the two.
+        """
+        if not self._states:
+            return before
+        now = self._states[-1][1]
+        noted = [state for position, state in self._states if position <= upto]
+        earlier = noted[-1] if noted else _earlier(before)
+        if earlier is None or (earlier.columns, earlier.widths) == (now.columns, now.widths):
+            return now.to_json()
+        return now.to_json() | {_EARLIER: earlier.to_json()}
+
+    def _note(self, state: PublicationState, after: int) -> None:
+        """Remember a state, and forget those that are older than the start of the stream needs."""
+        if not self._states or self._states[-1][1].definitions() != state.definitions():
+            (row,) = self._server.fetch("position")
+            self._states.append((int(row.position), state))
+        older = sum(position <= after for position, _ in self._states)
+        del self._states[: max(0, older - 1)]
 
     def _is_verified(self, state: PublicationState, after: int, upto: int) -> bool:
         """Whether everything can be read, since no table has changed since a search showed so."""
@@ -134,6 +164,21 @@ class Lookahead:
                 "; ".join(altered),
                 extra={"action": "columns_changed", "slot": self._settings.slot, "columns": altered},
             )
+
+    def _refuse_doubtful(
+        self, log: LogRelations, upto: int, before: PublicationState | None, now: PublicationState
+    ) -> None:
+        """Refuse rows whose columns may be others than those of the same names are now."""
+        changes: dict[str, Unlogged] = {}
+        for use in log.uses:
+            earlier = [state for position, state in self._states if position < use.version][-1:]
+            known = earlier[0] if earlier else before
+            if known is not None and use.version <= upto:
+                found = doubtful_columns(use.relation, known, now, self._fit.columns())
+                changes |= {change.token: change for change in found}
+        error = refusal(self._name, list(changes.values()), self._settings.accept or ())
+        if error is not None:
+            raise error
 
     def _refuse_passing_partitions(
         self, others: Sequence[Relation], before: Json | None, now: PublicationState
@@ -237,3 +282,8 @@ class Lookahead:
 
     def _published(self) -> Sequence[Table]:
         return published(self._server, self._settings.publication)[0]
+
+
+def _earlier(kept: Json | None) -> PublicationState | None:
+    """Return the state in what a checkpoint keeps that is not newer than its rows."""
+    return None if kept is None else PublicationState.from_json(kept.get(_EARLIER, kept))

@@ -7,6 +7,7 @@ catalog has another.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -36,7 +37,9 @@ class PublicationState:
     partitions: Mapping[str, tuple[int, ...]]
     """The leaf partitions of tables that are published under their own name."""
     columns: Mapping[str, Columns]
-    """By table and name: the column's number, which is never reused, its type and its modifier."""
+    """By table and name: a published column's number, which is never reused, its type and its modifier."""
+    widths: Mapping[str, int]
+    """By table: the highest number that a column has or had."""
     stamps: Mapping[str, str]
     """By table: a value that changes with its definition."""
 
@@ -48,13 +51,22 @@ class PublicationState:
             "tables": dict(self.tables),
             "partitions": {name: list(oids) for name, oids in self.partitions.items()},
             "columns": {name: dict(columns) for name, columns in self.columns.items()},
+            "widths": dict(self.widths),
         }
 
     @classmethod
     def from_json(cls, value: Json) -> PublicationState:
         partitions = {name: tuple(oids) for name, oids in value["partitions"].items()}
         columns = {name: _columns(columns) for name, columns in value["columns"].items()}
-        return cls(value["transaction"], value["publication"], value["tables"], partitions, columns, {})
+        return cls(
+            value["transaction"],
+            value["publication"],
+            value["tables"],
+            partitions,
+            columns,
+            value["widths"],
+            {},
+        )
 
     def oids(self) -> set[int]:
         """Return the object ids of the tables and partitions."""
@@ -85,6 +97,7 @@ def state_of(server: Statements, publication: str, tables: Tables) -> Publicatio
         {row.name: _entry(row, schemas) for row in rows},
         {row.name: tuple(row.partitions) for row in rows if row.partitions is not None},
         {row.name: _columns(row.columns or {}) for row in rows},
+        {row.name: row.width for row in rows},
         {row.name: row.stamp for row in rows},
     )
 
@@ -155,30 +168,92 @@ def unlogged_changes(
 def _replaced(
     before: PublicationState, now: PublicationState, columns: Mapping[str, Collection[str]]
 ) -> Iterator[Unlogged]:
-    for name, old, new in _same_tables(before, now):
-        for column, (number, _, _) in new.items():
+    for was, name in _same_tables(before, now):
+        old, new = before.columns[was], now.columns[name]
+        for column, (number, *_) in new.items():
             if column in columns.get(name, ()) and old.get(column, (number,))[0] != number:
-                yield Unlogged(
-                    condition="FEED_UNAVAILABLE.COLUMN_REPLACED",
-                    what=f"the column {column!r} of {name} was replaced, without values in the log: update "
-                    f"{name} set {column} = {column} sends them",
-                    token=f"{name}.{column}:{number}",
-                    table=name,
-                )
+                yield _other_column(name, column, number, "was replaced, without values in the log")
 
 
-def _same_tables(before: PublicationState, now: PublicationState) -> Iterator[tuple[str, Columns, Columns]]:
+def _other_column(table: str, column: str, number: int, what: str) -> Unlogged:
+    return Unlogged(
+        condition="FEED_UNAVAILABLE.COLUMN_REPLACED",
+        what=f"the column {column!r} of {table} {what}: update {table} set {column} = {column} sends them",
+        token=f"{table}.{column}:{number}",
+        table=table,
+    )
+
+
+def doubtful_columns(
+    relation: Relation,
+    before: PublicationState,
+    now: PublicationState,
+    columns: Mapping[str, Collection[str]],
+) -> Iterator[Unlogged]:
+    """Yield the columns of a relation in the log that may be others than those of the same names are now.
+
+    Parameters
+    ----------
+    before, now
+        States from before and after the relation's rows.
+    columns
+        The columns that are read, by table.
+    """
+    names = {_oid(entry): name for name, entry in now.tables.items()}
+    earlier = {_oid(entry): name for name, entry in before.tables.items()}
+    if not {relation.oid} <= names.keys() & earlier.keys():
+        return
+    name, was = names[relation.oid], earlier[relation.oid]
+    old, new = before.columns[was], now.columns[name]
+    logged = [column.name for column in relation.columns]
+    existed = {number for number, *_ in old.values()}
+    possible = sorted(existed.union(range(before.widths[was] + 1, now.widths[name] + 1)))
+    present = {number for number, *_ in new.values()}
+    doubtful = set()
+    least = max(existed & present, default=0)
+    for numbers in _possible_numbers(len(logged), possible, present, least):
+        current = zip(logged, numbers, strict=True)
+        doubtful |= {column for column, number in current if column in new and new[column][0] != number}
+    for column in sorted(doubtful.intersection(columns.get(name, ()))):
+        what = "may have been replaced, and have other values in the log"
+        yield _other_column(name, column, new[column][0], what)
+
+
+def _possible_numbers(
+    size: int, possible: Sequence[int], present: Collection[int], least: int
+) -> Iterator[list[int]]:
+    """Yield which numbers a relation's columns may have had, in their order: the lowest and the highest.
+
+    They are ascending. A column that exists now existed then, unless it is newer than all of the relation's.
+    ``least`` is the highest number of a column that existed before and exists now, and so existed then.
+    """
+    lasting = [number for number in possible if number in present]
+    gone = [number for number in possible if number not in present]
+    for last in possible[bisect_left(possible, least) :]:
+        fixed = lasting[: bisect_right(lasting, last)]
+        others = gone[: bisect_left(gone, last)]
+        missing = size - len(fixed) - (last not in present)
+        if not 0 <= missing <= len(others):
+            continue
+        mine = [] if last in present else [last]
+        yield sorted([*fixed, *others[:missing], *mine])
+        yield sorted([*fixed, *others[len(others) - missing :], *mine])
+
+
+def _same_tables(before: PublicationState, now: PublicationState) -> Iterator[tuple[str, str]]:
+    """Yield the earlier and the current name of each table that was there before."""
     names = {_oid(entry): name for name, entry in before.tables.items()}
     for name, entry in now.tables.items():
         was = names.get(_oid(entry))
         if was is not None:
-            yield name, before.columns[was], now.columns[name]
+            yield was, name
 
 
 def altered_columns(before: PublicationState, now: PublicationState) -> list[str]:
     """Describe the changes of columns between two states, for people."""
     changes = []
-    for table, old, new in _same_tables(before, now):
+    for was, table in _same_tables(before, now):
+        old, new = before.columns[was], now.columns[table]
         names = {number: name for name, (number, _, _) in new.items()}
         numbers = {number for number, _, _ in old.values()}
         for name, (number, *kind) in old.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from penstock.errors import FeedUnavailable
 from penstock.feeds.postgres.catalog import SNAPSHOT_SCHEMA, BaseType, Table, Tables
@@ -177,12 +178,17 @@ class Fit:
         return None
 
     def _exchanged(self, table: Table, logged: Collection[str]) -> SchemaChange | None:
-        """Columns keep their order for life: names in another order belong to other columns."""
+        """Columns keep their order for life, and new ones come last: names in another place belong to other
+        columns.
+        """
         planned = self._of_interest(table)
         current = [name for name in logged if name in planned]
-        if current == planned:
-            return None
+        known = {column.name for column in table.relation.columns}
+        old_ones = list(takewhile(known.__contains__, logged))
         names = [name for name, other in zip(planned, current, strict=True) if name != other]
+        names += [name for name in planned if name not in old_ones and name not in names]
+        if not names:
+            return None
         values = ", ".join(f"{name} = {name}" for name in names)
         return SchemaChange(
             condition="FEED_UNAVAILABLE.COLUMN_REPLACED",

@@ -39,15 +39,15 @@ FROM pg_publication WHERE pubname = :publication;
 -- name: published_tables
 -- The tables, what makes them part of the publication, and a stamp that changes with their definition.
 WITH published AS (
-    SELECT c.oid, c.xmin, c.relkind, p.schemaname AS schema, p.schemaname || '.' || p.tablename AS name,
-        b.oid AS publication
+    SELECT c.oid, c.xmin, c.relkind, c.relnatts, p.schemaname AS schema, p.schemaname || '.' || p.tablename AS name,
+        b.oid AS publication, to_jsonb(p) -> 'attnames' AS columns
     FROM pg_publication AS b
     JOIN pg_publication_tables AS p ON p.pubname = b.pubname
     JOIN pg_namespace AS n ON n.nspname = p.schemaname
     JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = p.tablename
     WHERE b.pubname = :publication AND p.schemaname <> 'penstock_snapshots'
 )
-SELECT t.oid, t.schema, t.name,
+SELECT t.oid, t.schema, t.name, t.relnatts AS width,
     (SELECT string_agg(r.oid::text, '.' ORDER BY r.oid) FROM pg_publication_rel AS r
         WHERE r.prpubid = t.publication
             AND (r.prrelid = t.oid
@@ -57,7 +57,8 @@ SELECT t.oid, t.schema, t.name,
         WHERE l.isleaf AND l.relid <> t.oid ORDER BY 1) END AS partitions,
     (SELECT jsonb_object_agg(a.attname, jsonb_build_array(a.attnum, a.atttypid::bigint, a.atttypmod))
         FROM pg_attribute AS a
-        WHERE a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
+        WHERE a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
+            AND coalesce(t.columns ? a.attname::text, a.attgenerated = '')) AS columns,
     md5(concat(t.xmin, '/',
         (SELECT string_agg(a.attnum || ':' || a.xmin, ' ' ORDER BY a.attnum) FROM pg_attribute AS a
             WHERE a.attrelid = t.oid AND a.attnum > 0), '/',
@@ -72,6 +73,11 @@ FROM pg_publication AS b
 JOIN pg_publication_namespace AS p ON p.pnpubid = b.oid
 JOIN pg_namespace AS n ON n.oid = p.pnnspid
 WHERE b.pubname = :publication;
+
+-- name: position
+-- The end of the log, with all that can be seen in the catalog now.
+SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END - '0/0'
+    AS position;
 
 -- name: transaction
 SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next;

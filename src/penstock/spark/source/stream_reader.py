@@ -143,7 +143,13 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _own(self) -> Owner | None:
         if self._options.consumer is not None and self._owner is None:
             store = self._store()
-            self._owner = Owner(store.database, store.uuid, self._options.consumer, self._queue.name)
+            self._owner = Owner(
+                store.database,
+                store.uuid,
+                self._options.consumer,
+                self._queue.name,
+                moved_by_sink=self._options.moved_by_sink,
+            )
         return self._owner
 
     def _start(self, tx: Transaction) -> list[int]:
@@ -182,6 +188,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             start=tuple(start),
             end=tuple(end),
             rows_per_task=self._options.rows_per_task,
+            moved_by_sink=owner is not None and owner.moved_by_sink,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ from pyspark.sql import DataFrame, Row
 
 from penstock.commit.micro_batch import Target
 from penstock.commit.protocol import commit_batch, note_batch
-from penstock.errors import PenstockError
+from penstock.errors import CommitRefused, PenstockError
 from penstock.queue.open_stores import open_store
 from penstock.queue.store import Store
 from penstock.spark.checkpoint import Checkpoint
@@ -67,10 +68,18 @@ class TableWriter:
             self._commit(store, target, batch_id, reports, staged)
 
     def _note(self, store: Store, target: Target[int], batch_id: int, reports: Sequence[Row]) -> None:
-        if reports:
-            key = LedgerKey(target.ledger_name, self.app_id or reports[0].query, batch_id)
+        # A micro-batch that the optimizer has found empty has no tasks.
+        query = reports[0].query if reports else self._query_id()
+        if query is not None:
+            key = LedgerKey(target.ledger_name, self.app_id or query, batch_id)
             rows = sum(report.rows for report in reports)
-            note_batch(store.database, key, reports[0].query, rows, new_sink=self.new_sink)
+            note_batch(store.database, key, query, rows, new_sink=self.new_sink)
+
+    def _query_id(self) -> str | None:
+        """Return the query's id; None if this process cannot read the checkpoint."""
+        with suppress(CommitRefused):
+            return Checkpoint(self.location).query_id()
+        return None
 
     def _commit(
         self,
