@@ -182,14 +182,19 @@ class Server:
         """Take the locks of a statement, in its order, and wait for each."""
         if not self.rows or not tx.write:
             return
-        for key, mode in wanted(name, given, lambda text, values: self._found(tx, text, values)):
-            if tx.locked.get(key) == mode:
-                continue
-            self._wait_until(tx, lambda key=key, mode=mode: self._in_the_way(tx, key, mode), str(key))
-            if name in THERE and self._found(tx, THERE[name], given):
-                continue
-            self._locks.setdefault(key, {})[tx] = mode
-            tx.locked[key] = mode
+        waited = True
+        while waited:
+            # Other rows may be there after a wait.
+            waited = False
+            for key, mode in wanted(name, given, lambda text, values: self._found(tx, text, values)):
+                if tx.locked.get(key) == mode:
+                    continue
+                waited |= bool(self._in_the_way(tx, key, mode))
+                self._wait_until(tx, lambda key=key, mode=mode: self._in_the_way(tx, key, mode), str(key))
+                if name in THERE and self._found(tx, THERE[name], given):
+                    continue
+                self._locks.setdefault(key, {})[tx] = mode
+                tx.locked[key] = mode
 
     def _in_the_way(self, tx: SimTransaction, key: Key, mode: str) -> list[SimTransaction]:
         return [

@@ -134,13 +134,13 @@ FAULTS = [
     Fault(
         "a consumer that lags behind the checkpoint is moved to it, whatever was lost",
         "commit/owner.py",
-        "    return ahead and registration.plan != plan_text(logged)\n",
+        "    return expects_move or registration.plan != plan_text(logged)\n",
         "    return False\n",
     ),
     Fault(
         "a consumer is moved over an epoch of its sink from wherever it stands",
         "commit/owner.py",
-        "        if same and offsets == begins and planned and pad(planned.start, len(offsets)) == begins:\n",
+        "        if same and offsets == begins and _planned_from(registration, begins):\n",
         "        if same:\n",
     ),
     Fault(
