@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 import pyarrow as pa
 
-import penstock as ps
+import penstock
 from bench.data import SCHEMA, rows
 from bench.harness import Result, scratch, speed, timed
 from penstock.arrow.segments import encode
@@ -37,7 +37,7 @@ def sqlite() -> Result:
 def _sqlite(folder: Path) -> float:
     for file in folder.glob("store.db*"):
         file.unlink() if file.is_file() else None
-    store = ps.connect(f"sqlite:///{folder}/store.db")
+    store = penstock.connect(f"sqlite:///{folder}/store.db")
     queue = store.create_queue("bench", SCHEMA)
     table = rows()
 
@@ -71,7 +71,7 @@ def _ipc(folder: Path) -> float:
 
 def postgres(url: str) -> Result:
     schema = "bench_append"
-    store = ps.connect(with_schema(url, schema))
+    store = penstock.connect(with_schema(url, schema))
     connection = psycopg.connect(url, autocommit=True)
     connection.execute(f"create table {schema}.peer (payload_id bigint primary key, runs bytea, data bytea)")
     connection.execute(f"alter table {schema}.peer alter column data set storage external")
@@ -90,7 +90,7 @@ def postgres(url: str) -> Result:
         drop_schema(url, schema)
 
 
-def _postgres(store: ps.Store, table: pa.Table) -> float:
+def _postgres(store: penstock.Store, table: pa.Table) -> float:
     queue = store.create_queue("bench", SCHEMA)
     taken = timed(lambda: queue.append(table))
     store.drop_queue("bench")

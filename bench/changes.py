@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-import penstock as ps
+import penstock
 from bench.harness import Result, pairs, peak_memory, scratch, speed, timed
 from bench.spark_session import spark
 
@@ -30,8 +30,8 @@ PROVIDERS = {
 }
 
 
-def contract() -> ps.ChangeContract:
-    return ps.ChangeContract(
+def contract() -> penstock.ChangeContract:
+    return penstock.ChangeContract(
         "id",
         "rv",
         carryover_rows=True,
@@ -134,7 +134,7 @@ def _relabelled() -> F.Column:
 
 
 def ours(df: DataFrame) -> DataFrame:
-    return ps.changes.post_process(df, contract(), compute_updates=True)
+    return penstock.changes.post_process(df, contract(), compute_updates=True)
 
 
 def stream(changed: float, least: float, *, commits: int = 5) -> Result:

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-import penstock as ps
+import penstock
 from bench.harness import Result, pairs, scratch, timed
 from bench.spark_session import spark
 from penstock.feeds.delta import DeltaFeed
@@ -97,7 +97,7 @@ def feed() -> Result:
             return timed(lambda: frame.write.format("noop").mode("overwrite").save())
 
         def ours() -> DataFrame:
-            return ps.changes.read(session, DeltaFeed(str(path), "id"), deduplication_mode="none")
+            return penstock.changes.read(session, DeltaFeed(str(path), "id"), deduplication_mode="none")
 
         def peer() -> DataFrame:
             return session.read.format("plain_delta").load(str(path))

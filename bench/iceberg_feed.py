@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-import penstock as ps
+import penstock
 from bench.data import rows
 from bench.harness import Result, scratch, speed, timed
 from bench.spark_session import spark
@@ -99,7 +99,7 @@ def _against_pyiceberg(given: dict[str, str], what: str, snapshots: Sequence[int
     """The feed against pyiceberg's batches of the same files, which some snapshots have."""
     feed = IcebergFeed("bench.orders", properties=given, row_id="id")
     rows_per_task = {"rowsPerTask": ROWS // TASKS}
-    ours = ps.changes.read(spark(), feed, deduplication_mode="none", options=rows_per_task, **options)
+    ours = penstock.changes.read(spark(), feed, deduplication_mode="none", options=rows_per_task, **options)
     spark().dataSource.register(IcebergFiles)
     catalog = {"uri": given["uri"], "warehouse": given["warehouse"]}
     held = ",".join(map(str, snapshots))

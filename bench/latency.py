@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-import penstock as ps
+import penstock
 from bench.harness import Result, scratch, speed
 from bench.spark_session import spark
 
@@ -35,7 +35,7 @@ PLOT = Path("bench/plots/latency-rates.png")
 SCHEMA = pa.schema(
     [("id", pa.int64()), ("name", pa.string()), ("amount", pa.float64()), ("sent", pa.float64())]
 )
-CONTINUOUS, MICRO_BATCH = ps.Trigger.continuous("100 ms"), ps.Trigger.processing_time()
+CONTINUOUS, MICRO_BATCH = penstock.Trigger.continuous("100 ms"), penstock.Trigger.processing_time()
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _draw(found: dict[str, list[Latency]], name: str) -> None:
 def measured(
     url: str,
     guarantee: str,
-    trigger: ps.Trigger,
+    trigger: penstock.Trigger,
     *,
     rate: int = RATE,
     rows_each: int = 1,
@@ -149,7 +149,7 @@ def measured(
     """One query, at a rate of rows a second in appends of some rows each; what it takes after the warm-up."""
     with scratch() as folder:
         where = url.format(folder=folder)
-        with ps.connect(where) as store:
+        with penstock.connect(where) as store:
             for queue in ("in", "out"):
                 store.create_queue(queue, SCHEMA, partitions=partitions)
             store.create_consumer("bench").register("in")
@@ -163,9 +163,11 @@ def measured(
                 store.drop_consumer("bench")
 
 
-def _query(url: str, guarantee: str, trigger: ps.Trigger, folder: Path) -> ps.Query:
-    stream = ps.stream(spark(pipelined=True), ps.QueueSource("in", consumer="bench", url=url)).transform(work)
-    pipeline = stream.write(ps.QueueSink("out", url=url), guarantee=guarantee)
+def _query(url: str, guarantee: str, trigger: penstock.Trigger, folder: Path) -> penstock.Query:
+    stream = penstock.stream(
+        spark(pipelined=True), penstock.QueueSource("in", consumer="bench", url=url)
+    ).transform(work)
+    pipeline = stream.write(penstock.QueueSink("out", url=url), guarantee=guarantee)
     return pipeline.start(checkpoint=folder / "checkpoint", trigger=trigger)
 
 
@@ -191,7 +193,7 @@ def _process(*arguments: object) -> subprocess.Popen[str]:
 
 def produce(url: str, rate: int, rows_each: int, total: int) -> None:
     """Appends on time, whatever an append takes."""
-    queue = ps.connect(url).queue("in")
+    queue = penstock.connect(url).queue("in")
     began = time.time()
     for first in range(0, total, rows_each):
         due = began + first / rate
@@ -210,7 +212,7 @@ def _rows(first: int, count: int) -> pa.Table | list[dict[str, object]]:
 
 def observe(url: str, total: int) -> None:
     """The milliseconds of each row, in the order in which they were seen."""
-    queue = ps.connect(url).queue("out")
+    queue = penstock.connect(url).queue("out")
     positions, seen = dict.fromkeys(range(queue.partitions), 0), []
     missing = total - sum(1 for i in range(total) if i % 10 == 3)
     with queue.watch() as watch:
@@ -250,7 +252,7 @@ def backlog(url: str, name: str) -> list[Result]:
     ]
 
 
-def _drained(url: str, trigger: ps.Trigger, rows: pa.Table) -> float:
+def _drained(url: str, trigger: penstock.Trigger, rows: pa.Table) -> float:
     """From the start of the query to the last row."""
     with _queues(url) as (where, source, out, folder):
         source.append(rows)
@@ -263,7 +265,7 @@ def _drained(url: str, trigger: ps.Trigger, rows: pa.Table) -> float:
             query.stop()
 
 
-def _drained_meanwhile(url: str, trigger: ps.Trigger, rows: pa.Table) -> float:
+def _drained_meanwhile(url: str, trigger: penstock.Trigger, rows: pa.Table) -> float:
     """From the append to the last row."""
     with _queues(url) as (where, source, out, folder):
         query = _query(where, "at_least_once", trigger, folder)
@@ -281,11 +283,11 @@ def _drained_meanwhile(url: str, trigger: ps.Trigger, rows: pa.Table) -> float:
 
 
 @contextmanager
-def _queues(url: str) -> Iterator[tuple[str, ps.Queue, ps.Queue, Path]]:
+def _queues(url: str) -> Iterator[tuple[str, penstock.Queue, penstock.Queue, Path]]:
     """The source, whose rows have keys and so lie in both of its partitions, and the sink."""
     with scratch() as folder:
         where = url.format(folder=folder)
-        with ps.connect(where) as store:
+        with penstock.connect(where) as store:
             source = store.create_queue("in", SCHEMA, partitions=2, key=["id"])
             out = store.create_queue("out", SCHEMA, partitions=2)
             store.create_consumer("bench").register("in")
@@ -302,7 +304,7 @@ def _kept(rows: pa.Table) -> int:
     return rows.num_rows - rows.num_rows // 10
 
 
-def _await(queue: ps.Queue, rows: int) -> None:
+def _await(queue: penstock.Queue, rows: int) -> None:
     while sum(part.next_index for part in queue.info().partitions) < rows:
         time.sleep(0.005)
 

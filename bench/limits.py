@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-import penstock as ps
+import penstock
 from bench.harness import Result, pairs, scratch, speed
 from bench.spark_session import spark
 
@@ -87,7 +87,7 @@ def stop() -> Result:
 class _Stopping:
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder, self.runs = url, folder, 0
-        self.store = ps.connect(url, create=True)
+        self.store = penstock.connect(url, create=True)
         queue = self.store.create_queue("in", _SCHEMA, partitions=2)
         for partition in range(2):
             for start in range(0, ROWS // 2, 500_000):
@@ -103,10 +103,10 @@ class _Stopping:
 
     def ours(self) -> _Cost:
         name, checkpoint = self._anew()
-        source = ps.QueueSource(
+        source = penstock.QueueSource(
             "in", consumer=name, url=self.url, options={"maxRowsPerTrigger": TRIGGER_ROWS}
         )
-        pipeline = ps.stream(spark(), source).limit(LIMIT).write(ps.QueueSink(name, url=self.url))
+        pipeline = penstock.stream(spark(), source).limit(LIMIT).write(penstock.QueueSink(name, url=self.url))
 
         def work() -> Any:
             query = pipeline.start(checkpoint=checkpoint)
@@ -175,14 +175,14 @@ def per_key() -> Result:
 class _PerKey:
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder, self.runs = url, folder, 0
-        self.store = ps.connect(url, create=True)
+        self.store = penstock.connect(url, create=True)
         queue = self.store.create_queue("in", _SCHEMA, partitions=2)
         for partition in range(2):
             first = partition * KEYED_ROWS // 2
             queue.append(_keyed(first, first + KEYED_ROWS // 2), partition=partition)
 
     def ours(self) -> float:
-        return self._run(lambda frame: ps.limits.first_rows(frame, PER_KEY, per=["name"]))
+        return self._run(lambda frame: penstock.limits.first_rows(frame, PER_KEY, per=["name"]))
 
     def peer(self) -> float:
         return self._run(_plain)

@@ -8,7 +8,7 @@ from statistics import median
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-import penstock as ps
+import penstock
 from bench.harness import Result
 from bench.spark_session import spark
 from penstock.modes.checking.report import MODES
@@ -48,7 +48,7 @@ def check() -> Result:
     ours, sparks = [], []
     for _ in range(_ROUNDS):
         start = time.perf_counter()
-        ps.modes.check(frame, sink="noop")
+        penstock.modes.check(frame, sink="noop")
         middle = time.perf_counter()
         for mode in MODES:
             check_output_mode(frame, mode)

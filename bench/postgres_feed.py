@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-import penstock as ps
+import penstock
 from bench.harness import Result, scratch, speed, timed
 from bench.spark_session import spark
 from penstock.feeds.postgres import PostgresFeed
@@ -48,7 +48,7 @@ def through_spark(url: str, *, rounds: int = 3) -> Result:
         runs = iter(range(1000))
 
         def run(copy: str) -> float:
-            frame = ps.changes.read_stream(spark(), PostgresFeed(url, NAME, copy, snapshot="none"))
+            frame = penstock.changes.read_stream(spark(), PostgresFeed(url, NAME, copy, snapshot="none"))
             checkpoint = str(folder / f"checkpoint-{next(runs)}")
             writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
             query = writer.trigger(availableNow=True).start()

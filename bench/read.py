@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
-import penstock as ps
+import penstock
 from bench.arrow_files import ArrowFiles, write_files
 from bench.data import SCHEMA, rows
 from bench.harness import Result, cost, scratch, speed, timed, worker_peaks
@@ -19,7 +19,7 @@ def aggregate(url: str, name: str) -> Result:
     """2 million rows in two partitions, two tasks on either side."""
     with scratch() as folder:
         table = rows()
-        with ps.connect(url.format(folder=folder)) as store:
+        with penstock.connect(url.format(folder=folder)) as store:
             queue = store.create_queue("bench_read", SCHEMA, partitions=2)
             half = table.num_rows // 2
             queue.append(table.slice(0, half), partition=0)
@@ -51,7 +51,7 @@ def merged(url: str, name: str) -> tuple[Result, float]:
     that all of the merging is in those seconds.
     """
     with scratch() as folder:
-        store = ps.connect(url.format(folder=folder))
+        store = penstock.connect(url.format(folder=folder))
         table = rows(SMALL_APPENDS)
         one, many = store.create_queue("one", SCHEMA), store.create_queue("many", SCHEMA)
         one.append(table)
@@ -71,7 +71,7 @@ def merged(url: str, name: str) -> tuple[Result, float]:
         return result, merging
 
 
-def _one_by_one(queue: ps.Queue) -> None:
+def _one_by_one(queue: penstock.Queue) -> None:
     table = rows(SMALL_APPENDS)
     for number in range(table.num_rows):
         queue.append(table.slice(number, 1))
@@ -81,7 +81,7 @@ def worker_memory(count: int = 10_000_000) -> int:
     """The peak resident bytes of the Python worker that reads a partition of ``count`` rows in one task."""
     with scratch() as folder:
         url = f"sqlite:///{folder}/store.db"
-        with ps.connect(url) as store:
+        with penstock.connect(url) as store:
             queue = store.create_queue("large", SCHEMA)
             for _ in range(count // 1_000_000):
                 queue.append(rows(1_000_000))

@@ -11,7 +11,7 @@ from statistics import median
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-import penstock as ps
+import penstock
 from bench.data import SCHEMA, rows
 from bench.harness import scratch, timed
 from bench.latency import CONTINUOUS, measured
@@ -60,7 +60,7 @@ def reads(pg_url: str) -> Curve:
     lengths = (20_000, 100_000, 500_000, 2_500_000)
     lines: dict[str, list[tuple[float, float]]] = {}
     for kind, url in _stores(pg_url):
-        with scratch() as folder, ps.connect(url.format(folder=folder)) as store:
+        with scratch() as folder, penstock.connect(url.format(folder=folder)) as store:
             queue = store.create_queue("bench_long", SCHEMA)
             there = 0
             for length in lengths:
@@ -81,7 +81,7 @@ def appends(pg_url: str) -> Curve:
     """
     lines: dict[str, list[tuple[float, float]]] = {}
     for kind, url in _stores(pg_url):
-        with scratch() as folder, ps.connect(url.format(folder=folder)) as store:
+        with scratch() as folder, penstock.connect(url.format(folder=folder)) as store:
             queue = store.create_queue("bench_many", SCHEMA)
             row, many = rows(1), rows(100_000)
             for segments in (10, 40, 160, 640):
@@ -122,7 +122,7 @@ def plans(pg_url: str) -> Curve:
     points = []
     for operators in (10, 30, 100, 300):
         frame = _wide(operators)
-        took = _median(partial(ps.modes.check, frame, sink="noop"), times=15)
+        took = _median(partial(penstock.modes.check, frame, sink="noop"), times=15)
         points.append((float(operators), took / operators))
     return Curve(
         "scaling-plans", "Checking the output modes, for each operator", "operators", {"check": points}

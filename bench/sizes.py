@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-import penstock as ps
+import penstock
 from bench.data import SCHEMA, rows
 from bench.harness import Result, scratch
 from bench.streaming import run
@@ -19,7 +19,7 @@ def sizes(url: str, name: str) -> list[Result]:
     """Seconds for a million rows, by the median micro-batch; the first one is left out."""
     with scratch() as folder:
         where = url.format(folder=folder)
-        with ps.connect(where) as store:
+        with penstock.connect(where) as store:
             found = {
                 size: _seconds(store, where, folder, size, size * count) for size, count in SMALL.items()
             }
@@ -27,7 +27,7 @@ def sizes(url: str, name: str) -> list[Result]:
         return [_against(size, seconds, large, name) for size, seconds in found.items()]
 
 
-def _seconds(store: ps.Store, url: str, folder: Path, size: int, total: int) -> float:
+def _seconds(store: penstock.Store, url: str, folder: Path, size: int, total: int) -> float:
     queue = store.create_queue("in", SCHEMA, partitions=2)
     for partition in range(2):
         queue.append(rows(total).slice(partition * total // 2, total // 2), partition=partition)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from penstock.spark.session import PIPELINED
 
 
@@ -15,7 +15,7 @@ def spark(*, pipelined: bool = False) -> SparkSession:
         return running
     if running is not None:
         running.stop()
-    session = ps.session(
+    session = penstock.session(
         "bench",
         master="local[2]",
         memory="4g",

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-import penstock as ps
+import penstock
 from bench.data import SCHEMA, rows
 from bench.harness import Result, cost, scratch
 from bench.spark_session import spark
@@ -35,7 +35,7 @@ def large(url: str, name: str) -> Result:
 def _compare(name: str, url: str, batch: int, total: int, taken: Callable[[list[float]], float]) -> Result:
     with scratch() as folder:
         where = url.format(folder=folder)
-        with ps.connect(where) as store:
+        with penstock.connect(where) as store:
             store.create_queue("in", SCHEMA, partitions=2).append(
                 rows(total).slice(0, total // 2), partition=0
             )
@@ -54,7 +54,7 @@ def _compare(name: str, url: str, batch: int, total: int, taken: Callable[[list[
 
 
 def run(
-    store: ps.Store,
+    store: penstock.Store,
     url: str,
     checkpoint: Path,
     guarantee: str,
@@ -70,12 +70,13 @@ def run(
     store.queue("in").register(consumer)
     store.create_queue("out", SCHEMA, partitions=2)
     query = (
-        ps.stream(
-            spark(), ps.QueueSource("in", consumer=consumer, url=url, options={"maxRowsPerTrigger": batch})
+        penstock.stream(
+            spark(),
+            penstock.QueueSource("in", consumer=consumer, url=url, options={"maxRowsPerTrigger": batch}),
         )
         .transform(lambda frame: frame.where("id % 10 != 3"))
-        .write(ps.QueueSink("out", url=url), guarantee=guarantee)
-        .start(checkpoint=checkpoint, trigger=ps.Trigger.available_now())
+        .write(penstock.QueueSink("out", url=url), guarantee=guarantee)
+        .start(checkpoint=checkpoint, trigger=penstock.Trigger.available_now())
     )
     query.awaitTermination()
     times = [progress["durationMs"]["triggerExecution"] / 1000 for progress in query.recentProgress[1:]]

@@ -11,7 +11,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-import penstock as ps
+import penstock
 from bench.harness import Result, scratch, speed, timed
 from bench.spark_session import spark
 from penstock.testing.stores import drop_schema, with_schema
@@ -40,7 +40,7 @@ def upsert(url: str, rows: int = ROWS, rounds: int = ROUNDS) -> Result:
 class _Bench:
     def __init__(self, url: str, connection: psycopg.Connection, folder: Path, rows: int) -> None:
         self.url, self.connection, self.folder, self.rows = with_schema(url, _NAME), connection, folder, rows
-        self.store = ps.connect(self.url)
+        self.store = penstock.connect(self.url)
         self.data = _rows(rows // 2, rows + rows // 2)
         queue = self.store.create_queue("in", SCHEMA, partitions=2)
         for partition in range(2):
@@ -64,9 +64,11 @@ class _Bench:
         self._fill("ours")
         self.store.consumer("bench").seek("in", to="earliest")
         self.runs += 1
-        stream = ps.stream(spark(), ps.QueueSource("in", consumer="bench", url=self.url))
-        pipeline = stream.write(ps.TableSink(f"{_NAME}.ours", ["id"], self.url), output_mode="update")
-        query = pipeline.start(checkpoint=self.folder / f"ck{self.runs}", trigger=ps.Trigger.available_now())
+        stream = penstock.stream(spark(), penstock.QueueSource("in", consumer="bench", url=self.url))
+        pipeline = stream.write(penstock.TableSink(f"{_NAME}.ours", ["id"], self.url), output_mode="update")
+        query = pipeline.start(
+            checkpoint=self.folder / f"ck{self.runs}", trigger=penstock.Trigger.available_now()
+        )
         query.awaitTermination()
         self._check("ours")
         return sum(progress.durationMs.get("addBatch", 0) for progress in query.recentProgress) / 1000

@@ -1,4 +1,4 @@
-"""Taking the first rows of a backlog: ``ps.take`` against a limit, the memory sink and ``availableNow``."""
+"""The first rows of a backlog: ``penstock.take`` against a limit, the memory sink and ``availableNow``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from pyspark.sql import DataFrame
 
-import penstock as ps
+import penstock
 from bench.data import SCHEMA, rows
 from bench.harness import Result, scratch, speed, timed
 from bench.spark_session import spark
@@ -23,7 +23,7 @@ def queue() -> list[Result]:
     """
     with scratch() as folder:
         url = f"sqlite:///{folder}/store.db"
-        with ps.connect(url) as store:
+        with penstock.connect(url) as store:
             backlog = store.create_queue("backlog", SCHEMA, partitions=2)
             for number in range(BACKLOG // _APPEND):
                 backlog.append(rows(_APPEND), partition=number % 2)
@@ -46,7 +46,7 @@ def queue() -> list[Result]:
 
 
 def _taken(frame: DataFrame) -> None:
-    _require(len(list(ps.take(frame, TAKEN))))
+    _require(len(list(penstock.take(frame, TAKEN))))
 
 
 def _limited(frame: DataFrame) -> None:

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
-import penstock as ps  # noqa: E402 - the tests' helpers are found by the line above
+import penstock  # noqa: E402 - the tests' helpers are found by the line above
 from penstock.store.database import Transaction  # noqa: E402
 from penstock.testing.stores import with_schema  # noqa: E402
 from tests.continuous.test_kills import Application, Copy  # noqa: E402
@@ -52,12 +52,12 @@ SESSION_LINES = re.compile(r"^(--|SET |SELECT pg_catalog\.set_config|\\|$)")
 
 
 def main() -> None:
-    target = FOLDER / ps.__version__
+    target = FOLDER / penstock.__version__
     if target.exists():
-        sys.exit(f"{target} exists: delete it first if {ps.__version__} is not released yet")
+        sys.exit(f"{target} exists: delete it first if {penstock.__version__} is not released yet")
     os.environ["TZ"] = "UTC"
     time.tzset()
-    sources = Path(str(ps.__file__)).parents[1]
+    sources = Path(str(penstock.__file__)).parents[1]
     paths = [sources, ROOT, ROOT / "tests/support/startup"]
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, paths))
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -77,7 +77,7 @@ def make(folder: Path, target: Path, pg_url: str) -> None:
     }
     for dialect in DIALECTS:
         folders[dialect].mkdir()
-        with ps.connect(urls[dialect]) as store:
+        with penstock.connect(urls[dialect]) as store:
             fill(store, urls[dialect])
     kill_micro_batches(urls, folders, folder)
     kill_continuous(urls, folders, folder)
@@ -85,7 +85,7 @@ def make(folder: Path, target: Path, pg_url: str) -> None:
     for dialect in DIALECTS:
         keep(dialect, urls[dialect], folders[dialect], target / dialect)
     server_version = query_server(pg_url)
-    made_with = {"penstock": ps.__version__, "spark": spark_version(), "postgresql": server_version}
+    made_with = {"penstock": penstock.__version__, "spark": spark_version(), "postgresql": server_version}
     (target / "made_with.json").write_text(json.dumps(made_with, indent=1) + "\n")
 
 
@@ -152,7 +152,7 @@ def children_in(folder: Path) -> Callable[..., ChildProcess]:
 
 
 def keep(dialect: str, url: str, folder: Path, target: Path) -> None:
-    with ps.connect(url) as store:
+    with penstock.connect(url) as store:
         contents = describe(store)
         store.database.run(lambda tx: move_checkpoints(tx, folder.parent))
     target.mkdir(parents=True)

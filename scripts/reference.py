@@ -32,7 +32,7 @@ GROUPS = {
         "connect", "Store", "Queue", "QueueInfo", "AppendResult", "Retention", "Consumer", "Pull", "Lag",
         "Producer",
     ),
-    "Sessions": ("session", "register", "publish", "log_progress"),
+    "Sessions": ("session", "register", "monitor", "log_progress"),
     "Pipelines": ("stream", "Stream", "Pipeline", "Trigger", "Query", "ContinuousQuery"),
     "Sources and sinks": (
         "QueueSource", "RateSource", "QueueSink", "TableSink", "ConsoleSink", "FunctionSink", "exactly_once",
@@ -42,7 +42,7 @@ GROUPS = {
         "ChangeContract", "QueueFeed", "PostgresFeed", "DeltaFeed", "IcebergFeed", "SnapshotFeed",
         "DebeziumFeed",
     ),
-    "Rows in a notebook": ("take", "sample", "Taken"),
+    "Rows in a notebook": ("take", "take_sample", "TakeResult"),
     "Errors": ("PenstockError",),
 }  # fmt: skip
 """The names of the package itself, by what they are for."""
@@ -59,7 +59,7 @@ INNER = {
     "ConsoleSink": {"given", "format", "width"},
     "FunctionSink": {"format"},
     "TableSink": {"format", "check", "writer", "place", "prepared"},
-    "Taken": {"of"},
+    "TakeResult": {"of"},
     "Problem": {"at", "lines"},
     "MemoryStream": set(),
 }
@@ -88,19 +88,19 @@ def pages() -> dict[Path, str]:
 
 
 def package_page(package: Any) -> str:
-    """``import penstock as ps``."""
-    lines = [*_head("penstock", "`import penstock as ps`. " + _summary(package)), "", *_contents(GROUPS)]
+    """``import penstock``."""
+    lines = [*_head("penstock", "`import penstock`. " + _summary(package)), "", *_contents(GROUPS)]
     for group, names in GROUPS.items():
         lines += ["", f"## {group}"]
         for name in names:
-            lines += ["", *described(_final(package[name]), name, "ps.", level=3)]
+            lines += ["", *described(_final(package[name]), name, "penstock.", level=3)]
     return _joined(lines)
 
 
 def module_page(module: Any, name: str) -> str:
     """One of the public modules."""
     module = _final(module)
-    prefix = "penstock.testing." if name == "testing" else f"ps.{name}."
+    prefix = "penstock.testing." if name == "testing" else f"penstock.{name}."
     lines = _head(f"penstock.{name}", _summary(module))
     for each in _exported(module):
         lines += ["", *described(_final(module[each]), each, prefix, level=2)]
@@ -313,7 +313,12 @@ def errors_page(module: Any) -> str:
         "value, and the way out.",
     )
     lines += ["", "```text", *(line.removeprefix("    ") for line in tree[1].splitlines()), "```", ""]
-    lines += ["```python", "try:", '    store.queue("orders")', "except ps.errors.QueueNotFound as error:"]
+    lines += [
+        "```python",
+        "try:",
+        '    store.queue("orders")',
+        "except penstock.errors.QueueNotFoundError as error:",
+    ]
     lines += ["    print(error.condition, error.parameters)", "```", "", "## Conditions", ""]
     lines += [f"[What each means, and what to do]({PAGE}).", ""]
     lines += ["| condition | error | |", "|---|---|---|"]
@@ -351,9 +356,10 @@ def _way(condition: str) -> str:
 
 
 def problems_page() -> str:
-    """The codes that `ps.modes.check` tells, each with its page, which the tests write."""
+    """The codes that `penstock.modes.check` tells, each with its page, which the tests write."""
     lines = _head(
-        "Problems of output modes", "What `ps.modes.check` and `penstock modes check` may tell of a query."
+        "Problems of output modes",
+        "What `penstock.modes.check` and `penstock modes check` may tell of a query.",
     )
     lines += ["", "| code | |", "|---|---|"]
     for path in sorted(PROBLEMS.glob("*.md")):
@@ -397,7 +403,7 @@ def _contents(groups: dict[str, tuple[str, ...]]) -> list[str]:
         for name in names:
             # GitHub numbers headings that differ in their case alone.
             number = seen[name.lower()]
-            ways.append(f"[`{name}`](#ps{name.lower()}{f'-{number}' if number else ''})")
+            ways.append(f"[`{name}`](#penstock{name.lower()}{f'-{number}' if number else ''})")
             seen[name.lower()] += 1
         lines.append(f"| {group} | {', '.join(ways)} |")
     return lines

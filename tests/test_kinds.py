@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-import penstock as ps
+import penstock
 from penstock.arguments import require
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,29 +23,32 @@ if TYPE_CHECKING:
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 CHANGE = [{"id": 1, "name": "ada", "_change_type": "insert"}]
-CONTRACT: Any = ps.ChangeContract("id")
+CONTRACT: Any = penstock.ChangeContract("id")
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     url = f"sqlite:///{tmp_path}/penstock.db"
-    with ps.connect(url) as store:
+    with penstock.connect(url) as store:
         store.create_queue("q", SCHEMA).append([{"id": 1, "name": "ada"}])
         store.create_consumer("c").register("q")
-    ps.QueueFeed.create("f", SCHEMA, CONTRACT, store=url)
+    penstock.QueueFeed.create("f", SCHEMA, CONTRACT, store=url)
     return url
 
 
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda store: store.create_queue("x", SCHEMA, retention=5), r"retention is a ps\.Retention.*not 5"),
+        (
+            lambda store: store.create_queue("x", SCHEMA, retention=5),
+            r"retention is a penstock\.Retention.*not 5",
+        ),
         (
             lambda store: store.create_queue("x", SCHEMA, retention=""),
-            r"retention is a ps\.Retention.*not ''",
+            r"retention is a penstock\.Retention.*not ''",
         ),
         (lambda store: store.create_queue("x", SCHEMA, key=5), "key is a column's name.*not 5"),
-        (lambda store: store.queue("q").set_retention(None), r"retention is a ps\.Retention.*not None"),
+        (lambda store: store.queue("q").set_retention(None), r"retention is a penstock\.Retention.*not None"),
         (lambda store: store.queue("q").read(0, 0, columns=[None]), "columns is a column's name"),
         (lambda store: store.queue("q").register(None), "the name of a consumer is text, not NoneType"),
         (lambda store: store.consumer("c").register(5), "the name of a queue is text, not int"),
@@ -53,25 +56,25 @@ def url(tmp_path: Path) -> str:
         (lambda store: store.consumer("c").seek(None, to="latest"), "the name of a queue is text"),
         (lambda store: store.consumer("c").offsets(5), "the name of a queue is text"),
         (lambda store: store.sweep(5), "older_than is a timedelta, not 5"),
-        (lambda store: ps.connect(store.url, timeout="5"), "timeout is a number of seconds, not '5'"),
+        (lambda store: penstock.connect(store.url, timeout="5"), "timeout is a number of seconds, not '5'"),
     ],
 )
-def test_stores_queues_and_consumers(url: str, call: Callable[[ps.Store], Any], told: str) -> None:
-    with ps.connect(url) as store:
-        with pytest.raises(InvalidInput, match=told):
+def test_stores_queues_and_consumers(url: str, call: Callable[[penstock.Store], Any], told: str) -> None:
+    with penstock.connect(url) as store:
+        with pytest.raises(InvalidInputError, match=told):
             call(store)
         assert store.queues() == ["f", "q"]
 
 
 def test_one_column_may_be_read_by_its_name(url: str) -> None:
-    with ps.connect(url) as store:
+    with penstock.connect(url) as store:
         assert store.queue("q").read(0, 0, columns="name").to_pylist() == [{"name": "ada"}]
 
 
 @pytest.mark.parametrize("version", ["2", 2**63, -1, True, None, 1.0])
 def test_a_commit_with_such_a_version_is_refused(url: str, version: Any) -> None:
-    feed = ps.QueueFeed("f", url)
-    with pytest.raises(InvalidInput, match="a commit's version is a whole number from 0"):
+    feed = penstock.QueueFeed("f", url)
+    with pytest.raises(InvalidInputError, match="a commit's version is a whole number from 0"):
         feed.append_commit(version, NOON, CHANGE)
     assert feed.newest(-1) == -1
 
@@ -79,41 +82,53 @@ def test_a_commit_with_such_a_version_is_refused(url: str, version: Any) -> None
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda: ps.ChangeContract(5), "row_id is a column's name, or several.*not 5"),
-        (lambda: ps.ChangeContract("id", carryover_rows="no"), "carryover_rows is True or False, not 'no'"),
-        (lambda: ps.ChangeContract("id", row_version=5), "row_version is a column's name, or None, not 5"),
-        (lambda: ps.QueueFeed(None, "sqlite:///x.db"), "the name of a queue is text"),
-        (lambda: ps.QueueFeed("f", ["x"]), "store is the URL of a store.*not \\['x'\\]"),
-        (lambda: ps.QueueFeed.create("f", SCHEMA, "id", store="sqlite:///x.db"), "contract is a ps"),
-        (lambda: ps.DeltaFeed(None), "path is a path, or a URL, not None"),
-        (lambda: ps.DeltaFeed(""), "path is a path, or a URL, not ''"),
-        (lambda: ps.DeltaFeed("/x", row_id=5), "row_id is a column's name"),
-        (lambda: ps.DeltaFeed("/x", storage_options=5), "storage_options is a mapping"),
-        (lambda: ps.SnapshotFeed(None, "id"), "path is a path, or a URL, not None"),
-        (lambda: ps.SnapshotFeed("/x", 5), "row_id is a column's name"),
-        (lambda: ps.IcebergFeed(5), "the name of a table is text"),
-        (lambda: ps.IcebergFeed("a.b", None), "the name of a catalog is text"),
-        (lambda: ps.IcebergFeed("a.b", properties=5), "properties is a mapping"),
-        (lambda: ps.PostgresFeed("postgresql://a@b/c", publication=5), "publication is text, not 5"),
-        (lambda: ps.PostgresFeed("postgresql://a@b/c", "p", tables=5), "tables is"),
-        (lambda: ps.DebeziumFeed("id bigint", 5), "row_id is a column's name"),
-        (lambda: ps.DebeziumFeed("id bigint", "id", timestamps=5), "timestamps is one of micros"),
-        (lambda: ps.DebeziumFeed("id bigint", "id", dead_letters="dead"), r"dead_letters is a ps\.QueueSink"),
-        (lambda: ps.QueueSource(None), "the name of a queue is text"),
-        (lambda: ps.QueueSource("q", consumer=5), "the name of a consumer is text"),
-        (lambda: ps.QueueSink("q", options="x"), "options is a mapping.*not 'x'"),
-        (lambda: ps.QueueSink("q", url=5), "url is the URL of a store.*not 5"),
+        (lambda: penstock.ChangeContract(5), "row_id is a column's name, or several.*not 5"),
+        (
+            lambda: penstock.ChangeContract("id", carryover_rows="no"),
+            "carryover_rows is True or False, not 'no'",
+        ),
+        (
+            lambda: penstock.ChangeContract("id", row_version=5),
+            "row_version is a column's name, or None, not 5",
+        ),
+        (lambda: penstock.QueueFeed(None, "sqlite:///x.db"), "the name of a queue is text"),
+        (lambda: penstock.QueueFeed("f", ["x"]), "store is the URL of a store.*not \\['x'\\]"),
+        (
+            lambda: penstock.QueueFeed.create("f", SCHEMA, "id", store="sqlite:///x.db"),
+            "contract is a penstock",
+        ),
+        (lambda: penstock.DeltaFeed(None), "path is a path, or a URL, not None"),
+        (lambda: penstock.DeltaFeed(""), "path is a path, or a URL, not ''"),
+        (lambda: penstock.DeltaFeed("/x", row_id=5), "row_id is a column's name"),
+        (lambda: penstock.DeltaFeed("/x", storage_options=5), "storage_options is a mapping"),
+        (lambda: penstock.SnapshotFeed(None, "id"), "path is a path, or a URL, not None"),
+        (lambda: penstock.SnapshotFeed("/x", 5), "row_id is a column's name"),
+        (lambda: penstock.IcebergFeed(5), "the name of a table is text"),
+        (lambda: penstock.IcebergFeed("a.b", None), "the name of a catalog is text"),
+        (lambda: penstock.IcebergFeed("a.b", properties=5), "properties is a mapping"),
+        (lambda: penstock.PostgresFeed("postgresql://a@b/c", publication=5), "publication is text, not 5"),
+        (lambda: penstock.PostgresFeed("postgresql://a@b/c", "p", tables=5), "tables is"),
+        (lambda: penstock.DebeziumFeed("id bigint", 5), "row_id is a column's name"),
+        (lambda: penstock.DebeziumFeed("id bigint", "id", timestamps=5), "timestamps is one of micros"),
+        (
+            lambda: penstock.DebeziumFeed("id bigint", "id", dead_letters="dead"),
+            r"dead_letters is a penstock\.QueueSink",
+        ),
+        (lambda: penstock.QueueSource(None), "the name of a queue is text"),
+        (lambda: penstock.QueueSource("q", consumer=5), "the name of a consumer is text"),
+        (lambda: penstock.QueueSink("q", options="x"), "options is a mapping.*not 'x'"),
+        (lambda: penstock.QueueSink("q", url=5), "url is the URL of a store.*not 5"),
     ],
 )
 def test_contracts_feeds_and_ends(call: Callable[[], Any], told: str) -> None:
-    with pytest.raises(InvalidInput, match=told):
+    with pytest.raises(InvalidInputError, match=told):
         call()
 
 
 @pytest.mark.parametrize("row_id", [None, [], "", [""]])
 def test_a_contract_without_a_row_id_says_so(row_id: Any) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        ps.ChangeContract(row_id)
+    with pytest.raises(InvalidInputError) as caught:
+        penstock.ChangeContract(row_id)
     assert caught.value.condition == "INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID"
 
 
@@ -122,7 +137,7 @@ def test_a_contract_without_a_row_id_says_so(row_id: Any) -> None:
     [
         ({"checkpoint": None}, "checkpoint is a path, or a URL, not None"),
         ({"checkpoint": ""}, "checkpoint is a path, or a URL, not ''"),
-        ({"checkpoint": "c", "trigger": "1 second"}, r"ps\.Trigger\.processing_time.*not '1 second'"),
+        ({"checkpoint": "c", "trigger": "1 second"}, r"penstock\.Trigger\.processing_time.*not '1 second'"),
         ({"checkpoint": "c", "name": 5}, "name is text, not 5"),
     ],
 )
@@ -135,52 +150,57 @@ def test_a_pipeline_is_not_started(
     told: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    pipeline = ps.stream(spark, ps.QueueSource("q", url=url)).write(ps.QueueSink("q", url=url))
-    with pytest.raises(InvalidInput, match=told):
+    pipeline = penstock.stream(spark, penstock.QueueSource("q", url=url)).write(
+        penstock.QueueSink("q", url=url)
+    )
+    with pytest.raises(InvalidInputError, match=told):
         pipeline.start(**options)
     assert not (tmp_path / "offsets").exists()
 
 
 @pytest.mark.parametrize("given", [None, "local[2]"])
 def test_what_is_no_session_is_refused(url: str, given: Any) -> None:
-    feed = ps.QueueFeed("f", url)
+    feed = penstock.QueueFeed("f", url)
     for call in (
-        lambda: ps.register(given),
-        lambda: ps.stream(given, ps.QueueSource("q", url=url)),
-        lambda: ps.changes.read(given, feed),
-        lambda: ps.changes.read_stream(given, feed),
+        lambda: penstock.register(given),
+        lambda: penstock.stream(given, penstock.QueueSource("q", url=url)),
+        lambda: penstock.changes.read(given, feed),
+        lambda: penstock.changes.read_stream(given, feed),
     ):
         with pytest.raises(
-            InvalidInput, match=r"spark is a Spark session, such as ps\.session\(\) returns, not"
+            InvalidInputError, match=r"spark is a Spark session, such as penstock\.session\(\) returns, not"
         ):
             call()
 
 
 def test_change_rows_are_read_and_worked_on_as_such(spark: SparkSession, url: str) -> None:
-    feed: Any = ps.QueueFeed("f", url)
-    frame = ps.changes.read(spark, feed, columns="name")
+    feed: Any = penstock.QueueFeed("f", url)
+    frame = penstock.changes.read(spark, feed, columns="name")
     assert frame.columns == ["id", "name", "_change_type", "_commit_version", "_commit_timestamp"]
     rows: Any = [1]
     contract: Any = "id"
     nothing: Any = None
     guarantee: Any = 1
     for told, call in (
-        ("feed is a change feed", lambda: ps.changes.read(spark, nothing)),
-        ("feed is a change feed", lambda: ps.changes.read_stream(spark, nothing)),
-        ("options is a mapping", lambda: ps.changes.read(spark, feed, options=nothing or "x")),
-        ("df is a DataFrame with change rows, not", lambda: ps.changes.post_process(rows, CONTRACT)),
-        (r"contract is a ps\.ChangeContract.*not 'id'", lambda: ps.changes.post_process(frame, contract)),
-        ("before is a DataFrame", lambda: ps.changes.between(nothing, frame, row_id="id")),
+        ("feed is a change feed", lambda: penstock.changes.read(spark, nothing)),
+        ("feed is a change feed", lambda: penstock.changes.read_stream(spark, nothing)),
+        ("options is a mapping", lambda: penstock.changes.read(spark, feed, options=nothing or "x")),
+        ("df is a DataFrame with change rows, not", lambda: penstock.changes.post_process(rows, CONTRACT)),
+        (
+            r"contract is a penstock\.ChangeContract.*not 'id'",
+            lambda: penstock.changes.post_process(frame, contract),
+        ),
+        ("before is a DataFrame", lambda: penstock.changes.diff(nothing, frame, row_id="id")),
         (
             "guarantee is one of",
-            lambda: ps.stream(spark, feed).write(ps.QueueSink("q", url=url), guarantee=guarantee),
+            lambda: penstock.stream(spark, feed).write(penstock.QueueSink("q", url=url), guarantee=guarantee),
         ),
     ):
-        with pytest.raises(InvalidInput, match=told):
+        with pytest.raises(InvalidInputError, match=told):
             call()
 
 
 def test_a_value_that_may_hold_a_password_is_not_shown() -> None:
-    with pytest.raises(InvalidInput, match="not this str") as caught:
+    with pytest.raises(InvalidInputError, match="not this str") as caught:
         require("trigger", "postgresql://ada:hunter2@db/shop", int, "a number")
     assert "hunter2" not in repr(caught.value.parameters) + str(caught.value)

@@ -42,8 +42,8 @@ def test_a_name_that_needs_an_extra_says_so_in_one_sentence(name: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == (
-        f"MissingDependency [MISSING_DEPENDENCY] {name} needs {_FOR[name]}: "
-        "pip install 'penstock[spark]' None\n"
+        f"MissingDependencyError [MISSING_DEPENDENCY] {name} needs {_FOR[name]}: "
+        "pip install 'penstock-spark[spark]' None\n"
     )
 
 

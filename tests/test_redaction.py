@@ -12,7 +12,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from penstock import redaction
-from penstock.errors import InvalidUrl
+from penstock.errors import InvalidUrlError
 from penstock.lake.errors import without_secrets
 from penstock.modes.previewing.run import _refusal
 from penstock.pipeline.monitoring.progress_format import ends_of, error_of
@@ -127,7 +127,7 @@ def location(text: str) -> None:
 
 def url(text: str) -> None:
     for scheme in ("postgresql:", "postgresql://", "x://", ""):
-        with suppress(InvalidUrl):
+        with suppress(InvalidUrlError):
             parse_url(f"{scheme}{text}")
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.errors import PenstockError, QueryFailed, error_class
+from penstock.errors import PenstockError, QueryFailedError, error_class
 from penstock.spark.error_boundary import original_error
 
 SOURCE = Path(penstock.__file__).parent
@@ -98,10 +98,10 @@ def test_an_arrow_schema_of_somebody_else_s_is_not_unpickled(tmp_path: Path) -> 
 def test_a_message_names_errors_and_nothing_else(name: str) -> None:
     assert error_class(name) is None
     error = original_error(RuntimeError(f"penstock.errors.{name}: [SOME_CONDITION] a row's text"))
-    assert isinstance(error, QueryFailed)
+    assert isinstance(error, QueryFailedError)
     assert error.condition == "SOME_CONDITION"
 
 
 def test_errors_are_found_by_name() -> None:
-    assert error_class("QueryFailed") is QueryFailed
+    assert error_class("QueryFailedError") is QueryFailedError
     assert error_class("PenstockError") is PenstockError

@@ -23,10 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.feather
 
-import penstock as ps
+import penstock
 from examples.flights import DemoError
 from examples.flights.dataset import FLIGHTS_SCHEMA, INSTANT
-from penstock.errors import AlreadyExists
+from penstock.errors import AlreadyExistsError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,11 +61,11 @@ class Case:
         """The name of the query and of its output queue."""
         return f"alerts_{self.trigger}_{self.guarantee}"
 
-    def to_trigger(self) -> ps.Trigger:
+    def to_trigger(self) -> penstock.Trigger:
         """Return the trigger: epochs, or micro-batches without a pause between them."""
         if self.trigger == "continuous":
-            return ps.Trigger.continuous(EPOCH)
-        return ps.Trigger.processing_time()
+            return penstock.Trigger.continuous(EPOCH)
+        return penstock.Trigger.processing_time()
 
 
 CASES = [
@@ -128,7 +128,7 @@ def describe_store(url: str) -> str:
     return f"{kind} (synchronous=normal)" if "synchronous=normal" in without_fsync(url) else kind
 
 
-def create_queues(store: ps.Store) -> None:
+def create_queues(store: penstock.Store) -> None:
     """Create the queue of departures and one of alerts for each case, empty."""
     for name in (DEPARTURES, *[case.name for case in CASES]):
         if name in store.queues():
@@ -159,7 +159,7 @@ def measure(spark: SparkSession, url: str, folder: Path, checkpoints: Path) -> N
     for case in CASES:
         shutil.rmtree(checkpoints / case.name, ignore_errors=True)
     departures = pyarrow.feather.read_table(folder / _DEPARTURES_FILE)
-    with ps.connect(url) as store, ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+    with penstock.connect(url) as store, ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         create_queues(store)
         latencies = [_measure(spark, store, url, departures, case, checkpoints, pool) for case in CASES]
     written = result.with_suffix(".new")
@@ -169,14 +169,14 @@ def measure(spark: SparkSession, url: str, folder: Path, checkpoints: Path) -> N
 
 def _measure(
     spark: SparkSession,
-    store: ps.Store,
+    store: penstock.Store,
     url: str,
     departures: pa.Table,
     case: Case,
     checkpoints: Path,
     pool: Executor,
 ) -> Latency:
-    with suppress(AlreadyExists):
+    with suppress(AlreadyExistsError):
         store.create_consumer(case.name)
     # After the departures of the cases before this one.
     store.consumer(case.name).register(DEPARTURES, start="latest")
@@ -193,9 +193,11 @@ def _measure(
 
 
 @contextmanager
-def _running(spark: SparkSession, url: str, case: Case, checkpoints: Path) -> Iterator[ps.Query]:
-    departures = ps.stream(spark, ps.QueueSource(DEPARTURES, consumer=case.name, url=url))
-    pipeline = departures.transform(late).write(ps.QueueSink(case.name, url=url), guarantee=case.guarantee)
+def _running(spark: SparkSession, url: str, case: Case, checkpoints: Path) -> Iterator[penstock.Query]:
+    departures = penstock.stream(spark, penstock.QueueSource(DEPARTURES, consumer=case.name, url=url))
+    pipeline = departures.transform(late).write(
+        penstock.QueueSink(case.name, url=url), guarantee=case.guarantee
+    )
     query = pipeline.start(name=case.name, checkpoint=checkpoints / case.name, trigger=case.to_trigger())
     try:
         yield query
@@ -206,7 +208,7 @@ def _running(spark: SparkSession, url: str, case: Case, checkpoints: Path) -> It
 def append_departures(url: str, departures: pa.Table) -> float:
     """Append departures on schedule, however long an append takes, and return the rate per second."""
     rows = departures.to_pylist()
-    with ps.connect(url) as store:
+    with penstock.connect(url) as store:
         queue = store.queue(DEPARTURES)
         start = time.monotonic()
         for number, row in enumerate(rows):
@@ -220,7 +222,7 @@ def append_departures(url: str, departures: pa.Table) -> float:
 def watch_alerts(url: str, name: str, expected: int) -> pa.Table:
     """Return when each alert was `sent` and when it was `seen`, both in microseconds since the epoch."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
-    with ps.connect(url) as store:
+    with penstock.connect(url) as store:
         queue = store.queue(name)
         positions = dict.fromkeys(range(queue.partitions), 0)
         ranges: list[tuple[int, int, int, int]] = []

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-import penstock as ps
+import penstock
 from examples.flights.alerts import CASES, LATE_MINUTES
 from examples.flights.change_feed import final_state
 from examples.flights.tables import (
@@ -60,7 +60,7 @@ class Count:
     """Net changes of the last day, by change type."""
 
 
-def prove(store: ps.Store, year: pa.Table) -> tuple[list[Proof], Count]:
+def prove(store: penstock.Store, year: pa.Table) -> tuple[list[Proof], Count]:
     """Compare all outputs with the feed, row by row, and the last day with the table before and after it."""
     feed = read_queue(store.queue(FLIGHTS))
     board, day = read_queue(store.queue(BOARD)), read_queue(store.queue(DAY))
@@ -88,7 +88,7 @@ def prove(store: ps.Store, year: pa.Table) -> tuple[list[Proof], Count]:
     return proofs, Count(feed.num_rows, feed.num_rows - board.num_rows, updates, kinds)
 
 
-def prove_alerts(store: ps.Store, departures: pa.Table) -> list[Proof]:
+def prove_alerts(store: penstock.Store, departures: pa.Table) -> list[Proof]:
     """Compare the alerts of the exactly-once queries with the departures."""
     expected = departures.filter(pc.greater(departures["dep_delay"], LATE_MINUTES))
     return [
@@ -144,7 +144,7 @@ def _expected_current(year: pa.Table, last: int) -> pa.Table:
     return state.append_column("gained_minutes", gained).select(_CURRENT_COLUMNS)
 
 
-def _expected_cancelled(store: ps.Store) -> pa.Table:
+def _expected_cancelled(store: penstock.Store) -> pa.Table:
     """Compute the first deletes of each partition, as many as the query took from it."""
     found = read_queue(store.queue(CANCELLED))["flight_id"]
     board = store.queue(BOARD)

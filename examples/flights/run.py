@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-import penstock as ps
+import penstock
 from examples.flights import DemoError
 from examples.flights.alerts import (
     choose_departures,
@@ -103,7 +103,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     url = url or f"sqlite:///{folder.resolve()}/penstock.db"
     # The feed stands for one that others write: its commits are not fsynced. The jobs get the URL as it is.
-    with ps.connect(without_fsync(url)) as store:
+    with penstock.connect(without_fsync(url)) as store:
         demo = _Demo(folder, url, until, store, console)
         seconds = demo.stream()
         result = demo.collect(seconds)
@@ -119,7 +119,9 @@ def run(
 class _Demo:
     """One run."""
 
-    def __init__(self, folder: Path, url: str, until: int | None, store: ps.Store, console: Console) -> None:
+    def __init__(
+        self, folder: Path, url: str, until: int | None, store: penstock.Store, console: Console
+    ) -> None:
         self._folder, self._url, self._until = folder, url, until
         self._store, self._console = store, console
         self._checkpoints = folder / "checkpoints"
@@ -133,7 +135,7 @@ class _Demo:
             self.state = fresh.save(folder)
         else:
             console.print("Resuming an earlier run that was interrupted.")
-            self._feed, self.state = ps.QueueFeed(FLIGHTS, without_fsync(url)), interrupted
+            self._feed, self.state = penstock.QueueFeed(FLIGHTS, without_fsync(url)), interrupted
         self._year = load_flights()
         self._departures = choose_departures(self._year)
         self._summary = summary(self._year, until=until)
@@ -234,5 +236,5 @@ class _Demo:
             latencies=latencies,
             latency_plot=latency_plot,
             cancelled=read_queue(self._store.queue(CANCELLED)),
-            limit=ps.limits.limit_progress(self._checkpoints / CANCELLED),
+            limit=penstock.limits.limit_progress(self._checkpoints / CANCELLED),
         )

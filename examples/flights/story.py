@@ -178,10 +178,10 @@ def _changes(result: DemoResult) -> Step:
 def _modes(result: DemoResult) -> Step:
     return Step(
         "Output modes, known before the query starts",
-        "ps.modes.preview ran the delays by carrier and hour over a few rows in each mode, without starting "
-        "the real query. Two plain SQL tables were then maintained exactly once: the current flights, by "
-        "their changes, and each carrier's totals in update mode. The pipeline checked both before it "
-        "started them.",
+        "penstock.modes.preview ran the delays by carrier and hour over a few rows in each mode, without "
+        "starting the real query. Two plain SQL tables were then maintained exactly once: the current "
+        "flights, by their changes, and each carrier's totals in update mode. The pipeline checked both "
+        "before it started them.",
         "What a mode emits is found by trial. A Python data source has no update mode, so it is "
         "foreachBatch with a merge written by hand, which repeats itself after a crash unless it keeps a "
         "ledger of batch ids in the same transaction.",

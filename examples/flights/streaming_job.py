@@ -27,7 +27,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-import penstock as ps
+import penstock
 from examples.flights.alerts import measure, without_fsync
 from examples.flights.job_process import BEGIN, report_progress
 from examples.flights.tables import (
@@ -84,7 +84,7 @@ def totals(hours: DataFrame) -> DataFrame:
 
 def main(url: str, checkpoints: Path) -> None:
     """Run all parts of the job, those that an earlier process has finished excepted."""
-    spark = ps.session(
+    spark = penstock.session(
         "penstock demo",
         master="local[2]",
         url=url,
@@ -100,16 +100,16 @@ def main(url: str, checkpoints: Path) -> None:
         },
     )
     spark.sparkContext.setLogLevel("OFF")
-    feed = ps.QueueFeed(FLIGHTS, url)
+    feed = penstock.QueueFeed(FLIGHTS, url)
     options = {"maxRowsPerTrigger": ROWS_PER_TRIGGER, "rowsPerTask": ROWS_PER_TASK}
-    changes = ps.changes.read_stream(
+    changes = penstock.changes.read_stream(
         spark,
         feed,
         compute_updates=True,
         columns=["flight_id", "carrier", "status", "dep_delay", "arr_delay"],
         options=options,
     )
-    raw_changes = ps.changes.read_stream(
+    raw_changes = penstock.changes.read_stream(
         spark,
         feed,
         deduplication_mode="none",
@@ -143,32 +143,32 @@ def _exit_with_the_demo() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _finish(*queries: ps.Query) -> None:
+def _finish(*queries: penstock.Query) -> None:
     for query in queries:
         query.awaitTermination()
 
 
-def _start_cancelled(spark: SparkSession, checkpoints: Path) -> ps.Query:
-    source = ps.QueueSource(
+def _start_cancelled(spark: SparkSession, checkpoints: Path) -> penstock.Query:
+    source = penstock.QueueSource(
         BOARD, consumer=CANCELLED, options={"maxRowsPerTrigger": CANCELLED_ROWS_PER_TRIGGER}
     )
     return (
-        ps.stream(spark, source)
+        penstock.stream(spark, source)
         .transform(cancelled)
         .limit(CANCELLED_LIMIT)
-        .write(ps.QueueSink(CANCELLED))
+        .write(penstock.QueueSink(CANCELLED))
         .start(name=CANCELLED, checkpoint=checkpoints / CANCELLED)
     )
 
 
-def _start_tables(spark: SparkSession, checkpoints: Path) -> list[ps.Query]:
-    flights = ps.stream(spark, ps.QueueSource(BOARD, consumer=CONSUMER)).transform(current)
-    carriers = ps.stream(spark, ps.QueueSource(DELAYS, consumer=CONSUMER)).transform(totals)
+def _start_tables(spark: SparkSession, checkpoints: Path) -> list[penstock.Query]:
+    flights = penstock.stream(spark, penstock.QueueSource(BOARD, consumer=CONSUMER)).transform(current)
+    carriers = penstock.stream(spark, penstock.QueueSource(DELAYS, consumer=CONSUMER)).transform(totals)
     pipelines = {
-        CURRENT: flights.write(ps.TableSink(CURRENT, keys=["flight_id"], apply_changes=True)),
-        TOTALS: carriers.write(ps.TableSink(TOTALS, keys=["carrier"]), output_mode="update"),
+        CURRENT: flights.write(penstock.TableSink(CURRENT, keys=["flight_id"], apply_changes=True)),
+        TOTALS: carriers.write(penstock.TableSink(TOTALS, keys=["carrier"]), output_mode="update"),
     }
-    trigger = ps.Trigger.available_now()
+    trigger = penstock.Trigger.available_now()
     return [
         pipeline.start(name=name, checkpoint=checkpoints / name, trigger=trigger)
         for name, pipeline in pipelines.items()
@@ -188,25 +188,25 @@ def _preview_modes(spark: SparkSession, folder: Path) -> None:
         "status string, _change_type string, carrier string, row_version bigint, arr_delay double, "
         "_commit_version bigint, _commit_timestamp timestamp"
     )
-    preview = ps.modes.preview(spark, delays, hours, schema=schema)
+    preview = penstock.modes.preview(spark, delays, hours, schema=schema)
     (folder / PREVIEW).write_text(str(preview))
     preview.picture((folder / PREVIEW).with_suffix(".svg"))
 
 
-def _start(spark: SparkSession, name: str, frame: DataFrame, sink: str, checkpoints: Path) -> ps.Query:
+def _start(spark: SparkSession, name: str, frame: DataFrame, sink: str, checkpoints: Path) -> penstock.Query:
     return (
-        ps.stream(spark, frame)
-        .write(ps.QueueSink(sink), guarantee="exactly_once")
-        .start(name=name, checkpoint=checkpoints / name, trigger=ps.Trigger.available_now())
+        penstock.stream(spark, frame)
+        .write(penstock.QueueSink(sink), guarantee="exactly_once")
+        .start(name=name, checkpoint=checkpoints / name, trigger=penstock.Trigger.available_now())
     )
 
 
-def _write_last_day(spark: SparkSession, feed: ps.QueueFeed, url: str) -> None:
-    with ps.connect(url) as store:
+def _write_last_day(spark: SparkSession, feed: penstock.QueueFeed, url: str) -> None:
+    with penstock.connect(url) as store:
         if store.queue(DAY).info().rows:
             return
     first = feed.newest(-1) - LAST_DAY_HOURS + 1
-    net = ps.changes.read(
+    net = penstock.changes.read(
         spark, feed, starting_version=first, deduplication_mode="netChanges", compute_updates=True
     )
     net.select("flight_id", "_change_type", "status", "row_version").write.format("penstock").mode(

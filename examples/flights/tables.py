@@ -6,9 +6,9 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-import penstock as ps
+import penstock
 from examples.flights.change_feed import STATE_SCHEMA
-from penstock.errors import AlreadyExists
+from penstock.errors import AlreadyExistsError
 
 FLIGHTS, BOARD, DELAYS, DAY = "flight_changes", "flight_board", "carrier_delays", "last_day"
 CANCELLED = "first_cancelled"
@@ -24,7 +24,7 @@ ROWS_PER_TRIGGER, ROWS_PER_TASK = 600_000, 300_000
 CANCELLED_ROWS_PER_TRIGGER = 20_000
 LAST_DAY_HOURS = 24
 
-CONTRACT = ps.ChangeContract(
+CONTRACT = penstock.ChangeContract(
     "flight_id",
     row_version="row_version",
     carryover_rows=True,
@@ -63,7 +63,7 @@ DELAYS_SCHEMA = pa.schema(
 )
 
 
-def create(store: ps.Store, url: str) -> ps.QueueFeed:
+def create(store: penstock.Store, url: str) -> penstock.QueueFeed:
     """Create the feed and the queues, empty, and drop the SQL tables."""
     with store.database.transaction() as tx:
         for table in (CURRENT, TOTALS):
@@ -76,19 +76,19 @@ def create(store: ps.Store, url: str) -> ps.QueueFeed:
     store.create_queue(DAY, DAY_SCHEMA)
     store.create_queue(CANCELLED, CANCELLED_SCHEMA)
     for consumer, queues in {CONSUMER: (BOARD, DELAYS), CANCELLED: (BOARD,)}.items():
-        with suppress(AlreadyExists):
+        with suppress(AlreadyExistsError):
             store.create_consumer(consumer)
         for name in queues:
             store.consumer(consumer).register(name)
-    return ps.QueueFeed.create(FLIGHTS, STATE_SCHEMA, CONTRACT, store=url)
+    return penstock.QueueFeed.create(FLIGHTS, STATE_SCHEMA, CONTRACT, store=url)
 
 
-def read_queue(queue: ps.Queue) -> pa.Table:
+def read_queue(queue: penstock.Queue) -> pa.Table:
     """Return all rows of a queue."""
     return pa.concat_tables([queue.read(partition, 0) for partition in range(queue.partitions)])
 
 
-def read_table(store: ps.Store, table: str, columns: list[str]) -> pa.Table:
+def read_table(store: penstock.Store, table: str, columns: list[str]) -> pa.Table:
     """Return some columns of a SQL table."""
     with store.database.transaction(write=False) as tx:
         rows = tx.query(f"select {', '.join(columns)} from {table}")

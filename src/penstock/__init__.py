@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from penstock.feeds.postgres import PostgresFeed as PostgresFeed
     from penstock.feeds.queue_feed import QueueFeed as QueueFeed
     from penstock.feeds.snapshots import SnapshotFeed as SnapshotFeed
-    from penstock.peek.result import Taken as Taken
-    from penstock.peek.sample import sample as sample
+    from penstock.peek.result import TakeResult as TakeResult
+    from penstock.peek.sample import take_sample as take_sample
     from penstock.peek.take import take as take
     from penstock.pipeline.continuous import ContinuousQuery as ContinuousQuery
-    from penstock.pipeline.monitoring.monitor import publish as publish
+    from penstock.pipeline.monitoring.monitor import monitor as monitor
     from penstock.pipeline.query import Query as Query
     from penstock.pipeline.query import Trigger as Trigger
     from penstock.pipeline.sinks import ConsoleSink as ConsoleSink
@@ -92,19 +92,19 @@ _HOMES = {
     "Source": "penstock.spark.connectors",
     "Store": "penstock.queue.store",
     "TableSink": "penstock.tables.sink",
-    "Taken": "penstock.peek.result",
+    "TakeResult": "penstock.peek.result",
     "Stream": "penstock.pipeline.stream",
     "Trigger": "penstock.pipeline.query",
     "WriteSettings": "penstock.spark.connectors",
     "connect": "penstock.queue.store",
     "exactly_once": "penstock.tables.exactly_once",
     "log_progress": "penstock.spark.progress_log",
-    "publish": "penstock.pipeline.monitoring.monitor",
+    "monitor": "penstock.pipeline.monitoring.monitor",
     "register": "penstock.spark.session",
-    "sample": "penstock.peek.sample",
     "session": "penstock.spark.session",
     "stream": "penstock.pipeline.stream",
     "take": "penstock.peek.take",
+    "take_sample": "penstock.peek.sample",
 }
 
 _MODULES = ("changes", "errors", "limits", "logs", "modes", "state")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from types import UnionType
 
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 
 _SHOWN_CHARACTERS = 100
 _MAY_BE_SECRET = re.compile(r"://|password|secret|token|key", re.IGNORECASE)
@@ -65,7 +65,7 @@ def require(name: str, value: object, kind: type | UnionType, wanted: str) -> No
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
     """
     if not isinstance(value, kind):
         raise refusal(name, value, wanted)
@@ -76,7 +76,7 @@ def column_names(name: str, value: object) -> tuple[str, ...]:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
     """
     names = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
     if not all(isinstance(column, str) for column in names):
@@ -89,7 +89,7 @@ def path_text(name: str, value: object) -> str:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
     """
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str) or not text.strip():
@@ -97,10 +97,10 @@ def path_text(name: str, value: object) -> str:
     return text
 
 
-def refusal(name: str, value: object, wanted: str) -> InvalidInput:
+def refusal(name: str, value: object, wanted: str) -> InvalidInputError:
     """Return the error for an argument of the wrong type, which shows the value unless it may hold a
     password.
     """
     text = repr(value)
     shown = f"this {type(value).__name__}" if _MAY_BE_SECRET.search(text) else brief(text)
-    return InvalidInput(f"{name} is {wanted}, not {shown}", parameter=name, value=shown)
+    return InvalidInputError(f"{name} is {wanted}, not {shown}", parameter=name, value=shown)

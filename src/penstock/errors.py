@@ -3,52 +3,52 @@
 ::
 
     PenstockError
-    ├── InvalidInput (ValueError)     an argument, option or row is invalid
-    │   ├── InvalidUrl
-    │   ├── InvalidName
-    │   ├── InvalidOption
-    │   │   └── InvalidChangeOption
-    │   ├── InvalidPosition
-    │   ├── UnsupportedType
-    │   └── SchemaMismatch
-    │       └── InvalidChangelogSchema
-    ├── NotFound (LookupError)
-    │   ├── QueueNotFound
-    │   ├── ConsumerNotFound
-    │   ├── NotRegistered
-    │   ├── PartitionNotFound
-    │   └── CheckpointNotFound
-    ├── AlreadyExists
-    ├── MissingDependency (ImportError)
-    ├── StoreError                    the database cannot do what was asked
-    │   ├── StoreUnavailable
-    │   │   └── StoreLocked
-    │   ├── StoreNotFound
-    │   ├── StoreFull
-    │   ├── StoreReadOnly
-    │   ├── StoreTooNew
-    │   ├── StoreUnsafe
-    │   └── CommitOutcomeUnknown
-    ├── DataLost                      rows or commits to read no longer exist
-    ├── FeedUnavailable               a system cannot serve a change feed as it is set up
-    ├── ChangelogContractViolation    a change feed breaks its contract
-    ├── Conflict                      another program changed it first
-    │   ├── OffsetConflict
-    │   ├── CommitOutOfOrder
-    │   ├── ConsumerInUse
-    │   ├── OwnerFenced
-    │   └── ProducerFenced
-    ├── CommitRefused                 a micro-batch would lose or repeat rows
-    │   ├── CheckpointMismatch
-    │   ├── PlanMismatch
-    │   ├── ConsumerBound
-    │   └── CheckpointRewound
-    ├── OutputModeRefused             an output mode would lose or repeat rows, or Spark refuses it
-    ├── ContinuousRefused             a continuous query cannot do what was asked
-    ├── TableRefused                  a table cannot take the rows as asked
-    ├── StateRefused                  a checkpoint's state cannot be read as asked
-    ├── ContinuousFailed              a continuous query failed
-    └── QueryFailed                   a streaming query ended with an error
+    ├── InvalidInputError (ValueError)        an argument, option or row is invalid
+    │   ├── InvalidUrlError
+    │   ├── InvalidNameError
+    │   ├── InvalidOptionError
+    │   │   └── InvalidChangeOptionError
+    │   ├── InvalidPositionError
+    │   ├── UnsupportedTypeError
+    │   └── SchemaMismatchError
+    │       └── InvalidChangelogSchemaError
+    ├── NotFoundError (LookupError)
+    │   ├── QueueNotFoundError
+    │   ├── ConsumerNotFoundError
+    │   ├── NotRegisteredError
+    │   ├── PartitionNotFoundError
+    │   └── CheckpointNotFoundError
+    ├── AlreadyExistsError
+    ├── MissingDependencyError (ImportError)
+    ├── StoreError                            the database cannot do what was asked
+    │   ├── StoreUnavailableError
+    │   │   └── StoreLockedError
+    │   ├── StoreNotFoundError
+    │   ├── StoreFullError
+    │   ├── StoreReadOnlyError
+    │   ├── StoreTooNewError
+    │   ├── StoreUnsafeError
+    │   └── CommitOutcomeUnknownError
+    ├── DataLostError                         rows or commits to read no longer exist
+    ├── FeedUnavailableError                  a system cannot serve a change feed as it is set up
+    ├── ChangelogContractViolationError       a change feed breaks its contract
+    ├── ConflictError                         another program changed it first
+    │   ├── OffsetConflictError
+    │   ├── CommitOutOfOrderError
+    │   ├── ConsumerInUseError
+    │   ├── OwnerFencedError
+    │   └── ProducerFencedError
+    ├── CommitRefusedError                    a micro-batch would lose or repeat rows
+    │   ├── CheckpointMismatchError
+    │   ├── PlanMismatchError
+    │   ├── ConsumerBoundError
+    │   └── CheckpointRewoundError
+    ├── OutputModeRefusedError                an output mode would lose or repeat rows, or Spark refuses it
+    ├── ContinuousRefusedError                a continuous query cannot do what was asked
+    ├── TableRefusedError                     a table cannot take the rows as asked
+    ├── StateRefusedError                     a checkpoint's state cannot be read as asked
+    ├── ContinuousFailedError                 a continuous query failed
+    └── QueryFailedError                      a streaming query ended with an error
 
 Each error has a ``condition`` (a stable name to test for), ``parameters`` (the values it is about) and a
 message that says what failed, with which value, and what to do.
@@ -105,103 +105,103 @@ def error_class(name: str) -> type[PenstockError] | None:
     return found if isinstance(found, type) and issubclass(found, PenstockError) else None
 
 
-class InvalidInput(PenstockError, ValueError):
+class InvalidInputError(PenstockError, ValueError):
     """An argument, an option or a row is invalid."""
 
     condition = "INVALID_INPUT"
 
 
-class InvalidUrl(InvalidInput):
+class InvalidUrlError(InvalidInputError):
     """The URL of a store or a feed is malformed, or of an unknown kind."""
 
     condition = "INVALID_URL"
 
 
-class InvalidName(InvalidInput):
+class InvalidNameError(InvalidInputError):
     """A name is empty, too long, or has a character that names cannot have."""
 
     condition = "INVALID_NAME"
 
 
-class InvalidOption(InvalidInput):
+class InvalidOptionError(InvalidInputError):
     """An option is unknown, missing, has an invalid value, or conflicts with another option."""
 
     condition = "INVALID_OPTION"
 
 
-class InvalidChangeOption(InvalidOption):
+class InvalidChangeOptionError(InvalidOptionError):
     """An option of a change feed is invalid; the sub-condition says which."""
 
     condition = "INVALID_CDC_OPTION"
 
 
-class InvalidPosition(InvalidInput):
+class InvalidPositionError(InvalidInputError):
     """A row index or a time is out of range, or a start is after its end."""
 
     condition = "INVALID_POSITION"
 
 
-class UnsupportedType(InvalidInput):
+class UnsupportedTypeError(InvalidInputError):
     """A column has a type that a queue or a table cannot store."""
 
     condition = "UNSUPPORTED_TYPE"
 
 
-class SchemaMismatch(InvalidInput):
+class SchemaMismatchError(InvalidInputError):
     """Rows do not fit the queue or the table; the message names each difference."""
 
     condition = "SCHEMA_MISMATCH"
 
 
-class InvalidChangelogSchema(SchemaMismatch):
+class InvalidChangelogSchemaError(SchemaMismatchError):
     """The columns of a change feed do not match its contract or its options."""
 
     condition = "INVALID_CHANGELOG_SCHEMA"
 
 
-class NotFound(PenstockError, LookupError):
+class NotFoundError(PenstockError, LookupError):
     """Something that was named does not exist."""
 
     condition = "NOT_FOUND"
 
 
-class QueueNotFound(NotFound):
+class QueueNotFoundError(NotFoundError):
     """The store has no queue with that name."""
 
     condition = "QUEUE_NOT_FOUND"
 
 
-class ConsumerNotFound(NotFound):
+class ConsumerNotFoundError(NotFoundError):
     """The store has no consumer with that name."""
 
     condition = "CONSUMER_NOT_FOUND"
 
 
-class NotRegistered(NotFound):
+class NotRegisteredError(NotFoundError):
     """The consumer is not registered on that queue."""
 
     condition = "CONSUMER_NOT_REGISTERED"
 
 
-class PartitionNotFound(NotFound):
+class PartitionNotFoundError(NotFoundError):
     """The queue has no partition with that number."""
 
     condition = "PARTITION_NOT_FOUND"
 
 
-class CheckpointNotFound(NotFound):
+class CheckpointNotFoundError(NotFoundError):
     """A path has no checkpoint of a streaming query."""
 
     condition = "CHECKPOINT_NOT_FOUND"
 
 
-class AlreadyExists(PenstockError):
+class AlreadyExistsError(PenstockError):
     """A queue or a consumer with that name exists already."""
 
     condition = "ALREADY_EXISTS"
 
 
-class MissingDependency(PenstockError, ImportError):
+class MissingDependencyError(PenstockError, ImportError):
     """A package is not installed; the message says how to install it."""
 
     condition = "MISSING_DEPENDENCY"
@@ -213,43 +213,43 @@ class StoreError(PenstockError):
     condition = "STORE_ERROR"
 
 
-class StoreUnavailable(StoreError):
+class StoreUnavailableError(StoreError):
     """The database does not answer, or closed the connection; raised after retries with back-off."""
 
     condition = "STORE_UNAVAILABLE"
 
 
-class StoreLocked(StoreUnavailable):
+class StoreLockedError(StoreUnavailableError):
     """Another writer held a lock for longer than this one waits; nothing of the transaction was written."""
 
     condition = "STORE_LOCKED"
 
 
-class StoreNotFound(StoreError):
+class StoreNotFoundError(StoreError):
     """The URL has no store, and the call does not create one."""
 
     condition = "STORE_NOT_FOUND"
 
 
-class StoreFull(StoreError):
+class StoreFullError(StoreError):
     """The disk or the database's quota is full; nothing of the transaction was written."""
 
     condition = "STORE_FULL"
 
 
-class StoreReadOnly(StoreError):
+class StoreReadOnlyError(StoreError):
     """The file, the server or the role is read-only."""
 
     condition = "STORE_READ_ONLY"
 
 
-class StoreTooNew(StoreError):
+class StoreTooNewError(StoreError):
     """A newer version of Penstock created the store: upgrade Penstock."""
 
     condition = "STORE_TOO_NEW"
 
 
-class StoreUnsafe(StoreError):
+class StoreUnsafeError(StoreError):
     """Other users could replace, read or lock the store's files, or own its schema; the sub-condition says
     how.
     """
@@ -257,127 +257,127 @@ class StoreUnsafe(StoreError):
     condition = "STORE_UNSAFE"
 
 
-class CommitOutcomeUnknown(StoreError):
+class CommitOutcomeUnknownError(StoreError):
     """The connection broke during a commit, which may or may not have happened."""
 
     condition = "COMMIT_OUTCOME_UNKNOWN"
 
 
-class DataLost(PenstockError):
+class DataLostError(PenstockError):
     """Rows or commits to read no longer exist: they were trimmed, vacuumed or expired."""
 
     condition = "DATA_LOST"
 
 
-class FeedUnavailable(PenstockError):
+class FeedUnavailableError(PenstockError):
     """A system cannot serve the change feed as it is set up, or as asked; the sub-condition says why."""
 
     condition = "FEED_UNAVAILABLE"
 
 
-class ChangelogContractViolation(PenstockError):
+class ChangelogContractViolationError(PenstockError):
     """A change feed breaks its contract; the result would have been silently wrong."""
 
     condition = "CHANGELOG_CONTRACT_VIOLATION"
 
 
-class Conflict(PenstockError):
+class ConflictError(PenstockError):
     """Another program changed it first."""
 
     condition = "CONFLICT"
 
 
-class OffsetConflict(Conflict):
+class OffsetConflictError(ConflictError):
     """A consumer's offset is not the one that the caller, or the checkpoint, expects."""
 
     condition = "OFFSET_CONFLICT"
 
 
-class CommitOutOfOrder(Conflict):
+class CommitOutOfOrderError(ConflictError):
     """A commit of a change feed is not newer than the newest one."""
 
     condition = "COMMIT_OUT_OF_ORDER"
 
 
-class ConsumerInUse(Conflict):
+class ConsumerInUseError(ConflictError):
     """A running query owns the consumer."""
 
     condition = "CONSUMER_IN_USE"
 
 
-class OwnerFenced(Conflict):
+class OwnerFencedError(ConflictError):
     """Another query has taken the consumer over, so this one ends."""
 
     condition = "OWNER_FENCED"
 
 
-class ProducerFenced(Conflict):
+class ProducerFencedError(ConflictError):
     """Another program has opened the producer session since."""
 
     condition = "PRODUCER_FENCED"
 
 
-class CommitRefused(PenstockError):
+class CommitRefusedError(PenstockError):
     """A micro-batch would lose or repeat rows; none of it is visible."""
 
     condition = "COMMIT_REFUSED"
 
 
-class CheckpointMismatch(CommitRefused):
+class CheckpointMismatchError(CommitRefusedError):
     """The checkpoint is not the one that the sink, or the consumer, was used with."""
 
     condition = "CHECKPOINT_MISMATCH"
 
 
-class PlanMismatch(CommitRefused):
+class PlanMismatchError(CommitRefusedError):
     """The micro-batch is not the one that the owner of the consumer planned."""
 
     condition = "PLAN_MISMATCH"
 
 
-class ConsumerBound(CommitRefused):
+class ConsumerBoundError(CommitRefusedError):
     """The consumer belongs to another checkpoint, and a stateful query would lose its state."""
 
     condition = "CONSUMER_BOUND"
 
 
-class CheckpointRewound(CommitRefused):
+class CheckpointRewoundError(CommitRefusedError):
     """The checkpoint is older than the sink's last commit: it is a copy, or was restored without the sink."""
 
     condition = "CHECKPOINT_REWOUND"
 
 
-class OutputModeRefused(PenstockError):
+class OutputModeRefusedError(PenstockError):
     """An output mode would lose or repeat rows, or Spark does not start it; the report says why."""
 
     condition = "OUTPUT_MODE_REFUSED"
 
 
-class ContinuousRefused(PenstockError):
+class ContinuousRefusedError(PenstockError):
     """A continuous query cannot do what was asked; the sub-condition says why."""
 
     condition = "CONTINUOUS_REFUSED"
 
 
-class TableRefused(PenstockError):
+class TableRefusedError(PenstockError):
     """A table cannot take the rows as asked; the sub-condition says why."""
 
     condition = "TABLE_REFUSED"
 
 
-class StateRefused(PenstockError):
+class StateRefusedError(PenstockError):
     """A checkpoint's state cannot be read as asked; the sub-condition says why."""
 
     condition = "STATE_REFUSED"
 
 
-class ContinuousFailed(PenstockError):
+class ContinuousFailedError(PenstockError):
     """A continuous query failed; the sub-condition says how."""
 
     condition = "CONTINUOUS_FAILED"
 
 
-class QueryFailed(PenstockError):
+class QueryFailedError(PenstockError):
     """A streaming query ended with an error that no other class covers."""
 
     condition = "QUERY_FAILED"

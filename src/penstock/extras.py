@@ -7,7 +7,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from penstock.errors import MissingDependency
+from penstock.errors import MissingDependencyError
 
 EXTRAS = {
     "click": "cli",
@@ -27,7 +27,7 @@ EXTRAS = {
 """The extra that installs each package."""
 
 
-def missing(package: str, what: str) -> MissingDependency:
+def missing(package: str, what: str) -> MissingDependencyError:
     """Return the error that says what to install.
 
     Parameters
@@ -38,12 +38,12 @@ def missing(package: str, what: str) -> MissingDependency:
         What needs it, for the message: ``a Delta feed``.
     """
     extra = EXTRAS[package]
-    return MissingDependency(
-        f"{what} needs {package}: pip install 'penstock[{extra}]'", package=package, extra=extra
+    return MissingDependencyError(
+        f"{what} needs {package}: pip install 'penstock-spark[{extra}]'", package=package, extra=extra
     )
 
 
-def instead(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError | MissingDependency:
+def instead(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError | MissingDependencyError:
     """Return the error to raise in place of Python's: the same one if no extra installs the missing
     package.
     """
@@ -56,7 +56,7 @@ def load(home: str, name: str, what: str) -> Any:
 
     Raises
     ------
-    MissingDependency
+    MissingDependencyError
         When a package is missing that an extra installs.
     """
     try:
@@ -98,7 +98,7 @@ def deltalake(name: str, what: str) -> ModuleType:
 
     Raises
     ------
-    MissingDependency
+    MissingDependencyError
         When it is not installed.
     """
     try:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from penstock.arrow import key_hash as key_hashes
 from penstock.arrow.key_hash import check_key, key_hash
-from penstock.errors import SchemaMismatch, UnsupportedType
+from penstock.errors import SchemaMismatchError, UnsupportedTypeError
 from tests.support.arrow_strategies import values
 
 MODULUS = 1 << 64
@@ -307,13 +307,13 @@ SCHEMA = pa.schema(
 @pytest.mark.parametrize(
     ("key", "error", "message"),
     [
-        (["custommer"], SchemaMismatch, "Did you mean 'customer'"),
-        (["Customer"], SchemaMismatch, "Did you mean 'customer'"),
-        (["n", "n"], SchemaMismatch, "twice"),
-        ([], SchemaMismatch, "one or more column names"),
-        ("n", SchemaMismatch, "one or more column names"),
-        (["n", "tags"], UnsupportedType, "list<item: string>"),
-        (["v"], UnsupportedType, "null"),
+        (["custommer"], SchemaMismatchError, "Did you mean 'customer'"),
+        (["Customer"], SchemaMismatchError, "Did you mean 'customer'"),
+        (["n", "n"], SchemaMismatchError, "twice"),
+        ([], SchemaMismatchError, "one or more column names"),
+        ("n", SchemaMismatchError, "one or more column names"),
+        (["n", "tags"], UnsupportedTypeError, "list<item: string>"),
+        (["v"], UnsupportedTypeError, "null"),
     ],
 )
 def test_a_key_that_cannot_be_is_refused(key: list[str], error: type[Exception], message: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.arrow.coerce import conform
 from penstock.arrow.python_rows import to_table
-from penstock.errors import SchemaMismatch
+from penstock.errors import SchemaMismatchError
 
 
 def strict(kind: pa.DataType) -> pa.Field:
@@ -67,7 +67,7 @@ def test_a_null_where_none_is_taken_is_refused_with_path_and_first_row(
         else pa.table({"c": pa.chunked_array([declared.slice(0, 1), declared.slice(1)])}),
     ]
     for source in sources:
-        with pytest.raises(SchemaMismatch) as found:
+        with pytest.raises(SchemaMismatchError) as found:
             to_table(source, schema)
         assert found.value.parameters["column"] == path
         assert found.value.parameters["row"] == row
@@ -82,7 +82,7 @@ def test_nulls_outside_a_slice_do_not_count(field: pa.Field, good: Any, bad: Any
             conform(batch.slice(1, 2), schema).column(0).to_pylist()
             == pa.array([good, good], kind).to_pylist()
         )
-        with pytest.raises(SchemaMismatch):
+        with pytest.raises(SchemaMismatchError):
             conform(batch.slice(1, 3), schema)
 
 

@@ -17,7 +17,7 @@ from pyspark.sql import Row
 
 from penstock.arrow.python_rows import to_table
 from penstock.arrow.schema import canonical_schema
-from penstock.errors import SchemaMismatch
+from penstock.errors import SchemaMismatchError
 
 UTC = dt.UTC
 NAIVE = dt.datetime.fromisoformat("2024-01-01T05:00:00")
@@ -118,7 +118,7 @@ REFUSED = [
 @pytest.mark.parametrize(("kind", "value"), REFUSED, ids=[f"{k}-{v!r}" for k, v in REFUSED])
 def test_a_value_that_does_not_fit_is_refused_with_its_row(kind: pa.DataType, value: Any) -> None:
     for schema, bad in ((one(kind), value), (one(pa.list_(kind)), [value])):
-        with pytest.raises(SchemaMismatch) as found:
+        with pytest.raises(SchemaMismatchError) as found:
             to_table([{"c": None}, {"c": None}, {"c": bad}], schema)
         assert found.value.parameters["row"] == 2
         assert found.value.parameters["column"].startswith("c")
@@ -131,11 +131,11 @@ def test_rows_may_be_any_mapping_or_spark_rows() -> None:
 
 
 def test_a_row_that_is_no_mapping_is_refused_with_its_number() -> None:
-    with pytest.raises(SchemaMismatch, match="Row 1: a row has to be a mapping"):
+    with pytest.raises(SchemaMismatchError, match="Row 1: a row has to be a mapping"):
         to_table([{"c": 1}, (2,)], one(pa.int64()))
 
 
 def test_a_long_value_is_cut_in_the_message() -> None:
-    with pytest.raises(SchemaMismatch) as found:
+    with pytest.raises(SchemaMismatchError) as found:
         to_table([{"c": "x" * 10_000}], one(pa.int64()))
     assert len(str(found.value)) < 400

@@ -11,7 +11,7 @@ from hypothesis import given
 from penstock.arrow.coerce import conform
 from penstock.arrow.python_rows import to_table
 from penstock.arrow.schema import canonical_schema
-from penstock.errors import SchemaMismatch
+from penstock.errors import SchemaMismatchError
 from tests.support.arrow_strategies import tables
 
 SCHEMA = canonical_schema(
@@ -31,7 +31,7 @@ def one(kind: pa.DataType, *, nullable: bool = True) -> pa.Schema:
 
 
 def refused(rows: Any, schema: pa.Schema) -> dict[str, Any]:
-    with pytest.raises(SchemaMismatch) as found:
+    with pytest.raises(SchemaMismatchError) as found:
         to_table(rows, schema)
     return found.value.parameters
 
@@ -84,7 +84,7 @@ def test_two_names_for_one_column_are_refused(rows: Any) -> None:
     "rows", [pa.table({"id": [7], "amuont": [1]}), [{"id": 7}, {"id": 7, "amuont": 1}]], ids=str
 )
 def test_an_unknown_name_is_refused_and_the_nearest_offered(rows: Any) -> None:
-    with pytest.raises(SchemaMismatch, match="Did you mean 'amount'") as found:
+    with pytest.raises(SchemaMismatchError, match="Did you mean 'amount'") as found:
         to_table(rows, SCHEMA)
     assert found.value.parameters["column"] == "amuont"
     assert found.value.parameters.get("row") == (1 if isinstance(rows, list) else None)
@@ -266,5 +266,5 @@ def test_anything_that_exports_an_arrow_stream_is_taken() -> None:
 
 @pytest.mark.parametrize("rows", [{"id": 1}, "id", 5, None], ids=str)
 def test_one_thing_that_is_not_rows_is_refused(rows: Any) -> None:
-    with pytest.raises(SchemaMismatch, match="put it in a list"):
+    with pytest.raises(SchemaMismatchError, match="put it in a list"):
         to_table(rows, SCHEMA)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.arrow.segments import decode, decode_each, encode
-from penstock.errors import SchemaMismatch, StoreError
+from penstock.errors import SchemaMismatchError, StoreError
 from tests.support.arrow_strategies import tables
 
 SCHEMA = pa.schema(
@@ -125,7 +125,7 @@ def test_several_segments_come_back_one_by_one(case: tuple[pa.Schema, list[dict[
 
 
 def test_an_unknown_column_is_refused_and_the_nearest_offered() -> None:
-    with pytest.raises(SchemaMismatch, match="Did you mean 'name'"):
+    with pytest.raises(SchemaMismatchError, match="Did you mean 'name'"):
         decode(encode(batch_of(1)), SCHEMA, ["nmae"])
 
 

@@ -10,7 +10,7 @@ from pyspark.sql import types as sp
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from penstock.arrow.schema import canonical_schema, schema_from_bytes, schema_to_bytes, spark_json
-from penstock.errors import SchemaMismatch, UnsupportedType
+from penstock.errors import SchemaMismatchError, UnsupportedTypeError
 from tests.support.arrow_strategies import schemas
 
 
@@ -130,7 +130,7 @@ def test_related_arrow_types_are_normalised(given_type: pa.DataType, canonical: 
     ids=str,
 )
 def test_types_without_a_spark_form_are_refused_with_what_to_use(kind: pa.DataType, instead: str) -> None:
-    with pytest.raises(UnsupportedType) as refused:
+    with pytest.raises(UnsupportedTypeError) as refused:
         canonical_schema(pa.schema([("ok", pa.int8()), ("bad", kind)]))
     assert refused.value.parameters["column"] == "bad"
     assert str(kind) in str(refused.value)
@@ -149,14 +149,14 @@ def test_types_without_a_spark_form_are_refused_with_what_to_use(kind: pa.DataTy
     ids=str,
 )
 def test_spark_types_without_an_arrow_form_are_refused_with_what_to_use(kind: Any, instead: str) -> None:
-    with pytest.raises(UnsupportedType, match=instead) as refused:
+    with pytest.raises(UnsupportedTypeError, match=instead) as refused:
         canonical_schema(sp.StructType([field("bad", kind)]))
     assert refused.value.parameters["column"] == "bad"
 
 
 def test_a_refused_nested_type_is_named_by_its_path() -> None:
     nested = pa.struct([("b", pa.map_(pa.string(), pa.list_(pa.uint64())))])
-    with pytest.raises(UnsupportedType) as refused:
+    with pytest.raises(UnsupportedTypeError) as refused:
         canonical_schema(pa.schema([("a", nested)]))
     assert refused.value.parameters["column"] == "a.b.value.element"
 
@@ -186,7 +186,7 @@ def test_a_refused_nested_type_is_named_by_its_path() -> None:
     ids=str,
 )
 def test_a_schema_that_cannot_name_its_columns_is_refused(schema: object) -> None:
-    with pytest.raises(SchemaMismatch):
+    with pytest.raises(SchemaMismatchError):
         canonical_schema(schema)
 
 
@@ -212,7 +212,7 @@ def test_spark_column_metadata_stays_and_all_other_metadata_goes() -> None:
 
 def test_spark_column_metadata_that_is_no_json_object_is_refused() -> None:
     schema = pa.schema([pa.field("a", pa.int8(), metadata={b"SPARK::metadata::json": b"[1"})])
-    with pytest.raises(SchemaMismatch, match="JSON object"):
+    with pytest.raises(SchemaMismatchError, match="JSON object"):
         canonical_schema(schema)
 
 
@@ -234,5 +234,5 @@ def test_a_collation_is_left_out_as_pyspark_leaves_it_out() -> None:
 
 
 def test_bytes_that_are_no_schema_message_are_refused() -> None:
-    with pytest.raises(SchemaMismatch, match="schema message"):
+    with pytest.raises(SchemaMismatchError, match="schema message"):
         schema_from_bytes(b"nonsense")

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from penstock.changes import commit_tracker as module
 from penstock.changes.commit_reports import Scope, SeenCommits, commits_in
 from penstock.changes.commit_tracker import COMPACT_EVERY, FeedMemory, Journal, Versions
-from penstock.errors import ChangelogContractViolation, StoreUnavailable
+from penstock.errors import ChangelogContractViolationError, StoreUnavailableError
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.driver_endpoint import Address, DriverEndpoint
 from penstock.testing import replay_last_batch
@@ -66,7 +66,7 @@ def test_a_commit_in_two_micro_batches(journal: Journal, name: str) -> None:
     memory.add(facts(0, versions(2, 3)))
     memory.add(facts(1, versions(4)))
     with pytest.raises(
-        ChangelogContractViolation, match="is in micro-batch 1 and was in an earlier one"
+        ChangelogContractViolationError, match="is in micro-batch 1 and was in an earlier one"
     ) as caught:
         memory.add(facts(1, versions(2, 5)))
     assert caught.value.condition == "CHANGELOG_CONTRACT_VIOLATION.COMMIT_IN_SEVERAL_MICRO_BATCHES"
@@ -76,7 +76,7 @@ def test_a_commit_in_two_micro_batches(journal: Journal, name: str) -> None:
     again = FeedMemory(facts(2, {}, run="s").scope, journal)
     again.add(facts(2, versions(9)))
     for version in (1, 2, 3, 4):
-        with pytest.raises(ChangelogContractViolation):
+        with pytest.raises(ChangelogContractViolationError):
             again.add(facts(2, versions(version)))
     # Set back by its user, and told of other commits now.
     back = FeedMemory(facts(1, {}, run="t").scope, journal)
@@ -89,18 +89,20 @@ def test_a_late_commit(journal: Journal) -> None:
     first.add(facts(0, {3: 1_000}))
     for memory in (first, FeedMemory(facts(1, {}, run="s", delay_ms=2).scope, journal)):
         for late in (18_000, 18_999, 1):
-            with pytest.raises(ChangelogContractViolation, match="commit 9 of 1970-01-01T00:00:00") as caught:
+            with pytest.raises(
+                ChangelogContractViolationError, match="commit 9 of 1970-01-01T00:00:00"
+            ) as caught:
                 memory.add(facts(1, {9: late, 8: 30_000}))
             assert caught.value.condition == "CHANGELOG_CONTRACT_VIOLATION.LATE_COMMIT"
         memory.add(facts(1, {4: 19_000, 5: 21_000, 2: 20_000}))
-        with pytest.raises(ChangelogContractViolation, match="two timestamps"):
+        with pytest.raises(ChangelogContractViolationError, match="two timestamps"):
             memory.add(facts(1, {2: 20_001}))
 
 
 def test_a_commit_before_1970_is_told_where_spark_would_drop_it(journal: Journal) -> None:
     for time in (-10_000_000, -1, 0, 999):
         memory = FeedMemory(facts(0, {}, delay_ms=0).scope, journal)
-        with pytest.raises(ChangelogContractViolation) as caught:
+        with pytest.raises(ChangelogContractViolationError) as caught:
             memory.add(facts(0, {1: time}, delay_ms=0))
         assert caught.value.condition == "CHANGELOG_CONTRACT_VIOLATION.COMMIT_BEFORE_1970"
 
@@ -135,7 +137,7 @@ def test_many_files_become_one(journal: Journal, tmp_path: Path) -> None:
     assert len(list((tmp_path / "penstock" / "changes" / "feed").iterdir())) <= COMPACT_EVERY + 1
     again = FeedMemory(facts(3 * COMPACT_EVERY, {}, run="s").scope, journal)
     for version in (0, 1, COMPACT_EVERY, 3 * COMPACT_EVERY - 1):
-        with pytest.raises(ChangelogContractViolation):
+        with pytest.raises(ChangelogContractViolationError):
             again.add(facts(3 * COMPACT_EVERY, {version: START + version}))
 
 
@@ -150,7 +152,7 @@ def violation(done: object, sink: Sink) -> str:
 
 def test_a_promise_of_whole_commits_that_is_broken(spark: SparkSession, tmp_path: Path) -> None:
     files, sink = Files(spark, tmp_path), Sink(tmp_path)
-    done = ps.changes.post_process(files.read(), contract("CU", whole_commits=True))
+    done = penstock.changes.post_process(files.read(), contract("CU", whole_commits=True))
     files.add([row(1, 1)], [row(2, 2)], [row(3, 1)], [row(4, 4)])
     told = violation(done, sink)
     assert "commit 1 is in micro-batch 2" in told
@@ -159,12 +161,12 @@ def test_a_promise_of_whole_commits_that_is_broken(spark: SparkSession, tmp_path
 
 def test_also_after_a_restart_and_a_replay(spark: SparkSession, tmp_path: Path) -> None:
     files, sink = Files(spark, tmp_path), Sink(tmp_path)
-    done = ps.changes.post_process(files.read(), contract("CU", whole_commits=True))
+    done = penstock.changes.post_process(files.read(), contract("CU", whole_commits=True))
     files.add([row(1, 1)], [row(2, 2)])
     sink.run(done)
     assert replay_last_batch(sink.checkpoint) == 1
     files.add([row(3, 3)])
-    again = ps.changes.post_process(files.read(), contract("CU", whole_commits=True))
+    again = penstock.changes.post_process(files.read(), contract("CU", whole_commits=True))
     assert sink.run(again) == Counter([row(1, 1), row(2, 2), row(3, 3)])
     files.add([row(4, 2)])
     assert "commit 2 is in micro-batch 3" in violation(again, sink)
@@ -172,7 +174,7 @@ def test_also_after_a_restart_and_a_replay(spark: SparkSession, tmp_path: Path) 
 
 def test_a_new_checkpoint_knows_nothing(spark: SparkSession, tmp_path: Path) -> None:
     files, sink = Files(spark, tmp_path), Sink(tmp_path)
-    done = ps.changes.post_process(files.read(), contract("CU", whole_commits=True))
+    done = penstock.changes.post_process(files.read(), contract("CU", whole_commits=True))
     files.add([row(1, 1)])
     sink.run(done)
     shutil.rmtree(sink.checkpoint)
@@ -186,7 +188,9 @@ def test_two_feeds_in_one_query_are_told_apart(spark: SparkSession, tmp_path: Pa
         files = Files(spark, tmp_path / name)
         files.add([row(1, 1)], [row(2, 2)])
         both.append(
-            ps.changes.post_process(files.read(1 if name == "one" else 2), contract("CU", whole_commits=True))
+            penstock.changes.post_process(
+                files.read(1 if name == "one" else 2), contract("CU", whole_commits=True)
+            )
         )
     assert Sink(tmp_path).run(both[0].union(both[1])) == Counter([row(1, 1), row(2, 2)] * 2)
 
@@ -200,10 +204,10 @@ def test_strangers_are_not_heard(spark: SparkSession) -> None:
     assert address.ask(b"abc") == b"cba"
     assert address.host == "127.0.0.1"
     wrong = Address(address.host, address.port, b"guess")
-    with pytest.raises(StoreUnavailable, match="is not the driver"):
+    with pytest.raises(StoreUnavailableError, match="is not the driver"):
         wrong.ask(b"abc")
     assert str(address.secret) not in repr(address)
     assert address.ask(b"") == b""
     endpoint.close()
-    with pytest.raises(StoreUnavailable, match=r"spark\.driver\.host"):
+    with pytest.raises(StoreUnavailableError, match=r"spark\.driver\.host"):
         address.ask(b"abc")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
+import penstock
 from penstock.changes.options import ChangeOptions, parse_net_window
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout
@@ -90,7 +90,7 @@ def one_after_the_other(cases: list[Json], what: str, first: int = 0) -> list[An
 @pytest.mark.parametrize(("flags", "mode", "updates", "cases"), groups(net=True))
 def test_batch(spark: SparkSession, flags: str, mode: str, updates: bool, cases: list[Json]) -> None:
     rows = [row for batch in one_after_the_other(cases, "batches") for row in batch]
-    done = ps.changes.post_process(
+    done = penstock.changes.post_process(
         frame(spark, rows), contract(flags), deduplication_mode=mode, compute_updates=updates
     )
     assert collected(done) == Counter(one_after_the_other(cases, "batch"))
@@ -113,7 +113,7 @@ def test_stream(
 ) -> None:
     files = Files(spark, tmp_path)
     files.add(*one_after_the_other(cases, "batches"))
-    done = ps.changes.post_process(
+    done = penstock.changes.post_process(
         files.read(commits),
         contract(flags, whole_commits=strategy == "micro_batch"),
         deduplication_mode=mode,
@@ -122,7 +122,7 @@ def test_stream(
     assert Sink(tmp_path).run(done) == Counter(one_after_the_other(cases, "batch"))
 
 
-def numbered(*, net: bool) -> list[tuple[int, ps.ChangeContract, Json, list[Json]]]:
+def numbered(*, net: bool) -> list[tuple[int, penstock.ChangeContract, Json, list[Json]]]:
     """All groups in which a pass has something to do, each with the number of its first case."""
     found, first = [], 1
     for flags, mode, updates, cases in (group.values for group in groups(net=net)):
@@ -147,7 +147,7 @@ def test_batch_of_all_at_once(spark: SparkSession, one_partition: None) -> None:
     done, expected = [], Counter[Row]()
     for first, given, options, cases in numbered(net=True):
         rows = [row for batch in one_after_the_other(cases, "batches", first) for row in batch]
-        done.append(ps.changes.post_process(frame(spark, rows).coalesce(1), given, **options))
+        done.append(penstock.changes.post_process(frame(spark, rows).coalesce(1), given, **options))
         expected += Counter(one_after_the_other(cases, "batch", first))
     assert len(done) > 20
     assert collected(reduce(DataFrame.union, done)) == expected
@@ -165,7 +165,7 @@ def test_stream_of_all_at_once(
         last = (-first, "z", -first, "insert", 1_000_000, END)
         files.add(*one_after_the_other(cases, "batches", first), [last])
         said = replace(given, whole_commits=strategy == "micro_batch")
-        done.append(ps.changes.post_process(files.read(12).coalesce(1), said, **options))
+        done.append(penstock.changes.post_process(files.read(12).coalesce(1), said, **options))
         expected += Counter([*one_after_the_other(cases, "batch", first), last])
     assert len(done) > 10
     assert Sink(tmp_path).run(reduce(DataFrame.union, done)) == expected

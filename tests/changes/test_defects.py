@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-import penstock as ps
+import penstock
 from tests.support.change_frames import SCHEMA, Files, Row, Sink, collected, contract, frame
 
 MINUTE = 60_000_000
@@ -45,7 +45,7 @@ def a_null_where_there_can_be_none(spark: SparkSession) -> DataFrame:
 def test_defect_1_a_null_timestamp_in_a_column_declared_without_nulls(spark: SparkSession) -> None:
     df = a_null_where_there_can_be_none(spark)
     assert not df.schema["_commit_timestamp"].nullable
-    done = ps.changes.post_process(df, contract("CU"))
+    done = penstock.changes.post_process(df, contract("CU"))
     assert "NULL_COMMIT_TIMESTAMP" in violation(done.collect)
     # The optimizer may not leave the check out either, where nobody asks for the column.
     assert "NULL_COMMIT_TIMESTAMP" in violation(done.select("id").collect)
@@ -63,7 +63,7 @@ def test_defect_1_a_null_timestamp_on_a_stream(
         stream = stream.select("id").join(a_null_where_there_can_be_none(spark), "id")
     assert stream.schema["_commit_timestamp"].nullable == nullable
     sink = Sink(tmp_path)
-    done = ps.changes.post_process(stream, contract("CU", whole_commits=whole))
+    done = penstock.changes.post_process(stream, contract("CU", whole_commits=whole))
     told = violation(lambda: sink.run(done.select("id", "_commit_timestamp")))
     assert "NULL_COMMIT_TIMESTAMP" in told
     assert sink.rows() == Counter()
@@ -71,7 +71,7 @@ def test_defect_1_a_null_timestamp_on_a_stream(
 
 def test_defect_2_a_late_commit_is_never_dropped_in_silence(spark: SparkSession, tmp_path: Path) -> None:
     files, sink = Files(spark, tmp_path), Sink(tmp_path)
-    done = ps.changes.post_process(files.read(), contract("CU", **WATERMARK))
+    done = penstock.changes.post_process(files.read(), contract("CU", **WATERMARK))
     files.add([row(1, "a", 1, "insert", 1)], [row(2, "b", 2, "insert", 2)])
     sink.run(done)
     files.add([row(3, "c", 3, "insert", 3, START + 2 * MINUTE)])
@@ -82,14 +82,14 @@ def test_defect_2_a_late_commit_is_never_dropped_in_silence(spark: SparkSession,
 
 def test_defect_2_also_inside_the_grace_that_spark_gives(spark: SparkSession, tmp_path: Path) -> None:
     files, sink = Files(spark, tmp_path), Sink(tmp_path)
-    done = ps.changes.post_process(files.read(), contract("CU", **WATERMARK))
+    done = penstock.changes.post_process(files.read(), contract("CU", **WATERMARK))
     files.add([row(1, "a", 1, "insert", 2)], [row(2, "b", 2, "insert", 1)])
     assert "LATE_COMMIT" in violation(lambda: sink.run(done))
 
 
 def test_a_delay_lets_a_commit_come_in_parts(spark: SparkSession, tmp_path: Path) -> None:
     files, sink = Files(spark, tmp_path), Sink(tmp_path)
-    done = ps.changes.post_process(
+    done = penstock.changes.post_process(
         files.read(), contract("CU", **WATERMARK), compute_updates=True, watermark_delay="90 seconds"
     )
     files.add(
@@ -127,7 +127,7 @@ def test_defect_3_net_changes_do_not_depend_on_micro_batches(
     rows = [(*each[:5], base + each[4] * MINUTE) for each in rows]
     versions = sorted({each[4] for each in rows})
     files.add(*[[each for each in rows if each[4] == version] for version in versions])
-    done = ps.changes.post_process(
+    done = penstock.changes.post_process(
         files.read(files_a_batch),
         contract("I", whole_commits=True),
         deduplication_mode="netChanges",
@@ -153,7 +153,7 @@ def test_defect_3_net_changes_do_not_depend_on_micro_batches(
 def test_defect_4_updates_and_net_changes_together_on_a_stream(spark: SparkSession, tmp_path: Path) -> None:
     files = Files(spark, tmp_path)
     files.add([row(1, "a", 1, "insert", 1)], [row(1, "a", 1, "delete", 2), row(1, "b", 2, "insert", 2)])
-    done = ps.changes.post_process(
+    done = penstock.changes.post_process(
         files.read(),
         contract("IU", whole_commits=True),
         deduplication_mode="netChanges",
@@ -173,7 +173,9 @@ def test_defect_4_updates_and_net_changes_together_on_a_stream(spark: SparkSessi
 def test_defect_5_event_time_works_downstream(spark: SparkSession, tmp_path: Path, whole: bool) -> None:
     files = Files(spark, tmp_path)
     files.add(*[[row(version, "a", version, "insert", version)] for version in (1, 2, 3, 9)])
-    kept = ps.changes.post_process(files.read(), contract("CU", whole_commits=whole), keep_watermark=True)
+    kept = penstock.changes.post_process(
+        files.read(), contract("CU", whole_commits=whole), keep_watermark=True
+    )
     counted = (
         kept.groupBy(F.window("_commit_timestamp", "1 minute"))
         .count()
@@ -185,7 +187,7 @@ def test_defect_5_event_time_works_downstream(spark: SparkSession, tmp_path: Pat
 def test_defect_5_a_watermark_of_ones_own_on_another_column(spark: SparkSession, tmp_path: Path) -> None:
     files = Files(spark, tmp_path)
     files.add(*[[row(version, "a", version, "insert", version)] for version in (1, 2, 3, 9)])
-    done = ps.changes.post_process(files.read(), contract("CU", whole_commits=True))
+    done = penstock.changes.post_process(files.read(), contract("CU", whole_commits=True))
     assert all("spark.watermarkDelayMs" not in each.metadata for each in done.schema)
     own = done.selectExpr("_commit_timestamp + interval 1 day as t", "id").withWatermark("t", "0 seconds")
     counted = own.groupBy(F.window("t", "1 minute")).count().select(F.unix_micros("window.start"), "count")
@@ -201,7 +203,7 @@ def test_a_watermark_behind_the_watermark_strategy_is_refused_and_does_not_stall
 ) -> None:
     files = Files(spark, tmp_path)
     files.add(*[[row(version, "a", version, "insert", version)] for version in (1, 2)])
-    done = ps.changes.post_process(files.read(), contract("CU", **WATERMARK), keep_watermark=keep)
+    done = penstock.changes.post_process(files.read(), contract("CU", **WATERMARK), keep_watermark=keep)
     own = done.selectExpr("_commit_timestamp + interval 1 day as t").withWatermark("t", "0 seconds")
     with pytest.raises(Exception, match=r"SECOND_WATERMARK\] withWatermark on 't'.*keep_watermark=True"):
         Sink(tmp_path).run(own.groupBy(F.window("t", "1 minute")).count().select("count"))
@@ -213,7 +215,7 @@ def test_watermarks_of_two_feeds_side_by_side_are_no_trouble(spark: SparkSession
         (tmp_path / name).mkdir()
         files = Files(spark, tmp_path / name)
         files.add([row(1, name, 1, "insert", 1)], [row(2, name, 2, "insert", 2)])
-        both.append(ps.changes.post_process(files.read(), contract("CU", **WATERMARK)))
+        both.append(penstock.changes.post_process(files.read(), contract("CU", **WATERMARK)))
     found = Sink(tmp_path).run(both[0].union(both[1]))
     assert found == Counter(row(n, name, n, "insert", n) for n in (1, 2) for name in ("one", "two"))
 
@@ -222,16 +224,18 @@ def test_defect_6_an_insert_and_a_delete_in_one_commit_are_no_update(spark: Spar
     schema = SCHEMA.insert(3, pa.field("step", pa.int64()))
     rows = [(1, "a", 1, 1, "insert", 1, START), (1, "a", 1, 2, "delete", 1, START)]
     df = frame(spark, rows, schema)
-    done = ps.changes.post_process(df, contract("IU", sequence="step"), compute_updates=True)
+    done = penstock.changes.post_process(df, contract("IU", sequence="step"), compute_updates=True)
     assert collected(done) == Counter()
-    assert "sequence" in violation(ps.changes.post_process(df, contract("IU"), compute_updates=True).collect)
+    assert "sequence" in violation(
+        penstock.changes.post_process(df, contract("IU"), compute_updates=True).collect
+    )
 
 
 def test_a_batch_inside_foreach_batch_is_no_part_of_the_stream(spark: SparkSession, tmp_path: Path) -> None:
     rows = [(1, "a", 1, "insert", 1, START)]
     files = Files(spark, tmp_path)
     files.add(rows, rows)
-    batch = ps.changes.post_process(frame(spark, rows), contract("CU", whole_commits=True))
+    batch = penstock.changes.post_process(frame(spark, rows), contract("CU", whole_commits=True))
     counts: list[int] = []
     query = (
         files.read()
@@ -247,7 +251,7 @@ def test_a_batch_inside_foreach_batch_is_no_part_of_the_stream(spark: SparkSessi
 @pytest.mark.parametrize(("flags", "mode"), [("C", "dropCarryovers"), ("I", "netChanges")])
 def test_defect_7_an_unknown_change_type_is_told(spark: SparkSession, flags: str, mode: str) -> None:
     df = frame(spark, [row(1, "a", 1, "insert", 1), row(2, "a", 1, "upsert", 1)])
-    told = violation(ps.changes.post_process(df, contract(flags), deduplication_mode=mode).collect)
+    told = violation(penstock.changes.post_process(df, contract(flags), deduplication_mode=mode).collect)
     assert "UNEXPECTED_CHANGE_TYPE" in told
     assert "'upsert'" in told
 
@@ -258,7 +262,7 @@ def test_defect_7_an_unknown_change_type_on_a_stream(
 ) -> None:
     files, sink = Files(spark, tmp_path), Sink(tmp_path)
     files.add([row(1, "a", 1, "insert", 1), row(2, "a", 1, None, 1)])  # type: ignore[arg-type]  # that is the test
-    done = ps.changes.post_process(files.read(), contract("CU", whole_commits=whole))
+    done = penstock.changes.post_process(files.read(), contract("CU", whole_commits=whole))
     told = violation(lambda: sink.run(done))
     assert "UNEXPECTED_CHANGE_TYPE" in told
     assert "None" in told
@@ -268,7 +272,7 @@ def test_defect_7_an_unknown_change_type_on_a_stream(
 def test_defect_8_several_identical_pairs_in_one_commit(spark: SparkSession) -> None:
     pair = [row(1, "a", 1, "delete", 2), row(1, "a", 1, "insert", 2)]
     assert (
-        collected(ps.changes.post_process(frame(spark, pair * 2), contract("CU"), compute_updates=True))
+        collected(penstock.changes.post_process(frame(spark, pair * 2), contract("CU"), compute_updates=True))
         == Counter()
     )
 
@@ -280,7 +284,7 @@ def test_defect_9_the_last_commit_comes_out(spark: SparkSession, tmp_path: Path)
         folder.mkdir()
         files = Files(spark, folder)
         files.add([row(1, "a", 1, "insert", 1)])
-        done = ps.changes.post_process(files.read(), contract("CU", whole_commits=whole))
+        done = penstock.changes.post_process(files.read(), contract("CU", whole_commits=whole))
         assert Sink(folder).run(done) == Counter([row(1, "a", 1, "insert", 1)])
 
 
@@ -288,7 +292,7 @@ def test_defect_10_timestamps_finer_than_a_millisecond(spark: SparkSession, tmp_
     files = Files(spark, tmp_path)
     rows = [row(number, "a", number, "insert", number, START + number * 1_001 + 999) for number in (1, 2, 3)]
     files.add(*[[each] for each in rows])
-    done = ps.changes.post_process(files.read(), contract("CU", **WATERMARK))
+    done = penstock.changes.post_process(files.read(), contract("CU", **WATERMARK))
     assert Sink(tmp_path).run(done) == Counter(rows)
 
 
@@ -298,12 +302,12 @@ def test_defect_11_one_version_with_two_timestamps(
 ) -> None:
     rows = [row(keys[0], "a", 1, "delete", 2, START), row(keys[1], "a", 1, "insert", 2, START + 1)]
     assert "SEVERAL_TIMESTAMPS" in violation(
-        ps.changes.post_process(frame(spark, rows), contract("CU")).collect
+        penstock.changes.post_process(frame(spark, rows), contract("CU")).collect
     )
     for whole in (True, False):
         folder = tmp_path / str(whole)
         folder.mkdir()
         files = Files(spark, folder)
         files.add(rows)
-        done = ps.changes.post_process(files.read(), contract("CU", whole_commits=whole))
+        done = penstock.changes.post_process(files.read(), contract("CU", whole_commits=whole))
         assert "SEVERAL_TIMESTAMPS" in violation(lambda done=done, folder=folder: Sink(folder).run(done))

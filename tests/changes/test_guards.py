@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructField, StructType
 
-import penstock as ps
+import penstock
 from penstock import changes
 from penstock.changes.passes import violations
 from penstock.changes.passes.rows import ChangeRows, Layout
 from penstock.changes.passes.violations import check_rows
 from penstock.changes.schema import layout_of
-from penstock.errors import ChangelogContractViolation, InvalidChangelogSchema
+from penstock.errors import ChangelogContractViolationError, InvalidChangelogSchemaError
 from penstock.spark.schemas import to_struct
 from tests.changes import model
 from tests.support.change_frames import SCHEMA, table
@@ -48,7 +48,7 @@ def with_value(place: int, value: Any) -> tuple[object, ...]:
     ],
 )
 def test_a_value_that_is_missing(place: int, condition: str) -> None:
-    with pytest.raises(ChangelogContractViolation) as caught:
+    with pytest.raises(ChangelogContractViolationError) as caught:
         check_rows(rows(GOOD, with_value(place, None)), needs_content=True)
     assert caught.value.condition == f"CHANGELOG_CONTRACT_VIOLATION.{condition}"
     assert model.SCHEMA.names[place] in caught.value.message
@@ -63,7 +63,7 @@ def test_data_may_be_missing_and_so_may_a_row_version_that_nothing_needs() -> No
 
 @pytest.mark.parametrize("kind", ["upsert", "INSERT", "", " insert", "update"])
 def test_a_change_type_that_is_not_known(kind: str) -> None:
-    with pytest.raises(ChangelogContractViolation, match=re.escape(repr(kind))) as caught:
+    with pytest.raises(ChangelogContractViolationError, match=re.escape(repr(kind))) as caught:
         check_rows(rows(GOOD, with_value(5, kind)), needs_content=True)
     assert caught.value.condition == "CHANGELOG_CONTRACT_VIOLATION.UNEXPECTED_CHANGE_TYPE"
 
@@ -72,7 +72,7 @@ def test_the_first_moment_of_1970_is_null_only_where_there_can_be_none() -> None
     check_rows(rows(with_value(7, 0)), needs_content=True)
     field = model.SCHEMA.field("_commit_timestamp").with_nullable(False)
     strict = model.SCHEMA.set(7, field)
-    with pytest.raises(ChangelogContractViolation) as caught:
+    with pytest.raises(ChangelogContractViolationError) as caught:
         check_rows(rows(GOOD, with_value(7, 0), schema=strict), needs_content=True)
     assert caught.value.condition == "CHANGELOG_CONTRACT_VIOLATION.NULL_COMMIT_TIMESTAMP"
     check_rows(rows(with_value(7, 1), with_value(7, -1), schema=strict), needs_content=True)
@@ -84,10 +84,10 @@ PLAIN = to_struct(SCHEMA)
 @pytest.mark.parametrize("name", ["_change_type", "_commit_version", "_commit_timestamp", "id", "rv"])
 def test_two_columns_that_differ_in_case_alone(name: str) -> None:
     doubled = StructType([*PLAIN.fields, StructField(name.upper(), PLAIN[name].dataType)])
-    with pytest.raises(InvalidChangelogSchema, match="apart from upper and lower case") as caught:
-        layout_of(doubled, ps.ChangeContract("Id", row_version="Rv"), case_sensitive=False)
+    with pytest.raises(InvalidChangelogSchemaError, match="apart from upper and lower case") as caught:
+        layout_of(doubled, penstock.ChangeContract("Id", row_version="Rv"), case_sensitive=False)
     assert caught.value.condition == "INVALID_CHANGELOG_SCHEMA.AMBIGUOUS_COLUMN"
-    exact = ps.ChangeContract("id", row_version="rv")
+    exact = penstock.ChangeContract("id", row_version="rv")
     plain = layout_of(PLAIN, exact, case_sensitive=True)
     expected = replace(plain, data=(*plain.data, (6,)))
     assert layout_of(doubled, exact, case_sensitive=True) == expected
@@ -99,11 +99,11 @@ def test_where_case_counts_a_name_in_another_case_is_not_found(name: str) -> Non
         StructField(field.name.upper() if field.name == name else field.name, field.dataType)
         for field in PLAIN
     ]
-    exact = ps.ChangeContract("id", row_version="rv")
+    exact = penstock.ChangeContract("id", row_version="rv")
     assert layout_of(StructType(renamed), exact, case_sensitive=False) == layout_of(
         PLAIN, exact, case_sensitive=True
     )
-    with pytest.raises(InvalidChangelogSchema, match=f"Did you mean '{name.upper()}'") as caught:
+    with pytest.raises(InvalidChangelogSchemaError, match=f"Did you mean '{name.upper()}'") as caught:
         layout_of(StructType(renamed), exact, case_sensitive=True)
     assert caught.value.condition == "INVALID_CHANGELOG_SCHEMA.MISSING_COLUMN"
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import penstock as ps
+import penstock
 from penstock.changes.options import ChangeOptions, parse_net_window
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout
 from penstock.changes.passes.violations import check_rows
 from penstock.changes.schema import layout_of
-from penstock.errors import ChangelogContractViolation
+from penstock.errors import ChangelogContractViolationError
 from penstock.spark.schemas import to_struct
 from tests.changes import model
 from tests.support.change_frames import contract, table, tuples
@@ -78,7 +78,7 @@ def test_what_part_of_the_rows_leaves_open_the_whole_decides() -> None:
     assert done(chosen, rows, LAYOUT) == []
     uneven = [*rows[:2], change("insert", data="s")]
     assert tuples(chosen.first(of(uneven)).table) == uneven
-    with pytest.raises(ChangelogContractViolation, match="one row version and different data"):
+    with pytest.raises(ChangelogContractViolationError, match="one row version and different data"):
         done(chosen, uneven, LAYOUT)
 
 
@@ -168,8 +168,8 @@ def change(
     return key, "x", data, rv, step, kind, f"{version:04}", 1_700_000_000_000_000 + version * 1_000_000
 
 
-def refused(chosen: Passes, rows: list[Any], layout: Layout = LAYOUT) -> ChangelogContractViolation:
-    with pytest.raises(ChangelogContractViolation) as caught:
+def refused(chosen: Passes, rows: list[Any], layout: Layout = LAYOUT) -> ChangelogContractViolationError:
+    with pytest.raises(ChangelogContractViolationError) as caught:
         done(chosen, rows, layout)
     return caught.value
 
@@ -235,7 +235,7 @@ def test_rows_without_a_key_are_told_apart_by_all_columns_null_among_them() -> N
     layout = Layout(5, 6, 7, row_id=DATA, data=DATA, nullable_row_id=True)
     check_rows(ChangeRows(table(rows, model.SCHEMA), layout), needs_content=True)
     assert done(passes("C", "dropCarryovers"), rows, layout, parts=2) == rows[2:]
-    with pytest.raises(ChangelogContractViolation, match="is NULL"):
+    with pytest.raises(ChangelogContractViolationError, match="is NULL"):
         check_rows(
             ChangeRows(table(rows, model.SCHEMA), replace(layout, nullable_row_id=False)), needs_content=True
         )
@@ -302,7 +302,7 @@ def test_which_tables_have_no_key() -> None:
     schema = to_struct(model.SCHEMA)
 
     def keyless(row_id: list[str], **more: object) -> bool:
-        given = ps.ChangeContract(row_id, **more)
+        given = penstock.ChangeContract(row_id, **more)
         return layout_of(schema, given, case_sensitive=False).keyless
 
     assert keyless(names, nullable_row_id=True)
@@ -330,19 +330,19 @@ def test_a_part_of_the_rows_cancels_no_two_of_different_data() -> None:
 def test_changes_with_one_place_in_the_sequence_are_refused() -> None:
     chosen = passes("IU", "netChanges", updates=True, sequence="step")
     for kind in ("delete", "insert"):
-        with pytest.raises(ChangelogContractViolation, match="with one step"):
+        with pytest.raises(ChangelogContractViolationError, match="with one step"):
             done(chosen, [change(kind, data="p"), change(kind, data="q")], ORDERED)
     # The two rows of an update may share it, in any order.
     pair = [change("insert", data="q"), change("delete", data="p")]
     expected = {("update_preimage", "p"), ("update_postimage", "q")}
     assert {(row[5], row[2]) for row in done(chosen, pair, ORDERED)} == expected
-    with pytest.raises(ChangelogContractViolation, match="step is NULL"):
+    with pytest.raises(ChangelogContractViolationError, match="step is NULL"):
         check_rows(of([change("insert", data="p", step=None)], ORDERED), needs_content=False)
 
 
 def test_several_changes_are_refused_where_the_contract_says_there_are_none() -> None:
     rows = [change("insert", data="p"), change("insert", data="q")]
-    with pytest.raises(ChangelogContractViolation, match="intermediate_changes=True"):
+    with pytest.raises(ChangelogContractViolationError, match="intermediate_changes=True"):
         done(passes("C", "dropCarryovers"), rows, LAYOUT)
     assert done(passes("CI", "dropCarryovers"), rows, LAYOUT) == rows
 

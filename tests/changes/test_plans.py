@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
-import penstock as ps
-from penstock.errors import InvalidChangelogSchema, InvalidChangeOption
+import penstock
+from penstock.errors import InvalidChangelogSchemaError, InvalidChangeOptionError
 from penstock.spark.schemas import to_struct
 from tests.support.change_frames import SCHEMA, Files, Sink, collected, contract, frame
 
@@ -41,7 +41,7 @@ def process(df: DataFrame, flags: str = "CU", **more: object) -> DataFrame:
         for name in list(more)
         if name in ("strategy", "compute_updates", "deduplication_mode", "net_window", "watermark_delay")
     }
-    return ps.changes.post_process(df, contract(flags, **more), **options)
+    return penstock.changes.post_process(df, contract(flags, **more), **options)
 
 
 def test_micro_batch_has_one_shuffle_and_no_state(spark: SparkSession, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_stream_of_a_spark_connect_session_is_refused() -> None:
         DataFrame, schema=to_struct(SCHEMA), isStreaming=True, sparkSession=SimpleNamespace(conf=conf)
     )
     for whole in (True, False):
-        with pytest.raises(InvalidChangeOption, match="classic session") as caught:
+        with pytest.raises(InvalidChangeOptionError, match="classic session") as caught:
             process(df, whole_commits=whole)
         assert caught.value.condition == "INVALID_CDC_OPTION.CLASSIC_SESSION_NEEDED"
     assert process(df, "") is df
@@ -119,7 +119,7 @@ def test_nothing_to_do_leaves_the_frame_alone(spark: SparkSession, tmp_path: Pat
     assert process(df, "U", deduplication_mode="netChanges") is df
     stream = Files(spark, tmp_path).read()
     assert process(stream, "I") is stream
-    kept = ps.changes.post_process(stream, contract("I"), keep_watermark=True)
+    kept = penstock.changes.post_process(stream, contract("I"), keep_watermark=True)
     assert "EventTimeWatermark" in plan_of(kept)
 
 
@@ -139,7 +139,7 @@ def test_what_is_asked_for_and_needless_is_warned_of(
 ) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        ps.changes.post_process(frame(spark, []), contract(flags), **given)
+        penstock.changes.post_process(frame(spark, []), contract(flags), **given)
     assert len(caught) == (flag is not None)
     assert all(str(flag) in str(each.message) for each in caught)
     assert {each.filename for each in caught} <= {__file__}
@@ -163,16 +163,16 @@ def test_the_schema_stays_what_it_was(spark: SparkSession, tmp_path: Path) -> No
         ("1", (1, 2), None, datetime(2026, 1, 1, tzinfo=UTC), kind) for kind in ("delete", "insert", "insert")
     ]
     df = spark.createDataFrame(rows, schema)
-    given = ps.ChangeContract(["key.`a b`", "key.`c.d`"], carryover_rows=True, whole_commits=True)
-    done = ps.changes.post_process(df, given)
+    given = penstock.ChangeContract(["key.`a b`", "key.`c.d`"], carryover_rows=True, whole_commits=True)
+    done = penstock.changes.post_process(df, given)
     assert done.schema.json() == schema.json()
     assert done.count() == 1
     for whole in (True, False):
         folder = tmp_path / str(whole)
         df.write.parquet(str(folder))
         stream = spark.readStream.schema(schema).parquet(str(folder))
-        rule = ps.ChangeContract(["key.`a b`", "key.`c.d`"], carryover_rows=True, whole_commits=whole)
-        assert ps.changes.post_process(stream, rule).schema.json() == stream.schema.json()
+        rule = penstock.ChangeContract(["key.`a b`", "key.`c.d`"], carryover_rows=True, whole_commits=whole)
+        assert penstock.changes.post_process(stream, rule).schema.json() == stream.schema.json()
 
 
 @pytest.mark.parametrize("mode", ["update", "complete"])
@@ -211,7 +211,7 @@ def test_micro_batch_is_for_append_and_update_mode(spark: SparkSession, tmp_path
 def test_options_that_are_wrong(
     spark: SparkSession, tmp_path: Path, given: dict[str, object], condition: str
 ) -> None:
-    with pytest.raises(InvalidChangeOption) as caught:
+    with pytest.raises(InvalidChangeOptionError) as caught:
         process(Files(spark, tmp_path).read(), "CIU", **given)
     assert caught.value.condition == condition
 
@@ -239,7 +239,7 @@ def drop(name: str) -> pa.Schema:
 def test_schemas_that_are_wrong(
     spark: SparkSession, schema: pa.Schema, more: dict[str, object], condition: str
 ) -> None:
-    with pytest.raises(InvalidChangelogSchema) as caught:
+    with pytest.raises(InvalidChangelogSchemaError) as caught:
         process(spark.createDataFrame(schema.empty_table()), **more)
     assert caught.value.condition == f"INVALID_CHANGELOG_SCHEMA.{condition}"
 
@@ -250,7 +250,7 @@ def test_names_that_differ_in_case_alone_where_the_session_tells_them_apart(spar
     spark.conf.set("spark.sql.caseSensitive", "true")
     try:
         assert collected(process(frame(spark, rows, schema))) == Counter()
-        with pytest.raises(InvalidChangelogSchema, match="MISSING_COLUMN"):
+        with pytest.raises(InvalidChangelogSchemaError, match="MISSING_COLUMN"):
             process(frame(spark, rows, schema), row_id="Id")
     finally:
         spark.conf.unset("spark.sql.caseSensitive")
@@ -258,11 +258,11 @@ def test_names_that_differ_in_case_alone_where_the_session_tells_them_apart(spar
 
 def test_a_contract_without_a_row_id() -> None:
     for nothing in ([], "", [""]):
-        with pytest.raises(InvalidChangelogSchema) as caught:
-            ps.ChangeContract(nothing)
+        with pytest.raises(InvalidChangelogSchemaError) as caught:
+            penstock.ChangeContract(nothing)
         assert caught.value.condition == "INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID"
-    with pytest.raises(InvalidChangelogSchema, match="twice"):
-        ps.ChangeContract(["id", "id"])
+    with pytest.raises(InvalidChangelogSchemaError, match="twice"):
+        penstock.ChangeContract(["id", "id"])
 
 
 def test_an_empty_feed(spark: SparkSession) -> None:

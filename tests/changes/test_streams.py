@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from tests.changes import model
 from tests.support.change_frames import Files, Sink, contract
 
@@ -48,7 +48,7 @@ def out_of(
 ) -> list[Any]:
     source = Files(spark, folder, model.SCHEMA)
     source.add(*batches)
-    done = ps.changes.post_process(
+    done = penstock.changes.post_process(
         source.read(files), contract(flags, row_id=["a", "b"], whole_commits=whole), **options
     )
     return [row for row in Sink(folder).run(done).elements() if row != FLUSH]

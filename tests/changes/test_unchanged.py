@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock as ps
+import penstock
 from penstock.changes.options import ChangeOptions, parse_net_window
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows
 from penstock.changes.schema import layout_of
-from penstock.errors import ChangelogContractViolation, InvalidChangelogSchema
+from penstock.errors import ChangelogContractViolationError, InvalidChangelogSchemaError
 from penstock.spark.schemas import to_struct
 from tests.support.change_frames import table
 
@@ -25,11 +25,11 @@ METADATA = [
 ]
 NOTES = [("step", pa.int64()), ("_unchanged", pa.list_(pa.string())), *METADATA]
 SCHEMA = pa.schema([("id", pa.int64()), ("a", pa.string()), ("b", pa.string()), *NOTES])
-CONTRACT = ps.ChangeContract("id", intermediate_changes=True, sequence="step", unchanged="_unchanged")
+CONTRACT = penstock.ChangeContract("id", intermediate_changes=True, sequence="step", unchanged="_unchanged")
 Change = tuple[str, str | None, str | None, list[str]]
 
 
-def net(rows: pa.Table, contract: ps.ChangeContract, window: str | None = None) -> list[dict[str, Any]]:
+def net(rows: pa.Table, contract: penstock.ChangeContract, window: str | None = None) -> list[dict[str, Any]]:
     layout = layout_of(to_struct(rows.schema), contract, case_sensitive=True)
     passes = Passes.of(contract, ChangeOptions("netChanges", False, parse_net_window(window)))
     found: list[dict[str, Any]] = passes.whole(ChangeRows(rows, layout)).table.to_pylist()
@@ -96,7 +96,7 @@ def test_any_updates_leave_what_the_row_has(data: st.DataObject) -> None:
 def test_values_inside_the_struct_of_a_table() -> None:
     form = pa.struct([("a", pa.string()), ("n", pa.int64())])
     schema = pa.schema([("_table", pa.string()), ("_key", pa.string()), ("one", form), ("two", form), *NOTES])
-    contract = ps.ChangeContract(
+    contract = penstock.ChangeContract(
         ("_table", "_key"), intermediate_changes=True, sequence="step", unchanged="_unchanged"
     )
     rows = [
@@ -111,11 +111,11 @@ def test_values_inside_the_struct_of_a_table() -> None:
 
 def test_a_row_that_came_without_a_value_is_refused() -> None:
     moved = history(("insert", "x", None, ["b"]), ("update_postimage", "z", None, ["b"]), id=5)
-    with pytest.raises(ChangelogContractViolation, match=r"'b'.*replica identity full.*id=5") as caught:
+    with pytest.raises(ChangelogContractViolationError, match=r"'b'.*replica identity full.*id=5") as caught:
         net(table([*history(("insert", "x", "y", [])), *moved], SCHEMA), CONTRACT)
     assert caught.value.condition == "CHANGELOG_CONTRACT_VIOLATION.UNKNOWN_VALUE"
     gone_before = ("insert", "x", "y", []), ("delete", None, None, [])
-    with pytest.raises(ChangelogContractViolation, match="'b'"):
+    with pytest.raises(ChangelogContractViolationError, match="'b'"):
         net(table(history(*gone_before, ("insert", "z", None, ["b"])), SCHEMA), CONTRACT)
     # It went again, so nobody needs the value.
     gone = history(("insert", "x", None, ["b"]), ("delete", None, None, []))
@@ -123,15 +123,15 @@ def test_a_row_that_came_without_a_value_is_refused() -> None:
 
 
 def test_the_column_has_to_be_a_list() -> None:
-    with pytest.raises(InvalidChangelogSchema, match="'a' is string, not array<string>"):
-        net(table([], SCHEMA), ps.ChangeContract("id", unchanged="a"))
+    with pytest.raises(InvalidChangelogSchemaError, match="'a' is string, not array<string>"):
+        net(table([], SCHEMA), penstock.ChangeContract("id", unchanged="a"))
 
 
 def test_values_of_columns_that_were_not_asked_for_are_not_missed() -> None:
     """A row whose key moved comes without what it has out of line; who does not read that column has all it
     wants."""
     moved: list[Change] = [("insert", "x", None, ["b"])]
-    with pytest.raises(ChangelogContractViolation, match="b"):
+    with pytest.raises(ChangelogContractViolationError, match="b"):
         net(table(history(*moved), SCHEMA), CONTRACT)
     narrow = table(history(*moved), SCHEMA).drop_columns(["b"])
     (left,) = net(narrow, CONTRACT)

@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import penstock as ps
+from penstock import ChangeContract, QueueFeed
 from penstock.cli.commands.changes import change_columns, change_style
 from penstock.cli.text_output import TextOutput
 from tests.cli.conftest import Penstock
 from tests.support.waiting import readable, wait_until
 
 DATA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string())])
-CONTRACT = ps.ChangeContract(
+CONTRACT = ChangeContract(
     "id", carryover_rows=True, updates_as_delete_and_insert=True, intermediate_changes=True
 )
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -37,14 +37,14 @@ def append(store_url: str) -> Append:
         changes = [{"id": id, "data": data, "_change_type": kind} for kind, id, data in rows]
         feed.append_commit(version, START + timedelta(seconds=version), changes)
 
-    feed = ps.QueueFeed("f", store_url)
+    feed = QueueFeed("f", store_url)
     return add
 
 
 @pytest.fixture
 def feed(penstock: Penstock, store_url: str, append: Append) -> Penstock:
     """Three commits: two rows come; one of them changes and the other is carried over; it goes."""
-    ps.QueueFeed.create("f", DATA, CONTRACT, store=store_url, partitions=2)
+    QueueFeed.create("f", DATA, CONTRACT, store=store_url, partitions=2)
     append(1, ("insert", 1, "a"), ("insert", 2, "b"))
     append(2, ("delete", 1, "a"), ("insert", 1, "x"), ("delete", 2, "b"), ("insert", 2, "b"))
     append(4, ("delete", 2, "b"))

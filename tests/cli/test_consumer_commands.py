@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock.cli.commands.consumer import parse_position
-from penstock.errors import InvalidPosition
+from penstock.errors import InvalidPositionError
 from penstock.queue.store import connect
 from tests.cli.conftest import Penstock
 
@@ -189,7 +189,7 @@ def test_positions_in_words() -> None:
     assert parse_position("2024-01-31T12:00:00Z") == datetime(2024, 1, 31, 12, tzinfo=UTC)
     assert parse_position(' {"0": 5, "12": 0}') == {0: 5, 12: 0}
     for text in ("", "{}", "[]", '{"a": 1}', '{"0": "x"}', '{"0": true}', '{"0": 1.5}', "{" * 100_000):
-        with pytest.raises(InvalidPosition):
+        with pytest.raises(InvalidPositionError):
             parse_position(text)
-    with pytest.raises(InvalidPosition, match=r"write 2024-01-31T00:00:00Z or"):
+    with pytest.raises(InvalidPositionError, match=r"write 2024-01-31T00:00:00Z or"):
         parse_position("2024-01-31")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import InvalidInput, SchemaMismatch
+from penstock.errors import InvalidInputError, SchemaMismatchError
 from tests.cli.reading import complaints, read_rows, read_table, rejected, schema_of
 
 ORDERS = "id bigint not null, name string, amount decimal(10,2), tags array<string>"
@@ -222,7 +222,7 @@ def test_hexadecimal_is_refused_in_its_line_and_is_text_elsewhere() -> None:
 def test_bytes_that_are_no_utf8_are_refused() -> None:
     (complaint,) = complaints("a string", b"a\nok\n\xff\n", format="csv")
     assert complaint == "line 3: is not UTF-8: byte 1 of the row is 0xff"
-    with pytest.raises(InvalidInput, match="does not start with a CSV header in UTF-8"):
+    with pytest.raises(InvalidInputError, match="does not start with a CSV header in UTF-8"):
         read_rows("a string", b"\xff\nok\n", format="csv")
 
 
@@ -237,7 +237,7 @@ def test_bytes_that_are_no_utf8_are_refused() -> None:
     ],
 )
 def test_a_header_that_does_not_fit_is_told_at_once(header: str, said: str) -> None:
-    with pytest.raises(SchemaMismatch, match=re.escape(said)):
+    with pytest.raises(SchemaMismatchError, match=re.escape(said)):
         read_rows(ORDERS, f"{header}\n1,2\n", format="csv")
 
 
@@ -265,7 +265,7 @@ def test_the_format_is_found_from_the_first_character() -> None:
     row: list[dict[str, Any]] = [{"id": 5}]
     assert read_rows("id int", "id\n5\n") == row
     assert read_rows("id int", '\n {"id": 5}\n') == row
-    with pytest.raises(InvalidInput, match=re.escape("write one object in each line")):
+    with pytest.raises(InvalidInputError, match=re.escape("write one object in each line")):
         read_rows("id int", json.dumps(row))
-    with pytest.raises(InvalidInput, match="is utf-16, not UTF-8: convert it"):
+    with pytest.raises(InvalidInputError, match="is utf-16, not UTF-8: convert it"):
         read_rows("id int", "id\n5\n".encode("utf-16"))

@@ -13,7 +13,7 @@ from hypothesis import given
 
 from penstock.arrow.schema import canonical_schema, spark_json
 from penstock.cli.ddl import parse_ddl, schema_ddl
-from penstock.errors import InvalidInput, UnsupportedType
+from penstock.errors import InvalidInputError, UnsupportedTypeError
 from tests.support.arrow_strategies import schemas
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def test_the_json_is_that_of_spark() -> None:
     ],
 )
 def test_a_mistake_is_shown_with_its_place(ddl: str, said: str) -> None:
-    with pytest.raises(InvalidInput, match=re.escape(said)) as caught:
+    with pytest.raises(InvalidInputError, match=re.escape(said)) as caught:
         parse_ddl(ddl)
     assert caught.value.condition == "INVALID_SCHEMA"
 
@@ -126,12 +126,12 @@ def test_names_with_letters_of_any_alphabet_need_no_quotes_here() -> None:
 
 @pytest.mark.parametrize("ddl", ["a char(5)", "a varchar(10)", "a interval year", "a interval"])
 def test_types_that_no_queue_takes_name_another(ddl: str) -> None:
-    with pytest.raises(UnsupportedType, match="use"):
+    with pytest.raises(UnsupportedTypeError, match="use"):
         canonical_schema(parse_ddl(ddl))
 
 
 def test_nesting_without_end_is_an_error_and_not_a_crash() -> None:
-    with pytest.raises(InvalidInput, match="nested too deeply"):
+    with pytest.raises(InvalidInputError, match="nested too deeply"):
         parse_ddl("a " + "array<" * 100_000)
 
 

@@ -12,7 +12,7 @@ import typer
 from penstock.cli import main
 from penstock.cli.commands import shared
 from penstock.cli.output import one_line
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 from penstock.redaction import redact, secrets_of, sentence
 from tests.cli.conftest import Penstock, run_penstock
 
@@ -231,7 +231,8 @@ def test_a_missing_package_says_what_to_install(
     monkeypatch.setattr(shared.Run, "connect", missing)
     said = penstock_sqlite("queue", "list", code=1).err
     assert (
-        said == "error: [MISSING_DEPENDENCY] this command needs psycopg: pip install 'penstock[postgres]'\n"
+        said
+        == "error: [MISSING_DEPENDENCY] this command needs psycopg: pip install 'penstock-spark[postgres]'\n"
     )
 
 
@@ -242,9 +243,8 @@ def test_without_typer_the_extra_of_the_command_is_named(
     monkeypatch.delitem(sys.modules, "penstock.cli.app", raising=False)
     monkeypatch.setitem(sys.modules, "typer", None)
     said = run_penstock(word, code=1).err
-    assert (
-        said == f"error: [MISSING_DEPENDENCY] the command line needs typer: pip install 'penstock[{extra}]'\n"
-    )
+    hint = f"pip install 'penstock-spark[{extra}]'"
+    assert said == f"error: [MISSING_DEPENDENCY] the command line needs typer: {hint}\n"
 
 
 def test_without_its_extra_the_command_line_says_so(
@@ -253,7 +253,7 @@ def test_without_its_extra_the_command_line_says_so(
     monkeypatch.delitem(sys.modules, "penstock.cli.app")
     monkeypatch.setitem(sys.modules, "typer", None)
     assert main(["--version"]) == 1
-    assert "pip install 'penstock[cli]'" in capsys.readouterr().err
+    assert "pip install 'penstock-spark[cli]'" in capsys.readouterr().err
 
 
 def test_an_error_of_typer_from_within_a_command_is_wrong_usage(
@@ -269,5 +269,5 @@ def test_an_error_of_typer_from_within_a_command_is_wrong_usage(
 def test_confirmation_is_needed_from_whoever_cannot_answer() -> None:
     run = shared.Run(shared.Common(json=True))
     run.confirm("Really?", yes=True)
-    with pytest.raises(InvalidInput, match="Repeat it with --yes"):
+    with pytest.raises(InvalidInputError, match="Repeat it with --yes"):
         run.confirm("Really?", yes=False)

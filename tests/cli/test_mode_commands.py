@@ -16,7 +16,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from penstock.cli.load.micro_batches import micro_batches
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 from tests.cli.conftest import run_penstock
 
 JOB = """
@@ -260,7 +260,7 @@ def test_times_are_told_by_their_zone(here: Path, text: str, kind: str) -> None:
 
 def test_a_file_without_rows_is_refused(here: Path) -> None:
     (here / "empty.jsonl").write_text("\n\n")
-    with pytest.raises(InvalidInput, match="has no rows"):
+    with pytest.raises(InvalidInputError, match="has no rows"):
         micro_batches("empty.jsonl", "id int", None)
 
 

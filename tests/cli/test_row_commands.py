@@ -19,7 +19,7 @@ from penstock.cli.commands import queue_rows
 from penstock.cli.commands.queue_rows import QueuePrinter
 from penstock.cli.commands.shared import Common, Run
 from penstock.cli.output import Row
-from penstock.errors import DataLost
+from penstock.errors import DataLostError
 from penstock.queue.store import connect
 from tests.cli.conftest import Penstock
 from tests.support.waiting import wait_until
@@ -200,8 +200,8 @@ def test_rows_that_are_gone_without_a_trim_end_the_following(
         queue.append([{"id": 1}])
 
         def gone(*_: object, **__: object) -> NoReturn:
-            raise DataLost("rows [0, 1) are not there", queue="q", partition=0)
+            raise DataLostError("rows [0, 1) are not there", queue="q", partition=0)
 
         monkeypatch.setattr(queue, "read", gone)
-        with pytest.raises(DataLost):
+        with pytest.raises(DataLostError):
             QueuePrinter(Run(Common()), queue, None, False).show_new(list(queue.info().partitions))

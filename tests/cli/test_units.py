@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from penstock.cli.units import age_text, counted, parse_age, parse_count, parse_size, size_text
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 
 
 @pytest.mark.parametrize(
@@ -55,19 +55,19 @@ def test_ages(text: str, age: timedelta) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "10 GB", "1e3", "٣x", "0.0001k"])
 def test_what_is_no_count_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="--rows is a whole number"):
+    with pytest.raises(InvalidInputError, match="--rows is a whole number"):
         parse_count(text, "--rows")
 
 
 @pytest.mark.parametrize("text", ["", "big", "10 GX", "-5MB", "1.5B"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="--bytes is a size such as"):
+    with pytest.raises(InvalidInputError, match="--bytes is a size such as"):
         parse_size(text, "--bytes")
 
 
 @pytest.mark.parametrize("text", ["", "7", "d", "-7d", "7y", "1d12", "9999999999w"])
 def test_what_is_no_age_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="--age is a duration such as"):
+    with pytest.raises(InvalidInputError, match="--age is a duration such as"):
         parse_age(text, "--age")
 
 

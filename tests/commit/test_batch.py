@@ -12,15 +12,15 @@ import penstock
 from penstock import Retention
 from penstock.commit.protocol import commit_batch, note_batch
 from penstock.errors import (
-    CheckpointMismatch,
-    CheckpointRewound,
-    CommitOutcomeUnknown,
-    CommitRefused,
-    ConsumerBound,
-    NotRegistered,
-    OffsetConflict,
-    PlanMismatch,
-    QueueNotFound,
+    CheckpointMismatchError,
+    CheckpointRewoundError,
+    CommitOutcomeUnknownError,
+    CommitRefusedError,
+    ConsumerBoundError,
+    NotRegisteredError,
+    OffsetConflictError,
+    PlanMismatchError,
+    QueueNotFoundError,
 )
 from penstock.store.records import ledger
 from tests.commit.protocol import Pair, make_pair, rows_of, stage, with_attempts
@@ -70,16 +70,16 @@ def test_a_replay_with_other_input_is_refused(pair: Pair) -> None:
     owner = pair.own()
     pair.commit(pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None))
     other = pair.planned(owner, (5, 2), (9, 9))
-    with pytest.raises(CheckpointMismatch, match="with other input"):
+    with pytest.raises(CheckpointMismatchError, match="with other input"):
         pair.commit(pair.batch("app", 0, other, ids=None))
     assert pair.offsets() == [5, 2]
 
 
 def test_an_app_id_of_another_checkpoint_is_refused_even_with_equal_input(pair: Pair) -> None:
     pair.commit(pair.batch("app", 0, ids=[1, 2], origin="one", others=[{"logOffset": 0}]))
-    with pytest.raises(CheckpointMismatch):
+    with pytest.raises(CheckpointMismatchError):
         pair.commit(pair.batch("app", 0, ids=[1, 2], origin="two", others=[{"logOffset": 0}]))
-    with pytest.raises(CheckpointMismatch):
+    with pytest.raises(CheckpointMismatchError):
         pair.commit(pair.batch("app", 0, ids=[1, 2], origin="one", others=[{"logOffset": 1}]))
     assert pair.commit(pair.batch("app", 0, ids=[1, 2], origin="one", others=[{"logOffset": 0}])) is None
     assert rows_of(pair.sink) == [1, 2]
@@ -120,7 +120,7 @@ def test_a_micro_batch_that_was_swept_in_hand_is_refused_whole(pair: Pair) -> No
     owner = pair.own()
     batch = pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None)
     assert pair.store.sweep(timedelta(seconds=-1)) == 1
-    with pytest.raises(CommitRefused, match="staged 1 segments for its batch 0, and 0 are left"):
+    with pytest.raises(CommitRefusedError, match="staged 1 segments for its batch 0, and 0 are left"):
         pair.commit(batch)
     assert (rows_of(pair.sink), pair.offsets(), pair.store.info().commits) == ([], [0, 0], 0)
     pair.commit(pair.batch("app", 0, batch.sources[0], ids=None))
@@ -129,10 +129,10 @@ def test_a_micro_batch_that_was_swept_in_hand_is_refused_whole(pair: Pair) -> No
 
 def test_a_micro_batch_that_was_not_planned_is_refused(pair: Pair) -> None:
     owner = pair.own()
-    with pytest.raises(PlanMismatch, match="is not what the owner"):
+    with pytest.raises(PlanMismatchError, match="is not what the owner"):
         pair.commit(pair.batch("app", 0, pair.offset(owner, (0, 0), (5, 2)), ids=None))
     pair.planned(owner, (0, 0), (5, 2))
-    with pytest.raises(PlanMismatch):
+    with pytest.raises(PlanMismatchError):
         pair.commit(pair.batch("app", 0, pair.offset(owner, (0, 0), (5, 3)), ids=None))
     assert (rows_of(pair.sink), pair.offsets()) == ([], [0, 0])
 
@@ -140,10 +140,10 @@ def test_a_micro_batch_that_was_not_planned_is_refused(pair: Pair) -> None:
 def test_a_zombie_with_another_checkpoint_and_an_equal_range_is_refused(pair: Pair) -> None:
     zombie = pair.batch("zombie", 0, pair.planned(pair.own(), (0, 0), (5, 2)), ids=None)
     owner = pair.own()
-    with pytest.raises(PlanMismatch):
+    with pytest.raises(PlanMismatchError):
         pair.commit(zombie)
     pair.planned(owner, (0, 0), (5, 2))
-    with pytest.raises(PlanMismatch):
+    with pytest.raises(PlanMismatchError):
         pair.commit(zombie)
     assert (rows_of(pair.sink), pair.registration().app_id) == ([], None)
 
@@ -152,7 +152,7 @@ def test_a_zombie_with_the_same_checkpoint_and_its_successor_commit_once(pair: P
     offset = pair.planned(pair.own(), (0, 0), (5, 2))
     zombie = pair.batch("app", 0, offset, ids=None)
     owner = pair.own()
-    with pytest.raises(PlanMismatch):
+    with pytest.raises(PlanMismatchError):
         pair.commit(zombie)
     owner.plan(offset)
     mine = pair.batch("app", 0, offset, ids=None)
@@ -168,7 +168,7 @@ def test_a_consumer_that_somebody_moved_is_a_conflict_and_nothing_happens(pair: 
     owner.release()
     pair.store.consumer("billing").advance("orders", 1, old=0, new=1)
     with pytest.raises(
-        OffsetConflict,
+        OffsetConflictError,
         match=r"is at \{1: 1\}, .* at \{1: 0\}.*new checkpoint.*seek the consumer to \{1: 0\}",
     ):
         pair.commit(pair.batch("app", 0, offset, ids=None))
@@ -184,7 +184,7 @@ def test_a_micro_batch_without_new_rows_needs_the_consumer_where_it_left_it(pair
     assert pair.commit(pair.batch("app", 1, still, ids=[77])) is None
     assert rows_of(pair.sink).count(77) == 1
     pair.commit(pair.batch("other", 0, pair.planned(pair.own(), (5, 2), (6, 2)), ids=None))
-    with pytest.raises(OffsetConflict, match=r"another program moved the consumer.*new checkpoint"):
+    with pytest.raises(OffsetConflictError, match=r"another program moved the consumer.*new checkpoint"):
         pair.commit(pair.batch("app", 2, still, ids=[78]))
     assert 78 not in rows_of(pair.sink)
 
@@ -199,7 +199,7 @@ def test_another_app_may_go_on_when_the_query_keeps_no_state(pair: Pair) -> None
 def test_another_app_with_state_is_refused_unless_it_is_told_to_start_empty(pair: Pair) -> None:
     pair.commit(pair.batch("app", 0, pair.planned(pair.own(), (0, 0), (5, 2)), ids=None, stateful=True))
     offset = pair.planned(pair.own(), (5, 2), (9, 2))
-    with pytest.raises(ConsumerBound, match="allowNewCheckpoint=true"):
+    with pytest.raises(ConsumerBoundError, match="allowNewCheckpoint=true"):
         pair.commit(pair.batch("new", 0, offset, ids=None, stateful=True))
     assert (pair.offsets(), len(rows_of(pair.sink))) == ([5, 2], 7)
     pair.commit(pair.batch("new", 0, offset, ids=None, stateful=True, rebind=True))
@@ -211,7 +211,7 @@ def test_a_seek_turns_the_micro_batch_in_hand_away(pair: Pair) -> None:
     batch = pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None)
     owner.release()
     pair.store.consumer("billing").seek("orders", to="earliest")
-    with pytest.raises(CheckpointMismatch, match="moved by a seek"):
+    with pytest.raises(CheckpointMismatchError, match="moved by a seek"):
         pair.commit(batch)
     assert rows_of(pair.sink) == []
 
@@ -235,12 +235,12 @@ def test_a_consumer_that_was_made_anew_is_not_the_old_one(pair: Pair, what: str)
         pair.store.create_consumer("billing")
     else:
         pair.store.consumer("billing").unregister("orders")
-    with pytest.raises(NotRegistered):
+    with pytest.raises(NotRegisteredError):
         pair.commit(batch)
     pair.store.consumer("billing").register("orders")
     # As far as its own owner has come, so that nothing but the generation differs.
     pair.own()
-    with pytest.raises(CheckpointMismatch):
+    with pytest.raises(CheckpointMismatchError):
         pair.commit(batch)
     assert (rows_of(pair.sink), pair.offsets()) == ([], [0, 0])
 
@@ -251,7 +251,7 @@ def test_a_source_queue_that_was_made_anew_is_not_the_old_one(pair: Pair) -> Non
     owner.release()
     pair.store.drop_queue("orders", force=True)
     again = make_source(pair)
-    with pytest.raises(CheckpointMismatch):
+    with pytest.raises(CheckpointMismatchError):
         pair.commit(batch)
     assert (rows_of(pair.sink), again.offsets()) == ([], [0, 0])
 
@@ -269,11 +269,11 @@ def test_a_sink_that_was_dropped_takes_nothing(pair: Pair) -> None:
     empty = with_attempts(batch, {})
     pair.store.drop_queue("big")
     for each in (batch, empty):
-        with pytest.raises((CommitRefused, QueueNotFound)):
+        with pytest.raises((CommitRefusedError, QueueNotFoundError)):
             commit_batch(pair.store.database, pair.store.uuid, each)
     pair.store.create_queue("big", pair.source.schema)
     for each in (batch, empty):
-        with pytest.raises(CommitRefused):
+        with pytest.raises(CommitRefusedError):
             commit_batch(pair.store.database, pair.store.uuid, each)
     assert pair.offsets() == [0, 0]
 
@@ -296,7 +296,7 @@ def test_a_keyed_sink_that_grew_meanwhile_refuses_rows_placed_before(store: pens
     offset = pair.planned(owner, (0, 0), (5, 2))
     batch = pair.batch("app", 0, offset, ids=None)
     pair.sink.add_partitions(2)
-    with pytest.raises(CommitRefused, match="got more partitions"):
+    with pytest.raises(CommitRefusedError, match="got more partitions"):
         pair.commit(batch)
     assert (rows_of(pair.sink), pair.offsets()) == ([], [0, 0])
     assert pair.commit(pair.batch("app", 0, offset, ids=None)).rows == 7
@@ -310,7 +310,7 @@ def test_two_sources_move_together_or_not_at_all(pair: Pair) -> None:
     one = pair.planned(pair.own(), (0, 0), (5, 2))
     two = second.planned(second.own(), (0,), (2,))
     wrong = replace(two, end=(1,))
-    with pytest.raises(PlanMismatch):
+    with pytest.raises(PlanMismatchError):
         pair.commit(pair.batch("app", 0, one, wrong, ids=[1]))
     assert (pair.offsets(), second.offsets(), rows_of(pair.sink)) == ([0, 0], [0], [])
     pair.commit(pair.batch("app", 0, two, one, ids=[1]))
@@ -345,7 +345,7 @@ def test_the_ledger_remembers_a_bounded_number_of_micro_batches(
         )
     ]
     assert kept == [1, 2, 3, 4]
-    with pytest.raises(CheckpointRewound, match="it is an old copy"):
+    with pytest.raises(CheckpointRewoundError, match="it is an old copy"):
         pair.commit(pair.batch("app", 0, ids=[0]))
     assert pair.commit(pair.batch("app", 1, ids=[1])) is None
     assert pair.commit(pair.batch("other", 0, ids=[9])).rows == 1
@@ -356,10 +356,10 @@ def test_a_micro_batch_without_the_one_before_it_is_refused(pair: Pair) -> None:
     """The sink's store was restored from an older backup, or the sink is another one."""
     for number in range(2):
         pair.commit(pair.batch("app", number, ids=[number]))
-    with pytest.raises(CheckpointMismatch, match="up to 1: was its store") as caught:
+    with pytest.raises(CheckpointMismatchError, match="up to 1: was its store") as caught:
         pair.commit(pair.batch("app", 3, ids=[3]))
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SINK_BEHIND"
-    with pytest.raises(CheckpointMismatch, match="nothing of this query"):
+    with pytest.raises(CheckpointMismatchError, match="nothing of this query"):
         pair.commit(pair.batch("other", 3, ids=[3]))
     assert rows_of(pair.sink) == [0, 1]
 
@@ -367,7 +367,7 @@ def test_a_micro_batch_without_the_one_before_it_is_refused(pair: Pair) -> None:
 def test_a_sink_that_is_new_to_a_query_takes_its_next_micro_batch_when_told_so(pair: Pair) -> None:
     pair.commit(pair.batch("app", 3, ids=[3], new_sink=True))
     pair.commit(pair.batch("app", 4, ids=[4]))
-    with pytest.raises(CheckpointMismatch, match="up to 4"):
+    with pytest.raises(CheckpointMismatchError, match="up to 4"):
         pair.commit(pair.batch("app", 6, ids=[6], new_sink=True))
     assert rows_of(pair.sink) == [3, 4]
 
@@ -376,7 +376,7 @@ def test_a_sink_that_may_repeat_rows_notices_what_it_has_lost_too(pair: Pair) ->
     database, key = pair.into.database, pair.batch("app", 0).key
     for number in (0, 0, 1):
         note_batch(database, replace(key, batch_id=number), "app", 1, new_sink=False)
-    with pytest.raises(CheckpointMismatch, match="up to 1"):
+    with pytest.raises(CheckpointMismatchError, match="up to 1"):
         note_batch(database, replace(key, batch_id=3), "app", 1, new_sink=False)
 
 
@@ -403,7 +403,7 @@ def test_a_commit_whose_outcome_is_unknown_is_repeated_and_happens_once(
         commit(connection)
         if not broken:
             broken.append(True)
-            raise CommitOutcomeUnknown("gone")
+            raise CommitOutcomeUnknownError("gone")
 
     monkeypatch.setattr(database, "_commit", break_after)
     monkeypatch.setattr(database, "_commit_error", lambda error: error)

@@ -14,7 +14,7 @@ import pytest
 import penstock
 from penstock import connect
 from penstock.commit.protocol import append_task
-from penstock.errors import CheckpointRewound, StoreReadOnly
+from penstock.errors import CheckpointRewoundError, StoreReadOnlyError
 from penstock.queue import maintenance
 from penstock.store.log import segmenting
 from penstock.store.records import ledger
@@ -69,7 +69,7 @@ def test_an_app_that_is_started_again_after_long_repeats_nothing(pair: Pair) -> 
     long_ago(pair.into, "app")
     pair.into.maintain()
     assert pair.commit(pair.batch("app", 19, ids=[19])) is None
-    with pytest.raises(CheckpointRewound, match="old copy"):
+    with pytest.raises(CheckpointRewoundError, match="old copy"):
         pair.commit(pair.batch("app", 8, ids=[8]))
     commit(pair, "app", 20)
     assert rows_of(pair.sink) == list(range(21))
@@ -90,7 +90,7 @@ def test_the_tasks_of_the_newest_micro_batches_stay(pair: Pair) -> None:
     pair.into.maintain()
     assert remembered(pair.into, "app") == sorted(3 * [*range(9, 20)])
     assert write(19, 1) is None
-    with pytest.raises(CheckpointRewound):
+    with pytest.raises(CheckpointRewoundError):
         write(3, 0)
 
 
@@ -176,7 +176,7 @@ def test_a_role_that_may_not_clean_up_goes_on_without_a_warning(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(database: object) -> int:
-        raise StoreReadOnly("permission denied for table ledger")
+        raise StoreReadOnlyError("permission denied for table ledger")
 
     monkeypatch.setattr(maintenance.ledger, "clean_up", refuse)
     pair.sink.set_retention(maintenance_retention())
@@ -184,7 +184,7 @@ def test_a_role_that_may_not_clean_up_goes_on_without_a_warning(
         pair.sink.append([{"id": 1}])
         settle(pair.into)
     assert caplog.records == []
-    with pytest.raises(StoreReadOnly):
+    with pytest.raises(StoreReadOnlyError):
         pair.into.maintain()
 
 

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 import penstock
 from penstock import Retention, connect
 from penstock.commit.offsets import QueueOffset
-from penstock.errors import ConsumerInUse
+from penstock.errors import ConsumerInUseError
 from penstock.testing import temporary_store
 from tests.commit.driver import OUTPUT, Checkpoint, Driver, Query
 from tests.commit.protocol import SCHEMA
@@ -160,7 +160,7 @@ class Protocol(RuleBasedStateMachine):
                 stands = consumer.offsets(queue)
                 to = {p: max(self.first(queue, p), offset - back) for p, offset in stands.items()}
                 consumer.seek(queue, to=to)
-        except ConsumerInUse:
+        except ConsumerInUseError:
             # Of the first queue, if at all: a driver owns all of them or none.
             return
         self.expected = passed

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.commit.offsets import QueueOffset, batch_ranges, other_offsets, pad
-from penstock.errors import CheckpointMismatch
+from penstock.errors import CheckpointMismatchError
 
 A = QueueOffset("store-1", "orders", "billing", 7, 3, (0, 0), (10, 5))
 
@@ -60,7 +60,7 @@ def test_equal_lines_of_one_consumer_are_one_source() -> None:
 
 def test_one_consumer_with_two_ranges_is_refused() -> None:
     other = replace(A, end=(11, 5))
-    with pytest.raises(CheckpointMismatch, match=r"'billing' reads queue 'orders' twice"):
+    with pytest.raises(CheckpointMismatchError, match=r"'billing' reads queue 'orders' twice"):
         batch_ranges([A.to_dict(), other.to_dict()], [])
 
 
@@ -75,6 +75,6 @@ def test_two_reads_without_a_consumer_may_differ() -> None:
 def test_an_offset_of_another_source_is_refused_naming_what_differs(field: str, value: object) -> None:
     expected = {"store": "store-1", "queue": "orders", "consumer": "billing", "generation": 7}
     A.require(**expected)  # type: ignore[arg-type]  # a dict of the parameters
-    with pytest.raises(CheckpointMismatch, match=f"offset has {field} ") as caught:
+    with pytest.raises(CheckpointMismatchError, match=f"offset has {field} ") as caught:
         A.require(**{**expected, field: value})
     assert caught.value.parameters["field"] == field

@@ -9,7 +9,7 @@ import pytest
 
 import penstock
 from penstock import connect
-from penstock.errors import CheckpointMismatch, ConsumerBound, OffsetConflict
+from penstock.errors import CheckpointMismatchError, ConsumerBoundError, OffsetConflictError
 from tests.commit.protocol import Pair, make_pair, rows_of
 
 
@@ -39,7 +39,7 @@ def test_another_checkpoint_that_would_repeat_rows_is_a_conflict_that_says_where
     """The first query died between the sink's commit and Spark's log, and its checkpoint was lost."""
     pair.commit(pair.batch("app", 0, pair.planned(pair.own(), (0, 0), (5, 0)), ids=None))
     owner = pair.own()
-    with pytest.raises(OffsetConflict, match=r"seek the consumer to \{0: 5\}"):
+    with pytest.raises(OffsetConflictError, match=r"seek the consumer to \{0: 5\}"):
         pair.commit(pair.batch("new", 0, pair.planned(owner, (0, 0), (9, 9)), ids=None))
     assert len(rows_of(pair.sink)) == 5
     owner.release()
@@ -54,7 +54,7 @@ def test_a_stateful_query_does_not_take_over_another_checkpoints_mark(pair: Pair
     pair.commit(pair.batch("app", 0, offset, ids=None, stateful=True))
     owner.observe(offset)
     later = pair.planned(pair.own(), (5, 2), (9, 9))
-    with pytest.raises(ConsumerBound):
+    with pytest.raises(ConsumerBoundError):
         pair.commit(pair.batch("new", 0, later, ids=None, stateful=True))
     assert len(rows_of(pair.sink)) == 7
     assert pair.commit(pair.batch("new", 0, later, ids=None, stateful=True, rebind=True)).rows == 11
@@ -76,7 +76,7 @@ def test_after_a_seek_the_rows_go_through_again(pair: Pair) -> None:
     owner.release()
     pair.store.consumer("billing").seek("orders", to="earliest")
     again = pair.own()
-    with pytest.raises(CheckpointMismatch):
+    with pytest.raises(CheckpointMismatchError):
         again.observe(offset)
     assert pair.commit(pair.batch("new", 0, pair.planned(again, (0, 0), (5, 2)), ids=None)).rows == 7
 
@@ -122,7 +122,7 @@ def test_a_query_that_has_lost_its_lock_does_not_commit_after_the_one_that_follo
     assert pair.commit(pair.batch("new", 0, offset, ids=None)).rows == 4
     before = rows_of(pair.sink)
     for _ in range(2):
-        with pytest.raises(CheckpointMismatch, match="moved by a seek, or registered again") as caught:
+        with pytest.raises(CheckpointMismatchError, match="moved by a seek, or registered again") as caught:
             pair.commit(zombie)
         assert caught.value.condition == "CHECKPOINT_MISMATCH.CONSUMER_MOVED"
     assert rows_of(pair.sink) == before

@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock.commit.offsets import QueueOffset
 from penstock.commit.owner import drain, follow, level
-from penstock.errors import CheckpointMismatch, ConsumerInUse, NotRegistered, OwnerFenced
+from penstock.errors import CheckpointMismatchError, ConsumerInUseError, NotRegisteredError, OwnerFencedError
 from penstock.store.database import Transaction
 from penstock.store.log.trim import time_of
 from penstock.store.records.consumers import Registration
@@ -36,7 +36,7 @@ def test_a_later_owner_fences_the_earlier_one(pair: Pair, caplog: pytest.LogCapt
         lambda: first.plan(offset),
     ]
     for call in calls:
-        with pytest.raises(OwnerFenced, match="another query took over consumer 'billing'"):
+        with pytest.raises(OwnerFencedError, match="another query took over consumer 'billing'"):
             call()
     second.observe(offset)
 
@@ -76,7 +76,7 @@ def test_a_checkpoint_ahead_of_a_consumer_that_its_sink_moves_is_refused(pair: P
     """
     owner = pair.own()
     pair.commit(pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 5)), ids=None))
-    with pytest.raises(CheckpointMismatch, match="restored from an older"):
+    with pytest.raises(CheckpointMismatchError, match="restored from an older"):
         owner.observe(pair.offset(owner, (5, 5), (9, 9)))
     assert (pair.offsets(), pair.safe()) == ([5, 5], [0, 0])
 
@@ -115,11 +115,11 @@ def test_rows_that_a_restored_store_has_lost_are_not_passed_over(pair: Pair, tol
     _undo_commit(pair, backup)
     level(pair.store.database, pair.store.uuid, logged)
     assert pair.offsets() == list(start)
-    with pytest.raises(CheckpointMismatch) as caught:
+    with pytest.raises(CheckpointMismatchError) as caught:
         owner.observe(logged)
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
     owner.release()
-    with pytest.raises(CheckpointMismatch):
+    with pytest.raises(CheckpointMismatchError):
         pair.own().observe(logged)
     assert pair.offsets() == list(start)
 
@@ -150,16 +150,16 @@ def test_a_seek_turns_the_running_owner_away(pair: Pair) -> None:
     offset = pair.planned(owner, (0, 0), (5, 5))
     owner.release()
     pair.store.consumer("billing").seek("orders", to="latest")
-    with pytest.raises(CheckpointMismatch, match="moved by a seek"):
+    with pytest.raises(CheckpointMismatchError, match="moved by a seek"):
         owner.plan(offset)
-    with pytest.raises(CheckpointMismatch):
+    with pytest.raises(CheckpointMismatchError):
         owner.observe(offset)
     assert pair.offsets() == [20, 20]
 
 
 def test_seek_is_refused_while_an_owner_lives(pair: Pair) -> None:
     owner = pair.own()
-    with pytest.raises(ConsumerInUse):
+    with pytest.raises(ConsumerInUseError):
         pair.store.consumer("billing").seek("orders", to="latest")
     owner.release()
     pair.store.consumer("billing").seek("orders", to="latest")
@@ -169,7 +169,7 @@ def test_a_new_owner_gets_the_lock_once_the_fenced_one_is_gone(pair: Pair) -> No
     first, second = pair.own(), pair.own()
     first.release()
     second.observe(pair.offset(second, (0, 0), (0, 0)))
-    with pytest.raises(ConsumerInUse):
+    with pytest.raises(ConsumerInUseError):
         pair.store.consumer("billing").seek("orders", to="latest")
 
 
@@ -180,15 +180,15 @@ def test_offsets_of_an_earlier_registration_of_the_same_names_are_refused(pair: 
     pair.store.drop_consumer("billing")
     pair.store.create_consumer("billing").register("orders")
     again = pair.own()
-    with pytest.raises(CheckpointMismatch, match="recreated"):
+    with pytest.raises(CheckpointMismatchError, match="recreated"):
         again.observe(offset)
-    with pytest.raises((OwnerFenced, CheckpointMismatch)):
+    with pytest.raises((OwnerFencedError, CheckpointMismatchError)):
         owner.plan(offset)
 
 
 def test_a_consumer_without_registration_cannot_be_owned(pair: Pair) -> None:
     pair.store.consumer("billing").unregister("orders")
-    with pytest.raises(NotRegistered):
+    with pytest.raises(NotRegisteredError):
         pair.own()
 
 
@@ -265,7 +265,7 @@ def test_an_owner_survives_the_loss_of_the_connection_that_holds_its_lock(pg_url
         backend = owner._lock._connection.info.backend_pid
         store.database.run(lambda tx: tx.execute(f"select pg_terminate_backend({backend})"))
         owner.observe(pair.offset(owner, (0, 0), (0, 0)))
-        with pytest.raises(ConsumerInUse):
+        with pytest.raises(ConsumerInUseError):
             store.consumer("billing").seek("orders", to="latest")
         owner.release()
 
@@ -274,7 +274,7 @@ def test_a_consumer_that_is_more_than_one_micro_batch_behind_the_checkpoint_is_r
     """Whether an app was ever bound to it or not: the store was restored from an older backup."""
     owner = pair.own()
     pair.planned(owner, (0, 0), (5, 3))
-    with pytest.raises(CheckpointMismatch, match="restored from an older") as caught:
+    with pytest.raises(CheckpointMismatchError, match="restored from an older") as caught:
         owner.observe(pair.offset(owner, (5, 3), (9, 3)))
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
     assert pair.offsets() == [0, 0]
@@ -294,7 +294,7 @@ def test_a_consumer_follows_its_sink_from_the_start_of_a_micro_batch_only(pair: 
 def test_a_micro_batch_that_is_repeated_in_a_store_from_before_it_is_refused(pair: Pair) -> None:
     """Spark plans it again before it asks for anything else."""
     owner = pair.own()
-    with pytest.raises(CheckpointMismatch) as caught:
+    with pytest.raises(CheckpointMismatchError) as caught:
         owner.plan(pair.offset(owner, (5, 3), (9, 3)))
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
     for start, end in (((0, 0), (5, 3)), ((5, 3), (9, 3)), ((5, 3), (9, 3))):
@@ -305,7 +305,7 @@ def test_a_micro_batch_that_is_repeated_in_a_store_from_before_it_is_refused(pai
 def test_a_plan_past_the_end_of_the_queue_is_refused(pair: Pair, end: tuple[int, ...]) -> None:
     owner = pair.own()
     start = (0,) * len(end)
-    with pytest.raises(CheckpointMismatch, match="but it ends at") as caught:
+    with pytest.raises(CheckpointMismatchError, match="but it ends at") as caught:
         owner.plan(pair.offset(owner, start, end))
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
     assert not pair.registration().plan_open
@@ -317,6 +317,6 @@ def test_a_plan_of_rows_that_were_replaced_since_they_were_read_is_refused(pair:
     queue = pair.source.record
     read = pair.store.database.run(lambda tx: time_of(tx, queue, 1, 4), write=False)
     owner.plan(pair.offset(owner, (0, 0), (0, 5)), {1: read})
-    with pytest.raises(CheckpointMismatch, match="has other rows than this query has read") as caught:
+    with pytest.raises(CheckpointMismatchError, match="has other rows than this query has read") as caught:
         owner.plan(pair.offset(owner, (0, 0), (0, 5)), {1: read - 60_000_000})
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"

@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.commit.protocol import append_task
-from penstock.errors import CheckpointMismatch, CheckpointRewound, CommitRefused
+from penstock.errors import CheckpointMismatchError, CheckpointRewoundError, CommitRefusedError
 from penstock.store.log import segmenting
 from penstock.store.records import ledger
 from tests.commit.protocol import Pair, make_pair, rows_of
@@ -56,7 +56,7 @@ def test_the_micro_batch_is_complete_with_just_the_tasks_that_appended(pair: Pai
     offset = pair.planned(pair.own(), (0, 0), (5, 2))
     batch = pair.batch("app", 0, offset, tasks={0: 2, 1: 1})
     for other in ({0: 2}, {0: 2, 1: 2}, {0: 2, 1: 1, 2: 0}):
-        with pytest.raises(CommitRefused, match="had other tasks"):
+        with pytest.raises(CommitRefusedError, match="had other tasks"):
             pair.commit(replace(batch, tasks=other))
     pair.commit(batch)
     assert pair.offsets() == [5, 2]
@@ -65,7 +65,7 @@ def test_the_micro_batch_is_complete_with_just_the_tasks_that_appended(pair: Pai
 
 def test_a_task_with_another_number_of_rows_is_no_repeat(pair: Pair) -> None:
     write(pair, 0, [1, 2])
-    with pytest.raises(CommitRefused, match="had other tasks or other rows"):
+    with pytest.raises(CommitRefusedError, match="had other tasks or other rows"):
         write(pair, 0, [1, 2, 3])
     assert rows_of(pair.sink) == [1, 2]
 
@@ -80,7 +80,7 @@ def test_a_task_of_a_committed_micro_batch_appends_nothing_however_it_is_cut(pai
 
 def test_a_task_of_another_checkpoint_with_the_same_app_id_is_refused(pair: Pair) -> None:
     write(pair, 0, [1, 2], origin="one")
-    with pytest.raises(CheckpointMismatch, match="from another checkpoint"):
+    with pytest.raises(CheckpointMismatchError, match="from another checkpoint"):
         write(pair, 0, [1, 2], origin="two")
     assert write(pair, 0, [1, 2], origin="two", app="other").rows == 2
 
@@ -90,7 +90,7 @@ def test_tasks_of_a_micro_batch_that_has_other_input_by_now_are_refused(pair: Pa
     write(pair, 1, [1, 2], covers="rows 0 to 2")
     assert write(pair, 1, [1, 2], covers="rows 0 to 2") is None
     for task, ids in ((1, [3, 4]), (0, [1]), (2, [2])):
-        with pytest.raises(CheckpointMismatch, match="other input") as caught:
+        with pytest.raises(CheckpointMismatchError, match="other input") as caught:
             write(pair, task, ids, covers="rows 0 to 4")
         assert caught.value.condition == "CHECKPOINT_MISMATCH.OTHER_INPUT"
     assert rows_of(pair.sink) == [1, 2]
@@ -104,7 +104,7 @@ def test_a_task_that_cannot_know_its_input_is_a_repeat_by_its_rows(pair: Pair) -
 def test_exactly_once_does_not_repeat_what_tasks_have_appended(pair: Pair) -> None:
     """The guarantee was changed between a crash and the restart."""
     write(pair, 0, [1, 2])
-    with pytest.raises(CommitRefused, match="begun with guarantee=idempotent"):
+    with pytest.raises(CommitRefusedError, match="begun with guarantee=idempotent"):
         pair.commit(pair.batch("app", 0, ids=[1, 2, 3]))
     assert rows_of(pair.sink) == [1, 2]
 
@@ -123,14 +123,14 @@ def test_a_task_of_a_forgotten_micro_batch_is_refused_before_it_appends(
     pair.commit(pair.batch("app", 0, tasks={0: 1}))
     for number in (1, 2):
         pair.commit(pair.batch("app", number, ids=[number + 1]))
-    with pytest.raises(CheckpointRewound):
+    with pytest.raises(CheckpointRewoundError):
         write(pair, 0, [1])
     assert rows_of(pair.sink) == [1, 2, 3]
 
 
 def test_a_task_of_a_micro_batch_without_the_one_before_it_is_refused_before_it_appends(pair: Pair) -> None:
     key = replace(pair.batch("app", 3).key, task=0)
-    with pytest.raises(CheckpointMismatch, match="nothing of this query"):
+    with pytest.raises(CheckpointMismatchError, match="nothing of this query"):
         append_task(
             pair.store.database, pair.sink.record, key, segmenting.to_segments(pa.table({"id": [1]}), 0)
         )
@@ -143,7 +143,7 @@ def test_a_keyed_sink_that_grew_takes_no_rows_placed_before(store: penstock.Stor
     pair.sink.add_partitions(1)
     segments = segmenting.to_segments(pa.table({"id": [1]}), 0)
     for key in (None, replace(pair.batch("app", 0).key, task=0)):
-        with pytest.raises(CommitRefused, match="got more partitions"):
+        with pytest.raises(CommitRefusedError, match="got more partitions"):
             append_task(store.database, placed, key, segments)
     assert rows_of(pair.sink) == []
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-import penstock as ps
+import penstock
 from tests.support.sparks import make_spark
 
 INTERVAL = os.environ.get("INTERVAL", "20 ms")
@@ -31,12 +31,12 @@ def main(folder: str, master: str, *texts: str) -> None:
     queries = []
     for text in texts:
         name, url, guarantee, table = json.loads(text)
-        sink = ps.QueueSink(name, url) if table is None else ps.TableSink(table, url=url)
-        stream = ps.stream(spark, ps.QueueSource(f"{name} in", name, url)).transform(work)
+        sink = penstock.QueueSink(name, url) if table is None else penstock.TableSink(table, url=url)
+        stream = penstock.stream(spark, penstock.QueueSource(f"{name} in", name, url)).transform(work)
         pipeline = stream.write(sink, guarantee=guarantee)
         checkpoint = Path(folder).parent / name
         queries.append(
-            pipeline.start(checkpoint=checkpoint, name=name, trigger=ps.Trigger.continuous(INTERVAL))
+            pipeline.start(checkpoint=checkpoint, name=name, trigger=penstock.Trigger.continuous(INTERVAL))
         )
     print("STARTED", flush=True)
     for query in queries:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import penstock as ps
+import penstock
 from penstock.continuous.connectors.protocol import SinkDriver
 from penstock.continuous.connectors.queue_driver import QueueSinkDriver, QueueSourceDriver
 from penstock.continuous.driver.checkpoint_log import CheckpointLog
@@ -101,7 +101,7 @@ class Copy:
         self.url, self.folder, self.guarantee = url, folder, guarantee
         self.consumer: str | None = "c"
         self.fail_on_data_loss = True
-        self.store = ps.connect(url)
+        self.store = penstock.connect(url)
         self.queue = self.store.create_queue("in", self.schema, partitions=partitions)
         self.out = self.store.create_queue("out", self.schema, partitions=partitions, key=self.key)
         self.store.create_consumer("c").register("in")

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-import penstock as ps
+import penstock
 from tests.support.sparks import make_spark
 
 SOURCE, SINK = pa.schema([("id", pa.int64())]), pa.schema([("value", pa.int64())])
@@ -58,13 +58,13 @@ def work(name: str) -> Any:
     }[name]
 
 
-def run(spark: SparkSession, store: ps.Store, url: str, folder: Path, name: str) -> list[int]:
+def run(spark: SparkSession, store: penstock.Store, url: str, folder: Path, name: str) -> list[int]:
     out = store.create_queue(name, SINK)
-    stream = ps.stream(
-        spark, ps.QueueSource("in", url=url, options={"startingOffsets": "earliest"})
+    stream = penstock.stream(
+        spark, penstock.QueueSource("in", url=url, options={"startingOffsets": "earliest"})
     ).transform(work(name))
-    pipeline = stream.write(ps.QueueSink(name, url), guarantee="exactly_once")
-    query = pipeline.start(checkpoint=folder / name, trigger=ps.Trigger.continuous("50 ms"))
+    pipeline = stream.write(penstock.QueueSink(name, url), guarantee="exactly_once")
+    query = pipeline.start(checkpoint=folder / name, trigger=penstock.Trigger.continuous("50 ms"))
     query.processAllAvailable()
     assert query.stop()
     return [row["value"] for row in out.read(0, 0, out.info().rows).to_pylist()]
@@ -73,7 +73,7 @@ def run(spark: SparkSession, store: ps.Store, url: str, folder: Path, name: str)
 def main(folder: str) -> None:
     spark = make_spark(Path(folder), "local[3]", spark__python__udf__pipelined__enabled="true")
     url = f"sqlite:///{folder}/store.db"
-    with ps.connect(url) as store:
+    with penstock.connect(url) as store:
         queue = store.create_queue("in", SOURCE)
         for first in range(0, APPENDS * ROWS, ROWS):
             queue.append([{"id": i} for i in range(first, first + ROWS)])

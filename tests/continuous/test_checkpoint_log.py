@@ -12,7 +12,7 @@ import pytest
 
 from penstock.continuous.driver import checkpoint_log
 from penstock.continuous.driver.checkpoint_log import CheckpointLog, create_durably
-from penstock.errors import OwnerFenced
+from penstock.errors import OwnerFencedError
 from tests.continuous.copying import PATIENCE, Copy
 
 places = pytest.mark.parametrize("place", ["local", "remote"])
@@ -82,12 +82,12 @@ def test_an_entry_of_another_driver_is_not_replaced_and_ends_this_one(
     mine, other = CheckpointLog(str(tmp_path)), CheckpointLog(str(tmp_path))
     assert mine.query_id == other.query_id
     other.write_offset(0, {"to": [2]}, 5)
-    with pytest.raises(OwnerFenced, match=r"offsets/0 of the checkpoint .* by another driver") as caught:
+    with pytest.raises(OwnerFencedError, match=r"offsets/0 of the checkpoint .* by another driver") as caught:
         mine.write_offset(0, {"to": [1]})
     assert caught.value.condition == "OWNER_FENCED.CHECKPOINT"
     other.write_commit(0)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(OwnerFenced, match=r"commits/0 of the checkpoint .* by another driver") as caught:
+    with pytest.raises(OwnerFencedError, match=r"commits/0 of the checkpoint .* by another driver") as caught:
         mine.write_commit(0)
     assert caught.value.condition == "OWNER_FENCED.CHECKPOINT"
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
@@ -125,6 +125,6 @@ def test_a_query_whose_next_entry_is_there_ends_and_leaves_it(copy: Copy) -> Non
     CheckpointLog(str(copy.folder / "ck")).write_offset(number, theirs)
     copy.add()
     assert query.join(PATIENCE)
-    assert isinstance(query.failure, OwnerFenced)
+    assert isinstance(query.failure, OwnerFencedError)
     assert query.failure.condition == "OWNER_FENCED.CHECKPOINT"
     assert query._logs.offset(number) == theirs

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.continuous.plan.check import check_plan
 from penstock.continuous.plan.dataframe import ContinuousFrame, begin_frame, transformed
 from penstock.continuous.plan.metadata_columns import EPOCH, KIND
-from penstock.errors import ContinuousRefused
+from penstock.errors import ContinuousRefusedError
 from tests.continuous.reading import Told, run, source_of, told
 
 STEPS = [
@@ -162,9 +162,9 @@ def test_a_column_with_the_name_of_a_hidden_one_is_refused(
         lambda df: df.select(F.lit(1).alias(EPOCH)),
         lambda df: df.mapInArrow(lambda batches: batches, f"{KIND} int"),
     ):
-        with pytest.raises(ContinuousRefused, match="COLUMN_NAME"):
+        with pytest.raises(ContinuousRefusedError, match="COLUMN_NAME"):
             transform(frame)
-    with pytest.raises(ContinuousRefused, match="COLUMN_NAME"):
+    with pytest.raises(ContinuousRefusedError, match="COLUMN_NAME"):
         begin_frame(spark.range(1).selectExpr(f"id AS {KIND}", "1 AS k", "2 AS e"))
 
 
@@ -203,7 +203,7 @@ REFUSED: dict[str, tuple[str, Transform]] = {
 def test_other_operations_are_refused_at_once_in_sparks_words(
     frame: ContinuousFrame, operation: str, transform: Transform
 ) -> None:
-    with pytest.raises(ContinuousRefused) as refused:
+    with pytest.raises(ContinuousRefusedError) as refused:
         transform(frame)
     assert refused.value.condition == "CONTINUOUS_REFUSED.UNSUPPORTED_OPERATION"
     assert refused.value.parameters["operation"] == operation
@@ -222,7 +222,7 @@ def test_the_current_time_is_refused_wherever_it_stands(frame: ContinuousFrame, 
         lambda df: df.where(f"s < string({now})"),
         lambda df: df.select(F.explode(F.array(F.expr(now)))),
     ):
-        with pytest.raises(ContinuousRefused, match="does not support current time operations"):
+        with pytest.raises(ContinuousRefusedError, match="does not support current time operations"):
             transform(frame)
 
 
@@ -237,13 +237,13 @@ def test_a_column_or_a_text_that_is_only_called_like_a_time_is_none(frame: Conti
     "name", ["collect", "show", "count", "toPandas", "cache", "createTempView", "foreach", "take"]
 )
 def test_actions_are_refused_by_name(frame: ContinuousFrame, name: str) -> None:
-    with pytest.raises(ContinuousRefused, match=f"does not support DataFrame.{name}"):
+    with pytest.raises(ContinuousRefusedError, match=f"does not support DataFrame.{name}"):
         getattr(frame, name)()
 
 
 @pytest.mark.parametrize("name", ["write", "writeStream", "rdd"])
 def test_what_runs_without_a_call_is_refused_when_it_is_asked_for(frame: ContinuousFrame, name: str) -> None:
-    with pytest.raises(ContinuousRefused, match=f"does not support DataFrame.{name}"):
+    with pytest.raises(ContinuousRefusedError, match=f"does not support DataFrame.{name}"):
         getattr(frame, name)
 
 
@@ -257,7 +257,7 @@ def test_a_transform_has_to_give_back_the_frame_that_it_got(
     frame: ContinuousFrame, plain: DataFrame, spark: SparkSession
 ) -> None:
     for other in (None, plain, source_of(spark, plain, STEPS)):
-        with pytest.raises(ContinuousRefused, match="OTHER_FRAME"):
+        with pytest.raises(ContinuousRefusedError, match="OTHER_FRAME"):
             transformed(frame, lambda _, other=other: other)  # type: ignore[misc]
 
 
@@ -271,7 +271,7 @@ def test_the_whole_plan_is_checked_and_has_no_python_stage_of_its_own(frame: Con
 
 def test_a_shuffle_that_got_into_the_plan_is_refused(frame: ContinuousFrame, spark: SparkSession) -> None:
     begun = begin_frame(frame.carried.repartition(2))
-    with pytest.raises(ContinuousRefused, match="Repartition"):
+    with pytest.raises(ContinuousRefusedError, match="Repartition"):
         check_plan(begun.carried)
-    with pytest.raises(ContinuousRefused, match="Join"):
+    with pytest.raises(ContinuousRefusedError, match="Join"):
         check_plan(begin_frame(frame.carried.crossJoin(spark.range(1)).select(frame.carried["*"])).carried)

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.continuous.plan.check import check_plan
 from penstock.continuous.plan.dataframe import ContinuousFrame, transformed
 from penstock.continuous.plan.metadata_columns import KIND
-from penstock.errors import ContinuousRefused
+from penstock.errors import ContinuousRefusedError
 from penstock.json_text import Json
 from tests.continuous.reading import run, source_of, told
 
@@ -271,7 +271,7 @@ def test_an_error_of_a_users_function_is_the_querys(spark: SparkSession, plain: 
 
 
 def test_a_resource_profile_is_refused(spark: SparkSession, plain: DataFrame) -> None:
-    with pytest.raises(ContinuousRefused, match="resource profile"):
+    with pytest.raises(ContinuousRefusedError, match="resource profile"):
         source_of(spark, plain, STEPS).mapInArrow(lambda batches: batches, plain.schema, profile=object())
 
 
@@ -298,7 +298,9 @@ def test_python_stages_are_named_and_what_they_cost_is_said(
     assert plan.filler_rows(64) == 130
     assert len(plan.notes) == (stage in ("pickled UDF", "pandas UDF"))
     plan.require_pipelined(True, "4.3.0")
-    with pytest.raises(ContinuousRefused, match=rf"\({stage}\).*spark\.python\.udf\.pipelined\.enabled=true"):
+    with pytest.raises(
+        ContinuousRefusedError, match=rf"\({stage}\).*spark\.python\.udf\.pipelined\.enabled=true"
+    ):
         plan.require_pipelined(False, "4.3.0")
-    with pytest.raises(ContinuousRefused, match=r"4\.2\.1 always does, use Spark 4\.3"):
+    with pytest.raises(ContinuousRefusedError, match=r"4\.2\.1 always does, use Spark 4\.3"):
         plan.require_pipelined(True, "4.2.1")

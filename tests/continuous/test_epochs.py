@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.continuous.driver.epochs import Epoch, Epochs
-from penstock.errors import ContinuousFailed
+from penstock.errors import ContinuousFailedError
 
 
 @dataclass
@@ -166,7 +166,7 @@ def test_a_message_that_cannot_be_ends_the_run() -> None:
         lambda epochs: epochs.committed(8),
     ]
     for each in wrong:
-        with pytest.raises(ContinuousFailed) as caught:
+        with pytest.raises(ContinuousFailedError) as caught:
             each(begun())
         assert caught.value.condition == "CONTINUOUS_FAILED.PROTOCOL"
 
@@ -178,6 +178,6 @@ def test_too_many_epochs_under_way_are_an_error() -> None:
         assert epochs.begin() == number
         epochs.read(0, number, {0: number + 1}, 1)
     epochs.sent(0)
-    with pytest.raises(ContinuousFailed) as caught:
+    with pytest.raises(ContinuousFailedError) as caught:
         epochs.begin()
     assert caught.value.condition == "CONTINUOUS_FAILED.EPOCH_BACKLOG"

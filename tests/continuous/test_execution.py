@@ -13,7 +13,7 @@ from penstock.continuous.connectors import queue_tasks
 from penstock.continuous.driver import execution as module
 from penstock.continuous.driver.execution import Settings, State
 from penstock.continuous.task import reader
-from penstock.errors import ContinuousFailed, OwnerFenced
+from penstock.errors import ContinuousFailedError, OwnerFencedError
 from penstock.store.records.catalog import QueueGrown
 from tests.continuous.copying import PATIENCE, Copy, die_behind
 from tests.support.waiting import wait_until
@@ -168,7 +168,7 @@ def test_a_query_that_takes_over_fences_the_one_before(copy: Copy) -> None:
     second = copy.query()
     copy.add()
     assert first.join(PATIENCE)
-    assert isinstance(first.failure, OwnerFenced)
+    assert isinstance(first.failure, OwnerFencedError)
     copy.through(second)
     assert copy.ids() == copy.all()
 
@@ -182,7 +182,7 @@ def test_an_idle_query_notices_that_another_one_has_taken_over(
     copy.through(first)
     second = copy.query()
     assert first.join(PATIENCE)
-    assert isinstance(first.failure, OwnerFenced)
+    assert isinstance(first.failure, OwnerFencedError)
     copy.through(copy.add() and second)
     assert copy.ids() == copy.all()
 
@@ -272,7 +272,7 @@ def test_tasks_that_do_not_start_are_an_error(copy: Copy, monkeypatch: pytest.Mo
     monkeypatch.setattr(copy.engine, "job", lambda *_, **__: _Nothing())
     query.start()
     assert query.join(PATIENCE)
-    assert isinstance(query.failure, ContinuousFailed)
+    assert isinstance(query.failure, ContinuousFailedError)
     assert query.failure.condition == "CONTINUOUS_FAILED.NOT_STARTED"
 
 

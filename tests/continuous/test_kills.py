@@ -18,7 +18,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-import penstock as ps
+import penstock
 from penstock.testing import temporary_store_url
 from tests.crash.children import FAULTS
 from tests.support.processes import ChildProcess
@@ -46,7 +46,7 @@ class Copy:
     rows: int = 0
 
     def __post_init__(self) -> None:
-        self.store = ps.connect(self.url)
+        self.store = penstock.connect(self.url)
         self.queue = self.store.create_queue(f"{self.name} in", SOURCE, partitions=2)
         if self.into_table:
             query(self.url, f"create table {sql_name(self.url, self.name)} (id bigint, twice bigint)")

@@ -14,7 +14,7 @@ from penstock.continuous.driver.coordinator import EpochCoordinator, Limit, Quot
 from penstock.continuous.driver.epochs import Epochs
 from penstock.continuous.driver.execution import State
 from penstock.continuous.task.channel import READER, WRITER
-from penstock.errors import CheckpointMismatch
+from penstock.errors import CheckpointMismatchError
 from penstock.json_text import Json
 from tests.continuous.copying import PATIENCE, Copy, die_behind
 from tests.support.waiting import wait_until
@@ -93,7 +93,7 @@ def test_a_count_of_somebody_elses_is_none(copy: Copy) -> None:
     query.stop()
     limited = copy.query(limit=Limit(10))
     assert limited.join(PATIENCE)
-    assert isinstance(limited.failure, CheckpointMismatch)
+    assert isinstance(limited.failure, CheckpointMismatchError)
 
 
 def test_a_task_that_fails_has_its_share_written_by_the_next_run(

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from penstock.continuous.driver.progress import MOST_WAITING, ListenerDispatch
-from penstock.errors import TableRefused
+from penstock.errors import TableRefusedError
 
 PATIENCE = 30
 
@@ -85,11 +85,11 @@ def test_listeners_that_fail_are_told_the_rest_and_logged_once(
 
 
 def test_what_ended_the_query_is_told_with_its_condition(heard: Heard) -> None:
-    error = TableRefused("it is gone", condition="TABLE_REFUSED.TABLE_GONE")
+    error = TableRefusedError("it is gone", condition="TABLE_REFUSED.TABLE_GONE")
     telling = ListenerDispatch("copy", heard, lambda _: error)
     telling.started(None, "now")
     telling.terminated(ValueError("some other"), PATIENCE)
-    told = "penstock.errors.TableRefused: [TABLE_REFUSED.TABLE_GONE] it is gone"
+    told = "penstock.errors.TableRefusedError: [TABLE_REFUSED.TABLE_GONE] it is gone"
     assert heard.events[-1] == ("terminated", told, "TABLE_REFUSED.TABLE_GONE")
 
 

@@ -11,13 +11,13 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQueryListener
 
-import penstock as ps
+import penstock
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import NOW, Feed
 from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64())])
-SOON = ps.Trigger.continuous("50 ms")
+SOON = penstock.Trigger.continuous("50 ms")
 PATIENCE = 60
 
 pytestmark = one_store

@@ -13,7 +13,7 @@ import pytest
 from penstock.continuous.connectors import queue_tasks
 from penstock.continuous.driver import execution
 from penstock.continuous.driver.execution import ContinuousExecution, State
-from penstock.errors import DataLost
+from penstock.errors import DataLostError
 from tests.continuous.copying import PATIENCE, Copy
 
 consumers = pytest.mark.parametrize("consumer", ["c", None])
@@ -163,7 +163,7 @@ def test_a_query_that_may_not_lose_rows_does_not_start_without_them(copy: Copy, 
     before = copy.ids()
     query = copy.query()
     assert query.join(PATIENCE)
-    assert isinstance(query.failure, DataLost)
+    assert isinstance(query.failure, DataLostError)
     assert query.failure.condition == "DATA_LOST"
     assert "rows [4, 7) of queue 'in', partition 0" in str(query.failure)
     assert copy.ids() == before
@@ -180,6 +180,6 @@ def test_a_query_that_may_not_lose_rows_ends_when_they_are_trimmed_under_it(
     copy.queue.trim(0, before=7)
     gate.set()
     assert query.join(PATIENCE)
-    assert isinstance(query.failure, DataLost)
+    assert isinstance(query.failure, DataLostError)
     assert "rows [4, 7) of queue 'in', partition 0" in str(query.failure)
     assert set(copy.ids()) <= set(range(4))

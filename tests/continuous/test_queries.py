@@ -12,14 +12,14 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-import penstock as ps
-from penstock.errors import ContinuousRefused, InvalidOption, SchemaMismatch
+import penstock
+from penstock.errors import ContinuousRefusedError, InvalidOptionError, SchemaMismatchError
 from tests.continuous.copying import Died, will_die_behind
 from tests.support.spark_queues import one_store
 from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
-SOON, NOW = ps.Trigger.continuous("50 ms"), ps.Trigger.available_now()
+SOON, NOW = penstock.Trigger.continuous("50 ms"), penstock.Trigger.available_now()
 PATIENCE = 60
 
 
@@ -28,11 +28,11 @@ class Copy:
 
     def __init__(self, spark: SparkSession, url: str, folder: Path) -> None:
         self.spark, self.url, self.folder = spark, url, folder
-        self.store = ps.connect(url)
+        self.store = penstock.connect(url)
         self.queue = self.store.create_queue("in", SCHEMA, partitions=2)
         self.out = self.store.create_queue("out", SCHEMA, partitions=2)
         self.store.create_consumer("c").register("in")
-        self.running: list[ps.Query] = []
+        self.running: list[penstock.Query] = []
         self._next = 0
 
     def add(self, count: int = 10) -> None:
@@ -41,11 +41,13 @@ class Copy:
             self.queue.append([{"id": i, "name": f"name {i}"} for i in ids], partition=partition)
         self._next += count
 
-    def pipeline(self, *, sink: Any = None, transform: Any = None, **more: object) -> ps.Pipeline:
-        stream = ps.stream(self.spark, ps.QueueSource("in", "c", self.url)).transform(transform or evens)
-        return stream.write(sink or ps.QueueSink("out", self.url), **more)
+    def pipeline(self, *, sink: Any = None, transform: Any = None, **more: object) -> penstock.Pipeline:
+        stream = penstock.stream(self.spark, penstock.QueueSource("in", "c", self.url)).transform(
+            transform or evens
+        )
+        return stream.write(sink or penstock.QueueSink("out", self.url), **more)
 
-    def start(self, trigger: ps.Trigger = SOON, *, checkpoint: Any = "ck", **more: object) -> Any:
+    def start(self, trigger: penstock.Trigger = SOON, *, checkpoint: Any = "ck", **more: object) -> Any:
         place = None if checkpoint is None else self.folder / checkpoint
         query = self.pipeline(**more).start(checkpoint=place, name="copy", trigger=trigger)
         self.running.append(query)
@@ -105,7 +107,7 @@ def test_a_running_query_keeps_its_columns_from_run_to_run(copy: Copy) -> None:
     query.stop()
     copy.queue.append([{"id": copy._next, "name": f"name {copy._next}", "note": "newer"}])
     copy._next += 2
-    with pytest.raises(SchemaMismatch, match="note"):
+    with pytest.raises(SchemaMismatchError, match="note"):
         copy.start()
     copy.out.add_columns(pa.field("note", pa.string()))
     again = copy.start()
@@ -159,7 +161,7 @@ def test_an_epoch_that_the_sink_has_and_the_checkpoint_lacks_is_found_by_micro_b
 @pytest.mark.parametrize("trigger", [NOW, SOON], ids=["micro-batches", "continuous"])
 @pytest.mark.parametrize("kept", [0, 1, 2], ids=["nothing", "the first", "the offsets"])
 def test_a_micro_batch_that_the_checkpoint_has_lost_is_found_in_the_sink(
-    copy: Copy, trigger: ps.Trigger, kept: int
+    copy: Copy, trigger: penstock.Trigger, kept: int
 ) -> None:
     """The machine has lost its power, and Spark does not sync what it writes.
 
@@ -203,7 +205,7 @@ def test_a_function_of_ones_own_gets_the_rows(copy: Copy, tmp_path: Path) -> Non
     def tell(batch: pa.RecordBatch) -> None:
         (told / f"{time.monotonic_ns()}").write_text(",".join(map(str, batch["id"].to_pylist())))
 
-    query = copy.start(sink=ps.FunctionSink(tell))
+    query = copy.start(sink=penstock.FunctionSink(tell))
     copy.add()
     query.processAllAvailable()
     found = [int(i) for path in told.iterdir() for i in path.read_text().split(",")]
@@ -215,7 +217,7 @@ def test_a_rate_goes_to_the_console(
     spark: SparkSession, store_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As in the first example of Spark's own pages on continuous processing."""
-    pipeline = ps.stream(spark, ps.RateSource(20)).write(ps.ConsoleSink(truncate=False))
+    pipeline = penstock.stream(spark, penstock.RateSource(20)).write(penstock.ConsoleSink(truncate=False))
     query: Any = pipeline.start(name="rate", trigger=SOON)
     try:
         assert query.awaitEpoch(2, PATIENCE)
@@ -234,19 +236,19 @@ def _grouped(frame: DataFrame) -> DataFrame:
 
 @one_store
 def test_what_does_not_work_row_by_row_is_refused_at_once(copy: Copy) -> None:
-    with pytest.raises(ContinuousRefused, match="does not support Aggregate"):
+    with pytest.raises(ContinuousRefusedError, match="does not support Aggregate"):
         copy.start(transform=_grouped)
-    with pytest.raises(ContinuousRefused, match="current_timestamp"):
+    with pytest.raises(ContinuousRefusedError, match="current_timestamp"):
         copy.start(transform=lambda df: df.withColumn("name", F.current_timestamp().cast("string")))
-    with pytest.raises(ContinuousRefused, match="NOT_PIPELINED"):
+    with pytest.raises(ContinuousRefusedError, match="NOT_PIPELINED"):
         copy.start(transform=lambda df: df.mapInArrow(lambda batches: batches, df.schema))
-    with pytest.raises(SchemaMismatch, match="nam"):
+    with pytest.raises(SchemaMismatchError, match="nam"):
         copy.start(transform=lambda df: df.withColumnRenamed("name", "nam"))
-    with pytest.raises(InvalidOption, match="exactly_once or at_least_once"):
+    with pytest.raises(InvalidOptionError, match="exactly_once or at_least_once"):
         copy.start(guarantee="idempotent")
     rate = copy.spark.readStream.format("rate").load()
-    with pytest.raises(ContinuousRefused, match="Data source rate does not support"):
-        ps.stream(copy.spark, rate).write(ps.ConsoleSink()).start(trigger=SOON)
+    with pytest.raises(ContinuousRefusedError, match="Data source rate does not support"):
+        penstock.stream(copy.spark, rate).write(penstock.ConsoleSink()).start(trigger=SOON)
     assert not copy.running
 
 

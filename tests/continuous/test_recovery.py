@@ -13,7 +13,7 @@ import pytest
 
 from penstock.continuous.connectors.protocol import SinkEpoch
 from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up, recover, require_not_behind
-from penstock.errors import CheckpointMismatch, CheckpointRewound, OwnerFenced
+from penstock.errors import CheckpointMismatchError, CheckpointRewoundError, OwnerFencedError
 
 NOTHING = SinkEpoch(-1)
 
@@ -114,7 +114,7 @@ def test_a_sink_that_keeps_no_record_leaves_the_checkpoint_to_decide(place: Plac
 def test_a_sink_that_lacks_committed_epochs_is_refused(place: Place, newest: SinkEpoch, has: str) -> None:
     place.committed(1)
     with pytest.raises(
-        CheckpointMismatch,
+        CheckpointMismatchError,
         match=f"committed micro-batch 1, and queue 'out' has .*{has}: was its store restored",
     ) as caught:
         place.settle(newest)
@@ -125,7 +125,7 @@ def test_a_sink_that_lacks_committed_epochs_is_refused(place: Place, newest: Sin
 @pytest.mark.parametrize("newest", [epoch(0), NOTHING])
 def test_a_sink_that_may_repeat_rows_must_not_lack_committed_ones(place: Place, newest: SinkEpoch) -> None:
     place.committed(1)
-    with pytest.raises(CheckpointMismatch) as caught:
+    with pytest.raises(CheckpointMismatchError) as caught:
         require_not_behind(place.logs, sink_at(newest))
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SINK_BEHIND"
 
@@ -134,7 +134,7 @@ def test_a_sink_that_may_repeat_rows_must_not_lack_committed_ones(place: Place, 
 def test_a_sink_that_may_repeat_rows_may_be_ahead(place: Place, newest: SinkEpoch | None) -> None:
     place.committed(1)
     require_not_behind(place.logs, sink_at(newest))
-    other = Mock(newest=Mock(side_effect=CheckpointMismatch("of another checkpoint")))
+    other = Mock(newest=Mock(side_effect=CheckpointMismatchError("of another checkpoint")))
     require_not_behind(place.logs, other)
     assert place.files == ([0, 1], [0, 1])
 
@@ -146,7 +146,7 @@ def test_a_sink_that_has_nothing_may_be_new_to_the_query_if_it_says_so(place: Pl
 
 def test_a_sink_that_has_lost_some_of_the_query_is_not_taken_for_a_new_one(place: Place) -> None:
     place.committed(1)
-    with pytest.raises(CheckpointMismatch) as caught:
+    with pytest.raises(CheckpointMismatchError) as caught:
         place.settle(epoch(0), may_be_new=True)
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SINK_BEHIND"
 
@@ -155,7 +155,7 @@ def test_a_sink_that_has_lost_some_of_the_query_is_not_taken_for_a_new_one(place
 def test_a_checkpoint_that_lacks_several_epochs_is_an_old_copy(place: Place, last: int) -> None:
     place.committed(last)
     with pytest.raises(
-        CheckpointRewound, match=f"epochs up to {last + 2} .* ends with {last}: it is an old copy"
+        CheckpointRewoundError, match=f"epochs up to {last + 2} .* ends with {last}: it is an old copy"
     ):
         place.settle(epoch(last + 2))
     assert place.files == ([*range(last + 1)], [*range(last + 1)])
@@ -201,7 +201,7 @@ def test_an_epoch_that_is_committed_with_other_rows_is_another_drivers(
 ) -> None:
     place.committed(1)
     monkeypatch.setattr(CheckpointLog, "has_offset", lambda logs, number: False)
-    with pytest.raises(OwnerFenced, match="has other rows in the checkpoint"):
+    with pytest.raises(OwnerFencedError, match="has other rows in the checkpoint"):
         place.settle(SinkEpoch(1, {"to": [99]}, 10))
     assert place.logs.offset(1) == offset(1)
 
@@ -234,5 +234,5 @@ def test_an_epoch_that_is_logged_from_the_sink_counts_for_a_limit(place: Place, 
 
 def test_an_epoch_that_is_logged_from_the_sink_has_no_count_without_a_limit(place: Place) -> None:
     assert place.settle(epoch(0)) == 0
-    with pytest.raises(CheckpointMismatch, match="without a limit"):
+    with pytest.raises(CheckpointMismatchError, match="without a limit"):
         place.logs.passed(0)

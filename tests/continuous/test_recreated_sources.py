@@ -8,7 +8,7 @@ import pytest
 
 from penstock.continuous.driver import execution as module
 from penstock.continuous.driver.execution import ContinuousExecution
-from penstock.errors import CheckpointMismatch, PenstockError
+from penstock.errors import CheckpointMismatchError, PenstockError
 from tests.continuous.copying import PATIENCE, SCHEMA, Copy
 
 
@@ -32,7 +32,7 @@ def recreate(copy: Copy, count: int = 20) -> None:
 def check_refused(copy: Copy, query: ContinuousExecution) -> None:
     """Check that a query ends as the queue is another one, without any of its rows."""
     assert query.join(PATIENCE)
-    assert isinstance(query.failure, CheckpointMismatch), query.failure
+    assert isinstance(query.failure, CheckpointMismatchError), query.failure
     assert "the queue or the registration was recreated" in str(query.failure)
     assert query.failure.parameters["field"] == "generation"
     assert all(number < 1_000 for number in copy.ids())

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import penstock as ps
+import penstock
 from tests.continuous.usage import MEGABYTE, PARTS, Sample, growth_an_hour, load, rise, sample, slope
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
@@ -45,7 +45,7 @@ RESTING = 0.05
 class Copied:
     """A queue, and the one that a query copies it to."""
 
-    store: ps.Store
+    store: penstock.Store
     guarantee: str
     rows: int = 0
 
@@ -97,8 +97,8 @@ class Usage:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[ps.Store]:
-    with ps.connect(f"sqlite:///{tmp_path}/store.db") as opened:
+def store(tmp_path: Path) -> Iterator[penstock.Store]:
+    with penstock.connect(f"sqlite:///{tmp_path}/store.db") as opened:
         yield opened
 
 
@@ -137,7 +137,7 @@ def soaked(child: ChildProcess, copies: list[Copied], seconds: float) -> Usage:
     ],
 )
 def test_what_continuous_queries_use_stays_as_it_is_and_every_row_is_there_once(
-    store: ps.Store,
+    store: penstock.Store,
     tmp_path: Path,
     run_child: Callable[..., ChildProcess],
     seconds: int,
@@ -173,7 +173,7 @@ def test_what_continuous_queries_use_stays_as_it_is_and_every_row_is_there_once(
 
 @pytest.mark.soak
 def test_a_query_at_rest_costs_next_to_nothing(
-    store: ps.Store, tmp_path: Path, run_child: Callable[..., ChildProcess]
+    store: penstock.Store, tmp_path: Path, run_child: Callable[..., ChildProcess]
 ) -> None:
     copy = Copied(store, "exactly_once")
     text = json.dumps([copy.guarantee, store.url, copy.guarantee, None])

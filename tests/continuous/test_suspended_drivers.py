@@ -7,7 +7,7 @@ import pytest
 from penstock.continuous.driver import execution as module
 from penstock.continuous.driver.checkpoint_log import CheckpointLog
 from penstock.continuous.driver.execution import ContinuousExecution, State
-from penstock.errors import OwnerFenced, PlanMismatch
+from penstock.errors import OwnerFencedError, PlanMismatchError
 from tests.continuous.copying import PATIENCE, Copy, Pause
 from tests.support.waiting import wait_until
 
@@ -35,7 +35,7 @@ def standing(copy: Copy, monkeypatch: pytest.MonkeyPatch, step: str) -> tuple[Co
 def check_fenced(query: ContinuousExecution) -> None:
     """Check that it has ended because another driver took over."""
     assert query.join(PATIENCE)
-    assert isinstance(query.failure, OwnerFenced | PlanMismatch), query.failure
+    assert isinstance(query.failure, OwnerFencedError | PlanMismatchError), query.failure
 
 
 def check_goes_on(copy: Copy, query: ContinuousExecution) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-import penstock as ps
+import penstock
 from penstock.continuous.connectors import queue_tasks
 from penstock.continuous.connectors.protocol import SinkDriver
 from penstock.continuous.driver import execution as module
@@ -33,7 +33,7 @@ class TableCopy(Copy):
     """A queue copied into a SQL table."""
 
     def sink(self, query_id: str) -> SinkDriver:
-        sink = ps.TableSink(named(self.url, "t"), (), self.url)
+        sink = penstock.TableSink(named(self.url, "t"), (), self.url)
         driver = sink.driver(self.url, query_id, exactly_once=True)
         driver.check(COLUMNS)
         return driver

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
-from penstock.errors import ContinuousRefused, InvalidOption, SchemaMismatch, TableRefused
+import penstock
+from penstock.errors import ContinuousRefusedError, InvalidOptionError, SchemaMismatchError, TableRefusedError
 from penstock.store.database import Transaction
 from penstock.store.staging import Attempt
 from penstock.tables.columns import Layout, layout_of
@@ -25,7 +25,7 @@ from tests.support.sql_tables import NOW, Feed, named, query, rows, sql_name
 from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("turn", pa.string())])
-SOON = ps.Trigger.continuous("50 ms")
+SOON = penstock.Trigger.continuous("50 ms")
 PATIENCE = 60
 
 
@@ -125,7 +125,7 @@ def test_a_row_whose_key_is_there_ends_the_query_and_leaves_nothing_of_its_epoch
     filled.add_ids(0, 3, "first")
     running.processAllAvailable()
     filled.add_ids(2, 5, "second")
-    with pytest.raises(TableRefused, match="already has a row with the key") as refused:
+    with pytest.raises(TableRefusedError, match="already has a row with the key") as refused:
         running.awaitTermination(PATIENCE)
     assert refused.value.condition == "TABLE_REFUSED.KEY_EXISTS"
     assert rows(filled.url, "t") == [(0, "first"), (1, "first"), (2, "first")]
@@ -140,7 +140,7 @@ def test_a_table_that_is_dropped_under_the_query_ends_it_and_is_named(filled: Fi
     filled.gone()
     filled.add_ids(3, 5)
     with pytest.raises(
-        TableRefused, match=r'"t" has been dropped or renamed since the query started'
+        TableRefusedError, match=r'"t" has been dropped or renamed since the query started'
     ) as gone:
         running.awaitTermination(PATIENCE)
     assert gone.value.condition == "TABLE_REFUSED.TABLE_GONE"
@@ -184,30 +184,30 @@ def test_many_rows_of_one_epoch_are_staged_in_parts(filled: Filled) -> None:
 @one_store
 def test_what_is_not_adding_rows_is_refused_at_once(filled: Filled, tmp_path: Path) -> None:
     with pytest.raises(
-        ContinuousRefused, match=r"output mode 'update' replaces rows of TableSink\('t'\)"
+        ContinuousRefusedError, match=r"output mode 'update' replaces rows of TableSink\('t'\)"
     ) as no:
         filled.start(sink=filled.table("t", "id"), mode="update")
     assert no.value.condition == "CONTINUOUS_REFUSED.SINK"
-    with pytest.raises(ContinuousRefused, match="applies changes"):
+    with pytest.raises(ContinuousRefusedError, match="applies changes"):
         filled.start(sink=filled.table("t", "id", apply_changes=True))
-    with pytest.raises(ContinuousRefused, match="is a Delta table"):
-        filled.start(sink=ps.TableSink("t", url=f"delta://{tmp_path}/tables"))
+    with pytest.raises(ContinuousRefusedError, match="is a Delta table"):
+        filled.start(sink=penstock.TableSink("t", url=f"delta://{tmp_path}/tables"))
     with pytest.raises(
-        ContinuousRefused, match="rows are repeated after a failure, when their keys exist already"
+        ContinuousRefusedError, match="rows are repeated after a failure, when their keys exist already"
     ):
         filled.start(sink=filled.table("t", "id"), guarantee="at_least_once")
-    with pytest.raises(InvalidOption, match="output mode append, not 'complete'"):
+    with pytest.raises(InvalidOptionError, match="output mode append, not 'complete'"):
         filled.start(mode="complete")
-    with pytest.raises(InvalidOption, match="exactly_once or at_least_once"):
+    with pytest.raises(InvalidOptionError, match="exactly_once or at_least_once"):
         filled.start(lambda frame: frame.select("id"), guarantee="idempotent")
     assert not query(filled.url, "select name from sqlite_schema where name = 't'")
 
 
 def test_a_table_that_does_not_take_the_rows_is_refused_at_once(filled: Filled) -> None:
     query(filled.url, f"create table {sql_name(filled.url, 't')} (id integer, turn integer)")
-    with pytest.raises(SchemaMismatch, match=r"column .turn. is (integer|INTEGER)"):
+    with pytest.raises(SchemaMismatchError, match=r"column .turn. is (integer|INTEGER)"):
         filled.start()
-    with pytest.raises(SchemaMismatch, match="the table has no column 'other'"):
+    with pytest.raises(SchemaMismatchError, match="the table has no column 'other'"):
         filled.start(lambda frame: frame.selectExpr("id as other"))
     assert not filled.running
 
@@ -219,7 +219,7 @@ def test_a_key_without_a_value_is_told(filled: Filled, monkeypatch: pytest.Monke
     monkeypatch.setattr(execution, "_RESTARTS", 0)
     running = filled.start(sink=filled.table("t", "turn"))
     filled.add({"id": 1, "turn": None})
-    with pytest.raises(TableRefused, match="no value in 'turn'"):
+    with pytest.raises(TableRefusedError, match="no value in 'turn'"):
         running.awaitTermination(PATIENCE)
     wait_until(lambda: not running.isActive, PATIENCE, "the query has ended")
     assert rows(filled.url, "t") == []
@@ -233,7 +233,7 @@ def test_micro_batches_go_on_behind_an_epoch_that_the_checkpoint_does_not_have(
     sink: Any = filled.table("t")
     if into == "queue":
         out = filled.store.create_queue("out", SCHEMA)
-        sink = ps.QueueSink("out", filled.url)
+        sink = penstock.QueueSink("out", filled.url)
     for first in (0, 5):
         filled.add_ids(first, first + 5)
         running = filled.start(sink=sink)

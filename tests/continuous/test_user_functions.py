@@ -17,7 +17,7 @@ from pyspark.util import PythonEvalType
 
 from penstock.continuous.plan.metadata_columns import HIDDEN, MARKER
 from penstock.continuous.plan.user_functions import arrow_runs, pandas_runs
-from penstock.errors import SchemaMismatch
+from penstock.errors import SchemaMismatchError
 from penstock.spark.internals.udf_wrapper import ROW, wrap_function
 
 SCHEMA = StructType([StructField("id", LongType())])
@@ -191,5 +191,5 @@ def test_a_function_that_gives_another_number_of_values_is_told_how_many(eval_ty
 
     made = shield(shorter, eval_type)
     arguments = (column([0, 0, 1], eval_type, kind=True), column([5, 6, 7], eval_type))
-    with pytest.raises(SchemaMismatch, match="1 values for 2 rows"):
+    with pytest.raises(SchemaMismatchError, match="1 values for 2 rows"):
         made(*arguments) if each else list(made(iter([arguments])))

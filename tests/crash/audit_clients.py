@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-import penstock as ps
+import penstock
 from penstock.errors import PenstockError
 from penstock.store.database import Transaction
 from penstock.store.log.decode import Decoder
@@ -94,12 +94,12 @@ class Producer(threading.Thread):
 
     def run(self) -> None:
         try:
-            with ps.connect(self._url) as store:
+            with penstock.connect(self._url) as store:
                 self._produce(store)
         except BaseException as error:
             self.failure = error
 
-    def _produce(self, store: ps.Store) -> None:
+    def _produce(self, store: penstock.Store) -> None:
         session: Any = None
         sequence = 0
         draw = self._random
@@ -139,7 +139,7 @@ class SnapshotReader:
     """
 
     def __init__(self, url: str, table: str | None) -> None:
-        self._store, self._table = ps.connect(url), table
+        self._store, self._table = penstock.connect(url), table
 
     def snapshot(self) -> Snapshot:
         return self._store.database.run(self._read, write=False)

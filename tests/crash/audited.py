@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import penstock as ps
+import penstock
 from tests.support.sparks import make_spark
 from tests.support.warm import warm_workers
 
@@ -37,10 +37,10 @@ class Query:
         return json.dumps(asdict(self))
 
     @property
-    def trigger(self) -> ps.Trigger:
+    def trigger(self) -> penstock.Trigger:
         if self.engine == CONTINUOUS:
-            return ps.Trigger.continuous("100 ms")
-        return ps.Trigger.processing_time("200 milliseconds")
+            return penstock.Trigger.continuous("100 ms")
+        return penstock.Trigger.processing_time("200 milliseconds")
 
 
 def main(folder: str, text: str) -> None:
@@ -49,9 +49,13 @@ def main(folder: str, text: str) -> None:
     query = Query(**json.loads(text))
     with warm_workers():
         spark = make_spark(Path(folder))
-    sink = ps.QueueSink(SINK, query.url) if query.table is None else ps.TableSink(query.table, url=query.url)
+    sink = (
+        penstock.QueueSink(SINK, query.url)
+        if query.table is None
+        else penstock.TableSink(query.table, url=query.url)
+    )
     try:
-        stream = ps.stream(spark, ps.QueueSource(SOURCE, CONSUMER, query.url))
+        stream = penstock.stream(spark, penstock.QueueSource(SOURCE, CONSUMER, query.url))
         pipeline = stream.write(sink, guarantee=query.guarantee)
         running = pipeline.start(checkpoint=query.checkpoint, name="audited", trigger=query.trigger)
         print(f"STARTED after {time.monotonic() - began:.1f} s", flush=True)

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import psycopg
 
-import penstock as ps
+import penstock
 from penstock.store.url import parse_url
 from tests.crash.audit_clients import (
     FOREIGN,
@@ -145,7 +145,7 @@ class Audit:
         self._history = SharedHistory(
             History(plan.guarantee, ordered=ordered, keyed=keyed, one_store=True, disturbed=True)
         )
-        with ps.connect(url, create=True) as store:
+        with penstock.connect(url, create=True) as store:
             store.create_queue(SOURCE, SCHEMA, partitions=2)
             store.create_consumer(CONSUMER).register(SOURCE, vital=True)
             if keyed:
@@ -437,7 +437,7 @@ class Audit:
                 connection.execute("select pg_terminate_backend(%s)", [pid])
 
     def _grow_sink(self) -> None:
-        with ps.connect(self._url) as store:
+        with penstock.connect(self._url) as store:
             sink = store.queue(SINK)
             if sink.partitions < MOST_PARTITIONS:
                 self.log.note(f"*** the sink gets partition {sink.partitions}")

@@ -15,20 +15,20 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from tests.crash.cases import Case
 from tests.support.sparks import make_spark
 from tests.support.warm import warm_workers
 
 
-def start(spark: SparkSession, case: Case, trigger: ps.Trigger) -> Any:
+def start(spark: SparkSession, case: Case, trigger: penstock.Trigger) -> Any:
     frames = [
         spark.readStream.format("penstock")
         .options(url=case.url, consumer=case.name, **case.options)
         .load(queue)
         for queue in case.sources
     ]
-    stream = ps.stream(spark, case.query.transform(frames))
+    stream = penstock.stream(spark, case.query.transform(frames))
     return case.write(stream).start(
         checkpoint=case.checkpoint, name=case.name, trigger=trigger, check=case.query.bounded
     )
@@ -45,9 +45,9 @@ def main(folder: str, master: str, *texts: str, kind: type[Case] = Case) -> None
             Path(folder), master, **{key.replace(".", "__"): value for key, value in settings.items()}
         )
     print(f"SPARK {spark.sparkContext.applicationId} after {time.monotonic() - began:.1f} s", flush=True)
-    ps.register(spark)
+    penstock.register(spark)
     cases = [kind.from_json(text) for text in texts]
-    queries = [start(spark, case, ps.Trigger.available_now()) for case in cases]
+    queries = [start(spark, case, penstock.Trigger.available_now()) for case in cases]
     print("STARTED", flush=True)
     for case, query in zip(cases, queries, strict=True):
         try:

@@ -8,16 +8,16 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from tests.crash.cases import Case
 from tests.support.sparks import make_spark
 
 
 def start(spark: SparkSession, case: Case) -> Any:
     (queue,) = case.sources
-    source = ps.QueueSource(queue, consumer=case.name, url=case.url)
-    stream = ps.stream(spark, source).transform(lambda frame: case.query.transform([frame]))
-    sink = ps.QueueSink(case.name, url=case.target)
+    source = penstock.QueueSource(queue, consumer=case.name, url=case.url)
+    stream = penstock.stream(spark, source).transform(lambda frame: case.query.transform([frame]))
+    sink = penstock.QueueSink(case.name, url=case.target)
     return stream.write(sink, guarantee=case.guarantee).start(checkpoint=case.checkpoint, name=case.name)
 
 

@@ -18,7 +18,7 @@ import pytest
 from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
+import penstock
 from penstock.errors import PenstockError
 from tests.support.pgtools import program
 from tests.support.sql_tables import query
@@ -41,21 +41,23 @@ class Job:
 
     def __post_init__(self) -> None:
         self.checkpoint = self.folder / "checkpoint"
-        with ps.connect(self.url) as store:
+        with penstock.connect(self.url) as store:
             store.create_queue("orders", SCHEMA)
             store.create_consumer("totals").register("orders", vital=True)
 
     def add(self, first: int) -> None:
         """Ten orders, by a session that may repeat them."""
-        with ps.connect(self.url) as store:
+        with penstock.connect(self.url) as store:
             producer = store.producer("orders", session="web")
             producer.append([{"id": first + n, "customer": "ab"[n % 2]} for n in range(10)], sequence=first)
 
     def run(self, guarantee: str = "exactly_once") -> None:
-        sink = ps.TableSink("totals", keys=["customer"], url=self.url)
-        made = ps.stream(self.spark, ps.QueueSource("orders", "totals", self.url)).transform(totals)
+        sink = penstock.TableSink("totals", keys=["customer"], url=self.url)
+        made = penstock.stream(self.spark, penstock.QueueSource("orders", "totals", self.url)).transform(
+            totals
+        )
         started = made.write(sink, guarantee=guarantee, output_mode="update").start(
-            checkpoint=self.checkpoint, trigger=ps.Trigger.available_now()
+            checkpoint=self.checkpoint, trigger=penstock.Trigger.available_now()
         )
         started.awaitTermination()
 
@@ -125,7 +127,7 @@ def _call(name: str, *words: str) -> None:
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
     """A job of which ten orders are counted."""
     spark = request.getfixturevalue("spark")
-    ps.register(spark)
+    penstock.register(spark)
     if request.param == "sqlite":
         yield _begun(Job(spark, f"sqlite:///{tmp_path}/shop.db", tmp_path))
         return

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
+import penstock
 from tests.docs.pages import ROOT, Block, blocks, pages
 
 # The reference shows signatures, and the pages of problems are run by tests of their own.
@@ -20,7 +20,7 @@ def test_python_blocks_are_python_and_use_public_names(page: Path) -> None:
     for block in blocks(page):
         if block.language == "python":
             for name in _names(block):
-                assert name in ps.__all__, name
+                assert name in penstock.__all__, name
             for module, name in _names_of_modules(block):
                 assert name in import_module(f"penstock.{module}").__all__, f"ps.{module}.{name}"
 

@@ -29,7 +29,7 @@ EXPECTED: dict[str, object] = {
     "changes.post_process of a batch": 1,
     "changes.read_stream without passes": 1,
     "changes.read_stream with passes": "INVALID_CDC_OPTION.CLASSIC_SESSION_NEEDED",
-    "changes.between": 1,
+    "changes.diff": 1,
     "DebeziumFeed of a batch": [3, 1],
     "DebeziumFeed of a stream": [3, 1],
     "modes.check": [False, True, True],

@@ -67,7 +67,7 @@ LINES = [
     (README, "| the same, every row changed, five commits a trigger |", faster("changes-stream-all")),
     (README, "| change feed as a batch, 1 % changed |", faster("changes-batch-few")),
     (README, "| the same, every row changed |", faster("changes-batch-all")),
-    (README, "1 in 7 does (`ps.take`) |", faster("take-queue", 1)),
+    (README, "1 in 7 does (`penstock.take`) |", faster("take-queue", 1)),
     (README, "| the same, 1 in 2,500 does |", faster("take-queue", 2)),
     (README, "continuous trigger, a query that starts |", faster("latency-backlog", 0)),
     (README, "| the same, a query that runs |", faster("latency-backlog", 1)),

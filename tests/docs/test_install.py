@@ -1,4 +1,4 @@
-"""Pages and notebooks install Penstock from a clone: on the index another project has its name."""
+"""Pages and notebooks install the distribution by its name: the index has another project's ``penstock``."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ import pytest
 from scripts.run_notebooks import NOTEBOOKS
 from tests.docs.pages import ROOT, blocks, pages
 
-# Where Penstock is there already, this brings what an extra needs; README has a word for any extra in it.
-_BY_NAME = re.compile(r"""pip install [^`\n]*(?<![./\w])penstock\b(?!\[EXTRA\])""")
+_OTHER_PROJECT = re.compile(r"""pip install [^`\n]*(?<![./\w])penstock\b(?!-spark)""")
 
 
 @pytest.mark.parametrize("path", [*pages(), *NOTEBOOKS], ids=lambda path: str(path.relative_to(ROOT)))
-def test_nobody_is_told_to_install_by_the_name_alone(path: Path) -> None:
-    assert not _BY_NAME.findall(path.read_text())
+def test_nobody_is_told_to_install_another_project(path: Path) -> None:
+    assert not _OTHER_PROJECT.findall(path.read_text())
 
 
-def test_the_pattern_knows_a_name_from_a_folder() -> None:
-    assert _BY_NAME.search("pip install 'penstock[ui]'")
-    assert _BY_NAME.search("pip install -U penstock")
-    assert not _BY_NAME.search("pip install '../penstock[ui]'")
-    assert not _BY_NAME.search("pip install ./penstock")
+def test_the_pattern_knows_the_other_project() -> None:
+    assert _OTHER_PROJECT.search("pip install 'penstock[ui]'")
+    assert _OTHER_PROJECT.search("pip install -U penstock")
+    assert not _OTHER_PROJECT.search("pip install 'penstock-spark[ui]'")
+    assert not _OTHER_PROJECT.search("pip install ./penstock")
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_says_what_opens_it(path: Path) -> None:
-    assert re.search(r"pip install '\./penstock\[[\w,]+\]'( \w+)* jupyterlab", path.read_text())
+    assert re.search(r"pip install '\./penstock-spark\[[\w,]+\]'( \w+)* jupyterlab", path.read_text())
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))

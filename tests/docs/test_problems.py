@@ -62,13 +62,13 @@ def test_a_code_with_several_rows_tells_them_apart() -> None:
 
 def test_conditions_are_found_in_each_way_that_they_are_written() -> None:
     # That of the class, whole, handed to a function that puts it together, by another function in between.
-    assert RAISED["QUEUE_NOT_FOUND"] == {"QueueNotFound"}
+    assert RAISED["QUEUE_NOT_FOUND"] == {"QueueNotFoundError"}
     assert RAISED["STORE_TOO_OLD"] == {"StoreError"}
-    assert RAISED["FEED_UNAVAILABLE.WAL_LEVEL"] == {"FeedUnavailable"}
-    assert RAISED["CHANGELOG_CONTRACT_VIOLATION.NULL_SEQUENCE"] == {"ChangelogContractViolation"}
+    assert RAISED["FEED_UNAVAILABLE.WAL_LEVEL"] == {"FeedUnavailableError"}
+    assert RAISED["CHANGELOG_CONTRACT_VIOLATION.NULL_SEQUENCE"] == {"ChangelogContractViolationError"}
     # Of a class that is not public, of a choice, and of a variable.
-    assert RAISED["ROWS_REJECTED"] == {"SchemaMismatch"}
-    assert RAISED["INVALID_CDC_OPTION.MISSING_STARTING_VERSION"] == {"InvalidChangeOption"}
+    assert RAISED["ROWS_REJECTED"] == {"SchemaMismatchError"}
+    assert RAISED["INVALID_CDC_OPTION.MISSING_STARTING_VERSION"] == {"InvalidChangeOptionError"}
     assert RAISED["PYTHON_EXCEPTION"] == {"PenstockError"}
 
 

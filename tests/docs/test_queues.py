@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from tests.docs.pages import DOCS, blocks
 
 
@@ -18,8 +18,8 @@ def test_the_examples_do_what_they_say(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ps.register(spark)
-    monkeypatch.setattr(ps, "session", lambda **_: spark)
+    penstock.register(spark)
+    monkeypatch.setattr(penstock, "session", lambda **_: spark)
     names: dict[str, Any] = {}
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
+import penstock
 from penstock.errors import PenstockError
 from penstock.spark.session import _settings
 from scripts import option_tables, reference
@@ -26,12 +26,12 @@ def test_the_committed_page_is_what_the_code_makes(path: Path) -> None:
 def test_every_public_name_is_in_a_group() -> None:
     grouped = [name for names in reference.GROUPS.values() for name in names]
     modules = {"changes", "errors", "limits", "logs", "modes", "state"}
-    assert sorted([*grouped, *modules, "__version__"]) == ps.__all__
+    assert sorted([*grouped, *modules, "__version__"]) == penstock.__all__
 
 
 @pytest.mark.parametrize("name", reference.MODULES)
 def test_every_name_of_a_public_module_has_a_heading(name: str) -> None:
-    prefix = "penstock.testing." if name == "testing" else f"ps.{name}."
+    prefix = "penstock.testing." if name == "testing" else f"penstock.{name}."
     page = PAGES[reference.REFERENCE / f"{name}.md"]
     for each in import_module(f"penstock.{name}").__all__:
         assert f"## `{prefix}{each}`\n" in page

@@ -14,7 +14,7 @@ import pytest
 from psycopg import sql
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from penstock.errors import PenstockError
 from penstock.ui.collector import Collector
 from tests.docs.pages import DOCS, blocks
@@ -43,7 +43,7 @@ def database(pg_url: str) -> Iterator[str]:
             run(url, "create table public.stock (item text primary key, pieces integer)")
             run(url, STATEMENTS[0])
             plant(url, "public", "penstock")
-            with ps.connect(as_role(url, "penstock_owner")) as store:
+            with penstock.connect(as_role(url, "penstock_owner")) as store:
                 store.create_queue("orders", SCHEMA, partitions=2).append(rows(range(10)), partition=0)
                 store.create_queue("copy", SCHEMA)
                 for consumer in ("billing", "query", "table"):
@@ -80,7 +80,7 @@ def refused(action: object) -> None:
 
 def test_a_producer_appends_and_does_nothing_else(database: str, caplog: pytest.LogCaptureFixture) -> None:
     url = as_role(database, "penstock_producer")
-    with ps.connect(url, create=False) as store:
+    with penstock.connect(url, create=False) as store:
         orders = store.queue("orders")
         orders.append(rows([1000]))
         producer = store.producer("orders", session="web")
@@ -96,18 +96,18 @@ def test_a_producer_appends_and_does_nothing_else(database: str, caplog: pytest.
 def test_upkeep_that_a_producer_may_not_do_is_left_to_the_owner(
     database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with ps.connect(as_role(database, "penstock_owner")) as store:
+    with penstock.connect(as_role(database, "penstock_owner")) as store:
         store.create_queue("crowded", SCHEMA)
     with (
         caplog.at_level(logging.WARNING, "penstock.queue"),
-        ps.connect(as_role(database, "penstock_producer"), create=False) as store,
+        penstock.connect(as_role(database, "penstock_producer"), create=False) as store,
     ):
         queue = store.queue("crowded")
         for number in range(70):
             queue.append(rows([number]))
     assert any(getattr(record, "action", "") == "maintenance_failed" for record in caplog.records)
     assert "permission denied" in caplog.text
-    with ps.connect(as_role(database, "penstock_owner"), create=False) as store:
+    with penstock.connect(as_role(database, "penstock_owner"), create=False) as store:
         store.maintain()
         assert store.queue("crowded").info().partitions[0].segments < 10
         assert store.queue("crowded").info().rows == 70
@@ -123,11 +123,11 @@ def test_a_producer_with_the_rights_of_upkeep_does_it(
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("grant penstock_producer to penstock_keeper")
     try:
-        with ps.connect(as_role(database, "penstock_owner")) as store:
-            store.create_queue("kept", SCHEMA, retention=ps.Retention(rows=5))
+        with penstock.connect(as_role(database, "penstock_owner")) as store:
+            store.create_queue("kept", SCHEMA, retention=penstock.Retention(rows=5))
         with (
             caplog.at_level(logging.WARNING, "penstock.queue"),
-            ps.connect(as_role(database, "penstock_keeper"), create=False) as store,
+            penstock.connect(as_role(database, "penstock_keeper"), create=False) as store,
         ):
             queue = store.queue("kept")
             for number in range(70):
@@ -142,7 +142,7 @@ def test_a_producer_with_the_rights_of_upkeep_does_it(
 
 
 def test_a_consumer_pulls_and_moves_and_does_nothing_else(database: str) -> None:
-    with ps.connect(as_role(database, "penstock_consumer"), create=False) as store:
+    with penstock.connect(as_role(database, "penstock_consumer"), create=False) as store:
         billing = store.consumer("billing")
         pull = billing.pull("orders", 0)
         billing.advance("orders", 0, old=pull.start, new=pull.end)
@@ -155,7 +155,7 @@ def test_a_consumer_pulls_and_moves_and_does_nothing_else(database: str) -> None
 
 
 def test_a_reader_looks_and_sees_no_rows(database: str) -> None:
-    with ps.connect(as_role(database, "penstock_reader"), create=False) as store:
+    with penstock.connect(as_role(database, "penstock_reader"), create=False) as store:
         assert "orders" in store.queues()
         orders = store.queue("orders")
         assert orders.info().rows >= 10
@@ -184,19 +184,19 @@ def test_a_query_reads_and_commits(
     database: str, spark: SparkSession, tmp_path: Path, guarantee: str
 ) -> None:
     owner, url = as_role(database, "penstock_owner"), as_role(database, "penstock_query")
-    with ps.connect(owner) as store:
+    with penstock.connect(owner) as store:
         out = store.create_queue(guarantee, SCHEMA)
         store.create_consumer(guarantee).register("orders")
         there = store.queue("orders").info().rows
-    ps.register(spark)
-    made = ps.stream(spark, ps.QueueSource("orders", guarantee, url)).write(
-        ps.QueueSink(guarantee, url=url), guarantee=guarantee
+    penstock.register(spark)
+    made = penstock.stream(spark, penstock.QueueSource("orders", guarantee, url)).write(
+        penstock.QueueSink(guarantee, url=url), guarantee=guarantee
     )
-    made.start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.available_now()).awaitTermination()
-    with ps.connect(owner) as store:
+    made.start(checkpoint=tmp_path / "ck", trigger=penstock.Trigger.available_now()).awaitTermination()
+    with penstock.connect(owner) as store:
         assert store.queue(out.name).info().rows == there
         assert store.consumer(guarantee).lag("orders").rows == 0
-    with ps.connect(url, create=False) as store:
+    with penstock.connect(url, create=False) as store:
         refused(lambda: store.drop_queue(guarantee))
 
 
@@ -204,13 +204,13 @@ def test_a_query_keeps_a_table_that_was_made_for_it(
     database: str, spark: SparkSession, tmp_path: Path
 ) -> None:
     url = as_role(database, "penstock_query")
-    ps.register(spark)
+    penstock.register(spark)
     made = (
-        ps.stream(spark, ps.QueueSource("orders", "table", url))
+        penstock.stream(spark, penstock.QueueSource("orders", "table", url))
         .transform(lambda orders: orders.groupBy("name").count().toDF("name", "number"))
-        .write(ps.TableSink("public.counts", keys=["name"], url=url), output_mode="update")
+        .write(penstock.TableSink("public.counts", keys=["name"], url=url), output_mode="update")
     )
-    made.start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.available_now()).awaitTermination()
+    made.start(checkpoint=tmp_path / "ck", trigger=penstock.Trigger.available_now()).awaitTermination()
     with psycopg.connect(database) as connection:
         (found,) = connection.execute("select count(*) from public.counts").fetchall()
     assert found[0] >= 10
@@ -223,13 +223,13 @@ def test_a_feed_reads_changes_with_a_role_that_replicates(database: str, spark: 
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("insert into public.stock values ('bolt', 1)")
         connection.execute("create publication stock for table public.stock")
-    feed = ps.PostgresFeed(
+    feed = penstock.PostgresFeed(
         as_role(database, "penstock_feed"), publication="stock", slot=f"s_{uuid.uuid4().hex[:8]}"
     )
     opened = feed.open()
     try:
-        opened.begin()
-        assert [row.item for row in ps.changes.read(spark, feed).collect()] == ["bolt"]
+        opened.prepare()
+        assert [row.item for row in penstock.changes.read(spark, feed).collect()] == ["bolt"]
     finally:
         run(
             database,

@@ -14,7 +14,7 @@ import pytest
 from psycopg import sql
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from tests.docs.pages import DOCS
 from tests.docs.shell import Reader
 
@@ -35,7 +35,7 @@ def test_a_tutorial_shows_what_one_sees(
     """In the tests' Spark session, but for what kills processes that have one."""
     if name != "first-queue":
         spark = request.getfixturevalue("spark")
-        monkeypatch.setattr(ps, "session", _sessions(spark))
+        monkeypatch.setattr(penstock, "session", _sessions(spark))
         request.addfinalizer(lambda: _without_store(spark))
     _do(name, tmp_path, request, monkeypatch, here=True)
 
@@ -69,12 +69,12 @@ def _do(
 
 
 def _sessions(spark: SparkSession) -> Callable[..., SparkSession]:
-    """What stands in for `ps.session`: the session that there is, with the store as its default."""
+    """What stands in for `penstock.session`: the session that there is, with the store as its default."""
 
     def session(*_: Any, url: str | None = None, **__: Any) -> SparkSession:
         if url is not None:
             spark.conf.set("spark.penstock.url", url)
-        ps.register(spark)
+        penstock.register(spark)
         return spark
 
     return session
@@ -82,7 +82,7 @@ def _sessions(spark: SparkSession) -> Callable[..., SparkSession]:
 
 def _without_store(spark: SparkSession) -> None:
     spark.conf.unset("spark.penstock.url")
-    ps.register(spark)
+    penstock.register(spark)
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def _database(name: str, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def _appended(folder: Path, url: str) -> bool:
-    with ps.connect(url) as store:
+    with penstock.connect(url) as store:
         return store.queue("orders").info().rows > 30
 
 

@@ -11,12 +11,12 @@ from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows
 from penstock.changes.passes.violations import check_rows
 from penstock.changes.schema import layout_of
-from penstock.feeds.protocol import OpenChangelog
+from penstock.feeds.protocol import OpenFeed
 from penstock.spark.schemas import to_struct
 
 
 def batches_of(
-    feed: OpenChangelog, after: int, upto: int, schema: pa.Schema, per_task: int = 1000
+    feed: OpenFeed, after: int, upto: int, schema: pa.Schema, per_task: int = 1000
 ) -> list[pa.RecordBatch]:
     """Return the batches of a range, as Spark's tasks read them."""
     batches = []
@@ -28,13 +28,13 @@ def batches_of(
     return batches
 
 
-def changes(feed: OpenChangelog, after: int = -1, upto: int = 10**6, per_task: int = 1000) -> pa.Table:
+def changes(feed: OpenFeed, after: int = -1, upto: int = 10**6, per_task: int = 1000) -> pa.Table:
     """Return the change rows of a range."""
     schema = feed.describe().planned_schema
     return pa.Table.from_batches(batches_of(feed, after, upto, schema, per_task), schema)
 
 
-def passed(feed: OpenChangelog, rows: pa.Table, *, updates: bool = False) -> pa.Table:
+def passed(feed: OpenFeed, rows: pa.Table, *, updates: bool = False) -> pa.Table:
     """Return change rows after the passes of the feed's contract."""
     contract = feed.describe().contract
     if contract is None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
-from penstock.feeds.protocol import Changelog
+import penstock
+from penstock.feeds.protocol import Feed
 from tests.feeds.postgres.source import Row, apply
 from tests.support.change_frames import Sink, tuples
 
@@ -20,16 +20,18 @@ _ORDER = {"delete": 0, "update_preimage": 1, "update_postimage": 2, "insert": 3}
 
 
 def read_both_ways(
-    spark: SparkSession, feed: Changelog, folder: Path, chance: random.Random, versions: Sequence[int]
+    spark: SparkSession, feed: Feed, folder: Path, chance: random.Random, versions: Sequence[int]
 ) -> Iterator[list[Row]]:
     """All changes of a feed: as a batch, then as a stream that is stopped once, with limits of both kinds."""
     updates = chance.random() < 0.5
-    batch = ps.changes.read(
+    batch = penstock.changes.read(
         spark, feed, compute_updates=updates, options={"rowsPerTask": chance.randint(5, 40)}
     )
     first = {"starting_version": feed.open().oldest() + 1, "ending_version": chance.choice(list(versions))}
     streams = [
-        ps.changes.read_stream(spark, feed.url, compute_updates=updates, options=_limits(chance), **bounds)
+        penstock.changes.read_stream(
+            spark, feed.url, compute_updates=updates, options=_limits(chance), **bounds
+        )
         for bounds in (first, {})
     ]
     yield from same_rows(batch, streams, folder)

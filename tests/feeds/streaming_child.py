@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
+import penstock
 from tests.support.sparks import make_spark
 from tests.support.warm import warm_workers
 
@@ -27,22 +27,22 @@ LETTERS = "letters"
 def changes(spark: SparkSession, store: str, feed: str) -> DataFrame:
     if feed.startswith(TOPIC):
         topic = spark.readStream.schema("value string, offset bigint").option("maxFilesPerTrigger", 1)
-        letters = ps.QueueSink(LETTERS, url=store)
-        return ps.DebeziumFeed("id bigint not null, data string", "id", dead_letters=letters).unwrap(
+        letters = penstock.QueueSink(LETTERS, url=store)
+        return penstock.DebeziumFeed("id bigint not null, data string", "id", dead_letters=letters).unwrap(
             topic.parquet(feed.removeprefix(TOPIC))
         )
-    return ps.changes.read_stream(
+    return penstock.changes.read_stream(
         spark, feed, deduplication_mode="none", options={"maxCommitsPerTrigger": 1, "rowsPerTask": 2}
     )
 
 
-def start(spark: SparkSession, folder: Path, store: str, queue: str, feed: str) -> ps.Query:
+def start(spark: SparkSession, folder: Path, store: str, queue: str, feed: str) -> penstock.Query:
     rows = changes(spark, store, feed)
-    sink = ps.QueueSink(queue, url=store)
+    sink = penstock.QueueSink(queue, url=store)
     return (
-        ps.stream(spark, rows.selectExpr(*COLUMNS))
+        penstock.stream(spark, rows.selectExpr(*COLUMNS))
         .write(sink, guarantee="exactly_once")
-        .start(checkpoint=folder / queue, trigger=ps.Trigger.available_now())
+        .start(checkpoint=folder / queue, trigger=penstock.Trigger.available_now())
     )
 
 

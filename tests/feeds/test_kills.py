@@ -13,8 +13,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
-import penstock as ps
-from penstock.feeds.protocol import Changelog
+import penstock
+from penstock.feeds.protocol import Feed
 from tests.feeds.iceberg.lake import Lake
 from tests.feeds.iceberg.lake import rows as lake_rows
 from tests.feeds.postgres.source import Source, source_at
@@ -40,9 +40,9 @@ def table(rows: dict[int, str]) -> pa.Table:
     return pa.table([list(rows), list(rows.values())], schema=SCHEMA)
 
 
-def queue_feed(store: str) -> ps.QueueFeed:
-    contract = ps.ChangeContract("id", intermediate_changes=True, updates_as_delete_and_insert=True)
-    feed = ps.QueueFeed.create("feed", SCHEMA, contract, store=store, partitions=2)
+def queue_feed(store: str) -> penstock.QueueFeed:
+    contract = penstock.ChangeContract("id", intermediate_changes=True, updates_as_delete_and_insert=True)
+    feed = penstock.QueueFeed.create("feed", SCHEMA, contract, store=store, partitions=2)
     for number in range(COMMITS):
         before, after = state(number - 1) if number else {}, state(number)
         rows = [(key, data, "delete") for key, data in before.items() if after.get(key) != data]
@@ -55,7 +55,7 @@ def queue_feed(store: str) -> ps.QueueFeed:
     return feed
 
 
-def delta_feed(folder: Path) -> ps.DeltaFeed:
+def delta_feed(folder: Path) -> penstock.DeltaFeed:
     configuration = {"delta.enableChangeDataFeed": "true"}
     write_deltalake(folder, table(state(0)), configuration=configuration)
     for number in range(1, COMMITS):
@@ -63,10 +63,10 @@ def delta_feed(folder: Path) -> ps.DeltaFeed:
             table(state(number)), "s.id = t.id", source_alias="s", target_alias="t"
         )
         merge.when_matched_update_all().when_not_matched_insert_all().execute()
-    return ps.DeltaFeed(str(folder), "id")
+    return penstock.DeltaFeed(str(folder), "id")
 
 
-def iceberg_feed(folder: Path) -> ps.IcebergFeed:
+def iceberg_feed(folder: Path) -> penstock.IcebergFeed:
     lake = Lake(folder)
     orders = lake.table()
     for number in range(COMMITS // 2):
@@ -75,19 +75,19 @@ def iceberg_feed(folder: Path) -> ps.IcebergFeed:
     return lake.feed(row_id="id")
 
 
-def snapshot_feed(folder: Path) -> ps.SnapshotFeed:
+def snapshot_feed(folder: Path) -> penstock.SnapshotFeed:
     folder.mkdir()
     for number in range(COMMITS):
         pq.write_table(table(state(number)), folder / f"{number + 1:04}.parquet")
-    return ps.SnapshotFeed(str(folder), "id")
+    return penstock.SnapshotFeed(str(folder), "id")
 
 
-def postgres_feed(source: Source) -> ps.PostgresFeed:
+def postgres_feed(source: Source) -> penstock.PostgresFeed:
     name = source.table("id bigint primary key, data text")
     source.run(f"INSERT INTO {name} SELECT i, 'old' FROM generate_series(1, 20) i")
     feed = source.feed(snapshot="initial")
     opened = feed.open()
-    opened.begin()
+    opened.prepare()
     for number in range(COMMITS):
         with source.connection.transaction():
             source.run(
@@ -121,7 +121,7 @@ def topic(folder: Path) -> tuple[str, Counter[tuple[object, ...]], list[int]]:
     return f"{TOPIC}{folder}", Counter(changes), bad
 
 
-def changes(feed: Changelog) -> Counter[tuple[object, ...]]:
+def changes(feed: Feed) -> Counter[tuple[object, ...]]:
     """All that a feed holds."""
     opened = feed.open()
     schema = opened.describe().schema
@@ -136,9 +136,9 @@ def changes(feed: Changelog) -> Counter[tuple[object, ...]]:
 
 
 @pytest.fixture
-def feeds(tmp_path: Path, logical_pg_url: str) -> Iterator[dict[str, Changelog]]:
+def feeds(tmp_path: Path, logical_pg_url: str) -> Iterator[dict[str, Feed]]:
     store = f"sqlite:///{tmp_path}/feed.db"
-    ps.connect(store).close()
+    penstock.connect(store).close()
     with source_at(logical_pg_url) as source:
         yield {
             "queue": queue_feed(store),
@@ -151,7 +151,7 @@ def feeds(tmp_path: Path, logical_pg_url: str) -> Iterator[dict[str, Changelog]]
 
 def test_every_feed_that_is_killed_goes_on_exactly_once(
     spark: SparkSession,
-    feeds: dict[str, Changelog],
+    feeds: dict[str, Feed],
     tmp_path: Path,
     run_child: Callable[..., ChildProcess],
 ) -> None:
@@ -159,9 +159,9 @@ def test_every_feed_that_is_killed_goes_on_exactly_once(
     urls = {name: feed.url for name, feed in feeds.items()}
     urls["debezium"], expected["debezium"], bad = topic(tmp_path / "topic")
     store_url = f"sqlite:///{tmp_path}/out.db"
-    with ps.connect(store_url) as store:
+    with penstock.connect(store_url) as store:
         queues = {name: store.create_queue(name, OUT) for name in urls}
-        letters = store.create_queue(LETTERS, ps.changes.DEAD_LETTERS)
+        letters = store.create_queue(LETTERS, penstock.changes.DEAD_LETTERS)
 
         def out(name: str) -> Counter[tuple[object, ...]]:
             return Counter(tuple(row.values()) for row in queues[name].read(0, 0).to_pylist())

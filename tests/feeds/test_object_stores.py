@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
-from penstock.errors import DataLost, FeedUnavailable
+from penstock.errors import DataLostError, FeedUnavailableError
 from penstock.feeds.delta import DeltaFeed
 from penstock.feeds.iceberg import IcebergFeed
 from penstock.feeds.urls import parse
@@ -57,7 +57,7 @@ def test_vacuumed_files_of_an_object_store_are_lost_by_name(storage: dict[str, s
     history = made(storage, feed=False)
     feed = DeltaFeed(history.path, "id", storage).open()
     history.table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
-    with pytest.raises(DataLost, match=r"versions \d+ to \d+ are left"):
+    with pytest.raises(DataLostError, match=r"versions \d+ to \d+ are left"):
         feed.tasks(-1, 10, 10)
     assert feed.oldest() == 4
 
@@ -105,7 +105,9 @@ def test_credentials_that_are_refused_are_told_and_not_shown(tmp_path: Path, sto
         store.refuse_everybody()
 
         def check(ask: Callable[[], object], where: str) -> None:
-            with pytest.raises(FeedUnavailable, match=f"refuses access.* give others in .*{where}") as error:
+            with pytest.raises(
+                FeedUnavailableError, match=f"refuses access.* give others in .*{where}"
+            ) as error:
                 ask()
             assert error.value.condition == "FEED_UNAVAILABLE.ACCESS_DENIED"
             assert KEY not in str(error.value)

@@ -14,24 +14,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import penstock as ps
+import penstock
 from penstock.changes import local
 from penstock.errors import (
-    AlreadyExists,
-    ChangelogContractViolation,
-    CommitOutOfOrder,
-    DataLost,
-    FeedUnavailable,
-    InvalidChangelogSchema,
-    InvalidInput,
-    QueueNotFound,
-    SchemaMismatch,
+    AlreadyExistsError,
+    ChangelogContractViolationError,
+    CommitOutOfOrderError,
+    DataLostError,
+    FeedUnavailableError,
+    InvalidChangelogSchemaError,
+    InvalidInputError,
+    QueueNotFoundError,
+    SchemaMismatchError,
 )
-from penstock.feeds.protocol import Changelog
+from penstock.feeds.protocol import Feed
 from penstock.store.records import feed_commits
 
 DATA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string())])
-CONTRACT = ps.ChangeContract("id", intermediate_changes=True)
+CONTRACT = penstock.ChangeContract("id", intermediate_changes=True)
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -44,11 +44,11 @@ def inserts(*ids: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def feed(store: ps.Store, store_url: str) -> ps.QueueFeed:
-    return ps.QueueFeed.create("feed", DATA, CONTRACT, store=store_url, partitions=3)
+def feed(store: penstock.Store, store_url: str) -> penstock.QueueFeed:
+    return penstock.QueueFeed.create("feed", DATA, CONTRACT, store=store_url, partitions=3)
 
 
-def rows(feed: Changelog, after: int, upto: int, rows_per_task: int = 1000) -> Counter[tuple[int, int]]:
+def rows(feed: Feed, after: int, upto: int, rows_per_task: int = 1000) -> Counter[tuple[int, int]]:
     """The (version, id) of every row in a range."""
     opened = feed.open()
     schema = opened.describe().schema
@@ -61,13 +61,13 @@ def rows(feed: Changelog, after: int, upto: int, rows_per_task: int = 1000) -> C
 
 
 def test_a_feed_gets_columns_and_its_writers_and_readers_go_on(
-    feed: ps.QueueFeed, store: ps.Store, store_url: str
+    feed: penstock.QueueFeed, store: penstock.Store, store_url: str
 ) -> None:
-    old, known = ps.QueueFeed("feed", store_url), feed.open().describe().schema
+    old, known = penstock.QueueFeed("feed", store_url), feed.open().describe().schema
     feed.append_commit(0, at(0), inserts(0))
     old.append_commit(1, at(1), inserts(1))
     wide = store.queue("feed").add_columns([("note", pa.string())])
-    with pytest.raises(SchemaMismatch, match="_commit_version"):
+    with pytest.raises(SchemaMismatchError, match="_commit_version"):
         store.queue("feed").add_columns([("_Commit_Version", pa.int64())])
     old.append_commit(2, at(2), inserts(2))
     feed.append_commit(3, at(3), [inserts(3)[0] | {"note": "new"}])
@@ -83,7 +83,7 @@ def test_a_feed_gets_columns_and_its_writers_and_readers_go_on(
     ]
 
 
-def _read(feed: ps.QueueFeed, schema: pa.Schema) -> list[tuple[int, dict[str, Any]]]:
+def _read(feed: penstock.QueueFeed, schema: pa.Schema) -> list[tuple[int, dict[str, Any]]]:
     found: list[tuple[int, dict[str, Any]]] = []
     for task in feed.open().tasks(-1, feed.newest(-1), 1000):
         for batch in feed.open().read(task, schema):
@@ -92,7 +92,7 @@ def _read(feed: ps.QueueFeed, schema: pa.Schema) -> list[tuple[int, dict[str, An
     return found
 
 
-def test_a_range_holds_the_rows_of_its_commits(feed: ps.QueueFeed) -> None:
+def test_a_range_holds_the_rows_of_its_commits(feed: penstock.QueueFeed) -> None:
     feed.append_commit(1, at(1), inserts(1, 2, 3))
     feed.append_commit(5, at(2), inserts(4))
     feed.append_commit(6, at(2), [])
@@ -109,10 +109,12 @@ def test_a_range_holds_the_rows_of_its_commits(feed: ps.QueueFeed) -> None:
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_any_ranges_that_meet_hold_every_row_once(
-    store: ps.Store, store_url: str, data: st.DataObject
+    store: penstock.Store, store_url: str, data: st.DataObject
 ) -> None:
     name = f"feed-{uuid.uuid4()}"
-    feed = ps.QueueFeed.create(name, DATA, CONTRACT, store=store_url, partitions=data.draw(st.integers(1, 3)))
+    feed = penstock.QueueFeed.create(
+        name, DATA, CONTRACT, store=store_url, partitions=data.draw(st.integers(1, 3))
+    )
     expected: Counter[tuple[int, int]] = Counter()
     version = -1
     for number in range(data.draw(st.integers(1, 6))):
@@ -131,50 +133,50 @@ def test_any_ranges_that_meet_hold_every_row_once(
     assert found == expected
 
 
-def test_a_commit_that_goes_backwards_is_refused_and_leaves_nothing(feed: ps.QueueFeed) -> None:
+def test_a_commit_that_goes_backwards_is_refused_and_leaves_nothing(feed: penstock.QueueFeed) -> None:
     feed.append_commit(3, at(3), inserts(1))
-    with pytest.raises(CommitOutOfOrder, match="the newest one, 3"):
+    with pytest.raises(CommitOutOfOrderError, match="the newest one, 3"):
         feed.append_commit(3, at(4), inserts(2))
-    with pytest.raises(CommitOutOfOrder, match="timestamp"):
+    with pytest.raises(CommitOutOfOrderError, match="timestamp"):
         feed.append_commit(4, at(2), inserts(2))
     assert rows(feed, -1, 10).keys() == {(3, 1)}
     feed.append_commit(4, at(3), inserts(2))
     assert rows(feed, 3, 10).keys() == {(4, 2)}
 
 
-def test_a_row_that_does_not_fit_refuses_the_whole_commit(feed: ps.QueueFeed) -> None:
-    with pytest.raises(SchemaMismatch):
+def test_a_row_that_does_not_fit_refuses_the_whole_commit(feed: penstock.QueueFeed) -> None:
+    with pytest.raises(SchemaMismatchError):
         feed.append_commit(1, at(1), [*inserts(1), {"id": None, "_change_type": "insert"}])
-    with pytest.raises(SchemaMismatch, match="_commit_version"):
+    with pytest.raises(SchemaMismatchError, match="_commit_version"):
         feed.append_commit(1, at(1), [{**inserts(1)[0], "_commit_version": 7}])
-    with pytest.raises(InvalidInput, match="time zone"):
+    with pytest.raises(InvalidInputError, match="time zone"):
         feed.append_commit(1, datetime(2026, 1, 1), inserts(1))  # noqa: DTZ001 - the point
     assert feed.newest(-1) == -1
 
 
-def test_a_change_that_no_reader_could_go_past_is_refused(store: ps.Store, store_url: str) -> None:
+def test_a_change_that_no_reader_could_go_past_is_refused(store: penstock.Store, store_url: str) -> None:
     schema = pa.schema([("id", pa.int64()), ("data", pa.string())])
-    feed = ps.QueueFeed.create("open", schema, CONTRACT, store=store_url)
+    feed = penstock.QueueFeed.create("open", schema, CONTRACT, store=store_url)
     for row, condition in (
         ({"id": 1, "_change_type": "upsert"}, "UNEXPECTED_CHANGE_TYPE"),
         ({"id": None, "_change_type": "insert"}, "NULL_ROW_ID"),
     ):
-        with pytest.raises(ChangelogContractViolation) as caught:
+        with pytest.raises(ChangelogContractViolationError) as caught:
             feed.append_commit(1, at(1), [{"id": 5, "_change_type": "insert"}, row])
         assert caught.value.condition == f"CHANGELOG_CONTRACT_VIOLATION.{condition}"
     assert feed.newest(-1) == -1
 
 
-def test_a_feed_takes_no_rows_without_a_commit(store: ps.Store, feed: ps.QueueFeed) -> None:
+def test_a_feed_takes_no_rows_without_a_commit(store: penstock.Store, feed: penstock.QueueFeed) -> None:
     row = {**inserts(1)[0], "_commit_version": 1, "_commit_timestamp": at(1)}
-    with pytest.raises(InvalidInput, match="append_commit"):
+    with pytest.raises(InvalidInputError, match="append_commit"):
         store.queue("feed").append([row])
-    with pytest.raises(InvalidInput, match="append_commit"):
+    with pytest.raises(InvalidInputError, match="append_commit"):
         store.producer("feed", "p").append([row])
 
 
 def test_writers_at_the_same_time_make_no_commit_twice_and_lose_none(
-    feed: ps.QueueFeed, store: ps.Store
+    feed: penstock.QueueFeed, store: penstock.Store
 ) -> None:
     done: list[tuple[int, int]] = []
 
@@ -183,7 +185,7 @@ def test_writers_at_the_same_time_make_no_commit_twice_and_lose_none(
             for version in range(feed.newest(-1) + 1, 10_000):
                 try:
                     feed.append_commit(version, START, inserts(writer * 100 + number))
-                except CommitOutOfOrder:
+                except CommitOutOfOrderError:
                     continue
                 done.append((version, writer * 100 + number))
                 break
@@ -197,7 +199,9 @@ def test_writers_at_the_same_time_make_no_commit_twice_and_lose_none(
     assert rows(feed, -1, 10_000) == Counter(done)
 
 
-def test_trimmed_commits_are_gone_by_name_and_the_rest_is_there(store: ps.Store, feed: ps.QueueFeed) -> None:
+def test_trimmed_commits_are_gone_by_name_and_the_rest_is_there(
+    store: penstock.Store, feed: penstock.QueueFeed
+) -> None:
     for version in range(10):
         feed.append_commit(version, at(version), inserts(*range(30)))
     queue = store.queue("feed")
@@ -207,9 +211,9 @@ def test_trimmed_commits_are_gone_by_name_and_the_rest_is_there(store: ps.Store,
         queue.trim(partition, before=info.next_index // 2 + 1)
     oldest = feed.open().oldest()
     assert oldest == 5
-    with pytest.raises(DataLost, match="start from version 6"):
+    with pytest.raises(DataLostError, match="start from version 6"):
         feed.open().tasks(oldest - 1, 9, 1000)
-    with pytest.raises(DataLost):
+    with pytest.raises(DataLostError):
         list(feed.open().commits(-1, 9))
     expected = Counter((version, id) for version in range(6, 10) for id in range(30))
     assert rows(feed, oldest, 9) == expected
@@ -219,7 +223,9 @@ def test_trimmed_commits_are_gone_by_name_and_the_rest_is_there(store: ps.Store,
     assert [commit.version for commit in feed.open().commits(5, 10)] == [6, 7, 8, 9, 10]
 
 
-def test_the_oldest_commit_is_whole_in_every_partition(store: ps.Store, feed: ps.QueueFeed) -> None:
+def test_the_oldest_commit_is_whole_in_every_partition(
+    store: penstock.Store, feed: penstock.QueueFeed
+) -> None:
     for version in range(10):
         feed.append_commit(version, at(version), inserts(*range(30)))
     queue = store.queue("feed")
@@ -229,7 +235,7 @@ def test_the_oldest_commit_is_whole_in_every_partition(store: ps.Store, feed: ps
 
 
 def test_changes_in_one_process_are_the_same_in_pieces(
-    feed: ps.QueueFeed, monkeypatch: pytest.MonkeyPatch
+    feed: penstock.QueueFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for version in range(6):
         feed.append_commit(version, at(version), inserts(version, version + 10))
@@ -245,7 +251,7 @@ def test_changes_in_one_process_are_the_same_in_pieces(
     assert found("netChanges") == [whole]
 
 
-def test_commits_whose_rows_are_gone_are_forgotten(store: ps.Store, feed: ps.QueueFeed) -> None:
+def test_commits_whose_rows_are_gone_are_forgotten(store: penstock.Store, feed: penstock.QueueFeed) -> None:
     for version in range(20):
         feed.append_commit(version, at(version), inserts(*range(6)))
     queue = store.queue("feed")
@@ -258,41 +264,43 @@ def test_commits_whose_rows_are_gone_are_forgotten(store: ps.Store, feed: ps.Que
     assert rows(feed, 19, 20).keys() == {(20, 1)}
 
 
-def test_a_recreated_feed_is_another_one(store: ps.Store, store_url: str, feed: ps.QueueFeed) -> None:
+def test_a_recreated_feed_is_another_one(
+    store: penstock.Store, store_url: str, feed: penstock.QueueFeed
+) -> None:
     before = feed.open().describe()
     store.drop_queue("feed")
-    with pytest.raises(QueueNotFound):
+    with pytest.raises(QueueNotFoundError):
         feed.open().describe()
-    ps.QueueFeed.create("feed", DATA, CONTRACT, store=store_url)
+    penstock.QueueFeed.create("feed", DATA, CONTRACT, store=store_url)
     assert feed.open().describe().identity != before.identity
     assert feed.open().describe().contract == before.contract == replace(CONTRACT, whole_commits=True)
 
 
-def test_a_queue_of_rows_is_no_feed(store: ps.Store, store_url: str) -> None:
+def test_a_queue_of_rows_is_no_feed(store: penstock.Store, store_url: str) -> None:
     store.create_queue("rows", DATA)
-    with pytest.raises(FeedUnavailable, match=r"QueueFeed\.create") as caught:
-        ps.QueueFeed("rows", store_url).open().describe()
+    with pytest.raises(FeedUnavailableError, match=r"QueueFeed\.create") as caught:
+        penstock.QueueFeed("rows", store_url).open().describe()
     assert caught.value.condition == "FEED_UNAVAILABLE.NOT_A_FEED"
 
 
 def test_a_url_without_a_store_is_refused() -> None:
-    with pytest.raises(FeedUnavailable, match=r"queue:orders\?store=") as caught:
-        ps.changes.parse("queue:orders")
+    with pytest.raises(FeedUnavailableError, match=r"queue:orders\?store=") as caught:
+        penstock.changes.parse("queue:orders")
     assert caught.value.condition == "FEED_UNAVAILABLE.STORE_MISSING"
 
 
-def test_a_contract_that_does_not_fit_the_schema_is_refused(store_url: str, feed: ps.QueueFeed) -> None:
-    with pytest.raises(InvalidChangelogSchema, match="'id'"):
-        ps.QueueFeed.create("other", DATA, ps.ChangeContract("idd"), store=store_url)
-    with pytest.raises(InvalidChangelogSchema, match="leave it out"):
-        ps.QueueFeed.create(
+def test_a_contract_that_does_not_fit_the_schema_is_refused(store_url: str, feed: penstock.QueueFeed) -> None:
+    with pytest.raises(InvalidChangelogSchemaError, match="'id'"):
+        penstock.QueueFeed.create("other", DATA, penstock.ChangeContract("idd"), store=store_url)
+    with pytest.raises(InvalidChangelogSchemaError, match="leave it out"):
+        penstock.QueueFeed.create(
             "other", pa.schema([*DATA, ("_Change_Type", pa.string())]), CONTRACT, store=store_url
         )
-    with pytest.raises(AlreadyExists):
-        ps.QueueFeed.create("feed", DATA, CONTRACT, store=store_url)
+    with pytest.raises(AlreadyExistsError):
+        penstock.QueueFeed.create("feed", DATA, CONTRACT, store=store_url)
 
 
-def test_the_url_form_leads_back(feed: ps.QueueFeed) -> None:
-    odd = ps.QueueFeed("a ?&%/é#", feed.store)
-    assert ps.changes.parse(odd.url) == odd
+def test_the_url_form_leads_back(feed: penstock.QueueFeed) -> None:
+    odd = penstock.QueueFeed("a ?&%/é#", feed.store)
+    assert penstock.changes.parse(odd.url) == odd
     assert feed.store not in repr(feed)

@@ -16,7 +16,7 @@ import pytest
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from tests.feeds.delta.tables import SCHEMA as DELTA_SCHEMA
 from tests.feeds.delta.tables import History, table_at
 from tests.feeds.delta.tables import rows as delta_rows
@@ -74,11 +74,11 @@ def check(
 
 def test_a_queue(spark: SparkSession, tmp_path: Path, chance: random.Random) -> None:
     url = f"sqlite:///{tmp_path}/feed.db"
-    ps.connect(url, create=True).close()
-    contract = ps.ChangeContract(
+    penstock.connect(url, create=True).close()
+    contract = penstock.ChangeContract(
         "id", carryover_rows=True, intermediate_changes=True, updates_as_delete_and_insert=True
     )
-    feed = ps.QueueFeed.create("feed", SCHEMA, contract, store=url, partitions=2)
+    feed = penstock.QueueFeed.create("feed", SCHEMA, contract, store=url, partitions=2)
     states = {}
     for version, before, after in history(chance):
         # As a table that is rewritten when it changes: what did not change is carried over.
@@ -97,7 +97,7 @@ def test_snapshots(spark: SparkSession, tmp_path: Path, chance: random.Random) -
     for version, _, after in history(chance):
         pq.write_table(table(after), folder / f"{version:04}.parquet")
         states[version] = after
-    check(spark, ps.SnapshotFeed(str(folder), "id"), tmp_path, chance, states)
+    check(spark, penstock.SnapshotFeed(str(folder), "id"), tmp_path, chance, states)
 
 
 @pytest.mark.parametrize("feed_on", [True, False], ids=["feed", "files"])
@@ -113,7 +113,7 @@ def test_delta(spark: SparkSession, tmp_path: Path, chance: random.Random, feed_
     for version in range(history.table.version() + 1):
         held = table_at(path, version).values()
         states[version] = {row[:1]: dict(zip(DELTA_SCHEMA.names, row, strict=True)) for row in held}
-    check(spark, ps.DeltaFeed(str(path), "id"), tmp_path, chance, states)
+    check(spark, penstock.DeltaFeed(str(path), "id"), tmp_path, chance, states)
 
 
 def iceberg_commit(table: Table, new: int, chance: random.Random) -> None:
@@ -162,7 +162,7 @@ def test_postgres_tables(spark: SparkSession, source: Source, tmp_path: Path, ch
         )
     feed = source.feed(snapshot="initial")
     opened = feed.open()
-    start = opened.begin()
+    start = opened.prepare()
     states: dict[str, dict[int, State]] = {name: {} for name in tables}
     for number in range(COMMITS + 1):
         if number:
@@ -214,7 +214,7 @@ def test_debezium(spark: SparkSession, tmp_path: Path, chance: random.Random) ->
         # Spark takes the oldest ones first.
         os.utime(path, (1_700_000_000 + start, 1_700_000_000 + start))
         start += len(chosen)
-    feed = ps.DebeziumFeed("id bigint not null, data string", "id")
+    feed = penstock.DebeziumFeed("id bigint not null, data string", "id")
     topic = spark.readStream.schema("value string, offset bigint")
     streams = [topic.option("maxFilesPerTrigger", chance.randint(1, 3)).parquet(str(folder))]
     for rows in same_rows(

@@ -20,9 +20,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-import penstock as ps
-from penstock.changes.differences import between
-from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema, InvalidInput, InvalidUrl
+import penstock
+from penstock.changes.differences import diff
+from penstock.errors import (
+    DataLostError,
+    FeedUnavailableError,
+    InvalidChangelogSchemaError,
+    InvalidInputError,
+    InvalidUrlError,
+)
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from penstock.feeds.snapshots import OpenSnapshotFeed, SnapshotFeed, versions_of
 from penstock.feeds.urls import parse
@@ -116,13 +122,13 @@ def test_versions_stay_when_older_snapshots_are_removed_and_what_is_lost_is_name
     for name in ("0001", "0002.parquet"):
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with pytest.raises(DataLost, match="which version 1 needs"):
+    with pytest.raises(DataLostError, match="which version 1 needs"):
         list(feed.read(tasks[0], feed.describe().planned_schema))
     for after in (-1, 0, 1, 2):
-        with pytest.raises(DataLost, match="versions 4 to 4") as raised:
+        with pytest.raises(DataLostError, match="versions 4 to 4") as raised:
             feed.tasks(after, 4, 10)
         assert raised.value.parameters["first"] == 4
-        with pytest.raises(DataLost):
+        with pytest.raises(DataLostError):
             list(feed.commits(after, 4))
     assert feed.oldest() == 3
     assert changes(feed, 3, 4).equals(before.filter(pc.equal(before[COMMIT_VERSION], 4)))
@@ -154,7 +160,7 @@ def test_the_number_in_a_name_is_its_version(names: Sequence[str], versions: Seq
     ],
 )
 def test_names_without_a_clear_order_are_refused(names: Sequence[str], match: str) -> None:
-    with pytest.raises(FeedUnavailable, match=match) as raised:
+    with pytest.raises(FeedUnavailableError, match=match) as raised:
         versions_of(names, "here")
     assert raised.value.condition == "FEED_UNAVAILABLE.AMBIGUOUS_NAMES"
 
@@ -201,7 +207,7 @@ def test_older_snapshots_lack_columns_or_are_refused_by_name(folder: Path) -> No
     feed = SnapshotFeed(str(folder), "id").open()
     assert [row["id"] for row in passed(feed, changes(feed, 0, 2)).to_pylist()] == [1, 2]
     pq.write_table(pa.table({"id": ["1"], "data": ["b"]}), folder / "3.parquet")
-    with pytest.raises(FeedUnavailable, match=r"2\.parquet.*'id'") as raised:
+    with pytest.raises(FeedUnavailableError, match=r"2\.parquet.*'id'") as raised:
         changes(feed, 2, 3)
     assert raised.value.condition == "FEED_UNAVAILABLE.SCHEMA_CHANGED"
 
@@ -213,7 +219,7 @@ def test_a_running_query_stops_before_a_snapshot_with_other_columns(folder: Path
     pq.write_table(pa.table({"id": [1, 2], "data": ["a", "b"], "more": ["x", "y"]}), folder / "2.parquet")
     tasks = [feed.tasks(0, 1, 10), feed.tasks(1, 2, 10)]
     assert sum(batch.num_rows for task in tasks[0] for batch in feed.read(task, planned)) == 1
-    with pytest.raises(FeedUnavailable, match="'more' was added") as raised:
+    with pytest.raises(FeedUnavailableError, match="'more' was added") as raised:
         [list(feed.read(task, planned)) for task in tasks[1]]
     assert raised.value.condition == "FEED_UNAVAILABLE.SCHEMA_CHANGED"
     again = changes(feed, 1, 2).select(["id", "more", CHANGE_TYPE]).to_pylist()
@@ -236,7 +242,7 @@ def test_a_folder_as_an_object_store_has_it(folder: Path) -> None:
 
 def test_what_cannot_be_a_feed_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
     def condition(feed: OpenSnapshotFeed, match: str) -> str:
-        with pytest.raises((FeedUnavailable, InvalidChangelogSchema), match=match) as raised:
+        with pytest.raises((FeedUnavailableError, InvalidChangelogSchemaError), match=match) as raised:
             feed.describe()
         return raised.value.condition.partition(".")[2]
 
@@ -263,9 +269,9 @@ def test_the_url_form_leads_back() -> None:
     assert parse(feed.url) == feed
     assert feed.name == "gs://user@bucket/a b"
     assert feed == pickle.loads(pickle.dumps(feed))
-    with pytest.raises(InvalidUrl):
+    with pytest.raises(InvalidUrlError):
         parse("snapshots:/x?rowid=id")
-    with pytest.raises(InvalidChangelogSchema, match=r"snapshots:PATH\?row_id="):
+    with pytest.raises(InvalidChangelogSchemaError, match=r"snapshots:PATH\?row_id="):
         parse("snapshots:/x")
 
 
@@ -280,8 +286,8 @@ def test_batch_and_stream(spark: SparkSession, folder: Path, tmp_path: Path) -> 
     opened = feed.open()
     expected = Counter(tuples(passed(opened, changes(opened, 0, 3), updates=True)))
     assert len(expected) == 6
-    assert collected(ps.changes.read(spark, feed, compute_updates=True)) == expected
-    stream = ps.changes.read_stream(
+    assert collected(penstock.changes.read(spark, feed, compute_updates=True)) == expected
+    stream = penstock.changes.read_stream(
         spark, feed.url, compute_updates=True, options={"maxCommitsPerTrigger": 1}
     )
     assert Sink(tmp_path).run(stream) == expected
@@ -291,7 +297,7 @@ def test_between_two_dataframes(spark: SparkSession) -> None:
     old = spark.createDataFrame(table({1: "a", 2: "b", 3: None, 4: "d"}))
     new = spark.createDataFrame(table({1: "a", 2: "c", 3: None, 5: "e"}))
     moment = datetime(2026, 1, 31, tzinfo=UTC)
-    done = between(old, new.select("data", "id"), row_id="id", version=7, timestamp=moment)
+    done = diff(old, new.select("data", "id"), row_id="id", version=7, timestamp=moment)
     assert done.columns == ["data", "id", CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP]
     found = done.toArrow()
     assert sorted(zip(found["id"].to_pylist(), found[CHANGE_TYPE].to_pylist(), strict=True)) == [
@@ -302,11 +308,11 @@ def test_between_two_dataframes(spark: SparkSession) -> None:
     ]
     assert set(found[COMMIT_VERSION].to_pylist()) == {7}
     assert set(found[COMMIT_TIMESTAMP].to_pylist()) == {moment}
-    updates = between(old, new, row_id=["id"], compute_updates=True).toArrow()
+    updates = diff(old, new, row_id=["id"], compute_updates=True).toArrow()
     assert Counter(updates[CHANGE_TYPE].to_pylist()) == dict.fromkeys(
         ["update_preimage", "update_postimage", "delete", "insert"], 1
     )
-    assert between(old, old, row_id="id").count() == 0
+    assert diff(old, old, row_id="id").count() == 0
 
 
 def test_between_refuses_what_does_not_go_together(spark: SparkSession) -> None:
@@ -317,13 +323,13 @@ def test_between_refuses_what_does_not_go_together(spark: SparkSession) -> None:
         (frame.selectExpr("id", "length(data) as data"), "'data' is string in before and int in after"),
         (frame.selectExpr("*", "1 as _commit_version"), "_commit_version"),
     ):
-        with pytest.raises(InvalidChangelogSchema, match=match):
-            between(frame, other, row_id="id")
-    with pytest.raises(InvalidChangelogSchema, match="'idd'"):
-        between(frame, frame, row_id="idd")
-    with pytest.raises(InvalidInput, match="time zone"):
-        between(frame, frame, row_id="id", timestamp=datetime(2026, 1, 1))  # noqa: DTZ001 - the point
+        with pytest.raises(InvalidChangelogSchemaError, match=match):
+            diff(frame, other, row_id="id")
+    with pytest.raises(InvalidChangelogSchemaError, match="'idd'"):
+        diff(frame, frame, row_id="idd")
+    with pytest.raises(InvalidInputError, match="time zone"):
+        diff(frame, frame, row_id="id", timestamp=datetime(2026, 1, 1))  # noqa: DTZ001 - the point
     twice: Any = frame.union(frame.limit(1))
     with pytest.raises(Exception, match="several rows of after have the row id") as raised:
-        between(frame, twice, row_id="id").collect()
+        diff(frame, twice, row_id="id").collect()
     assert "DUPLICATE_ROW_ID" in str(raised.value)

@@ -13,9 +13,14 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-import penstock as ps
+import penstock
 from penstock.changes.data_source import STREAM, ChangesStreamReader, read_options
-from penstock.errors import InvalidChangelogSchema, InvalidChangeOption, InvalidOption, InvalidUrl
+from penstock.errors import (
+    InvalidChangelogSchemaError,
+    InvalidChangeOptionError,
+    InvalidOptionError,
+    InvalidUrlError,
+)
 from penstock.feeds.protocol import Commit
 from penstock.feeds.queue_feed import OpenQueueFeed
 from penstock.instants import micros_of
@@ -25,7 +30,7 @@ from tests.support.change_frames import Sink
 from tests.support.spark_queues import one_store
 
 DATA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string()), ("rv", pa.int64())])
-CONTRACT = ps.ChangeContract(
+CONTRACT = penstock.ChangeContract(
     "id",
     row_version="rv",
     carryover_rows=True,
@@ -53,8 +58,8 @@ def commit(version: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def feed(store: ps.Store, store_url: str) -> ps.QueueFeed:
-    made = ps.QueueFeed.create("feed", DATA, CONTRACT, store=store_url, partitions=2)
+def feed(store: penstock.Store, store_url: str) -> penstock.QueueFeed:
+    made = penstock.QueueFeed.create("feed", DATA, CONTRACT, store=store_url, partitions=2)
     for version in VERSIONS:
         made.append_commit(version, at(version), commit(version))
     return made
@@ -65,26 +70,26 @@ def versions(df: DataFrame) -> Counter[int]:
 
 
 def test_some_columns_come_with_those_that_the_passes_need(
-    spark: SparkSession, store: ps.Store, feed: ps.QueueFeed, store_url: str
+    spark: SparkSession, store: penstock.Store, feed: penstock.QueueFeed, store_url: str
 ) -> None:
     three = ["_change_type", "_commit_version", "_commit_timestamp"]
-    few = ps.changes.read(spark, feed, columns=[], compute_updates=True)
+    few = penstock.changes.read(spark, feed, columns=[], compute_updates=True)
     assert few.columns == ["id", "rv", *three]
-    some = ps.changes.read(spark, feed, columns=["DATA", "_commit_version"], compute_updates=True)
+    some = penstock.changes.read(spark, feed, columns=["DATA", "_commit_version"], compute_updates=True)
     assert some.columns == ["id", "data", "rv", *three]
     assert set(few.collect()) == set(some.drop("data").collect())
-    assert ps.changes.read_stream(spark, feed, columns=["id"]).columns == few.columns
+    assert penstock.changes.read_stream(spark, feed, columns=["id"]).columns == few.columns
     # Without a row version carry-overs are told by all that the rows hold.
-    plain = ps.ChangeContract("id", carryover_rows=True)
-    made = ps.QueueFeed.create("plain", DATA, plain, store=store_url)
+    plain = penstock.ChangeContract("id", carryover_rows=True)
+    made = penstock.QueueFeed.create("plain", DATA, plain, store=store_url)
     made.append_commit(1, START, commit(1))
-    assert len(ps.changes.read(spark, made, columns=["id"]).columns) == 6
-    with pytest.raises(InvalidChangelogSchema, match=r"no column 'dat'.*Did you mean 'data'"):
-        ps.changes.read(spark, feed, columns=["dat"])
+    assert len(penstock.changes.read(spark, made, columns=["id"]).columns) == 6
+    with pytest.raises(InvalidChangelogSchemaError, match=r"no column 'dat'.*Did you mean 'data'"):
+        penstock.changes.read(spark, feed, columns=["dat"])
 
 
-def test_batch_ranges_and_passes(spark: SparkSession, feed: ps.QueueFeed) -> None:
-    read = ps.changes.read
+def test_batch_ranges_and_passes(spark: SparkSession, feed: penstock.QueueFeed) -> None:
+    read = penstock.changes.read
     assert versions(read(spark, feed, deduplication_mode="none")) == dict.fromkeys(VERSIONS, 6)
     # Two rows are left of each commit: the delete and the insert of the row that changed.
     assert versions(read(spark, feed.url)) == dict.fromkeys(VERSIONS, 2)
@@ -126,26 +131,28 @@ def test_batch_ranges_and_passes(spark: SparkSession, feed: ps.QueueFeed) -> Non
         ({"deduplication_mode": "all"}, "INVALID_DEDUPLICATION_MODE"),
     ],
 )
-@pytest.mark.parametrize("read", [ps.changes.read, ps.changes.read_stream], ids=["batch", "stream"])
+@pytest.mark.parametrize(
+    "read", [penstock.changes.read, penstock.changes.read_stream], ids=["batch", "stream"]
+)
 def test_a_range_that_makes_no_sense(
     spark: SparkSession,
-    feed: ps.QueueFeed,
+    feed: penstock.QueueFeed,
     read: Callable[..., object],
     given: dict[str, object],
     condition: str,
 ) -> None:
-    with pytest.raises(InvalidChangeOption) as raised:
+    with pytest.raises(InvalidChangeOptionError) as raised:
         read(spark, feed, **given)
     assert raised.value.condition == f"INVALID_CDC_OPTION.{condition}"
 
 
-def test_options_that_do_not_exist(spark: SparkSession, feed: ps.QueueFeed) -> None:
-    with pytest.raises(InvalidOption, match="Did you mean 'maxCommitsPerTrigger'"):
-        ps.changes.read_stream(spark, feed, options={"maxCommitPerTrigger": 1})
-    with pytest.raises(InvalidOption, match="does not apply"):
-        ps.changes.read(spark, feed, options={"maxCommitsPerTrigger": 1})
-    with pytest.raises(InvalidUrl, match="Did you mean 'queue'"):
-        ps.changes.read(spark, "quue:feed")
+def test_options_that_do_not_exist(spark: SparkSession, feed: penstock.QueueFeed) -> None:
+    with pytest.raises(InvalidOptionError, match="Did you mean 'maxCommitsPerTrigger'"):
+        penstock.changes.read_stream(spark, feed, options={"maxCommitPerTrigger": 1})
+    with pytest.raises(InvalidOptionError, match="does not apply"):
+        penstock.changes.read(spark, feed, options={"maxCommitsPerTrigger": 1})
+    with pytest.raises(InvalidUrlError, match="Did you mean 'queue'"):
+        penstock.changes.read(spark, "quue:feed")
     with pytest.raises(Exception, match="post_process"):
         spark.read.format("penstock_changes").option("url", feed.url).option("computeUpdates", True).load()
 
@@ -164,12 +171,14 @@ def test_options_that_do_not_exist(spark: SparkSession, feed: ps.QueueFeed) -> N
 )
 def test_a_micro_batch_holds_whole_commits(
     spark: SparkSession,
-    feed: ps.QueueFeed,
+    feed: penstock.QueueFeed,
     tmp_path: Path,
     options: dict[str, int],
     batches: list[tuple[int, ...]],
 ) -> None:
-    df = ps.changes.read_stream(spark, feed, deduplication_mode="none", options={**options, "rowsPerTask": 4})
+    df = penstock.changes.read_stream(
+        spark, feed, deduplication_mode="none", options={**options, "rowsPerTask": 4}
+    )
     sink = Sink(tmp_path)
     sink.run(df.select("id", "_commit_version"))
     found = [Counter(row[1] for row in rows) for rows in sink.batches.values() if rows]
@@ -188,19 +197,19 @@ def test_a_micro_batch_holds_whole_commits(
     ids=lambda bounds: " ".join(bounds),
 )  # fmt: skip
 def test_a_stream_has_the_bounds_of_a_batch(
-    spark: SparkSession, feed: ps.QueueFeed, tmp_path: Path, bounds: dict[str, object]
+    spark: SparkSession, feed: penstock.QueueFeed, tmp_path: Path, bounds: dict[str, object]
 ) -> None:
-    frame = ps.changes.read_stream(spark, feed, **bounds, options={"maxCommitsPerTrigger": 1})
+    frame = penstock.changes.read_stream(spark, feed, **bounds, options={"maxCommitsPerTrigger": 1})
     sink = Sink(tmp_path)
     found = sink.run(frame.select("_commit_version"))
     assert found == {(3,): 2, (5,): 2}
-    assert versions(ps.changes.read(spark, feed, **bounds)) == {3: 2, 5: 2}
+    assert versions(penstock.changes.read(spark, feed, **bounds)) == {3: 2, 5: 2}
     feed.append_commit(9, at(9), commit(9))
     assert sink.run(frame.select("_commit_version")) == found, "a query that has ended stays so"
 
 
-def test_a_query_goes_on_where_it_was(spark: SparkSession, feed: ps.QueueFeed, tmp_path: Path) -> None:
-    df = ps.changes.read_stream(spark, feed, starting_version=3, compute_updates=True)
+def test_a_query_goes_on_where_it_was(spark: SparkSession, feed: penstock.QueueFeed, tmp_path: Path) -> None:
+    df = penstock.changes.read_stream(spark, feed, starting_version=3, compute_updates=True)
     sink = Sink(tmp_path)
     sink.run(df.select("_change_type", "_commit_version"))
     feed.append_commit(9, at(9), commit(9))
@@ -213,31 +222,33 @@ def test_a_query_goes_on_where_it_was(spark: SparkSession, feed: ps.QueueFeed, t
 
 
 def test_a_checkpoint_of_another_feed(
-    spark: SparkSession, store_url: str, feed: ps.QueueFeed, tmp_path: Path
+    spark: SparkSession, store_url: str, feed: penstock.QueueFeed, tmp_path: Path
 ) -> None:
     sink = Sink(tmp_path)
-    sink.run(ps.changes.read_stream(spark, feed).select("id"))
-    other = ps.QueueFeed.create("other", DATA, CONTRACT, store=store_url)
+    sink.run(penstock.changes.read_stream(spark, feed).select("id"))
+    other = penstock.QueueFeed.create("other", DATA, CONTRACT, store=store_url)
     with pytest.raises(Exception, match="CHECKPOINT_MISMATCH"):
-        sink.run(ps.changes.read_stream(spark, other).select("id"))
+        sink.run(penstock.changes.read_stream(spark, other).select("id"))
 
 
-def test_net_changes_of_a_stream_want_a_window(spark: SparkSession, feed: ps.QueueFeed) -> None:
-    with pytest.raises(InvalidChangeOption, match="net_window"):
-        ps.changes.read_stream(spark, feed, deduplication_mode="netChanges")
+def test_net_changes_of_a_stream_want_a_window(spark: SparkSession, feed: penstock.QueueFeed) -> None:
+    with pytest.raises(InvalidChangeOptionError, match="net_window"):
+        penstock.changes.read_stream(spark, feed, deduplication_mode="netChanges")
 
 
 def test_a_feed_goes_into_a_pipeline_exactly_once(
-    spark: SparkSession, store: ps.Store, store_url: str, feed: ps.QueueFeed, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, feed: penstock.QueueFeed, tmp_path: Path
 ) -> None:
     queue = store.create_queue("out", pa.schema([("id", pa.int64()), ("version", pa.int64())]))
     pipeline = (
-        ps.stream(spark, feed)
+        penstock.stream(spark, feed)
         .transform(lambda df: df.selectExpr("id", "_commit_version as version"))
-        .write(ps.QueueSink("out", url=store_url))
+        .write(penstock.QueueSink("out", url=store_url))
     )
     for _ in range(2):
-        pipeline.start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.available_now()).awaitTermination()
+        pipeline.start(
+            checkpoint=tmp_path / "ck", trigger=penstock.Trigger.available_now()
+        ).awaitTermination()
     assert Counter(queue.read(0, 0)["version"].to_pylist()) == dict.fromkeys(VERSIONS, 2)
 
 
@@ -246,12 +257,12 @@ def ends(reader: ChangesStreamReader, start: dict[str, object]) -> tuple[int, in
     return found["from"], found["to"]
 
 
-def reader_of(feed: ps.QueueFeed, **options: str) -> ChangesStreamReader:
+def reader_of(feed: penstock.QueueFeed, **options: str) -> ChangesStreamReader:
     given = read_options({"url": feed.url, **options}, STREAM, "a read")
     return ChangesStreamReader(given, to_struct(feed.open().describe().schema))
 
 
-def test_what_comes_after_the_start_is_not_of_that_run(feed: ps.QueueFeed) -> None:
+def test_what_comes_after_the_start_is_not_of_that_run(feed: penstock.QueueFeed) -> None:
     reader = reader_of(feed)
     reader.prepareForTriggerAvailableNow()
     start = reader.initialOffset()
@@ -261,7 +272,7 @@ def test_what_comes_after_the_start_is_not_of_that_run(feed: ps.QueueFeed) -> No
 
 
 def test_a_new_query_without_a_start_asks_the_feed_where_to_begin(
-    feed: ps.QueueFeed, monkeypatch: pytest.MonkeyPatch
+    feed: penstock.QueueFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OpenQueueFeed, "begin", lambda self: 5)
     assert reader_of(feed).initialOffset()["to"] == 5
@@ -269,7 +280,7 @@ def test_a_new_query_without_a_start_asks_the_feed_where_to_begin(
         assert reader_of(feed, **options).initialOffset()["to"] != 5
 
 
-def test_a_time_that_no_commit_has_reached_yet_is_waited_for(feed: ps.QueueFeed) -> None:
+def test_a_time_that_no_commit_has_reached_yet_is_waited_for(feed: penstock.QueueFeed) -> None:
     reader = reader_of(feed, startingTimestamp=at(20).isoformat())
     start = reader.initialOffset()
     assert ends(reader, start) == (8, 8)
@@ -283,7 +294,7 @@ def test_a_time_that_no_commit_has_reached_yet_is_waited_for(feed: ps.QueueFeed)
 
 
 def test_a_stream_ends_by_time_before_the_first_commit_that_is_later(
-    feed: ps.QueueFeed, monkeypatch: pytest.MonkeyPatch
+    feed: penstock.QueueFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # PostgreSQL's times may go backwards, where a queue refuses them.
     times = {2: 2, 3: 9, 5: 4, 8: 5}

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-import penstock as ps
+import penstock
 from penstock.arrow.schema import spark_json
 from penstock.store.records import feed_commits
 
@@ -79,19 +79,19 @@ def orders(numbers: Iterable[int]) -> list[dict[str, Any]]:
     ]
 
 
-def fill(store: ps.Store, url: str) -> None:
+def fill(store: penstock.Store, url: str) -> None:
     """Create everything that needs no query."""
     _fill_orders(store)
-    trimmed = store.create_queue("trimmed", COPY, retention=ps.Retention(rows=7, bytes=10**9))
+    trimmed = store.create_queue("trimmed", COPY, retention=penstock.Retention(rows=7, bytes=10**9))
     trimmed.append([{"id": n} for n in range(5)])
     trimmed.append([{"id": n} for n in range(5, 12)])
     trimmed.trim()
     types = store.create_queue("types", pa.schema([(name, kind) for name, (kind, _) in EVERY_TYPE.items()]))
     types.append([{name: value for name, (_, value) in EVERY_TYPE.items()}, {}])
-    flights = ps.QueueFeed.create(
+    flights = penstock.QueueFeed.create(
         "flights",
         pa.schema([("id", pa.int64()), ("status", pa.string())]),
-        ps.ChangeContract("id", intermediate_changes=True, updates_as_delete_and_insert=True),
+        penstock.ChangeContract("id", intermediate_changes=True, updates_as_delete_and_insert=True),
         store=url,
         partitions=2,
     )
@@ -101,7 +101,7 @@ def fill(store: ps.Store, url: str) -> None:
     flights.append_commit(2, NOON, [gone, {"id": 1, "status": "departed", "_change_type": "insert"}])
 
 
-def _fill_orders(store: ps.Store) -> None:
+def _fill_orders(store: penstock.Store) -> None:
     """Create a keyed queue that has grown, with a compacted segment and single ones after it, consumers and
     a producer session.
     """
@@ -120,7 +120,7 @@ def _fill_orders(store: ps.Store) -> None:
     billing.advance("orders", 0, old=pull.start, new=pull.end)
 
 
-def describe(store: ps.Store) -> dict[str, Any]:
+def describe(store: penstock.Store) -> dict[str, Any]:
     """The contents of a store, as JSON."""
     found = {
         "uuid": store.uuid,
@@ -135,11 +135,11 @@ def describe(store: ps.Store) -> dict[str, Any]:
     return json.loads(json.dumps(found, default=str))
 
 
-def _offsets(store: ps.Store, registration: Any) -> list[int]:
+def _offsets(store: penstock.Store, registration: Any) -> list[int]:
     return list(store.consumer(registration.consumer).offsets(registration.queue).values())
 
 
-def _queue(store: ps.Store, name: str) -> dict[str, Any]:
+def _queue(store: penstock.Store, name: str) -> dict[str, Any]:
     queue = store.queue(name)
     info = queue.info()
     return {
@@ -153,10 +153,10 @@ def _queue(store: ps.Store, name: str) -> dict[str, Any]:
     }
 
 
-def _rows(queue: ps.Queue, partition: int, start: int) -> list[list[Any]]:
+def _rows(queue: penstock.Queue, partition: int, start: int) -> list[list[Any]]:
     return [list(row.values()) for row in queue.read(partition, start).to_pylist()]
 
 
-def _feed_commits(store: ps.Store, queue: ps.Queue) -> list[list[Any]]:
+def _feed_commits(store: penstock.Store, queue: penstock.Queue) -> list[list[Any]]:
     found = store.database.run(lambda tx: feed_commits.page(tx, queue.record, -1), write=False)
     return [[each.version, each.timestamp, each.rows, each.ends] for each in found]

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-import penstock as ps
-from penstock.errors import ProducerFenced
+import penstock
+from penstock.errors import ProducerFencedError
 from penstock.store import store_schema
 from tests.golden.contents import (
     COPIED,
@@ -98,15 +98,15 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Golden]:
 
 
 @pytest.fixture
-def store(golden: Golden) -> Iterator[ps.Store]:
-    with ps.connect(golden.url, create=False) as opened:
+def store(golden: Golden) -> Iterator[penstock.Store]:
+    with penstock.connect(golden.url, create=False) as opened:
         yield opened
 
 
 def test_there_is_one_for_each_release() -> None:
     changes = (FOLDER.parents[1] / "CHANGELOG.md").read_text()
     assert set(re.findall(r"^## \[?(\d[^]\s]*)", changes, re.MULTILINE)) <= set(VERSIONS)
-    assert ps.__version__ in VERSIONS
+    assert penstock.__version__ in VERSIONS
 
 
 def test_each_is_small_and_can_be_put_anywhere() -> None:
@@ -119,18 +119,18 @@ def test_each_is_small_and_can_be_put_anywhere() -> None:
             assert b"/tmp" not in text, path
 
 
-def test_it_opens_with_its_contents(golden: Golden, store: ps.Store) -> None:
+def test_it_opens_with_its_contents(golden: Golden, store: penstock.Store) -> None:
     expected = golden.expected
     found = describe(store)
     assert found.keys() == expected.keys()
     for part in expected:
         assert found[part] == expected[part], part
     assert store.info().version == store_schema.VERSION
-    with ps.connect(golden.url, create=False) as again:
+    with penstock.connect(golden.url, create=False) as again:
         assert describe(again) == found
 
 
-def test_it_goes_on(golden: Golden, store: ps.Store) -> None:
+def test_it_goes_on(golden: Golden, store: penstock.Store) -> None:
     """Keys stay where they were, also behind more partitions; sessions and offsets count on; the rest can be
     looked after.
     """
@@ -151,7 +151,7 @@ def test_it_goes_on(golden: Golden, store: ps.Store) -> None:
     assert producer.append(orders([2000])).rows == 1
     later = store.producer("orders", SESSION)
     assert later.epoch == 3
-    with pytest.raises(ProducerFenced):
+    with pytest.raises(ProducerFencedError):
         producer.append(orders([2001]))
     rows = [queue.read(partition, 0) for partition in range(queue.partitions)]
     queue.compact()
@@ -166,7 +166,7 @@ def test_it_goes_on(golden: Golden, store: ps.Store) -> None:
     store.maintain()
 
 
-def test_it_gets_columns(store: ps.Store) -> None:
+def test_it_gets_columns(store: penstock.Store) -> None:
     for name in store.queues():
         queue = store.queue(name)
         before = [queue.read(part.partition, part.first_index) for part in queue.info().partitions]
@@ -178,39 +178,39 @@ def test_it_gets_columns(store: ps.Store) -> None:
         assert [queue.read(part.partition, part.first_index) for part in queue.info().partitions] == after
 
 
-def test_its_feed_goes_on(golden: Golden, store: ps.Store) -> None:
-    feed = ps.QueueFeed("flights", golden.url)
+def test_its_feed_goes_on(golden: Golden, store: penstock.Store) -> None:
+    feed = penstock.QueueFeed("flights", golden.url)
     opened = feed.open()
     assert (opened.newest(-1), opened.oldest()) == (2, -1)
     feed.append_commit(3, NOON, [{"id": 9, "status": "new", "_change_type": "insert"}])
     assert [(each.version, each.rows) for each in opened.commits(-1, 3)] == [(1, 4), (2, 2), (3, 1)]
 
 
-def test_micro_batch_queries_go_on(golden: Golden, store: ps.Store, spark: SparkSession) -> None:
+def test_micro_batch_queries_go_on(golden: Golden, store: penstock.Store, spark: SparkSession) -> None:
     """One was killed with rows staged, one between the sink's commit and Spark's."""
     from tests.crash.cases import check_complete
     from tests.crash.child import start
 
     golden.require_spark()
-    ps.register(spark)
+    penstock.register(spark)
     found = cases(golden.dialect, golden.url, str(golden.folder))
     apps = {json.loads((golden.checkpoint(case.name) / "metadata").read_text())["id"] for case in found}
     assert len(apps & _staged(store)) == 1
     for case in found:
         case.append(2)
-    for query in [start(spark, case, ps.Trigger.available_now()) for case in found]:
+    for query in [start(spark, case, penstock.Trigger.available_now()) for case in found]:
         query.awaitTermination()
     for case in found:
         check_complete(case, 3)
     assert not apps & _staged(store)
 
 
-def _staged(store: ps.Store) -> set[str]:
+def _staged(store: penstock.Store) -> set[str]:
     """The apps that have rows staged."""
     return {row.app_id for row in store.database.run(lambda tx: tx.all("staged_apps"), write=False)}
 
 
-def test_a_continuous_query_goes_on(golden: Golden, store: ps.Store, spark: SparkSession) -> None:
+def test_a_continuous_query_goes_on(golden: Golden, store: penstock.Store, spark: SparkSession) -> None:
     """It was killed between the sink's commit and its log's; either engine goes on with its checkpoint."""
     from tests.continuous.child import work
 
@@ -219,14 +219,14 @@ def test_a_continuous_query_goes_on(golden: Golden, store: ps.Store, spark: Spar
     source, sink = store.queue(f"{name} in"), store.queue(name)
     assert sink.schema.equals(COPIED)
     count = source.info().rows
-    for trigger in (ps.Trigger.continuous("50 ms"), ps.Trigger.available_now()):
+    for trigger in (penstock.Trigger.continuous("50 ms"), penstock.Trigger.available_now()):
         source.append([{"id": n} for n in range(count, count + 6)])
         count += 6
-        stream = ps.stream(spark, ps.QueueSource(f"{name} in", name, golden.url)).transform(work)
-        query = stream.write(ps.QueueSink(name, golden.url)).start(
+        stream = penstock.stream(spark, penstock.QueueSource(f"{name} in", name, golden.url)).transform(work)
+        query = stream.write(penstock.QueueSink(name, golden.url)).start(
             checkpoint=golden.checkpoint(name), trigger=trigger
         )
-        if trigger == ps.Trigger.available_now():
+        if trigger == penstock.Trigger.available_now():
             query.awaitTermination()
         else:
             query.processAllAvailable()
@@ -237,16 +237,16 @@ def test_a_continuous_query_goes_on(golden: Golden, store: ps.Store, spark: Spar
         assert store.consumer(name).lag(f"{name} in").rows == 0
 
 
-def test_a_limit_goes_on_from_its_count(golden: Golden, store: ps.Store, spark: SparkSession) -> None:
+def test_a_limit_goes_on_from_its_count(golden: Golden, store: penstock.Store, spark: SparkSession) -> None:
     golden.require_spark()
-    ps.register(spark)
+    penstock.register(spark)
     queue, out = store.queue("in"), store.queue("out")
     assert sum(out.read(p, 0).num_rows for p in range(out.partitions)) == PASSED
     queue.append([{"id": n, "name": "new"} for n in range(100, 100 + LIMIT)])
-    stream = ps.stream(spark, ps.QueueSource("in", consumer="c", url=golden.url)).limit(LIMIT)
+    stream = penstock.stream(spark, penstock.QueueSource("in", consumer="c", url=golden.url)).limit(LIMIT)
     checkpoint = golden.checkpoint(f"limited_{golden.dialect}")
-    assert str(ps.limits.limit_progress(checkpoint)) == f"{PASSED} of {LIMIT}"
-    query = stream.write(ps.QueueSink("out", url=golden.url)).start(checkpoint=checkpoint)
+    assert str(penstock.limits.limit_progress(checkpoint)) == f"{PASSED} of {LIMIT}"
+    query = stream.write(penstock.QueueSink("out", url=golden.url)).start(checkpoint=checkpoint)
     assert query.awaitTermination(60)
     ids = [n for p in range(out.partitions) for n in out.read(p, 0)["id"].to_pylist()]
     assert len(ids) == len(set(ids)) == LIMIT

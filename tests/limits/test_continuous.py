@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-import penstock as ps
-from penstock.errors import CheckpointMismatch, ContinuousRefused
+import penstock
+from penstock.errors import CheckpointMismatchError, ContinuousRefusedError
 from tests.support.limited_feeds import Feed, is_prefix
 
-CONTINUOUS = ps.Trigger.continuous("50 ms")
+CONTINUOUS = penstock.Trigger.continuous("50 ms")
 
 
 def test_a_query_ends_with_exactly_its_rows_and_goes_on_with_a_higher_limit(
@@ -23,12 +23,12 @@ def test_a_query_ends_with_exactly_its_rows_and_goes_on_with_a_higher_limit(
     assert sum(map(len, taken.values())) == 25
     assert all(is_prefix(places, lambda place: place % 2 == 0) for places in taken.values())
     assert feed.progress() == "25 of 25"
-    assert ps.state.limit_progress(tmp_path / "ck").reached
-    assert ps.state.show(spark, tmp_path / "ck").engine == "continuous"
+    assert penstock.state.limit_progress(tmp_path / "ck").reached
+    assert penstock.state.show(spark, tmp_path / "ck").engine == "continuous"
     feed.add(20, 20).run(30, "id % 2 = 0", trigger=CONTINUOUS)
     assert sum(map(len, feed.taken().values())) == 30
     assert feed.progress() == "30 of 30"
-    with pytest.raises(CheckpointMismatch, match="counted by the continuous trigger"):
+    with pytest.raises(CheckpointMismatchError, match="counted by the continuous trigger"):
         feed.start(40, "id % 2 = 0")
     lower = feed.run(9, "id % 2 = 0", trigger=CONTINUOUS)
     assert lower.status["message"].endswith("its limit of 9 rows is lower than the 30 rows that have passed")
@@ -39,9 +39,9 @@ def test_a_query_that_ends_by_its_limit_takes_its_temporary_checkpoint_along(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    sink = ps.FunctionSink(lambda batch: None)
+    sink = penstock.FunctionSink(lambda batch: None)
     query = (
-        ps.stream(spark, ps.RateSource(100))
+        penstock.stream(spark, penstock.RateSource(100))
         .limit(5)
         .write(sink, guarantee="at_least_once")
         .start(trigger=CONTINUOUS)
@@ -55,13 +55,13 @@ def test_a_query_that_ends_by_its_limit_takes_its_temporary_checkpoint_along(
 def test_what_the_continuous_trigger_cannot_count_is_refused(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
-    feed, sink = Feed(spark, store_url, tmp_path), ps.QueueSink("out", url=store_url)
+    feed, sink = Feed(spark, store_url, tmp_path), penstock.QueueSink("out", url=store_url)
     per_key = feed.stream().limit(1, per=["id"])
     not_last = feed.stream().limit(1).transform(lambda df: df.where("id > 1"))
     for stream, why in ((per_key, "keeps state"), (not_last, "after the last transform")):
-        with pytest.raises(ContinuousRefused, match=why) as found:
+        with pytest.raises(ContinuousRefusedError, match=why) as found:
             stream.write(sink).start(trigger=CONTINUOUS)
         assert found.value.condition == "CONTINUOUS_REFUSED.LIMIT"
     feed.add(5, 5).run(3)
-    with pytest.raises(CheckpointMismatch, match="micro-batches counts"):
+    with pytest.raises(CheckpointMismatchError, match="micro-batches counts"):
         feed.start(5, trigger=CONTINUOUS)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
-from penstock.errors import StateRefused
+import penstock
+from penstock.errors import StateRefusedError
 from penstock.limits.record import keep_record
 from penstock.spark.checkpoint import Checkpoint
 
@@ -20,9 +20,9 @@ def test_offsets_that_are_missing_or_cut_short_are_said(tmp_path: Path, offsets:
     if offsets is not None:
         (tmp_path / "offsets/3").write_text(offsets)
     keep_record(Checkpoint(str(tmp_path)), 10)
-    with pytest.raises(StateRefused, match="offsets/3") as refused:
-        ps.limits.limit_progress(tmp_path)
+    with pytest.raises(StateRefusedError, match="offsets/3") as refused:
+        penstock.limits.limit_progress(tmp_path)
     assert refused.value.condition == "STATE_REFUSED.LIMIT"
-    shown = ps.state.show(None, tmp_path)
+    shown = penstock.state.show(None, tmp_path)
     assert shown.limit is None
     assert any(text.startswith("progress of the limit") and "offsets/3" in text for text in shown.unknown)

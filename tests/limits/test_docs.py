@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from tests.support.spark_queues import one_store
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/limits.md"
@@ -26,13 +26,13 @@ def test_the_examples_do_what_they_say(
     spark: SparkSession, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    store = ps.connect(store_url, create=True)
+    store = penstock.connect(store_url, create=True)
     orders = store.create_queue("orders", SCHEMA, partitions=2, key=["customer"])
     orders.append([{"id": number, "customer": "abc"[number % 3]} for number in range(30)])
     for name in ("sample", "firsts"):
         store.create_queue(name, SCHEMA)
         store.create_consumer(name).register("orders")
-    names: dict[str, Any] = {"ps": ps, "spark": spark, "url": store_url}
+    names: dict[str, Any] = {"penstock": penstock, "spark": spark, "url": store_url}
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         for block in BLOCKS:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import CheckpointMismatch, CommitRefused
+from penstock.errors import CheckpointMismatchError, CommitRefusedError
 from penstock.limits.record import KeyRecord, keep_key_record, keep_record
 from penstock.spark.checkpoint import Checkpoint
 
@@ -34,7 +34,7 @@ def test_other_columns_are_refused_once_rows_have_been_counted(tmp_path: Path) -
     begin(tmp_path)
     keep_key_record(checkpoint, LIMIT, exact=False)
     for other, exact in ((["b"], False), (["a", "b"], False), (["A"], True)):
-        with pytest.raises(CheckpointMismatch, match=r"start with a new checkpoint") as refused:
+        with pytest.raises(CheckpointMismatchError, match=r"start with a new checkpoint") as refused:
             keep_key_record(checkpoint, replace(LIMIT, per=tuple(other)), exact=exact)
         assert refused.value.condition == "CHECKPOINT_MISMATCH.LIMIT_PER"
         assert refused.value.parameters["before"] == ["a"]
@@ -48,21 +48,23 @@ def test_another_limit_is_refused_while_a_micro_batch_is_unfinished(tmp_path: Pa
     checkpoint = Checkpoint(str(tmp_path))
     keep_key_record(checkpoint, LIMIT, exact=False)
     begin(tmp_path)
-    with pytest.raises(CommitRefused, match=r"start the query once with limit\(2, per=\['a'\]\)") as refused:
+    with pytest.raises(
+        CommitRefusedError, match=r"start the query once with limit\(2, per=\['a'\]\)"
+    ) as refused:
         keep_key_record(checkpoint, other, exact=False)
     assert refused.value.condition == "COMMIT_REFUSED.LIMIT_CHANGED"
     commit(tmp_path)
     keep_key_record(checkpoint, other, exact=False)
-    with pytest.raises(CheckpointMismatch):
+    with pytest.raises(CheckpointMismatchError):
         keep_key_record(checkpoint, replace(other, per=("b",)), exact=False)
 
 
 def test_a_checkpoint_that_began_without_such_a_limit_is_refused(tmp_path: Path) -> None:
     checkpoint = Checkpoint(str(tmp_path))
     begin(tmp_path)
-    with pytest.raises(CheckpointMismatch, match="without a limit"):
+    with pytest.raises(CheckpointMismatchError, match="without a limit"):
         keep_key_record(checkpoint, LIMIT, exact=False)
     keep_record(checkpoint, 7)
-    with pytest.raises(CheckpointMismatch, match=r"with limit\(7\) before"):
+    with pytest.raises(CheckpointMismatchError, match=r"with limit\(7\) before"):
         keep_key_record(checkpoint, LIMIT, exact=False)
     assert not (tmp_path / "penstock/limit-per.json").exists()

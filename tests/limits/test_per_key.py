@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from penstock.errors import (
-    CheckpointMismatch,
-    CommitRefused,
-    InvalidInput,
-    InvalidOption,
-    NotFound,
-    UnsupportedType,
+    CheckpointMismatchError,
+    CommitRefusedError,
+    InvalidInputError,
+    InvalidOptionError,
+    NotFoundError,
+    UnsupportedTypeError,
 )
 from penstock.testing import replay_last_batch
 from tests.support.limited_feeds import NOW
@@ -50,7 +50,7 @@ class Keyed:
 
     def __init__(self, spark: SparkSession, url: str, folder: Path) -> None:
         self.spark, self.url, self.folder = spark, url, folder
-        self.store = ps.connect(url, create=True)
+        self.store = penstock.connect(url, create=True)
         self.queue = self.store.create_queue("in", SCHEMA, partitions=2)
         self.out = self.store.create_queue("out", SCHEMA)
         self.store.create_consumer("c").register("in")
@@ -61,9 +61,9 @@ class Keyed:
             self.queue.append(pa.Table.from_pylist(rows, SCHEMA), partition=partition)
 
     def run(self, n: int, per: list[str], **options: Any) -> None:
-        source = ps.QueueSource("in", consumer="c", url=self.url, options=options)
-        stream = ps.stream(self.spark, source).limit(n, per=per)
-        query = stream.write(ps.QueueSink("out", url=self.url)).start(
+        source = penstock.QueueSource("in", consumer="c", url=self.url, options=options)
+        stream = penstock.stream(self.spark, source).limit(n, per=per)
+        query = stream.write(penstock.QueueSink("out", url=self.url)).start(
             checkpoint=self.folder / "ck", trigger=NOW
         )
         query.awaitTermination()
@@ -74,7 +74,7 @@ class Keyed:
 
     def batch(self, n: int, per: list[str]) -> Counter[str]:
         frame = self.spark.read.format("penstock").options(url=self.url).load("in")
-        found = ps.limits.first_rows(frame, n, per=per)
+        found = penstock.limits.first_rows(frame, n, per=per)
         assert found.schema == frame.schema
         return Counter(map(repr, found.toArrow().to_pylist()))
 
@@ -112,7 +112,7 @@ def test_each_partition_gives_its_first_rows_and_a_higher_limit_goes_on(
     keyed.run(5, ["k"], maxRowsPerTrigger=6)
     # Of key "a" the first row came with the first limit, and four with the second one.
     assert sum(keyed.rows().values()) == 15
-    with pytest.raises(CheckpointMismatch, match=r"has counted rows per="):
+    with pytest.raises(CheckpointMismatchError, match=r"has counted rows per="):
         keyed.run(5, ["id"])
 
 
@@ -125,7 +125,7 @@ def test_a_micro_batch_that_was_begun_with_one_limit_is_not_repeated_with_anothe
     keyed.run(1, ["k"])
     assert sum(keyed.rows().values()) == 3
     replay_last_batch(tmp_path / "ck")
-    with pytest.raises(CommitRefused, match=r"start the query once with limit\(1, per=\['k'\]\)"):
+    with pytest.raises(CommitRefusedError, match=r"start the query once with limit\(1, per=\['k'\]\)"):
         keyed.run(3, ["k"])
     keyed.run(1, ["k"])
     keyed.run(3, ["k"])
@@ -141,11 +141,11 @@ def test_a_checkpoint_of_another_limit_is_refused_before_anything_is_planned(
 ) -> None:
     keyed = Keyed(spark, store_url, tmp_path)
     keyed.add(range(12))
-    pipeline = ps.stream(spark, ps.QueueSource("in", consumer="c", url=store_url)).limit(2)
-    plain = pipeline.write(ps.QueueSink("out", url=store_url))
+    pipeline = penstock.stream(spark, penstock.QueueSource("in", consumer="c", url=store_url)).limit(2)
+    plain = pipeline.write(penstock.QueueSink("out", url=store_url))
     plain.start(checkpoint=tmp_path / "ck", trigger=NOW).awaitTermination()
     begun = sorted((tmp_path / "ck/offsets").iterdir())
-    with pytest.raises(CheckpointMismatch, match=r"with limit\(2\) before"):
+    with pytest.raises(CheckpointMismatchError, match=r"with limit\(2\) before"):
         keyed.run(1, ["k"])
     assert sorted((tmp_path / "ck/offsets").iterdir()) == begun
 
@@ -157,11 +157,11 @@ def test_a_limit_of_all_rows_is_refused_where_keys_were_counted(
     keyed = Keyed(spark, store_url, tmp_path)
     keyed.add(range(12))
     keyed.run(1, ["k"])
-    with pytest.raises(NotFound, match=r"has limit\(1, per=\['k'\]\), which counts each key by itself"):
-        ps.limits.limit_progress(tmp_path / "ck")
-    stream = ps.stream(spark, ps.QueueSource("in", consumer="c", url=store_url)).limit(2)
-    with pytest.raises(CheckpointMismatch, match=r"has run with limit\(1, per=\['k'\]\) before"):
-        stream.write(ps.QueueSink("out", url=store_url)).start(checkpoint=tmp_path / "ck", trigger=NOW)
+    with pytest.raises(NotFoundError, match=r"has limit\(1, per=\['k'\]\), which counts each key by itself"):
+        penstock.limits.limit_progress(tmp_path / "ck")
+    stream = penstock.stream(spark, penstock.QueueSource("in", consumer="c", url=store_url)).limit(2)
+    with pytest.raises(CheckpointMismatchError, match=r"has run with limit\(1, per=\['k'\]\) before"):
+        stream.write(penstock.QueueSink("out", url=store_url)).start(checkpoint=tmp_path / "ck", trigger=NOW)
 
 
 @one_store
@@ -171,8 +171,8 @@ def test_a_key_that_rests_is_forgotten_and_begins_anew(
     keyed = Keyed(spark, store_url, tmp_path)
 
     def run() -> int:
-        stream = ps.stream(spark, ps.QueueSource("in", consumer="c", url=store_url))
-        limited = stream.limit(1, per=["k"], forget_after="1 ms").write(ps.QueueSink("out", url=store_url))
+        stream = penstock.stream(spark, penstock.QueueSource("in", consumer="c", url=store_url))
+        limited = stream.limit(1, per=["k"], ttl="1 ms").write(penstock.QueueSink("out", url=store_url))
         limited.start(checkpoint=tmp_path / "ck", trigger=NOW).awaitTermination()
         return sum(keyed.rows().values())
 
@@ -186,13 +186,13 @@ def test_a_key_that_rests_is_forgotten_and_begins_anew(
 def test_keys_that_cannot_be_are_refused(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
     keyed = Keyed(spark, store_url, tmp_path)
     frame = spark.read.format("penstock").options(url=keyed.url).load("in")
-    with pytest.raises(InvalidInput, match="Did you mean 'tags'"):
-        ps.limits.first_rows(frame, 1, per=["tag"])
-    with pytest.raises(UnsupportedType, match="tags"):
-        ps.limits.first_rows(frame, 1, per=["tags"])
+    with pytest.raises(InvalidInputError, match="Did you mean 'tags'"):
+        penstock.limits.first_rows(frame, 1, per=["tag"])
+    with pytest.raises(UnsupportedTypeError, match="tags"):
+        penstock.limits.first_rows(frame, 1, per=["tags"])
     for wrong in ([], ["k", "k"], [1]):
-        with pytest.raises(InvalidInput, match="per"):
-            ps.limits.first_rows(frame, 1, per=wrong)  # type: ignore[list-item]
+        with pytest.raises(InvalidInputError, match="per"):
+            penstock.limits.first_rows(frame, 1, per=wrong)  # type: ignore[list-item]
     for wrong_time in ("soon", "1 us", 5):
-        with pytest.raises(InvalidOption, match="forget_after is text such as"):
-            ps.limits.first_rows(frame, 1, per=["k"], forget_after=wrong_time)  # type: ignore[arg-type]
+        with pytest.raises(InvalidOptionError, match="ttl is text such as"):
+            penstock.limits.first_rows(frame, 1, per=["k"], ttl=wrong_time)  # type: ignore[arg-type]

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-import penstock as ps
-from penstock.errors import CheckpointMismatch, CommitRefused
+import penstock
+from penstock.errors import CheckpointMismatchError, CommitRefusedError
 from penstock.pipeline import micro_batches
 from penstock.testing import replay_last_batch
 from tests.support.limited_feeds import NOW, Feed, is_prefix
@@ -84,10 +84,10 @@ def test_a_consumer_is_brought_level_when_the_query_ends_at_once(
 ) -> None:
     """The run before was killed right behind its last commit."""
     feed = Feed(spark, store_url, tmp_path, partitions=1).add(10)
-    pipeline = feed.stream().limit(4).write(ps.FunctionSink(lambda _rows: None))
+    pipeline = feed.stream().limit(4).write(penstock.FunctionSink(lambda _rows: None))
 
     def run() -> None:
-        query = pipeline.start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.processing_time("1 hour"))
+        query = pipeline.start(checkpoint=tmp_path / "ck", trigger=penstock.Trigger.processing_time("1 hour"))
         assert query.awaitTermination(60)
 
     with monkeypatch.context() as killed:
@@ -118,7 +118,7 @@ def test_a_micro_batch_is_repeated_with_the_limit_it_was_begun_with(
     replay_last_batch(tmp_path / "ck")
     assert feed.progress() == "4 of 5"
     for other in (9, 2):
-        with pytest.raises(CommitRefused, match=r"start the query once with limit\(5\)"):
+        with pytest.raises(CommitRefusedError, match=r"start the query once with limit\(5\)"):
             feed.start(other, "id >= 0")
     feed.run(5, "id >= 0", maxRowsPerTrigger=4)
     feed.run(9, "id >= 0", maxRowsPerTrigger=4)
@@ -135,7 +135,7 @@ def test_a_micro_batch_behind_the_limit_is_finished_before_another_limit_goes_on
     feed.start(5, "id >= 0", trigger=NOW, on_limit="keep", maxRowsPerTrigger=4).awaitTermination()
     replay_last_batch(tmp_path / "ck")
     feed.add(8)
-    with pytest.raises(CommitRefused, match=r"start the query once with limit\(5\)"):
+    with pytest.raises(CommitRefusedError, match=r"start the query once with limit\(5\)"):
         feed.start(9, "id >= 0")
     feed.run(5, "id >= 0", maxRowsPerTrigger=4)
     numbers = {path.name for path in (tmp_path / "ck/offsets").glob("[0-9]*")}
@@ -149,9 +149,9 @@ def test_a_query_that_ran_without_a_limit_gets_none_on_its_checkpoint(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
     feed = Feed(spark, store_url, tmp_path, partitions=1).add(3)
-    plain = feed.stream().write(ps.QueueSink("out", url=store_url))
+    plain = feed.stream().write(penstock.QueueSink("out", url=store_url))
     plain.start(checkpoint=tmp_path / "ck", trigger=NOW).awaitTermination()
-    with pytest.raises(CheckpointMismatch, match="has run without a limit before"):
+    with pytest.raises(CheckpointMismatchError, match="has run without a limit before"):
         feed.start(5)
     assert not (tmp_path / "ck/penstock").exists()
 

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-import penstock as ps
-from penstock.errors import CheckpointNotFound, InvalidInput, InvalidOption, NotFound, OutputModeRefused
+import penstock
+from penstock.errors import (
+    CheckpointNotFoundError,
+    InvalidInputError,
+    InvalidOptionError,
+    NotFoundError,
+    OutputModeRefusedError,
+)
 from tests.support.limited_feeds import NOW, Feed, is_prefix
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import rows
@@ -54,10 +60,10 @@ def test_a_running_query_waits_for_the_rows_that_its_limit_lacks(
     assert (feed.taken(), feed.offsets(), feed.progress()) == ({0: list(range(6))}, [6], "6 of 6")
     (tmp_path / "other").mkdir()
     (tmp_path / "other/metadata").write_text('{"id": "1"}')
-    with pytest.raises(NotFound, match="has no limit"):
-        ps.limits.limit_progress(tmp_path / "other")
-    with pytest.raises(CheckpointNotFound, match="there is no checkpoint at"):
-        ps.limits.limit_progress(tmp_path / "nowhere")
+    with pytest.raises(NotFoundError, match="has no limit"):
+        penstock.limits.limit_progress(tmp_path / "other")
+    with pytest.raises(CheckpointNotFoundError, match="there is no checkpoint at"):
+        penstock.limits.limit_progress(tmp_path / "nowhere")
 
 
 @one_store
@@ -78,11 +84,13 @@ def test_a_source_that_is_no_queue_is_stopped_as_well(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
     feed = Feed(spark, store_url, tmp_path)
-    rate = ps.stream(spark, ps.RateSource(rows_per_second=100))
+    rate = penstock.stream(spark, penstock.RateSource(rows_per_second=100))
     named = rate.transform(lambda df: df.selectExpr("value as id", "'rate' as name"))
 
     def run(n: int) -> None:
-        query = named.limit(n).write(ps.QueueSink("out", url=store_url)).start(checkpoint=tmp_path / "ck")
+        query = (
+            named.limit(n).write(penstock.QueueSink("out", url=store_url)).start(checkpoint=tmp_path / "ck")
+        )
         assert query.awaitTermination(60)
 
     run(7)
@@ -99,7 +107,7 @@ def test_a_table_gets_exactly_the_rows_of_a_limit_in_the_middle_of_the_pipeline(
 ) -> None:
     feed = Feed(spark, store_url, tmp_path, partitions=1).add(20)
     after = feed.stream(maxRowsPerTrigger=4).limit(10).transform(lambda df: df.where("id % 2 = 0"))
-    query = after.write(ps.TableSink("evens", url=store_url)).start(checkpoint=tmp_path / "ck")
+    query = after.write(penstock.TableSink("evens", url=store_url)).start(checkpoint=tmp_path / "ck")
     assert query.awaitTermination(60)
     assert rows(store_url, "evens", "id") == [(0,), (2,), (4,), (6,), (8,)]
     assert (feed.offsets(), feed.progress()) == ([10], "10 of 10")
@@ -122,7 +130,7 @@ def test_a_limit_after_an_aggregation_in_complete_mode_is_one_for_each_micro_bat
     caplog.set_level(logging.INFO, "penstock.pipeline")
     feed = Feed(spark, store_url, tmp_path, partitions=1).add(6)
     groups = feed.stream(maxRowsPerTrigger=3).transform(lambda df: df.groupBy("id").count())
-    sink = ps.TableSink("groups", url=store_url)
+    sink = penstock.TableSink("groups", url=store_url)
     query = groups.limit(2).write(sink, output_mode="complete").start(checkpoint=tmp_path / "ck", trigger=NOW)
     query.awaitTermination()
     assert len(rows(store_url, "groups")) == 2
@@ -136,7 +144,7 @@ def test_a_limit_before_an_aggregation_in_complete_mode_counts_the_rows_of_the_s
 ) -> None:
     feed = Feed(spark, store_url, tmp_path, partitions=1).add(12)
     totals = feed.stream(maxRowsPerTrigger=4).limit(6).transform(lambda df: df.groupBy().count())
-    query = totals.write(ps.TableSink("totals", url=store_url), output_mode="complete").start(
+    query = totals.write(penstock.TableSink("totals", url=store_url), output_mode="complete").start(
         checkpoint=tmp_path / "ck"
     )
     assert query.awaitTermination(60), "it ends by itself"
@@ -150,13 +158,13 @@ def test_update_mode_and_complete_mode_without_aggregation_are_refused_in_sparks
 ) -> None:
     feed = Feed(spark, store_url, tmp_path)
     limited = feed.stream().limit(2)
-    sink = ps.TableSink("t", keys=["id"], url=store_url)
-    report = ps.modes.check(limited.frame())
+    sink = penstock.TableSink("t", keys=["id"], url=store_url)
+    report = penstock.modes.check(limited.to_df())
     for mode, code, words in [
         ("update", "PENSTOCK_LIMIT_IN_UPDATE", "Limits are not supported on streaming DataFrames/Datasets"),
         ("complete", "PENSTOCK_COMPLETE_WITHOUT_AGGREGATION", "no streaming aggregations"),
     ]:
-        with pytest.raises(OutputModeRefused, match=code):
+        with pytest.raises(OutputModeRefusedError, match=code):
             limited.write(sink, output_mode=mode).start(checkpoint=tmp_path / "ck")
         (told,) = (problem.spark for problem in report[mode].problems if problem.code == code)
         assert words in str(told)
@@ -166,18 +174,18 @@ def test_update_mode_and_complete_mode_without_aggregation_are_refused_in_sparks
 def test_what_no_limit_can_be_is_refused(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
     stream = Feed(spark, store_url, tmp_path).stream()
     for wrong in (0, -1, 2**31, 1.0, True, "10"):
-        with pytest.raises(InvalidOption, match="a limit is a whole number"):
+        with pytest.raises(InvalidOptionError, match="a limit is a whole number"):
             stream.limit(wrong)  # type: ignore[arg-type]
-    with pytest.raises(InvalidOption, match="Did you mean 'stop'"):
+    with pytest.raises(InvalidOptionError, match="Did you mean 'stop'"):
         stream.limit(1, on_limit="stp")
-    with pytest.raises(InvalidOption, match="with per, each key has its own"):
+    with pytest.raises(InvalidOptionError, match="with per, each key has its own"):
         stream.limit(1, per=["id"], on_limit="stop")
-    with pytest.raises(InvalidOption, match="give per"):
-        stream.limit(1, forget_after="1 hour")
-    with pytest.raises(InvalidInput, match="has a limit already"):
+    with pytest.raises(InvalidOptionError, match="give per"):
+        stream.limit(1, ttl="1 hour")
+    with pytest.raises(InvalidInputError, match="has a limit already"):
         stream.limit(1).limit(2)
-    inside = stream.transform(lambda df: df.limit(3)).limit(1).write(ps.QueueSink("out", url=store_url))
-    with pytest.raises(InvalidInput, match="a pipeline has one limit, and this one's plan has 2"):
+    inside = stream.transform(lambda df: df.limit(3)).limit(1).write(penstock.QueueSink("out", url=store_url))
+    with pytest.raises(InvalidInputError, match="a pipeline has one limit, and this one's plan has 2"):
         inside.start(checkpoint=tmp_path / "ck")
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
+import penstock
 from penstock.spark.progress_log import ProgressLog
 from tests.support.waiting import wait_until
 
@@ -21,7 +21,7 @@ from tests.support.waiting import wait_until
 def told(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> Callable[[str], list[dict[str, Any]]]:
     """Records of ``penstock.progress`` about a query, by its name; there are some to the end of it."""
     caplog.set_level(logging.DEBUG, "penstock.progress")
-    ps.log_progress(spark)
+    penstock.log_progress(spark)
 
     def found(name: str) -> list[dict[str, Any]]:
         return [vars(record) for record in list(caplog.records) if getattr(record, "query", None) == name]
@@ -49,8 +49,8 @@ def rows(spark: SparkSession, folder: Path) -> DataFrame:
 def test_a_query_of_sparks_is_told_from_start_to_end_once(
     spark: SparkSession, told: Callable[[str], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
-    ps.log_progress(spark)
-    ps.log_progress(SparkSession.getActiveSession() or spark)
+    penstock.log_progress(spark)
+    penstock.log_progress(SparkSession.getActiveSession() or spark)
     query = run(rows(spark, tmp_path).dropDuplicates(["id"]), "counted", tmp_path)
     found = told("counted")
     assert [each["action"] for each in found] == ["started", "progress", "terminated"]
@@ -83,16 +83,18 @@ def test_a_continuous_query_is_told_by_its_epochs(
     spark: SparkSession, told: Callable[[str], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
-    with ps.connect(url) as store:
+    with penstock.connect(url) as store:
         schema = pa.schema([("id", pa.int64())])
         store.create_queue("source", schema).append([{"id": 1}, {"id": 2}])
         store.create_queue("sink", schema)
         store.create_consumer("copy").register("source")
-        pipeline = ps.stream(spark, ps.QueueSource("source", consumer="copy", url=url)).write(
-            ps.QueueSink("sink", url=url)
+        pipeline = penstock.stream(spark, penstock.QueueSource("source", consumer="copy", url=url)).write(
+            penstock.QueueSink("sink", url=url)
         )
         query = pipeline.start(
-            name="row by row", checkpoint=tmp_path / "checkpoint", trigger=ps.Trigger.continuous("100 ms")
+            name="row by row",
+            checkpoint=tmp_path / "checkpoint",
+            trigger=penstock.Trigger.continuous("100 ms"),
         )
         query.processAllAvailable()
         query.stop()

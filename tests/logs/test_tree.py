@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pytest
 
-import penstock as ps
+import penstock
 
 _WARN = "import penstock, logging; logging.getLogger('penstock.store').warning('look at this')"
 _CONFIGURED = f"import logging; logging.basicConfig(format='seen %(message)s'); {_WARN}"
@@ -27,8 +27,10 @@ def test_the_program_says_how_warnings_are_shown(program: str, shown: str) -> No
 def test_what_a_store_is_asked_for_is_told_by_queue_and_consumer(
     store_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.DEBUG, "penstock"), ps.connect(store_url) as store:
-        orders = store.create_queue("orders", pa.schema([("id", pa.int64())]), retention=ps.Retention(rows=1))
+    with caplog.at_level(logging.DEBUG, "penstock"), penstock.connect(store_url) as store:
+        orders = store.create_queue(
+            "orders", pa.schema([("id", pa.int64())]), retention=penstock.Retention(rows=1)
+        )
         orders.append([{"id": 1}, {"id": 2}])
         orders.add_partitions(1)
         orders.trim()
@@ -70,11 +72,13 @@ def test_no_record_has_a_password(pg_url: str, caplog: pytest.LogCaptureFixture)
     password = str(urlsplit(pg_url).password)
     assert len(password) > 3
     with caplog.at_level(logging.DEBUG, "penstock"):
-        with ps.connect(f"{pg_url}{'&' if '?' in pg_url else '?'}schema=logs_without_passwords") as store:
+        with penstock.connect(
+            f"{pg_url}{'&' if '?' in pg_url else '?'}schema=logs_without_passwords"
+        ) as store:
             store.create_consumer("billing")
             store.drop_consumer("billing")
         gone = pg_url.replace(f":{urlsplit(pg_url).port}", ":1")
-        with pytest.raises(ps.errors.StoreUnavailable):
-            ps.connect(gone, timeout=0.1)
+        with pytest.raises(penstock.errors.StoreUnavailableError):
+            penstock.connect(gone, timeout=0.1)
     assert {record.levelname for record in caplog.records} == {"INFO", "WARNING"}
     assert not [record for record in caplog.records if password in repr(vars(record)) + record.getMessage()]

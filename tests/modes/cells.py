@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.streaming.query import StreamingQuery
 
-import penstock as ps
+import penstock
 from penstock.modes.checking.report import MODES
 from tests.modes.frames import FRAMES, Inputs
 from tests.modes.live import LIVE, Live
@@ -166,7 +166,7 @@ def refusal_of(cell: Cell, df: DataFrame, folder: Path) -> str | None:
         writer = writer.queryName(f"cell_{time.time_ns()}")
     if cell.sink == "penstock":
         url = f"sqlite:///{tempfile.mkdtemp(dir=folder)}/penstock.db"
-        with ps.connect(url) as store:
+        with penstock.connect(url) as store:
             store.create_queue("sink", df.schema)
         writer = writer.option("url", url).option("queue", "sink")
     try:
@@ -185,9 +185,9 @@ def refusal_of(cell: Cell, df: DataFrame, folder: Path) -> str | None:
 
 def _refusal_of_a_table(cell: Cell, df: DataFrame, folder: Path) -> str | None:
     place = Path(tempfile.mkdtemp(dir=folder))
-    sink = ps.TableSink("cell", url=f"sqlite:///{place}/penstock.db")
-    pipeline = ps.stream(df.sparkSession, df).write(sink, output_mode=cell.mode)
-    query = pipeline.start(checkpoint=place / "checkpoint", trigger=ps.Trigger.available_now())
+    sink = penstock.TableSink("cell", url=f"sqlite:///{place}/penstock.db")
+    pipeline = penstock.stream(df.sparkSession, df).write(sink, output_mode=cell.mode)
+    query = pipeline.start(checkpoint=place / "checkpoint", trigger=penstock.Trigger.available_now())
     try:
         assert query.awaitTermination(SECONDS), query.status
     except PySparkException as error:

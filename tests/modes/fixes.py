@@ -187,14 +187,14 @@ TOLD: dict[str, str] = {
         "of Spark 4.3, not tried."
     ),
     "PENSTOCK_TABLE_REFUSES": (
-        "A pipeline's start refuses the `ps.TableSink` as it is set, in this mode: the message is the one of "
-        "that error, and `condition` its name. Output mode update needs keys, which are columns of the rows, "
-        "and plain ones; a Delta table takes no keys in append; changes are applied in append.\n\n"
+        "A pipeline's start refuses the `penstock.TableSink` as it is set, in this mode: the message is the "
+        "one of that error, and `condition` its name. Output mode update needs keys, which are columns of "
+        "the rows, and plain ones; a Delta table takes no keys in append; changes are applied in append.\n\n"
         "A window is nested, and no key. Take its start:\n\n"
         "```python\n"
         'counts = df.groupBy(F.window("ts", "5 minutes"), "k").count().select("window.start", "k", "count")\n'
-        'sink = ps.TableSink("counts", keys=["start", "k"], url=url)\n'
-        'ps.stream(spark, counts).write(sink, output_mode="update")\n'
+        'sink = penstock.TableSink("counts", keys=["start", "k"], url=url)\n'
+        'penstock.stream(spark, counts).write(sink, output_mode="update")\n'
         "```"
     ),
     "PENSTOCK_TAIL": "A stream has no end to take rows from.",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from penstock.modes.checking.report import MODES
 from tests.modes.cells import CELLS, LOOKED_UP, OFTEN, Cell, PythonSink, frame_of, refusal_of
 from tests.modes.frames import FRAMES, Inputs, inputs, settings_of
@@ -35,7 +35,7 @@ def _marks(cell: Cell) -> tuple[pytest.MarkDecorator, ...]:
 @pytest.fixture(scope="module")
 def streams(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     spark.dataSource.register(PythonSink)
-    ps.register(spark)
+    penstock.register(spark)
     return inputs(spark, tmp_path_factory.mktemp("streams"))
 
 
@@ -45,7 +45,7 @@ def test_allowed_is_what_spark_starts(
 ) -> None:
     with settings_of(spark, cell.query):
         df = frame_of(spark, streams, cell.query)
-        told = ps.modes.check(df, sink=cell.sink, trigger=cell.arguments)[cell.mode]
+        told = penstock.modes.check(df, sink=cell.sink, trigger=cell.arguments)[cell.mode]
         refusal = refusal_of(cell, df, tmp_path)
     assert told.allowed == (refusal is None), (told.problems, refusal)
 
@@ -73,13 +73,13 @@ def _table(spark: SparkSession, streams: Inputs) -> str:
         "|---|---|---|---|---|---|",
     ]
     rows: dict[tuple[str, str, str], dict[str, str]] = {}
-    reports: dict[tuple[str, str, str], ps.modes.Report] = {}
+    reports: dict[tuple[str, str, str], penstock.modes.Report] = {}
     for cell in CELLS:
         row = (cell.query, cell.sink, cell.trigger)
         if row not in reports:
             with settings_of(spark, cell.query):
                 df = frame_of(spark, streams, cell.query)
-                reports[row] = ps.modes.check(df, sink=cell.sink, trigger=cell.arguments)
+                reports[row] = penstock.modes.check(df, sink=cell.sink, trigger=cell.arguments)
         told = reports[row][cell.mode]
         verdict = "yes" if told.safe else "unsafe" if told.allowed else "no"
         rows.setdefault(row, {})[cell.mode] = verdict

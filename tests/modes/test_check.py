@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
-from penstock.errors import InvalidInput, OutputModeRefused
+import penstock
+from penstock.errors import InvalidInputError, OutputModeRefusedError
 from penstock.modes.checking.check import _RULES
 from penstock.modes.checking.plan import Plan
 from penstock.modes.checking.report import MODES, REFUSED
@@ -39,7 +39,7 @@ every_query = pytest.mark.parametrize("query", FRAMES, indirect=True)
 @every_query
 def test_all_problems_of_a_query_are_told(query: tuple[Frame, DataFrame]) -> None:
     frame, df = query
-    report = ps.modes.check(df)
+    report = penstock.modes.check(df)
     for mode in MODES:
         assert sorted(problem.code for problem in report[mode].problems) == sorted(frame.codes(mode)), mode
 
@@ -58,7 +58,7 @@ def test_the_rules_alone_come_to_sparks_verdict(query: tuple[Frame, DataFrame]) 
 @every_query
 def test_sparks_message_goes_with_the_problem_that_it_tells(query: tuple[Frame, DataFrame]) -> None:
     _, df = query
-    report = ps.modes.check(df)
+    report = penstock.modes.check(df)
     for mode in MODES:
         theirs = check_output_mode(df, mode)
         told = [problem.spark for problem in report[mode].problems if problem.spark]
@@ -67,13 +67,13 @@ def test_sparks_message_goes_with_the_problem_that_it_tells(query: tuple[Frame, 
 
 
 def test_a_problem_names_its_operator_and_its_line_without_column_numbers(streams: Inputs) -> None:
-    (problem,) = ps.modes.check(streams.events.groupBy("k").count())["append"].problems
+    (problem,) = penstock.modes.check(streams.events.groupBy("k").count())["append"].problems
     assert (problem.operator, problem.line) == ("Aggregate", "Aggregate [k], [k, count(1) AS count]")
     assert problem.condition == "STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION"
 
 
 def test_the_step_that_loses_the_event_time_is_named(streams: Inputs) -> None:
-    problem = ps.modes.check(FRAMES["event_time_made_anew"].build(streams))["append"].problems[0]
+    problem = penstock.modes.check(FRAMES["event_time_made_anew"].build(streams))["append"].problems[0]
     assert problem.line == "Project [cast(cast(ts as string) as timestamp) AS t]"
 
 
@@ -86,13 +86,13 @@ def test_a_function_without_a_time_out_is_warned_of_and_stays_safe(
     streams: Inputs, time_out: str, told: bool
 ) -> None:
     df = streams.events.groupBy("k").applyInPandasWithState(_no_rows, "k long", "n long", "append", time_out)
-    report = ps.modes.check(df)["append"]
+    report = penstock.modes.check(df)["append"]
     assert report.safe
     assert [problem.code for problem in report.problems] == ["PENSTOCK_STATE_FOR_EVER"] * told
 
 
 def test_a_stalled_watermark_is_named_with_its_stream(streams: Inputs) -> None:
-    problem = ps.modes.check(FRAMES["joined_in_a_range"].build(streams))["append"].problems[0]
+    problem = penstock.modes.check(FRAMES["joined_in_a_range"].build(streams))["append"].problems[0]
     assert "'ts' (10 seconds" in problem.message
     assert "'ts2' (10 seconds" in problem.message
 
@@ -102,7 +102,7 @@ def test_a_check_that_spark_is_told_to_leave_out_allows_and_warns(
 ) -> None:
     spark.conf.set("spark.sql.streaming.unsupportedOperationCheck", "false")
     try:
-        report = ps.modes.check(streams.events.orderBy("k"))
+        report = penstock.modes.check(streams.events.orderBy("k"))
     finally:
         spark.conf.unset("spark.sql.streaming.unsupportedOperationCheck")
     assert report["append"].allowed
@@ -111,14 +111,16 @@ def test_a_check_that_spark_is_told_to_leave_out_allows_and_warns(
 
 @pytest.mark.parametrize("trigger", [{"once": True}, None])
 def test_groups_that_a_last_run_would_leave_in_the_state_are_told(streams: Inputs, trigger: object) -> None:
-    codes = [problem.code for problem in ps.modes.check(streams.windows, trigger=trigger)["append"].problems]
+    codes = [
+        problem.code for problem in penstock.modes.check(streams.windows, trigger=trigger)["append"].problems
+    ]
     assert codes == (["PENSTOCK_LAST_GROUP_STAYS"] if trigger else [])
 
 
 def test_groups_that_stay_without_no_data_batches_are_told(spark: SparkSession, streams: Inputs) -> None:
     spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     try:
-        report = ps.modes.check(streams.windows)
+        report = penstock.modes.check(streams.windows)
     finally:
         spark.conf.unset("spark.sql.streaming.noDataMicroBatches.enabled")
     assert [problem.code for problem in report["append"].problems] == ["PENSTOCK_LAST_GROUP_STAYS"]
@@ -126,20 +128,22 @@ def test_groups_that_stay_without_no_data_batches_are_told(spark: SparkSession, 
 
 
 def test_a_batch_is_no_stream(spark: SparkSession) -> None:
-    report = ps.modes.check(spark.range(3))
+    report = penstock.modes.check(spark.range(3))
     assert {problem.code for problem in report["append"].problems} == {"PENSTOCK_NOT_STREAMING"}
 
 
 def test_a_refused_mode_raises_with_the_report_and_the_modes_that_serve(streams: Inputs) -> None:
-    report = ps.modes.check(streams.events.groupBy("k").count())
+    report = penstock.modes.check(streams.events.groupBy("k").count())
     report.require("update")
-    with pytest.raises(OutputModeRefused, match=r"not allowed for this query.*update or complete") as caught:
+    with pytest.raises(
+        OutputModeRefusedError, match=r"not allowed for this query.*update or complete"
+    ) as caught:
         report.require("append")
     assert caught.value.parameters["problems"] == ["PENSTOCK_AGGREGATION_WITHOUT_WATERMARK"]
 
 
 def test_the_report_is_text_for_people(streams: Inputs) -> None:
-    text = str(ps.modes.check(streams.windows))
+    text = str(penstock.modes.check(streams.windows))
     assert "append: allowed\n  Each group comes out once" in text
     assert "complete: allowed, not safe" in text
     assert "fix  outputMode('update')" in text
@@ -156,20 +160,20 @@ def test_the_report_is_text_for_people(streams: Inputs) -> None:
 def test_arguments_of_another_kind_are_refused(
     streams: Inputs, arguments: dict[str, object], says: str
 ) -> None:
-    with pytest.raises(InvalidInput, match=says):
-        ps.modes.check(streams.events, **arguments)
+    with pytest.raises(InvalidInputError, match=says):
+        penstock.modes.check(streams.events, **arguments)
 
 
 def test_an_unknown_mode_is_refused_with_the_nearest(streams: Inputs) -> None:
-    with pytest.raises(InvalidInput, match="Did you mean 'update'"):
-        ps.modes.check(streams.events)["updated"]
+    with pytest.raises(InvalidInputError, match="Did you mean 'update'"):
+        penstock.modes.check(streams.events)["updated"]
 
 
 def test_what_is_no_frame_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="a streaming DataFrame"):
-        ps.modes.check("select 1")  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(InvalidInputError, match="a streaming DataFrame"):
+        penstock.modes.check("select 1")  # type: ignore[arg-type]  # on purpose
 
 
 def test_a_problem_has_a_page(tmp_path: Path, streams: Inputs) -> None:
-    (problem,) = ps.modes.check(streams.events.groupBy("k").count())["append"].problems
+    (problem,) = penstock.modes.check(streams.events.groupBy("k").count())["append"].problems
     assert problem.page == "docs/modes/problems/penstock_aggregation_without_watermark.md"

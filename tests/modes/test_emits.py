@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-import penstock as ps
+import penstock
 from penstock.modes.checking.emits import (
     ADD,
     AFTER_WATERMARK,
@@ -69,9 +69,9 @@ def test_what_is_said_is_what_is_shown(name: str, spark: SparkSession, tmp_path:
         return frame.build(Inputs(events, others, batch))
 
     with settings_of(spark, name):
-        report = ps.modes.check(frame.build(inputs(spark, tmp_path / "streams")))
+        report = penstock.modes.check(frame.build(inputs(spark, tmp_path / "streams")))
         allowed = [mode.mode for mode in report.modes if mode.allowed]
-        shown = ps.modes.preview(spark, transform, BATCHES, modes=allowed) if allowed else {}
+        shown = penstock.modes.preview(spark, transform, BATCHES, modes=allowed) if allowed else {}
     for mode in allowed:
         emits = report[mode].emits
         assert emits is not None
@@ -193,6 +193,6 @@ _SINK: dict[str, _Holds] = {
 def test_the_key_is_told_by_the_names_of_the_result(
     transform: Callable[[Inputs], DataFrame], key: tuple[str, ...], spark: SparkSession, tmp_path: Path
 ) -> None:
-    emits = ps.modes.check(transform(inputs(spark, tmp_path)))["update"].emits
+    emits = penstock.modes.check(transform(inputs(spark, tmp_path)))["update"].emits
     assert emits is not None
     assert (emits.sink, emits.key) == (REPLACE_BY_KEY, key)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from penstock.modes.checking.report import ModeReport, Problem
 from tests.modes.cells import CELLS, Cell, PythonSink, frame_of, refusal_of
 from tests.modes.fixes import ELSEWHERE, FIXES, SHOWN, TOLD, UNTRIED
@@ -39,7 +39,7 @@ def streams(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> In
 def _told(spark: SparkSession, streams: Inputs, cell: Cell) -> ModeReport:
     with settings_of(spark, cell.query):
         df = frame_of(spark, streams, cell.query)
-        return ps.modes.check(df, sink=cell.sink, trigger=cell.arguments)[cell.mode]
+        return penstock.modes.check(df, sink=cell.sink, trigger=cell.arguments)[cell.mode]
 
 
 _STATE_IN_REAL_TIME = "STREAMING_REAL_TIME_MODE.STATEFUL_OPERATORS_BEFORE_UNION_NOT_SUPPORTED"

@@ -9,7 +9,7 @@ import pytest
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
+import penstock
 from penstock.modes.checking.check import _RULES
 from penstock.modes.checking.plan import Plan
 from penstock.modes.checking.report import MODES, REFUSED
@@ -64,7 +64,7 @@ def told(df: DataFrame) -> dict[str, list[str]]:
             ours,
             check_output_mode(df, mode),
         )
-    report = ps.modes.check(df)
+    report = penstock.modes.check(df)
     return {mode: sorted(problem.code for problem in report[mode].problems) for mode in MODES}
 
 
@@ -83,7 +83,7 @@ def test_in_update_mode_map_groups_with_state_runs_and_gives_changed_groups(
     long = spark._jvm.org.apache.spark.sql.Encoders.LONG()  # type: ignore[union-attr]
     groups = streams.events._jdf.groupByKey(functions.Key(), long)
     df = DataFrame(groups.mapGroupsWithState(functions.Count(), long, long).toDF(), spark)
-    report = ps.modes.check(df, sink="memory")
+    report = penstock.modes.check(df, sink="memory")
     problem = report["append"].problems[0]
     assert problem.code == "PENSTOCK_MAP_GROUPS_MODE"
     assert "outputMode('update')" in str(problem.fix)

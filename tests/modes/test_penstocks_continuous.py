@@ -1,4 +1,4 @@
-"""With ``ps.Trigger.continuous`` and a sink of Penstock's the verdict is that of Penstock's own engine."""
+"""With ``Trigger.continuous`` and a sink of Penstock's the verdict is that of Penstock's own engine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-import penstock as ps
+import penstock
 
-TRIGGER = ps.Trigger.continuous("1 second")
-SINKS = (ps.TableSink("t", url="sqlite:///penstock.db"), ps.QueueSink("q"))
+TRIGGER = penstock.Trigger.continuous("1 second")
+SINKS = (penstock.TableSink("t", url="sqlite:///penstock.db"), penstock.QueueSink("q"))
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def rate(spark: SparkSession) -> DataFrame:
 
 @pytest.mark.parametrize("sink", SINKS, ids=["table", "queue"])
 def test_rows_that_are_only_added_are_safe(rate: DataFrame, sink: object) -> None:
-    report = ps.modes.check(rate.where("value > 3").select("value"), sink=sink, trigger=TRIGGER)
+    report = penstock.modes.check(rate.where("value > 3").select("value"), sink=sink, trigger=TRIGGER)
     assert report["append"].problems == ()
     assert [report[mode].allowed for mode in ("append", "update", "complete")] == [True, False, False]
     assert report.trigger == "continuous (Penstock's)"
@@ -29,13 +29,13 @@ def test_rows_that_are_only_added_are_safe(rate: DataFrame, sink: object) -> Non
 
 def test_sparks_trigger_given_in_another_way_loses_rows(rate: DataFrame) -> None:
     for sink, trigger in ((SINKS[0], TRIGGER.arguments()), ("penstock", TRIGGER)):
-        (problem,) = ps.modes.check(rate, sink=sink, trigger=trigger)["append"].problems
+        (problem,) = penstock.modes.check(rate, sink=sink, trigger=trigger)["append"].problems
         assert problem.code == "PENSTOCK_ROWS_LOST_CONTINUOUS"
 
 
 def test_what_the_engine_takes_and_sparks_own_does_not_is_allowed(rate: DataFrame) -> None:
     exploded = rate.select(F.explode(F.array("value"))).mapInArrow(lambda batches: batches, "col bigint")
-    assert ps.modes.check(exploded, sink=SINKS[0], trigger=TRIGGER)["append"].safe
+    assert penstock.modes.check(exploded, sink=SINKS[0], trigger=TRIGGER)["append"].safe
 
 
 @pytest.mark.parametrize(
@@ -52,15 +52,15 @@ def test_what_the_engine_takes_and_sparks_own_does_not_is_allowed(rate: DataFram
 def test_what_the_engine_refuses_is_not_allowed_with_the_same_word(
     rate: DataFrame, change: object, code: str, tmp_path: Path
 ) -> None:
-    report = ps.modes.check(change(rate), sink=SINKS[0], trigger=TRIGGER)  # type: ignore[operator]
+    report = penstock.modes.check(change(rate), sink=SINKS[0], trigger=TRIGGER)  # type: ignore[operator]
     assert [problem.code for problem in report["append"].problems] == [code]
-    sink = ps.TableSink("t", url=f"sqlite:///{tmp_path}/penstock.db")
-    pipeline = ps.stream(rate.sparkSession, ps.RateSource(1)).transform(change).write(sink)  # type: ignore[arg-type]
-    with pytest.raises(ps.errors.ContinuousRefused):
+    sink = penstock.TableSink("t", url=f"sqlite:///{tmp_path}/penstock.db")
+    pipeline = penstock.stream(rate.sparkSession, penstock.RateSource(1)).transform(change).write(sink)  # type: ignore[arg-type]
+    with pytest.raises(penstock.errors.ContinuousRefusedError):
         pipeline.start(trigger=TRIGGER)
 
 
 def test_a_source_that_the_engine_does_not_read_is_not_allowed(spark: SparkSession, tmp_path: Path) -> None:
     files = spark.readStream.schema("a int").json(str(tmp_path))
-    (problem,) = ps.modes.check(files, sink=SINKS[1], trigger=TRIGGER)["append"].problems
+    (problem,) = penstock.modes.check(files, sink=SINKS[1], trigger=TRIGGER)["append"].problems
     assert problem.code == "PENSTOCK_SOURCE_NOT_CONTINUOUS"

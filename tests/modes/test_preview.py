@@ -12,8 +12,8 @@ import pytest
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession, functions
 
-import penstock as ps
-from penstock.errors import InvalidInput
+import penstock
+from penstock.errors import InvalidInputError
 from penstock.modes.previewing.micro_batches import DATA, NO_DATA, ModePreview
 from penstock.modes.previewing.result import Preview
 
@@ -53,7 +53,7 @@ def counted(frame: DataFrame) -> DataFrame:
 
 @pytest.fixture(scope="module")
 def counts(spark: SparkSession) -> Preview:
-    return ps.modes.preview(spark, counted, EVENTS, event_time=TEN_MINUTES)
+    return penstock.modes.preview(spark, counted, EVENTS, event_time=TEN_MINUTES)
 
 
 def emitted(found: ModePreview) -> list[list[tuple[Any, ...]]]:
@@ -138,7 +138,7 @@ def test_without_such_micro_batches_the_last_windows_stay_in_state(spark: SparkS
     name = "spark.sql.streaming.noDataMicroBatches.enabled"
     spark.conf.set(name, "false")
     try:
-        found = ps.modes.preview(spark, counted, EVENTS, event_time=TEN_MINUTES, modes="append")
+        found = penstock.modes.preview(spark, counted, EVENTS, event_time=TEN_MINUTES, modes="append")
         assert spark.conf.get(name) == "false"
     finally:
         spark.conf.unset(name)
@@ -147,7 +147,7 @@ def test_without_such_micro_batches_the_last_windows_stay_in_state(spark: SparkS
 
 
 def test_without_a_watermark_append_is_listed_with_sparks_reason(spark: SparkSession) -> None:
-    found = ps.modes.preview(spark, lambda frame: frame.groupBy("key").count(), EVENTS[:2])
+    found = penstock.modes.preview(spark, lambda frame: frame.groupBy("key").count(), EVENTS[:2])
     assert [mode.allowed for mode in found.modes] == [False, True, True]
     refusal = found["append"].refusal
     assert refusal is not None
@@ -159,7 +159,7 @@ def test_without_a_watermark_append_is_listed_with_sparks_reason(spark: SparkSes
 
 
 def test_a_reason_without_a_condition_of_its_own_has_no_plan_in_it(spark: SparkSession) -> None:
-    found = ps.modes.preview(spark, lambda frame: frame.orderBy("key"), EVENTS[:1])
+    found = penstock.modes.preview(spark, lambda frame: frame.orderBy("key"), EVENTS[:1])
     assert [mode.allowed for mode in found.modes] == [False] * 3
     refusal = found["append"].refusal
     assert refusal is not None
@@ -169,7 +169,7 @@ def test_a_reason_without_a_condition_of_its_own_has_no_plan_in_it(spark: SparkS
 
 def test_duplicates_are_dropped_until_the_watermark_forgets_them(spark: SparkSession) -> None:
     batches = events([(0, "a"), (1, "a")], [(2, "a"), (30, "b")], [(31, "b")], [(35, "a")])
-    found = ps.modes.preview(
+    found = penstock.modes.preview(
         spark,
         lambda frame: frame.dropDuplicatesWithinWatermark(["key"]).select("key"),
         batches,
@@ -182,7 +182,7 @@ def test_duplicates_are_dropped_until_the_watermark_forgets_them(spark: SparkSes
 
 
 def test_a_filter_emits_its_rows_at_once_and_keeps_none(spark: SparkSession) -> None:
-    found = ps.modes.preview(spark, lambda frame: frame.where("key = 'a'").select("key"), EVENTS[:3])
+    found = penstock.modes.preview(spark, lambda frame: frame.where("key = 'a'").select("key"), EVENTS[:3])
     for mode in ("append", "update"):
         assert emitted(found[mode]) == [[("a",), ("a",)], [("a",)], [("a",)]]
         assert all(batch.operators == () and batch.watermark is None for batch in found[mode].batches)
@@ -190,13 +190,15 @@ def test_a_filter_emits_its_rows_at_once_and_keeps_none(spark: SparkSession) -> 
 
 
 def test_an_empty_micro_batch_is_one_too(spark: SparkSession) -> None:
-    found = ps.modes.preview(spark, lambda frame: frame.select("key"), events([(1, "a")], [], [(2, "b")]))
+    found = penstock.modes.preview(
+        spark, lambda frame: frame.select("key"), events([(1, "a")], [], [(2, "b")])
+    )
     assert emitted(found["append"]) == [[("a",)], [], [("b",)]]
     assert [batch.kind for batch in found["append"].batches] == [DATA] * 3
 
 
 def test_a_transformation_sets_its_own_watermark(spark: SparkSession) -> None:
-    found = ps.modes.preview(
+    found = penstock.modes.preview(
         spark, lambda frame: counted(frame.withWatermark(*TEN_MINUTES)), EVENTS, modes="append"
     )
     assert len(emitted(found["append"])[3]) == 2
@@ -207,7 +209,7 @@ def test_two_inputs_are_joined_by_name(spark: SparkSession, folder: Path) -> Non
         near = functions.expr("o = p and paid >= ordered and paid <= ordered + interval 5 minutes")
         return orders.join(payments, near, "leftOuter").select("o", "p")
 
-    found = ps.modes.preview(
+    found = penstock.modes.preview(
         spark,
         joined,
         {
@@ -242,7 +244,7 @@ def test_timers_of_processing_time_do_not_make_it_endless(spark: SparkSession) -
             total, "key string, rows int", "rows int", "update", GroupStateTimeout.ProcessingTimeTimeout
         )
 
-    found = ps.modes.preview(spark, transform, EVENTS[:1], modes="update")
+    found = penstock.modes.preview(spark, transform, EVENTS[:1], modes="update")
     assert found["update"].is_cut
     assert [batch.kind for batch in found["update"].batches] == [DATA, *[NO_DATA] * 5]
     assert emitted(found["update"])[0] == [("a", 2), ("b", 1)]
@@ -255,7 +257,7 @@ def test_nothing_is_left_behind(spark: SparkSession, folder: Path) -> None:
 
     spark.createDataFrame([(1,)], "id int")
     before = dict(spark.conf.getAll)
-    ps.modes.preview(spark, named, EVENTS[:2], event_time=TEN_MINUTES, folder=folder)
+    penstock.modes.preview(spark, named, EVENTS[:2], event_time=TEN_MINUTES, folder=folder)
     assert dict(spark.conf.getAll) == before
     assert spark.streams.active == []
     assert SparkSession.getActiveSession() is spark
@@ -268,7 +270,7 @@ def test_errors_of_the_transformation_come_plainly_and_leave_nothing_behind(
         raise KeyError("of mine")
 
     with pytest.raises(KeyError, match="of mine"):
-        ps.modes.preview(spark, wrong, EVENTS[:1], folder=folder)
+        penstock.modes.preview(spark, wrong, EVENTS[:1], folder=folder)
 
     def of(key: str) -> str:
         if key == "b":
@@ -278,7 +280,7 @@ def test_errors_of_the_transformation_come_plainly_and_leave_nothing_behind(
     failing = functions.udf(of, "string", useArrow=False)
     batches = events([(1, "a")], [(2, "b")])
     with pytest.raises(PythonException, match="boom at b") as caught:
-        ps.modes.preview(spark, lambda frame: frame.select(failing("key")), batches, folder=folder)
+        penstock.modes.preview(spark, lambda frame: frame.select(failing("key")), batches, folder=folder)
     assert caught.value.__notes__ == ["in the preview of append mode, in micro-batch 1"]
     assert spark.streams.active == []
 
@@ -286,7 +288,7 @@ def test_errors_of_the_transformation_come_plainly_and_leave_nothing_behind(
 def test_views_and_functions_of_the_session_can_be_used(spark: SparkSession) -> None:
     spark.createDataFrame([("a", "Anna")], "key string, name string").createOrReplaceTempView("names_of_keys")
     try:
-        found = ps.modes.preview(
+        found = penstock.modes.preview(
             spark,
             lambda frame: frame.join(frame.sparkSession.table("names_of_keys"), "key").select("name"),
             EVENTS[:1],
@@ -308,42 +310,42 @@ def test_views_and_functions_of_the_session_can_be_used(spark: SparkSession) -> 
 def test_what_is_no_transformation_is_refused(
     spark: SparkSession, folder: Path, transform: Any, message: str
 ) -> None:
-    with pytest.raises(InvalidInput, match=message):
-        ps.modes.preview(spark, transform, EVENTS[:1], folder=folder)
+    with pytest.raises(InvalidInputError, match=message):
+        penstock.modes.preview(spark, transform, EVENTS[:1], folder=folder)
 
 
 def test_a_mode_that_there_is_not_is_refused_with_the_nearest(spark: SparkSession, counts: Preview) -> None:
-    with pytest.raises(InvalidInput, match="Did you mean 'update'"):
-        ps.modes.preview(spark, counted, EVENTS[:1], modes=("append", "updates"))
-    with pytest.raises(InvalidInput, match="Did you mean 'append'"):
+    with pytest.raises(InvalidInputError, match="Did you mean 'update'"):
+        penstock.modes.preview(spark, counted, EVENTS[:1], modes=("append", "updates"))
+    with pytest.raises(InvalidInputError, match="Did you mean 'append'"):
         counts["apend"]
 
 
 def test_inputs_that_the_transformation_does_not_take_by_name_are_refused(spark: SparkSession) -> None:
-    with pytest.raises(InvalidInput, match="does not take the inputs left, right by name"):
-        ps.modes.preview(spark, lambda frame: frame, {"left": EVENTS[:1], "right": EVENTS[:1]})
+    with pytest.raises(InvalidInputError, match="does not take the inputs left, right by name"):
+        penstock.modes.preview(spark, lambda frame: frame, {"left": EVENTS[:1], "right": EVENTS[:1]})
 
 
 def test_more_than_a_few_micro_batches_are_refused(spark: SparkSession) -> None:
-    with pytest.raises(InvalidInput, match="at most 90 small micro-batches, not 91"):
-        ps.modes.preview(spark, counted, events(*([(1, "a")] for _ in range(91))))
+    with pytest.raises(InvalidInputError, match="at most 90 small micro-batches, not 91"):
+        penstock.modes.preview(spark, counted, events(*([(1, "a")] for _ in range(91))))
 
 
 def test_a_session_that_cannot_show_it_is_refused() -> None:
     remote: Any = type("Remote", (), {"readStream": None})()
-    with pytest.raises(InvalidInput, match="this one is Spark Connect's") as caught:
-        ps.modes.preview(remote, counted, EVENTS)
+    with pytest.raises(InvalidInputError, match="this one is Spark Connect's") as caught:
+        penstock.modes.preview(remote, counted, EVENTS)
     assert caught.value.condition == "PREVIEW_NEEDS_CLASSIC"
     context = SimpleNamespace(master="spark://host:7077")
     own = {"readStream": None, "_jsparkSession": None, "sparkContext": context}
     on_cluster: Any = type("OnCluster", (), own)()
-    with pytest.raises(InvalidInput, match="'spark://host:7077', whose executors may not see"):
-        ps.modes.preview(on_cluster, counted, EVENTS)
+    with pytest.raises(InvalidInputError, match="'spark://host:7077', whose executors may not see"):
+        penstock.modes.preview(on_cluster, counted, EVENTS)
 
 
 def test_a_frame_of_the_callers_own_session_may_come_first(spark: SparkSession) -> None:
     names = spark.createDataFrame([("a", "Anna")], "key string, name string")
-    found = ps.modes.preview(
+    found = penstock.modes.preview(
         spark, lambda frame: names.join(frame, "key").groupBy("name").count(), EVENTS[:2], modes="update"
     )
     assert emitted(found["update"]) == [[("Anna", 2)], [("Anna", 3)]]

@@ -13,8 +13,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-import penstock as ps
-from penstock.errors import InvalidInput, SchemaMismatch
+import penstock
+from penstock.errors import InvalidInputError, SchemaMismatchError
 from penstock.modes.previewing.inputs import input_of
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -110,7 +110,7 @@ def test_every_type_goes_through_a_query_unchanged(spark: SparkSession) -> None:
         "iv": timedelta(days=1, microseconds=1),
     }
     given = row | {"m": dict(row["m"])}
-    found = ps.modes.preview(spark, lambda frame: frame, [[given, {}]], schema=schema, modes="append")
+    found = penstock.modes.preview(spark, lambda frame: frame, [[given, {}]], schema=schema, modes="append")
     assert found["append"].batches[0].emitted.to_pylist() == [row, dict.fromkeys(row)]
 
 
@@ -130,36 +130,36 @@ def test_every_type_goes_through_a_query_unchanged(spark: SparkSession) -> None:
 def test_what_is_no_list_of_micro_batches_is_refused(
     spark: SparkSession, batches: object, message: str
 ) -> None:
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         input_of(spark, "batches", batches, None)
 
 
 def test_rows_that_do_not_fit_are_refused(spark: SparkSession) -> None:
-    with pytest.raises(InvalidInput, match="Did you mean 'name'"):
+    with pytest.raises(InvalidInputError, match="Did you mean 'name'"):
         input_of(spark, "batches", [[{"id": 1, "nam": "x"}]], PLAIN)
-    with pytest.raises(InvalidInput, match="a row of 3 values, and the schema has 2 columns"):
+    with pytest.raises(InvalidInputError, match="a row of 3 values, and the schema has 2 columns"):
         input_of(spark, "batches", [[(1, "x", 2)]], PLAIN)
-    with pytest.raises(InvalidInput, match="which its Arrow tables do not have"):
+    with pytest.raises(InvalidInputError, match="which its Arrow tables do not have"):
         input_of(spark, "batches", [pa.table({"id": [1]}), [{"key": 1}]], None)
-    with pytest.raises(SchemaMismatch, match="id"):
+    with pytest.raises(SchemaMismatchError, match="id"):
         input_of(spark, "batches", [pa.table({"id": ["x"]})], PLAIN)
     with pytest.raises(PySparkException, match="id"):
         input_of(spark, "batches", [[{"id": "x"}]], PLAIN)
-    with pytest.raises(InvalidInput, match="schema is DDL"):
+    with pytest.raises(InvalidInputError, match="schema is DDL"):
         input_of(spark, "batches", [[]], 7)
 
 
 def test_a_streaming_frame_is_no_micro_batch(spark: SparkSession) -> None:
-    with pytest.raises(InvalidInput, match="is a streaming DataFrame"):
+    with pytest.raises(InvalidInputError, match="is a streaming DataFrame"):
         input_of(spark, "batches", [spark.readStream.format("rate").load()], None)
 
 
 @pytest.mark.parametrize("event_time", ["ts", ("ts",), ("ts", 10), {"batches": "ts"}])
 def test_an_event_time_without_a_delay_is_refused(spark: SparkSession, event_time: Any) -> None:
-    with pytest.raises(InvalidInput, match="event_time is a column and a delay"):
-        ps.modes.preview(spark, lambda frame: frame, [[{"ts": NOON}]], event_time=event_time)
+    with pytest.raises(InvalidInputError, match="event_time is a column and a delay"):
+        penstock.modes.preview(spark, lambda frame: frame, [[{"ts": NOON}]], event_time=event_time)
 
 
 def test_a_schema_of_an_input_that_there_is_not_is_refused(spark: SparkSession) -> None:
-    with pytest.raises(InvalidInput, match="an input 'right', and batches has left"):
-        ps.modes.preview(spark, lambda left: left, {"left": [[{"id": 1}]]}, schema={"right": "id int"})
+    with pytest.raises(InvalidInputError, match="an input 'right', and batches has left"):
+        penstock.modes.preview(spark, lambda left: left, {"left": [[{"id": 1}]]}, schema={"right": "id int"})

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.errors import MissingDependency
+from penstock.errors import MissingDependencyError
 from penstock.modes.previewing.cells import rows_as_text
 from penstock.modes.previewing.micro_batches import DATA, NO_DATA, MicroBatch, ModePreview, StateRows
 from penstock.modes.previewing.result import Preview
@@ -95,7 +95,7 @@ def test_without_rich_the_table_says_what_to_install(
     preview: Preview, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    with pytest.raises(MissingDependency, match=r"penstock\[cli\]"):
+    with pytest.raises(MissingDependencyError, match=r"penstock\[cli\]"):
         preview.table()
 
 
@@ -129,7 +129,7 @@ def test_the_arrow_table_has_a_row_for_each_micro_batch_and_each_refusal(preview
 
 
 def test_the_frame_can_be_exploded_into_the_emitted_rows(spark: SparkSession, preview: Preview) -> None:
-    found = preview.frame(spark).selectExpr("mode", "batch", "inline(emitted)")
+    found = preview.to_df(spark).selectExpr("mode", "batch", "inline(emitted)")
     assert sorted(map(tuple, found.collect()), key=str) == [
         ("append", 1, "a", 2),
         ("append", 1, None, 10),

@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from penstock.modes.checking.report import MODES
 from penstock.spark.internals.query_start import streaming_capabilities
 from tests.modes.cells import LOOKED_UP, Cell, PythonSink, frame_of, refusal_of
@@ -40,13 +40,13 @@ def test_a_sink_takes_the_modes_that_its_writer_is_able_to(
     for mode in MODES:
         cell = Cell("filtered" if mode == "append" else "count_by_key", mode, f"{PACKAGE}.{sink}")
         df = frame_of(spark, streams, cell.query)
-        told = ps.modes.check(df, sink=cell.sink)[mode]
+        told = penstock.modes.check(df, sink=cell.sink)[mode]
         assert told.allowed == (mode in modes), told.problems
         assert told.allowed == (refusal_of(cell, df, tmp_path) is None)
 
 
 def test_what_is_missing_is_told(streams: Inputs) -> None:
-    report = ps.modes.check(streams.events.groupBy("k").count(), sink=f"{PACKAGE}.Adding")
+    report = penstock.modes.check(streams.events.groupBy("k").count(), sink=f"{PACKAGE}.Adding")
     assert "not complete: it cannot be emptied" in report["complete"].problems[0].message
     assert "not update: it does not take updated rows as new ones" in report["update"].problems[0].message
 
@@ -61,7 +61,7 @@ def test_a_python_sink_can_be_emptied_and_takes_no_updates(spark: SparkSession, 
 
 @pytest.mark.parametrize("sink", [sink for sink in LOOKED_UP if "." not in sink])
 def test_a_format_that_takes_no_stream_is_told_with_a_way_out(streams: Inputs, sink: str) -> None:
-    (problem,) = ps.modes.check(streams.events, sink=sink)["append"].problems
+    (problem,) = penstock.modes.check(streams.events, sink=sink)["append"].problems
     assert problem.code == "PENSTOCK_NO_SINK"
     assert f"batch.write.format('{sink}')" in str(problem.fix)
 
@@ -76,7 +76,7 @@ def test_a_format_that_takes_no_stream_is_told_with_a_way_out(streams: Inputs, s
 def test_a_format_that_the_session_does_not_have_is_not_allowed(
     streams: Inputs, sink: str, condition: str, tmp_path: Path
 ) -> None:
-    (problem,) = ps.modes.check(streams.events, sink=sink)["append"].problems
+    (problem,) = penstock.modes.check(streams.events, sink=sink)["append"].problems
     assert (problem.code, problem.severity, problem.condition) == ("PENSTOCK_NO_SINK", "refused", condition)
     assert problem.spark in str(refusal_of(Cell("filtered", "append", sink), streams.events, tmp_path))
 
@@ -84,16 +84,16 @@ def test_a_format_that_the_session_does_not_have_is_not_allowed(
 def test_a_format_known_from_its_source_is_judged_without_its_package_which_the_report_says(
     streams: Inputs,
 ) -> None:
-    report = ps.modes.check(streams.events, sink="kafka")
+    report = penstock.modes.check(streams.events, sink="kafka")
     assert report["append"].safe
     assert "Failed to find data source: kafka" in "".join(report.not_run)
 
 
 def test_a_sink_that_is_known_from_its_source_carries_that_also_without_a_problem(streams: Inputs) -> None:
-    report = ps.modes.check(streams.events, sink="delta")
+    report = penstock.modes.check(streams.events, sink="delta")
     assert report["append"].problems == ()
     assert "the sink delta is known from the source of Delta Lake 4.0" in str(report)
-    assert ps.modes.check(streams.events, sink="console").source is None
+    assert penstock.modes.check(streams.events, sink="console").source is None
 
 
 @pytest.mark.parametrize("sink", ["delta", "parquet", "python"])
@@ -101,7 +101,7 @@ def test_a_mode_that_the_sink_does_not_take_is_told_with_those_that_it_takes(
     streams: Inputs, sink: str
 ) -> None:
     called = PythonSink.name() if sink == "python" else sink
-    report = ps.modes.check(streams.events.groupBy("k").count(), sink=called)
+    report = penstock.modes.check(streams.events.groupBy("k").count(), sink=called)
     modes = ["append"] if sink == "parquet" else ["append", "complete"]
     told = {
         mode: [each.message for each in report[mode].problems if " takes " in each.message] for mode in MODES
@@ -114,7 +114,7 @@ def test_a_sink_that_spark_could_not_be_asked_about_is_told(
     streams: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.spark.internals.query_start.streaming_capabilities", _fails)
-    report = ps.modes.check(streams.events, sink="rate")
+    report = penstock.modes.check(streams.events, sink="rate")
     assert "what the sink rate takes" in report.not_run[0]
     assert "no table without a name" in report.not_run[0]
 

@@ -1,4 +1,4 @@
-"""What a ``ps.TableSink`` refuses when a pipeline starts is told by the check, in the same words."""
+"""What a ``penstock.TableSink`` refuses when a pipeline starts is told by the check, in the same words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-import penstock as ps
+import penstock
 from penstock.errors import PenstockError
 
 SQL, DELTA = "sqlite:///{}/penstock.db", "delta://{}"
@@ -39,13 +39,13 @@ def windows(rate: DataFrame) -> DataFrame:
 def test_what_the_start_refuses_is_not_allowed_in_the_same_words(
     rate: DataFrame, settings: dict[str, object], url: str, mode: str, condition: str, tmp_path: Path
 ) -> None:
-    sink = ps.TableSink("t", url=url.format(tmp_path), **settings)  # type: ignore[arg-type]
-    report = ps.modes.check(rate, sink=sink)[mode]
+    sink = penstock.TableSink("t", url=url.format(tmp_path), **settings)  # type: ignore[arg-type]
+    report = penstock.modes.check(rate, sink=sink)[mode]
     problem = next(each for each in report.problems if each.code == "PENSTOCK_TABLE_REFUSES")
     assert not report.allowed
     assert problem.condition == condition
     with pytest.raises(PenstockError) as caught:
-        ps.stream(rate.sparkSession, rate).write(sink, output_mode=mode).start(
+        penstock.stream(rate.sparkSession, rate).write(sink, output_mode=mode).start(
             checkpoint=tmp_path / "checkpoint", check=False
         )
     assert (caught.value.condition, caught.value.message) == (condition, problem.message)
@@ -53,26 +53,30 @@ def test_what_the_start_refuses_is_not_allowed_in_the_same_words(
 
 @pytest.mark.parametrize("url", [SQL, DELTA])
 def test_a_window_is_no_key_and_its_start_is_one(windows: DataFrame, url: str, tmp_path: Path) -> None:
-    refused = ps.modes.check(windows, sink=ps.TableSink("t", ["window"], url.format(tmp_path)))["update"]
+    refused = penstock.modes.check(windows, sink=penstock.TableSink("t", ["window"], url.format(tmp_path)))[
+        "update"
+    ]
     assert [problem.code for problem in refused.problems] == ["PENSTOCK_TABLE_REFUSES"]
     assert "select('window.start', ...)" in str(refused.problems[0].fix)
     plain = windows.select("window.start", "count")
-    assert ps.modes.check(plain, sink=ps.TableSink("t", ["start"], url.format(tmp_path)))["update"].safe
+    assert penstock.modes.check(plain, sink=penstock.TableSink("t", ["start"], url.format(tmp_path)))[
+        "update"
+    ].safe
 
 
 def test_a_pipeline_says_itself_what_its_table_refuses(windows: DataFrame, tmp_path: Path) -> None:
-    sink = ps.TableSink("t", ["window"], SQL.format(tmp_path))
-    pipeline = ps.stream(windows.sparkSession, windows).write(sink, output_mode="update")
-    with pytest.raises(ps.errors.InvalidInput, match="is nested"):
+    sink = penstock.TableSink("t", ["window"], SQL.format(tmp_path))
+    pipeline = penstock.stream(windows.sparkSession, windows).write(sink, output_mode="update")
+    with pytest.raises(penstock.errors.InvalidInputError, match="is nested"):
         pipeline.start(checkpoint=tmp_path / "checkpoint")
 
 
 def test_a_continuous_query_only_adds_to_a_sql_table(rate: DataFrame, tmp_path: Path) -> None:
-    trigger = ps.Trigger.continuous("1 second")
-    keyed = ps.TableSink("t", ["value"], SQL.format(tmp_path))
-    (problem,) = ps.modes.check(rate, sink=keyed, trigger=trigger)["update"].problems
+    trigger = penstock.Trigger.continuous("1 second")
+    keyed = penstock.TableSink("t", ["value"], SQL.format(tmp_path))
+    (problem,) = penstock.modes.check(rate, sink=keyed, trigger=trigger)["update"].problems
     assert problem.condition == "CONTINUOUS_REFUSED.SINK"
-    assert ps.modes.check(rate, sink=keyed, trigger=trigger)["append"].safe
-    delta = ps.TableSink("t", url=DELTA.format(tmp_path))
-    (problem,) = ps.modes.check(rate, sink=delta, trigger=trigger)["append"].problems
+    assert penstock.modes.check(rate, sink=keyed, trigger=trigger)["append"].safe
+    delta = penstock.TableSink("t", url=DELTA.format(tmp_path))
+    (problem,) = penstock.modes.check(rate, sink=delta, trigger=trigger)["append"].problems
     assert problem.condition == "CONTINUOUS_REFUSED.SINK"

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/taking.md"
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -35,8 +35,8 @@ def test_the_examples_give_what_the_page_shows(
         for shown in _SHOWN.finditer(block):
             assert eval(shown["expression"], names) == ast.literal_eval(shown["value"]), shown[0]
     assert capsys.readouterr().out == blocks("text")[0]
-    flights = ps.QueueFeed.create(
-        "flights", pa.schema([("id", pa.int64())]), ps.ChangeContract("id"), store="sqlite:///shop.db"
+    flights = penstock.QueueFeed.create(
+        "flights", pa.schema([("id", pa.int64())]), penstock.ChangeContract("id"), store="sqlite:///shop.db"
     )
     rows = [{"id": number, "_change_type": "insert"} for number in range(5)]
     flights.append_commit(1, datetime(2026, 1, 1, tzinfo=UTC), rows)

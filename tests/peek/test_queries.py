@@ -17,8 +17,8 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
-import penstock as ps
-from penstock.errors import InvalidInput, OutputModeRefused
+import penstock
+from penstock.errors import InvalidInputError, OutputModeRefusedError
 from penstock.peek import query
 from penstock.peek.penstock_reads import RowScope, may_keep_state, row_scope
 from tests.support.processes import ChildProcess
@@ -33,7 +33,7 @@ def rate(spark: SparkSession) -> DataFrame:
 
 
 @pytest.fixture
-def events(store: ps.Store) -> ps.Queue:
+def events(store: penstock.Store) -> penstock.Queue:
     """Two minutes of each hour of a day, in two appends."""
     queue = store.create_queue("events", EVENTS)
     for hours in (range(12), range(12, 24)):
@@ -48,28 +48,28 @@ def hourly(spark: SparkSession, url: str, **options: Any) -> DataFrame:
 
 
 def test_a_source_of_sparks_own(spark: SparkSession, tmp_path: Path) -> None:
-    rows = ps.take(rate(spark).where("value % 2 = 1"), 3)
+    rows = penstock.take(rate(spark).where("value % 2 = 1"), 3)
     assert [row.value % 2 for row in rows] == [1, 1, 1]
     (tmp_path / "in").mkdir()
     for number in range(3):
         (tmp_path / "in" / f"{number}.json").write_text(f'{{"a": {number}}}\n{{"a": {number}}}\n')
     files = spark.readStream.schema("a int").option("maxFilesPerTrigger", 1).json(str(tmp_path / "in"))
-    assert len(ps.take(files.unionAll(files), 9)) == 9
-    rows = ps.take(files.select("a", F.col("a").alias("a")), 6)
+    assert len(penstock.take(files.unionAll(files), 9)) == 9
+    rows = penstock.take(files.select("a", F.col("a").alias("a")), 6)
     assert (sorted(row[1] for row in rows), rows.to_arrow().schema.names) == ([0, 0, 1, 1, 2, 2], ["a", "a"])
 
 
 def test_when_the_time_is_over_the_query_stops(spark: SparkSession) -> None:
-    rows = ps.take(rate(spark).where("value < 0"), 1, timeout=1)
+    rows = penstock.take(rate(spark).where("value < 0"), 1, timeout=1)
     assert (len(rows), rows.complete, rows.to_arrow().schema.names) == (0, False, ["timestamp", "value"])
 
 
 def test_groups_come_as_the_watermark_passes_them(
-    spark: SparkSession, store: ps.Store, store_url: str, events: ps.Queue
+    spark: SparkSession, store: penstock.Store, store_url: str, events: penstock.Queue
 ) -> None:
     store.create_consumer("board").register("events", start={0: 2})
     before = store.consumer("board").registration("events")
-    rows = ps.take(hourly(spark, store_url, consumer="board", maxRowsPerTrigger="6"), 4)
+    rows = penstock.take(hourly(spark, store_url, consumer="board", maxRowsPerTrigger="6"), 4)
     assert [row["count"] for row in rows] == [2, 2, 2, 2]
     assert sorted(row.start.hour for row in rows)[0] == 1
     assert store.consumer("board").registration("events") == before
@@ -78,25 +78,25 @@ def test_groups_come_as_the_watermark_passes_them(
 @one_store
 @pytest.mark.usefixtures("events")
 def test_all_groups_but_the_last_come_without_more_data(spark: SparkSession, store_url: str) -> None:
-    rows = ps.take(hourly(spark, store_url), 23)
+    rows = penstock.take(hourly(spark, store_url), 23)
     assert sorted(row.start.hour for row in rows) == list(range(23))
 
 
 @one_store
 @pytest.mark.usefixtures("events")
 def test_what_append_mode_does_not_take_is_refused_by_name(spark: SparkSession, store_url: str) -> None:
-    with pytest.raises(OutputModeRefused, match="watermark") as caught:
-        ps.take(stream(spark, store_url, "events").groupBy("key").count(), 1)
+    with pytest.raises(OutputModeRefusedError, match="watermark") as caught:
+        penstock.take(stream(spark, store_url, "events").groupBy("key").count(), 1)
     assert "PENSTOCK_AGGREGATION_WITHOUT_WATERMARK" in caught.value.parameters["problems"]
     assert "check=False" not in str(caught.value)
-    with pytest.raises(OutputModeRefused, match="append"):
-        ps.sample(stream(spark, store_url, "events").groupBy("key").count(), 1)
+    with pytest.raises(OutputModeRefusedError, match="append"):
+        penstock.take_sample(stream(spark, store_url, "events").groupBy("key").count(), 1)
 
 
 def test_a_limit_and_a_join_are_rows_of_a_query(spark: SparkSession) -> None:
-    assert len(ps.take(rate(spark).limit(2), 2)) == 2
+    assert len(penstock.take(rate(spark).limit(2), 2)) == 2
     names = spark.createDataFrame([(1, "one"), (2, "two")], "value long, name string")
-    assert {row.name for row in ps.take(rate(spark).join(names, "value"), 2)} == {"one", "two"}
+    assert {row.name for row in penstock.take(rate(spark).join(names, "value"), 2)} == {"one", "two"}
 
 
 def test_what_a_query_fails_with_is_raised(spark: SparkSession) -> None:
@@ -105,7 +105,7 @@ def test_what_a_query_fails_with_is_raised(spark: SparkSession) -> None:
         raise ValueError("there is no such day")
 
     with pytest.raises(PythonException, match="there is no such day"):
-        ps.take(rate(spark).select(broken("value")), 1)
+        penstock.take(rate(spark).select(broken("value")), 1)
 
 
 def interrupt_when_a_query_runs(spark: SparkSession) -> threading.Thread:
@@ -121,11 +121,11 @@ def interrupt_when_a_query_runs(spark: SparkSession) -> threading.Thread:
 def test_an_interrupt_stops_the_query(spark: SparkSession) -> None:
     thread = interrupt_when_a_query_runs(spark)
     with pytest.raises(KeyboardInterrupt):
-        ps.take(rate(spark).where("value < 0"), 1, timeout=None)
+        penstock.take(rate(spark).where("value < 0"), 1, timeout=None)
     thread.join()
     thread = interrupt_when_a_query_runs(spark)
     with pytest.raises(KeyboardInterrupt):
-        ps.sample(rate(spark), 1, seconds=60)
+        penstock.take_sample(rate(spark), 1, seconds=60)
     thread.join()
 
 
@@ -156,7 +156,7 @@ def test_an_interrupt_while_the_query_starts_stops_it_too(
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        ps.take(rate(spark), 1)
+        penstock.take(rate(spark), 1)
     thread.join()
 
 
@@ -180,7 +180,7 @@ def test_the_checkpoint_stands_where_one_says(
 
         watching = threading.Thread(target=watch)
         watching.start()
-        ps.take(rate(spark).mapInArrow(look, "timestamp timestamp, value long"), 1, folder=folder)
+        penstock.take(rate(spark).mapInArrow(look, "timestamp timestamp, value long"), 1, folder=folder)
         stops.set()
         watching.join()
         assert seen == {"penstock"}
@@ -198,12 +198,12 @@ def test_the_checkpoint_stands_where_one_says(
         ({"timeout": float("inf")}, "timeout is a finite number"),
         ({"timeout": "5"}, "timeout is a finite number"),
         ({"folder": 7}, "folder is a directory"),
-        ({"df": "orders"}, r"df is a streaming DataFrame; of a ps.stream\(…\), pass its .frame\(\)"),
+        ({"df": "orders"}, r"df is a streaming DataFrame; of a penstock.stream\(…\), pass its .to_df\(\)"),
     ],
 )
 def test_arguments_of_another_kind_are_refused(spark: SparkSession, wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidInput, match=said):
-        ps.take(**{"df": rate(spark), "n": 1} | wrong)
+    with pytest.raises(InvalidInputError, match=said):
+        penstock.take(**{"df": rate(spark), "n": 1} | wrong)
 
 
 @pytest.mark.soak
@@ -215,14 +215,14 @@ def test_spark_connect_is_refused_by_name(run_child: Callable[..., ChildProcess]
 
 def test_a_dataframe_at_rest_is_refused(spark: SparkSession) -> None:
     with pytest.raises(
-        InvalidInput, match=r"df.limit\(n\) returns its first rows, df.sample\(fraction\) a sample"
+        InvalidInputError, match=r"df.limit\(n\) returns its first rows, df.sample\(fraction\) a sample"
     ):
-        ps.take(spark.range(3), 1)
+        penstock.take(spark.range(3), 1)
 
 
 @one_store
 def test_a_plan_says_on_how_much_its_rows_depend(
-    spark: SparkSession, store: ps.Store, store_url: str
+    spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     make_queue(store)
     orders = stream(spark, store_url)
@@ -238,12 +238,14 @@ def test_a_plan_says_on_how_much_its_rows_depend(
 
 
 @one_store
-def test_of_a_union_neither_consumer_moves(spark: SparkSession, store: ps.Store, store_url: str) -> None:
+def test_of_a_union_neither_consumer_moves(
+    spark: SparkSession, store: penstock.Store, store_url: str
+) -> None:
     fill(make_queue(store), range(5))
     consumers = [store.create_consumer(name) for name in ("a", "b")]
     for consumer in consumers:
         consumer.register("orders")
     before = [consumer.registration("orders") for consumer in consumers]
     both = stream(spark, store_url, consumer="a").union(stream(spark, store_url, consumer="b"))
-    assert sorted(row.id for row in ps.take(both, 10)) == sorted([*range(5), *range(5)])
+    assert sorted(row.id for row in penstock.take(both, 10)) == sorted([*range(5), *range(5)])
     assert [consumer.registration("orders") for consumer in consumers] == before

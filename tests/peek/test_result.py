@@ -9,18 +9,18 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row, SparkSession
 
-import penstock as ps
+import penstock
 
 
 def taken(
     spark: SparkSession, table: pa.Table, asked: int = 3, *, complete: bool = True, seen: int | None = None
-) -> ps.Taken:
+) -> penstock.TakeResult:
     frame = spark.createDataFrame(table)
-    return ps.Taken.of(frame, [frame.toArrow()], asked, 1.25, complete=complete, seen=seen)
+    return penstock.TakeResult.of(frame, [frame.toArrow()], asked, 1.25, complete=complete, seen=seen)
 
 
 @pytest.fixture(scope="module")
-def three(spark: SparkSession) -> ps.Taken:
+def three(spark: SparkSession) -> penstock.TakeResult:
     table = pa.table(
         {
             "id": [1, 22, None],
@@ -31,7 +31,7 @@ def three(spark: SparkSession) -> ps.Taken:
     return taken(spark, table)
 
 
-def test_it_is_a_list_of_rows(three: ps.Taken) -> None:
+def test_it_is_a_list_of_rows(three: penstock.TakeResult) -> None:
     assert isinstance(three, Sequence)
     assert three[0] == Row(id=1, name="<a> & b", at=datetime(2026, 1, 1, 12, tzinfo=UTC).replace(tzinfo=None))
     assert [row.id for row in three] == [1, 22, None]
@@ -41,7 +41,7 @@ def test_it_is_a_list_of_rows(three: ps.Taken) -> None:
     assert three[1] in three
 
 
-def test_text_has_columns_of_one_width_and_a_note(three: ps.Taken) -> None:
+def test_text_has_columns_of_one_width_and_a_note(three: penstock.TakeResult) -> None:
     assert str(three) == repr(three)
     lines = str(three).splitlines()
     assert lines[0] == f"  id  {'name':<60}  at"
@@ -51,7 +51,7 @@ def test_text_has_columns_of_one_width_and_a_note(three: ps.Taken) -> None:
     assert lines[-1] == "(3 rows)"
 
 
-def test_notebooks_get_a_table_without_foreign_markup(three: ps.Taken) -> None:
+def test_notebooks_get_a_table_without_foreign_markup(three: penstock.TakeResult) -> None:
     shown = three._repr_html_()
     assert "&lt;a&gt; &amp; b" in shown
     assert "<a>" not in shown

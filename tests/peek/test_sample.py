@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-import penstock as ps
-from penstock.errors import InvalidInput
+import penstock
+from penstock.errors import InvalidInputError
 from penstock.peek.sample import Reservoir, draw_from
 from tests.support.spark_queues import fill, make_queue, one_store, stream
 
@@ -87,14 +87,14 @@ def chi_square(counts: Counter[Any], expected: float, cells: int) -> float:
 
 
 @one_store
-def test_what_a_queue_holds_now(spark: SparkSession, store: ps.Store, store_url: str) -> None:
+def test_what_a_queue_holds_now(spark: SparkSession, store: penstock.Store, store_url: str) -> None:
     orders = make_queue(store, partitions=2)
     fill(orders, range(3_000))
     fill(orders, range(3_000, 10_000), partition=1)
     store.create_consumer("billing").register("orders", start={0: 1_000})
     before = store.consumer("billing").registration("orders")
     frame = stream(spark, store_url, consumer="billing", maxRowsPerTrigger="4000", rowsPerTask="1000")
-    rows = ps.sample(frame, 200, seed=1)
+    rows = penstock.take_sample(frame, 200, seed=1)
     found = [row.id for row in rows]
     assert (len(set(found)), rows.seen, rows.complete) == (200, 9_000, True)
     assert set(found) <= set(range(1_000, 10_000))
@@ -102,22 +102,22 @@ def test_what_a_queue_holds_now(spark: SparkSession, store: ps.Store, store_url:
     assert 125 < sum(number >= 3_000 for number in found) < 182
     assert rows.note == "200 rows, a sample of 9,000"
     assert store.consumer("billing").registration("orders") == before
-    assert ps.sample(frame, 200, seed=1) == rows
-    assert ps.sample(frame, 200) != rows
+    assert penstock.take_sample(frame, 200, seed=1) == rows
+    assert penstock.take_sample(frame, 200) != rows
 
 
 @one_store
-def test_of_fewer_rows_it_has_them_all(spark: SparkSession, store: ps.Store, store_url: str) -> None:
+def test_of_fewer_rows_it_has_them_all(spark: SparkSession, store: penstock.Store, store_url: str) -> None:
     orders = make_queue(store)
-    assert len(ps.sample(stream(spark, store_url), 5)) == 0
+    assert len(penstock.take_sample(stream(spark, store_url), 5)) == 0
     fill(orders, range(3))
-    rows = ps.sample(stream(spark, store_url).dropDuplicates(["id"]), 5)
+    rows = penstock.take_sample(stream(spark, store_url).dropDuplicates(["id"]), 5)
     assert (sorted(row.id for row in rows), rows.seen) == ([0, 1, 2], 3)
 
 
 def test_what_comes_within_a_time(spark: SparkSession) -> None:
     rate = spark.readStream.format("rate").option("rowsPerSecond", 1_000).load()
-    rows = ps.sample(rate, 10, seconds=6)
+    rows = penstock.take_sample(rate, 10, seconds=6)
     assert len({row.value for row in rows}) == 10
     assert rows.seen is not None
     assert rows.seen > 10
@@ -126,5 +126,5 @@ def test_what_comes_within_a_time(spark: SparkSession) -> None:
 @pytest.mark.parametrize("wrong", [{"n": -1}, {"seconds": 0}, {"seed": -1}, {"seed": 0.5}])
 def test_arguments_of_another_kind_are_refused(spark: SparkSession, wrong: dict[str, Any]) -> None:
     rate = spark.readStream.format("rate").load()
-    with pytest.raises(InvalidInput, match=next(iter(wrong))):
-        ps.sample(**{"df": rate, "n": 1} | wrong)
+    with pytest.raises(InvalidInputError, match=next(iter(wrong))):
+        penstock.take_sample(**{"df": rate, "n": 1} | wrong)

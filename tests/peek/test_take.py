@@ -15,8 +15,8 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
-import penstock as ps
-from penstock.errors import ConsumerNotFound, DataLost
+import penstock
+from penstock.errors import ConsumerNotFoundError, DataLostError
 from penstock.peek import local_read, take
 from penstock.peek.query import Deadline, RowCollector
 from tests.support.spark_queues import fill, make_queue, one_store, stream
@@ -36,18 +36,18 @@ def no_query(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(take, "run_query", refuse)
 
 
-def ids(rows: ps.Taken) -> list[int]:
+def ids(rows: penstock.TakeResult) -> list[int]:
     return [row.id for row in rows]
 
 
 @pytest.mark.usefixtures("no_query")
 def test_the_first_rows_come_partition_by_partition(
-    spark: SparkSession, store: ps.Store, store_url: str
+    spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     orders = make_queue(store, partitions=2)
     fill(orders, range(5))
     fill(orders, range(100, 2000), partition=1)
-    rows = ps.take(stream(spark, store_url), 7)
+    rows = penstock.take(stream(spark, store_url), 7)
     assert ids(rows) == [0, 1, 2, 3, 4, 100, 101]
     assert (rows.complete, rows.asked, rows.seen) == (True, 7, None)
     assert rows[0].name == "n0"
@@ -56,12 +56,12 @@ def test_the_first_rows_come_partition_by_partition(
 @one_store
 @pytest.mark.usefixtures("no_query")
 def test_filters_and_functions_see_only_as_many_rows_as_it_takes(
-    spark: SparkSession, store: ps.Store, store_url: str
+    spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     fill(make_queue(store), range(50_000), each=5_000)
     frame = stream(spark, store_url, includeServiceColumns="true").withWatermark("_timestamp", "1 hour")
     frame = frame.where("id % 100 = 7").select("id", "name", (F.col("id") * 2).alias("twice"))
-    rows = ps.take(frame, 25)
+    rows = penstock.take(frame, 25)
     assert [(row.id, row.twice) for row in rows] == [(100 * n + 7, 200 * n + 14) for n in range(25)]
     assert rows.to_arrow().schema.names == ["id", "name", "twice"]
 
@@ -69,7 +69,7 @@ def test_filters_and_functions_see_only_as_many_rows_as_it_takes(
 @one_store
 @pytest.mark.usefixtures("no_query")
 def test_python_functions_and_exploded_rows_are_taken_too(
-    spark: SparkSession, store: ps.Store, store_url: str
+    spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     fill(make_queue(store), range(30))
 
@@ -80,9 +80,9 @@ def test_python_functions_and_exploded_rows_are_taken_too(
             )
 
     frame = stream(spark, store_url).mapInArrow(doubled, "id long")
-    assert sorted(ids(ps.take(frame, 30))) == [2 * number for number in range(30)]
+    assert sorted(ids(penstock.take(frame, 30))) == [2 * number for number in range(30)]
     exploded = stream(spark, store_url).select(F.explode(F.sequence(F.lit(0), F.col("id"))).alias("id"))
-    assert ids(ps.take(exploded, 4)) == [0, 0, 1, 0]
+    assert ids(penstock.take(exploded, 4)) == [0, 0, 1, 0]
 
 
 EVERY_KIND = pa.schema(
@@ -103,7 +103,7 @@ EVERY_KIND = pa.schema(
 
 @one_store
 def test_values_of_every_type_are_those_that_a_query_gives(
-    spark: SparkSession, store: ps.Store, store_url: str
+    spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     instant = datetime(2026, 3, 29, 1, 30, 0, 123456, tzinfo=UTC)
     full = [
@@ -124,24 +124,24 @@ def test_values_of_every_type_are_those_that_a_query_gives(
     query = frame.writeStream.format("memory").queryName("kinds").trigger(availableNow=True).start()
     query.awaitTermination()
     wanted = spark.table("kinds")
-    rows = ps.take(frame, 2)
+    rows = penstock.take(frame, 2)
     assert rows.to_arrow().equals(wanted.toArrow())
     assert rows.schema == frame.schema
     assert list(rows) == wanted.collect()
-    assert rows.frame().collect() == wanted.collect()
-    assert rows.toPandas().equals(wanted.toPandas())
+    assert rows.to_df().collect() == wanted.collect()
+    assert rows.to_pandas().equals(wanted.toPandas())
 
 
 @one_store
 def test_what_a_few_rows_do_not_hold_is_read_by_spark_from_there(
-    spark: SparkSession, store: ps.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, store: penstock.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_read, "_MOST", 3_000)
     orders = make_queue(store, partitions=2)
     fill(orders, range(4_000), each=1_000)
     fill(orders, range(10_000, 16_000), partition=1, each=1_000)
     frame = stream(spark, store_url).where("id % 1000 = 999")
-    rows = ps.take(frame, 10, timeout=60)
+    rows = penstock.take(frame, 10, timeout=60)
     assert sorted(ids(rows)) == [*range(999, 4_000, 1_000), *range(10_999, 16_000, 1_000)]
     assert rows.complete
 
@@ -149,7 +149,7 @@ def test_what_a_few_rows_do_not_hold_is_read_by_spark_from_there(
 @one_store
 @pytest.mark.usefixtures("no_query")
 def test_what_sparks_executors_read_begins_behind_the_rows_that_were_looked_at(
-    spark: SparkSession, store: ps.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, store: penstock.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders = make_queue(store)
     fill(orders, range(100))
@@ -170,7 +170,7 @@ def test_what_sparks_executors_read_begins_behind_the_rows_that_were_looked_at(
 @one_store
 @pytest.mark.usefixtures("no_query")
 def test_rare_rows_of_a_backlog_are_looked_for_by_sparks_executors(
-    spark: SparkSession, store: ps.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, store: penstock.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few rows tell how many more to read; what is found then is among all that there is, once each."""
     for name, value in {"_MOST": 200, "_ESTIMATE_ROWS": 100, "_FIRST_ROWS": 50, "_MAX_FACTOR": 4}.items():
@@ -178,18 +178,18 @@ def test_rare_rows_of_a_backlog_are_looked_for_by_sparks_executors(
     orders = make_queue(store, partitions=2)
     for partition in range(2):
         fill(orders, range(partition * 5_000, partition * 5_000 + 4_000), partition=partition, each=1_000)
-    rows = ids(ps.take(stream(spark, store_url).where("id % 50 = 7"), 150))
+    rows = ids(penstock.take(stream(spark, store_url).where("id % 50 = 7"), 150))
     there = [number for number in [*range(4_000), *range(5_000, 9_000)] if number % 50 == 7]
     assert len(rows) == len(set(rows)) == 150
     assert set(rows) <= set(there)
-    everything = ids(ps.take(stream(spark, store_url).where("id % 50 = 7"), 161, timeout=3))
+    everything = ids(penstock.take(stream(spark, store_url).where("id % 50 = 7"), 161, timeout=3))
     assert sorted(everything) == there
 
 
 @one_store
 @pytest.mark.usefixtures("no_query")
 def test_rows_that_were_found_are_given_when_the_time_ends_before_they_come_again(
-    spark: SparkSession, store: ps.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, store: penstock.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_read, "_MOST", 1_500)
 
@@ -199,7 +199,7 @@ def test_rows_that_were_found_are_given_when_the_time_ends_before_they_come_agai
 
     monkeypatch.setattr(local_read.LocalRead, "_read_by_spark", read_by_spark)
     fill(make_queue(store), range(3_000), each=1_500)
-    rows = ps.take(stream(spark, store_url).where("id % 100 = 7"), 1_000)
+    rows = penstock.take(stream(spark, store_url).where("id % 100 = 7"), 1_000)
     assert (ids(rows), rows.complete) == ([100 * n + 7 for n in range(10)], False)
 
 
@@ -223,33 +223,33 @@ def test_the_larger_of_two_lots_of_the_same_rows_is_given() -> None:
 @one_store
 @pytest.mark.usefixtures("no_query")
 def test_rows_that_come_meanwhile_are_waited_for(
-    spark: SparkSession, store: ps.Store, store_url: str
+    spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     orders = make_queue(store)
     fill(orders, range(3))
     adding = threading.Timer(0.3, fill, [orders, range(3, 10)])
     adding.start()
-    rows = ps.take(stream(spark, store_url), 5)
+    rows = penstock.take(stream(spark, store_url), 5)
     adding.join()
     assert (ids(rows), rows.complete) == ([0, 1, 2, 3, 4], True)
 
 
 @pytest.mark.usefixtures("no_query")
 def test_when_the_time_is_over_it_gives_what_came_and_says_so(
-    spark: SparkSession, store: ps.Store, store_url: str, caplog: pytest.LogCaptureFixture
+    spark: SparkSession, store: penstock.Store, store_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(make_queue(store), range(3))
-    rows = ps.take(stream(spark, store_url), 5, timeout=3)
+    rows = penstock.take(stream(spark, store_url), 5, timeout=3)
     assert (ids(rows), rows.complete) == ([0, 1, 2], False)
     assert "3 rows of 5: no more came within 3" in rows.note
     assert rows.note in caplog.text
-    nothing = ps.take(stream(spark, store_url, startingOffsets="latest"), 5, timeout=0.1)
+    nothing = penstock.take(stream(spark, store_url, startingOffsets="latest"), 5, timeout=0.1)
     assert (len(nothing), nothing.to_arrow().schema.names) == (0, ["id", "name"])
 
 
 @one_store
 def test_a_function_that_takes_too_long_is_cut_off(
-    spark: SparkSession, store: ps.Store, store_url: str
+    spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     fill(make_queue(store), range(3))
 
@@ -260,13 +260,15 @@ def test_a_function_that_takes_too_long_is_cut_off(
             time.sleep(0.1)
             yield from ()
 
-    rows = ps.take(stream(spark, store_url).mapInArrow(endless, "id long"), 1, timeout=3)
+    rows = penstock.take(stream(spark, store_url).mapInArrow(endless, "id long"), 1, timeout=3)
     assert (len(rows), rows.complete) == (0, False)
     assert rows.seconds < 30
 
 
 @one_store
-def test_what_a_function_fails_with_is_raised(spark: SparkSession, store: ps.Store, store_url: str) -> None:
+def test_what_a_function_fails_with_is_raised(
+    spark: SparkSession, store: penstock.Store, store_url: str
+) -> None:
     fill(make_queue(store), range(3))
 
     @F.udf("long")
@@ -274,15 +276,15 @@ def test_what_a_function_fails_with_is_raised(spark: SparkSession, store: ps.Sto
         raise ValueError("there is no such day")
 
     with pytest.raises(PythonException, match="there is no such day"):
-        ps.take(stream(spark, store_url).select(broken("id")), 1)
+        penstock.take(stream(spark, store_url).select(broken("id")), 1)
 
 
-def standing(store: ps.Store, consumer: str) -> dict[int, int]:
+def standing(store: penstock.Store, consumer: str) -> dict[int, int]:
     return store.consumer(consumer).offsets("orders")
 
 
 def test_a_consumer_is_read_from_where_it_stands_and_stays_there(
-    spark: SparkSession, store: ps.Store, store_url: str
+    spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     orders = make_queue(store, partitions=2)
     fill(orders, range(10))
@@ -290,35 +292,35 @@ def test_a_consumer_is_read_from_where_it_stands_and_stays_there(
     billing = store.create_consumer("billing")
     billing.register("orders", start={0: 4, 1: 9})
     before = billing.registration("orders")
-    rows = ps.take(stream(spark, store_url, consumer="billing"), 7)
+    rows = penstock.take(stream(spark, store_url, consumer="billing"), 7)
     assert ids(rows) == [*range(4, 10), 29]
     assert billing.registration("orders") == before
     assert standing(store, "billing") == {0: 4, 1: 9}
-    with pytest.raises(ConsumerNotFound):
-        ps.take(stream(spark, store_url, consumer="nobody"), 1)
+    with pytest.raises(ConsumerNotFoundError):
+        penstock.take(stream(spark, store_url, consumer="nobody"), 1)
 
 
 @one_store
 def test_a_running_query_keeps_its_consumer(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     orders = make_queue(store)
     make_queue(store, "big")
     fill(orders, range(10))
     store.create_consumer("billing").register("orders")
-    pipeline = ps.stream(spark, ps.QueueSource("orders", consumer="billing", url=store_url)).write(
-        ps.QueueSink("big", url=store_url)
-    )
+    pipeline = penstock.stream(
+        spark, penstock.QueueSource("orders", consumer="billing", url=store_url)
+    ).write(penstock.QueueSink("big", url=store_url))
     running = pipeline.start(checkpoint=tmp_path / "checkpoint")
     try:
         running.processAllAvailable()
         fill(orders, range(10, 20))
         frame = stream(spark, store_url, consumer="billing")
         counted = frame.groupBy("name").count()
-        with pytest.raises(ps.errors.OutputModeRefused):
-            ps.take(counted, 1)
-        ps.take(frame, 1, timeout=0.2)
-        ps.take(frame.dropDuplicates(["id"]), 1, timeout=1)
+        with pytest.raises(penstock.errors.OutputModeRefusedError):
+            penstock.take(counted, 1)
+        penstock.take(frame, 1, timeout=0.2)
+        penstock.take(frame.dropDuplicates(["id"]), 1, timeout=1)
         fill(orders, range(20, 25))
         running.processAllAvailable()
         assert running.isActive
@@ -329,27 +331,27 @@ def test_a_running_query_keeps_its_consumer(
 
 
 @one_store
-def test_trimmed_rows_are_told(spark: SparkSession, store: ps.Store, store_url: str) -> None:
+def test_trimmed_rows_are_told(spark: SparkSession, store: penstock.Store, store_url: str) -> None:
     orders = make_queue(store)
     fill(orders, range(10), each=2)
     store.create_consumer("billing").register("orders")
     orders.trim(0, 6)
     frame = stream(spark, store_url, consumer="billing")
-    with pytest.raises(DataLost, match=r"\[0, 6\)"):
-        ps.take(frame, 1)
-    assert ids(ps.take(stream(spark, store_url), 1)) == [6]
+    with pytest.raises(DataLostError, match=r"\[0, 6\)"):
+        penstock.take(frame, 1)
+    assert ids(penstock.take(stream(spark, store_url), 1)) == [6]
 
 
-CONTRACT = ps.ChangeContract(
+CONTRACT = penstock.ChangeContract(
     "id", row_version="version", carryover_rows=True, updates_as_delete_and_insert=True
 )
 DATA = pa.schema([("id", pa.int64()), ("version", pa.int64()), ("data", pa.string())])
 
 
 @pytest.fixture
-def feed(store: ps.Store, store_url: str) -> ps.QueueFeed:
+def feed(store: penstock.Store, store_url: str) -> penstock.QueueFeed:
     """Twenty commits that rewrite ten rows each, of which one has changed."""
-    made = ps.QueueFeed.create("feed", DATA, CONTRACT, store=store_url, partitions=2)
+    made = penstock.QueueFeed.create("feed", DATA, CONTRACT, store=store_url, partitions=2)
     versions = dict.fromkeys(range(10), 0)
     inserted = [{"id": id, "version": 0, "data": "0", "_change_type": "insert"} for id in versions]
     made.append_commit(0, START, inserted)
@@ -363,7 +365,7 @@ def feed(store: ps.Store, store_url: str) -> ps.QueueFeed:
     return made
 
 
-def content(frame: DataFrame | ps.Taken) -> list[tuple[Any, ...]]:
+def content(frame: DataFrame | penstock.TakeResult) -> list[tuple[Any, ...]]:
     rows = frame.collect() if isinstance(frame, DataFrame) else frame
     return sorted(tuple(row) for row in rows)
 
@@ -374,42 +376,42 @@ def content(frame: DataFrame | ps.Taken) -> list[tuple[Any, ...]]:
 @pytest.mark.usefixtures("no_query")
 def test_a_change_feed_gives_what_a_batch_of_it_gives(
     spark: SparkSession,
-    feed: ps.QueueFeed,
+    feed: penstock.QueueFeed,
     mode: str,
     rows: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(local_read, "_RANGE_ROWS", rows)
     options: dict[str, Any] = {"deduplication_mode": mode, "compute_updates": mode != "none"}
-    wanted = content(ps.changes.read(spark, feed, **options))
-    found = ps.take(ps.changes.read_stream(spark, feed, **options), len(wanted), timeout=60)
+    wanted = content(penstock.changes.read(spark, feed, **options))
+    found = penstock.take(penstock.changes.read_stream(spark, feed, **options), len(wanted), timeout=60)
     assert content(found) == wanted
-    first = ps.take(ps.changes.read_stream(spark, feed, starting_version=3, **options), 2)
+    first = penstock.take(penstock.changes.read_stream(spark, feed, starting_version=3, **options), 2)
     assert {row["_commit_version"] for row in first} == {3}
 
 
 @one_store
 def test_the_rest_of_a_change_feed_is_read_by_spark_in_whole_commits(
-    spark: SparkSession, feed: ps.QueueFeed, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, feed: penstock.QueueFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_read, "_RANGE_ROWS", 1)
     monkeypatch.setattr(local_read, "_MOST", 50)
-    wanted = content(ps.changes.read(spark, feed, compute_updates=True))
-    found = ps.take(ps.changes.read_stream(spark, feed, compute_updates=True), len(wanted))
+    wanted = content(penstock.changes.read(spark, feed, compute_updates=True))
+    found = penstock.take(penstock.changes.read_stream(spark, feed, compute_updates=True), len(wanted))
     assert content(found) == wanted
 
 
 @pytest.mark.parametrize("bounds", [{"ending_version": 4}, {"ending_timestamp": START + 4 * SECOND}])
 @one_store
 def test_a_change_feed_with_an_end_has_no_more(
-    spark: SparkSession, feed: ps.QueueFeed, bounds: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, feed: penstock.QueueFeed, bounds: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start: dict[str, Any] = {next(iter(bounds)).replace("ending", "starting"): 0}
     if "ending_timestamp" in bounds:
         start = {"starting_timestamp": START}
-    wanted = content(ps.changes.read(spark, feed, **start, **bounds))
-    frame = ps.changes.read_stream(spark, feed, **start, **bounds)
-    found = ps.take(frame, 1_000, timeout=3)
+    wanted = content(penstock.changes.read(spark, feed, **start, **bounds))
+    frame = penstock.changes.read_stream(spark, feed, **start, **bounds)
+    found = penstock.take(frame, 1_000, timeout=3)
     assert (content(found), found.complete) == (wanted, False)
     monkeypatch.setattr(local_read, "_MOST", 30)
-    assert content(ps.take(frame, len(wanted))) == wanted
+    assert content(penstock.take(frame, len(wanted))) == wanted

@@ -8,19 +8,19 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import penstock as ps
+import penstock
 from tests.support.sparks import make_spark
 
 
 def main(folder: str, url: str, checkpoints: str) -> None:
     spark = make_spark(Path(folder))
     triggers = {
-        "batches": ps.Trigger.processing_time("100 milliseconds"),
-        "epochs": ps.Trigger.continuous("50 ms"),
+        "batches": penstock.Trigger.processing_time("100 milliseconds"),
+        "epochs": penstock.Trigger.continuous("50 ms"),
     }
     for name, trigger in triggers.items():
-        stream = ps.stream(spark, ps.QueueSource("in", name, url))
-        stream.write(ps.QueueSink("out", url)).start(
+        stream = penstock.stream(spark, penstock.QueueSource("in", name, url))
+        stream.write(penstock.QueueSink("out", url)).start(
             name=name, checkpoint=Path(checkpoints) / name, trigger=trigger
         )
     print("STARTED", flush=True)

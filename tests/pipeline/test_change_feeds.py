@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
+import penstock
 from tests.support.change_frames import SCHEMA, Row, contract, table, tuples
 from tests.support.spark_queues import one_store
 
@@ -32,20 +32,20 @@ def commit(version: int, changed: int) -> list[Row]:
     [pytest.param(True, id="micro_batch"), pytest.param(False, id="watermark", marks=pytest.mark.soak)],
 )
 def test_every_commit_comes_out_with_its_changes_alone(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path, whole: bool
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path, whole: bool
 ) -> None:
     feed = store.create_queue("feed", SCHEMA, partitions=2, key=["data"])
     store.create_queue("changes", SCHEMA)
     store.create_consumer("c").register("feed")
 
     def process(df: DataFrame) -> DataFrame:
-        return ps.changes.post_process(df, contract("CU", whole_commits=whole), compute_updates=True)
+        return penstock.changes.post_process(df, contract("CU", whole_commits=whole), compute_updates=True)
 
     options = {"alignToAppends": True, "maxRowsPerTrigger": 1}
     pipeline = (
-        ps.stream(spark, ps.QueueSource("feed", consumer="c", url=store_url, options=options))
+        penstock.stream(spark, penstock.QueueSource("feed", consumer="c", url=store_url, options=options))
         .transform(process)
-        .write(ps.QueueSink("changes", url=store_url))
+        .write(penstock.QueueSink("changes", url=store_url))
     )
     no_data = "spark.sql.streaming.noDataMicroBatches.enabled"
     spark.conf.set(no_data, "false")
@@ -53,7 +53,9 @@ def test_every_commit_comes_out_with_its_changes_alone(
         for versions in ((1, 2), (3, 4)):
             for version in versions:
                 feed.append(table(commit(version, changed=0)))
-            pipeline.start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.available_now()).awaitTermination()
+            pipeline.start(
+                checkpoint=tmp_path / "ck", trigger=penstock.Trigger.available_now()
+            ).awaitTermination()
             expected = Counter(
                 row
                 for version in range(1, versions[-1] + 1)

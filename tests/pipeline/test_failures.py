@@ -7,17 +7,23 @@ from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.errors.exceptions.captured import convert_exception
 from pyspark.sql import SparkSession
 
-from penstock.errors import ChangelogContractViolation, PenstockError, QueryFailed, QueueNotFound, StoreError
+from penstock.errors import (
+    ChangelogContractViolationError,
+    PenstockError,
+    QueryFailedError,
+    QueueNotFoundError,
+    StoreError,
+)
 from penstock.spark.error_boundary import original_error
 
 
 def test_an_error_under_sparks_own_is_found(spark: SparkSession) -> None:
     """Where the abort of a write fails too, Spark's message has no reason."""
     java = spark._jvm.java.lang
-    reason = "Traceback:\npenstock.errors.QueueNotFound: [QUEUE_NOT_FOUND] there is no queue 'out'"
+    reason = "Traceback:\npenstock.errors.QueueNotFoundError: [QUEUE_NOT_FOUND] there is no queue 'out'"
     report = convert_exception(java.RuntimeException("Writing job failed.", java.RuntimeException(reason)))
     found = original_error(report)
-    assert isinstance(found, QueueNotFound)
+    assert isinstance(found, QueueNotFoundError)
     assert "there is no queue 'out'" in str(found)
 
 
@@ -25,7 +31,9 @@ def test_an_error_under_sparks_own_is_found(spark: SparkSession) -> None:
     "error",
     [
         StoreError("it is closed", condition="STORE_CLOSED"),
-        ChangelogContractViolation("too early", condition="CHANGELOG_CONTRACT_VIOLATION.COMMIT_BEFORE_1970"),
+        ChangelogContractViolationError(
+            "too early", condition="CHANGELOG_CONTRACT_VIOLATION.COMMIT_BEFORE_1970"
+        ),
     ],
 )
 def test_it_has_the_class_and_the_condition_that_it_was_raised_with(error: PenstockError) -> None:
@@ -48,7 +56,7 @@ def test_it_has_the_class_and_the_condition_that_it_was_raised_with(error: Penst
 )
 def test_the_end_of_spark_is_told_with_what_to_do(error: Exception) -> None:
     found = original_error(error)
-    assert isinstance(found, QueryFailed)
+    assert isinstance(found, QueryFailedError)
     assert found.condition == "QUERY_FAILED.SPARK_SHUT_DOWN"
     assert "send it to the driver alone" in str(found)
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-import penstock as ps
+import penstock
 from penstock.pipeline import stream
 from penstock.pipeline.initial_batch import InitialBatchReader, with_initial_batch
 from tests.support.change_frames import SCHEMA, Files, contract, tuples
@@ -21,28 +21,30 @@ ROW = (1, "a", 1, "insert", 1, 1_700_000_000_000_000)
 
 @one_store
 @pytest.mark.parametrize(
-    "trigger", [ps.Trigger.available_now(), ps.Trigger.processing_time("50 milliseconds")]
+    "trigger", [penstock.Trigger.available_now(), penstock.Trigger.processing_time("50 milliseconds")]
 )
 def test_the_last_commit_of_a_run_that_died(
     spark: SparkSession,
-    store: ps.Store,
+    store: penstock.Store,
     store_url: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    trigger: ps.Trigger,
+    trigger: penstock.Trigger,
 ) -> None:
     """As if between the micro-batch with the commit and the one without data."""
     files = Files(spark, tmp_path)
     files.add([ROW])
-    changes = ps.changes.post_process(files.read(), contract("CU", whole_commits=False))
+    changes = penstock.changes.post_process(files.read(), contract("CU", whole_commits=False))
     queue = store.create_queue("changes", SCHEMA)
-    pipeline = ps.stream(spark, changes).write(ps.QueueSink("changes", url=store_url))
+    pipeline = penstock.stream(spark, changes).write(penstock.QueueSink("changes", url=store_url))
     no_data = "spark.sql.streaming.noDataMicroBatches.enabled"
     with monkeypatch.context() as patched:
         patched.setattr(stream, "no_data_batches", lambda spark: nullcontext())
         spark.conf.set(no_data, "false")
         try:
-            pipeline.start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.available_now()).awaitTermination()
+            pipeline.start(
+                checkpoint=tmp_path / "ck", trigger=penstock.Trigger.available_now()
+            ).awaitTermination()
         finally:
             spark.conf.unset(no_data)
     assert tuples(queue.read(0, 0)) == []

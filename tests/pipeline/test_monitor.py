@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-import penstock as ps
-from penstock.errors import InvalidOption, StoreNotFound
+import penstock
+from penstock.errors import InvalidOptionError, StoreNotFoundError
 from penstock.json_text import Json
 from penstock.pipeline.monitoring import monitor as listening
 from penstock.pipeline.monitoring import publisher as module
@@ -24,36 +24,36 @@ from tests.support.spark_queues import one_store
 from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64())])
-NOW, SOON = ps.Trigger.available_now(), ps.Trigger.continuous("50 ms")
+NOW, SOON = penstock.Trigger.available_now(), penstock.Trigger.continuous("50 ms")
 NAME = 'it\'s "<script>" ž'
 PATIENCE = 60
 
 
-def rows(store: ps.Store) -> Json:
+def rows(store: penstock.Store) -> Json:
     """Return the reports of queries by name."""
     return {row.name: row for row in store.database.run(queries.reported_queries, write=False)}
 
 
-def progress(store: ps.Store) -> list[Any]:
+def progress(store: penstock.Store) -> list[Any]:
     return store.database.run(lambda tx: queries.progress_since(tx, 0), write=False)
 
 
 @pytest.fixture
-def source(store: ps.Store) -> ps.Queue:
+def source(store: penstock.Store) -> penstock.Queue:
     store.create_queue("out", SCHEMA)
     store.create_consumer("c").register(store.create_queue("in", SCHEMA).name)
     return store.queue("in")
 
 
-def pipeline(spark: SparkSession, url: str, transform: Any = None, **more: object) -> ps.Pipeline:
-    stream = ps.stream(spark, ps.QueueSource("in", "c", url))
+def pipeline(spark: SparkSession, url: str, transform: Any = None, **more: object) -> penstock.Pipeline:
+    stream = penstock.stream(spark, penstock.QueueSource("in", "c", url))
     if transform is not None:
         stream = stream.transform(transform)
-    return stream.write(ps.QueueSink("out", url), **more)
+    return stream.write(penstock.QueueSink("out", url), **more)
 
 
 def test_a_query_of_micro_batches_is_told_to_the_store_of_its_sink(
-    spark: SparkSession, store: ps.Store, store_url: str, source: ps.Queue, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, source: penstock.Queue, tmp_path: Path
 ) -> None:
     source.append([{"id": number} for number in range(10)])
     query = pipeline(spark, store_url, lambda df: df.where("id < 7")).start(
@@ -77,7 +77,7 @@ def test_a_query_of_micro_batches_is_told_to_the_store_of_its_sink(
 
 
 def test_a_continuous_query_is_told_with_its_latency(
-    spark: SparkSession, store: ps.Store, store_url: str, source: ps.Queue, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, source: penstock.Queue, tmp_path: Path
 ) -> None:
     query = pipeline(spark, store_url).start(name=NAME, checkpoint=tmp_path / "ck", trigger=SOON)
     for number in range(3):
@@ -96,11 +96,11 @@ def test_a_continuous_query_is_told_with_its_latency(
 @pytest.mark.parametrize("trigger", [NOW, SOON], ids=["batches", "epochs"])
 def test_a_failure_is_told_with_its_condition_and_no_secret(
     spark: SparkSession,
-    store: ps.Store,
+    store: penstock.Store,
     store_url: str,
-    source: ps.Queue,
+    source: penstock.Queue,
     tmp_path: Path,
-    trigger: ps.Trigger,
+    trigger: penstock.Trigger,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from penstock.continuous.driver import execution
@@ -120,7 +120,7 @@ def test_a_failure_is_told_with_its_condition_and_no_secret(
 
 @one_store
 def test_the_end_of_a_query_that_nobody_awaits_is_told_too(
-    spark: SparkSession, store: ps.Store, store_url: str, source: ps.Queue, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, source: penstock.Queue, tmp_path: Path
 ) -> None:
     source.append([{"id": 1}])
     pipeline(spark, store_url).start(name=NAME, checkpoint=tmp_path / "ck", trigger=NOW)
@@ -130,7 +130,7 @@ def test_the_end_of_a_query_that_nobody_awaits_is_told_too(
 
 @one_store
 def test_a_query_that_is_stopped_is_told_as_stopped_and_runs_again_under_its_id(
-    spark: SparkSession, store: ps.Store, store_url: str, source: ps.Queue, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, source: penstock.Queue, tmp_path: Path
 ) -> None:
     runs = []
     for number in range(2):
@@ -150,15 +150,15 @@ def test_a_query_that_is_stopped_is_told_as_stopped_and_runs_again_under_its_id(
 @pytest.mark.parametrize("trigger", [NOW, SOON], ids=["batches", "epochs"])
 def test_a_query_may_keep_to_itself(
     spark: SparkSession,
-    store: ps.Store,
+    store: penstock.Store,
     store_url: str,
-    source: ps.Queue,
+    source: penstock.Queue,
     tmp_path: Path,
-    trigger: ps.Trigger,
+    trigger: penstock.Trigger,
 ) -> None:
     source.append([{"id": 1}])
     query = pipeline(spark, store_url).start(
-        name=NAME, checkpoint=tmp_path / "ck", trigger=trigger, publish=False
+        name=NAME, checkpoint=tmp_path / "ck", trigger=trigger, monitor=False
     )
     query.processAllAvailable()
     query.stop()
@@ -167,26 +167,26 @@ def test_a_query_may_keep_to_itself(
 
 @one_store
 def test_a_table_is_told_as_sink_and_another_store_as_well(
-    spark: SparkSession, store: ps.Store, store_url: str, source: ps.Queue, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, source: penstock.Queue, tmp_path: Path
 ) -> None:
     source.append([{"id": number} for number in range(5)])
     other = f"sqlite:///{tmp_path}/other.db"
-    sink = ps.TableSink("totals", ["id"], other)
-    stream = ps.stream(spark, ps.QueueSource("in", "c", store_url))
+    sink = penstock.TableSink("totals", ["id"], other)
+    stream = penstock.stream(spark, penstock.QueueSource("in", "c", store_url))
     query = stream.write(sink, output_mode="update").start(name=NAME, checkpoint=tmp_path / "ck", trigger=NOW)
     query.awaitTermination()
     assert rows(store) == {}
-    with ps.connect(other) as there:
+    with penstock.connect(other) as there:
         row = rows(there)[NAME]
         assert (row.source, row.sink, row.rows_in, row.rows_out) == ("queue 'in'", "table 'totals'", 5, 5)
 
 
 @one_store
 def test_other_queries_of_a_session_are_told_where_ps_publish_says(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     session = spark.newSession()
-    ps.publish(session, url=store_url)
+    penstock.monitor(session, url=store_url)
     rate = session.readStream.format("rate").option("rowsPerSecond", 100).load()
     query = (
         rate.writeStream.format("noop")
@@ -205,14 +205,17 @@ def test_other_queries_of_a_session_are_told_where_ps_publish_says(
 
 @one_store
 def test_a_pipeline_without_a_store_is_told_where_ps_publish_says_once(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     session = spark.newSession()
-    ps.publish(session, url=store_url)
-    for name, trigger in (("batches", ps.Trigger.processing_time("100 milliseconds")), ("epochs", SOON)):
-        sink = ps.FunctionSink(print)
+    penstock.monitor(session, url=store_url)
+    for name, trigger in (
+        ("batches", penstock.Trigger.processing_time("100 milliseconds")),
+        ("epochs", SOON),
+    ):
+        sink = penstock.FunctionSink(print)
         query = (
-            ps.stream(session, ps.RateSource(50))
+            penstock.stream(session, penstock.RateSource(50))
             .write(sink)
             .start(name=name, checkpoint=tmp_path / name, trigger=trigger)
         )
@@ -226,21 +229,21 @@ def test_a_pipeline_without_a_store_is_told_where_ps_publish_says_once(
 @one_store
 def test_a_store_that_is_gone_harms_no_query(
     spark: SparkSession,
-    store: ps.Store,
+    store: penstock.Store,
     store_url: str,
-    source: ps.Queue,
+    source: penstock.Queue,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING, "penstock")
     away = f"sqlite:///{tmp_path}/none.db"
-    monkeypatch.setattr(ps.QueueSink, "store_url", lambda *_: away)
+    monkeypatch.setattr(penstock.QueueSink, "store_url", lambda *_: away)
     source.append([{"id": 1}])
     query = pipeline(spark, store_url).start(name=NAME, checkpoint=tmp_path / "ck", trigger=NOW)
     query.awaitTermination()
     assert store.queue("out").info().rows == 1
-    assert [getattr(record, "action", "") for record in caplog.records] == ["publish_failed"]
+    assert [getattr(record, "action", "") for record in caplog.records] == ["monitor_failed"]
 
 
 def test_a_session_has_one_listener_and_none_for_continuous_queries_alone(
@@ -257,17 +260,17 @@ def test_a_session_has_one_listener_and_none_for_continuous_queries_alone(
 
 
 def test_ps_publish_needs_a_store_that_is_there(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match=r"spark\.penstock\.url"):
-        ps.publish(spark.newSession())
-    with pytest.raises(StoreNotFound):
-        ps.publish(spark.newSession(), url=f"sqlite:///{tmp_path}/none.db")
+    with pytest.raises(InvalidOptionError, match=r"spark\.penstock\.url"):
+        penstock.monitor(spark.newSession())
+    with pytest.raises(StoreNotFoundError):
+        penstock.monitor(spark.newSession(), url=f"sqlite:///{tmp_path}/none.db")
 
 
 @one_store
 @pytest.mark.crash_full
 def test_queries_of_a_killed_process_fall_silent(
     run_child: Callable[..., ChildProcess],
-    store: ps.Store,
+    store: penstock.Store,
     store_url: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
-from penstock.errors import InvalidInput, OutputModeRefused
+import penstock
+from penstock.errors import InvalidInputError, OutputModeRefusedError
 from tests.support.spark_queues import fill, ids_in, make_queue, one_store, stream
 
-NOW = ps.Trigger.available_now()
+NOW = penstock.Trigger.available_now()
 
 
-def deduplicated(spark: SparkSession, store: ps.Store, url: str) -> ps.Pipeline:
+def deduplicated(spark: SparkSession, store: penstock.Store, url: str) -> penstock.Pipeline:
     make_queue(store, "in")
     make_queue(store, "out")
     fill(store.queue("in"), [1, 2, 2, 3, 3, 3])
@@ -25,15 +25,19 @@ def deduplicated(spark: SparkSession, store: ps.Store, url: str) -> ps.Pipeline:
     def once(frame: DataFrame) -> DataFrame:
         return frame.dropDuplicates(["id"])
 
-    return ps.stream(spark, stream(spark, url, "in")).transform(once).write(ps.QueueSink("out", url=url))
+    return (
+        penstock.stream(spark, stream(spark, url, "in"))
+        .transform(once)
+        .write(penstock.QueueSink("out", url=url))
+    )
 
 
 @one_store
 def test_what_is_not_safe_is_refused_with_the_report_and_nothing_starts(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     pipeline = deduplicated(spark, store, store_url)
-    with pytest.raises(OutputModeRefused, match="kept in the state forever") as caught:
+    with pytest.raises(OutputModeRefusedError, match="kept in the state forever") as caught:
         pipeline.start(checkpoint=tmp_path / "c", trigger=NOW)
     assert "dropDuplicatesWithinWatermark" in str(caught.value)
     assert caught.value.parameters["problems"] == ["PENSTOCK_STATE_FOR_EVER"]
@@ -42,7 +46,7 @@ def test_what_is_not_safe_is_refused_with_the_report_and_nothing_starts(
 
 @one_store
 def test_the_user_may_know_better(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     pipeline = deduplicated(spark, store, store_url)
     pipeline.start(checkpoint=tmp_path / "c", trigger=NOW, check=False).awaitTermination()
@@ -51,8 +55,8 @@ def test_the_user_may_know_better(
 
 @one_store
 def test_a_check_is_asked_for_with_true_or_false(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     pipeline = deduplicated(spark, store, store_url)
-    with pytest.raises(InvalidInput, match="True or False"):
+    with pytest.raises(InvalidInputError, match="True or False"):
         pipeline.start(checkpoint=tmp_path / "c", check="no")  # type: ignore[arg-type]  # on purpose

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
 
-import penstock as ps
+import penstock
 from penstock.continuous.connectors.protocol import (
     ContinuousSink,
     SinkDriver,
@@ -24,11 +24,11 @@ from penstock.continuous.connectors.protocol import (
     WriterFactory,
 )
 from penstock.continuous.driver.epochs import Epoch
-from penstock.errors import ContinuousRefused, InvalidInput, InvalidOption
+from penstock.errors import ContinuousRefusedError, InvalidInputError, InvalidOptionError
 from penstock.json_text import Json, JsonValue
 from tests.support.spark_queues import fill, make_queue, one_store
 
-NOW = ps.Trigger.available_now()
+NOW = penstock.Trigger.available_now()
 SCHEMA = """
     create table if not exists totals (name text primary key, rows integer not null);
     create table if not exists committed (app_id text, batch_id integer, primary key (app_id, batch_id));
@@ -40,7 +40,7 @@ class Interrupted(Exception):
 
 
 @dataclass(frozen=True)
-class Totals(ps.BatchSink):
+class Totals(penstock.BatchSink):
     """Counts of rows by name, in a database that Penstock knows nothing of."""
 
     guarantees = ("exactly_once",)
@@ -49,7 +49,7 @@ class Totals(ps.BatchSink):
     dies_at: int = -1
     """The micro-batch after whose commit it fails, before Spark logs it."""
 
-    def write(self, rows: DataFrame, batch: ps.MicroBatch) -> None:
+    def write(self, rows: DataFrame, batch: penstock.MicroBatch) -> None:
         counts = [(row["name"], row["count"]) for row in rows.groupBy("name").count().collect()]
         with closing(sqlite3.connect(self.path)) as connection, connection:
             connection.execute("begin immediate")
@@ -62,13 +62,13 @@ class Totals(ps.BatchSink):
         if batch.batch_id == self.dies_at:
             raise Interrupted(f"after micro-batch {batch.batch_id}")
 
-    def _enter(self, connection: sqlite3.Connection, batch: ps.MicroBatch) -> bool:
+    def _enter(self, connection: sqlite3.Connection, batch: penstock.MicroBatch) -> bool:
         ids = (batch.app_id, batch.batch_id)
         return connection.execute("insert or ignore into committed values (?, ?)", ids).rowcount > 0
 
 
 @dataclass(frozen=True)
-class Names(ps.Source):
+class Names(penstock.Source):
     """Rows of a folder of JSON files."""
 
     folder: str
@@ -78,14 +78,14 @@ class Names(ps.Source):
 
 
 @dataclass(frozen=True)
-class Files(ps.Sink, ContinuousSink):
+class Files(penstock.Sink, ContinuousSink):
     """A file of ids for each epoch; its name makes a repeat a no-op."""
 
     guarantees = ("exactly_once",)
 
     folder: Path
 
-    def stream_writer(self, rows: DataFrame, settings: ps.WriteSettings) -> Any:
+    def stream_writer(self, rows: DataFrame, settings: penstock.WriteSettings) -> Any:
         raise NotImplementedError
 
     def continuous_driver(
@@ -153,11 +153,11 @@ def totals(path: Path) -> dict[str, int]:
         return dict(connection.execute("select name, rows from totals"))
 
 
-def source(store: ps.Store, url: str) -> ps.QueueSource:
+def source(store: penstock.Store, url: str) -> penstock.QueueSource:
     make_queue(store, "in")
     store.create_consumer("c").register("in")
     fill(store.queue("in"), range(30))
-    return ps.QueueSource("in", "c", url, options={"maxRowsPerTrigger": 10})
+    return penstock.QueueSource("in", "c", url, options={"maxRowsPerTrigger": 10})
 
 
 def by_parity(frame: DataFrame) -> DataFrame:
@@ -166,9 +166,9 @@ def by_parity(frame: DataFrame) -> DataFrame:
 
 @one_store
 def test_a_sink_of_ones_own_keeps_exactly_once_by_the_ids_of_micro_batches(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path, database: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path, database: Path
 ) -> None:
-    rows = ps.stream(spark, source(store, store_url)).transform(by_parity)
+    rows = penstock.stream(spark, source(store, store_url)).transform(by_parity)
     dying = rows.write(Totals(str(database), dies_at=1)).start(checkpoint=tmp_path / "ck", trigger=NOW)
     with pytest.raises(Exception, match="after micro-batch 1"):
         dying.awaitTermination()
@@ -181,12 +181,12 @@ def test_a_sink_of_ones_own_keeps_exactly_once_by_the_ids_of_micro_batches(
 
 @one_store
 def test_a_source_of_ones_own_is_read(
-    spark: SparkSession, store: ps.Store, tmp_path: Path, database: Path
+    spark: SparkSession, store: penstock.Store, tmp_path: Path, database: Path
 ) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.json").write_text('{"id": 1, "name": "x"}\n{"id": 2, "name": "y"}\n')
     query = (
-        ps.stream(spark, Names(str(tmp_path / "files")))
+        penstock.stream(spark, Names(str(tmp_path / "files")))
         .write(Totals(str(database)))
         .start(checkpoint=tmp_path / "ck", trigger=NOW)
     )
@@ -196,29 +196,31 @@ def test_a_source_of_ones_own_is_read(
 
 @one_store
 def test_what_a_sink_of_ones_own_does_not_keep_is_refused(
-    spark: SparkSession, store: ps.Store, store_url: str
+    spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
-    stream = ps.stream(spark, source(store, store_url))
+    stream = penstock.stream(spark, source(store, store_url))
     sink = Totals("totals.db")
     assert stream.write(sink).guarantee == "exactly_once"
-    with pytest.raises(InvalidOption, match="Totals takes guarantee exactly_once, not 'at_least_once'"):
+    with pytest.raises(InvalidOptionError, match="Totals takes guarantee exactly_once, not 'at_least_once'"):
         stream.write(sink, guarantee="at_least_once")
-    with pytest.raises(InvalidOption, match="Totals takes output mode append, not 'complete'"):
+    with pytest.raises(InvalidOptionError, match="Totals takes output mode append, not 'complete'"):
         stream.write(sink, output_mode="complete")
-    with pytest.raises(ContinuousRefused, match="Totals takes micro-batches alone"):
-        stream.write(sink).start(trigger=ps.Trigger.continuous())
-    with pytest.raises(InvalidInput, match=r"another ps\.Sink"):
+    with pytest.raises(ContinuousRefusedError, match="Totals takes micro-batches alone"):
+        stream.write(sink).start(trigger=penstock.Trigger.continuous())
+    with pytest.raises(InvalidInputError, match=r"another penstock\.Sink"):
         stream.write("totals.db")  # type: ignore[arg-type]  # on purpose
 
 
 @one_store
 def test_a_continuous_sink_of_ones_own_gets_each_epoch(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     (tmp_path / "epochs").mkdir()
     sink = Files(tmp_path / "epochs")
-    stream = ps.stream(spark, source(store, store_url)).transform(lambda frame: frame.where("id % 2 = 0"))
-    trigger = ps.Trigger.continuous("50 ms")
+    stream = penstock.stream(spark, source(store, store_url)).transform(
+        lambda frame: frame.where("id % 2 = 0")
+    )
+    trigger = penstock.Trigger.continuous("50 ms")
     for more in (range(30, 30), range(30, 40)):
         query = stream.write(sink).start(checkpoint=tmp_path / "ck", trigger=trigger)
         fill(store.queue("in"), more)

@@ -1,4 +1,4 @@
-"""``ps.stream(…).transform(…).write(…).start(…)``."""
+"""``penstock.stream(…).transform(…).write(…).start(…)``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from penstock.errors import (
-    CheckpointMismatch,
-    CommitRefused,
-    ConsumerInUse,
-    InvalidInput,
-    InvalidOption,
-    OffsetConflict,
-    QueueNotFound,
+    CheckpointMismatchError,
+    CommitRefusedError,
+    ConsumerInUseError,
+    InvalidInputError,
+    InvalidOptionError,
+    OffsetConflictError,
+    QueueNotFoundError,
 )
 from penstock.store.database import Transaction
 from penstock.store.records import consumers
@@ -26,7 +26,7 @@ from tests.support.spark_queues import fill, ids_in, make_queue, one_store, stre
 from tests.support.waiting import wait_until
 
 
-def prepare(store: ps.Store, rows: int = 30) -> None:
+def prepare(store: penstock.Store, rows: int = 30) -> None:
     make_queue(store, "in", partitions=2)
     make_queue(store, "out")
     store.create_consumer("c").register("in")
@@ -36,22 +36,22 @@ def prepare(store: ps.Store, rows: int = 30) -> None:
         )
 
 
-def even(spark: SparkSession, url: str) -> ps.Pipeline:
-    source = ps.QueueSource("in", consumer="c", url=url, options={"maxRowsPerTrigger": 10})
+def even(spark: SparkSession, url: str) -> penstock.Pipeline:
+    source = penstock.QueueSource("in", consumer="c", url=url, options={"maxRowsPerTrigger": 10})
     return (
-        ps.stream(spark, source)
+        penstock.stream(spark, source)
         .transform(lambda df: df.where("id % 2 = 0"))
-        .write(ps.QueueSink("out", url=url))
+        .write(penstock.QueueSink("out", url=url))
     )
 
 
 def test_what_is_there_goes_through_once_and_all_is_level(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     prepare(store)
     for _ in range(2):
         query = even(spark, store_url).start(
-            name="even", checkpoint=tmp_path / "c", trigger=ps.Trigger.available_now()
+            name="even", checkpoint=tmp_path / "c", trigger=penstock.Trigger.available_now()
         )
         query.awaitTermination()
     assert sorted(ids_in(store.queue("out"))) == list(range(0, 30, 2))
@@ -60,12 +60,12 @@ def test_what_is_there_goes_through_once_and_all_is_level(
 
 
 def test_a_running_query_owns_its_consumer_until_it_is_stopped(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     prepare(store)
     query = even(spark, store_url).start(checkpoint=tmp_path / "c")
     query.processAllAvailable()
-    with pytest.raises(ConsumerInUse):
+    with pytest.raises(ConsumerInUseError):
         store.consumer("c").seek("in", to="earliest")
     fill(store.queue("in"), [100, 101])
     wait_until(lambda: 100 in ids_in(store.queue("out")), 60, "the new row")
@@ -75,21 +75,21 @@ def test_a_running_query_owns_its_consumer_until_it_is_stopped(
 
 
 def test_rows_that_are_safe_are_trimmed_without_anybody_asking(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     """Also while nobody appends any more."""
     prepare(store)
     queue = store.queue("in")
-    queue.set_retention(ps.Retention(rows=0))
+    queue.set_retention(penstock.Retention(rows=0))
     store.consumer("c").register("in", vital=True)
     query = even(spark, store_url).start(checkpoint=tmp_path / "c")
     query.processAllAvailable()
     wait_until(lambda: queue.info().rows == 0, 30, "the rows are trimmed")
-    store.queue("in").set_retention(ps.Retention())
+    store.queue("in").set_retention(penstock.Retention())
     fill(queue, [100, 101])
     query.processAllAvailable()
     assert queue.info().rows == 2
-    queue.set_retention(ps.Retention(rows=0))
+    queue.set_retention(penstock.Retention(rows=0))
     assert query.stop()
     assert queue.info().rows == 0, "a query that ends sees to it before it does"
     assert len(ids_in(store.queue("out"))) == 16
@@ -97,7 +97,7 @@ def test_rows_that_are_safe_are_trimmed_without_anybody_asking(
 
 @one_store
 def test_a_micro_batch_that_takes_too_long_is_broken_off_and_repeated(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     prepare(store)
     begun, may_end = tmp_path / "begun", tmp_path / "may end"
@@ -109,52 +109,57 @@ def test_a_micro_batch_that_takes_too_long_is_broken_off_and_repeated(
                 time.sleep(0.02)
             yield batch
 
-    source = ps.stream(spark, ps.QueueSource("in", consumer="c", url=store_url))
+    source = penstock.stream(spark, penstock.QueueSource("in", consumer="c", url=store_url))
     slow = source.transform(lambda df: df.mapInArrow(slowly, df.schema))
-    pipeline = slow.write(ps.QueueSink("out", url=store_url))
+    pipeline = slow.write(penstock.QueueSink("out", url=store_url))
     query = pipeline.start(checkpoint=tmp_path / "c")
     wait_until(begun.exists, 60, "the micro-batch is in hand")
     assert query.stop(timeout=0.5) is False
     assert not query.isActive
     may_end.touch()
     assert ids_in(store.queue("out")) == []
-    pipeline.start(checkpoint=tmp_path / "c", trigger=ps.Trigger.available_now()).awaitTermination()
+    pipeline.start(checkpoint=tmp_path / "c", trigger=penstock.Trigger.available_now()).awaitTermination()
     assert sorted(ids_in(store.queue("out"))) == list(range(30))
 
 
 @one_store
 def test_an_old_checkpoint_is_refused_with_our_own_error(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     prepare(store)
-    now = ps.Trigger.available_now()
+    now = penstock.Trigger.available_now()
     even(spark, store_url).start(checkpoint=tmp_path / "c", trigger=now).awaitTermination()
     store.consumer("c").seek("in", to="earliest")
     query = even(spark, store_url).start(checkpoint=tmp_path / "c", trigger=now)
-    with pytest.raises(CheckpointMismatch, match="moved by a seek"):
+    with pytest.raises(CheckpointMismatchError, match="moved by a seek"):
         query.awaitTermination()
-    assert isinstance(query.exception(), CheckpointMismatch)
+    assert isinstance(query.exception(), CheckpointMismatchError)
 
 
 @one_store
 @pytest.mark.parametrize(("back", "read_after"), [(False, [6, 7]), (True, [3, 4, 5, 6, 7])])
 def test_the_way_out_after_a_program_has_moved_the_consumer_of_a_query(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path, back: bool, read_after: list[int]
+    spark: SparkSession,
+    store: penstock.Store,
+    store_url: str,
+    tmp_path: Path,
+    back: bool,
+    read_after: list[int],
 ) -> None:
     queue = make_queue(store, "in")
     make_queue(store, "out")
     consumer = store.create_consumer("c")
     consumer.register("in")
-    pipeline = ps.stream(spark, ps.QueueSource("in", consumer="c", url=store_url)).write(
-        ps.QueueSink("out", url=store_url)
+    pipeline = penstock.stream(spark, penstock.QueueSource("in", consumer="c", url=store_url)).write(
+        penstock.QueueSink("out", url=store_url)
     )
-    now = ps.Trigger.available_now()
+    now = penstock.Trigger.available_now()
     fill(queue, range(3))
     pipeline.start(checkpoint=tmp_path / "c", trigger=now).awaitTermination()
     fill(queue, range(3, 6))
     consumer.advance("in", 0, old=3, new=6)
     fill(queue, [6, 7])
-    with pytest.raises(OffsetConflict) as caught:
+    with pytest.raises(OffsetConflictError) as caught:
         pipeline.start(checkpoint=tmp_path / "c", trigger=now).awaitTermination()
     assert "Start the query with a new checkpoint" in caught.value.message
     assert "seek the consumer to {0: 3}" in caught.value.message
@@ -166,18 +171,18 @@ def test_the_way_out_after_a_program_has_moved_the_consumer_of_a_query(
 
 @one_store
 def test_any_streaming_frame_is_a_source(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     make_queue(store, "out")
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.json").write_text('{"id": 1, "name": "x"}\n{"id": 2, "name": "y"}\n')
     frame = spark.readStream.schema("id bigint, name string").json(str(tmp_path / "files"))
-    pipeline = ps.stream(spark, frame).write(ps.QueueSink("out", url=store_url))
-    pipeline.start(checkpoint=tmp_path / "c", trigger=ps.Trigger.available_now()).awaitTermination()
+    pipeline = penstock.stream(spark, frame).write(penstock.QueueSink("out", url=store_url))
+    pipeline.start(checkpoint=tmp_path / "c", trigger=penstock.Trigger.available_now()).awaitTermination()
     assert sorted(ids_in(store.queue("out"))) == [1, 2]
 
 
-def safe(store: ps.Store, consumer: str, queue: str) -> list[int]:
+def safe(store: penstock.Store, consumer: str, queue: str) -> list[int]:
     """From where on nothing of a queue is read again."""
 
     def work(tx: Transaction) -> list[int]:
@@ -188,15 +193,15 @@ def safe(store: ps.Store, consumer: str, queue: str) -> list[int]:
 
 @one_store
 def test_consumers_that_come_in_a_frame_are_level_as_well(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     prepare(store)
     make_queue(store, "more")
     store.create_consumer("d").register("more")
     fill(store.queue("more"), range(100, 110))
     both = stream(spark, store_url, "in", Consumer="c").union(stream(spark, store_url, "more", consumer="d"))
-    pipeline = ps.stream(spark, both).write(ps.QueueSink("out", url=store_url))
-    pipeline.start(checkpoint=tmp_path / "c", trigger=ps.Trigger.available_now()).awaitTermination()
+    pipeline = penstock.stream(spark, both).write(penstock.QueueSink("out", url=store_url))
+    pipeline.start(checkpoint=tmp_path / "c", trigger=penstock.Trigger.available_now()).awaitTermination()
     assert (safe(store, "c", "in"), safe(store, "d", "more")) == ([15, 15], [10])
     query = pipeline.start(checkpoint=tmp_path / "c")
     fill(store.queue("more"), range(110, 115))
@@ -208,13 +213,13 @@ def test_consumers_that_come_in_a_frame_are_level_as_well(
 
 @one_store
 def test_a_source_that_never_rests_does_not_keep_a_query_from_stopping(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     prepare(store)
     rate = spark.readStream.format("rate").option("rowsPerSecond", 100).load()
     numbers = rate.selectExpr("value + 1000 as id", "'n' as name")
-    source = ps.stream(spark, ps.QueueSource("in", consumer="c", url=store_url))
-    pipeline = source.transform(lambda df: df.union(numbers)).write(ps.QueueSink("out", url=store_url))
+    source = penstock.stream(spark, penstock.QueueSource("in", consumer="c", url=store_url))
+    pipeline = source.transform(lambda df: df.union(numbers)).write(penstock.QueueSink("out", url=store_url))
     query = pipeline.start(checkpoint=tmp_path / "c")
     wait_until(lambda: max(ids_in(store.queue("out")), default=0) > 1000, 60, "a row of the other source")
     query.stop(timeout=20)
@@ -224,50 +229,54 @@ def test_a_source_that_never_rests_does_not_keep_a_query_from_stopping(
 
 @one_store
 def test_idempotent_refuses_what_may_be_cut_otherwise_the_next_time(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     prepare(store)
-    source = ps.stream(spark, ps.QueueSource("in", consumer="c", url=store_url))
+    source = penstock.stream(spark, penstock.QueueSource("in", consumer="c", url=store_url))
     shuffled = source.transform(lambda df: df.repartition(3))
-    with pytest.raises(CommitRefused, match="Repartition"):
-        shuffled.write(ps.QueueSink("out", url=store_url), guarantee="idempotent").start(
+    with pytest.raises(CommitRefusedError, match="Repartition"):
+        shuffled.write(penstock.QueueSink("out", url=store_url), guarantee="idempotent").start(
             checkpoint=tmp_path / "c"
         )
 
 
 @one_store
-def test_wrong_arguments_are_told_at_once(spark: SparkSession, store: ps.Store, store_url: str) -> None:
+def test_wrong_arguments_are_told_at_once(spark: SparkSession, store: penstock.Store, store_url: str) -> None:
     prepare(store)
-    stream = ps.stream(spark, ps.QueueSource("in", consumer="c", url=store_url))
-    sink = ps.QueueSink("out", url=store_url)
-    with pytest.raises(InvalidInput, match="streaming"):
-        ps.stream(spark, spark.range(3))
-    with pytest.raises(InvalidInput, match="QueueSource"):
-        ps.stream(spark, "in")  # type: ignore[arg-type]  # on purpose
-    with pytest.raises(InvalidInput, match="function"):
+    stream = penstock.stream(spark, penstock.QueueSource("in", consumer="c", url=store_url))
+    sink = penstock.QueueSink("out", url=store_url)
+    with pytest.raises(InvalidInputError, match="streaming"):
+        penstock.stream(spark, spark.range(3))
+    with pytest.raises(InvalidInputError, match="QueueSource"):
+        penstock.stream(spark, "in")  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(InvalidInputError, match="function"):
         stream.transform("id > 3")  # type: ignore[arg-type]  # on purpose
-    with pytest.raises(InvalidInput, match="return"):
-        stream.transform(lambda df: None).frame()  # type: ignore[arg-type,return-value]  # on purpose
-    with pytest.raises(InvalidOption, match="Did you mean 'exactly_once'"):
+    with pytest.raises(InvalidInputError, match="return"):
+        stream.transform(lambda df: None).to_df()  # type: ignore[arg-type,return-value]  # on purpose
+    with pytest.raises(InvalidOptionError, match="Did you mean 'exactly_once'"):
         stream.write(sink, guarantee="exactly_onse")
-    with pytest.raises(InvalidOption, match="append"):
+    with pytest.raises(InvalidOptionError, match="append"):
         stream.write(sink, output_mode="complete")
-    with pytest.raises(InvalidOption, match="interval"):
-        ps.Trigger.processing_time("soon")
+    with pytest.raises(InvalidOptionError, match="interval"):
+        penstock.Trigger.processing_time("soon")
 
 
 @one_store
 def test_what_is_wrong_with_the_source_is_our_own_error(
-    spark: SparkSession, store: ps.Store, store_url: str
+    spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     prepare(store)
-    with pytest.raises(QueueNotFound, match="Did you mean 'in'") as error:
-        ps.stream(spark, ps.QueueSource("inn", url=store_url)).frame()
+    with pytest.raises(QueueNotFoundError, match="Did you mean 'in'") as error:
+        penstock.stream(spark, penstock.QueueSource("inn", url=store_url)).to_df()
     assert "Traceback" not in str(error.value)
-    with pytest.raises(InvalidOption, match="Did you mean 'maxRowsPerTrigger'"):
-        ps.stream(spark, ps.QueueSource("in", url=store_url, options={"maxRowsPerTriger": 1})).frame()
+    with pytest.raises(InvalidOptionError, match="Did you mean 'maxRowsPerTrigger'"):
+        penstock.stream(
+            spark, penstock.QueueSource("in", url=store_url, options={"maxRowsPerTriger": 1})
+        ).to_df()
 
 
 def test_no_end_of_a_pipeline_shows_its_url() -> None:
     secret = "postgresql://u:geheim@h/d"
-    assert "geheim" not in repr(ps.QueueSource("q", url=secret)) + repr(ps.QueueSink("q", url=secret))
+    assert "geheim" not in repr(penstock.QueueSource("q", url=secret)) + repr(
+        penstock.QueueSink("q", url=secret)
+    )

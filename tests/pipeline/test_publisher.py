@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-import penstock as ps
-from penstock.errors import QueryFailed, QueueNotFound
+import penstock
+from penstock.errors import QueryFailedError, QueueNotFoundError
 from penstock.json_text import Json
 from penstock.pipeline.monitoring import publisher as module
 from penstock.pipeline.monitoring.progress_format import ends_of, error_of, progress_of, rows_of
@@ -35,16 +35,16 @@ def told(batch: int, rows: int = 10, out: int = -1, **more: object) -> Json:
     }
 
 
-def rows(store: ps.Store) -> list[Any]:
+def rows(store: penstock.Store) -> list[Any]:
     return store.database.run(queries.reported_queries, write=False)
 
 
-def progress(store: ps.Store) -> list[Any]:
+def progress(store: penstock.Store) -> list[Any]:
     return store.database.run(lambda tx: queries.progress_since(tx, 0), write=False)
 
 
 @pytest.fixture
-def publisher(store: ps.Store, store_url: str) -> Iterator[Publisher]:
+def publisher(store: penstock.Store, store_url: str) -> Iterator[Publisher]:
     found = Publisher(store_url)
     yield found
     for run_id in list(found._followed):
@@ -52,7 +52,7 @@ def publisher(store: ps.Store, store_url: str) -> Iterator[Publisher]:
     found.settle_all(10)
 
 
-def test_the_beginning_and_the_end_are_told_at_once(publisher: Publisher, store: ps.Store) -> None:
+def test_the_beginning_and_the_end_are_told_at_once(publisher: Publisher, store: penstock.Store) -> None:
     publisher.begin(RUN)
     (row,) = wait_until(lambda: rows(store), 10)
     assert (row.query_id, row.run_id, row.name, row.state) == ("id", "run", RUN.name, "running")
@@ -62,7 +62,7 @@ def test_the_beginning_and_the_end_are_told_at_once(publisher: Publisher, store:
     assert (row.state, row.error_condition, row.error_message) == ("failed", "BAD", "why")
 
 
-def test_only_the_newest_is_told_with_the_rows_of_all(publisher: Publisher, store: ps.Store) -> None:
+def test_only_the_newest_is_told_with_the_rows_of_all(publisher: Publisher, store: penstock.Store) -> None:
     publisher.begin(RUN)
     began = time.monotonic()
     for batch in range(25):
@@ -81,7 +81,7 @@ def test_only_the_newest_is_told_with_the_rows_of_all(publisher: Publisher, stor
 
 
 def test_what_is_said_behind_the_end_or_of_a_stranger_is_not_heard(
-    publisher: Publisher, store: ps.Store
+    publisher: Publisher, store: penstock.Store
 ) -> None:
     publisher.progressed("stranger", told(1))
     publisher.begin(RUN)
@@ -94,7 +94,7 @@ def test_what_is_said_behind_the_end_or_of_a_stranger_is_not_heard(
 
 
 def test_a_process_with_a_query_tells_that_it_is_there(
-    publisher: Publisher, store: ps.Store, monkeypatch: pytest.MonkeyPatch
+    publisher: Publisher, store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.05)
     publisher.begin(RUN)
@@ -104,7 +104,7 @@ def test_a_process_with_a_query_tells_that_it_is_there(
 
 
 def test_rows_out_come_from_the_ledger_where_spark_has_not_counted_them(
-    publisher: Publisher, store: ps.Store
+    publisher: Publisher, store: penstock.Store
 ) -> None:
     def enter(tx: Transaction) -> None:
         for batch, count in ((0, 50), (1, 7), (2, 9)):
@@ -148,13 +148,13 @@ def test_a_store_that_does_not_answer_is_logged_once_and_told_later(
     for _ in range(3):
         again = publisher._again_at
         wait_until(lambda again=again: publisher._again_at > again, 20)
-    with ps.connect(store_url) as store:
+    with penstock.connect(store_url) as store:
         wait_until(lambda: progress(store), 20)
         publisher.end("run", None)
         assert publisher.settle("run", 10)
         assert sum(point.rows_in for point in progress(store)) == 1001
         assert rows(store)[0].state == "stopped"
-    warned = [record for record in caplog.records if getattr(record, "action", "") == "publish_failed"]
+    warned = [record for record in caplog.records if getattr(record, "action", "") == "monitor_failed"]
     assert len(warned) == 1
 
 
@@ -171,7 +171,7 @@ def test_an_end_that_no_store_hears_of_is_given_up(tmp_path: Path, monkeypatch: 
 
 
 def test_the_thread_ends_with_the_last_query_and_begins_with_the_next(
-    publisher: Publisher, store: ps.Store
+    publisher: Publisher, store: penstock.Store
 ) -> None:
     for number in range(2):
         publisher.begin(QueryRun("id", f"run {number}", None, "continuous", 5))
@@ -221,7 +221,7 @@ def test_progress_of_spark_is_taken_as_it_is() -> None:
     ],
 )
 def test_no_secret_is_told(text: str) -> None:
-    for error in (RuntimeError(text), QueueNotFound(text), QueryFailed(f"Traceback: {text}")):
+    for error in (RuntimeError(text), QueueNotFoundError(text), QueryFailedError(f"Traceback: {text}")):
         assert "hunter22" not in error_of(error).message
 
 
@@ -235,7 +235,7 @@ def test_what_a_feed_tells_to_look_at_comes_with_the_progress() -> None:
 def test_an_error_is_told_by_its_condition_in_one_short_line() -> None:
     spark = (
         "org.apache.spark.sql.streaming.StreamingQueryException: [STREAM_FAILED] it broke\n"
-        "penstock.errors.OwnerFenced: [OWNER_FENCED] another query owns it\n\tat "
+        "penstock.errors.OwnerFencedError: [OWNER_FENCED] another query owns it\n\tat "
         "org.apache.spark.Thing.run(Thing.scala:5)"
     )
     assert error_of(RuntimeError(spark)) == QueryError("OWNER_FENCED", "another query owns it")

@@ -9,7 +9,7 @@ from unittest.mock import Mock, PropertyMock
 
 import pytest
 
-import penstock as ps
+import penstock
 from penstock.commit.offsets import QueueOffset
 from penstock.commit.owner import Owner
 from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs
@@ -51,7 +51,7 @@ def test_a_query_whose_store_is_away_is_stopped_all_the_same(
 
 @one_store
 def test_a_query_whose_consumer_is_gone_is_stopped_all_the_same(
-    store: ps.Store, store_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    store: penstock.Store, store_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_queue(store, "in")
     spark = running(progress_of(store.uuid, "gone", 1))
@@ -76,7 +76,7 @@ def test_a_query_is_stopped_where_waiting_for_it_is_broken_off(tmp_path: Path) -
 
 @one_store
 def test_a_query_that_has_been_idle_since_its_start_does_not_drain_the_one_that_took_over(
-    store: ps.Store, store_url: str, tmp_path: Path
+    store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     """It names no owner before its first progress, and the consumer's owner may be another query by then."""
     make_queue(store, "in").register(store.create_consumer("c").name)
@@ -91,7 +91,7 @@ def test_a_query_that_has_been_idle_since_its_start_does_not_drain_the_one_that_
 @one_store
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_query_in_its_first_micro_batch_drains_the_owner_that_planned_it_if_that_is_its_own(
-    store: ps.Store, store_url: str, tmp_path: Path, ours: bool
+    store: penstock.Store, store_url: str, tmp_path: Path, ours: bool
 ) -> None:
     make_queue(store, "in").register(store.create_consumer("c").name)
     source = OwnedConsumer(store_url, "in", "c")

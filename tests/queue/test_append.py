@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.errors import InvalidInput, PartitionNotFound, QueueNotFound, SchemaMismatch
+from penstock.errors import InvalidInputError, PartitionNotFoundError, QueueNotFoundError, SchemaMismatchError
 from tests.support.queues import SCHEMA, everything, numbers, rows
 
 TABLE = pa.table({"n": [1, 2, 3], "s": ["a", None, "c"]}, schema=SCHEMA)
@@ -92,10 +92,10 @@ def test_a_key_has_the_same_partition_in_every_database_and_shape(store: penstoc
 def test_a_partition_that_is_not_there_is_refused(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=2)
     for partition in (2, -1, 10**9):
-        with pytest.raises(PartitionNotFound, match="has partitions 0 to 1"):
+        with pytest.raises(PartitionNotFoundError, match="has partitions 0 to 1"):
             queue.append(TABLE, partition)
     for partition in ("0", 0.0, True):
-        with pytest.raises(InvalidInput):
+        with pytest.raises(InvalidInputError):
             queue.append(TABLE, partition)  # type: ignore[arg-type]
     assert queue.info().rows == 0
 
@@ -104,11 +104,11 @@ def test_a_keyed_row_goes_nowhere_but_to_its_partition(store: penstock.Store) ->
     queue = store.create_queue("q", SCHEMA, partitions=2, key=["n"])
     home = next(iter(queue.append(rows(7)).ranges))
     assert queue.append(rows(7, 7), home).rows == 2
-    with pytest.raises(InvalidInput, match="the key of row 0 belongs to partition"):
+    with pytest.raises(InvalidInputError, match="the key of row 0 belongs to partition"):
         queue.append(rows(7), 1 - home)
     astray = next(n for n in range(100) if next(iter(queue.append(rows(n)).ranges)) != home)
     before = queue.info().rows
-    with pytest.raises(InvalidInput, match="the key of row 2 belongs to partition"):
+    with pytest.raises(InvalidInputError, match="the key of row 2 belongs to partition"):
         queue.append(rows(7, 7, astray), home)
     assert queue.info().rows == before
 
@@ -131,7 +131,7 @@ def test_rows_that_do_not_fit_are_refused_and_nothing_is_appended(
 ) -> None:
     schema = pa.schema([pa.field("n", pa.int64(), nullable=False), ("s", pa.string())])
     queue = store.create_queue("q", schema, partitions=2)
-    with pytest.raises(SchemaMismatch) as caught:
+    with pytest.raises(SchemaMismatchError) as caught:
         queue.append(given)
     assert caught.value.parameters["column"] == column
     assert queue.info().rows == 0
@@ -149,7 +149,7 @@ def test_a_queue_that_was_dropped_takes_nothing(store: penstock.Store) -> None:
             lambda each=each: each.read(0, 0),
             lambda each=each: each.append(pa.concat_tables([TABLE] * 50)),
         ):
-            with pytest.raises(QueueNotFound, match="was dropped"):
+            with pytest.raises(QueueNotFoundError, match="was dropped"):
                 work()
         assert store.queue(each.name).info().rows == 0
 

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.errors import InvalidInput, OffsetConflict, SchemaMismatch, StoreError, StoreUnavailable
+from penstock.errors import (
+    InvalidInputError,
+    OffsetConflictError,
+    SchemaMismatchError,
+    StoreError,
+    StoreUnavailableError,
+)
 from penstock.testing import temporary_store
 from tests.support.queues import SCHEMA, everything, numbers, rows
 
@@ -80,7 +86,7 @@ def test_an_append_that_fails_leaves_the_transaction_as_it_was(
 
     queue = store.create_queue("q", SCHEMA, partitions=2, key=["n"])
     connection.execute("insert into mine values (1)")
-    with pytest.raises(SchemaMismatch):
+    with pytest.raises(SchemaMismatchError):
         queue.append([{"n": "x"}], connection=connection)
 
     def fail(*_: object) -> None:
@@ -107,7 +113,7 @@ def test_work_and_the_offset_are_committed_together(store: penstock.Store, conne
         connection.commit() if commit else connection.rollback()
         assert consumer.offsets("q") == {0: 3 if commit else 0}
         assert _mine(connection) == [3] * commit
-    with pytest.raises(OffsetConflict):
+    with pytest.raises(OffsetConflictError):
         consumer.advance("q", 0, old=0, new=1, connection=connection)
     connection.rollback()
 
@@ -135,7 +141,7 @@ def test_a_connection_that_commits_by_itself_is_refused(store: penstock.Store) -
 
         own = psycopg.connect(store.database.url.target, autocommit=True)
         begin = "begin"
-    with pytest.raises(InvalidInput, match=r"commits each statement by itself|autocommit mode"):
+    with pytest.raises(InvalidInputError, match=r"commits each statement by itself|autocommit mode"):
         queue.append(rows(1), connection=own)
     own.execute(begin)
     queue.append(rows(2), connection=own)
@@ -170,7 +176,7 @@ def test_a_connection_of_something_else_is_refused(store: penstock.Store, connec
     other: Any = sqlite3.connect(":memory:") if store.database.dialect == "sqlite" else None
     for wrong in ("x", store, object(), connection.cursor(), other):
         if wrong is not None:
-            with pytest.raises(InvalidInput, match=r"takes a|has not opened"):
+            with pytest.raises(InvalidInputError, match=r"takes a|has not opened"):
                 queue.append(rows(1), connection=wrong)
     assert queue.info().rows == 0
 
@@ -193,12 +199,12 @@ def test_a_connection_to_another_store_of_the_same_form_is_refused(
         elsewhere = store.database.url.target.rpartition("/")[0] + "/elsewhere"
         schema = store.database.url.options["schema"]
         own = psycopg.connect(elsewhere)
-        with pytest.raises(InvalidInput, match="does not lead to"):
+        with pytest.raises(InvalidInputError, match="does not lead to"):
             queue.append(rows(1), connection=own)
         assert own.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
         with penstock.connect(f"{elsewhere}?schema={schema}") as there:
             there.create_queue("q", SCHEMA)
-    with pytest.raises(InvalidInput, match=r"does not lead to|has not opened"):
+    with pytest.raises(InvalidInputError, match=r"does not lead to|has not opened"):
         queue.append(rows(1), connection=own)
     own.rollback()
     own.close()
@@ -244,7 +250,7 @@ def test_a_transaction_that_began_with_a_stale_read_is_told_to_begin_again(tmp_p
         own.execute("begin")
         own.execute("select count(*) from penstock_queue").fetchone()
         queue.append(rows(1))
-        with pytest.raises(StoreUnavailable, match="locked by another writer"):
+        with pytest.raises(StoreUnavailableError, match="locked by another writer"):
             queue.append(rows(2), connection=own)
         own.execute("rollback")
         own.close()
@@ -277,7 +283,7 @@ def test_a_snapshot_from_before_the_queue_grew_cannot_append(store: penstock.Sto
     connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     connection.execute("select count(*) from mine")
     store.queue("q").add_partitions(3)
-    with pytest.raises(StoreUnavailable, match="could not serialize"):
+    with pytest.raises(StoreUnavailableError, match="could not serialize"):
         queue.append(rows(*range(10)), connection=connection)
     connection.rollback()
     assert queue.info().rows == 0

@@ -12,7 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import penstock
-from penstock.errors import InvalidInput, QueueNotFound, SchemaMismatch, StoreError, UnsupportedType
+from penstock.errors import (
+    InvalidInputError,
+    QueueNotFoundError,
+    SchemaMismatchError,
+    StoreError,
+    UnsupportedTypeError,
+)
 from penstock.store import staging
 from penstock.store.log import compact
 from penstock.store.log.partition_log import MERGE_FAN_IN
@@ -122,9 +128,9 @@ def test_rows_or_a_read_that_name_a_new_column_bring_it_to_a_queue_that_was_open
     assert late_reader.read(0, 0, columns=["note", "n"]).to_pylist() == [
         {"note": "x", "n": n} for n in (1, 2, 3)
     ]
-    with pytest.raises(SchemaMismatch, match="nope"):
+    with pytest.raises(SchemaMismatchError, match="nope"):
         late.append(give([{"n": 1, "nope": 2}]) if give is list else [{"nope": 2}])
-    with pytest.raises(SchemaMismatch, match="nope"):
+    with pytest.raises(SchemaMismatchError, match="nope"):
         late_reader.read(0, 0, columns=["nope"])
 
 
@@ -202,7 +208,7 @@ def test_what_cannot_be_added_is_refused_with_the_way_out(
         ("place", pa.struct([("x", pa.int32())])),
     ]
     queue = store.create_queue("q", pa.schema(fields))
-    with pytest.raises(SchemaMismatch) as caught:
+    with pytest.raises(SchemaMismatchError) as caught:
         queue.add_columns(columns)
     assert reason in str(caught.value)
     assert store.queue("q").schema.names == ["id", "s", "place"]
@@ -210,12 +216,12 @@ def test_what_cannot_be_added_is_refused_with_the_way_out(
 
 def test_nothing_is_added_when_one_of_several_is_refused(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
-    with pytest.raises(SchemaMismatch):
+    with pytest.raises(SchemaMismatchError):
         queue.add_columns([NOTE, ("n", pa.string())])
-    with pytest.raises(UnsupportedType):
+    with pytest.raises(UnsupportedTypeError):
         queue.add_columns([NOTE, ("u", pa.uint64())])
     for other in (7, "note string", [7], None):
-        with pytest.raises(InvalidInput):
+        with pytest.raises(InvalidInputError):
             queue.add_columns(other)
     assert store.queue("q").schema.equals(SCHEMA)
 
@@ -223,10 +229,10 @@ def test_nothing_is_added_when_one_of_several_is_refused(store: penstock.Store) 
 def test_a_queue_that_was_dropped_or_made_anew_gets_no_columns(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     store.drop_queue("q")
-    with pytest.raises(QueueNotFound):
+    with pytest.raises(QueueNotFoundError):
         queue.add_columns(NOTE)
     store.create_queue("q", SCHEMA)
-    with pytest.raises(QueueNotFound, match="was dropped"):
+    with pytest.raises(QueueNotFoundError, match="was dropped"):
         queue.add_columns(NOTE)
     assert store.queue("q").schema.equals(SCHEMA)
 

@@ -10,12 +10,12 @@ import pytest
 
 import penstock
 from penstock.errors import (
-    DataLost,
-    InvalidInput,
-    InvalidPosition,
-    NotRegistered,
-    OffsetConflict,
-    PartitionNotFound,
+    DataLostError,
+    InvalidInputError,
+    InvalidPositionError,
+    NotRegisteredError,
+    OffsetConflictError,
+    PartitionNotFoundError,
 )
 from penstock.store.records import catalog, consumers
 from tests.support.queues import SCHEMA, backdate, numbers, rows
@@ -52,18 +52,18 @@ def test_pulled_rows_stay_until_they_are_advanced_past(consumer: penstock.Consum
 
 def test_pull_says_what_it_cannot_do(consumer: penstock.Consumer, queue: penstock.Queue) -> None:
     for limit in (0, -1, 2.5, None):
-        with pytest.raises(InvalidInput, match="max_rows is 1 or more"):
+        with pytest.raises(InvalidInputError, match="max_rows is 1 or more"):
             consumer.pull("q", 0, max_rows=limit)  # type: ignore[arg-type]
-    with pytest.raises(PartitionNotFound):
+    with pytest.raises(PartitionNotFoundError):
         consumer.pull("q", 2)
     queue.trim(0, 3)
-    with pytest.raises(DataLost, match=r"rows \[0, 3\) of queue 'q', partition 0"):
+    with pytest.raises(DataLostError, match=r"rows \[0, 3\) of queue 'q', partition 0"):
         consumer.pull("q", 0)
 
 
 def test_an_offset_moves_from_where_it_is_or_not_at_all(consumer: penstock.Consumer) -> None:
     consumer.advance("q", 0, old=0, new=4)
-    with pytest.raises(OffsetConflict, match="is at 4, not at 0") as caught:
+    with pytest.raises(OffsetConflictError, match="is at 4, not at 0") as caught:
         consumer.advance("q", 0, old=0, new=6)
     assert caught.value.parameters["found"] == 4
     assert consumer.offsets("q") == {0: 4, 1: 0}
@@ -79,7 +79,7 @@ def test_an_offset_does_not_move_over_rows_that_were_not_pulled(
     queue.append(rows(7, 8, 9), 0)
     queue.register("c")
     with pytest.raises(
-        OffsetConflict, match="the queue was recreated, since the rows of partition 0 were pulled"
+        OffsetConflictError, match="the queue was recreated, since the rows of partition 0 were pulled"
     ):
         consumer.advance("q", 0, old=pull.start, new=pull.end)
     again = consumer.pull("q", 0)
@@ -90,7 +90,7 @@ def test_an_offset_does_not_move_over_rows_that_were_not_pulled(
 def test_rows_that_were_pulled_before_a_seek_are_pulled_again(consumer: penstock.Consumer) -> None:
     consumer.pull("q", 0)
     consumer.seek("q", to="earliest")
-    with pytest.raises(OffsetConflict, match="pull again"):
+    with pytest.raises(OffsetConflictError, match="pull again"):
         consumer.advance("q", 0, old=0, new=3)
     # Of a partition that this object has not pulled it knows nothing.
     consumer.advance("q", 1, old=0, new=1)
@@ -100,9 +100,9 @@ def test_rows_that_were_pulled_before_a_seek_are_pulled_again(consumer: penstock
 def test_an_offset_moves_forward_to_the_newest_row_at_most(
     consumer: penstock.Consumer, old: int, new: int
 ) -> None:
-    with pytest.raises(InvalidPosition, match="use seek to move elsewhere"):
+    with pytest.raises(InvalidPositionError, match="use seek to move elsewhere"):
         consumer.advance("q", 0, old=old, new=new)
-    with pytest.raises(PartitionNotFound):
+    with pytest.raises(PartitionNotFoundError):
         consumer.advance("q", 2, old=0, new=0)
     assert consumer.offsets("q") == {0: 0, 1: 0}
 
@@ -110,19 +110,19 @@ def test_an_offset_moves_forward_to_the_newest_row_at_most(
 @pytest.mark.parametrize(
     ("partition", "old", "new", "error"),
     [
-        (2**70, 0, 1, PartitionNotFound),
-        (-(2**70), 0, 1, PartitionNotFound),
-        ("0", 0, 1, InvalidInput),
-        (None, 0, 1, InvalidInput),
-        (True, 0, 1, InvalidInput),
-        (0, "0", 1, InvalidPosition),
-        (0, 0, "1", InvalidPosition),
-        (0, 0.0, 1, InvalidPosition),
-        (0, None, 1, InvalidPosition),
-        (0, 0, 2**70, InvalidPosition),
-        (0, 2**70, 2**70, InvalidPosition),
-        (0, -(2**70), 1, InvalidPosition),
-        (0, -1, 1, InvalidPosition),
+        (2**70, 0, 1, PartitionNotFoundError),
+        (-(2**70), 0, 1, PartitionNotFoundError),
+        ("0", 0, 1, InvalidInputError),
+        (None, 0, 1, InvalidInputError),
+        (True, 0, 1, InvalidInputError),
+        (0, "0", 1, InvalidPositionError),
+        (0, 0, "1", InvalidPositionError),
+        (0, 0.0, 1, InvalidPositionError),
+        (0, None, 1, InvalidPositionError),
+        (0, 0, 2**70, InvalidPositionError),
+        (0, 2**70, 2**70, InvalidPositionError),
+        (0, -(2**70), 1, InvalidPositionError),
+        (0, -1, 1, InvalidPositionError),
     ],
 )
 def test_what_is_no_partition_or_row_index_is_refused(
@@ -130,7 +130,7 @@ def test_what_is_no_partition_or_row_index_is_refused(
 ) -> None:
     with pytest.raises(error):
         consumer.advance("q", partition, old=old, new=new)
-    if error is not InvalidPosition:
+    if error is not InvalidPositionError:
         with pytest.raises(error):
             consumer.pull("q", partition)
     assert consumer.offsets("q") == {0: 0, 1: 0}
@@ -143,7 +143,7 @@ def test_of_many_that_advance_from_one_offset_one_succeeds(consumer: penstock.Co
         try:
             consumer.advance("q", 0, old=0, new=5)
             outcomes.append("moved")
-        except OffsetConflict:
+        except OffsetConflictError:
             outcomes.append("conflict")
 
     threads = [threading.Thread(target=advance) for _ in range(8)]
@@ -159,7 +159,7 @@ def test_the_store_itself_moves_an_offset_from_where_it_is_alone(
     store: penstock.Store, consumer: penstock.Consumer, safe: bool
 ) -> None:
     registration = consumer.registration("q")
-    with pytest.raises(OffsetConflict):
+    with pytest.raises(OffsetConflictError):
         store.database.run(lambda tx: consumers.advance(tx, registration, 0, 3, 5, safe=safe))
     store.database.run(lambda tx: consumers.advance(tx, registration, 0, 0, 5, safe=safe))
     offsets = store.database.run(lambda tx: consumers.read_offsets(tx, registration))
@@ -228,7 +228,7 @@ def test_of_many_that_register_at_once_all_find_one_registration(
 def test_a_new_registration_is_not_taken_for_an_old_one(consumer: penstock.Consumer) -> None:
     before = consumer.registration("q").generation
     consumer.unregister("q")
-    with pytest.raises(NotRegistered, match="is not registered on queue 'q'"):
+    with pytest.raises(NotRegisteredError, match="is not registered on queue 'q'"):
         consumer.offsets("q")
     consumer.register("q")
     assert consumer.registration("q").generation != before
@@ -249,7 +249,7 @@ def test_a_consumer_reads_many_queues_and_a_queue_has_many_consumers(
     assert store.consumer("a").offsets("r") == {0: 0}
     store.drop_queue("q")
     assert store.consumer("a").queues() == ["r"]
-    with pytest.raises(penstock.errors.QueueNotFound):
+    with pytest.raises(penstock.errors.QueueNotFoundError):
         store.consumer("a").offsets("q")
 
 
@@ -315,7 +315,7 @@ def test_a_consumer_may_start_anywhere(store: penstock.Store, queue: penstock.Qu
         datetime(2020, 1, 1),  # noqa: DTZ001 - that is the mistake
     ):
         store.create_consumer(str(start))
-        with pytest.raises(InvalidPosition):
+        with pytest.raises(InvalidPositionError):
             queue.register(str(start), start=start)
-        with pytest.raises(NotRegistered):
+        with pytest.raises(NotRegisteredError):
             store.consumer(str(start)).offsets("q")

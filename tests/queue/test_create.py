@@ -11,13 +11,13 @@ import pytest
 
 import penstock
 from penstock.errors import (
-    AlreadyExists,
-    ConsumerNotFound,
-    InvalidInput,
-    InvalidName,
+    AlreadyExistsError,
+    ConsumerNotFoundError,
+    InvalidInputError,
+    InvalidNameError,
     PenstockError,
-    QueueNotFound,
-    UnsupportedType,
+    QueueNotFoundError,
+    UnsupportedTypeError,
 )
 from tests.support.queues import SCHEMA, everything, numbers, rows
 
@@ -91,7 +91,7 @@ def test_what_is_no_name_is_refused_everywhere(store: penstock.Store, name: str)
         lambda: store.drop_queue(name),
         lambda: store.drop_consumer(name),
     ):
-        with pytest.raises(InvalidName):
+        with pytest.raises(InvalidNameError):
             work()
     assert store.queues() == ["q"]
 
@@ -117,10 +117,10 @@ def test_a_spark_schema_will_do(store: penstock.Store) -> None:
 
 def test_a_name_is_given_once(store: penstock.Store) -> None:
     store.create_queue("q", SCHEMA)
-    with pytest.raises(AlreadyExists, match="'q' exists already"):
+    with pytest.raises(AlreadyExistsError, match="'q' exists already"):
         store.create_queue("q", SCHEMA)
     store.create_consumer("c")
-    with pytest.raises(AlreadyExists, match="'c' exists already"):
+    with pytest.raises(AlreadyExistsError, match="'c' exists already"):
         store.create_consumer("c")
 
 
@@ -131,7 +131,7 @@ def test_of_many_that_create_one_queue_one_gets_it(store: penstock.Store) -> Non
         try:
             store.create_queue("q", SCHEMA, partitions=2)
             outcomes.append("created")
-        except AlreadyExists:
+        except AlreadyExistsError:
             outcomes.append("exists")
 
     threads = [threading.Thread(target=create) for _ in range(8)]
@@ -146,10 +146,10 @@ def test_of_many_that_create_one_queue_one_gets_it(store: penstock.Store) -> Non
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"partitions": 0}, InvalidInput),
-        ({"partitions": 4097}, InvalidInput),
-        ({"partitions": 1.5}, InvalidInput),
-        ({"partitions": True}, InvalidInput),
+        ({"partitions": 0}, InvalidInputError),
+        ({"partitions": 4097}, InvalidInputError),
+        ({"partitions": 1.5}, InvalidInputError),
+        ({"partitions": True}, InvalidInputError),
         ({"key": ["nobody"]}, PenstockError),
         ({"key": ["n", "n"]}, PenstockError),
     ],
@@ -179,7 +179,7 @@ def test_what_cannot_be_is_refused(
     ],
 )
 def test_a_retention_has_bounds_that_make_sense(options: dict[str, object]) -> None:
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInputError):
         penstock.Retention(**options)  # type: ignore[arg-type]
 
 
@@ -197,22 +197,22 @@ def test_a_retention_of_the_greatest_numbers_keeps_everything(
 
 
 def test_a_type_that_spark_lacks_is_refused(store: penstock.Store) -> None:
-    with pytest.raises(UnsupportedType, match="uint64"):
+    with pytest.raises(UnsupportedTypeError, match="uint64"):
         store.create_queue("q", pa.schema([("n", pa.uint64())]))
 
 
 def test_what_is_not_there_is_named_with_the_nearest(store: penstock.Store) -> None:
     queue = store.create_queue("orders", SCHEMA)
     store.create_consumer("billing")
-    with pytest.raises(QueueNotFound, match="Did you mean 'orders'"):
+    with pytest.raises(QueueNotFoundError, match="Did you mean 'orders'"):
         store.queue("order")
-    with pytest.raises(QueueNotFound, match="Did you mean 'orders'"):
+    with pytest.raises(QueueNotFoundError, match="Did you mean 'orders'"):
         store.producer("Orders", "s")
-    with pytest.raises(ConsumerNotFound, match="Did you mean 'billing'"):
+    with pytest.raises(ConsumerNotFoundError, match="Did you mean 'billing'"):
         queue.register("biling")
-    with pytest.raises(ConsumerNotFound):
+    with pytest.raises(ConsumerNotFoundError):
         store.drop_consumer("nobody")
-    with pytest.raises(QueueNotFound):
+    with pytest.raises(QueueNotFoundError):
         store.drop_queue("nothing")
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 from penstock.queue.placement import Hashes, home_of
 from penstock.store.records.catalog import QueueGrown
 from tests.support.processes import ChildProcess
@@ -38,7 +38,7 @@ def test_new_partitions_are_empty_and_take_rows(store: penstock.Store) -> None:
 @pytest.mark.parametrize("count", [0, -1, 1.5, "1", True])
 def test_what_is_no_number_of_partitions_is_refused(store: penstock.Store, count: Any) -> None:
     queue = store.create_queue("q", SCHEMA)
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInputError):
         queue.add_partitions(count)
     assert queue.partitions == 1
 
@@ -46,7 +46,7 @@ def test_what_is_no_number_of_partitions_is_refused(store: penstock.Store, count
 def test_a_queue_has_no_more_partitions_than_it_may(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=4000)
     with pytest.raises(
-        InvalidInput, match="has at most 4096 partitions: 'q' has 4000, so 97 more cannot be added"
+        InvalidInputError, match="has at most 4096 partitions: 'q' has 4000, so 97 more cannot be added"
     ):
         queue.add_partitions(97)
     assert store.queue("q").partitions == 4000

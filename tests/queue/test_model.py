@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 
 import penstock
-from penstock.errors import DataLost, InvalidPosition, OffsetConflict, ProducerFenced
+from penstock.errors import DataLostError, InvalidPositionError, OffsetConflictError, ProducerFencedError
 from tests.support.queues import hurried
 
 SCHEMA = pa.schema([("k", pa.int64()), ("n", pa.int64())])
@@ -198,7 +198,7 @@ class StoreMachine(RuleBasedStateMachine):
     def produce_after_a_takeover(self, where: float) -> None:
         if not self.stale:
             return
-        with pytest.raises(ProducerFenced):
+        with pytest.raises(ProducerFencedError):
             self.stale[int(where * (len(self.stale) - 1))].append(self.rows([1]), 10**6)
 
     @rule(name=NAMES, vital=st.booleans(), start=st.sampled_from(["earliest", "latest"]))
@@ -223,14 +223,14 @@ class StoreMachine(RuleBasedStateMachine):
         part, offset = self.model.partitions[number], self.model.offsets[name][number]
         consumer = self.consumer(name)
         if offset < part.first:
-            with pytest.raises(DataLost):
+            with pytest.raises(DataLostError):
                 consumer.pull(self.name, number, max_rows=most)
             return
         pull = consumer.pull(self.name, number, max_rows=most)
         assert (pull.start, pull.end) == (offset, min(offset + most, part.next))
         assert [(row["k"], row["n"]) for row in pull.table.to_pylist()] == part.rows[pull.start : pull.end]
         if stale and pull.end > pull.start:
-            with pytest.raises(OffsetConflict):
+            with pytest.raises(OffsetConflictError):
                 consumer.advance(self.name, number, old=pull.end, new=pull.end)
         if advance:
             consumer.advance(self.name, number, old=pull.start, new=pull.end)
@@ -258,7 +258,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(name=NAMES, beyond=st.integers(1, 3))
     def seek_too_far(self, name: str, beyond: int) -> None:
         if name in self.model.offsets:
-            with pytest.raises(InvalidPosition):
+            with pytest.raises(InvalidPositionError):
                 self.consumer(name).seek(self.name, to={0: self.model.partitions[0].next + beyond})
 
     @rule(where=HERE, before=HERE)

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import penstock
-from penstock.errors import InvalidInput, ProducerFenced, QueueNotFound, SchemaMismatch
+from penstock.errors import InvalidInputError, ProducerFencedError, QueueNotFoundError, SchemaMismatchError
 from tests.support.queues import SCHEMA, everything, numbers, rows
 
 
@@ -46,7 +46,7 @@ def test_what_is_no_sequence_number_is_refused(
     store: penstock.Store, queue: penstock.Queue, sequence: object
 ) -> None:
     producer = store.producer("q", "s")
-    with pytest.raises(InvalidInput, match="a whole number from 0"):
+    with pytest.raises(InvalidInputError, match="a whole number from 0"):
         producer.append(rows(1), sequence=sequence)  # type: ignore[arg-type]
     assert queue.info().rows == 0
 
@@ -56,9 +56,9 @@ def test_a_session_is_taken_over_with_what_it_knows(store: penstock.Store, queue
     old.append(rows(1), sequence=5)
     new = store.producer("q", "s")
     assert (new.epoch, new.sequence) == (2, 5)
-    with pytest.raises(ProducerFenced, match="was opened again by another producer"):
+    with pytest.raises(ProducerFencedError, match="was opened again by another producer"):
         old.append(rows(2), sequence=6)
-    with pytest.raises(ProducerFenced):
+    with pytest.raises(ProducerFencedError):
         old.append(rows(1), sequence=5)
     assert new.append(rows(1), sequence=5).skipped
     new.append(rows(2), sequence=6)
@@ -77,7 +77,7 @@ def test_rows_that_do_not_fit_leave_the_sequence_where_it_was(
     store: penstock.Store, queue: penstock.Queue
 ) -> None:
     producer = store.producer("q", "s")
-    with pytest.raises(SchemaMismatch):
+    with pytest.raises(SchemaMismatchError):
         producer.append([{"n": "x"}], sequence=3)
     assert producer.sequence == -1
     assert not producer.append(rows(1), sequence=3).skipped
@@ -143,7 +143,7 @@ def test_a_takeover_in_mid_append_lets_one_of_them_through(
             try:
                 old.append(rows(1), sequence=0)
                 outcome.append("appended")
-            except ProducerFenced:
+            except ProducerFencedError:
                 outcome.append("fenced")
 
         thread = threading.Thread(target=append)
@@ -177,5 +177,5 @@ def test_a_producer_goes_on_when_the_queue_grows(store: penstock.Store) -> None:
 def test_a_producer_of_a_dropped_queue_says_so(store: penstock.Store, queue: penstock.Queue) -> None:
     producer = store.producer("q", "s")
     store.drop_queue("q")
-    with pytest.raises(QueueNotFound, match="was dropped"):
+    with pytest.raises(QueueNotFoundError, match="was dropped"):
         producer.append(rows(1), sequence=0)

@@ -8,7 +8,13 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.errors import DataLost, InvalidInput, InvalidPosition, PartitionNotFound, SchemaMismatch
+from penstock.errors import (
+    DataLostError,
+    InvalidInputError,
+    InvalidPositionError,
+    PartitionNotFoundError,
+    SchemaMismatchError,
+)
 from tests.support.queues import SCHEMA, numbers
 
 
@@ -46,12 +52,12 @@ def test_a_range_without_an_end_goes_to_the_newest_row(queue: penstock.Queue) ->
 
 @pytest.mark.parametrize("range_", [(31, None), (-1, None), (5, 4), (31, 40)])
 def test_a_range_that_cannot_be_is_refused(queue: penstock.Queue, range_: tuple[int, Any]) -> None:
-    with pytest.raises(InvalidPosition, match="has rows 0 to 30"):
+    with pytest.raises(InvalidPositionError, match="has rows 0 to 30"):
         queue.read(0, *range_)
 
 
 def test_a_partition_that_cannot_be_is_refused(queue: penstock.Queue) -> None:
-    with pytest.raises(PartitionNotFound, match="has partitions 0 to 1, not 2"):
+    with pytest.raises(PartitionNotFoundError, match="has partitions 0 to 1, not 2"):
         queue.read(2, 0)
 
 
@@ -84,13 +90,13 @@ def test_one_can_go_on_where_a_limit_stopped(queue: penstock.Queue) -> None:
     "limit", [{"max_rows": 0}, {"max_rows": -1}, {"max_bytes": 0}, {"max_rows": "1"}, {"max_bytes": 1.5}]
 )
 def test_a_limit_of_nothing_is_refused(queue: penstock.Queue, limit: dict[str, int]) -> None:
-    with pytest.raises(InvalidInput, match="is 1 or more"):
+    with pytest.raises(InvalidInputError, match="is 1 or more"):
         queue.read(0, 0, **limit)
 
 
 @pytest.mark.parametrize(("start", "end"), [("0", None), (0, "1"), (None, 1), (2**70, None), (0.0, 1)])
 def test_what_is_no_row_index_is_refused(queue: penstock.Queue, start: Any, end: Any) -> None:
-    with pytest.raises(InvalidPosition):
+    with pytest.raises(InvalidPositionError):
         queue.read(0, start, end)
     assert queue.read(0, 0, 2**70).num_rows == 30
 
@@ -103,18 +109,18 @@ def test_columns_come_in_the_order_in_which_they_are_named(queue: penstock.Queue
 
 def test_a_column_that_is_not_there_is_named_with_the_nearest(queue: penstock.Queue) -> None:
     for range_ in ((0, 0), (0, 5)):
-        with pytest.raises(SchemaMismatch, match="there is no column 'm'; the columns are n, s"):
+        with pytest.raises(SchemaMismatchError, match="there is no column 'm'; the columns are n, s"):
             queue.read(0, *range_, columns=["n", "m"])
 
 
 def test_rows_that_were_trimmed_are_an_error(queue: penstock.Queue) -> None:
     queue.trim(0, 4)
     with pytest.raises(
-        DataLost, match=r"rows \[0, 4\) of queue 'q', partition 0, have been trimmed"
+        DataLostError, match=r"rows \[0, 4\) of queue 'q', partition 0, have been trimmed"
     ) as caught:
         queue.read(0, 0)
     assert caught.value.parameters == {"queue": "q", "partition": 0, "start": 0, "end": 4}
-    with pytest.raises(DataLost):
+    with pytest.raises(DataLostError):
         queue.read(0, 3, 4)
     assert numbers(queue.read(0, 4)) == list(range(4, 30))
     assert queue.read(0, 3, 3).num_rows == 0

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import penstock
-from penstock.errors import ConsumerInUse, InvalidPosition, NotRegistered
+from penstock.errors import ConsumerInUseError, InvalidPositionError, NotRegisteredError
 from tests.support.queues import SCHEMA, backdate, numbers, rows
 
 
@@ -63,7 +63,7 @@ def test_a_seek_moves_the_safe_offset_too(
 def test_a_seek_that_cannot_be_is_refused(consumer: penstock.Consumer, to: object) -> None:
     before = consumer.registration("q")
     for dry_run in (True, False):
-        with pytest.raises(InvalidPosition):
+        with pytest.raises(InvalidPositionError):
             consumer.seek("q", to=to, dry_run=dry_run)  # type: ignore[arg-type]
     assert consumer.offsets("q") == {0: 1, 1: 0, 2: 0}
     assert consumer.registration("q") == before
@@ -79,7 +79,7 @@ def test_a_seek_turns_old_checkpoints_away_and_a_dry_run_does_not(consumer: pens
 
 def test_a_seek_keeps_within_what_was_trimmed(queue: penstock.Queue, consumer: penstock.Consumer) -> None:
     queue.trim(0, 2)
-    with pytest.raises(InvalidPosition, match="has rows 2 to 3, not 1"):
+    with pytest.raises(InvalidPositionError, match="has rows 2 to 3, not 1"):
         consumer.seek("q", to={0: 1})
     assert consumer.seek("q", to={1: 1}) == {0: 2, 1: 1, 2: 0}, "what is left of where it stood"
     assert consumer.seek("q", to="earliest") == {0: 2, 1: 0, 2: 0}
@@ -87,7 +87,7 @@ def test_a_seek_keeps_within_what_was_trimmed(queue: penstock.Queue, consumer: p
 
 def test_only_the_registered_can_seek(store: penstock.Store, queue: penstock.Queue) -> None:
     consumer = store.create_consumer("d")
-    with pytest.raises(NotRegistered):
+    with pytest.raises(NotRegisteredError):
         consumer.seek("q", to="latest")
 
 
@@ -154,7 +154,9 @@ def test_a_seek_is_refused_while_a_query_owns_the_consumer(
 ) -> None:
     lock = store.database.owner_lock(consumer.registration("q").lock_name(store.uuid))
     assert lock.acquire()
-    with pytest.raises(ConsumerInUse, match="cannot seek consumer 'c' on queue 'q': a running query owns it"):
+    with pytest.raises(
+        ConsumerInUseError, match="cannot seek consumer 'c' on queue 'q': a running query owns it"
+    ):
         consumer.seek("q", to="latest")
     lock.release()
 
@@ -166,7 +168,9 @@ def test_an_offset_is_not_moved_by_hand_while_a_query_owns_the_consumer(
     assert not consumer.registration("q").plan_open
     lock = store.database.owner_lock(consumer.registration("q").lock_name(store.uuid))
     assert lock.acquire()
-    with pytest.raises(ConsumerInUse, match="cannot move consumer 'c' on queue 'q': a running query owns it"):
+    with pytest.raises(
+        ConsumerInUseError, match="cannot move consumer 'c' on queue 'q': a running query owns it"
+    ):
         consumer.advance("q", 0, old=1, new=2)
     assert consumer.offsets("q") == {0: 1, 1: 0, 2: 0}
     lock.release()
@@ -181,7 +185,7 @@ def test_an_offset_may_be_moved_by_hand_beside_a_query_that_is_gone(
     store.database.run(lambda tx: tx.run("open_plan", epoch=0, plan='{"from": [1, 0, 0]}', ends="[]", **keys))
     lock = store.database.owner_lock(consumer.registration("q").lock_name(store.uuid))
     assert lock.acquire()
-    with pytest.raises(ConsumerInUse, match="cannot move"):
+    with pytest.raises(ConsumerInUseError, match="cannot move"):
         consumer.advance("q", 0, old=1, new=2)
     lock.release()
     consumer.advance("q", 0, old=1, new=2)

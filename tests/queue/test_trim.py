@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 
 import penstock
-from penstock.errors import InvalidInput, PartitionNotFound
+from penstock.errors import InvalidInputError, PartitionNotFoundError
 from penstock.queue.maintenance import limits_of, trim_partition
 from tests.support.queues import SCHEMA, backdate, everything, numbers, rows, settle
 from tests.support.waiting import wait_until
@@ -55,7 +55,7 @@ def test_a_trim_in_mid_segment_hides_the_rows_before_it(store: penstock.Store) -
     part = queue.info().partitions[0]
     assert (part.first_index, part.segments) == (4, 1)
     assert numbers(queue.read(0, 4)) == [4, 5, 6, 7, 8, 9]
-    with pytest.raises(penstock.errors.DataLost):
+    with pytest.raises(penstock.errors.DataLostError):
         queue.read(0, 3)
     for n in range(10, 14):
         queue.append(rows(n), 0)
@@ -74,10 +74,10 @@ def test_without_a_retention_nothing_goes_by_itself(store: penstock.Store) -> No
 
 def test_wrong_trims_are_refused(store: penstock.Store) -> None:
     queue = _filled(store)
-    with pytest.raises(PartitionNotFound):
+    with pytest.raises(PartitionNotFoundError):
         queue.trim(2, 1)
     for before in ("1", 1.5, True):
-        with pytest.raises(InvalidInput):
+        with pytest.raises(InvalidInputError):
             queue.trim(0, before)  # type: ignore[arg-type]
     assert queue.trim(0, -5) == 0
 

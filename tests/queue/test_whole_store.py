@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.errors import CommitRefused, ConsumerInUse, InvalidInput, QueueNotFound
+from penstock.errors import CommitRefusedError, ConsumerInUseError, InvalidInputError, QueueNotFoundError
 from penstock.queue.maintenance import CLEANING_SECONDS
 from penstock.store import staging
 from penstock.store.log import segmenting
@@ -67,7 +67,7 @@ def test_a_dropped_queue_leaves_nothing(store: penstock.Store) -> None:
     _stage(store, queue, "app", 0, "try", 1, 2)
     store.drop_queue("q")
     assert {table: count for table, count in _rows_in_tables(store).items() if count} == {"consumer": 1}
-    with pytest.raises(QueueNotFound):
+    with pytest.raises(QueueNotFoundError):
         queue.info()
     again = store.create_queue("q", SCHEMA)
     assert again.record.generation != queue.record.generation
@@ -90,7 +90,7 @@ def test_what_was_a_dropped_queue_s_is_not_its_namesake_s(store: penstock.Store)
         lambda: old.add_partitions(1),
         lambda: old.set_retention(penstock.Retention(rows=0)),
     ):
-        with pytest.raises(QueueNotFound, match="was dropped"):
+        with pytest.raises(QueueNotFoundError, match="was dropped"):
             work()
     assert new.info().rows == 1
     assert new.info().retention == penstock.Retention()
@@ -108,7 +108,7 @@ def test_a_queue_with_a_vital_consumer_is_dropped_by_force_alone(store: penstock
     queue = store.create_queue("q", SCHEMA)
     store.create_consumer("c")
     queue.register("c", vital=True)
-    with pytest.raises(ConsumerInUse, match="unregister it, or drop with force"):
+    with pytest.raises(ConsumerInUseError, match="unregister it, or drop with force"):
         store.drop_queue("q")
     store.drop_queue("q", force=True)
     assert store.queues() == []
@@ -156,7 +156,9 @@ def test_a_drop_while_others_append_ends_in_one_clear_error(store: penstock.Stor
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
-    assert {type(error) for error in failures} <= {QueueNotFound, penstock.errors.NotRegistered}, failures
+    assert {type(error) for error in failures} <= {QueueNotFoundError, penstock.errors.NotRegisteredError}, (
+        failures
+    )
     assert {table: count for table, count in _rows_in_tables(store).items() if count} == {"consumer": 1}
 
 
@@ -168,7 +170,7 @@ def test_what_nobody_committed_is_swept_when_it_is_old(store: penstock.Store) ->
     assert (store.info().staged_segments, store.info().rows) == (2, 1)
     assert store.sweep() == 0
     assert store.sweep(timedelta.max) == 0
-    with pytest.raises(InvalidInput, match="older_than is a timedelta"):
+    with pytest.raises(InvalidInputError, match="older_than is a timedelta"):
         store.sweep(5)  # type: ignore[arg-type]
     assert store.sweep(timedelta(0)) == 2
     assert (store.info().staged_segments, store.info().staged_bytes) == (0, 0)
@@ -224,7 +226,7 @@ def test_a_commit_whose_rows_were_swept_is_refused_and_leaves_nothing(store: pen
     _stage(store, queue, "app", 0, "a", 1)
     store.sweep(timedelta(0))
     with pytest.raises(
-        CommitRefused, match=r"removed the others as too old\. Nothing of the batch is visible"
+        CommitRefusedError, match=r"removed the others as too old\. Nothing of the batch is visible"
     ):
         store.database.run(lambda tx: staging.promote(tx, queue.record, "app", 0, {"a": 1}))
     assert queue.info().rows == 0
@@ -243,7 +245,7 @@ def test_a_sweep_and_a_commit_at_once_keep_the_rows_or_drop_them_whole(store: pe
                 lambda tx, batch=batch: staging.promote(tx, queue.record, "app", batch, {"a": 1})  # type: ignore[misc]
             )
             committed += 1
-        except CommitRefused:
+        except CommitRefusedError:
             pass
         sweeper.join()
     assert queue.info().rows == committed

@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import (
-    CommitOutcomeUnknown,
-    NotFound,
-    OffsetConflict,
+    CommitOutcomeUnknownError,
+    NotFoundError,
+    OffsetConflictError,
     PenstockError,
-    ProducerFenced,
+    ProducerFencedError,
 )
 from penstock.queue.open_stores import open_store
 from penstock.queue.store import Store
@@ -121,11 +121,11 @@ class Producer:
                 partition = None if known.partition is None else known.partition % self._partitions()
                 session.append(table, known.sequence, partition=partition)
                 break
-            except ProducerFenced:
+            except ProducerFencedError:
                 # Whoever has the session now may have used the number: nobody is told that these rows are in.
                 known.pending = ()
                 return False
-            except NotFound:
+            except NotFoundError:
                 # The queue was made anew, or a backup was restored.
                 self._world.sleep(_RETRY_SECONDS)
                 return False
@@ -169,9 +169,9 @@ class Program:
             self._history.perhaps.update(ids)
             try:
                 consumer.advance(SOURCE, partition, old=pull.start, new=pull.end)
-            except CommitOutcomeUnknown:
+            except CommitOutcomeUnknownError:
                 continue
-            except OffsetConflict:
+            except OffsetConflictError:
                 # The other instance has them.
                 self._history.perhaps.subtract(ids)
                 continue

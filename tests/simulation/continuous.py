@@ -17,7 +17,7 @@ from penstock.continuous.driver.execution import ContinuousExecution, Settings
 from penstock.continuous.task.channel import READER, WRITER
 from penstock.continuous.task.reader import ReadLoop, await_start
 from penstock.continuous.task.writer import WriteLoop
-from penstock.errors import ContinuousFailed
+from penstock.errors import ContinuousFailedError
 from penstock.tables.sink import TableSink
 from tests.simulation.micro_batch import COLUMNS, Plan
 from tests.simulation.scenario import ADDED
@@ -200,7 +200,7 @@ class Job:
             try:
                 WriteLoop(sink, writer).all(self._transformed(reading.batches()))
             except Exception as error:
-                with contextlib.suppress(ContinuousFailed):
+                with contextlib.suppress(ContinuousFailedError):
                     writer.send("failed", error=str(error))
                 raise
             writer.send("done")

@@ -24,7 +24,7 @@ import apsw
 import apsw.ext
 from greenlet import GreenletExit
 
-from penstock.errors import CommitOutcomeUnknown, StoreError, StoreLocked, StoreUnavailable
+from penstock.errors import CommitOutcomeUnknownError, StoreError, StoreLockedError, StoreUnavailableError
 from penstock.store.database import Database, OwnerLock, Transaction
 from penstock.store.statements import create_statements, statements
 from penstock.store.store_schema import VERSION
@@ -209,7 +209,7 @@ class Server:
         deadline = self.world.now + seconds
         while waits_for := others():
             if not self.world.running or self.world.now >= deadline:
-                raise StoreLocked(f"{self.name} is locked by another writer: {what}", seconds=seconds)
+                raise StoreLockedError(f"{self.name} is locked by another writer: {what}", seconds=seconds)
             self.world.note(f"{tx.process!r} waits for {what}")
             tx.waits_for = waits_for
             if tx in _reached(waits_for):
@@ -307,7 +307,7 @@ class SimTransaction(Transaction):
 
     def require_sound(self) -> None:
         if self.broken:
-            raise StoreUnavailable(f"{self.server.name}: the connection is lost")
+            raise StoreUnavailableError(f"{self.server.name}: the connection is lost")
 
     def _step(self, what: str) -> None:
         if self.write and not self.pinned:
@@ -438,7 +438,7 @@ class SimDatabase(Database):
         lost = tx.lose_reply
         self.server.commit(tx)
         if lost:
-            raise CommitOutcomeUnknown(
+            raise CommitOutcomeUnknownError(
                 f"{self.server.name}: the connection broke while a transaction was committing"
             )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import CommitOutcomeUnknown, PenstockError
+from penstock.errors import CommitOutcomeUnknownError, PenstockError
 from penstock.queue.maintenance import trim_partition
 from tests.simulation.auditor import Violation
 from tests.simulation.operator import Late, Operator
@@ -302,10 +302,10 @@ def recreate_sink(op: Operator, rng: random.Random) -> None:
     def work(store: Any) -> None:
         op.history.recreated = True
         op.history.foreign.clear()
-        with suppress(CommitOutcomeUnknown):
+        with suppress(CommitOutcomeUnknownError):
             store.drop_queue(SINK)
         op.history.may_lack.update(each for rows in op.reader().source for each in rows)
-        with suppress(CommitOutcomeUnknown):
+        with suppress(CommitOutcomeUnknownError):
             key = ("key",) if op.scenario.sink == "keyed" else ()
             store.create_queue(SINK, SCHEMA, partitions=op.scenario.sink_partitions, key=key)
 
@@ -319,9 +319,9 @@ def recreate_source(op: Operator, rng: random.Random) -> None:
     def work(store: Any) -> None:
         op.history.may_lack.update(each for rows in op.reader().source for each in rows)
         op.history.recreated = True
-        with suppress(CommitOutcomeUnknown):
+        with suppress(CommitOutcomeUnknownError):
             store.drop_queue(SOURCE, force=True)
-        with suppress(CommitOutcomeUnknown):
+        with suppress(CommitOutcomeUnknownError):
             store.create_queue(SOURCE, SCHEMA, partitions=op.scenario.source_partitions)
         op.register(store)
         op.produce(SOURCE, op.fresh_ids(), 2 + rng.randrange(8))
@@ -412,7 +412,7 @@ def seek(op: Operator, rng: random.Random) -> None:
         consumer, owner = store.consumer(CONSUMER), op.owner()
         before, restores = consumer.offsets(SOURCE), op.source.restores
         op.history.sought = True
-        with suppress(CommitOutcomeUnknown):
+        with suppress(CommitOutcomeUnknownError):
             consumer.seek(SOURCE, to=before if to == "same" else "earliest")
         _require_refused(op, owner)
         _may_repeat(op, consumer.offsets(SOURCE))
@@ -449,7 +449,7 @@ def advance(op: Operator, rng: random.Random) -> None:
         try:
             consumer.advance(SOURCE, partition, old=pull.start, new=pull.end)
             history.taken |= ids
-        except CommitOutcomeUnknown:
+        except CommitOutcomeUnknownError:
             return
         except PenstockError:
             history.may_lack -= ids

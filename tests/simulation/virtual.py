@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from penstock.errors import StoreNotFound
+from penstock.errors import StoreNotFoundError
 from penstock.queue.store import Store
 from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord, dropped
@@ -62,7 +62,7 @@ class Machine:
         """The running process's store, opened once."""
         process, server = self.world.process, self.servers.get(url)
         if server is None:
-            raise StoreNotFound(f"there is no store at {url}")
+            raise StoreNotFoundError(f"there is no store at {url}")
         if url not in process.held:
             process.held[url] = Store(SimDatabase(server, process), StoreIdentity(server.uuid, VERSION))
         found: Store = process.held[url]

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock import Store
-from penstock.errors import CommitRefused
+from penstock.errors import CommitRefusedError
 from penstock.spark.checkpoint import Checkpoint, parse_offsets, redact_location
 from penstock.testing import replay_last_batch
 from tests.support.spark_queues import (
@@ -179,7 +179,7 @@ def test_awkward_paths(spark: SparkSession, store: Store, store_url: str, tmp_pa
 def test_offset_files() -> None:
     assert parse_offsets('v1\n{"m": 1}\n{"a": 1}\n-\n7\nplain: text') == [{"a": 1}, None, 7, "plain: text"]
     assert parse_offsets('v2\n{"m": 1}\n1:{"a": "x:y"}\n0:3') == [{"a": "x:y"}, 3]
-    with pytest.raises(CommitRefused, match="'v9'"):
+    with pytest.raises(CommitRefusedError, match="'v9'"):
         parse_offsets("v9\n{}")
 
 
@@ -188,14 +188,14 @@ def test_what_is_missing(tmp_path: Path) -> None:
     assert checkpoint.last_commit() is None
     assert checkpoint.stateful() is False
     assert checkpoint.offsets(-1) == []
-    with pytest.raises(CommitRefused, match="offsets/0 cannot be read"):
+    with pytest.raises(CommitRefusedError, match="offsets/0 cannot be read"):
         checkpoint.offsets(0)
-    with pytest.raises(CommitRefused, match="metadata cannot be read"):
+    with pytest.raises(CommitRefusedError, match="metadata cannot be read"):
         checkpoint.query_id()
 
 
 def test_a_place_that_python_does_not_know() -> None:
-    with pytest.raises(CommitRefused, match="fsspec driver for the scheme") as caught:
+    with pytest.raises(CommitRefusedError, match="fsspec driver for the scheme") as caught:
         Checkpoint("nosuch://user:s3cret@host/ck")
     assert "s3cret" not in str(caught.value)
 

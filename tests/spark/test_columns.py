@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
-import penstock as ps
+import penstock
 from penstock import Queue, Store
 from penstock.json_text import Json
 from penstock.queue.checks import METADATA_COLUMNS
@@ -230,10 +230,10 @@ def test_a_limit_and_a_look_go_on(spark: SparkSession, store: Store, store_url: 
     store.create_consumer("c").register("orders")
     fill(queue, range(3))
 
-    def limited() -> ps.Query:
-        source = ps.QueueSource("orders", consumer="c", url=store_url)
-        pipeline = ps.stream(spark, source).limit(5).write(ps.QueueSink("out", url=store_url))
-        return pipeline.start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.available_now())
+    def limited() -> penstock.Query:
+        source = penstock.QueueSource("orders", consumer="c", url=store_url)
+        pipeline = penstock.stream(spark, source).limit(5).write(penstock.QueueSink("out", url=store_url))
+        return pipeline.start(checkpoint=tmp_path / "ck", trigger=penstock.Trigger.available_now())
 
     assert limited().awaitTermination(60)
     frame = stream(spark, store_url)
@@ -243,8 +243,8 @@ def test_a_limit_and_a_look_go_on(spark: SparkSession, store: Store, store_url: 
     assert [(row["id"], row["note"]) for row in rows(out)] == [
         (0, None), (1, None), (2, None), (3, "note 3"), (4, "note 4"),
     ]  # fmt: skip
-    assert [tuple(row) for row in ps.take(frame, 5, timeout=60)] == [(n, f"n{n}") for n in range(5)]
-    assert [row.note for row in ps.take(stream(spark, store_url), 5, timeout=60)][2:] == [
+    assert [tuple(row) for row in penstock.take(frame, 5, timeout=60)] == [(n, f"n{n}") for n in range(5)]
+    assert [row.note for row in penstock.take(stream(spark, store_url), 5, timeout=60)][2:] == [
         None,
         "note 3",
         "note 4",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
+import penstock
 
 SCHEMA = pa.schema([("id", pa.int64())])
 
@@ -28,14 +28,14 @@ def run(frame: DataFrame, checkpoint: Path) -> None:
 def test_a_query_that_starts_adds_nothing_to_what_queries_share(spark: SparkSession, tmp_path: Path) -> None:
     # Two that added to it at once would break it: it is a plain HashMap.
     url = f"sqlite:///{tmp_path}/penstock.db"
-    with ps.connect(url, create=True) as store:
+    with penstock.connect(url, create=True) as store:
         store.create_queue("rows", SCHEMA).append([{"id": 1}])
-        feed = ps.QueueFeed.create("feed", SCHEMA, ps.ChangeContract("id"), store=url)
+        feed = penstock.QueueFeed.create("feed", SCHEMA, penstock.ChangeContract("id"), store=url)
         feed.append_commit(1, datetime(2026, 1, 1, tzinfo=UTC), [{"id": 1, "_change_type": "insert"}])
-    ps.register(spark)
+    penstock.register(spark)
     frames = {
         "penstock": spark.readStream.format("penstock").option("url", url).load("rows"),
-        "penstock_changes": ps.changes.read_stream(spark, feed),
+        "penstock_changes": penstock.changes.read_stream(spark, feed),
     }
     for name, frame in frames.items():
         before = variables(spark, name)
@@ -49,17 +49,17 @@ def test_a_thread_that_did_not_make_the_session_writes_too(spark: SparkSession, 
 
     def write() -> None:
         assert not spark._jvm.org.apache.spark.sql.SparkSession.getActiveSession().isDefined()
-        reads = ps.QueueSource("rows", url=url)
-        pipeline = ps.stream(spark, reads).write(ps.QueueSink("copy", url=url))
-        query = pipeline.start(checkpoint=tmp_path / "checkpoint", trigger=ps.Trigger.available_now())
+        reads = penstock.QueueSource("rows", url=url)
+        pipeline = penstock.stream(spark, reads).write(penstock.QueueSink("copy", url=url))
+        query = pipeline.start(checkpoint=tmp_path / "checkpoint", trigger=penstock.Trigger.available_now())
         query.awaitTermination()
 
     def save() -> None:
-        ps.register(spark)
+        penstock.register(spark)
         rows = spark.range(2, 4)
         rows.write.format("penstock").mode("append").options(url=url).save("copy")
 
-    with ps.connect(url, create=True) as store:
+    with penstock.connect(url, create=True) as store:
         store.create_queue("rows", SCHEMA).append([{"id": 1}])
         copy = store.create_queue("copy", SCHEMA)
         for work in (write, save):
@@ -75,14 +75,14 @@ def test_a_session_takes_a_source_anew_only_where_its_defaults_changed(spark: Sp
         manager = spark._jsparkSession.sessionState().dataSourceManager()
         return manager.lookupDataSource("penstock").dataSourceCls().command()
 
-    ps.register(spark)
+    penstock.register(spark)
     before = known()
-    ps.register(spark)
+    penstock.register(spark)
     assert known() == before
     spark.conf.set("spark.penstock.maxRowsPerTrigger", "7")
     try:
-        ps.register(spark)
+        penstock.register(spark)
         assert known() != before
     finally:
         spark.conf.unset("spark.penstock.maxRowsPerTrigger")
-        ps.register(spark)
+        penstock.register(spark)

@@ -15,7 +15,7 @@ import pytest
 from penstock.continuous.driver.coordinator import EpochCoordinator
 from penstock.continuous.driver.epochs import Epochs
 from penstock.continuous.task.channel import READER, WRITER
-from penstock.errors import StoreUnavailable
+from penstock.errors import StoreUnavailableError
 from penstock.spark import driver_endpoint
 from penstock.spark.driver_endpoint import Address, AuthenticatedListener
 from tests.support.waiting import wait_until
@@ -177,14 +177,14 @@ def test_a_driver_that_says_nothing_or_stops_in_the_middle_is_given_up(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         threading.Thread(target=speak, daemon=True).start()
         lost = Address("127.0.0.1", silent.getsockname()[1], b"secret")
-        with pytest.raises(StoreUnavailable, match=r"spark\.driver\.host") as caught:
+        with pytest.raises(StoreUnavailableError, match=r"spark\.driver\.host") as caught:
             lost.ask(b"abc")
     assert caught.value.condition == "STORE_UNAVAILABLE"
 
 
 def test_a_wrong_secret_has_a_name_of_its_own(address: Address) -> None:
     wrong = Address(address.host, address.port, b"guess")
-    with pytest.raises(StoreUnavailable, match="is not the driver") as caught:
+    with pytest.raises(StoreUnavailableError, match="is not the driver") as caught:
         wrong.ask(b"abc")
     assert caught.value.condition == "STORE_UNAVAILABLE.OTHER_DRIVER"
     assert address.ask(b"abc") == b"cba"
@@ -200,7 +200,7 @@ def test_whoever_waits_when_the_port_is_closed_is_sent_away(
     listening.close()
     assert time.monotonic() - began < HONEST
     wait_until(lambda: is_closed(silent), timeout=HONEST)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailableError):
         address.ask(b"abc")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.commit.offsets import QueueOffset
-from penstock.errors import CheckpointMismatch, CommitRefused, PenstockError
+from penstock.errors import CheckpointMismatchError, CommitRefusedError, PenstockError
 from penstock.json_text import Json
 from penstock.limits.record import read_key_record, read_record
 from penstock.spark import checkpoint as checkpoints
@@ -50,7 +50,7 @@ def test_what_is_not_as_it_should_be_is_refused_by_name(
     made: Path, name: str, text: str, read: Callable[[Checkpoint], object]
 ) -> None:
     (made / name).write_text(text)
-    with pytest.raises(CommitRefused, match=r"is malformed"):
+    with pytest.raises(CommitRefusedError, match=r"is malformed"):
         read(Checkpoint(str(made)))
 
 
@@ -64,7 +64,7 @@ def test_a_file_of_any_size_is_not_read(made: Path, monkeypatch: pytest.MonkeyPa
     with (made / "offsets/0").open("wb") as file:
         # Takes no room on the disk.
         file.truncate(1 << 40)
-    with pytest.raises(CommitRefused, match="cannot be read"):
+    with pytest.raises(CommitRefusedError, match="cannot be read"):
         Checkpoint(str(made)).offsets(0)
 
 
@@ -97,7 +97,7 @@ GOOD: Json = {
 )  # fmt: skip
 def test_an_offset_with_anything_else_in_it_is_refused(change: Json) -> None:
     assert QueueOffset.of(GOOD) is not None
-    with pytest.raises(CheckpointMismatch, match="not as Penstock writes it"):
+    with pytest.raises(CheckpointMismatchError, match="not as Penstock writes it"):
         QueueOffset.of({**GOOD, **change})
 
 

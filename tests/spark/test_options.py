@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock import Store
-from penstock.errors import InvalidOption, MissingDependency
+from penstock.errors import InvalidOptionError, MissingDependencyError
 from penstock.spark.internals.python_workers import check_reach
 from penstock.spark.internals.sessions import is_local
 from penstock.spark.options import sink_options, source_options
@@ -106,7 +106,7 @@ def test_positions() -> None:
     ],
 )
 def test_what_is_wrong_is_said(parse: Callable[[], Any], words: str) -> None:
-    with pytest.raises(InvalidOption) as caught:
+    with pytest.raises(InvalidOptionError) as caught:
         parse()
     assert words in str(caught.value)
 
@@ -183,7 +183,7 @@ def test_what_is_given_beats_a_default_that_it_excludes(
 
 
 def test_a_setting_that_is_no_option(defaults: Callable[..., None], spark: SparkSession) -> None:
-    with pytest.raises(InvalidOption, match=r"'spark\.penstock\.garantee'.* Did you mean 'guarantee'"):
+    with pytest.raises(InvalidOptionError, match=r"'spark\.penstock\.garantee'.* Did you mean 'guarantee'"):
         defaults(garantee="exactly_once")
 
 
@@ -238,10 +238,10 @@ def test_an_embedded_store_on_this_machine(master: str) -> None:
 @pytest.mark.parametrize("master", ["spark://h:7077", "yarn", "k8s://https://h", "local-cluster[2,1,1024]"])
 def test_an_embedded_store_on_a_cluster(master: str) -> None:
     check_reach(URL, master)
-    with pytest.raises(InvalidOption, match="use a postgresql store"):
+    with pytest.raises(InvalidOptionError, match="use a postgresql store"):
         check_reach("sqlite:///x.db", master)
     kind = type("Baked", (PenstockDataSource,), {"master": master})
-    with pytest.raises(InvalidOption, match="one machine's file"):
+    with pytest.raises(InvalidOptionError, match="one machine's file"):
         kind({"url": "sqlite:///x.db", "path": "orders"}).schema()
 
 
@@ -258,6 +258,6 @@ def test_workers_that_lack_pyarrow(
     bare.chmod(0o755)
     for python, words in ((bare, "lacks penstock, pyarrow"), (tmp_path / "none", "cannot be run")):
         monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
-        with pytest.raises(MissingDependency, match=words) as caught:
+        with pytest.raises(MissingDependencyError, match=words) as caught:
             penstock.register(spark)
         assert "PYSPARK_PYTHON" in str(caught.value)

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
+import penstock
 from penstock.spark.session import default_url
 from tests.support.spark_queues import SCHEMA, batch, run, stream, table
 
@@ -80,25 +80,25 @@ def command_lines() -> str:
 def test_the_password_is_nowhere_to_be_seen(
     spark: SparkSession, url: str, events: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with ps.connect(url) as store:
+    with penstock.connect(url) as store:
         store.create_queue("orders", SCHEMA, partitions=2).append(table(range(3)))
         store.create_queue("out", SCHEMA)
         for name in ("c", "d"):
             store.create_consumer(name).register("orders")
     spark.conf.set("spark.penstock.url", url)
     try:
-        ps.register(spark)
+        penstock.register(spark)
         read = batch(spark, url).where("id > 0")
-        shown = [explained(read), told(lambda: ps.changes.read(spark, f"queue:orders?store={url}"))]
+        shown = [explained(read), told(lambda: penstock.changes.read(spark, f"queue:orders?store={url}"))]
         read.write.format("penstock").options(url=url).mode("append").save("out")
         run(stream(spark, url), url, "out", tmp_path / "ck1", guarantee="exactly_once")
-        kept = ps.stream(spark, ps.QueueSource("orders", "c", url)).limit(2)
-        sink = ps.TableSink("public.leaks", keys=["id"], url=url)
+        kept = penstock.stream(spark, penstock.QueueSource("orders", "c", url)).limit(2)
+        sink = penstock.TableSink("public.leaks", keys=["id"], url=url)
         for query, trigger in (
-            (kept.write(sink), ps.Trigger.available_now()),
+            (kept.write(sink), penstock.Trigger.available_now()),
             (
-                ps.stream(spark, ps.QueueSource("orders", "d")).write(ps.QueueSink("out")),
-                ps.Trigger.continuous("100 ms"),
+                penstock.stream(spark, penstock.QueueSource("orders", "d")).write(penstock.QueueSink("out")),
+                penstock.Trigger.continuous("100 ms"),
             ),
         ):
             started = query.start(checkpoint=str(tmp_path / f"ck {trigger}"), trigger=trigger)
@@ -114,7 +114,7 @@ def test_the_password_is_nowhere_to_be_seen(
         ]
     finally:
         spark.conf.unset("spark.penstock.url")
-        ps.register(spark)
+        penstock.register(spark)
     (tmp_path / "shown").write_text("\n".join([*shown, *capfd.readouterr()]))
     written = {
         str(file.relative_to(tmp_path)): file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()
@@ -134,11 +134,11 @@ def test_a_session_s_store_is_whole_here_and_its_setting_is_not(spark: SparkSess
     session.conf.set("spark.penstock.url", url)
     assert default_url(session) == url
     for _ in range(2):
-        ps.register(session)
+        penstock.register(session)
         assert session.conf.get("spark.penstock.url") != url
         assert default_url(session) == url
     session.conf.set("spark.penstock.url", "sqlite:///x.db")
-    ps.register(session)
+    penstock.register(session)
     assert default_url(session) == "sqlite:///x.db"
     session.conf.unset("spark.penstock.url")
     assert default_url(session) is None

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock import Store
-from penstock.errors import CommitRefused
+from penstock.errors import CommitRefusedError
 from penstock.spark.checkpoint import Checkpoint
 from penstock.testing import replay_last_batch
 from tests.support.spark_queues import fill, ids_in, make_queue, one_store, refusal, run, stream
@@ -83,13 +83,13 @@ def test_a_stateful_query_restarts_and_repeats(
 
 def test_the_password_is_not_shown(remote: Remote) -> None:
     checkpoint = Checkpoint(f"{remote.url}/hidden")
-    with pytest.raises(CommitRefused, match="offsets/0 cannot be read") as caught:
+    with pytest.raises(CommitRefusedError, match="offsets/0 cannot be read") as caught:
         checkpoint.offsets(0)
     assert PASSWORD not in f"{caught.value} {caught.value.parameters} {checkpoint!r}"
     assert "spark:***@" in str(caught.value)
 
 
 def test_a_wrong_password(remote: Remote) -> None:
-    with pytest.raises(CommitRefused, match="cannot be read from Python") as caught:
+    with pytest.raises(CommitRefusedError, match="cannot be read from Python") as caught:
         Checkpoint(f"{remote.url.replace(PASSWORD, 'wr0ng')}/ck")
     assert "wr0ng" not in str(caught.value)

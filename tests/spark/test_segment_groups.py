@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-import penstock as ps
+import penstock
 from penstock.queue.queue import placement_of
 from penstock.spark import queue_writers
 from penstock.spark.queue_writers import SegmentGroups
@@ -21,13 +21,15 @@ def heavy(rows: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"id": list(range(rows)), "name": ["x" * MIB] * rows}, schema=SCHEMA)
 
 
-def pieces(store: ps.Store, max_rows: int = 65_536) -> SegmentGroups:
+def pieces(store: penstock.Store, max_rows: int = 65_536) -> SegmentGroups:
     queue = make_queue(store).record
     return SegmentGroups(queue, placement_of(store.database, queue), 0, max_rows)
 
 
 @one_store
-def test_heavy_rows_are_stored_before_they_are_many(store: ps.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heavy_rows_are_stored_before_they_are_many(
+    store: penstock.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(queue_writers, "FLUSH_BYTES", 6 * MIB)
     drawn = 0
 
@@ -44,14 +46,14 @@ def test_heavy_rows_are_stored_before_they_are_many(store: ps.Store, monkeypatch
 
 
 @one_store
-def test_light_rows_are_stored_by_their_number(store: ps.Store) -> None:
+def test_light_rows_are_stored_by_their_number(store: penstock.Store) -> None:
     light = pa.RecordBatch.from_pydict({"id": [1, 2], "name": ["a", "b"]}, schema=SCHEMA)
     groups = list(pieces(store, max_rows=1).groups(iter([light] * 6)))
     assert [sum(segment.rows for segment in group) for group in groups] == [8, 4]
 
 
 @one_store
-def test_segments_hold_their_rows_only_compressed(store: ps.Store) -> None:
+def test_segments_hold_their_rows_only_compressed(store: penstock.Store) -> None:
     before = pa.total_allocated_bytes()
     groups = list(pieces(store).groups(heavy(4) for _ in range(5)))
     assert sum(segment.rows for group in groups for segment in group) == 20

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-import penstock as ps
-from penstock.errors import InvalidInput
+import penstock
+from penstock.errors import InvalidInputError
 from penstock.spark import session
 from penstock.spark.internals.sessions import jvm_of
 from tests.support.spark_queues import one_store
@@ -57,7 +57,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
 def test_a_session_of_stateless_queries_may_be_optimised_and_keeps_two_micro_batches(
     made: dict[str, dict[str, str]],
 ) -> None:
-    ps.session("app", master="local[2]", memory="3g")
+    penstock.session("app", master="local[2]", memory="3g")
     start = made["start"]
     assert (start["spark.app.name"], start["spark.master"]) == ("app", "local[2]")
     assert start["spark.driver.memory"] == "3g"
@@ -68,7 +68,7 @@ def test_a_session_of_stateless_queries_may_be_optimised_and_keeps_two_micro_bat
 
 
 def test_a_session_of_stateful_queries_keeps_what_spark_keeps(made: dict[str, dict[str, str]]) -> None:
-    ps.session(stateful=True)
+    penstock.session(stateful=True)
     assert not {key for key in made["start"] if "minBatchesToRetain" in key or "adaptive" in key}
 
 
@@ -76,20 +76,20 @@ def test_rows_go_to_python_and_back_side_by_side_where_that_is_asked_for(
     made: dict[str, dict[str, str]],
 ) -> None:
     setting = "spark.python.udf.pipelined.enabled"
-    ps.session()
+    penstock.session()
     assert setting not in made["start"]
-    ps.session(pipelined=True)
+    penstock.session(pipelined=True)
     assert made["start"][setting] == "true"
 
 
 def test_what_the_user_says_wins(made: dict[str, dict[str, str]]) -> None:
-    ps.session(conf={"spark.memory.fraction": "0.7", "spark.pyspark.python": "/opt/python"})
+    penstock.session(conf={"spark.memory.fraction": "0.7", "spark.pyspark.python": "/opt/python"})
     assert made["start"]["spark.memory.fraction"] == "0.7"
     assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
 
 
 def test_a_store_is_not_in_the_command_line_that_everybody_can_read(made: dict[str, dict[str, str]]) -> None:
-    ps.session(url="postgresql://app:s3cret@host/db", conf={"spark.penstock.guarantee": "idempotent"})
+    penstock.session(url="postgresql://app:s3cret@host/db", conf={"spark.penstock.guarantee": "idempotent"})
     assert not {key for key in made["start"] if key.startswith("spark.penstock.")}
     assert made["later"] == {
         "spark.penstock.url": "postgresql://app:s3cret@host/db",
@@ -99,8 +99,8 @@ def test_a_store_is_not_in_the_command_line_that_everybody_can_read(made: dict[s
 
 @one_store
 def test_a_second_session_is_refused(spark: SparkSession, store_url: str) -> None:
-    with pytest.raises(InvalidInput, match="a Spark session is running already"):
-        ps.session(url=store_url)
+    with pytest.raises(InvalidInputError, match="a Spark session is running already"):
+        penstock.session(url=store_url)
 
 
 def test_spark_knows_all_that_a_session_sets(spark: SparkSession) -> None:

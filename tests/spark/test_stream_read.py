@@ -247,7 +247,7 @@ def _seek(consumer: Any, to: Any) -> None:
     def sought() -> bool:
         try:
             consumer.seek("orders", to=to)
-        except penstock.errors.ConsumerInUse:
+        except penstock.errors.ConsumerInUseError:
             return False
         return True
 

@@ -14,7 +14,7 @@ from pyspark.sql import functions as fn
 
 import penstock
 from penstock import Store
-from penstock.errors import CommitRefused
+from penstock.errors import CommitRefusedError
 from penstock.spark.options import SinkOptions
 from penstock.spark.queue_writers import QueueStreamWriter
 from penstock.spark.schemas import to_struct
@@ -243,7 +243,7 @@ def test_nothing_is_committed_under_the_continuous_trigger(
 ) -> None:
     """Spark passes no row to a Python sink; without a commit no row counts as done, and the log says why."""
     out = make_queue(store, "out")
-    with pytest.raises(CommitRefused, match="continuous trigger loses every row"):
+    with pytest.raises(CommitRefusedError, match="continuous trigger loses every row"):
         QueueStreamWriter(SinkOptions(store_url, "out"), out.record).commit([None, None], 0)
     rates = spark.readStream.format("rate").load().selectExpr("value as id")
     query = start(rates, store_url, "out", tmp_path / "ck", trigger={"continuous": "100 milliseconds"})
@@ -273,13 +273,13 @@ def test_a_checkpoint_that_the_sink_cannot_reach_is_refused_before_anything_runs
     fill(make_queue(store), [1])
     out = make_queue(store, "out")
     away = "ftp://reader:s3cret@127.0.0.1:1/ck"
-    with pytest.raises(CommitRefused, match=r"cannot be re(ached|ad)") as caught:
+    with pytest.raises(CommitRefusedError, match=r"cannot be re(ached|ad)") as caught:
         stream_writer(SinkOptions(store_url, "out", checkpoint=away))
     assert "s3cret" not in str(caught.value)
     pipeline = penstock.stream(spark, stream(spark, store_url)).write(
         penstock.QueueSink("out", url=store_url)
     )
-    with pytest.raises(CommitRefused) as caught:
+    with pytest.raises(CommitRefusedError) as caught:
         pipeline.start(checkpoint=away)
     assert "s3cret" not in str(caught.value)
     run(stream(spark, store_url), store_url, "out", tmp_path / "ck", guarantee="at_least_once")

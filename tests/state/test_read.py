@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.errors import InvalidInput, StateRefused
+from penstock.errors import InvalidInputError, StateRefusedError
 from penstock.state import read
 from penstock.testing import replay_last_batch
 from tests.state.conftest import Make
@@ -18,16 +18,16 @@ from tests.support.made_checkpoints import LATE
 Copied = Callable[[str], Path]
 
 
-def refused(action: Callable[[], object]) -> StateRefused:
-    with pytest.raises(StateRefused) as caught:
+def refused(action: Callable[[], object]) -> StateRefusedError:
+    with pytest.raises(StateRefusedError) as caught:
         action()
     return caught.value
 
 
 def test_an_operator_is_a_number_and_a_checkpoint_a_path(spark: SparkSession, made: Make) -> None:
-    with pytest.raises(InvalidInput, match=r"as penstock\.state\.show lists them"):
+    with pytest.raises(InvalidInputError, match=r"as penstock\.state\.show lists them"):
         read(spark, str(made("windows").path), "0")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="a path, or a URL"):
+    with pytest.raises(InvalidInputError, match="a path, or a URL"):
         read(spark, None)  # type: ignore[arg-type]
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-import penstock as ps
-from penstock.errors import CheckpointNotFound, StateRefused
+import penstock
+from penstock.errors import CheckpointNotFoundError, StateRefusedError
 from penstock.state import CheckpointState, show
 from penstock.testing import replay_last_batch
 from tests.state.conftest import Make
@@ -155,7 +155,7 @@ def test_the_progress_of_a_limit_is_told(spark: SparkSession, store_url: str, tm
     found = show(spark, tmp_path / "ck")
     assert found.limit is not None
     assert (str(found.limit), found.to_dict()["limit"]) == ("4 of 6", {"passed": 4, "limit": 6})
-    assert str(ps.state.limit_progress(tmp_path / "ck")) == "4 of 6"
+    assert str(penstock.state.limit_progress(tmp_path / "ck")) == "4 of 6"
     assert ["limit", "4", "of", "6"] in [line.split() for line in str(found).splitlines()]
 
 
@@ -170,7 +170,7 @@ def test_files_are_told_without_a_session(made: Make) -> None:
 
 @one_store
 def test_the_offsets_of_queues_are_told_by_partition(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     queue = make_queue(store, partitions=2)
     make_queue(store, "out")
@@ -232,15 +232,15 @@ def test_the_rows_of_a_batch_are_those_that_its_queues_have_anew(
 
 @one_store
 def test_a_continuous_query_has_epochs_and_no_state(
-    spark: SparkSession, store: ps.Store, store_url: str, tmp_path: Path
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     queue = make_queue(store)
     make_queue(store, "out")
     queue.register(store.create_consumer("c").name)
-    pipeline = ps.stream(spark, ps.QueueSource("orders", "c", store_url)).write(
-        ps.QueueSink("out", store_url)
+    pipeline = penstock.stream(spark, penstock.QueueSource("orders", "c", store_url)).write(
+        penstock.QueueSink("out", store_url)
     )
-    query: Any = pipeline.start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.continuous("50 ms"))
+    query: Any = pipeline.start(checkpoint=tmp_path / "ck", trigger=penstock.Trigger.continuous("50 ms"))
     try:
         for ids in (range(3), range(3, 8)):
             fill(queue, ids)
@@ -257,8 +257,8 @@ def test_a_continuous_query_has_epochs_and_no_state(
     found = show(spark, str(tmp_path / "ck"))
     assert (found.last_planned, found.last_committed) == (last, last - 1 if last else None)
     assert f"epoch {last}, not committed" in str(found)
-    with pytest.raises(StateRefused, match="continuous query") as refused:
-        ps.state.read(spark, str(tmp_path / "ck"))
+    with pytest.raises(StateRefusedError, match="continuous query") as refused:
+        penstock.state.read(spark, str(tmp_path / "ck"))
     assert refused.value.condition == "STATE_REFUSED.NO_STATE"
 
 
@@ -324,14 +324,14 @@ def test_a_path_without_a_checkpoint_is_refused(spark: SparkSession, tmp_path: P
         (path / "other").mkdir(parents=True)
     elif what == "empty folder":
         path.mkdir()
-    with pytest.raises(CheckpointNotFound, match="checkpointLocation") as refused:
+    with pytest.raises(CheckpointNotFoundError, match="checkpointLocation") as refused:
         show(spark, str(path))
     assert refused.value.condition == "CHECKPOINT_NOT_FOUND"
     assert path.exists() == (what != "nothing")
 
 
 def test_a_file_system_that_is_not_known_is_said() -> None:
-    with pytest.raises(StateRefused, match="nowhere") as refused:
+    with pytest.raises(StateRefusedError, match="nowhere") as refused:
         show(None, "nowhere://user:secret@host/ck")
     assert refused.value.condition == "STATE_REFUSED.UNREACHABLE"
     assert "secret" not in str(refused.value)
@@ -368,8 +368,8 @@ def test_odd_letters_in_a_path_hide_the_rows_alone(spark: SparkSession, made: Ma
     (operator,) = found.operators
     assert (found.last_committed, operator.partitions, operator.rows) == (query.last, 2, None)
     assert any("STATE_REFUSED.PATH" in text for text in operator.unknown)
-    with pytest.raises(StateRefused, match="symbolic link"):
-        ps.state.read(spark, str(path))
+    with pytest.raises(StateRefusedError, match="symbolic link"):
+        penstock.state.read(spark, str(path))
 
 
 def test_a_query_that_runs_is_shown(spark: SparkSession, tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def stop_in_append(url: str, moment: str) -> None:
 def stop_in_plan(url: str) -> None:
     """Own the consumer `c`, and stop while a transaction has its registration's row."""
     from penstock.commit.owner import Owner
-    from penstock.errors import OwnerFenced
+    from penstock.errors import OwnerFencedError
     from penstock.store.records import consumers
 
     with penstock.connect(url, create=False) as store:
@@ -188,12 +188,12 @@ def stop_in_plan(url: str) -> None:
             if len(attempts) == 1:
                 _stop()
             if registration.epoch != owner.epoch:
-                raise OwnerFenced("another one has the consumer")
+                raise OwnerFencedError("another one has the consumer")
             return registration.epoch
 
         try:
             store.database.run(work, idempotent=True)
-        except OwnerFenced as error:
+        except OwnerFencedError as error:
             print("fenced", attempts, error.condition, flush=True)
 
 

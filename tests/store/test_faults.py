@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.errors import StoreError, StoreFull
+from penstock.errors import StoreError, StoreFullError
 from penstock.store.statements import qualify
 from penstock.testing import temporary_store
 from tests.store.programs import SCHEMA
@@ -31,7 +31,7 @@ def test_a_full_disk_is_said_and_what_was_appended_stays(tmp_path: Path) -> None
         (connection,) = store.database._pool._idle
         pages = connection.execute("pragma page_count").fetchone()[0]
         connection.execute(f"pragma max_page_count = {pages + 10}")
-        with pytest.raises(StoreFull, match="free some disk space; nothing of this was written"):
+        with pytest.raises(StoreFullError, match="free some disk space; nothing of this was written"):
             _append_for_ever(queue, table)
         done = queue.info().rows // 500
         assert queue.info().rows == 500 * done
@@ -102,7 +102,7 @@ def test_a_full_disk_of_the_server_is_said(pg_url: str) -> None:
         queue = store.create_queue("q", SCHEMA)
         _failing(store, "segment", "true", "53100")
         with pytest.raises(
-            StoreFull, match="free some disk space on the server; nothing of this was written"
+            StoreFullError, match="free some disk space on the server; nothing of this was written"
         ):
             queue.append([{"n": 1}])
         assert queue.info().rows == 0
@@ -149,7 +149,7 @@ def test_a_row_that_no_database_or_reader_takes_is_refused(
 ) -> None:
     monkeypatch.setattr(f"penstock.store.log.segmenting.{limit}", 10_000)
     queue = store.create_queue("q", SCHEMA)
-    with pytest.raises(penstock.errors.InvalidInput, match="keep large objects in files"):
+    with pytest.raises(penstock.errors.InvalidInputError, match="keep large objects in files"):
         queue.append([{"n": 1, "s": os.urandom(10_000).hex()}])
     assert queue.info().rows == 0
 

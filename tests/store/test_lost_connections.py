@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import penstock
-from penstock.errors import CommitOutcomeUnknown, StoreUnavailable
+from penstock.errors import CommitOutcomeUnknownError, StoreUnavailableError
 from penstock.store.database import Database, Transaction
 from tests.store.programs import SCHEMA
 from tests.support.postgres_proxy import Proxy, proxied
@@ -41,7 +41,7 @@ def test_a_commit_without_an_answer_is_not_tried_again(
     store, proxy = behind_proxy
     queue = store.create_queue("q", SCHEMA)
     proxy.lose(b"COMMIT\0", deliver=happened)
-    with pytest.raises(CommitOutcomeUnknown, match="or use a producer session, which knows"):
+    with pytest.raises(CommitOutcomeUnknownError, match="or use a producer session, which knows"):
         queue.append([{"n": 1}])
     assert queue.info().rows == int(happened)
     assert queue.append([{"n": 2}]).ranges == {0: (int(happened), int(happened) + 1)}
@@ -105,7 +105,7 @@ def test_a_server_that_stays_away_fails_in_the_end(
     queue = store.create_queue("q", SCHEMA)
     proxy.lose(b"", deliver=False, times=10_000)
     monkeypatch.setattr("penstock.store.database.RETRY_SECONDS", 0.5)
-    with pytest.raises(StoreUnavailable, match="the server is unavailable"):
+    with pytest.raises(StoreUnavailableError, match="the server is unavailable"):
         queue.append([{"n": 1}])
     proxy.failures = 0
     assert queue.info().rows == 0

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import penstock
-from penstock.errors import PenstockError, StoreError, StoreNotFound, StoreUnavailable
+from penstock.errors import PenstockError, StoreError, StoreNotFoundError, StoreUnavailableError
 from tests.store.programs import SCHEMA
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
@@ -83,7 +83,7 @@ def test_a_file_that_one_may_only_read_can_be_read(tmp_path: Path, run_child: Ru
         assert child.wait() == 0, child.output
     assert "rows 1" in child.output
     for what in ("append", "create"):
-        assert f"{what} StoreReadOnly [STORE_READ_ONLY]" in child.output
+        assert f"{what} StoreReadOnlyError [STORE_READ_ONLY]" in child.output
     assert "check the permissions on the file and its folder" in child.output
 
 
@@ -103,7 +103,7 @@ def test_a_role_that_may_only_read_can_read_and_no_more(pg_url: str) -> None:
             theirs = parts._replace(netloc=f"reader:pw@{parts.hostname}:{parts.port}").geturl()
             with penstock.connect(theirs, create=False) as limited:
                 assert limited.queue("q").read(0, 0).num_rows == 1
-                with pytest.raises(penstock.errors.StoreReadOnly, match="check its grants"):
+                with pytest.raises(penstock.errors.StoreReadOnlyError, match="check its grants"):
                     limited.queue("q").append([{"n": 2}])
             admin.execute("revoke all on all tables in schema readers from reader")
             assert "STORE_READ_ONLY" in _failure(theirs)
@@ -142,7 +142,7 @@ def test_a_server_that_is_not_there_is_tried_for_a_moment(caplog: pytest.LogCapt
     began = time.monotonic()
     with (
         caplog.at_level(logging.DEBUG),
-        pytest.raises(StoreUnavailable, match="the server is unavailable") as caught,
+        pytest.raises(StoreUnavailableError, match="the server is unavailable") as caught,
     ):
         penstock.connect(url, timeout=0.3)
     assert time.monotonic() - began < 5
@@ -167,8 +167,8 @@ def test_a_percent_sign_that_encodes_nothing_is_refused_without_showing_it() -> 
 def test_the_missing_driver_is_named_with_what_to_install(run_child: RunChild) -> None:
     child = run_child("tests.store.programs", "without_psycopg", "postgresql://host/db")
     assert child.wait() == 0, child.output
-    assert "MissingDependency [MISSING_DEPENDENCY]" in child.output
-    assert "pip install 'penstock[postgres]'" in child.output
+    assert "MissingDependencyError [MISSING_DEPENDENCY]" in child.output
+    assert "pip install 'penstock-spark[postgres]'" in child.output
 
 
 def test_a_closed_store_says_so_at_once(store_url: str) -> None:
@@ -197,7 +197,7 @@ def test_a_file_that_was_removed_under_an_open_store_takes_no_more_rows(
         if replaced:
             penstock.connect(url).close()
         for use in (lambda: queue.append([{"n": 2, "s": "b"}]), lambda: queue.read(0, 0), store.queues):
-            with pytest.raises(StoreNotFound, match="removed or replaced"):
+            with pytest.raises(StoreNotFoundError, match="removed or replaced"):
                 use()
         # A new connection neither makes the file anew nor takes another store for this one.
         store.database._pool._drain()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.errors import ConsumerInUse
+from penstock.errors import ConsumerInUseError
 from penstock.testing import temporary_store
 from tests.store.programs import SCHEMA
 from tests.support.processes import ChildProcess
@@ -120,7 +120,7 @@ def test_what_would_pull_the_rug_from_under_an_owner_is_refused(store: penstock.
         lambda: store.drop_queue("q"),
         lambda: store.drop_queue("q", force=True),
     ):
-        with pytest.raises(ConsumerInUse, match="stop the query first"):
+        with pytest.raises(ConsumerInUseError, match="stop the query first"):
             refused()
     assert consumer.seek("q", to="latest", dry_run=True) == {0: 1}
     assert consumer.offsets("q") == {0: 0}

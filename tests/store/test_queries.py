@@ -7,7 +7,7 @@ import time
 import pytest
 
 import penstock
-from penstock.errors import StoreNotFound
+from penstock.errors import StoreNotFoundError
 from penstock.store.database import Row, Transaction
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
@@ -138,7 +138,7 @@ def test_committed_rows_are_found_in_the_ledger(store: penstock.Store) -> None:
 
 
 def test_who_only_looks_makes_no_store(store_url: str) -> None:
-    with pytest.raises(StoreNotFound):
+    with pytest.raises(StoreNotFoundError):
         open_database(store_url, create=False, as_it_is=True)
 
 

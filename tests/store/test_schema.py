@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.errors import StoreError, StoreNotFound, StoreTooNew
+from penstock.errors import StoreError, StoreNotFoundError, StoreTooNewError
 from penstock.store import store_schema
 from penstock.store.database import Database
 from penstock.store.postgres.database import PostgresDatabase
@@ -60,7 +60,7 @@ def test_a_store_of_another_version_is_refused_and_left_alone(store_url: str, ot
                 open_store()
             assert caught.value.parameters == {"found": other, "known": VERSION}
             if other > VERSION:
-                assert isinstance(caught.value, StoreTooNew)
+                assert isinstance(caught.value, StoreTooNewError)
                 assert "upgrade Penstock" in str(caught.value)
             else:
                 assert caught.value.condition == "STORE_TOO_OLD"
@@ -77,7 +77,7 @@ def test_a_creation_that_fails_leaves_nothing_half_done(
     )
     with pytest.raises(penstock.PenstockError):
         penstock.connect(store_url)
-    with pytest.raises(StoreNotFound):
+    with pytest.raises(StoreNotFoundError):
         penstock.connect(store_url, create=False)
     monkeypatch.undo()
     with penstock.connect(store_url) as store:
@@ -85,7 +85,7 @@ def test_a_creation_that_fails_leaves_nothing_half_done(
 
 
 def test_a_store_is_not_made_where_that_is_not_wanted(store_url: str, tmp_path) -> None:
-    with pytest.raises(StoreNotFound, match="penstock store init"):
+    with pytest.raises(StoreNotFoundError, match="penstock store init"):
         penstock.connect(store_url, create=False)
     assert list(tmp_path.iterdir()) == []
 
@@ -107,11 +107,11 @@ def test_a_database_of_something_else_is_no_store_and_stays_as_it_is(tmp_path) -
         connection.execute("create table store (n integer)")
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(StoreNotFound):
+    with pytest.raises(StoreNotFoundError):
         penstock.connect(f"sqlite:///{path}", create=False)
     assert path.read_bytes() == before
     (tmp_path / "empty.db").touch()
-    with pytest.raises(StoreNotFound):
+    with pytest.raises(StoreNotFoundError):
         penstock.connect(f"sqlite:///{tmp_path}/empty.db", create=False)
 
 

@@ -16,8 +16,8 @@ import pytest
 import sqlalchemy
 from psycopg import sql
 
-import penstock as ps
-from penstock.errors import InvalidInput, OffsetConflict, StoreError
+import penstock
+from penstock.errors import InvalidInputError, OffsetConflictError, StoreError
 from penstock.queue import maintenance
 from penstock.tables.names import resolve
 from penstock.ui.collector import Collector
@@ -44,8 +44,8 @@ def planted(pg_url: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def store(planted: str) -> Iterator[ps.Store]:
-    with ps.connect(planted) as store:
+def store(planted: str) -> Iterator[penstock.Store]:
+    with penstock.connect(planted) as store:
         yield store
         for consumer in store.consumers():
             store.drop_consumer(consumer)
@@ -67,8 +67,8 @@ def test_the_plants_are_called_where_names_are_looked_up_in_public(planted: str)
         assert connection.execute("select 1::numeric * 2::smallint").fetchone() == (2,)
 
 
-def test_queues_consumers_and_producers_call_none_of_them(store: ps.Store, planted: str) -> None:
-    queue = store.create_queue("q", SCHEMA, partitions=2, key=["id"], retention=ps.Retention(rows=1000))
+def test_queues_consumers_and_producers_call_none_of_them(store: penstock.Store, planted: str) -> None:
+    queue = store.create_queue("q", SCHEMA, partitions=2, key=["id"], retention=penstock.Retention(rows=1000))
     for number in range(3 * maintenance.MERGE_FAN_IN):
         queue.append(rows(number, number + 1))
     producer = store.producer("q", session="s")
@@ -81,7 +81,7 @@ def test_queues_consumers_and_producers_call_none_of_them(store: ps.Store, plant
     consumer = store.consumer("c")
     pull = consumer.pull("q", 0)
     consumer.advance("q", 0, old=pull.start, new=pull.end)
-    with pytest.raises(OffsetConflict):
+    with pytest.raises(OffsetConflictError):
         consumer.advance("q", 0, old=pull.start, new=pull.end)
     assert consumer.lag("q").rows > 0
     consumer.seek("q", to="earliest")
@@ -94,7 +94,7 @@ def test_queues_consumers_and_producers_call_none_of_them(store: ps.Store, plant
     collector.close()
 
 
-def test_every_session_has_the_safe_path(store: ps.Store) -> None:
+def test_every_session_has_the_safe_path(store: penstock.Store) -> None:
     database: Any = store.database
     with database.transaction(write=False) as tx:
         assert tx.query("select current_setting('search_path')") == [(SAFE,)]
@@ -102,7 +102,9 @@ def test_every_session_has_the_safe_path(store: ps.Store) -> None:
         assert lasting.execute("select current_setting('search_path')").fetchone() == (SAFE,)
 
 
-def test_a_table_without_a_schema_is_where_the_role_would_find_it(planted: str, store: ps.Store) -> None:
+def test_a_table_without_a_schema_is_where_the_role_would_find_it(
+    planted: str, store: penstock.Store
+) -> None:
     with store.database.transaction(write=False) as tx:
         # The first schema of "$user", public that is there; the tests' role is called as the store's schema.
         assert resolve(tx, "orders").table == "orders"
@@ -110,7 +112,7 @@ def test_a_table_without_a_schema_is_where_the_role_would_find_it(planted: str, 
     with psycopg.connect(planted, autocommit=True) as connection:
         connection.execute("create schema sales")
     with (
-        ps.connect(f"{planted}?options=-csearch_path%3Dnowhere,sales,public") as other,
+        penstock.connect(f"{planted}?options=-csearch_path%3Dnowhere,sales,public") as other,
         other.database.transaction() as tx,
     ):
         assert resolve(tx, "orders").sql == '"sales"."orders"'
@@ -123,7 +125,7 @@ def path_of(connection: Any) -> str:
 
 
 def test_on_a_connection_of_the_caller_s_none_is_called_either_and_its_path_stays(
-    store: ps.Store, planted: str
+    store: penstock.Store, planted: str
 ) -> None:
     queue = store.create_queue("q", SCHEMA)
     store.create_consumer("c").register("q")
@@ -134,7 +136,7 @@ def test_on_a_connection_of_the_caller_s_none_is_called_either_and_its_path_stay
         own.execute("set local search_path to public, penstock")
         store.consumer("c").advance("q", 0, old=0, new=1, connection=own)
         assert path_of(own) == "public, penstock"
-        with pytest.raises(OffsetConflict):
+        with pytest.raises(OffsetConflictError):
             store.consumer("c").advance("q", 0, old=0, new=1, connection=own)
         assert path_of(own) == "public, penstock"
         own.commit()
@@ -147,14 +149,14 @@ def test_on_a_connection_of_the_caller_s_none_is_called_either_and_its_path_stay
     assert store.consumer("c").offsets("q") == {0: 1}
 
 
-def test_a_connection_to_another_database_is_left_as_it_was(store: ps.Store, pg_url: str) -> None:
+def test_a_connection_to_another_database_is_left_as_it_was(store: penstock.Store, pg_url: str) -> None:
     queue = store.create_queue("q", SCHEMA)
     with psycopg.connect(pg_url) as own:
-        with pytest.raises(InvalidInput, match="does not lead to"):
+        with pytest.raises(InvalidInputError, match="does not lead to"):
             queue.append(rows(1), connection=own)
         assert own.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
         own.execute("set local search_path to public")
-        with pytest.raises(InvalidInput, match="does not lead to"):
+        with pytest.raises(InvalidInputError, match="does not lead to"):
             queue.append(rows(1), connection=own)
         assert path_of(own) == "public"
 
@@ -192,7 +194,7 @@ def test_the_ledger_of_exactly_once_calls_none_of_them(
                 )
             )
             own.commit()
-            with ps.exactly_once(own, "t", connect.__name__, number) as batch:
+            with penstock.exactly_once(own, "t", connect.__name__, number) as batch:
                 assert batch.new is new
                 assert path_of_any(own, text) == path
             own.commit()
@@ -210,7 +212,7 @@ def path_of_any(connection: Any, text: Callable[[str], Any]) -> str:
     return str(connection.execute(text("show search_path")).fetchone()[0])
 
 
-def test_a_trigger_that_does_not_find_its_names_is_told_of(planted: str, store: ps.Store) -> None:
+def test_a_trigger_that_does_not_find_its_names_is_told_of(planted: str, store: penstock.Store) -> None:
     with psycopg.connect(planted, autocommit=True) as connection:
         connection.execute(
             """

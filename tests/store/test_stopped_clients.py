@@ -20,7 +20,7 @@ import pytest
 
 import penstock
 from penstock.commit.owner import Owner
-from penstock.errors import StoreLocked
+from penstock.errors import StoreLockedError
 from penstock.store.statements import qualify
 from penstock.testing import temporary_store_url
 from tests.store.programs import SCHEMA
@@ -138,7 +138,7 @@ def test_who_waits_for_a_lock_that_is_never_free_is_told_who_has_it(pg_url: str)
         # Without the option a user's own session has no limit; this one is not Penstock's.
         with _locked_by_hand(store) as holder:
             began = time.monotonic()
-            with pytest.raises(StoreLocked) as caught:
+            with pytest.raises(StoreLockedError) as caught:
                 queue.append([{"n": 1}])
             waited = time.monotonic() - began
             assert 2 < waited < 6
@@ -160,10 +160,10 @@ def test_who_waits_for_a_lock_that_is_never_free_is_told_who_has_it(pg_url: str)
 def test_the_holder_is_named_and_not_another_one_that_waits(pg_url: str) -> None:
     with temporary_store_url(pg_url) as url, penstock.connect(f"{url}&lock_wait=3s") as store:
         queue = store.create_queue("q", SCHEMA)
-        found: list[StoreLocked] = []
+        found: list[StoreLockedError] = []
 
         def append() -> None:
-            with pytest.raises(StoreLocked) as caught:
+            with pytest.raises(StoreLockedError) as caught:
                 queue.append([{"n": 1}])
             found.append(caught.value)
 
@@ -287,7 +287,7 @@ def test_a_writer_that_stays_stopped_in_its_turn_is_named_in_sqlite(
         queue = store.create_queue("q", SCHEMA)
         child = run_child("tests.store.programs", "stop_with_turn", f"sqlite:///{tmp_path}/x.db")
         _stopped(child)
-        with pytest.raises(StoreLocked) as caught:
+        with pytest.raises(StoreLockedError) as caught:
             queue.append([{"n": 2}])
         text = str(caught.value)
         assert f"process {child.pid}" in text
@@ -307,7 +307,7 @@ def test_a_transaction_of_ones_own_process_is_named_in_sqlite(
         queue = store.create_queue("q", SCHEMA)
         other = raw_connection(store.database)
         other.execute("begin immediate")
-        with pytest.raises(StoreLocked, match="another connection of this process"):
+        with pytest.raises(StoreLockedError, match="another connection of this process"):
             queue.append([{"n": 1}])
         other.close()
 

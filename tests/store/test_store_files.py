@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.errors import InvalidUrl, StoreNotFound, StoreUnsafe
+from penstock.errors import InvalidUrlError, StoreNotFoundError, StoreUnsafeError
 from penstock.pipeline.monitoring.publisher import _without_waits
 from penstock.store.sqlite import files, wakeups
 from penstock.store.url import parse_url
@@ -121,12 +121,12 @@ def test_no_warning_where_the_url_says_so(tmp_path: Path, caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("mode", ["0400", "0060", "0755", "0611", "66", "0o600", "rw", "", "00600", "10600"])
 def test_a_mode_that_is_none_is_refused(mode: str) -> None:
-    with pytest.raises(InvalidUrl, match="such as 0600 or 0640"):
+    with pytest.raises(InvalidUrlError, match="such as 0600 or 0640"):
         parse_url(f"sqlite:///x.db?mode={mode}")
 
 
 def test_trust_that_is_none_is_refused() -> None:
-    with pytest.raises(InvalidUrl, match="trust is own or folder, not 'all'"):
+    with pytest.raises(InvalidUrlError, match="trust is own or folder, not 'all'"):
         parse_url("sqlite:///x.db?trust=all")
 
 
@@ -139,7 +139,7 @@ def test_other_urls_of_the_same_store_keep_both(tmp_path: Path) -> None:
         "synchronous": "normal",
         "busy_timeout": "5000",
     }
-    with pytest.raises(StoreNotFound, match=r"x\.db\?mode=0640&trust=folder"):
+    with pytest.raises(StoreNotFoundError, match=r"x\.db\?mode=0640&trust=folder"):
         penstock.connect(url, create=False)
 
 
@@ -157,10 +157,10 @@ def test_a_file_that_is_made_does_not_take_the_locks_of_one_that_is_there(tmp_pa
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def refused(url: str, condition: str) -> StoreUnsafe:
+def refused(url: str, condition: str) -> StoreUnsafeError:
     found = []
     for create in (True, False):
-        with pytest.raises(StoreUnsafe) as caught:
+        with pytest.raises(StoreUnsafeError) as caught:
             penstock.connect(url, create=create)
         found.append(caught.value)
         assert caught.value.condition == f"STORE_UNSAFE.{condition}"
@@ -193,7 +193,7 @@ def test_nothing_is_made_in_such_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "open"
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(StoreUnsafe):
+    with pytest.raises(StoreUnsafeError):
         penstock.connect(f"sqlite:///{folder}/x.db")
     assert list(folder.iterdir()) == []
 
@@ -273,7 +273,7 @@ def test_a_link_that_comes_later_is_not_followed_either(made: Path, tmp_path: Pa
         lock = Path(f"{made}-lock")
         lock.unlink()
         lock.symlink_to(tmp_path / "elsewhere")
-        with pytest.raises(StoreUnsafe), closing(sqlite3.connect(made)) as own:
+        with pytest.raises(StoreUnsafeError), closing(sqlite3.connect(made)) as own:
             store.queue("q").append([{"n": 2}], connection=own)
         assert not (tmp_path / "elsewhere").exists()
 
@@ -356,6 +356,6 @@ def test_a_file_that_somebody_else_makes_at_the_same_moment_is_refused(
         os.chown(file, STRANGER, -1)
 
     monkeypatch.setattr(files.StoreFiles, "make", faster)
-    with pytest.raises(StoreUnsafe) as caught:
+    with pytest.raises(StoreUnsafeError) as caught:
         penstock.connect(f"sqlite:///{file}")
     assert caught.value.condition == "STORE_UNSAFE.FILE_OWNER"

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-import penstock as ps
-from penstock.errors import StoreUnsafe
+import penstock
+from penstock.errors import StoreUnsafeError
 from penstock.store.postgres import staging_relations
 from penstock.store.postgres.locks import DRAWN_BITS, advisory_key
 from tests.support.waiting import wait_until
@@ -72,15 +72,15 @@ def schema(database: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def store(as_role: As, schema: str) -> Iterator[ps.Store]:
-    with ps.connect(as_role("app", f"schema={schema}")) as made:
+def store(as_role: As, schema: str) -> Iterator[penstock.Store]:
+    with penstock.connect(as_role("app", f"schema={schema}")) as made:
         yield made
 
 
 def refused(url: str, owner: str) -> None:
     for create in (True, False):
-        with pytest.raises(StoreUnsafe, match=f"belongs to the role .*_{owner}") as caught:
-            ps.connect(url, create=create)
+        with pytest.raises(StoreUnsafeError, match=f"belongs to the role .*_{owner}") as caught:
+            penstock.connect(url, create=create)
         assert caught.value.condition == "STORE_UNSAFE.SCHEMA_OWNER"
         assert str(caught.value.parameters["owner"]).endswith(f"_{owner}")
 
@@ -91,12 +91,12 @@ def test_a_schema_that_a_stranger_made_first_is_refused(database: str, as_role: 
     # Whoever may do all is the one to be caught.
     refused(f"{database}?schema={schema}", "stranger")
     name = urlsplit(database).path[1:]
-    with ps.connect(as_role("app", f"schema={schema}&owner={name}_stranger")) as store:
+    with penstock.connect(as_role("app", f"schema={schema}&owner={name}_stranger")) as store:
         assert store.queues() == []
 
 
 def test_so_is_a_whole_store_of_a_stranger_s(database: str, as_role: As, schema: str) -> None:
-    ps.connect(as_role("stranger", f"schema={schema}")).close()
+    penstock.connect(as_role("stranger", f"schema={schema}")).close()
     run(
         as_role("stranger"),
         f"""
@@ -110,7 +110,7 @@ def test_so_is_a_whole_store_of_a_stranger_s(database: str, as_role: As, schema:
     )
     refused(as_role("app", f"schema={schema}"), "stranger")
     refused(f"{database}?schema={schema}", "stranger")
-    with ps.connect(as_role("stranger", f"schema={schema}"), create=False) as own:
+    with penstock.connect(as_role("stranger", f"schema={schema}"), create=False) as own:
         assert own.queues() == []
 
 
@@ -121,11 +121,11 @@ def test_so_is_a_table_of_a_stranger_s_in_a_schema_of_all(database: str, as_role
 
 
 def test_roles_that_one_is_a_member_of_are_trusted(database: str, as_role: As, schema: str) -> None:
-    ps.connect(as_role("friend", f"schema={schema}")).close()
+    penstock.connect(as_role("friend", f"schema={schema}")).close()
     name = urlsplit(database).path[1:]
     run(database, f"grant {name}_friend to {name}_app")
     try:
-        ps.connect(as_role("app", f"schema={schema}"), create=False).close()
+        penstock.connect(as_role("app", f"schema={schema}"), create=False).close()
     finally:
         run(database, f"revoke {name}_friend from {name}_app")
     refused(as_role("app", f"schema={schema}"), "friend")
@@ -143,7 +143,7 @@ def hold(connection: psycopg.Connection[object], key: int) -> None:
 
 
 def test_locks_that_a_stranger_holds_keep_nobody_from_a_consumer(
-    store: ps.Store, held: psycopg.Connection[object]
+    store: penstock.Store, held: psycopg.Connection[object]
 ) -> None:
     first = advisory_key(NAME) >> DRAWN_BITS << DRAWN_BITS
     for drawn in range(0, 1 << DRAWN_BITS, 1 << (DRAWN_BITS - 9)):
@@ -159,7 +159,7 @@ def test_locks_that_a_stranger_holds_keep_nobody_from_a_consumer(
 
 
 def test_a_stranger_who_waits_for_an_owner_s_lock_is_no_owner_after_it(
-    store: ps.Store, held: psycopg.Connection[object], as_role: As
+    store: penstock.Store, held: psycopg.Connection[object], as_role: As
 ) -> None:
     lock, other = (store.database.owner_lock(NAME) for _ in range(2))
     assert lock.acquire()
@@ -186,14 +186,14 @@ def held_by_none(connection: psycopg.Connection[object], low: int) -> bool:
 
 
 def test_whoever_may_move_consumers_by_a_role_of_its_own_is_an_owner(
-    database: str, store: ps.Store, as_role: As, schema: str
+    database: str, store: penstock.Store, as_role: As, schema: str
 ) -> None:
     """A login without a right of its own, which takes those of a role."""
     name = urlsplit(database).path[1:]
     run(database, f"grant {name}_app to {name}_friend; alter role {name}_friend noinherit")
     try:
         url = as_role("friend", f"schema={schema}&options=-crole%3D{name}_app")
-        with ps.connect(url, create=False) as theirs:
+        with penstock.connect(url, create=False) as theirs:
             lock = theirs.database.owner_lock(NAME)
             assert lock.acquire()
             assert store.database.owner_lock(NAME).held_elsewhere()
@@ -202,7 +202,7 @@ def test_whoever_may_move_consumers_by_a_role_of_its_own_is_an_owner(
         run(database, f"revoke {name}_app from {name}_friend; alter role {name}_friend inherit")
 
 
-def test_many_who_want_a_lock_at_once_get_it_one_at_a_time(store: ps.Store) -> None:
+def test_many_who_want_a_lock_at_once_get_it_one_at_a_time(store: penstock.Store) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     locks = [store.database.owner_lock(NAME) for _ in range(6)]
@@ -223,11 +223,11 @@ def test_no_lock_of_a_stranger_s_keeps_a_store_from_being_made(
     as_role: As, schema: str, held: psycopg.Connection[object]
 ) -> None:
     hold(held, 7235416081274633)
-    ps.connect(as_role("app", f"schema={schema}&lock_wait=1s")).close()
+    penstock.connect(as_role("app", f"schema={schema}&lock_wait=1s")).close()
 
 
 def test_names_of_relations_are_names_and_never_sql(
-    database: str, store: ps.Store, as_role: As, schema: str
+    database: str, store: penstock.Store, as_role: As, schema: str
 ) -> None:
     """Who may stage tables may make relations in the schema, with any names and comments."""
     name = urlsplit(database).path[1:]
@@ -254,7 +254,7 @@ def test_names_of_relations_are_names_and_never_sql(
 
 
 def test_a_wake_up_of_a_stranger_s_is_no_more_than_that(
-    store: ps.Store, held: psycopg.Connection[object], schema: str, database: str
+    store: penstock.Store, held: psycopg.Connection[object], schema: str, database: str
 ) -> None:
     queue = store.create_queue("q", SCHEMA)
     ((oid,),) = run(database, f"select '{schema}.partition'::regclass::oid")

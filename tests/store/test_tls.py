@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-import penstock as ps
+import penstock
 from penstock.errors import PenstockError
 from penstock.feeds.postgres import PostgresFeed
 from penstock.store.postgres import session
@@ -41,7 +41,7 @@ def test_a_password_that_crosses_a_network_in_clear_is_warned_of_once(
     caplog.set_level(logging.WARNING, "penstock.store")
     try:
         for _ in range(2):
-            ps.connect(url).close()
+            penstock.connect(url).close()
         (told,) = warnings(caplog)
         assert "sslmode=verify-full" in told
         assert str(urlsplit(pg_url).password) not in caplog.text
@@ -63,7 +63,7 @@ def test_this_machine_s_own_servers_need_no_tls(
 ) -> None:
     monkeypatch.setattr(session, "_warned", set())
     with pytest.raises(PenstockError, match="there is no store"):
-        ps.connect(f"{pg_url}?schema=nowhere", create=False)
+        penstock.connect(f"{pg_url}?schema=nowhere", create=False)
     assert warnings(caplog) == []
 
 
@@ -84,7 +84,7 @@ def test_the_options_of_libpq_get_there(
             netloc=f"{server.username}:{server.password}@localhost:{port}",
             query=f"{query}&hostaddr=127.0.0.1",
         ).geturl()
-        return lambda: ps.connect(url, create=False, timeout=0)
+        return lambda: penstock.connect(url, create=False, timeout=0)
 
     with tls_in_front_of(server.hostname, server.port, mine) as port:
         # Whoever gets as far as the store's schema was let in.

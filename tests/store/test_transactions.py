@@ -87,7 +87,7 @@ def test_the_caller_s_own_error_keeps_the_connection(store: penstock.Store) -> N
     store.consumers()
     (before,) = store.database._pool._idle
     for _ in range(3):
-        with pytest.raises(penstock.errors.ConsumerNotFound):
+        with pytest.raises(penstock.errors.ConsumerNotFoundError):
             store.consumer("nobody")
     assert store.database._pool._idle == [before]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.errors import InvalidUrl
+from penstock.errors import InvalidUrlError
 from penstock.store.url import parse_url, seconds
 
 SECRET = "s3cr3t"
@@ -50,7 +50,7 @@ def test_what_a_sqlite_url_shows_leads_to_the_same_file(name: str) -> None:
     ],
 )
 def test_a_bad_url_is_refused_with_what_to_write(url: str, word: str) -> None:
-    with pytest.raises(InvalidUrl) as caught:
+    with pytest.raises(InvalidUrlError) as caught:
         parse_url(url)
     assert word in str(caught.value)
 
@@ -111,6 +111,6 @@ def test_no_text_of_a_url_has_its_password(url: str) -> None:
     ],
 )
 def test_no_refusal_of_a_url_has_its_password(url: str) -> None:
-    with pytest.raises(InvalidUrl) as caught:
+    with pytest.raises(InvalidUrlError) as caught:
         parse_url(url)
     assert SECRET not in f"{caught.value} {caught.value!r} {caught.value.parameters}"

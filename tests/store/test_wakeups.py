@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.errors import AlreadyExists
+from penstock.errors import AlreadyExistsError
 from penstock.store.sqlite import wakeups
 from penstock.store.sqlite.files import StoreFiles
 from penstock.store.sqlite.wakeups import VISITED, WRITTEN, FileEvents
@@ -124,7 +124,7 @@ def test_an_append_rings_and_neither_a_read_nor_a_rollback_does(
         assert _rung(bell)
         other.append([{"n": n}])
         assert queue.read(0, 0).num_rows == n + 1
-        with pytest.raises(AlreadyExists):
+        with pytest.raises(AlreadyExistsError):
             store.create_queue("q", SCHEMA)
         assert not _rung(bell)
     bell.close()

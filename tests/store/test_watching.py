@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.errors import QueueNotFound, StoreError, StoreNotFound
+from penstock.errors import QueueNotFoundError, StoreError, StoreNotFoundError
 from penstock.store.postgres import watch as postgres_watch
 from penstock.store.sqlite import wakeups
 from penstock.store.sqlite import watch as sqlite_watch
@@ -246,7 +246,7 @@ def test_a_queue_that_is_dropped_or_grows_is_noticed(store: penstock.Store) -> N
         assert watch.wait({0: 0, 1: 0, 2: 0}, LONG).ends == {2: 1}
         assert watch.partitions == 3
         store.drop_queue("q")
-        with pytest.raises(QueueNotFound, match="queue 'q' was dropped"):
+        with pytest.raises(QueueNotFoundError, match="queue 'q' was dropped"):
             watch.wait({0: 0}, LONG)
     with pytest.raises(StoreError, match="the watch of queue 'q' has been closed"):
         watch.wait({0: 0}, 5)
@@ -283,7 +283,7 @@ def test_a_store_file_that_was_removed_ends_the_wait_with_an_error(tmp_path: Pat
         assert not watch.wait({0: 0}, 0)
         for file in tmp_path.glob("x.db*"):
             file.unlink()
-        with pytest.raises(StoreNotFound, match="was removed or replaced"):
+        with pytest.raises(StoreNotFoundError, match="was removed or replaced"):
             watch.wait({0: 0}, LONG)
         watch.close()
 

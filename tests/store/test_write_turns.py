@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.errors import StoreUnavailable
+from penstock.errors import StoreUnavailableError
 from tests.store.programs import SCHEMA
 from tests.support.raw_sql import raw_connection
 
@@ -36,7 +36,7 @@ def test_a_writer_that_never_ends_is_reported_in_sqlite(
         queue = store.create_queue("q", SCHEMA)
         other = raw_connection(store.database)
         other.execute("begin immediate")
-        with pytest.raises(StoreUnavailable, match="locked by another writer"):
+        with pytest.raises(StoreUnavailableError, match="locked by another writer"):
             queue.append([{"n": 1}])
         assert queue.info().rows == 0, "readers are not held up"
         other.close()
@@ -77,7 +77,7 @@ def test_a_turn_that_does_not_come_is_reported(tmp_path: Path, monkeypatch: pyte
         queue = store.create_queue("q", SCHEMA)
         other = Turn(f"{tmp_path}/x.db-lock", StoreFiles())
         assert other.take(1)
-        with pytest.raises(StoreUnavailable, match=r"this process did not get its turn within 0.1 s"):
+        with pytest.raises(StoreUnavailableError, match=r"this process did not get its turn within 0.1 s"):
             queue.append([{"n": 1}])
         assert queue.info().rows == 0
         other.give_back()

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
+import penstock
 
 Row = tuple[object, ...]
 SCHEMA = pa.schema(
@@ -26,7 +26,7 @@ SCHEMA = pa.schema(
 )
 
 
-def contract(flags: Sequence[str] = "CU", **more: object) -> ps.ChangeContract:
+def contract(flags: Sequence[str] = "CU", **more: object) -> penstock.ChangeContract:
     """A contract with the flags that are named: C for carry-overs, I for intermediate changes, U for updates
     in two."""
     given = {
@@ -37,7 +37,7 @@ def contract(flags: Sequence[str] = "CU", **more: object) -> ps.ChangeContract:
         "updates_as_delete_and_insert": "U" in flags,
         **more,
     }
-    return ps.ChangeContract(**given)
+    return penstock.ChangeContract(**given)
 
 
 def table(rows: Sequence[Row], schema: pa.Schema = SCHEMA) -> pa.Table:

@@ -70,20 +70,23 @@ def _load_classes(archive: str, folder: Path) -> None:
     """What most tests do: a stream from a queue with state, into a queue."""
     import pyarrow as pa
 
-    import penstock as ps
+    import penstock
     from tests.support.sparks import SHORT_LIVED, make_spark
 
     spark = make_spark(folder / "spark", java_options=f"{SHORT_LIVED} -XX:ArchiveClassesAtExit={archive}")
-    ps.register(spark)
+    penstock.register(spark)
     url = f"sqlite:///{folder}/penstock.db"
-    with ps.connect(url, create=True) as store:
+    with penstock.connect(url, create=True) as store:
         schema = pa.schema([("id", pa.int64())])
         store.create_queue("source", schema).append([{"id": number} for number in range(10)])
         store.create_queue("sink", schema)
     rows = spark.readStream.format("penstock").option("url", url).load("source")
-    distinct = ps.stream(spark, rows.dropDuplicates(["id"]))
-    query = distinct.write(ps.QueueSink("sink", url=url)).start(
-        checkpoint=folder / "checkpoint", name="classes", trigger=ps.Trigger.available_now(), check=False
+    distinct = penstock.stream(spark, rows.dropDuplicates(["id"]))
+    query = distinct.write(penstock.QueueSink("sink", url=url)).start(
+        checkpoint=folder / "checkpoint",
+        name="classes",
+        trigger=penstock.Trigger.available_now(),
+        check=False,
     )
     query.awaitTermination()
     spark.stop()

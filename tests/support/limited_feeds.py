@@ -8,10 +8,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from tests.support.spark_queues import fill, ids_in, make_queue
 
-NOW = ps.Trigger.available_now()
+NOW = penstock.Trigger.available_now()
 STRIDE = 10_000
 """Row i of partition p has the id p * STRIDE + i."""
 
@@ -21,7 +21,7 @@ class Feed:
 
     def __init__(self, spark: SparkSession, url: str, folder: Path, partitions: int = 2) -> None:
         self.spark, self.url, self.folder, self.partitions = spark, url, folder, partitions
-        self.store = ps.connect(url, create=True)
+        self.store = penstock.connect(url, create=True)
         self.queue = make_queue(self.store, "in", partitions=partitions)
         self.out = make_queue(self.store, "out")
         self.store.create_consumer("c").register("in")
@@ -35,8 +35,10 @@ class Feed:
             self._next[partition] += count
         return self
 
-    def stream(self, where: str | None = None, **options: Any) -> ps.Stream:
-        found = ps.stream(self.spark, ps.QueueSource("in", consumer="c", url=self.url, options=options))
+    def stream(self, where: str | None = None, **options: Any) -> penstock.Stream:
+        found = penstock.stream(
+            self.spark, penstock.QueueSource("in", consumer="c", url=self.url, options=options)
+        )
         return found if where is None else found.transform(lambda df: df.where(where))
 
     def start(
@@ -44,23 +46,23 @@ class Feed:
         n: int,
         where: str | None = None,
         *,
-        trigger: ps.Trigger | None = None,
+        trigger: penstock.Trigger | None = None,
         on_limit: str | None = None,
         checkpoint: str = "ck",
         **options: Any,
-    ) -> ps.Query:
-        sink = ps.QueueSink("out", url=self.url)
+    ) -> penstock.Query:
+        sink = penstock.QueueSink("out", url=self.url)
         limited = self.stream(where, **options).limit(n, on_limit=on_limit)
         return limited.write(sink).start(checkpoint=self.folder / checkpoint, trigger=trigger)
 
-    def run(self, n: int, where: str | None = None, **more: Any) -> ps.Query:
+    def run(self, n: int, where: str | None = None, **more: Any) -> penstock.Query:
         """Until it ends by itself."""
         query = self.start(n, where, **more)
         assert query.awaitTermination(60), "it did not end"
         return query
 
     def progress(self, checkpoint: str = "ck") -> str:
-        return str(ps.limits.limit_progress(self.folder / checkpoint))
+        return str(penstock.limits.limit_progress(self.folder / checkpoint))
 
     def taken(self) -> dict[int, list[int]]:
         """The rows in the sink by the partition that they came from, by their places there."""

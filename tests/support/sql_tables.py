@@ -13,10 +13,10 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
+import penstock
 from penstock.store.url import parse_url
 
-NOW = ps.Trigger.available_now()
+NOW = penstock.Trigger.available_now()
 
 
 def named(url: str, table: str) -> str:
@@ -59,7 +59,7 @@ class Feed:
 
     def __init__(self, spark: SparkSession, url: str, folder: Path, schema: pa.Schema) -> None:
         self.spark, self.url, self.folder = spark, url, folder
-        self.store = ps.connect(url)
+        self.store = penstock.connect(url)
         self.queue = self.store.create_queue("in", schema)
         self.store.create_consumer("c").register("in")
 
@@ -68,22 +68,22 @@ class Feed:
         return self
 
     def pipeline(
-        self, sink: ps.TableSink, transform: Any = None, *, mode: str = "append", **more: Any
-    ) -> ps.Pipeline:
-        stream = ps.stream(self.spark, ps.QueueSource("in", consumer="c", url=self.url))
+        self, sink: penstock.TableSink, transform: Any = None, *, mode: str = "append", **more: Any
+    ) -> penstock.Pipeline:
+        stream = penstock.stream(self.spark, penstock.QueueSource("in", consumer="c", url=self.url))
         if transform is not None:
             stream = stream.transform(transform)
         return stream.write(sink, output_mode=mode, **more)
 
     def run(
         self,
-        sink: ps.TableSink,
+        sink: penstock.TableSink,
         transform: Any = None,
         *,
         mode: str = "append",
         checkpoint: str = "ck",
         **more: Any,
-    ) -> ps.Query:
+    ) -> penstock.Query:
         """All that is there, to its end."""
         query = self.pipeline(sink, transform, mode=mode, **more).start(
             checkpoint=self.folder / checkpoint, trigger=NOW
@@ -91,8 +91,8 @@ class Feed:
         query.awaitTermination()
         return query
 
-    def table(self, name: str, *keys: str, **more: Any) -> ps.TableSink:
-        return ps.TableSink(named(self.url, name), keys, self.url, **more)
+    def table(self, name: str, *keys: str, **more: Any) -> penstock.TableSink:
+        return penstock.TableSink(named(self.url, name), keys, self.url, **more)
 
 
 def totals(frame: DataFrame) -> DataFrame:

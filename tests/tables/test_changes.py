@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-import penstock as ps
-from penstock.errors import InvalidInput, InvalidOption, SchemaMismatch, TableRefused
+import penstock
+from penstock.errors import InvalidInputError, InvalidOptionError, SchemaMismatchError, TableRefusedError
 from penstock.testing import replay_last_batch
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import Feed, query, rows, sql_name
@@ -37,7 +37,7 @@ def feed(spark: SparkSession, store_url: str, tmp_path: Path) -> Feed:
     return Feed(spark, store_url, tmp_path, SCHEMA)
 
 
-def people(feed: Feed, **more: Any) -> ps.TableSink:
+def people(feed: Feed, **more: Any) -> penstock.TableSink:
     return feed.table("people", "id", apply_changes=True, **more)
 
 
@@ -94,7 +94,7 @@ def test_a_column_of_ones_own_orders_the_changes(feed: Feed) -> None:
         sink, ordered
     )
     assert rows(feed.url, "people") == [(1, "é", "é")], "text in the order of its bytes"
-    with pytest.raises(SchemaMismatch, match="start over"):
+    with pytest.raises(SchemaMismatchError, match="start over"):
         feed.run(
             people(feed, sequence_by="_commit_version"),
             lambda df: df.selectExpr("*", "name as at"),
@@ -104,7 +104,7 @@ def test_a_column_of_ones_own_orders_the_changes(feed: Feed) -> None:
 
 def test_changes_that_differ_and_have_one_place_are_refused(feed: Feed) -> None:
     feed.add(change(1, "one", "insert", 1), change(1, "other", "insert", 1))
-    with pytest.raises(TableRefused, match="sequence_by") as caught:
+    with pytest.raises(TableRefusedError, match="sequence_by") as caught:
         feed.run(people(feed))
     assert caught.value.condition == "TABLE_REFUSED.AMBIGUOUS_ORDER"
     assert rows(feed.url, "people") == []
@@ -117,7 +117,7 @@ def test_a_feed_that_gets_a_column_is_refused_until_the_table_has_it(feed: Feed,
     )
     feed.queue.add_columns([pa.field("note", pa.string())])
     feed.queue.append([{**change(1, "eve", "update_postimage", 2), "note": "n"}])
-    with pytest.raises(SchemaMismatch, match="alter table") as caught:
+    with pytest.raises(SchemaMismatchError, match="alter table") as caught:
         feed.run(people(feed, scd_type=scd_type))
     assert [row[:2] for row in rows(feed.url, "people")] == [(1, "ada"), (2, "bob")]
     query(feed.url, caught.value.message.split("(")[1].split(")")[0])
@@ -144,24 +144,24 @@ def test_a_table_that_is_dropped_begins_anew(feed: Feed) -> None:
 )
 def test_a_change_that_is_none_is_refused(feed: Feed, row: dict[str, Any], condition: str) -> None:
     feed.add(row)
-    with pytest.raises(TableRefused) as caught:
+    with pytest.raises(TableRefusedError) as caught:
         feed.run(people(feed))
     assert caught.value.condition == condition
 
 
 @one_store
 def test_wrong_arguments_are_told_at_once(feed: Feed) -> None:
-    with pytest.raises(InvalidOption, match="scd_type"):
+    with pytest.raises(InvalidOptionError, match="scd_type"):
         people(feed, scd_type=3)
-    with pytest.raises(InvalidOption, match="apply_changes"):
+    with pytest.raises(InvalidOptionError, match="apply_changes"):
         feed.table("people", "id", scd_type=2)
-    with pytest.raises(InvalidOption, match="keys"):
+    with pytest.raises(InvalidOptionError, match="keys"):
         feed.table("people", apply_changes=True)
-    with pytest.raises(InvalidOption, match="apply_changes"):
+    with pytest.raises(InvalidOptionError, match="apply_changes"):
         feed.table("people", "id", sequence_by="at")
-    with pytest.raises(InvalidOption, match="append"):
+    with pytest.raises(InvalidOptionError, match="append"):
         feed.pipeline(people(feed), mode="update")
-    with pytest.raises(InvalidInput, match="have no _change_type"):
+    with pytest.raises(InvalidInputError, match="have no _change_type"):
         feed.run(people(feed), lambda df: df.drop("_change_type"))
 
 
@@ -176,7 +176,9 @@ class ChangeTable(Table):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_any_order_of_any_changes_gives_what_a_fold_gives(store: ps.Store, store_url: str, seed: int) -> None:
+def test_any_order_of_any_changes_gives_what_a_fold_gives(
+    store: penstock.Store, store_url: str, seed: int
+) -> None:
     """Each change a few times, in any micro-batch."""
     rng = random.Random(seed)
     table = ChangeTable(store, store_url)

@@ -13,17 +13,17 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
+import penstock
 from penstock.errors import (
-    CheckpointMismatch,
-    CheckpointRewound,
-    InvalidInput,
-    InvalidName,
-    InvalidOption,
-    InvalidUrl,
-    SchemaMismatch,
-    TableRefused,
-    UnsupportedType,
+    CheckpointMismatchError,
+    CheckpointRewoundError,
+    InvalidInputError,
+    InvalidNameError,
+    InvalidOptionError,
+    InvalidUrlError,
+    SchemaMismatchError,
+    TableRefusedError,
+    UnsupportedTypeError,
 )
 from penstock.testing import replay_last_batch
 from tests.support.spark_queues import one_store
@@ -39,8 +39,8 @@ class DeltaTables:
         self.feed, self.folder = feed, folder
         self.url = f"delta://{folder}"
 
-    def sink(self, name: str, *keys: str, **more: Any) -> ps.TableSink:
-        return ps.TableSink(name, keys, self.url, **more)
+    def sink(self, name: str, *keys: str, **more: Any) -> penstock.TableSink:
+        return penstock.TableSink(name, keys, self.url, **more)
 
     def table(self, name: str) -> DeltaTable:
         return DeltaTable(str(self.folder / name))
@@ -129,7 +129,7 @@ def test_only_complete_changes_the_columns(tables: DeltaTables) -> None:
 
     feed = tables.feed
     feed.add(row(1, "a", 5)).run(tables.sink("t", "k"), totals, mode="update")
-    with pytest.raises(SchemaMismatch, match="no column 'highest'") as caught:
+    with pytest.raises(SchemaMismatchError, match="no column 'highest'") as caught:
         feed.run(tables.sink("t", "k"), other, mode="update", checkpoint="other")
     assert "only output mode complete" in caught.value.message
     feed.store.consumer("c").seek("in", to="earliest")
@@ -185,7 +185,7 @@ def test_every_type_that_delta_has_comes_through(tables: DeltaTables) -> None:
         "nested": [("a", [{"x": 1}])],
         "a b.c": "q",
     }
-    with pytest.raises(UnsupportedType, match="'gap' is interval day") as caught:
+    with pytest.raises(UnsupportedTypeError, match="'gap' is interval day") as caught:
         tables.feed.run(
             tables.sink("no"), lambda frame: frame.selectExpr("id", "interval '1' day as gap", "null as none")
         )
@@ -209,7 +209,7 @@ def test_two_rows_with_one_key_in_a_micro_batch_are_refused(tables: DeltaTables)
     feed, sink = tables.feed, tables.sink("latest", "k")
     feed.add(row(1, "a", 5), row(2, "b", 5)).run(sink, mode="update")
     feed.add(row(3, "c", 6), row(4, "a", 6), row(5, "a", 7))
-    with pytest.raises(TableRefused, match="several rows with the key 'k' = 'a'") as caught:
+    with pytest.raises(TableRefusedError, match="several rows with the key 'k' = 'a'") as caught:
         feed.run(sink, mode="update")
     assert caught.value.condition == "TABLE_REFUSED.DUPLICATE_KEYS"
     assert tables.rows("latest") == [(1, "a", 5), (2, "b", 5)]
@@ -220,7 +220,7 @@ def test_two_rows_with_one_key_in_a_micro_batch_are_refused(tables: DeltaTables)
 @one_store
 def test_a_key_without_a_value_is_refused(tables: DeltaTables) -> None:
     tables.feed.add(row(1, None))
-    with pytest.raises(TableRefused, match="coalesce") as caught:
+    with pytest.raises(TableRefusedError, match="coalesce") as caught:
         tables.feed.run(tables.sink("totals", "k"), totals, mode="update")
     assert caught.value.condition == "TABLE_REFUSED.NULL_KEY"
 
@@ -249,7 +249,7 @@ def test_a_checkpoint_of_another_time_is_refused(tables: DeltaTables) -> None:
     feed, sink = tables.feed, tables.sink("plain", app_id="mine")
     feed.add(row(1)).run(sink)
     feed.store.consumer("c").seek("in", to="earliest")
-    with pytest.raises(CheckpointMismatch, match="with other input"):
+    with pytest.raises(CheckpointMismatchError, match="with other input"):
         feed.run(sink, checkpoint="new")
 
 
@@ -259,7 +259,7 @@ def test_a_checkpoint_further_back_than_the_table_is_refused(tables: DeltaTables
     feed.add(row(1)).run(sink)
     feed.add(row(2)).run(sink)
     feed.store.consumer("c").seek("in", to="earliest")
-    with pytest.raises(CheckpointRewound, match="at micro-batch 1 in the Delta table"):
+    with pytest.raises(CheckpointRewoundError, match="at micro-batch 1 in the Delta table"):
         feed.run(sink, checkpoint="new")
     assert [each[0] for each in tables.rows("plain")] == [1, 2]
 
@@ -267,22 +267,22 @@ def test_a_checkpoint_further_back_than_the_table_is_refused(tables: DeltaTables
 @one_store
 def test_wrong_arguments_are_told_with_the_way_out(tables: DeltaTables) -> None:
     feed = tables.feed
-    with pytest.raises(InvalidOption, match="use output mode update"):
+    with pytest.raises(InvalidOptionError, match="use output mode update"):
         feed.run(tables.sink("t", "k"))
-    with pytest.raises(InvalidInput, match="Did you mean 'id'"):
+    with pytest.raises(InvalidInputError, match="Did you mean 'id'"):
         feed.run(tables.sink("t", "idd"), mode="update")
-    with pytest.raises(InvalidInput, match="backtick"):
+    with pytest.raises(InvalidInputError, match="backtick"):
         feed.run(
             tables.sink("t", "k"), lambda frame: frame.select("k", frame["v"].alias("a`b")), mode="update"
         )
-    with pytest.raises(InvalidName, match="without a slash"):
+    with pytest.raises(InvalidNameError, match="without a slash"):
         feed.run(tables.sink("../t"))
-    with pytest.raises(InvalidUrl, match="named from the root"):
-        feed.run(ps.TableSink("t", url="delta:tables"))
-    with pytest.raises(InvalidUrl, match="delta:///folder"):
-        ps.TableSink("t", url="/data/tables")
-    with pytest.raises(InvalidUrl, match=r"storage\.KEY=VALUE"):
-        feed.run(ps.TableSink("t", url="delta:///tables?key=geheim"))
-    assert "geheim" not in repr(ps.TableSink("t", url="delta:s3://b/t?storage.secret=geheim"))
-    with pytest.raises(InvalidOption, match="exactly_once"):
+    with pytest.raises(InvalidUrlError, match="named from the root"):
+        feed.run(penstock.TableSink("t", url="delta:tables"))
+    with pytest.raises(InvalidUrlError, match="delta:///folder"):
+        penstock.TableSink("t", url="/data/tables")
+    with pytest.raises(InvalidUrlError, match=r"storage\.KEY=VALUE"):
+        feed.run(penstock.TableSink("t", url="delta:///tables?key=geheim"))
+    assert "geheim" not in repr(penstock.TableSink("t", url="delta:s3://b/t?storage.secret=geheim"))
+    with pytest.raises(InvalidOptionError, match="exactly_once"):
         feed.run(tables.sink("t"), guarantee="idempotent")

@@ -12,8 +12,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
-import penstock as ps
-from penstock.errors import InvalidInput, SchemaMismatch, TableRefused
+import penstock
+from penstock.errors import InvalidInputError, SchemaMismatchError, TableRefusedError
 from penstock.testing import replay_last_batch
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import Feed
@@ -33,7 +33,7 @@ def tables(feed: Feed, tmp_path: Path) -> DeltaTables:
     return DeltaTables(feed, tmp_path / "tables of ours")
 
 
-def people(tables: DeltaTables, scd_type: int = 1, *keys: str, **more: Any) -> ps.TableSink:
+def people(tables: DeltaTables, scd_type: int = 1, *keys: str, **more: Any) -> penstock.TableSink:
     return tables.sink("people", *(keys or ("id",)), apply_changes=True, scd_type=scd_type, **more)
 
 
@@ -170,7 +170,7 @@ def test_several_keys_of_any_name_and_a_column_of_ones_own_that_orders(
 def test_changes_that_differ_and_have_one_place_are_refused(tables: DeltaTables, scd_type: int) -> None:
     feed = tables.feed
     feed.add(change(1, "one", "insert", 1), change(1, "other", "insert", 1))
-    with pytest.raises(TableRefused, match=r"'id' = 1.* name a column as sequence_by") as caught:
+    with pytest.raises(TableRefusedError, match=r"'id' = 1.* name a column as sequence_by") as caught:
         feed.run(people(tables, scd_type))
     assert caught.value.condition == "TABLE_REFUSED.AMBIGUOUS_ORDER"
     assert tables.rows("people") == []
@@ -186,7 +186,7 @@ def test_changes_that_differ_and_have_one_place_are_refused(tables: DeltaTables,
 )
 def test_a_change_that_is_none_is_refused(tables: DeltaTables, row: dict[str, Any], condition: str) -> None:
     tables.feed.add(change(1, "later", "insert", 9), row)
-    with pytest.raises(TableRefused) as caught:
+    with pytest.raises(TableRefusedError) as caught:
         tables.feed.run(people(tables))
     assert caught.value.condition == condition
 
@@ -217,22 +217,22 @@ def test_a_table_that_somebody_made_keeps_its_other_columns(tables: DeltaTables)
 def test_what_does_not_fit_is_told_at_the_start(tables: DeltaTables) -> None:
     feed = tables.feed
     feed.add(change(1, "ada", "insert", 1)).run(people(tables, 2))
-    with pytest.raises(SchemaMismatch, match=r"'_valid_from'.*scd_type=2"):
+    with pytest.raises(SchemaMismatchError, match=r"'_valid_from'.*scd_type=2"):
         feed.run(people(tables), checkpoint="b")
-    with pytest.raises(SchemaMismatch, match="keep keys and sequence_by"):
+    with pytest.raises(SchemaMismatchError, match="keep keys and sequence_by"):
         feed.run(people(tables, 2, "name"), checkpoint="b")
-    with pytest.raises(SchemaMismatch, match="no column 'more'"):
+    with pytest.raises(SchemaMismatchError, match="no column 'more'"):
         feed.run(people(tables, 2), lambda frame: frame.selectExpr("*", "1 as more"), checkpoint="b")
-    with pytest.raises(SchemaMismatch, match="'_valid_from' is long in the table and string"):
+    with pytest.raises(SchemaMismatchError, match="'_valid_from' is long in the table and string"):
         feed.run(
             people(tables, 2, sequence_by="_change_type"),
             checkpoint="b",
         )
-    with pytest.raises(InvalidInput, match="withColumnRenamed"):
+    with pytest.raises(InvalidInputError, match="withColumnRenamed"):
         feed.run(people(tables, 2), lambda frame: frame.selectExpr("*", "id as _valid_to"), checkpoint="b")
-    with pytest.raises(InvalidInput, match="have no _change_type"):
+    with pytest.raises(InvalidInputError, match="have no _change_type"):
         feed.run(people(tables), lambda frame: frame.drop("_change_type"), checkpoint="b")
-    with pytest.raises(InvalidInput, match="cast it"):
+    with pytest.raises(InvalidInputError, match="cast it"):
         feed.run(
             people(tables, sequence_by="f"), lambda frame: frame.selectExpr("*", "1.5f as f"), checkpoint="b"
         )

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from pyspark.sql import types as spark
 
-from penstock.errors import CommitRefused, TableRefused
+from penstock.errors import CommitRefusedError, TableRefusedError
 from penstock.lake.location import DeltaPlace
 from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.delta.apply.applied_table import AppliedTable
@@ -267,9 +267,9 @@ def test_a_table_that_has_forgotten_its_changes_is_refused(
     driver = Driver(tmp_path, 1)
     driver.apply(0, [("a", 5, 5, 1)])
     monkeypatch.setattr(AppliedTable, "transaction", "dropped")
-    with pytest.raises(TableRefused, match="setTransactionRetentionDuration"):
+    with pytest.raises(TableRefusedError, match="setTransactionRetentionDuration"):
         driver.apply(1, [("a", 4, 4, 1)])
-    with pytest.raises(TableRefused) as caught:
+    with pytest.raises(TableRefusedError) as caught:
         Driver(tmp_path, 1)
     assert caught.value.condition == "TABLE_REFUSED.CHANGES_FORGOTTEN"
     assert driver.rows() == [("a", 5)]
@@ -286,7 +286,7 @@ def test_a_table_that_never_rests_is_left_alone(tmp_path: Path, hooks: Hooks) ->
         hooks.after.append(overtake)
 
     hooks.after.append(overtake)
-    with pytest.raises(CommitRefused, match="10 times"):
+    with pytest.raises(CommitRefusedError, match="10 times"):
         one.apply(0, FIRST)
     assert one.rows() == [("b", 9)]
 

@@ -12,7 +12,7 @@ import sqlalchemy
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from penstock.store.url import parse_url
 from penstock.testing import replay_last_batch
 from tests.support.sql_tables import Feed, query, rows, sql_name
@@ -35,7 +35,7 @@ def test_a_function_of_ones_own_writes_once(
     dsn = f"{parsed.target}?options=-csearch_path%3D{parsed.options['schema']}"
     url = dsn.replace("postgresql:", "postgresql+psycopg:", 1)
     engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
-    names: dict[str, Any] = {"ps": ps, "dsn": dsn, "engine": engine, "app_id": "counting"}
+    names: dict[str, Any] = {"penstock": penstock, "dsn": dsn, "engine": engine, "app_id": "counting"}
     exec(BLOCKS[driver], names)
 
     def run(checkpoint: str = "ck") -> None:

@@ -1,4 +1,4 @@
-"""``ps.exactly_once``: a caller's statements and the ledger row are one transaction, once."""
+"""``penstock.exactly_once``: a caller's statements and the ledger row are one transaction, once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import psycopg
 import pytest
 import sqlalchemy
 
-import penstock as ps
-from penstock.errors import CheckpointMismatch, CheckpointRewound, InvalidInput
+import penstock
+from penstock.errors import CheckpointMismatchError, CheckpointRewoundError, InvalidInputError
 from penstock.store.url import parse_url
 from penstock.tables import exactly_once
 from tests.support.sql_tables import query
@@ -61,7 +61,7 @@ def insert(connection: Any, number: int) -> None:
 def write(connect: Connect, batch_id: int, app_id: str = "app", query_id: str | None = None) -> bool:
     with (
         connect() as connection,
-        ps.exactly_once(connection, "t", app_id, batch_id, query_id=query_id) as batch,
+        penstock.exactly_once(connection, "t", app_id, batch_id, query_id=query_id) as batch,
     ):
         if batch.new:
             insert(connection, batch_id)
@@ -85,7 +85,7 @@ def test_a_new_checkpoint_under_the_app_id_of_another_is_refused(connect: Connec
     for number in range(4):
         assert write(connect, number)
     for number in (0, 2):
-        with pytest.raises(CheckpointRewound, match="needs an app_id of its own") as caught:
+        with pytest.raises(CheckpointRewoundError, match="needs an app_id of its own") as caught:
             write(connect, number)
         assert caught.value.parameters == {"app_id": "app", "batch_id": number, "last": 3}
     assert not write(connect, 3)
@@ -96,7 +96,7 @@ def test_a_new_checkpoint_under_the_app_id_of_another_is_refused(connect: Connec
 def test_a_gap_is_refused(connect: Connect, database: str) -> None:
     """The database was restored from an older backup, or the block was left out."""
     assert write(connect, 0)
-    with pytest.raises(CheckpointMismatch, match="micro-batches between are missing") as caught:
+    with pytest.raises(CheckpointMismatchError, match="micro-batches between are missing") as caught:
         write(connect, 3)
     assert caught.value.condition == "CHECKPOINT_MISMATCH.BATCHES_MISSING"
     assert caught.value.parameters == {"app_id": "app", "batch_id": 3, "last": 0}
@@ -117,12 +117,12 @@ def test_another_query_under_the_app_id_is_refused_even_at_its_first_micro_batch
     assert write(connect, 0, query_id="one")
     assert not write(connect, 0, query_id="one")
     for number in (0, 1):
-        with pytest.raises(CheckpointMismatch, match="another query wrote") as caught:
+        with pytest.raises(CheckpointMismatchError, match="another query wrote") as caught:
             write(connect, number, query_id="two")
         assert caught.value.condition == "CHECKPOINT_MISMATCH.OTHER_QUERY"
     assert not write(connect, 0), "who says no query is not asked"
     assert write(connect, 1)
-    with pytest.raises(CheckpointMismatch):
+    with pytest.raises(CheckpointMismatchError):
         write(connect, 2, query_id="two")
     assert ids(database) == [0, 1]
 
@@ -131,7 +131,7 @@ def test_a_query_that_says_its_id_later_is_known_from_then_on(connect: Connect, 
     assert write(connect, 0)
     assert not write(connect, 0, query_id="one")
     assert write(connect, 1, query_id="one")
-    with pytest.raises(CheckpointMismatch):
+    with pytest.raises(CheckpointMismatchError):
         write(connect, 2, query_id="two")
     assert ids(database) == [0, 1]
 
@@ -156,7 +156,7 @@ def test_a_driver_that_was_stopped_while_another_one_went_on_writes_nothing(
         return found
 
     monkeypatch.setattr(exactly_once._Ledger, "_newest", look)
-    with pytest.raises(CheckpointRewound):
+    with pytest.raises(CheckpointRewoundError):
         write(connect, 1)
     assert ids(database) == [0, 1, 2]
 
@@ -174,7 +174,7 @@ def test_the_ledger_of_an_earlier_version_goes_on(connect: Connect, database: st
         "('t', 'other', 9)",
     )
     assert not write(connect, 6)
-    with pytest.raises(CheckpointRewound):
+    with pytest.raises(CheckpointRewoundError):
         write(connect, 5)
     assert write(connect, 7, query_id="one")
     assert not write(connect, 7)
@@ -184,7 +184,7 @@ def test_the_ledger_of_an_earlier_version_goes_on(connect: Connect, database: st
 
 def test_a_block_that_fails_leaves_nothing(connect: Connect, database: str) -> None:
     def fail() -> None:
-        with connect() as connection, ps.exactly_once(connection, "t", "app", 0) as batch:
+        with connect() as connection, penstock.exactly_once(connection, "t", "app", 0) as batch:
             assert batch.new
             insert(connection, 0)
             raise OSError("the power is out")
@@ -202,7 +202,7 @@ def test_a_transaction_that_is_open_is_the_callers_to_end(connect: Connect, data
         if isinstance(connection, sqlite3.Connection) or getattr(connection, "autocommit", False):
             connection.execute("begin")
         insert(connection, 100)
-        with ps.exactly_once(connection, "t", "app", 8) as batch:
+        with penstock.exactly_once(connection, "t", "app", 8) as batch:
             assert batch.new
             insert(connection, 8)
         connection.rollback()
@@ -214,7 +214,7 @@ def test_a_transaction_that_is_open_is_the_callers_to_end(connect: Connect, data
 def test_two_drivers_of_one_micro_batch_write_it_once(connect: Connect, database: str) -> None:
     assert write(connect, 0)
     wrote: list[bool] = []
-    with connect() as connection, ps.exactly_once(connection, "t", "app", 1) as batch:
+    with connect() as connection, penstock.exactly_once(connection, "t", "app", 1) as batch:
         assert batch.new
         other = threading.Thread(target=lambda: wrote.append(write(connect, 1)))
         other.start()
@@ -228,7 +228,7 @@ def test_two_drivers_of_one_micro_batch_write_it_once(connect: Connect, database
 
 def test_a_checkpoint_from_long_ago_is_refused(connect: Connect, database: str) -> None:
     assert write(connect, 2000)
-    with pytest.raises(CheckpointRewound, match="old copy"):
+    with pytest.raises(CheckpointRewoundError, match="old copy"):
         write(connect, 3)
     assert ids(database) == [2000]
     assert query(database, "select count(*) from penstock_exactly_once") == [(1,)]
@@ -237,11 +237,14 @@ def test_a_checkpoint_from_long_ago_is_refused(connect: Connect, database: str) 
 def test_wrong_arguments_are_told(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "x.db")) as connection:
         for arguments in ((connection, "", "a", 0), (connection, "t", "a", -1), (connection, "t", "a", True)):
-            with pytest.raises(InvalidInput), ps.exactly_once(*arguments):
+            with pytest.raises(InvalidInputError), penstock.exactly_once(*arguments):
                 raise AssertionError("not reached")
-        with pytest.raises(InvalidInput), ps.exactly_once(connection, "t", "a", 0, query_id=""):
+        with pytest.raises(InvalidInputError), penstock.exactly_once(connection, "t", "a", 0, query_id=""):
             raise AssertionError("not reached")
-    with pytest.raises(InvalidInput, match="psycopg 3"), ps.exactly_once("sqlite:///x.db", "t", "a", 0):
+    with (
+        pytest.raises(InvalidInputError, match="psycopg 3"),
+        penstock.exactly_once("sqlite:///x.db", "t", "a", 0),
+    ):
         raise AssertionError("not reached")
 
 
@@ -254,7 +257,7 @@ def test_a_lock_that_a_stranger_holds_is_not_waited_for_for_ever(
         stranger.execute("select pg_advisory_lock(%s)", [exactly_once._LOCK])
         own.execute("create schema held")
         own.execute("set local search_path to held")
-        with ps.exactly_once(own, "t", "app", 0) as batch:
+        with penstock.exactly_once(own, "t", "app", 0) as batch:
             assert batch.new
         assert own.execute("select count(*) from held.penstock_exactly_once").fetchone() == (1,)
         own.rollback()

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-import penstock as ps
-from penstock.errors import InvalidInput, SchemaMismatch, TableRefused
+import penstock
+from penstock.errors import InvalidInputError, SchemaMismatchError, TableRefusedError
 from penstock.testing import replay_last_batch
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import Feed, query, rows, sql_name
@@ -32,7 +32,7 @@ def feed(spark: SparkSession, store_url: str, tmp_path: Path) -> Feed:
     return Feed(spark, store_url, tmp_path, SCHEMA)
 
 
-def people(feed: Feed, **more: Any) -> ps.TableSink:
+def people(feed: Feed, **more: Any) -> penstock.TableSink:
     return feed.table("people", "id", apply_changes=True, scd_type=2, **more)
 
 
@@ -91,7 +91,7 @@ def test_a_time_of_ones_own_is_what_versions_hold_between(feed: Feed) -> None:
 
 def test_changes_that_differ_and_have_one_place_are_refused(feed: Feed) -> None:
     feed.add(change(1, "one", "insert", 1), change(1, "other", "insert", 1), change(1, "last", "insert", 2))
-    with pytest.raises(TableRefused, match="sequence_by") as caught:
+    with pytest.raises(TableRefusedError, match="sequence_by") as caught:
         feed.run(people(feed))
     assert caught.value.condition == "TABLE_REFUSED.AMBIGUOUS_ORDER"
     assert rows(feed.url, "people") == []
@@ -100,9 +100,9 @@ def test_changes_that_differ_and_have_one_place_are_refused(feed: Feed) -> None:
 @one_store
 def test_a_table_is_of_one_type(feed: Feed) -> None:
     feed.add(change(1, "ada", "insert", 1)).run(people(feed))
-    with pytest.raises(SchemaMismatch, match="_valid_from"):
+    with pytest.raises(SchemaMismatchError, match="_valid_from"):
         feed.run(feed.table("people", "id", apply_changes=True), checkpoint="other")
-    with pytest.raises(InvalidInput, match="rename"):
+    with pytest.raises(InvalidInputError, match="rename"):
         feed.run(people(feed), lambda frame: frame.selectExpr("*", "id as _valid_to"))
 
 
@@ -152,7 +152,7 @@ def deliveries(draw: st.DrawFn) -> list[list[Event]]:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=deliveries())
 def test_any_order_of_any_changes_gives_what_a_fold_gives(
-    store: ps.Store, store_url: str, batches: list[list[Event]]
+    store: penstock.Store, store_url: str, batches: list[list[Event]]
 ) -> None:
     name = sql_name(store_url, "t")
     query(store_url, f"drop table if exists {name}")

@@ -9,8 +9,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-import penstock as ps
-from penstock.errors import CommitRefused, InvalidInput, InvalidOption, SchemaMismatch, TableRefused
+import penstock
+from penstock.errors import (
+    CommitRefusedError,
+    InvalidInputError,
+    InvalidOptionError,
+    SchemaMismatchError,
+    TableRefusedError,
+)
 from penstock.testing import replay_last_batch
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import NOW, Feed, query, rows, sql_name
@@ -21,9 +27,9 @@ SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 class Copy(Feed):
     """A queue with its rows' places, and the query that copies it."""
 
-    def pipeline(self, sink: ps.TableSink, transform: Any = None, **more: Any) -> ps.Pipeline:
+    def pipeline(self, sink: penstock.TableSink, transform: Any = None, **more: Any) -> penstock.Pipeline:
         options = {"includeServiceColumns": more.pop("places", True)}
-        stream = ps.stream(self.spark, ps.QueueSource("in", "c", self.url, options=options))
+        stream = penstock.stream(self.spark, penstock.QueueSource("in", "c", self.url, options=options))
         if transform is not None:
             stream = stream.transform(transform)
         return stream.write(sink, guarantee="idempotent", output_mode=more.pop("mode", "append"))
@@ -67,8 +73,8 @@ def test_a_queue_that_is_made_anew_has_rows_of_its_own(feed: Copy) -> None:
     feed.queue = feed.store.create_queue("in", SCHEMA)
     feed.store.create_consumer("d").register("in")
     feed.add(row(2))
-    source = ps.QueueSource("in", "d", feed.url, options={"includeServiceColumns": True})
-    ps.stream(feed.spark, source).write(feed.table("copy"), guarantee="idempotent").start(
+    source = penstock.QueueSource("in", "d", feed.url, options={"includeServiceColumns": True})
+    penstock.stream(feed.spark, source).write(feed.table("copy"), guarantee="idempotent").start(
         checkpoint=feed.folder / "d", trigger=NOW
     ).awaitTermination()
     assert feed.ids() == [1, 2]
@@ -76,7 +82,7 @@ def test_a_queue_that_is_made_anew_has_rows_of_its_own(feed: Copy) -> None:
 
 def test_several_rows_of_one_are_refused(feed: Copy) -> None:
     feed.add(row(1))
-    with pytest.raises(TableRefused, match="_row_index' = 0") as caught:
+    with pytest.raises(TableRefusedError, match="_row_index' = 0") as caught:
         feed.run(feed.table("copy"), lambda frame: frame.selectExpr("*", "explode(array(1, 2)) as part"))
     assert caught.value.condition == "TABLE_REFUSED.DUPLICATE_KEYS"
     assert feed.store.consumer("c").lag("in").rows == 1
@@ -85,16 +91,16 @@ def test_several_rows_of_one_are_refused(feed: Copy) -> None:
 @one_store
 def test_what_it_cannot_serve_is_told_at_once(feed: Copy) -> None:
     sink = feed.table("copy")
-    with pytest.raises(InvalidInput, match="includeServiceColumns"):
+    with pytest.raises(InvalidInputError, match="includeServiceColumns"):
         feed.run(sink, places=False)
-    with pytest.raises(CommitRefused, match="Repartition"):
+    with pytest.raises(CommitRefusedError, match="Repartition"):
         feed.run(sink, lambda frame: frame.repartition("id"))
-    with pytest.raises(InvalidInput, match="one read"):
+    with pytest.raises(InvalidInputError, match="one read"):
         feed.run(sink, lambda frame: frame.union(frame))
-    with pytest.raises(InvalidOption, match="output mode append"):
+    with pytest.raises(InvalidOptionError, match="output mode append"):
         feed.run(feed.table("copy", "id"), mode="update")
-    with pytest.raises(InvalidOption, match="leave keys out"):
+    with pytest.raises(InvalidOptionError, match="leave keys out"):
         feed.run(feed.table("copy", "id"))
     query(feed.url, f"create table {sql_name(feed.url, 'other')} (id integer, name text)")
-    with pytest.raises(SchemaMismatch, match="_generation"):
+    with pytest.raises(SchemaMismatchError, match="_generation"):
         feed.run(feed.table("other"))

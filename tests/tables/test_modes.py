@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
-from penstock.errors import InvalidOption, OutputModeRefused, SchemaMismatch, TableRefused
+import penstock
+from penstock.errors import InvalidOptionError, OutputModeRefusedError, SchemaMismatchError, TableRefusedError
 from penstock.testing import replay_last_batch
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import NOW, Feed, query, rows, sql_name, totals
@@ -94,7 +94,7 @@ def test_rows_with_one_key_that_differ_are_refused_and_equal_ones_count_as_one(f
     feed.add(row(1, "a", 5), row(2, "a", 5), row(3, "b", 1)).run(sink, keep, mode="update")
     assert rows(feed.url, "latest") == [("a", 5), ("b", 1)]
     feed.add(row(4, "a", 6), row(5, "a", 7))
-    with pytest.raises(TableRefused, match=r"several rows with the key 'k' = 'a'") as caught:
+    with pytest.raises(TableRefusedError, match=r"several rows with the key 'k' = 'a'") as caught:
         feed.run(sink, keep, mode="update")
     assert caught.value.condition == "TABLE_REFUSED.DUPLICATE_KEYS"
     assert rows(feed.url, "latest") == [("a", 5), ("b", 1)]
@@ -105,7 +105,7 @@ def test_append_with_keys_refuses_a_key_that_is_there(feed: Feed) -> None:
     sink = feed.table("once", "id")
     feed.add(row(1)).run(sink)
     feed.add(row(1))
-    with pytest.raises(TableRefused, match="use output mode update") as caught:
+    with pytest.raises(TableRefusedError, match="use output mode update") as caught:
         feed.run(sink)
     assert caught.value.condition == "TABLE_REFUSED.KEY_EXISTS"
     assert rows(feed.url, "once") == [(1, "a", 1)]
@@ -113,7 +113,7 @@ def test_append_with_keys_refuses_a_key_that_is_there(feed: Feed) -> None:
 
 def test_a_key_without_a_value_is_refused(feed: Feed) -> None:
     feed.add({"id": 1, "k": None, "v": 2})
-    with pytest.raises(TableRefused, match="coalesce") as caught:
+    with pytest.raises(TableRefusedError, match="coalesce") as caught:
         feed.run(feed.table("totals", "k"), totals, mode="update")
     assert caught.value.condition == "TABLE_REFUSED.NULL_KEY"
 
@@ -123,7 +123,7 @@ def test_only_complete_changes_the_columns(feed: Feed) -> None:
         return frame.groupBy("k").agg({"v": "max"}).toDF("k", "highest")
 
     feed.add(row(1, "a", 5)).run(feed.table("t", "k"), totals, mode="update")
-    with pytest.raises(SchemaMismatch, match="no column 'highest'") as caught:
+    with pytest.raises(SchemaMismatchError, match="no column 'highest'") as caught:
         feed.run(feed.table("t", "k"), other, mode="update", checkpoint="other")
     assert "only output mode complete" in caught.value.message
     feed.store.consumer("c").seek("in", to="earliest")
@@ -140,7 +140,7 @@ def test_a_table_that_a_view_depends_on_keeps_its_columns(feed: Feed) -> None:
     view = sql_name(feed.url, "seen")
     query(feed.url, f"create view {view} as select n from {sql_name(feed.url, 't')}")
     feed.store.consumer("c").seek("in", to="earliest")
-    with pytest.raises(TableRefused, match="views depend") as caught:
+    with pytest.raises(TableRefusedError, match="views depend") as caught:
         feed.run(feed.table("t"), other, mode="complete", checkpoint="other")
     assert caught.value.condition == "TABLE_REFUSED.DEPENDED_ON"
     assert query(feed.url, f"select * from {view}") == [(1,)]
@@ -158,7 +158,7 @@ def test_a_table_that_somebody_made_is_used_as_it_is(feed: Feed) -> None:
 
 def test_a_table_that_does_not_fit_is_told_with_every_difference(feed: Feed) -> None:
     query(feed.url, f"create table {sql_name(feed.url, 'mine')} (k real, id bigint, need text not null)")
-    with pytest.raises(SchemaMismatch) as caught:
+    with pytest.raises(SchemaMismatchError) as caught:
         feed.run(feed.table("mine", "id"), mode="update")
     told = caught.value.message
     assert all(part in told for part in ("'k' is", "no column 'v'", "'need'", 'no unique index on ("id")'))
@@ -190,9 +190,9 @@ def test_a_session_window_in_update_mode_is_refused_with_the_way_out(feed: Feed)
         return counted.selectExpr("w.start", "k", "count")
 
     pipeline = feed.pipeline(feed.table("s", "k", "start"), sessions, mode="update")
-    with pytest.raises(OutputModeRefused, match="PENSTOCK_SESSION_WINDOW_IN_UPDATE"):
+    with pytest.raises(OutputModeRefusedError, match="PENSTOCK_SESSION_WINDOW_IN_UPDATE"):
         pipeline.start(checkpoint=feed.folder / "refused")
-    with pytest.raises(TableRefused, match="append with a watermark") as caught:
+    with pytest.raises(TableRefusedError, match="append with a watermark") as caught:
         pipeline.start(checkpoint=feed.folder / "refused", check=False)
     assert caught.value.condition == "TABLE_REFUSED.SESSION_WINDOW"
     feed.add(row(1, "a", 0), row(2, "a", 60), row(3, "a", 10_000)).run(
@@ -203,12 +203,12 @@ def test_a_session_window_in_update_mode_is_refused_with_the_way_out(feed: Feed)
 
 @one_store
 def test_wrong_arguments_are_told_at_once(feed: Feed) -> None:
-    with pytest.raises(InvalidOption, match="name the keys"):
+    with pytest.raises(InvalidOptionError, match="name the keys"):
         feed.pipeline(feed.table("t"), mode="update")
-    with pytest.raises(InvalidOption, match="Did you mean 'complete'"):
+    with pytest.raises(InvalidOptionError, match="Did you mean 'complete'"):
         feed.pipeline(feed.table("t"), mode="compleet")
-    with pytest.raises(ps.errors.InvalidInput, match="Did you mean 'id'"):
+    with pytest.raises(penstock.errors.InvalidInputError, match="Did you mean 'id'"):
         feed.run(feed.table("t", "idd"))
-    assert "geheim" not in repr(ps.TableSink("t", url="postgresql://u:geheim@h/d"))
-    with pytest.raises(InvalidOption, match="no store is named"):
-        feed.pipeline(ps.TableSink("t")).start(checkpoint=feed.folder / "ck", trigger=NOW)
+    assert "geheim" not in repr(penstock.TableSink("t", url="postgresql://u:geheim@h/d"))
+    with pytest.raises(InvalidOptionError, match="no store is named"):
+        feed.pipeline(penstock.TableSink("t")).start(checkpoint=feed.folder / "ck", trigger=NOW)

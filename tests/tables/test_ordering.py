@@ -11,24 +11,24 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
-from penstock.errors import InvalidInput, InvalidOption
+import penstock
+from penstock.errors import InvalidInputError, InvalidOptionError
 from tests.support.sql_tables import NOW, named, rows
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64()), ("step", pa.int64())])
-CONTRACT = ps.ChangeContract("id", whole_commits=True, intermediate_changes=True, sequence="step")
+CONTRACT = penstock.ChangeContract("id", whole_commits=True, intermediate_changes=True, sequence="step")
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def feed(tmp_path: Path) -> ps.QueueFeed:
+def feed(tmp_path: Path) -> penstock.QueueFeed:
     store = f"sqlite:///{tmp_path}/feed.db"
-    ps.connect(store, create=True).close()
-    return ps.QueueFeed.create("changes", SCHEMA, CONTRACT, store=store)
+    penstock.connect(store, create=True).close()
+    return penstock.QueueFeed.create("changes", SCHEMA, CONTRACT, store=store)
 
 
 def commit(
-    feed: ps.QueueFeed, version: int, *changes: tuple[str, int, int], seconds: int | None = None
+    feed: penstock.QueueFeed, version: int, *changes: tuple[str, int, int], seconds: int | None = None
 ) -> None:
     rows = [
         {"_change_type": kind, "id": key, "v": v, "step": step} for step, (kind, key, v) in enumerate(changes)
@@ -36,15 +36,15 @@ def commit(
     feed.append_commit(version, START + timedelta(seconds=version if seconds is None else seconds), rows)
 
 
-def run(spark: SparkSession, feed: ps.QueueFeed, url: str, folder: Path, **more: Any) -> None:
-    sink = ps.TableSink(named(url, "t"), ["id"], url, apply_changes=True, **more)
-    pipeline = ps.stream(spark, ps.changes.read_stream(spark, feed)).write(sink)
+def run(spark: SparkSession, feed: penstock.QueueFeed, url: str, folder: Path, **more: Any) -> None:
+    sink = penstock.TableSink(named(url, "t"), ["id"], url, apply_changes=True, **more)
+    pipeline = penstock.stream(spark, penstock.changes.read_stream(spark, feed)).write(sink)
     pipeline.start(checkpoint=folder / "ck", trigger=NOW).awaitTermination()
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])
 def test_the_table_is_what_all_changes_in_their_order_leave(
-    spark: SparkSession, feed: ps.QueueFeed, url: str, tmp_path: Path, scd_type: int
+    spark: SparkSession, feed: penstock.QueueFeed, url: str, tmp_path: Path, scd_type: int
 ) -> None:
     chance, there, versions = random.Random(3), dict[int, int](), dict[int, int]()
     for version in range(1, 41):
@@ -73,7 +73,7 @@ def test_the_table_is_what_all_changes_in_their_order_leave(
 
 
 def test_commits_of_one_time_are_told_apart_by_their_versions(
-    spark: SparkSession, feed: ps.QueueFeed, url: str, tmp_path: Path
+    spark: SparkSession, feed: penstock.QueueFeed, url: str, tmp_path: Path
 ) -> None:
     commit(feed, 1, ("insert", 1, 1), ("insert", 2, 1), ("update_postimage", 1, 2), seconds=9)
     commit(feed, 2, ("update_postimage", 1, 3), ("delete", 2, 1), seconds=9)
@@ -83,23 +83,23 @@ def test_commits_of_one_time_are_told_apart_by_their_versions(
 
 @pytest.mark.parametrize("url", ["sqlite", "delta"], indirect=True)
 def test_what_begins_anew_in_each_commit_is_no_order_of_all(
-    spark: SparkSession, feed: ps.QueueFeed, url: str, tmp_path: Path
+    spark: SparkSession, feed: penstock.QueueFeed, url: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(InvalidOption, match="leave sequence_by out"):
+    with pytest.raises(InvalidOptionError, match="leave sequence_by out"):
         run(spark, feed, url, tmp_path, sequence_by="step")
 
 
 @pytest.mark.parametrize("url", ["sqlite", "delta"], indirect=True)
 def test_the_column_that_orders_changes_is_not_left_out(
-    spark: SparkSession, feed: ps.QueueFeed, url: str
+    spark: SparkSession, feed: penstock.QueueFeed, url: str
 ) -> None:
     def refusal(df: DataFrame) -> Exception | None:
-        return ps.TableSink("t", ["id"], url, apply_changes=True).refusal(df, "append")
+        return penstock.TableSink("t", ["id"], url, apply_changes=True).refusal(df, "append")
 
-    changes = ps.changes.read_stream(spark, feed)
+    changes = penstock.changes.read_stream(spark, feed)
     found = refusal(changes.drop("step"))
-    assert isinstance(found, InvalidInput)
+    assert isinstance(found, InvalidInputError)
     assert "'step', is not among the rows" in found.message
     assert refusal(changes.withColumnRenamed("step", "n")) is None
-    net = ps.changes.read_stream(spark, feed, deduplication_mode="netChanges", net_window="commit")
+    net = penstock.changes.read_stream(spark, feed, deduplication_mode="netChanges", net_window="commit")
     assert refusal(net.drop("step")) is None

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import penstock as ps
+import penstock
 from tests.support.sql_tables import query, sql_name
 from tests.tables.test_changes import ChangeTable
 from tests.tables.test_history import History
@@ -96,7 +96,7 @@ def reads(draw: st.DrawFn, commits: int) -> list[tuple[int, int]]:
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(source=sources(), data=st.data(), whole=st.booleans(), seed=st.integers(0, 99))
 def test_the_table_is_the_source_after_every_micro_batch(
-    store: ps.Store,
+    store: penstock.Store,
     store_url: str,
     scd_type: int,
     source: Source,
@@ -120,7 +120,7 @@ def test_the_table_is_the_source_after_every_micro_batch(
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(source=sources(), data=st.data(), whole=st.booleans())
 def test_the_table_is_the_source_when_all_commits_have_come_in_any_order(
-    store: ps.Store, store_url: str, scd_type: int, source: Source, data: st.DataObject, whole: bool
+    store: penstock.Store, store_url: str, scd_type: int, source: Source, data: st.DataObject, whole: bool
 ) -> None:
     query(store_url, f"drop table if exists {sql_name(store_url, 't')}")
     table = (ChangeTable if scd_type == 1 else History)(store, store_url)

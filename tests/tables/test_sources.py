@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-import penstock as ps
-from penstock.errors import CheckpointMismatch, InvalidOption
+import penstock
+from penstock.errors import CheckpointMismatchError, InvalidOptionError
 from penstock.testing import replay_last_batch
 from tests.support.sql_tables import NOW, Feed, named, rows, totals
 
@@ -21,7 +21,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.string()), ("v", pa.int64())])
 def test_a_consumer_of_another_store_follows(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
     """The table's store has a mark of its own for it."""
     feed = Feed(spark, f"sqlite:///{tmp_path}/elsewhere.db", tmp_path, SCHEMA)
-    sink = ps.TableSink(named(store_url, "totals"), ["k"], store_url)
+    sink = penstock.TableSink(named(store_url, "totals"), ["k"], store_url)
     for number in range(3):
         feed.add({"id": number, "k": "a", "v": 10**number}).run(sink, totals, mode="update")
         replay_last_batch(tmp_path / "ck")
@@ -35,9 +35,9 @@ def test_any_replayable_source_is_counted_by_the_ledger(
 ) -> None:
     files = tmp_path / "files"
     files.mkdir()
-    sink = ps.TableSink(named(store_url, "plain"), url=store_url)
+    sink = penstock.TableSink(named(store_url, "plain"), url=store_url)
     frame = spark.readStream.schema("id bigint, name string").json(str(files))
-    pipeline = ps.stream(spark, frame).write(sink)
+    pipeline = penstock.stream(spark, frame).write(sink)
     for number in range(2):
         (files / f"{number}.json").write_text(f'{{"id": {number}, "name": "x"}}\n')
         for _ in range(2):
@@ -53,7 +53,7 @@ def test_an_app_id_of_another_checkpoint_is_refused(
     sink = feed.table("plain", app_id="mine")
     feed.add({"id": 1}).run(sink)
     feed.store.consumer("c").seek("in", to="earliest")
-    with pytest.raises(CheckpointMismatch, match="the checkpoint is an old copy, or a new one"):
+    with pytest.raises(CheckpointMismatchError, match="the checkpoint is an old copy, or a new one"):
         feed.run(sink, checkpoint="other")
     assert rows(store_url, "plain", "id") == [(1,)]
 
@@ -62,12 +62,12 @@ def test_an_app_id_of_another_checkpoint_is_refused(
 def changes(spark: SparkSession, tmp_path: Path) -> DataFrame:
     """A feed of which each pair of ``shop`` and ``id`` is a row."""
     url = f"sqlite:///{tmp_path}/changes.db"
-    ps.connect(url, create=True).close()
+    penstock.connect(url, create=True).close()
     schema = SCHEMA.append(pa.field("shop", pa.string()))
-    feed = ps.QueueFeed.create(
-        "changes", schema, ps.ChangeContract(["shop", "id"], whole_commits=True), store=url
+    feed = penstock.QueueFeed.create(
+        "changes", schema, penstock.ChangeContract(["shop", "id"], whole_commits=True), store=url
     )
-    return ps.changes.read_stream(spark, feed)
+    return penstock.changes.read_stream(spark, feed)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,10 @@ def test_keys_by_which_rows_of_a_feed_could_take_each_others_place_are_refused(
     delta: bool,
 ) -> None:
     url = f"delta://{tmp_path}/lake" if delta else f"sqlite:///{tmp_path}/store.db"
-    pipeline = ps.stream(spark, change(changes)).write(ps.TableSink("t", keys, url, apply_changes=True))
-    with pytest.raises(InvalidOption, match="two of its rows with the same keys") as refused:
+    pipeline = penstock.stream(spark, change(changes)).write(
+        penstock.TableSink("t", keys, url, apply_changes=True)
+    )
+    with pytest.raises(InvalidOptionError, match="two of its rows with the same keys") as refused:
         pipeline.start(checkpoint=tmp_path / "ck", trigger=NOW)
     assert refused.value.parameters["option"] == "keys"
 
@@ -120,5 +122,5 @@ def test_keys_that_have_the_feeds_row_id_in_them_are_taken(
     keys: list[str],
     change: Callable[[DataFrame], DataFrame],
 ) -> None:
-    sink = ps.TableSink("t", keys, f"sqlite:///{tmp_path}/store.db", apply_changes=True)
+    sink = penstock.TableSink("t", keys, f"sqlite:///{tmp_path}/store.db", apply_changes=True)
     assert sink.refusal(change(changes), "append") is None

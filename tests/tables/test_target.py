@@ -11,8 +11,8 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-import penstock as ps
-from penstock.errors import CommitRefused
+import penstock
+from penstock.errors import CommitRefusedError
 from penstock.store.url import parse_url
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.names import resolve
@@ -37,7 +37,9 @@ class Table:
     HISTORY = False
     """Whether every version of a row is kept."""
 
-    def __init__(self, store: ps.Store, url: str, name: str = "t", keys: Sequence[str] = ("k",)) -> None:
+    def __init__(
+        self, store: penstock.Store, url: str, name: str = "t", keys: Sequence[str] = ("k",)
+    ) -> None:
         self.store, self.url, self.name = store, url, name
         self.database = store.database
 
@@ -80,7 +82,7 @@ class Table:
 
 
 @pytest.fixture
-def table(store: ps.Store, store_url: str) -> Table:
+def table(store: penstock.Store, store_url: str) -> Table:
     return Table(store, store_url)
 
 
@@ -111,7 +113,7 @@ def test_a_later_try_of_an_app_drops_what_the_earlier_one_staged_and_the_earlier
     staged = table.put(slow, ("a", 1))
     again = table.stage()
     table.write(again, "update", table.put(again, ("a", 2)))
-    with pytest.raises(CommitRefused, match="another run of the query took over"):
+    with pytest.raises(CommitRefusedError, match="another run of the query took over"):
         table.write(slow, "update", staged)
     assert table.rows() == [("a", 2)]
 
@@ -138,7 +140,7 @@ def test_a_key_that_another_transaction_inserts_at_the_same_time_is_updated(tabl
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("kind", ['text collate "C"', "varchar(5)"])
 def test_keys_are_equal_as_the_unique_index_of_the_table_says(
-    store: ps.Store, store_url: str, kind: str
+    store: penstock.Store, store_url: str, kind: str
 ) -> None:
     query(store_url, f"create table {sql_name(store_url, 't')} (k {kind} primary key, v bigint)")
     table = Table(store, store_url)
@@ -153,7 +155,7 @@ def test_what_is_swept_is_refused_whole(table: Table) -> None:
     staged = table.put(stage, ("a", 1))
     assert table.store.sweep(timedelta(days=1)) == 0
     assert table.store.sweep(timedelta(seconds=-1)) == 1
-    with pytest.raises(CommitRefused, match="repeats the micro-batch"):
+    with pytest.raises(CommitRefusedError, match="repeats the micro-batch"):
         table.write(stage, "append", staged)
     assert table.rows() == []
 
@@ -166,11 +168,11 @@ def test_rows_that_a_crash_of_the_server_took_are_missed(table: Table) -> None:
     assert isinstance(stage, PostgresStage)
     query(table.url, f"truncate {sql_name(table.url, stage.relation)}")
     for mode in ("append", "update", "complete"):
-        with pytest.raises(CommitRefused, match="lost them in a crash"):
+        with pytest.raises(CommitRefusedError, match="lost them in a crash"):
             table.write(stage, mode, staged)
 
 
-def test_a_table_of_keys_alone(store: ps.Store, store_url: str) -> None:
+def test_a_table_of_keys_alone(store: penstock.Store, store_url: str) -> None:
     table = Table(store, store_url, keys=("k", "v"))
     for batch_id, found in enumerate([[("a", 1)], [("a", 1), ("a", 2)]]):
         stage = table.stage(batch_id=batch_id)

@@ -12,8 +12,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
-from penstock.errors import InvalidInput, InvalidName, SchemaMismatch, TableRefused, UnsupportedType
+import penstock
+from penstock.errors import (
+    InvalidInputError,
+    InvalidNameError,
+    SchemaMismatchError,
+    TableRefusedError,
+    UnsupportedTypeError,
+)
 from penstock.store.url import parse_url
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import Feed, named, query, rows, sql_name
@@ -123,29 +129,29 @@ def test_names_that_are_taken_are_refused(feed: Feed) -> None:
         taken = [named(feed.url, name) for name in ("ledger", "payload_block", "staged_rows_1")]
         taken += ["a.b.c", "x" * 64]
     for name in taken:
-        with pytest.raises(InvalidName):
-            feed.run(ps.TableSink(name, url=feed.url))
+        with pytest.raises(InvalidNameError):
+            feed.run(penstock.TableSink(name, url=feed.url))
     query(feed.url, f"create view {sql_name(feed.url, 'seen')} as select 1 as id")
-    with pytest.raises(TableRefused, match="not a table"):
+    with pytest.raises(TableRefusedError, match="not a table"):
         feed.run(feed.table("seen"))
 
 
 @one_store
 def test_what_no_table_has_a_type_for_is_refused_at_the_start(feed: Feed) -> None:
-    with pytest.raises(UnsupportedType, match="st_asbinary"):
+    with pytest.raises(UnsupportedTypeError, match="st_asbinary"):
         feed.run(
             feed.table("t"),
             lambda df: df.selectExpr("st_geomfromwkb(x'0101000000000000000000F03F0000000000000040') g"),
         )
-    with pytest.raises(InvalidInput, match="nested"):
+    with pytest.raises(InvalidInputError, match="nested"):
         feed.run(feed.table("t", "a"), lambda df: df.selectExpr("array(id) as a"))
-    with pytest.raises(SchemaMismatch, match="one name"):
+    with pytest.raises(SchemaMismatchError, match="one name"):
         feed.run(feed.table("t"), lambda df: df.selectExpr("id", "id as ID"))
 
 
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 def test_a_text_that_postgres_cannot_keep_is_told(feed: Feed) -> None:
     feed.add({"id": 1})
-    with pytest.raises(TableRefused, match="translate") as caught:
+    with pytest.raises(TableRefusedError, match="translate") as caught:
         feed.run(feed.table("t"), lambda df: df.selectExpr("concat('a', chr(0)) as s"))
     assert caught.value.condition == "TABLE_REFUSED.NUL_CHARACTER"

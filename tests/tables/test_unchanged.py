@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-import penstock as ps
-from penstock.errors import InvalidInput, TableRefused
+import penstock
+from penstock.errors import InvalidInputError, TableRefusedError
 from tests.support.sql_tables import NOW, named, rows
 
 LONG = {
@@ -27,7 +27,9 @@ LONG = {
 SCHEMA = pa.schema(
     [("id", pa.int64()), ("n", pa.int64()), *LONG.items(), ("_unchanged", pa.list_(pa.string()))]
 )
-CONTRACT = ps.ChangeContract("id", whole_commits=True, intermediate_changes=True, unchanged="_unchanged")
+CONTRACT = penstock.ChangeContract(
+    "id", whole_commits=True, intermediate_changes=True, unchanged="_unchanged"
+)
 START = datetime(2026, 1, 1, tzinfo=UTC)
 Row = dict[str, Any]
 
@@ -51,11 +53,11 @@ class Written:
         self.whole = self._feed("whole")
         self._version = 0
 
-    def _feed(self, name: str) -> ps.QueueFeed:
+    def _feed(self, name: str) -> penstock.QueueFeed:
         self.folder.mkdir(exist_ok=True)
         store = f"sqlite:///{self.folder}/{name}.db"
-        ps.connect(store, create=True).close()
-        return ps.QueueFeed.create("changes", SCHEMA, CONTRACT, store=store)
+        penstock.connect(store, create=True).close()
+        return penstock.QueueFeed.create("changes", SCHEMA, CONTRACT, store=store)
 
     def commit(self, *rows: Row, whole: tuple[Row, ...] = ()) -> None:
         """One commit; in ``whole`` the same with all values."""
@@ -66,11 +68,11 @@ class Written:
 
     def run(self, change: Callable[[DataFrame], DataFrame] = lambda df: df, *, whole: bool = False) -> None:
         name = "whole" if whole else "part"
-        changes = change(ps.changes.read_stream(self._spark, self.whole if whole else self.feed))
-        sink = ps.TableSink(
+        changes = change(penstock.changes.read_stream(self._spark, self.whole if whole else self.feed))
+        sink = penstock.TableSink(
             named(self._url, name), ["id"], self._url, apply_changes=True, scd_type=self._scd_type
         )
-        pipeline = ps.stream(self._spark, changes).write(sink)
+        pipeline = penstock.stream(self._spark, changes).write(sink)
         pipeline.start(checkpoint=self.folder / "checkpoints" / name, trigger=NOW).awaitTermination()
 
     def rows(self, name: str = "part", columns: str = "*") -> list[tuple[Any, ...]]:
@@ -142,7 +144,7 @@ def test_a_value_that_no_row_has_is_refused_and_nothing_is_written(
     written.run()
     before = written.rows()
     written.commit(*rows)
-    with pytest.raises(TableRefused, match=rf"'text'.*{why}"):
+    with pytest.raises(TableRefusedError, match=rf"'text'.*{why}"):
         written.run()
     assert written.rows() == before
 
@@ -157,7 +159,7 @@ def test_a_computed_column_is_not_made_of_a_value_that_is_left_out(written: Writ
     written.commit(change("update_postimage", 1, 2))
     written.run(upper)
     written.commit(change("update_postimage", 1, 3, "text"))
-    with pytest.raises(TableRefused, match="computed columns loud"):
+    with pytest.raises(TableRefusedError, match="computed columns loud"):
         written.run(upper)
     assert written.rows(columns="id, n, loud") == [(1, 2, "2É")]
 
@@ -171,7 +173,7 @@ def test_a_contract_of_the_users_own_says_so_too(written: Written, spark: SparkS
             .option("url", f"sqlite:///{written.folder}/part.db")
             .load("changes")
         )
-        return ps.changes.post_process(plain, CONTRACT)
+        return penstock.changes.post_process(plain, CONTRACT)
 
     written.commit(change("insert", 1, 1))
     written.commit(change("update_postimage", 1, 2, "text"))
@@ -188,17 +190,17 @@ def test_columns_out_of_a_feed_of_several_tables(
     note = pa.struct([pa.field("id", pa.int64()), pa.field("text", pa.string()), pa.field("n", pa.int64())])
     names = [("_table", pa.string()), ("_key", pa.string())]
     schema = pa.schema([*names, ("notes", note), ("_unchanged", pa.list_(pa.string()))])
-    contract = ps.ChangeContract(["_table", "_key"], whole_commits=True, unchanged="_unchanged")
+    contract = penstock.ChangeContract(["_table", "_key"], whole_commits=True, unchanged="_unchanged")
     url = f"sqlite:///{tmp_path}/several.db"
-    ps.connect(url, create=True).close()
-    feed = ps.QueueFeed.create("several", schema, contract, store=url)
+    penstock.connect(url, create=True).close()
+    feed = penstock.QueueFeed.create("several", schema, contract, store=url)
 
     def notes(df: DataFrame) -> DataFrame:
-        of_all = ps.changes.read_stream(spark, feed).where("_table = 'notes'")
+        of_all = penstock.changes.read_stream(spark, feed).where("_table = 'notes'")
         return of_all.select("notes.*", "_change_type", "_commit_version", "_unchanged")
 
     def whole(df: DataFrame) -> DataFrame:
-        of_all = ps.changes.read_stream(spark, feed).select("*", F.col("notes.id").alias("id"))
+        of_all = penstock.changes.read_stream(spark, feed).select("*", F.col("notes.id").alias("id"))
         return of_all.withColumn("_key", F.lit("")).withColumn("_table", F.lit(""))
 
     for version, (kind, text, unchanged) in enumerate(
@@ -209,7 +211,7 @@ def test_columns_out_of_a_feed_of_several_tables(
         feed.append_commit(version, START + timedelta(seconds=version), [row])
     written.run(notes)
     assert written.rows() == [(1, "long", 1)]
-    with pytest.raises(TableRefused, match=r"computed columns .*notes"):
+    with pytest.raises(TableRefusedError, match=r"computed columns .*notes"):
         Written(spark, tmp_path / "other", f"delta://{tmp_path}/whole", 1).run(whole)
 
 
@@ -226,7 +228,7 @@ def test_a_table_without_long_columns_needs_none(written: Written) -> None:
 
 @pytest.mark.parametrize("scd_type", [1], indirect=True)
 def test_rows_without_the_column_that_names_such_values_are_refused(written: Written) -> None:
-    with pytest.raises(InvalidInput, match="_unchanged, is not among the rows: select it too"):
+    with pytest.raises(InvalidInputError, match="_unchanged, is not among the rows: select it too"):
         written.run(lambda df: df.drop("_unchanged"))
     written.commit(change("insert", 1, 1))
     written.run(lambda df: df.select("id", "n", "_change_type", "_commit_version"))

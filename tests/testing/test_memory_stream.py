@@ -13,8 +13,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-import penstock as ps
-from penstock.errors import InvalidInput, SchemaMismatch
+import penstock
+from penstock.errors import InvalidInputError, SchemaMismatchError
 from penstock.testing import Crash, MemoryStream, crash_at, replay_last_batch, run
 
 
@@ -83,14 +83,14 @@ def test_two_streams_can_be_joined(spark: SparkSession, numbers: MemoryStream) -
 
 
 def test_rows_that_do_not_fit_are_refused_and_none_is_added(numbers: MemoryStream) -> None:
-    with pytest.raises(SchemaMismatch, match="id"):
+    with pytest.raises(SchemaMismatchError, match="id"):
         numbers.add_data([{"id": 1, "k": "a"}, {"id": "x", "k": "a"}])
     with numbers.start() as query:
         assert query.process_all_available().emitted() == []
 
 
 def test_a_schema_of_another_kind_is_refused(spark: SparkSession) -> None:
-    with pytest.raises(InvalidInput, match=r"schema is a DDL string .* not 3"):
+    with pytest.raises(InvalidInputError, match=r"schema is a DDL string .* not 3"):
         MemoryStream(spark, 3)  # type: ignore[arg-type]
 
 
@@ -147,23 +147,23 @@ def test_the_last_micro_batch_comes_again(numbers: MemoryStream, tmp_path: Path)
 
 
 def test_what_cannot_be_replayed_is_told(numbers: MemoryStream, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="has no committed micro-batch"):
+    with pytest.raises(InvalidInputError, match="has no committed micro-batch"):
         replay_last_batch(tmp_path)
     frame = numbers.to_df()
     numbers.add_data(_rows(1))
     with run(frame, checkpoint=tmp_path) as query:
         query.process_all_available()
     replay_last_batch(tmp_path)
-    with pytest.raises(InvalidInput, match="has no committed micro-batch"):
+    with pytest.raises(InvalidInputError, match="has no committed micro-batch"):
         replay_last_batch(tmp_path)
 
 
 def test_a_pipeline_takes_the_stream_too(spark: SparkSession, numbers: MemoryStream, tmp_path: Path) -> None:
-    with ps.connect(f"sqlite:///{tmp_path}/out.db") as store:
+    with penstock.connect(f"sqlite:///{tmp_path}/out.db") as store:
         out = store.create_queue("out", pa.schema([("id", pa.int64()), ("k", pa.string())]))
         numbers.add_data(_rows(1, 2))
-        pipeline = ps.stream(spark, numbers.to_df()).write(ps.QueueSink("out", url=store.url))
-        query = pipeline.start(checkpoint=tmp_path / "checkpoint", trigger=ps.Trigger.available_now())
+        pipeline = penstock.stream(spark, numbers.to_df()).write(penstock.QueueSink("out", url=store.url))
+        query = pipeline.start(checkpoint=tmp_path / "checkpoint", trigger=penstock.Trigger.available_now())
         query.awaitTermination()
         assert out.read(0, 0)["id"].to_pylist() == [1, 2]
 
@@ -179,5 +179,5 @@ def test_a_crash_waits_for_its_micro_batch(numbers: MemoryStream, tmp_path: Path
 
 
 def test_another_point_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="before_sink, after_sink"), crash_at("commit"):
+    with pytest.raises(InvalidInputError, match="before_sink, after_sink"), crash_at("commit"):
         pass

@@ -7,14 +7,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
-import penstock as ps
-from penstock.errors import InvalidUrl
+import penstock
+from penstock.errors import InvalidUrlError
 from penstock.testing import temporary_store, temporary_store_url
 
 pytest_plugins = ["pytester"]
 
 TESTS = """
-    import penstock as ps
+    import penstock
     import pyarrow as pa
 
     seen = []
@@ -26,7 +26,7 @@ TESTS = """
 
     def test_another(penstock_store_url):
         assert penstock_store_url not in seen
-        with ps.connect(penstock_store_url, create=True) as store:
+        with penstock.connect(penstock_store_url, create=True) as store:
             assert [queue.name for queue in store.queues()] == []
 """
 
@@ -35,7 +35,7 @@ def test_a_file_is_gone_with_all_beside_it() -> None:
     with temporary_store_url() as url:
         folder = Path(url.removeprefix("sqlite:///")).parent
         assert list(folder.iterdir()) == []
-        with ps.connect(url, create=True) as store:
+        with penstock.connect(url, create=True) as store:
             store.create_consumer("c")
     assert not folder.exists()
 
@@ -61,7 +61,7 @@ def test_a_test_that_fails_leaves_nothing(pg_url: str) -> None:
     for database in (None, pg_url):
         with pytest.raises(ZeroDivisionError), temporary_store_url(database) as url:
             raise ZeroDivisionError
-        with pytest.raises(ps.errors.StoreNotFound), ps.connect(url, create=False):
+        with pytest.raises(penstock.errors.StoreNotFoundError), penstock.connect(url, create=False):
             pass
 
 
@@ -73,7 +73,7 @@ def test_two_at_once_are_two(pg_url: str) -> None:
 
 def test_another_kind_of_database_is_refused() -> None:
     with (
-        pytest.raises(InvalidUrl, match="is not a PostgreSQL database"),
+        pytest.raises(InvalidUrlError, match="is not a PostgreSQL database"),
         temporary_store_url("sqlite:///x.db"),
     ):
         pass

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-import penstock as ps
+import penstock
 from penstock.ui.collector import Collector
 from penstock.ui.server import Server, prepared
 
@@ -31,7 +31,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def collector(store: ps.Store, store_url: str, clock: Clock) -> Iterator[Collector]:
+def collector(store: penstock.Store, store_url: str, clock: Clock) -> Iterator[Collector]:
     found = Collector(store_url, clock=clock)
     yield found
     found.close()
@@ -56,7 +56,7 @@ class Served:
 
 
 @pytest.fixture
-def serve(store: ps.Store, store_url: str) -> Iterator[Callable[..., Served]]:
+def serve(store: penstock.Store, store_url: str) -> Iterator[Callable[..., Served]]:
     """`serve(token=, every=)`: the page of the store."""
     with ExitStack() as stack:
         running: list[Served] = []

@@ -14,7 +14,7 @@ import httpx
 import pyarrow as pa
 import pytest
 
-import penstock as ps
+import penstock
 from penstock.store.statements import qualify
 from penstock.ui import connections
 from tests.support.raw_sql import run_sql
@@ -126,7 +126,7 @@ def test_where_all_are_viewers_no_more_come_in(
 
 
 def test_a_viewer_who_takes_nothing_loses_its_place(
-    serve: Serve, strangers: ExitStack, store: ps.Store, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, strangers: ExitStack, store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "WRITE_SECONDS", 0.5)
     served = serve(every=0.1)
@@ -200,7 +200,7 @@ def test_the_page_itself_gets_what_it_asks_for(serve: Serve) -> None:
 
 
 def test_the_page_goes_on_with_whatever_somebody_has_written_into_the_store(
-    serve: Serve, store: ps.Store
+    serve: Serve, store: penstock.Store
 ) -> None:
     served = serve(every=0.1)
     store.create_queue("q", pa.schema([("id", pa.int64())]))

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import penstock as ps
+import penstock
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
 from penstock.store.url import parse_url
@@ -37,7 +37,7 @@ TOKEN = "öffne-dich & 100%"
 Serve = Callable[..., Served]
 
 
-def _fill(store: ps.Store) -> None:
+def _fill(store: penstock.Store) -> None:
     store.create_queue(ODD, SCHEMA).append([{"id": 1}])
     store.create_consumer(ODD).register(ODD)
     run = QueryRun("id", "run", ODD, "continuous", 5, spark_ui="http://127.0.0.1:4040")
@@ -60,7 +60,7 @@ def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
             yield json.loads(line.removeprefix("data: "))
 
 
-def test_a_snapshot_is_json_with_every_name_as_it_is(serve: Serve, store: ps.Store) -> None:
+def test_a_snapshot_is_json_with_every_name_as_it_is(serve: Serve, store: penstock.Store) -> None:
     _fill(store)
     answer = serve().get("/api/snapshot")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
@@ -72,7 +72,7 @@ def test_a_snapshot_is_json_with_every_name_as_it_is(serve: Serve, store: ps.Sto
     assert found["every_seconds"] == 0.2
 
 
-def test_no_answer_has_a_password(serve: Serve, store: ps.Store, store_url: str) -> None:
+def test_no_answer_has_a_password(serve: Serve, store: penstock.Store, store_url: str) -> None:
     _fill(store)
     served = serve()
     secrets = parse_url(store_url).secrets
@@ -212,7 +212,7 @@ def test_nobody_elses_page_may_read_an_answer(serve: Serve) -> None:
 
 
 @one_store
-def test_events_come_at_once_and_go_on(serve: Serve, store: ps.Store) -> None:
+def test_events_come_at_once_and_go_on(serve: Serve, store: penstock.Store) -> None:
     _fill(store)
     served = serve()
     with httpx.stream("GET", served.url + "api/events", timeout=30) as answer:
@@ -303,7 +303,7 @@ def test_a_store_that_hangs_is_told_of(serve: Serve, monkeypatch: pytest.MonkeyP
 
 
 def test_a_server_that_goes_away_leaves_what_was_known_and_comes_back(
-    pg_url: str, store_url: str, store: ps.Store
+    pg_url: str, store_url: str, store: penstock.Store
 ) -> None:
     if store_url.startswith("sqlite"):
         path = Path(parse_url(store_url).target)
@@ -334,7 +334,7 @@ def test_a_server_that_goes_away_leaves_what_was_known_and_comes_back(
         collector.close()
 
 
-def test_metrics_are_in_prometheus_form(serve: Serve, store: ps.Store) -> None:
+def test_metrics_are_in_prometheus_form(serve: Serve, store: penstock.Store) -> None:
     _fill(store)
     answer = serve().get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
@@ -367,7 +367,7 @@ def test_metrics_are_in_prometheus_form(serve: Serve, store: ps.Store) -> None:
 
 
 def test_metrics_tell_how_long_micro_batches_took_and_do_not_call_it_a_latency(
-    serve: Serve, store: ps.Store
+    serve: Serve, store: penstock.Store
 ) -> None:
     run = QueryRun("id", "run", "large", "micro-batch", 5)
     store.database.run(lambda tx: queries.begin(tx, run))
@@ -391,7 +391,7 @@ def test_metrics_tell_how_long_micro_batches_took_and_do_not_call_it_a_latency(
 
 
 def test_metrics_of_a_store_that_does_not_answer_say_no_more_than_that(
-    store: ps.Store, store_url: str
+    store: penstock.Store, store_url: str
 ) -> None:
     from penstock.ui.metrics import exposition
 
@@ -405,7 +405,7 @@ def test_metrics_of_a_store_that_does_not_answer_say_no_more_than_that(
 
 @one_store
 def test_the_page_is_served_from_its_folder(
-    store: ps.Store, serve: Serve, monkeypatch: Any, tmp_path: Path
+    store: penstock.Store, serve: Serve, monkeypatch: Any, tmp_path: Path
 ) -> None:
     page = tmp_path / "page"
     (page / "assets").mkdir(parents=True)
@@ -446,7 +446,7 @@ def _failing(*words: object) -> str:
 
 
 @one_store
-def test_plain_errors_say_what_to_do(store: ps.Store, store_url: str, tmp_path: Path) -> None:
+def test_plain_errors_say_what_to_do(store: penstock.Store, store_url: str, tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
         assert f"port {port} of 127.0.0.1 is taken" in _failing("--url", store_url, "--port", port)
@@ -462,7 +462,7 @@ def test_plain_errors_say_what_to_do(store: ps.Store, store_url: str, tmp_path: 
 @one_store
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_says_where_the_page_is_and_ends_when_it_is_asked_to(
-    store: ps.Store, store_url: str, number: signal.Signals
+    store: penstock.Store, store_url: str, number: signal.Signals
 ) -> None:
     command = [*PROGRAM, "--url", store_url, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
@@ -481,7 +481,7 @@ def test_it_says_where_the_page_is_and_ends_when_it_is_asked_to(
 
 
 @one_store
-def test_neither_spark_nor_pandas_is_loaded(store: ps.Store, store_url: str) -> None:
+def test_neither_spark_nor_pandas_is_loaded(store: penstock.Store, store_url: str) -> None:
     program = (
         "import sys; from penstock.ui.server import prepared\n"
         f"with prepared({store_url!r}, port=0) as server: server.stream._collector.collect()\n"
@@ -498,4 +498,4 @@ def test_a_missing_extra_says_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert "the page needs fastapi: pip install 'penstock[ui]'" in done.stderr
+    assert "the page needs fastapi: pip install 'penstock-spark[ui]'" in done.stderr

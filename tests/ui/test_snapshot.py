@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import penstock as ps
+import penstock
 from penstock.changes.dead_letters import DEAD_LETTERS
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
@@ -35,29 +35,29 @@ def _by(found: list[dict[str, Any]], key: str) -> dict[str, dict[str, Any]]:
     return {each[key]: each for each in found}
 
 
-def _begin(store: ps.Store, run: QueryRun) -> None:
+def _begin(store: penstock.Store, run: QueryRun) -> None:
     store.database.run(lambda tx: queries.begin(tx, run))
 
 
-def _tell(store: ps.Store, run: QueryRun, progress: QueryProgress) -> None:
+def _tell(store: penstock.Store, run: QueryRun, progress: QueryProgress) -> None:
     store.database.run(lambda tx: queries.report(tx, run, progress))
 
 
-def test_an_empty_store_has_an_empty_snapshot(collector: Collector, store: ps.Store) -> None:
+def test_an_empty_store_has_an_empty_snapshot(collector: Collector, store: penstock.Store) -> None:
     found = collector.collect()
     assert found["store"] == {
         "url": store.url,
         "kind": "sqlite" if store.database.dialect == "sqlite" else "postgresql",
         "error": None,
     }
-    assert found["version"] == ps.__version__
+    assert found["version"] == penstock.__version__
     assert abs((datetime.fromisoformat(found["taken_at"]) - datetime.now(UTC)).total_seconds()) < 60
     for name in ("queues", "consumers", "queries", "ledger", "dead_letters", "notes"):
         assert found[name] == []
 
 
-def test_a_queue_is_told_as_the_store_has_it(collector: Collector, store: ps.Store) -> None:
-    retention = ps.Retention(rows=1000)
+def test_a_queue_is_told_as_the_store_has_it(collector: Collector, store: penstock.Store) -> None:
+    retention = penstock.Retention(rows=1000)
     queue = store.create_queue(ODD, SCHEMA, partitions=2, key=["customer"], retention=retention)
     queue.append(_rows(20))
     (told,) = collector.collect()["queues"]
@@ -73,7 +73,9 @@ def test_a_queue_is_told_as_the_store_has_it(collector: Collector, store: ps.Sto
     assert (told["rows_per_second"], told["bytes_per_second"], told["history"]) == (None, None, [])
 
 
-def test_rates_come_from_the_growth_between_two_snapshots(collector: Collector, store: ps.Store) -> None:
+def test_rates_come_from_the_growth_between_two_snapshots(
+    collector: Collector, store: penstock.Store
+) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(_rows(5))
     first = datetime.fromisoformat(collector.collect()["taken_at"])
@@ -91,7 +93,7 @@ def test_rates_come_from_the_growth_between_two_snapshots(collector: Collector, 
     assert told["rows_per_second"] == 0
 
 
-def test_a_queue_that_is_made_anew_has_no_history(collector: Collector, store: ps.Store) -> None:
+def test_a_queue_that_is_made_anew_has_no_history(collector: Collector, store: penstock.Store) -> None:
     for _ in range(2):
         store.create_queue("q", SCHEMA).append(_rows(50))
         collector.collect()
@@ -99,7 +101,7 @@ def test_a_queue_that_is_made_anew_has_no_history(collector: Collector, store: p
         store.drop_queue("q")
 
 
-def test_a_consumer_is_told_as_it_lags(collector: Collector, store: ps.Store) -> None:
+def test_a_consumer_is_told_as_it_lags(collector: Collector, store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=2)
     billing = store.create_consumer(ODD)
     billing.register("q", vital=True)
@@ -121,7 +123,9 @@ def test_a_consumer_is_told_as_it_lags(collector: Collector, store: ps.Store) ->
     assert [point["lag_rows"] for point in told["history"]] == [16]
 
 
-def test_lag_in_a_merged_segment_is_told_by_the_row_that_waits(store: ps.Store, collector: Collector) -> None:
+def test_lag_in_a_merged_segment_is_told_by_the_row_that_waits(
+    store: penstock.Store, collector: Collector
+) -> None:
     queue = store.create_queue("q", SCHEMA)
     consumer = store.create_consumer("c")
     consumer.register("q")
@@ -141,7 +145,7 @@ def test_lag_in_a_merged_segment_is_told_by_the_row_that_waits(store: ps.Store, 
     assert late - first > (indeed - first) / 10
 
 
-def test_an_owner_is_told_with_whether_it_lives(collector: Collector, store: ps.Store) -> None:
+def test_an_owner_is_told_with_whether_it_lives(collector: Collector, store: penstock.Store) -> None:
     store.create_queue("q", SCHEMA)
     consumer = store.create_consumer("c")
     consumer.register("q")
@@ -159,7 +163,7 @@ def test_an_owner_is_told_with_whether_it_lives(collector: Collector, store: ps.
 
 
 def test_who_stands_still_while_rows_wait_is_stuck_and_comes_first(
-    collector: Collector, store: ps.Store, clock: Clock
+    collector: Collector, store: penstock.Store, clock: Clock
 ) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=2)
     consumers = {name: store.create_consumer(name) for name in ("done", "moving", "one stands", "stuck")}
@@ -192,7 +196,7 @@ def test_who_stands_still_while_rows_wait_is_stuck_and_comes_first(
 
 
 def test_a_consumer_for_which_nothing_waits_is_not_stuck_when_rows_come(
-    collector: Collector, store: ps.Store, clock: Clock
+    collector: Collector, store: penstock.Store, clock: Clock
 ) -> None:
     queue = store.create_queue("q", SCHEMA)
     store.create_consumer("c").register("q")
@@ -204,7 +208,7 @@ def test_a_consumer_for_which_nothing_waits_is_not_stuck_when_rows_come(
     assert collector.collect()["consumers"][0]["stuck"]
 
 
-def test_a_query_is_told_with_its_progress(collector: Collector, store: ps.Store) -> None:
+def test_a_query_is_told_with_its_progress(collector: Collector, store: penstock.Store) -> None:
     run = QueryRun(
         "id", "run", ODD, "continuous", 1_000_000, "queue 'a'", "queue 'b'", "/ck", "http://127.0.0.1:4040"
     )
@@ -239,7 +243,9 @@ def test_a_query_is_told_with_its_progress(collector: Collector, store: ps.Store
     assert [each["rows_in"] for each in collector.collect()["queries"][0]["history"]] == [10, 5]
 
 
-def test_what_a_query_tells_to_look_at_is_a_note_while_it_runs(collector: Collector, store: ps.Store) -> None:
+def test_what_a_query_tells_to_look_at_is_a_note_while_it_runs(
+    collector: Collector, store: penstock.Store
+) -> None:
     run = QueryRun("id", "run", ODD, "micro-batch", 5)
     _begin(store, run)
     _tell(store, run, QueryProgress(1, 1, warnings=("the slot keeps 3 MiB of log", "and more")))
@@ -264,7 +270,7 @@ def _took(batch: int, duration: float) -> QueryProgress:
 
 
 def test_a_micro_batch_query_is_told_with_how_long_its_newest_batches_took(
-    collector: Collector, store: ps.Store, store_url: str
+    collector: Collector, store: penstock.Store, store_url: str
 ) -> None:
     run = QueryRun("id", "run", ODD, "micro-batch", 5)
     _begin(store, run)
@@ -296,7 +302,7 @@ def test_a_micro_batch_query_is_told_with_how_long_its_newest_batches_took(
     again.close()
 
 
-def test_epochs_are_no_micro_batches(collector: Collector, store: ps.Store) -> None:
+def test_epochs_are_no_micro_batches(collector: Collector, store: penstock.Store) -> None:
     batches = QueryRun("id", "1", ODD, "micro-batch", 5)
     _begin(store, batches)
     _tell(store, batches, _took(1, 700.0))
@@ -319,10 +325,10 @@ def test_epochs_are_no_micro_batches(collector: Collector, store: ps.Store) -> N
 
 
 def test_a_query_of_which_only_files_are_known_is_told_as_such(
-    store: ps.Store, store_url: str, tmp_path: Path
+    store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     names = ("stateless", "watermark", "continuous")
-    given = shutil.copytree(FOLDER / ps.__version__ / "sqlite/checkpoints", tmp_path / "checkpoints")
+    given = shutil.copytree(FOLDER / penstock.__version__ / "sqlite/checkpoints", tmp_path / "checkpoints")
     paths = {name: given / f"{name}_sqlite" for name in names}
     # Nobody can tell whether the one that writes runs, nor whether the others have ended.
     written = time.time() * 1000
@@ -359,7 +365,7 @@ def test_a_query_of_which_only_files_are_known_is_told_as_such(
     collector.close()
 
 
-def test_queries_come_by_their_state(collector: Collector, store: ps.Store) -> None:
+def test_queries_come_by_their_state(collector: Collector, store: penstock.Store) -> None:
     for name in ("a runs", "b stops", "c fails", "d is silent"):
         run = QueryRun(name, "run", name, "micro-batch", 5)
         _begin(store, run)
@@ -386,12 +392,12 @@ def test_queries_come_by_their_state(collector: Collector, store: ps.Store) -> N
 
 
 @pytest.mark.parametrize("url", ["javascript:alert(1)", "file:///etc/passwd", "data:text/html,x"])
-def test_a_link_leads_to_the_web_alone(collector: Collector, store: ps.Store, url: str) -> None:
+def test_a_link_leads_to_the_web_alone(collector: Collector, store: penstock.Store, url: str) -> None:
     _begin(store, QueryRun("id", "run", None, "micro-batch", 5, spark_ui=url))
     assert collector.collect()["queries"][0]["spark_ui"] is None
 
 
-def test_the_newest_commits_are_told_by_sink_and_query(collector: Collector, store: ps.Store) -> None:
+def test_the_newest_commits_are_told_by_sink_and_query(collector: Collector, store: penstock.Store) -> None:
     _begin(store, QueryRun("app", "run", "large", "micro-batch", 5))
 
     def enter(tx: Any) -> None:
@@ -440,7 +446,7 @@ def test_the_newest_commits_are_told_by_sink_and_query(collector: Collector, sto
 
 
 def test_the_name_of_a_queue_in_the_ledger_is_told_whatever_is_in_it(
-    collector: Collector, store: ps.Store
+    collector: Collector, store: penstock.Store
 ) -> None:
     values = {
         "ranges": "",
@@ -456,7 +462,7 @@ def test_the_name_of_a_queue_in_the_ledger_is_told_whatever_is_in_it(
 
 
 def test_dead_letters_are_told_with_the_newest(
-    collector: Collector, store: ps.Store, monkeypatch: pytest.MonkeyPatch
+    collector: Collector, store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.create_queue("plain", SCHEMA)
     queue = store.create_queue("refused", DEAD_LETTERS, partitions=2)
@@ -479,7 +485,7 @@ def test_dead_letters_are_told_with_the_newest(
 
 
 def test_the_reason_of_a_dead_letter_has_no_secrets_and_its_value_is_as_it_came(
-    collector: Collector, store: ps.Store
+    collector: Collector, store: penstock.Store
 ) -> None:
     queue = store.create_queue("refused", DEAD_LETTERS)
     place = {"topic": "t", "partition": 0, "offset": 1}
@@ -510,7 +516,7 @@ def test_the_reason_of_a_dead_letter_has_no_secrets_and_its_value_is_as_it_came(
 
 
 def test_the_number_of_statements_does_not_grow_with_the_store(
-    collector: Collector, store: ps.Store, monkeypatch: pytest.MonkeyPatch
+    collector: Collector, store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from penstock.store.postgres.database import PostgresTransaction
     from penstock.store.sqlite.database import SqliteTransaction
@@ -532,16 +538,18 @@ def test_the_number_of_statements_does_not_grow_with_the_store(
     assert counts[0] == counts[1] <= 14
 
 
-def test_an_older_store_is_refused_and_left_alone(store: ps.Store, store_url: str) -> None:
+def test_an_older_store_is_refused_and_left_alone(store: penstock.Store, store_url: str) -> None:
     prefix = f"{store.database.url.schema}." if store.database.dialect == "postgres" else "penstock_"
     run_sql(store.database, f"update {prefix}store set version = 2")
-    with pytest.raises(ps.errors.StoreError, match="use the Penstock that created the store") as caught:
+    with pytest.raises(penstock.errors.StoreError, match="use the Penstock that created the store") as caught:
         Collector(store_url)
     assert caught.value.condition == "STORE_TOO_OLD"
     assert run_sql(store.database, f"select version from {prefix}store") == [(2,)]
 
 
-def test_a_checkpoint_that_is_not_there_is_a_note(store: ps.Store, store_url: str, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_not_there_is_a_note(
+    store: penstock.Store, store_url: str, tmp_path: Path
+) -> None:
     collector = Collector(store_url, [str(tmp_path / "nothing"), "ftp://key:hunter22@127.0.0.1:1/ck"])
     found = collector.collect()
     assert found["queries"] == []

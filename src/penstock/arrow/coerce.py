@@ -19,7 +19,7 @@ import pyarrow.types as pat
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.arrays import Rows, map_entries, nested_fields, zeros
 from penstock.arrow.spark_json import join
-from penstock.errors import SchemaMismatch
+from penstock.errors import SchemaMismatchError
 
 T = TypeVar("T")
 
@@ -59,12 +59,12 @@ class Misfit(Exception):
         self.by_value = by_value
         self.row = row
 
-    def error(self) -> SchemaMismatch:
+    def error(self) -> SchemaMismatchError:
         """Return the public error."""
         about = {"column": self.column, "expected": self.expected, "found": self.found}
         if self.row is None:
-            return SchemaMismatch(self.message[:1].upper() + self.message[1:], **about)
-        return SchemaMismatch(f"Row {self.row}: {self.message}", row=self.row, **about)
+            return SchemaMismatchError(self.message[:1].upper() + self.message[1:], **about)
+        return SchemaMismatchError(f"Row {self.row}: {self.message}", row=self.row, **about)
 
 
 def conform(rows: Rows, schema: pa.Schema) -> Rows:
@@ -83,7 +83,7 @@ def conform(rows: Rows, schema: pa.Schema) -> Rows:
 
     Raises
     ------
-    SchemaMismatch
+    SchemaMismatchError
         A column is unknown, missing, or of a type that cannot be cast without loss; a value does not fit;
         or there is a null where the schema takes none. ``parameters`` has ``column``, ``expected``,
         ``found`` and, if one row is to blame, its 0-based ``row``.

@@ -44,7 +44,7 @@ from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.arrays import f64, i64, u32_array, u64, zeros
 from penstock.arrow.coerce import kind_of
 from penstock.arrow.schema import canonical_type
-from penstock.errors import SchemaMismatch, UnsupportedType
+from penstock.errors import SchemaMismatchError, UnsupportedTypeError
 
 MAX_PYTHON_ROWS = 64
 """The most rows that are hashed in plain Python."""
@@ -79,11 +79,11 @@ def key_hash(table: pa.Table | pa.RecordBatch, key: Sequence[str]) -> pa.Array:
 
     Raises
     ------
-    UnsupportedType
+    UnsupportedTypeError
         This machine is not little-endian.
     """
     if sys.byteorder != "little":
-        raise UnsupportedType("Key hashes need a little-endian machine; create the queue without a key.")
+        raise UnsupportedTypeError("Key hashes need a little-endian machine; create the queue without a key.")
     few = _python_hashes(table, key) if 0 < table.num_rows <= MAX_PYTHON_ROWS else None
     if few is not None:
         return u32_array(few)
@@ -106,13 +106,13 @@ def check_key(schema: pa.Schema, key: Sequence[str]) -> None:
 
     Raises
     ------
-    SchemaMismatch
+    SchemaMismatchError
         The key is empty, or names a column that does not exist or one twice.
-    UnsupportedType
+    UnsupportedTypeError
         A column's type has no hash.
     """
     if isinstance(key, str) or not key:
-        raise SchemaMismatch(
+        raise SchemaMismatchError(
             f"A key is a list of one or more column names, not {in_quotes(key)}.", found=repr(key)
         )
     for place, name in enumerate(key):
@@ -120,11 +120,11 @@ def check_key(schema: pa.Schema, key: Sequence[str]) -> None:
         if index < 0:
             known = ", ".join(schema.names[:20])
             hint = did_you_mean(name, schema.names)
-            raise SchemaMismatch(
+            raise SchemaMismatchError(
                 f"There is no key column {in_quotes(name)}; the columns are {known}.{hint}", column=name
             )
         if name in key[:place]:
-            raise SchemaMismatch(
+            raise SchemaMismatchError(
                 f"The key names the column {in_quotes(name)} twice; name it once.", column=name
             )
         _check_type(schema.field(index).type, name)
@@ -134,7 +134,7 @@ def _check_type(arrow_type: pa.DataType, name: str) -> None:
     if kind_of(arrow_type) == "dictionary":
         arrow_type = arrow_type.value_type
     if kind_of(arrow_type) not in _WORDS:
-        raise UnsupportedType(
+        raise UnsupportedTypeError(
             f"The column {in_quotes(name)} cannot be a key, because {arrow_type} values are not hashed; "
             "use a number, string, binary, boolean, date or time column.",
             column=name,

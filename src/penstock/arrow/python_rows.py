@@ -29,7 +29,7 @@ from penstock.arrow.coerce import (
     target_of,
 )
 from penstock.arrow.spark_json import join
-from penstock.errors import SchemaMismatch
+from penstock.errors import SchemaMismatchError
 
 _NOTHING = type(None)
 # Halfway from the greatest float32 to the next step, which would round to infinity.
@@ -54,7 +54,7 @@ def to_table(rows: pa.Table | pa.RecordBatch | Iterable[Mapping[str, object]], s
 
     Raises
     ------
-    SchemaMismatch
+    SchemaMismatchError
         As ``conform``.
     """
     if isinstance(rows, pa.RecordBatch):
@@ -80,7 +80,7 @@ def _from_mappings(rows: Iterable[object], schema: pa.Schema) -> pa.Table:
 
 def _as_mappings(rows: object) -> list[Mapping[str, object]]:
     if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
-        raise SchemaMismatch(
+        raise SchemaMismatchError(
             f"Rows are a table, a record batch or an iterable of mappings, not one {type(rows).__name__}; "
             "put it in a list.",
             found=type(rows).__name__,

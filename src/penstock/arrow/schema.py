@@ -20,7 +20,7 @@ from penstock.arrow.spark_json import (
     spark_metadata,
     unsupported,
 )
-from penstock.errors import SchemaMismatch
+from penstock.errors import SchemaMismatchError
 from penstock.json_text import Json
 
 _MAX_PRECISION = 38
@@ -68,9 +68,9 @@ def canonical_schema(schema: pa.Schema | object) -> pa.Schema:
 
     Raises
     ------
-    UnsupportedType
+    UnsupportedTypeError
         A column has a type that Spark cannot take through Arrow.
-    SchemaMismatch
+    SchemaMismatchError
         There are no columns, a name is empty, or two names are the same to Spark, which ignores case.
     """
     if isinstance(schema, pa.Schema):
@@ -78,7 +78,7 @@ def canonical_schema(schema: pa.Schema | object) -> pa.Schema:
     else:
         fields = fields_from_json(_struct_json(schema))
     if not fields:
-        raise SchemaMismatch("The schema has no columns; name at least one.")
+        raise SchemaMismatchError("The schema has no columns; name at least one.")
     return pa.schema(fields)
 
 
@@ -100,13 +100,13 @@ def schema_from_bytes(data: bytes) -> pa.Schema:
 
     Raises
     ------
-    SchemaMismatch
+    SchemaMismatchError
         The bytes are not a schema message.
     """
     try:
         return pa.ipc.read_schema(pa.py_buffer(data))
     except (pa.ArrowException, OSError) as error:
-        raise SchemaMismatch(
+        raise SchemaMismatchError(
             f"The {len(data)} bytes are not an Arrow schema message ({error}); "
             "store what schema_to_bytes returned.",
             size=len(data),
@@ -125,7 +125,7 @@ def canonical_type(arrow_type: pa.DataType, path: str) -> pa.DataType:
 
     Raises
     ------
-    UnsupportedType
+    UnsupportedTypeError
         Spark cannot take the type through Arrow.
     """
     if arrow_type in _SAME:
@@ -217,7 +217,7 @@ def _struct_json(schema: object) -> Json:
     value = json.loads(to_json()) if callable(to_json) else schema
     if isinstance(value, dict) and value.get("type") == "struct" and isinstance(value.get("fields"), list):
         return value
-    raise SchemaMismatch(
+    raise SchemaMismatchError(
         "A schema is a pyarrow.Schema, a pyspark StructType or Spark's schema JSON, "
         f"not {type(schema).__name__}.",
         found=type(schema).__name__,

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import SchemaMismatch, StoreError
+from penstock.errors import SchemaMismatchError, StoreError
 
 MAX_UNPACKED = 1 << 30
 """The most bytes that a segment or a kept table may take when it is decompressed. Penstock writes segments
@@ -99,7 +99,7 @@ def decode(
     ------
     StoreError
         The payload is not a whole segment of this schema.
-    SchemaMismatch
+    SchemaMismatchError
         The schema does not have one of the columns.
     """
     buffer = payload if isinstance(payload, pa.Buffer) else pa.py_buffer(payload)
@@ -161,7 +161,7 @@ def _index(name: str, schema: pa.Schema) -> int:
     index: int = schema.get_field_index(name)
     if index < 0:
         known, hint = ", ".join(schema.names), did_you_mean(name, schema.names)
-        raise SchemaMismatch(
+        raise SchemaMismatchError(
             f"There is no column {in_quotes(name)}; the columns are {known}.{hint}", column=name
         )
     return index

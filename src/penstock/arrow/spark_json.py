@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from penstock.arguments import in_quotes
-from penstock.errors import SchemaMismatch, UnsupportedType
+from penstock.errors import SchemaMismatchError, UnsupportedTypeError
 from penstock.json_text import Json
 
 _METADATA_KEY = b"SPARK::metadata::json"
@@ -30,9 +30,9 @@ def join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def unsupported(path: str, found: object, instead: str) -> UnsupportedType:
+def unsupported(path: str, found: object, instead: str) -> UnsupportedTypeError:
     """Return the error for a type that cannot be stored."""
-    return UnsupportedType(
+    return UnsupportedTypeError(
         f"Column {in_quotes(path)} has the type {found}, which Spark cannot take through Arrow; "
         f"use {instead}.",
         column=path,
@@ -45,19 +45,19 @@ def check_names(names: Sequence[str], path: str) -> None:
 
     Raises
     ------
-    SchemaMismatch
+    SchemaMismatchError
         A name is empty, or two names are the same to Spark.
     """
     where = f"struct {in_quotes(path)}" if path else "schema"
     seen: dict[str, str] = {}
     for position, name in enumerate(names):
         if not name:
-            raise SchemaMismatch(
+            raise SchemaMismatchError(
                 f"Column {position} of the {where} has an empty name; name it.", column=join(path, name)
             )
         earlier = seen.setdefault(name.lower(), name)
         if earlier is not name or names.index(name) != position:
-            raise SchemaMismatch(
+            raise SchemaMismatchError(
                 f"The {where} has the columns {in_quotes(earlier)} and {in_quotes(name)}, which are one name "
                 "to Spark; rename one.",
                 column=join(path, name),
@@ -69,7 +69,7 @@ def spark_metadata(metadata: Mapping[bytes, bytes] | None, path: str) -> dict[by
 
     Raises
     ------
-    SchemaMismatch
+    SchemaMismatchError
         Spark's part is not a JSON object.
     """
     if not metadata or _METADATA_KEY not in metadata:
@@ -79,7 +79,7 @@ def spark_metadata(metadata: Mapping[bytes, bytes] | None, path: str) -> dict[by
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise SchemaMismatch(
+        raise SchemaMismatchError(
             f"The metadata {_METADATA_KEY.decode()!r} of column {in_quotes(path)} is not a JSON object; "
             "correct or drop it.",
             column=path,
@@ -192,9 +192,9 @@ def fields_from_json(struct: Json, path: str = "") -> list[pa.Field]:
 
     Raises
     ------
-    UnsupportedType
+    UnsupportedTypeError
         A field has a type without an Arrow form.
-    SchemaMismatch
+    SchemaMismatchError
         A name is empty or occurs twice, or the JSON is not Spark's.
     """
     entries = [_field_json(entry, path) for entry in _part(struct, "fields", list, path)]
@@ -214,7 +214,7 @@ def _part(value: Json, name: str, kind: type[Part], path: str) -> Part:
     part = value.get(name)
     if isinstance(part, kind):
         return part
-    raise SchemaMismatch(
+    raise SchemaMismatchError(
         f"{in_quotes(value)} is not a type of Spark's schema JSON; its {name} is missing or wrong.",
         column=path,
     )
@@ -223,7 +223,7 @@ def _part(value: Json, name: str, kind: type[Part], path: str) -> Part:
 def _field_json(entry: object, path: str) -> Json:
     if isinstance(entry, dict) and isinstance(entry.get("name"), str) and "type" in entry:
         return entry
-    raise SchemaMismatch(
+    raise SchemaMismatchError(
         f"{in_quotes(entry)} is not a field of Spark's schema JSON; it needs a name and a type.", column=path
     )
 

@@ -8,7 +8,7 @@ from penstock.extras import lazy_names
 
 if TYPE_CHECKING:
     from penstock.changes.dead_letters import DEAD_LETTERS as DEAD_LETTERS
-    from penstock.changes.differences import between as between
+    from penstock.changes.differences import diff as diff
     from penstock.changes.post_processing import post_process as post_process
     from penstock.changes.reading import read as read
     from penstock.changes.reading import read_stream as read_stream
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "DEAD_LETTERS": "penstock.changes.dead_letters",
-    "between": "penstock.changes.differences",
+    "diff": "penstock.changes.differences",
     "parse": "penstock.feeds.urls",
     "post_process": "penstock.changes.post_processing",
     "read": "penstock.changes.reading",
     "read_stream": "penstock.changes.reading",
 }
 
-__all__ = ["DEAD_LETTERS", "between", "parse", "post_process", "read", "read_stream"]
+__all__ = ["DEAD_LETTERS", "diff", "parse", "post_process", "read", "read_stream"]
 
 
 if not TYPE_CHECKING:

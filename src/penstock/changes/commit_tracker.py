@@ -19,9 +19,9 @@ from penstock.arrow.segments import MAX_UNPACKED, kept_table
 from penstock.changes.commit_reports import Scope, SeenCommits, ipc_stream, refusal
 from penstock.changes.passes.rows import EVENT_TIME
 from penstock.errors import (
-    ChangelogContractViolation,
-    CommitRefused,
-    InvalidChangeOption,
+    ChangelogContractViolationError,
+    CommitRefusedError,
+    InvalidChangeOptionError,
     PenstockError,
     condition_of,
 )
@@ -179,7 +179,7 @@ class Commits:
 
 
 def _refuse_timestamps(version: Version, first: int, second: int) -> None:
-    raise ChangelogContractViolation(
+    raise ChangelogContractViolationError(
         f"commit {version!r} has two timestamps, {moment(first)} and {moment(second)}: give it one",
         condition="CHANGELOG_CONTRACT_VIOLATION.SEVERAL_TIMESTAMPS",
         version=version,
@@ -203,7 +203,7 @@ class WholeCommits(Commits):
         """Add commits of the micro-batch in flight."""
         again = self._earlier.among(commits.column(0).to_pylist())
         if again:
-            raise ChangelogContractViolation(
+            raise ChangelogContractViolationError(
                 f"commit {again[0]!r} is in micro-batch {self.batch} and was in an earlier one, but the "
                 "contract has whole_commits=True: let the source keep commits together (alignToAppends with "
                 "a queue), or set whole_commits=False and use the watermark strategy",
@@ -245,7 +245,7 @@ class LateCommits(Commits):
         super().add_commits(commits)
 
     def _refuse_early(self, version: Version, time: int) -> None:
-        raise ChangelogContractViolation(
+        raise ChangelogContractViolationError(
             f"commit {version!r} has the time {moment(time)}, and Spark's watermark drops rows up to "
             "1970-01-01T00:00:00Z: give commits the times at which they happened, or use the micro_batch "
             "strategy",
@@ -256,7 +256,7 @@ class LateCommits(Commits):
 
     def _refuse_late(self, version: Version, time: int) -> None:
         assert self._greatest is not None
-        raise ChangelogContractViolation(
+        raise ChangelogContractViolationError(
             f"commit {version!r} of {moment(time)} in micro-batch {self.batch} is too late: an earlier "
             f"micro-batch had one of {moment(self._greatest * 1000)}, and watermark_delay is "
             f"{self._delay_ms} ms. Raise watermark_delay to the longest time by which commits come out of "
@@ -351,7 +351,7 @@ class Journal:
         try:
             return kept_table(content)
         except ValueError as error:
-            raise CommitRefused(
+            raise CommitRefusedError(
                 f"the checkpoint's file {name} of a feed's commits is damaged ({error}): restore it from a "
                 "copy, or start with a new checkpoint",
                 file=name,
@@ -374,7 +374,7 @@ def refuse_watermarks(plan: object) -> None:
     """
     second = [] if plan is None else watermarks_above(plan, EVENT_TIME)
     if second:
-        raise InvalidChangeOption(
+        raise InvalidChangeOptionError(
             f"withWatermark on {second[-1]!r} follows the watermark strategy, and a query has one watermark: "
             "neither would advance. Use keep_watermark=True and windows of _commit_timestamp, or "
             "whole_commits=True if the source keeps commits together; or split the query with a queue",

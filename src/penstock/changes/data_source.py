@@ -12,10 +12,15 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from pyspark.sql.types import StructType
 
 from penstock.changes.options import ChangeRange
-from penstock.errors import CheckpointMismatch, FeedUnavailable, InvalidChangeOption, SchemaMismatch
+from penstock.errors import (
+    CheckpointMismatchError,
+    FeedUnavailableError,
+    InvalidChangeOptionError,
+    SchemaMismatchError,
+)
 from penstock.feeds.protocol import (
     Description,
-    OpenChangelog,
+    OpenFeed,
     PlannedRead,
     Task,
     history_changed,
@@ -69,7 +74,7 @@ class ReadOptions:
 def read_options(options: Mapping[str, str], known: Sequence[str], what: str) -> ReadOptions:
     """Parse the options of a read."""
     if any(name.lower() in _PASSES for name in options):
-        raise InvalidChangeOption(
+        raise InvalidChangeOptionError(
             f"format({FORMAT!r}) returns unprocessed change rows: pass deduplicationMode and computeUpdates "
             "to penstock.changes.read, read_stream or post_process"
         )
@@ -141,7 +146,7 @@ class FeedReader:
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options, self._requested = options, schema
         self._feed = parse(options.url)
-        self._opened: OpenChangelog = self._feed.open(options.planned(schema.names))
+        self._opened: OpenFeed = self._feed.open(options.planned(schema.names))
         self._known: tuple[str, pa.Schema] | None = None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -209,7 +214,7 @@ class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAva
     def initialOffset(self) -> Json:
         """Return where a query with a new checkpoint starts."""
         is_open = self._options.range.is_open and not self._options.read_only
-        self._initial = self._opened.begin() if is_open else self._options.range.start(self._opened)
+        self._initial = self._opened.prepare() if is_open else self._options.range.start(self._opened)
         self._note_end(self._initial)
         return self._offset(self._initial, self._initial, self._opened.stream_start())
 
@@ -289,12 +294,12 @@ class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAva
         try:
             feed, after, upto = offset["feed"], int(offset["from"]), int(offset["to"])
         except (KeyError, TypeError, ValueError):
-            raise CheckpointMismatch(
+            raise CheckpointMismatchError(
                 f"the checkpoint has the offset {str(offset)[:200]!r}, which is not a change feed's: use the "
                 "source of that query, or a new checkpoint"
             ) from None
         if feed != identity:
-            raise CheckpointMismatch(
+            raise CheckpointMismatchError(
                 f"the checkpoint is of the feed {feed!r}, and this is {identity!r}: another feed, or a "
                 "recreated one. Restart the query with its own feed; or start over with a new checkpoint and "
                 "an empty or another sink",
@@ -313,10 +318,10 @@ class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAva
 def _read_schema(requested: StructType, description: Description, options: ReadOptions) -> pa.Schema:
     try:
         wanted = projection(requested, description.schema)
-    except SchemaMismatch as error:
+    except SchemaMismatchError as error:
         if options.plan is None:
             raise
-        raise FeedUnavailable(
+        raise FeedUnavailableError(
             f"the columns have changed since this query was planned: {error.message}. Read the feed again "
             "and start the query again",
             condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",

@@ -1,4 +1,4 @@
-"""``between``: the changes from one DataFrame to another."""
+"""``diff``: the changes from one DataFrame to another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from penstock.arguments import did_you_mean, in_quotes, require
-from penstock.errors import ChangelogContractViolation, InvalidInput
+from penstock.errors import ChangelogContractViolationError, InvalidInputError
 from penstock.feeds.contract import (
     CHANGE_TYPE,
     COMMIT_TIMESTAMP,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-def between(
+def diff(
     before: DataFrame,
     after: DataFrame,
     *,
@@ -50,11 +50,11 @@ def between(
 
     Raises
     ------
-    InvalidChangelogSchema
+    InvalidChangelogSchemaError
         SCHEMA_DIFFERS, naming the column; MISSING_COLUMN for a row id that does not exist; RESERVED_COLUMN.
-    InvalidInput
+    InvalidInputError
         For a streaming DataFrame, or a time without a time zone.
-    ChangelogContractViolation
+    ChangelogContractViolationError
         When the query runs: NULL_ROW_ID, or DUPLICATE_ROW_ID if several rows of a state have the same row id.
     """
     from pyspark.sql import functions as F  # noqa: N812 - its usual name
@@ -70,7 +70,7 @@ def between(
     require("timestamp", timestamp, datetime | None, "a datetime with a time zone")
     moment = timestamp or datetime.now(UTC)
     if moment.tzinfo is None:
-        raise InvalidInput(f"the timestamp {moment} has no time zone: give datetime(…, tzinfo=UTC)")
+        raise InvalidInputError(f"the timestamp {moment} has no time zone: give datetime(…, tzinfo=UTC)")
 
     def rows(frame: DataFrame, kind: str) -> DataFrame:
         return frame.select(
@@ -96,7 +96,7 @@ def _refuse_duplicates(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordB
         if batch.num_rows:
             row = batch.slice(0, 1).to_pylist()[0]
             state = "before" if row[CHANGE_TYPE] == DELETE else "after"
-            raise ChangelogContractViolation(
+            raise ChangelogContractViolationError(
                 f"several rows of {state} have the row id {row['row_id']}: name columns that identify every "
                 "row",
                 condition="CHANGELOG_CONTRACT_VIOLATION.DUPLICATE_ROW_ID",
@@ -111,7 +111,7 @@ def _check(before: DataFrame, after: DataFrame) -> None:
     for name, frame in (("before", before), ("after", after)):
         require(name, frame, DataFrame, "a DataFrame")
         if frame.isStreaming:
-            raise InvalidInput(f"{name} is a streaming DataFrame: between compares two batch DataFrames")
+            raise InvalidInputError(f"{name} is a streaming DataFrame: diff compares two batch DataFrames")
         check_reserved(frame.columns, name)
     _check_same(before.schema, after.schema)
 

@@ -11,7 +11,7 @@ from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout
 from penstock.changes.passes.violations import check_rows
 from penstock.changes.schema import layout_of
-from penstock.feeds.protocol import Description, OpenChangelog
+from penstock.feeds.protocol import Description, OpenFeed
 from penstock.spark.schemas import to_struct
 
 _ROWS_AT_ONCE = 500_000
@@ -20,7 +20,7 @@ _IN_ORDER = [("_commit_version", "ascending")]
 
 
 def changes(
-    feed: OpenChangelog,
+    feed: OpenFeed,
     after: int,
     upto: int,
     *,
@@ -57,7 +57,7 @@ def _processed(table: pa.Table, layout: Layout | None, passes: Passes) -> pa.Tab
     return passes.whole(rows).table
 
 
-def _pieces(feed: OpenChangelog, after: int, upto: int) -> Iterator[tuple[int, int]]:
+def _pieces(feed: OpenFeed, after: int, upto: int) -> Iterator[tuple[int, int]]:
     """Yield ranges of whole commits that fit into memory, or of single commits."""
     rows, first, last = 0, after, after
     for commit in feed.commits(after, upto):

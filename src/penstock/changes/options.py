@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import InvalidChangeOption
-from penstock.feeds.protocol import OpenChangelog
+from penstock.errors import InvalidChangeOptionError
+from penstock.feeds.protocol import OpenFeed
 from penstock.instants import UNITS, interval_micros, micros_of
 from penstock.spark.options import parse_boolean, parse_timestamp
 
@@ -40,7 +40,7 @@ def one_of(name: str, value: str, known: tuple[str, ...], condition: str) -> str
     """Return the known value that is meant, whatever its case."""
     match = {name.lower(): name for name in known}.get(str(value).lower())
     if match is None:
-        raise InvalidChangeOption(
+        raise InvalidChangeOptionError(
             f"{name}={in_quotes(value)}: give one of {', '.join(known)}.{did_you_mean(str(value), known)}",
             condition=f"INVALID_CDC_OPTION.{condition}",
             option=name,
@@ -54,14 +54,16 @@ def flag(name: str, value: object) -> bool:
     try:
         return parse_boolean(str(value))
     except ValueError as error:
-        raise InvalidChangeOption(f"{name}={in_quotes(value)}: {error}", option=name, value=value) from None
+        raise InvalidChangeOptionError(
+            f"{name}={in_quotes(value)}: {error}", option=name, value=value
+        ) from None
 
 
 def interval(name: str, text: str) -> int:
     """Parse an interval such as ``1 hour`` or ``1 minute 30 seconds`` into microseconds."""
     micros = interval_micros(str(text))
     if micros is None:
-        raise InvalidChangeOption(
+        raise InvalidChangeOptionError(
             f"{name}={in_quotes(text)}: give an interval such as '10 seconds' or '1 hour' "
             f"({', '.join(UNITS)}; no months or years, whose length varies)",
             option=name,
@@ -78,13 +80,13 @@ def parse_net_window(text: str | None) -> int:
         return COMMIT
     size = interval("net_window", text)
     if size <= 0:
-        raise InvalidChangeOption(
+        raise InvalidChangeOptionError(
             f"net_window={in_quotes(text)}: give 'commit', or an interval above zero",
             option="net_window",
             value=text,
         )
     if size % 1000:
-        raise InvalidChangeOption(
+        raise InvalidChangeOptionError(
             f"net_window={in_quotes(text)}: give a whole number of milliseconds, which is what Spark's "
             "watermark counts in",
             option="net_window",
@@ -136,7 +138,7 @@ class ChangeRange:
         """Whether the range has no start."""
         return self.first_version is None and self.first_time is None
 
-    def start(self, feed: OpenChangelog) -> int:
+    def start(self, feed: OpenFeed) -> int:
         """Return the version after which to read."""
         if self.first_version is not None:
             return self.first_version - 1
@@ -148,12 +150,12 @@ class ChangeRange:
             if commit.timestamp >= self.first_time:
                 if not earlier:
                     # Removed commits may have been in this range.
-                    feed.begin()
+                    feed.prepare()
                 return commit.version - 1
             earlier = True
         return feed.newest(oldest)
 
-    def end(self, feed: OpenChangelog, after: int) -> int:
+    def end(self, feed: OpenFeed, after: int) -> int:
         """Return the version up to which to read."""
         newest = feed.newest(after)
         if self.last_version is not None:
@@ -212,5 +214,5 @@ def _time(name: str, value: object) -> int | None:
         ) from None
 
 
-def _invalid(condition: str, message: str, **parameters: object) -> InvalidChangeOption:
-    return InvalidChangeOption(message, condition=f"INVALID_CDC_OPTION.{condition}", **parameters)
+def _invalid(condition: str, message: str, **parameters: object) -> InvalidChangeOptionError:
+    return InvalidChangeOptionError(message, condition=f"INVALID_CDC_OPTION.{condition}", **parameters)

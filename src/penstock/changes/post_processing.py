@@ -29,7 +29,7 @@ from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import EVENT_TIME, Layout, Path
 from penstock.changes.schema import layout_of, type_at, with_contract_metadata
 from penstock.changes.stage import AllPasses, FirstPass, Packing, is_hashable
-from penstock.errors import InvalidChangeOption
+from penstock.errors import InvalidChangeOptionError
 from penstock.feeds.contract import ChangeContract
 from penstock.spark.internals.plans import fingerprint
 from penstock.spark.internals.sessions import is_classic
@@ -87,11 +87,18 @@ def post_process(
 
     Raises
     ------
-    InvalidChangeOption, InvalidChangelogSchema
-        Immediately. A feed that violates its contract fails the query with ``ChangelogContractViolation``.
+    InvalidChangeOptionError, InvalidChangelogSchemaError
+        Immediately.
+    ChangelogContractViolationError
+        When the query runs, if the feed violates its contract.
     """
     require("df", df, DataFrame, "a DataFrame with change rows")
-    require("contract", contract, ChangeContract, "a ps.ChangeContract, such as ps.ChangeContract('id')")
+    require(
+        "contract",
+        contract,
+        ChangeContract,
+        "a penstock.ChangeContract, such as penstock.ChangeContract('id')",
+    )
     net_changes = str(deduplication_mode).lower() == "netchanges"
     _warn_of_unneeded_passes(contract, net_changes, flag("computeUpdates", compute_updates))
     if net_window is not None and not net_changes:
@@ -161,7 +168,7 @@ def _watermarked(df: DataFrame, name: str, delay: int) -> DataFrame:
 
 def _check_classic(df: DataFrame) -> None:
     if not is_classic(df.sparkSession):
-        raise InvalidChangeOption(
+        raise InvalidChangeOptionError(
             "the passes of a stream track commits in the driver, which a Spark Connect session cannot reach: "
             "use a classic session (SparkSession.builder.master(...)), or read the feed as a batch",
             condition="INVALID_CDC_OPTION.CLASSIC_SESSION_NEEDED",
@@ -191,7 +198,7 @@ def _warn_of_unneeded_passes(contract: ChangeContract, net_changes: bool, update
 def _check_combination(contract: ChangeContract, options: ChangeOptions) -> None:
     both_rows = contract.updates_as_delete_and_insert and contract.carryover_rows
     if options.compute_updates and both_rows and not options.drop_carryovers:
-        raise InvalidChangeOption(
+        raise InvalidChangeOptionError(
             "computeUpdates cannot distinguish updates from carry-overs with deduplicationMode=none: use "
             "dropCarryovers",
             condition="INVALID_CDC_OPTION.UPDATE_DETECTION_REQUIRES_CARRY_OVER_REMOVAL",
@@ -200,7 +207,7 @@ def _check_combination(contract: ChangeContract, options: ChangeOptions) -> None
 
 def _stream_strategy(chosen: str, contract: ChangeContract, passes: Passes) -> str:
     if passes.net == EVER:
-        raise InvalidChangeOption(
+        raise InvalidChangeOptionError(
             "the net changes of a stream are never complete: give net_window='commit' for those of each "
             "commit, or an interval such as net_window='1 hour'; or read the feed as a batch",
             condition="INVALID_CDC_OPTION.STREAMING_NET_CHANGES_NOT_SUPPORTED",
@@ -208,7 +215,7 @@ def _stream_strategy(chosen: str, contract: ChangeContract, passes: Passes) -> s
     windowed = passes.net not in (None, COMMIT)
     if chosen == "auto":
         if contract.whole_commits is None:
-            raise InvalidChangeOption(
+            raise InvalidChangeOptionError(
                 "the contract does not say whether commits are whole in a micro-batch: set "
                 "whole_commits=True for the micro_batch strategy (stateless; a split commit fails the "
                 "query), or whole_commits=False for the watermark strategy (rows wait for watermark_delay; "
@@ -222,7 +229,7 @@ def _stream_strategy(chosen: str, contract: ChangeContract, passes: Passes) -> s
             if windowed
             else "the contract does not have whole_commits=True"
         )
-        raise InvalidChangeOption(
+        raise InvalidChangeOptionError(
             f"strategy='micro_batch' is not applicable, because {why}: use 'watermark', or 'auto'",
             condition="INVALID_CDC_OPTION.STRATEGY_NOT_APPLICABLE",
         )

@@ -14,9 +14,9 @@ from penstock.changes.data_source import BATCH, FORMAT, STREAM, ChangesDataSourc
 from penstock.changes.options import MODES, one_of
 from penstock.changes.post_processing import PassOptions, process
 from penstock.changes.schema import narrowed, with_contract_metadata
-from penstock.errors import InvalidChangelogSchema
+from penstock.errors import InvalidChangelogSchemaError
 from penstock.feeds.contract import COMMIT_VERSION, ChangeContract
-from penstock.feeds.protocol import Changelog
+from penstock.feeds.protocol import Feed
 from penstock.feeds.urls import parse
 from penstock.spark.internals.sessions import check_session
 from penstock.spark.schemas import is_case_sensitive, to_struct
@@ -25,7 +25,7 @@ from penstock.spark.session import register_source
 
 def read(
     spark: SparkSession,
-    feed: Changelog | str,
+    feed: Feed | str,
     *,
     starting_version: int | None = None,
     ending_version: int | None = None,
@@ -63,7 +63,7 @@ def read(
 
     Raises
     ------
-    InvalidChangeOption, InvalidChangelogSchema, FeedUnavailable, DataLost
+    InvalidChangeOptionError, InvalidChangelogSchemaError, FeedUnavailableError, DataLostError
     """
     require("options", options, Mapping | None, "a mapping such as {'rowsPerTask': 100_000}")
     return _changes(
@@ -88,7 +88,7 @@ def read(
 
 def read_stream(
     spark: SparkSession,
-    feed: Changelog | str,
+    feed: Feed | str,
     *,
     starting_version: int | None = None,
     ending_version: int | None = None,
@@ -128,7 +128,7 @@ def read_stream(
 
     Raises
     ------
-    InvalidChangeOption, InvalidChangelogSchema, FeedUnavailable
+    InvalidChangeOptionError, InvalidChangelogSchemaError, FeedUnavailableError
     """
     require("options", options, Mapping | None, "a mapping such as {'rowsPerTask': 100_000}")
     return _changes(
@@ -156,7 +156,7 @@ def read_stream(
 
 def _changes(
     spark: SparkSession,
-    feed: Changelog | str,
+    feed: Feed | str,
     columns: str | Sequence[str] | None,
     options: Mapping[str, object],
     *,
@@ -166,7 +166,7 @@ def _changes(
 ) -> DataFrame:
     check_session(spark)
     feed = parse(feed) if isinstance(feed, str) else feed
-    require("feed", feed, Changelog, "a change feed, such as ps.DeltaFeed('/data/orders'), or its URL")
+    require("feed", feed, Feed, "a change feed, such as penstock.DeltaFeed('/data/orders'), or its URL")
     net = one_of("deduplicationMode", deduplication_mode, MODES, "INVALID_DEDUPLICATION_MODE") == "netChanges"
     texts = {name: _text(value) for name, value in options.items() if value is not None}
     # Checked now rather than when the query runs: these are the caller's errors.
@@ -188,7 +188,7 @@ def _changes(
     rows = reader.format(FORMAT).schema(schema).options(**texts, url=feed.url).load()
     if contract is None:
         if net:
-            raise InvalidChangelogSchema(
+            raise InvalidChangelogSchemaError(
                 "net changes need the columns that identify rows: give the feed its row_id, row_id=COLUMN in "
                 "its URL",
                 condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",

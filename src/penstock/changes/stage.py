@@ -14,7 +14,7 @@ from penstock.changes.commit_reports import CommitReporter, commits_in
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout, Path, column_at
 from penstock.changes.passes.violations import check_rows
-from penstock.errors import UnsupportedType
+from penstock.errors import UnsupportedTypeError
 from penstock.spark.error_boundary import iterate_without_tracebacks
 from penstock.spark.shuffle_batches import pack, unpack
 
@@ -55,7 +55,7 @@ def is_hashable(types: Iterable[pa.DataType]) -> bool:
     fields = [pa.field(str(number), kind) for number, kind in enumerate(types)]
     try:
         check_key(pa.schema(fields), [field.name for field in fields])
-    except UnsupportedType:
+    except UnsupportedTypeError:
         return False
     return True
 

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         extra = "ui" if words[:1] == ["ui"] else "cli"
         print(
             f"error: [MISSING_DEPENDENCY] the command line needs {error.name}: pip install "
-            f"'penstock[{extra}]'",
+            f"'penstock-spark[{extra}]'",
             file=sys.stderr,
         )
         return 1

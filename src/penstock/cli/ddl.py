@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from penstock.arguments import did_you_mean
 from penstock.arrow.schema import spark_json
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 from penstock.json_text import Json
 
 _TOKENS = re.compile(
@@ -67,7 +67,7 @@ def parse_ddl(text: str) -> Json:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         With the condition ``INVALID_SCHEMA``; the message has the place and what is expected there.
     """
     reader = _Reader(text)
@@ -122,11 +122,11 @@ class _Reader:
             position = match.end()
         return tokens
 
-    def error(self, message: str, position: int | None = None) -> InvalidInput:
+    def error(self, message: str, position: int | None = None) -> InvalidInputError:
         """Return the error at a character, by default where the next token starts."""
         if position is None:
             position = self.peek().start
-        return InvalidInput(
+        return InvalidInputError(
             f"the schema, at character {position + 1}: {message}",
             condition="INVALID_SCHEMA",
             schema=self._text,

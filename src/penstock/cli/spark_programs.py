@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import IO, TYPE_CHECKING, TypeAlias
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import InvalidInput, MissingDependency, PenstockError
+from penstock.errors import InvalidInputError, MissingDependencyError, PenstockError
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
@@ -59,13 +59,13 @@ def import_function(target: str) -> Function:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         The module or the function does not exist. An error that the module itself raises is passed on, but
         one of Spark's in one line.
     """
     module_name, _, name = target.partition(":")
     if not module_name or not name or module_name.endswith(".py") or "/" in module_name:
-        raise InvalidInput(
+        raise InvalidInputError(
             "a function is written as MODULE:FUNCTION, such as job:totals for totals in job.py, not "
             f"{in_quotes(target)}",
             value=target,
@@ -73,13 +73,15 @@ def import_function(target: str) -> Function:
     found: object = _import_module(module_name)
     for part in name.split("."):
         if not hasattr(found, part):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"module {in_quotes(module_name)} has no {in_quotes(name)}.{did_you_mean(part, dir(found))}",
                 value=target,
             )
         found = getattr(found, part)
     if not callable(found):
-        raise InvalidInput(f"{in_quotes(target)} is a {type(found).__name__}, not a function", value=target)
+        raise InvalidInputError(
+            f"{in_quotes(target)} is a {type(found).__name__}, not a function", value=target
+        )
     return found
 
 
@@ -90,7 +92,7 @@ def _import_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise
-        raise InvalidInput(
+        raise InvalidInputError(
             f"no module {in_quotes(error.name)} in the working directory or on Python's path",
             value=name,
         ) from error
@@ -104,7 +106,9 @@ def takes_session(function: Function) -> bool:
         return False
     if not parameters:
         name = getattr(function, "__name__", "the function")
-        raise InvalidInput(f"{name} takes no parameter: add one, a DataFrame or a Spark session called spark")
+        raise InvalidInputError(
+            f"{name} takes no parameter: add one, a DataFrame or a Spark session called spark"
+        )
     annotation = parameters[0].annotation
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     return parameters[0].name == "spark" or text.rpartition(".")[2] == "SparkSession"
@@ -123,14 +127,14 @@ def spark_of_command(*, debug: bool = False) -> Iterator[SparkSession]:
 
     Raises
     ------
-    MissingDependency
+    MissingDependencyError
         When PySpark is not installed.
     """
     try:
         from pyspark.sql import SparkSession
     except ModuleNotFoundError as error:
-        raise MissingDependency(
-            f"this command runs Spark and needs {error.name}: pip install 'penstock[spark]'",
+        raise MissingDependencyError(
+            f"this command runs Spark and needs {error.name}: pip install 'penstock-spark[spark]'",
             package=error.name,
         ) from error
     with _one_line_errors(), _silent_python_logs():

@@ -7,7 +7,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 _SIZES = {
@@ -53,10 +53,12 @@ def _quantity(text: str, what: str, units: dict[str, int], wanted: str) -> int:
     unit = units.get(match[2].lower()) if match else None
     if match is None or unit is None:
         hint = did_you_mean(match[2], units) if match and match[2] else ""
-        raise InvalidInput(f"{what} is {wanted}, not {in_quotes(text)}.{hint}", value=text)
+        raise InvalidInputError(f"{what} is {wanted}, not {in_quotes(text)}.{hint}", value=text)
     amount = Decimal(match[1]) * unit
     if amount != int(amount):
-        raise InvalidInput(f"{what} is {wanted}, and {in_quotes(text)} is not a whole number", value=text)
+        raise InvalidInputError(
+            f"{what} is {wanted}, and {in_quotes(text)} is not a whole number", value=text
+        )
     return int(amount)
 
 
@@ -67,7 +69,7 @@ def parse_age(text: str, what: str) -> timedelta:
         seconds = sum((number * unit for number, unit in parts if unit is not None), Decimal(0))
         if all(unit is not None for _, unit in parts) and seconds <= 86_400 * 999_999:
             return timedelta(seconds=int(seconds), microseconds=int(seconds % 1 * 1_000_000))
-    raise InvalidInput(
+    raise InvalidInputError(
         f"{what} is a duration such as 7d, 12h, 90min or 30s, not {in_quotes(text)}", value=text
     )
 

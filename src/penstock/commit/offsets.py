@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from penstock.errors import CheckpointMismatch
+from penstock.errors import CheckpointMismatchError
 from penstock.json_text import Json
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class QueueOffset:
 
         Raises
         ------
-        CheckpointMismatch
+        CheckpointMismatchError
             When it has this form but is not as Penstock writes it.
         """
         if not isinstance(value, Mapping) or not value.keys() >= _FIELDS:
@@ -88,7 +88,7 @@ class QueueOffset:
 
         Raises
         ------
-        CheckpointMismatch
+        CheckpointMismatchError
             Naming what differs.
         """
         expected = {"store": store, "queue": queue, "consumer": consumer, "generation": generation}
@@ -101,7 +101,7 @@ class QueueOffset:
                 if name == "generation"
                 else "it belongs to another query, or the query's source was changed"
             )
-            raise CheckpointMismatch(
+            raise CheckpointMismatchError(
                 f"the checkpoint's offset has {name} {own!r}, the source has {value!r}: {why}. "
                 "Start with a new checkpoint; the query resumes at the consumer's offset",
                 field=name,
@@ -119,11 +119,11 @@ class QueueOffset:
 
         Raises
         ------
-        CheckpointMismatch
+        CheckpointMismatchError
         """
         if len(self.end) <= len(ends) and all(at <= end for at, end in zip(self.end, ends, strict=False)):
             return
-        raise CheckpointMismatch(
+        raise CheckpointMismatchError(
             f"queue {self.queue!r} was read up to {list(self.end)}, but it ends at {list(ends)}: if its "
             "store was restored from an older backup, restore the checkpoint of the same time, or use a "
             "new one",
@@ -148,7 +148,7 @@ def _require_offset(value: Mapping[str, Any]) -> None:
         and isinstance(value.get("movedBySink", False), bool)
     )
     if not sound:
-        raise CheckpointMismatch(
+        raise CheckpointMismatchError(
             "the checkpoint's offset is not as Penstock writes it: restore the file from a copy, or start "
             "with a new checkpoint; the query resumes at the consumer's offset"
         )
@@ -179,7 +179,7 @@ def batch_ranges(now: Sequence[object], before: Sequence[object]) -> list[QueueO
 
     Raises
     ------
-    CheckpointMismatch
+    CheckpointMismatchError
         When one consumer appears with two ranges.
     """
     earlier = {offset for offset in map(QueueOffset.of, before) if offset is not None}
@@ -190,7 +190,7 @@ def batch_ranges(now: Sequence[object], before: Sequence[object]) -> list[QueueO
         covered = replace(offset, start=offset.end) if offset in earlier else offset
         twin = ranges.setdefault(offset.identity, covered)
         if offset.consumer is not None and twin != covered:
-            raise CheckpointMismatch(
+            raise CheckpointMismatchError(
                 f"consumer {offset.consumer!r} reads queue {offset.queue!r} twice in one query, with "
                 "different ranges: read it once and reuse the DataFrame, or give each read a consumer of "
                 "its own",

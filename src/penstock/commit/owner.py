@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from penstock.commit.offsets import QueueOffset, pad, plan_text
-from penstock.errors import CheckpointMismatch, OwnerFenced, StoreUnavailable, condition_of
+from penstock.errors import CheckpointMismatchError, OwnerFencedError, StoreUnavailableError, condition_of
 from penstock.store.database import Database, Transaction
 from penstock.store.records import catalog, consumers
 from penstock.store.records.catalog import PartitionRecord, QueueRecord
@@ -82,9 +82,9 @@ class Owner:
 
         Raises
         ------
-        OwnerFenced
+        OwnerFencedError
             When another owner has taken over.
-        CheckpointMismatch
+        CheckpointMismatchError
             When the consumer was moved by a seek, or the store is older than the checkpoint.
         """
         registration, safe, queue, partitions = self._database.run(self._state, write=False)
@@ -103,7 +103,7 @@ class Owner:
         """Take the lock if it was lost, or another owner held it until now."""
         try:
             return self._lock.acquire()
-        except StoreUnavailable as error:
+        except StoreUnavailableError as error:
             log.warning(
                 "cannot take the lock of consumer %r yet: %s",
                 self.consumer,
@@ -154,9 +154,9 @@ class Owner:
 
         Raises
         ------
-        OwnerFenced
+        OwnerFencedError
             When another owner has taken over.
-        CheckpointMismatch
+        CheckpointMismatchError
             When the consumer was moved by a seek, or the store is older than the checkpoint.
         """
 
@@ -190,7 +190,7 @@ class Owner:
     def _checked(self, tx: Transaction, *, lock: bool = False) -> Registration:
         registration = self._find(tx, lock=lock)
         if registration.epoch != self.epoch:
-            raise OwnerFenced(
+            raise OwnerFencedError(
                 f"another query took over consumer {self.consumer!r} on queue {self.queue!r} (owner epoch "
                 f"{registration.epoch}, this query's is {self.epoch}): run one query for each consumer, and "
                 "read it once in a query",
@@ -200,7 +200,7 @@ class Owner:
                 current=registration.epoch,
             )
         if registration.generation != self.generation:
-            raise CheckpointMismatch(
+            raise CheckpointMismatchError(
                 f"consumer {self.consumer!r} on queue {self.queue!r} was moved by a seek, or registered "
                 "again, while this query ran: start it with a new checkpoint, which resumes at the "
                 "consumer's offset",
@@ -214,9 +214,9 @@ class Owner:
 
         Raises
         ------
-        OwnerFenced
+        OwnerFencedError
             When another query has taken over.
-        CheckpointMismatch
+        CheckpointMismatchError
             When the consumer was moved by a seek.
         """
         self._database.run(self._checked, write=False)
@@ -255,8 +255,8 @@ def _follows(tx: Transaction, registration: Registration, end: QueueOffset) -> b
 
 def _source_behind(
     tx: Transaction, registration: Registration, committed: Sequence[int]
-) -> CheckpointMismatch:
-    return CheckpointMismatch(
+) -> CheckpointMismatchError:
+    return CheckpointMismatchError(
         f"the checkpoint has committed consumer {registration.consumer!r} on queue {registration.queue!r} "
         f"up to {list(committed)}, and the store has {consumers.read_offsets(tx, registration)[0]}: was the "
         "store restored from an older backup? Then restore the checkpoint of the same time, or use a new "
@@ -267,8 +267,8 @@ def _source_behind(
     )
 
 
-def _replaced(end: QueueOffset) -> CheckpointMismatch:
-    return CheckpointMismatch(
+def _replaced(end: QueueOffset) -> CheckpointMismatchError:
+    return CheckpointMismatchError(
         f"queue {end.queue!r} has other rows than this query has read, up to {list(end.end)}: its store was "
         "restored from a backup meanwhile. Restart the query",
         condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",

@@ -13,12 +13,12 @@ from typing import TypeVar
 from penstock.commit.micro_batch import BatchCommit
 from penstock.commit.offsets import QueueOffset, pad, plan_text
 from penstock.errors import (
-    CheckpointMismatch,
-    CheckpointRewound,
-    CommitRefused,
-    ConsumerBound,
-    OffsetConflict,
-    PlanMismatch,
+    CheckpointMismatchError,
+    CheckpointRewoundError,
+    CommitRefusedError,
+    ConsumerBoundError,
+    OffsetConflictError,
+    PlanMismatchError,
 )
 from penstock.store.database import Database, Transaction
 from penstock.store.log import partition_log
@@ -41,9 +41,9 @@ def commit_batch(database: Database, store_uuid: str, batch: BatchCommit[T]) -> 
 
     Raises
     ------
-    CommitRefused
+    CommitRefusedError
         Or a subclass, when the commit would lose or repeat rows. Nothing is visible then.
-    OffsetConflict
+    OffsetConflictError
         When the consumer is not at the start of the micro-batch.
     """
     published = database.run(lambda tx: _commit(tx, store_uuid, batch), idempotent=True)
@@ -106,7 +106,7 @@ def refuse_gap(tx: Transaction, key: LedgerKey, *, new_sink: bool) -> None:
 
     Raises
     ------
-    CheckpointMismatch
+    CheckpointMismatchError
     """
     if not key.batch_id or ledger.find(tx, key.before) is not None:
         return
@@ -115,10 +115,10 @@ def refuse_gap(tx: Transaction, key: LedgerKey, *, new_sink: bool) -> None:
         raise sink_behind(key.sink, key.batch_id, None if newest is None else newest.batch_id)
 
 
-def sink_behind(sink: str, batch_id: int, last: int | None) -> CheckpointMismatch:
+def sink_behind(sink: str, batch_id: int, last: int | None) -> CheckpointMismatchError:
     """Make the error for a sink that lacks micro-batches which the checkpoint has committed."""
     has = "nothing of this query" if last is None else f"the query's micro-batches up to {last}"
-    return CheckpointMismatch(
+    return CheckpointMismatchError(
         f"the checkpoint has committed micro-batch {batch_id - 1}, and {sink} has {has}: was its store "
         "restored from an older backup? Then restore the checkpoint of the same moment; a new one resumes "
         "where the consumer stands, so seek that first where it is in another store. If the query writes "
@@ -142,7 +142,7 @@ def note_batch(
 
     Raises
     ------
-    CheckpointMismatch
+    CheckpointMismatchError
         When the sink lacks the micro-batch before.
     """
 
@@ -159,7 +159,7 @@ def note_batch(
 
 def _same(batch: BatchCommit[T], before: str) -> None:
     if batch.ranges() != before:
-        raise CheckpointMismatch(
+        raise CheckpointMismatchError(
             f"app {batch.app_id!r} already committed micro-batch {batch.batch_id} to {batch.sink}, with "
             "other input: the checkpoint is an old copy, or a new one with the appId of another. Use the "
             "newest checkpoint; a new one needs a new appId (leave the option out to get one)",
@@ -184,7 +184,7 @@ def _settle(
 def _refuse_rewound(tx: Transaction, key: LedgerKey) -> None:
     last = ledger.rewound(tx, key)
     if last is not None:
-        raise CheckpointRewound(
+        raise CheckpointRewoundError(
             f"app {key.app_id!r} is at micro-batch {last} in {key.sink} and its checkpoint at "
             f"{key.batch_id}, further back than the ledger remembers: it is an old copy; use the newest one",
             app_id=key.app_id,
@@ -199,7 +199,7 @@ def _check_tasks(tx: Transaction, batch: BatchCommit[T]) -> None:
     if appended == dict(batch.tasks or {}):
         return
     if batch.tasks is None:
-        raise CommitRefused(
+        raise CommitRefusedError(
             f"micro-batch {batch.batch_id} of app {batch.app_id!r} was begun with guarantee=idempotent, and "
             f"some of its rows are already in {batch.sink}: finish it with that guarantee first",
             app_id=batch.app_id,
@@ -208,8 +208,8 @@ def _check_tasks(tx: Transaction, batch: BatchCommit[T]) -> None:
     raise _unrepeatable(batch.key, appended, dict(batch.tasks))
 
 
-def _unrepeatable(key: LedgerKey, before: object, now: object) -> CommitRefused:
-    return CommitRefused(
+def _unrepeatable(key: LedgerKey, before: object, now: object) -> CommitRefusedError:
+    return CommitRefusedError(
         f"micro-batch {key.batch_id} of app {key.app_id!r} had other tasks or other rows when it was "
         f"repeated (rows by task: {before} before, {now} now), so guarantee=idempotent cannot tell which "
         "rows are already written: repeat it with its original settings, and use guarantee=exactly_once "
@@ -244,11 +244,11 @@ def append_task(
 
     Raises
     ------
-    CheckpointMismatch
+    CheckpointMismatchError
         When the entry is of another checkpoint or of other input, or the sink lacks the micro-batch before.
-    CheckpointRewound
+    CheckpointRewoundError
         When the ledger does not reach back so far.
-    CommitRefused
+    CommitRefusedError
         When the task wrote another number of rows before, or the queue has changed since the rows were
         placed.
     """
@@ -287,14 +287,14 @@ def _same_input(key: LedgerKey, written: str, origin: str, covers: str) -> None:
     """Refuse a task when one of the same micro-batch has written rows of other input."""
     before_origin, _, before_covers = written.partition(" ")
     if before_origin != origin:
-        raise CheckpointMismatch(
+        raise CheckpointMismatchError(
             f"app {key.app_id!r} already wrote micro-batch {key.batch_id} from another checkpoint: a new "
             "checkpoint needs a new appId (leave the option out to get one)",
             app_id=key.app_id,
             batch_id=key.batch_id,
         )
     if covers and before_covers and before_covers != covers:
-        raise CheckpointMismatch(
+        raise CheckpointMismatchError(
             f"tasks of app {key.app_id!r} already wrote rows of micro-batch {key.batch_id} to {key.sink}, "
             "with other input: the checkpoint is an old copy, or its last entries were lost in a power "
             "failure. Use the newest checkpoint, or a new one with guarantee=exactly_once",
@@ -325,13 +325,13 @@ def _advance(tx: Transaction, source: QueueOffset, registration: Registration, p
     old, new = source.start[partition], source.end[partition]
     try:
         consumers.advance(tx, registration, partition, old, new, safe=False)
-    except OffsetConflict as conflict:
+    except OffsetConflictError as conflict:
         found = conflict.parameters["found"]
         raise _moved(source, {partition: old}, {partition: found}) from None
 
 
-def _moved(source: QueueOffset, expected: dict[int, int], found: dict[int, int]) -> OffsetConflict:
-    return OffsetConflict(
+def _moved(source: QueueOffset, expected: dict[int, int], found: dict[int, int]) -> OffsetConflictError:
+    return OffsetConflictError(
         f"consumer {source.consumer!r} on queue {source.queue!r} is at {found}, and this query's checkpoint "
         f"at {expected}: another program moved the consumer. Start the query with a new checkpoint, which "
         "resumes at the consumer's offset; to read the rows in between too, seek the consumer to "
@@ -346,7 +346,7 @@ def _moved(source: QueueOffset, expected: dict[int, int], found: dict[int, int])
 def _require_planned(batch: BatchCommit[T], source: QueueOffset, registration: Registration) -> None:
     planned = plan_text(source)
     if not registration.plan_open or registration.plan != planned:
-        raise PlanMismatch(
+        raise PlanMismatchError(
             f"micro-batch {batch.batch_id} of app {batch.app_id!r} is not what the owner of consumer "
             f"{source.consumer!r} planned: another query took the consumer over, or the checkpoint is a "
             "copy; run one query for each consumer",
@@ -374,7 +374,7 @@ def _bind(tx: Transaction, batch: BatchCommit[T], source: QueueOffset, registrat
 
 def _refuse_bound(batch: BatchCommit[T], source: QueueOffset, app_id: str) -> None:
     if batch.stateful and not batch.rebind:
-        raise ConsumerBound(
+        raise ConsumerBoundError(
             f"consumer {source.consumer!r} on queue {source.queue!r} belongs to the checkpoint of app "
             f"{app_id!r}; a stateful query with a new checkpoint would resume there without its state. Use "
             "that checkpoint, or seek the consumer and drop the query's output, or set "
@@ -412,7 +412,7 @@ def _fence_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset, nam
         # The marks start anew after a seek.
         tx.run("delete_marks", source=name)
         return
-    raise CheckpointMismatch(
+    raise CheckpointMismatchError(
         f"consumer {source.consumer!r} on queue {source.queue!r} was moved by a seek, or registered again, "
         f"and {batch.sink} has rows from after that: start the query with a new checkpoint, which resumes "
         "at the consumer's offset",
@@ -424,9 +424,9 @@ def _fence_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset, nam
 
 def _mark_conflict(
     tx: Transaction, batch: BatchCommit[T], source: QueueOffset, name: str, partition: int
-) -> OffsetConflict:
+) -> OffsetConflictError:
     mark = next(row.next_index for row in tx.all("read_marks", source=name) if row.partition == partition)
-    return OffsetConflict(
+    return OffsetConflictError(
         f"{batch.sink} already has the rows of consumer {source.consumer!r} on queue {source.queue!r}, "
         f"partition {partition}, up to {mark}, and the micro-batch starts at {source.start[partition]}: "
         f"seek the consumer to {{{partition}: {mark}}}",

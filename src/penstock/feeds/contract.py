@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.arguments import column_names, in_quotes, require
-from penstock.errors import InvalidChangelogSchema
+from penstock.errors import InvalidChangelogSchemaError
 
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
 CHANGE_COLUMNS = (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
@@ -51,9 +51,9 @@ class ChangeContract:
 
     Raises
     ------
-    InvalidChangelogSchema
+    InvalidChangelogSchemaError
         When the row id is missing, or names a column twice.
-    InvalidInput
+    InvalidInputError
         When an argument has another type.
     """
 
@@ -80,21 +80,23 @@ class ChangeContract:
             require(name, getattr(self, name), str | None, "a column's name, or None")
         columns = column_names("row_id", self.row_id or ())
         if not columns or not all(columns):
-            raise InvalidChangelogSchema(
+            raise InvalidChangelogSchemaError(
                 f"a contract needs the columns that identify rows (row_id), not {in_quotes(self.row_id)}",
                 condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
             )
         duplicate = next((column for column in columns if columns.count(column) > 1), None)
         if duplicate is not None:
-            raise InvalidChangelogSchema(
+            raise InvalidChangelogSchemaError(
                 f"row_id names the column {in_quotes(duplicate)} twice: name it once", column=duplicate
             )
         convert_fields(self, row_id=columns)
 
 
-def invalid_schema(condition: str, column: str | None, message: str) -> InvalidChangelogSchema:
+def invalid_schema(condition: str, column: str | None, message: str) -> InvalidChangelogSchemaError:
     """Return the error for a column that does not fit a feed or its contract."""
-    return InvalidChangelogSchema(message, condition=f"INVALID_CHANGELOG_SCHEMA.{condition}", column=column)
+    return InvalidChangelogSchemaError(
+        message, condition=f"INVALID_CHANGELOG_SCHEMA.{condition}", column=column
+    )
 
 
 def convert_fields(instance: object, **values: object) -> None:

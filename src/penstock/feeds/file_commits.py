@@ -18,9 +18,9 @@ from typing import TypeVar
 import pyarrow as pa
 
 from penstock.arguments import in_quotes
-from penstock.errors import FeedUnavailable
+from penstock.errors import FeedUnavailableError
 from penstock.feeds.contract import CHANGE_TYPE
-from penstock.feeds.protocol import METADATA_NAMES, PLAN, OpenChangelog, change_rows
+from penstock.feeds.protocol import METADATA_NAMES, PLAN, OpenFeed, change_rows
 from penstock.lake.parquet import Piece, count_rows, fitted, pieces, read_piece, with_constants
 from penstock.lake.storage import in_parallel
 
@@ -99,7 +99,7 @@ class Planned:
         if len(wanted) >= self.columns:
             changes += [f"{in_quotes(name)} was added" for name in added]
         if changes:
-            raise FeedUnavailable(
+            raise FeedUnavailableError(
                 f"the columns of {name} have changed in version {version}, after this query was planned: "
                 f"{', '.join(changes[:5])}. Read the feed again and start the query again: it resumes before "
                 "that version, with the new columns",
@@ -206,7 +206,7 @@ class Estimate:
         return max(1, file.rows if file.rows is not None else int(file.size / self._bytes))
 
 
-class FileFeed(OpenChangelog):
+class FileFeed(OpenFeed):
     """An open feed whose commits consist of Parquet files; a subclass plans the tasks."""
 
     table: str
@@ -217,7 +217,7 @@ class FileFeed(OpenChangelog):
         """Open a file of a commit; errors of reading it are translated."""
 
     @abstractmethod
-    def _refused(self, part: Slice, reason: str) -> FeedUnavailable:
+    def _refused(self, part: Slice, reason: str) -> FeedUnavailableError:
         """Return the error for a file whose columns do not fit the schema of the read."""
 
     def _constants(self, part: Slice, schema: pa.Schema) -> dict[str, pa.Scalar]:

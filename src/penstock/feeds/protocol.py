@@ -1,7 +1,7 @@
 """The interface between connectors of change feeds and the Spark data source.
 
 A connector is two classes. A :class:`Changelog` is a frozen description of what to read, which opens nothing;
-it can be rebuilt in every process from its URL. An :class:`OpenChangelog` holds what one process has open for
+it can be rebuilt in every process from its URL. An :class:`OpenFeed` holds what one process has open for
 it.
 """
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import DataLost, FeedUnavailable
+from penstock.errors import DataLostError, FeedUnavailableError
 from penstock.feeds.contract import (
     CHANGE_TYPE,
     COMMIT_TIMESTAMP,
@@ -87,7 +87,7 @@ def with_plan(schema: pa.Schema, plan: str | None) -> pa.Schema:
     return schema if plan is None else schema.with_metadata({PLAN: plan.encode()})
 
 
-class OpenChangelog(ABC):
+class OpenFeed(ABC):
     """A feed of changes that is open in one process.
 
     Versions are whole numbers that ascend with the commits, not always by one. A range ``(after, upto]``
@@ -116,11 +116,11 @@ class OpenChangelog(ABC):
 
         Raises
         ------
-        FeedUnavailable
+        FeedUnavailableError
             When the system refuses, with what to do about it.
         """
 
-    def begin(self) -> int:
+    def prepare(self) -> int:
         """Return the version after which a new streaming query without a start reads; called in the driver.
 
         If the system has to keep something for such a query, this creates it. It may be called again until
@@ -128,12 +128,12 @@ class OpenChangelog(ABC):
 
         Raises
         ------
-        FeedUnavailable
+        FeedUnavailableError
             When a new query would miss rows that the feed was asked for.
         """
         oldest = self.oldest()
         if self.beginning is not None and oldest > self.beginning:
-            raise FeedUnavailable(
+            raise FeedUnavailableError(
                 f"{self.name}: its changes can be read from version {oldest + 1} on; earlier ones were "
                 "cleaned up, or have another form, and a new query would miss them. Give "
                 f"starting_version={oldest + 1} to read what is left, and load the earlier rows separately "
@@ -165,7 +165,7 @@ class OpenChangelog(ABC):
 
         Raises
         ------
-        DataLost
+        DataLostError
             When a part of the range is gone, naming the versions that are left.
         """
 
@@ -175,7 +175,7 @@ class OpenChangelog(ABC):
 
         Raises
         ------
-        DataLost
+        DataLostError
             As :meth:`commits`.
         """
 
@@ -218,7 +218,7 @@ class OpenChangelog(ABC):
 
         Raises
         ------
-        FeedUnavailable
+        FeedUnavailableError
             When the next commit does not fit the plan.
         """
         return self.newest(after)
@@ -239,7 +239,7 @@ class OpenChangelog(ABC):
 
 
 @runtime_checkable
-class Changelog(Protocol):
+class Feed(Protocol):
     """A feed of changes: what to read and where, as a frozen, picklable description that opens nothing."""
 
     @property
@@ -250,7 +250,7 @@ class Changelog(Protocol):
     def name(self) -> str:
         """The feed for messages, without a password."""
 
-    def open(self, planned: PlannedRead | None = None) -> OpenChangelog:
+    def open(self, planned: PlannedRead | None = None) -> OpenFeed:
         """Open the feed in this process.
 
         Parameters
@@ -261,10 +261,10 @@ class Changelog(Protocol):
         """
 
 
-def history_changed(name: str, version: int, newest: int | None = None) -> DataLost:
+def history_changed(name: str, version: int, newest: int | None = None) -> DataLostError:
     """Return the error for a version that has been read, and is another commit now, or none."""
     now = "" if newest is None else f", and is at version {newest} now"
-    return DataLost(
+    return DataLostError(
         f"version {version} of {name} is no longer the commit that was read: the table was restored from a "
         f"backup, rolled back, replaced or recreated{now}. Read again what depends on it, with a new "
         "checkpoint and an empty sink",

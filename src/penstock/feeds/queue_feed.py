@@ -16,13 +16,18 @@ import pyarrow.types as pat
 
 from penstock.arguments import require
 from penstock.arrow.schema import canonical_schema
-from penstock.errors import ChangelogContractViolation, DataLost, FeedUnavailable, InvalidInput
+from penstock.errors import (
+    ChangelogContractViolationError,
+    DataLostError,
+    FeedUnavailableError,
+    InvalidInputError,
+)
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, TYPES, ChangeContract
 from penstock.feeds.protocol import (
     METADATA_FIELDS,
     Commit,
     Description,
-    OpenChangelog,
+    OpenFeed,
     PlannedRead,
     Task,
     change_rows,
@@ -48,7 +53,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class OpenQueueFeed(OpenChangelog):
+class OpenQueueFeed(OpenFeed):
     """A queue that is read as a feed in one process."""
 
     def __init__(self, name: str, queue: str, store: str) -> None:
@@ -109,7 +114,7 @@ class OpenQueueFeed(OpenChangelog):
         kept = [part.first_index for part in catalog.partitions(tx, queue)]
         starts = feed_commits.starts(tx, queue, after, len(kept))
         if any(start < first for start, first in zip(starts, kept, strict=True)):
-            raise DataLost(
+            raise DataLostError(
                 f"the commits of {self.name} after {after} up to {oldest} have been trimmed: start from "
                 f"version {oldest + 1}, with a new checkpoint",
                 feed=self.name,
@@ -182,10 +187,10 @@ class QueueFeed:
 
         Raises
         ------
-        AlreadyExists, InvalidChangelogSchema, InvalidName, UnsupportedType
+        AlreadyExistsError, InvalidChangelogSchemaError, InvalidNameError, UnsupportedTypeError
         """
         feed = cls(queue, store)
-        require("contract", contract, ChangeContract, "a ps.ChangeContract")
+        require("contract", contract, ChangeContract, "a penstock.ChangeContract")
         data = canonical_schema(schema)
         what = f"the schema of feed {queue!r}"
         check_reserved(data.names, what)
@@ -215,12 +220,12 @@ class QueueFeed:
 
         Raises
         ------
-        CommitOutOfOrder
+        CommitOutOfOrderError
             When a version or a timestamp goes backwards; a writer that was killed finds its last commit with
             ``newest``.
-        SchemaMismatch
+        SchemaMismatchError
             When a row does not fit.
-        ChangelogContractViolation
+        ChangelogContractViolationError
             When a row has an unknown change type, or its row id is NULL: no reader could read past it.
             Nothing is appended in any case.
         """
@@ -263,7 +268,7 @@ class QueueFeed:
         parts.require_known(["store"])
         store = parts.one("store")
         if store is None:
-            raise FeedUnavailable(
+            raise FeedUnavailableError(
                 f"the feed of queue {parts.target!r} needs its store: "
                 f"queue:{parts.target}?store=sqlite:///penstock.db",
                 condition="FEED_UNAVAILABLE.STORE_MISSING",
@@ -278,15 +283,15 @@ class QueueFeed:
 def _check_commit(version: object, timestamp: object) -> int:
     """Return a commit's time in microseconds since 1970."""
     if type(version) is not int or not 0 <= version < 2**63:
-        raise InvalidInput(f"a commit's version is a whole number from 0 to 2**63 - 1, not {version!r}")
+        raise InvalidInputError(f"a commit's version is a whole number from 0 to 2**63 - 1, not {version!r}")
     if not isinstance(timestamp, datetime) or timestamp.tzinfo is None:
-        raise InvalidInput(f"a commit's timestamp is a datetime with a time zone, not {timestamp!r}")
+        raise InvalidInputError(f"a commit's timestamp is a datetime with a time zone, not {timestamp!r}")
     return micros_of(timestamp)
 
 
 def _contract_of(record: QueueRecord) -> ChangeContract:
     if record.contract is None:
-        raise FeedUnavailable(
+        raise FeedUnavailableError(
             f"queue {record.name!r} holds rows, not a change feed: create one with QueueFeed.create, or read "
             "the queue with format('penstock') and use penstock.changes.post_process",
             condition="FEED_UNAVAILABLE.NOT_A_FEED",
@@ -309,14 +314,14 @@ def _check_changes(rows: pa.Table, contract: ChangeContract) -> None:
     unknown = pc.invert(pc.is_in(rows[CHANGE_TYPE], value_set=known))
     if pc.any(unknown).as_py():
         change_type = rows[CHANGE_TYPE][pc.index(unknown, True).as_py()].as_py()
-        raise ChangelogContractViolation(
+        raise ChangelogContractViolationError(
             f"{CHANGE_TYPE} is {change_type!r}: give {', '.join(TYPES)}",
             condition="CHANGELOG_CONTRACT_VIOLATION.UNEXPECTED_CHANGE_TYPE",
         )
     names = () if contract.nullable_row_id else contract.row_id
     null = next((name for name in names if name in rows.column_names and rows[name].null_count), None)
     if null is not None:
-        raise ChangelogContractViolation(
+        raise ChangelogContractViolationError(
             f"{null} is NULL: give every row its row id", condition="CHANGELOG_CONTRACT_VIOLATION.NULL_ROW_ID"
         )
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, LocalFileSystem, SubTreeFileSystem
 
 from penstock.arrow.schema import canonical_schema
-from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema
+from penstock.errors import DataLostError, FeedUnavailableError, InvalidChangelogSchemaError
 from penstock.feeds.contract import DELETE, INSERT, ChangeContract, convert_fields
 from penstock.feeds.file_commits import DataFile, FileCommit, FileFeed, Planned, Slice, Task, columns_of, cut
 from penstock.feeds.protocol import (
@@ -66,7 +66,7 @@ class SnapshotFeed:
 
     def __post_init__(self) -> None:
         if not self.row_id:
-            raise InvalidChangelogSchema(
+            raise InvalidChangelogSchemaError(
                 "the changes between snapshots need the columns that identify rows: "
                 f"{row_id_forms('snapshots', 'path', 'SnapshotFeed')}",
                 condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
@@ -79,9 +79,9 @@ class SnapshotFeed:
 
         Raises
         ------
-        InvalidUrl
+        InvalidUrlError
             For another parameter.
-        InvalidChangelogSchema
+        InvalidChangelogSchemaError
             MISSING_ROW_ID.
         """
         parts = FeedUrl.of(url)
@@ -148,7 +148,7 @@ class OpenSnapshotFeed(FileFeed):
         names = self._folder.names()
         snapshot = next(self._folder.snapshots(names, sorted(names, reverse=newest)), None)
         if snapshot is None:
-            raise FeedUnavailable(
+            raise FeedUnavailableError(
                 f"there are no snapshots in {self.name}: write .parquet files, or folders of them, with a "
                 "number in their names",
                 condition="FEED_UNAVAILABLE.NO_SNAPSHOTS",
@@ -177,8 +177,8 @@ class OpenSnapshotFeed(FileFeed):
         with self._folder.reading(file.path, version), self._folder.open(file.path) as opened:
             yield opened
 
-    def _refused(self, part: Slice, reason: str) -> FeedUnavailable:
-        return FeedUnavailable(
+    def _refused(self, part: Slice, reason: str) -> FeedUnavailableError:
+        return FeedUnavailableError(
             f"{part.file.path} of {self.name} has another schema than the newest snapshot: {reason}. Begin "
             f"after version {part.commit.version}, or rewrite the older snapshots",
             condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",
@@ -197,10 +197,10 @@ class OpenSnapshotFeed(FileFeed):
             yield self._between(before, snapshot)
             before = snapshot
 
-    def _lost(self, after: int) -> DataLost:
+    def _lost(self, after: int) -> DataLostError:
         first, last = self.oldest() + 1, self.newest(-1)
         left = f"changes are left for versions {first} to {last}" if first <= last else "no changes are left"
-        return DataLost(
+        return DataLostError(
             f"the snapshot before version {after + 1}, with which its changes begin, is missing from "
             f"{self.name}; {left}",
             after=after,
@@ -275,7 +275,7 @@ class Folder:
                 continue
             if info.type == FileType.Directory:
                 if any("=" in part for part in parts):
-                    raise FeedUnavailable(
+                    raise FeedUnavailableError(
                         f"{info.path} in {self._shown} is a partition, whose column is not in its files: "
                         "write snapshots without partitions",
                         condition="FEED_UNAVAILABLE.PARTITIONED_SNAPSHOT",
@@ -311,7 +311,9 @@ class Folder:
                 yield
         except FileNotFoundError:
             of = "" if version is None else f", which version {version} needs"
-            raise DataLost(f"{what} is missing{of}: begin with a later version", version=version) from None
+            raise DataLostError(
+                f"{what} is missing{of}: begin with a later version", version=version
+            ) from None
 
     def _list(self, folder: str, *, recursive: bool = False) -> list[FileInfo]:
         try:
@@ -329,9 +331,9 @@ class Folder:
             raise self._not_listable(error) from None
         return SubTreeFileSystem(below, files)
 
-    def _not_listable(self, error: Exception) -> FeedUnavailable:
+    def _not_listable(self, error: Exception) -> FeedUnavailableError:
         # The library's message may contain the URL's password.
-        return FeedUnavailable(
+        return FeedUnavailableError(
             f"the folder {self._shown} cannot be listed ({type(error).__name__}): check that it exists and "
             "is readable",
             condition="FEED_UNAVAILABLE.STORAGE",
@@ -367,8 +369,8 @@ def versions_of(names: Sequence[str], where: str) -> dict[str, int]:
     return versions
 
 
-def _ambiguous(where: str, what: str, name: str) -> FeedUnavailable:
-    return FeedUnavailable(
+def _ambiguous(where: str, what: str, name: str) -> FeedUnavailableError:
+    return FeedUnavailableError(
         f"the snapshots in {where} have no clear order: {what}. Name them by number or by date, as in "
         "0007.parquet or 2026-01-31",
         condition="FEED_UNAVAILABLE.AMBIGUOUS_NAMES",

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import InvalidUrl
+from penstock.errors import InvalidUrlError
 from penstock.spark.options import parse_boolean
 
 if TYPE_CHECKING:
-    from penstock.feeds.protocol import Changelog
+    from penstock.feeds.protocol import Feed
 
 # Imported on demand: each needs a library of its own.
 _KINDS = {
@@ -50,7 +50,7 @@ class FeedUrl:
         target, _, query = rest.partition("?")
         if not colon or not target:
             # The URL is not shown: it may hold a password.
-            raise InvalidUrl(f"a change feed is one of {_FORMS}")
+            raise InvalidUrlError(f"a change feed is one of {_FORMS}")
         parameters = parse_qsl(query, keep_blank_values=True)
         return cls(kind.lower(), unquote(target), tuple(parameters))
 
@@ -68,7 +68,9 @@ class FeedUrl:
         try:
             return parse_boolean(value)
         except ValueError as error:
-            raise InvalidUrl(f"{name}={in_quotes(value)} in the URL of a {self.kind} feed: {error}") from None
+            raise InvalidUrlError(
+                f"{name}={in_quotes(value)} in the URL of a {self.kind} feed: {error}"
+            ) from None
 
     def prefixed(self, prefix: str) -> dict[str, str]:
         """Return the parameters with a prefix, without it."""
@@ -82,7 +84,7 @@ class FeedUrl:
         for name, _ in self.parameters:
             if name not in names and not name.startswith(prefixes or ("\0",)):
                 listed = ", ".join([*names, *(f"{prefix}…" for prefix in prefixes)])
-                raise InvalidUrl(
+                raise InvalidUrlError(
                     f"a {self.kind} feed has no parameter {in_quotes(name)}.{did_you_mean(name, names)} It "
                     f"has {listed}",
                     parameter=name,
@@ -115,7 +117,7 @@ def prefixed(prefix: str, values: Mapping[str, str]) -> tuple[tuple[str, str], .
     return tuple((f"{prefix}{name}", value) for name, value in sorted(values.items()))
 
 
-def parse(url: str, *, store: str | None = None) -> Changelog:
+def parse(url: str, *, store: str | None = None) -> Feed:
     """Return the feed of a URL.
 
     Parameters
@@ -125,19 +127,19 @@ def parse(url: str, *, store: str | None = None) -> Changelog:
 
     Raises
     ------
-    InvalidUrl
+    InvalidUrlError
         For an unknown kind of feed, or an unknown parameter.
-    MissingDependency
+    MissingDependencyError
         When the kind needs an extra that is not installed.
     """
     parts = FeedUrl.of(url)
     if parts.kind not in _KINDS:
-        raise InvalidUrl(
+        raise InvalidUrlError(
             f"there is no kind of change feed {in_quotes(parts.kind)}.{did_you_mean(parts.kind, _KINDS)} A "
             f"feed is one of {_FORMS}"
         )
     if store is not None and parts.kind == "queue":
         url = _completed(url, {"store": store})
     module, name = _KINDS[parts.kind]
-    feed: Changelog = getattr(import_module(module), name).from_url(url)
+    feed: Feed = getattr(import_module(module), name).from_url(url)
     return feed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from penstock.errors import FeedUnavailable
+from penstock.errors import FeedUnavailableError
 from penstock.redaction import redact
 
 _MAX_CHARACTERS = 500
@@ -22,12 +22,12 @@ def is_denied(error: BaseException) -> bool:
     return _DENIED.search(f"{type(error).__name__} {error}") is not None
 
 
-def access_denied(what: str, reason: str, where: str) -> FeedUnavailable:
+def access_denied(what: str, reason: str, where: str) -> FeedUnavailableError:
     """Return the error for credentials, configured ``where``, that are wrong or lack permission.
 
     The reason is the library's message, without secrets.
     """
-    return FeedUnavailable(
+    return FeedUnavailableError(
         f"{what} refuses access: {reason.rstrip('.')}. The credentials are wrong, have expired, or may not "
         f"read there: give others in {where}",
         condition="FEED_UNAVAILABLE.ACCESS_DENIED",

@@ -13,7 +13,13 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from pyarrow.fs import PyFileSystem
 
 from penstock.arguments import in_quotes, path_text
-from penstock.errors import InvalidName, InvalidUrl, PenstockError, StoreUnavailable, TableRefused
+from penstock.errors import (
+    InvalidNameError,
+    InvalidUrlError,
+    PenstockError,
+    StoreUnavailableError,
+    TableRefusedError,
+)
 from penstock.extras import deltalake
 from penstock.lake.errors import one_line
 
@@ -47,7 +53,7 @@ def shown_path(path: str) -> str:
 
 
 def library(name: str) -> Any:
-    """Import a module of deltalake; raise :class:`MissingDependency` when it is not installed."""
+    """Import a module of deltalake; raise :class:`MissingDependencyError` when it is not installed."""
     return deltalake(name, "a Delta table")
 
 
@@ -74,14 +80,14 @@ class DeltaPlace:
         options = {}
         for key, value in parse_qsl(query, keep_blank_values=True):
             if not key.startswith(_OPTION):
-                raise InvalidUrl(
+                raise InvalidUrlError(
                     f"a folder of Delta tables has no parameter {in_quotes(key)}: write deltalake's storage "
                     f"options as {_OPTION}KEY=VALUE",
                     parameter=key,
                 )
             options[key.removeprefix(_OPTION)] = value
         if _NOT_IN_NAMES.search(name) or name.startswith((".", "_")):
-            raise InvalidName(
+            raise InvalidNameError(
                 f"{in_quotes(name)} cannot be the folder of a Delta table: use a name without a slash or a "
                 "percent sign that does not begin with a dot or an underscore",
                 name=name,
@@ -129,7 +135,7 @@ class DeltaPlace:
             raise
         # Arrow's file systems raise them too: an object store's client raises the latter for unknown answers.
         except (OSError, NotImplementedError) as error:
-            raise StoreUnavailable(
+            raise StoreUnavailableError(
                 f"the storage of the Delta table {self.shown} failed: {self.message(error)}. Check the path, "
                 "the storage options and the credentials",
                 table=self.shown,
@@ -137,7 +143,7 @@ class DeltaPlace:
         except Exception as error:
             if isinstance(error, beside):
                 raise
-            raise TableRefused(
+            raise TableRefusedError(
                 f"the Delta table {self.shown} refused the operation: {self.message(error)}",
                 condition="TABLE_REFUSED.DELTA",
                 table=self.shown,
@@ -154,10 +160,12 @@ def _local(target: str) -> str:
         # An empty host, as in delta:///folder.
         path = path[2:]
     if not path.startswith("/") or path.startswith("//"):
-        raise InvalidUrl(
+        raise InvalidUrlError(
             "the folder of Delta tables is named from the root, as in delta:///data/tables, or by the URL of "
             "an object store, as in delta:s3://bucket/tables"
         )
     if "%" in path:
-        raise InvalidUrl("deltalake cannot open a folder with a percent sign in its path: choose another one")
+        raise InvalidUrlError(
+            "deltalake cannot open a folder with a percent sign in its path: choose another one"
+        )
     return os.path.normpath(path)

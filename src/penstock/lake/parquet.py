@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from penstock.errors import FeedUnavailable
+from penstock.errors import FeedUnavailableError
 
 BATCH_ROWS = 65_536
 BATCH_BYTES = 16 * 2**20
@@ -199,7 +199,7 @@ def readable(what: str, message: Callable[[Exception], str] = str) -> Iterator[N
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError) as error:
-        raise FeedUnavailable(
+        raise FeedUnavailableError(
             f"{what} cannot be read ({message(error).splitlines()[0]}): check that it is complete and "
             "readable",
             condition="FEED_UNAVAILABLE.UNREADABLE_FILE",

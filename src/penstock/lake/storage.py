@@ -12,7 +12,7 @@ from typing import TypeVar
 import pyarrow as pa
 from pyarrow.fs import FileInfo, FileSelector, FileType, PyFileSystem
 
-from penstock.errors import FeedUnavailable, PenstockError
+from penstock.errors import FeedUnavailableError, PenstockError
 from penstock.lake.errors import access_denied, is_denied, one_line
 from penstock.lake.location import is_url, library
 
@@ -22,9 +22,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def not_a_table(shown: str) -> FeedUnavailable:
+def not_a_table(shown: str) -> FeedUnavailableError:
     """Return the error for a location without a Delta log."""
-    return FeedUnavailable(
+    return FeedUnavailableError(
         f"{shown} is not a Delta table: it has no commits in a folder _delta_log. Give the table's own "
         "folder",
         condition="FEED_UNAVAILABLE.NOT_A_TABLE",
@@ -91,7 +91,7 @@ class Storage:
             if is_denied(error):
                 where = f"the storage of the Delta table {self._shown}"
                 raise access_denied(where, self.message(error), "the feed's storage_options") from None
-            raise FeedUnavailable(
+            raise FeedUnavailableError(
                 f"the storage of the Delta table {self._shown} failed: {self.message(error)}. Check the "
                 "path, the storage options and the credentials",
                 condition="FEED_UNAVAILABLE.STORAGE",

@@ -12,7 +12,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from penstock.arguments import column_names, did_you_mean, in_quotes, require
 from penstock.arrow.key_hash import check_key
 from penstock.arrow.schema import canonical_schema
-from penstock.errors import InvalidInput, InvalidOption
+from penstock.errors import InvalidInputError, InvalidOptionError
 from penstock.instants import interval_micros
 from penstock.limits.per_key_tasks import PACKED, CountInState, FirstRowsOfBatch, KeyColumns, PackRows
 from penstock.limits.rows import check_rows
@@ -41,20 +41,20 @@ class KeyLimit:
     forget_ms: int | None = None
 
     @classmethod
-    def of(cls, rows: int, per: Sequence[str], forget_after: str | None) -> KeyLimit:
+    def of(cls, rows: int, per: Sequence[str], ttl: str | None) -> KeyLimit:
         """Check and convert the arguments of ``stream.limit`` and ``first_rows``.
 
         Raises
         ------
-        InvalidInput
+        InvalidInputError
         """
         check_rows(rows)
         names = column_names("per", per)
         if not names or len(set(names)) != len(names):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"per names one or more columns, each once, not {in_quotes(per)}", parameter="per"
             )
-        return cls(rows, names, _milliseconds(forget_after))
+        return cls(rows, names, _milliseconds(ttl))
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         """Return the first rows of each key."""
@@ -79,7 +79,7 @@ class KeyLimit:
             wanted = name if exact else name.lower()
             if wanted not in names:
                 known, hint = ", ".join(frame.columns[:20]), did_you_mean(name, frame.columns)
-                raise InvalidInput(
+                raise InvalidInputError(
                     f"per names the column {in_quotes(name)}, which does not exist.{hint} The columns are "
                     f"{known}",
                     column=name,
@@ -90,7 +90,7 @@ class KeyLimit:
         return KeyColumns(tuple(places))
 
 
-def first_rows(df: DataFrame, n: int, *, per: Sequence[str], forget_after: str | None = None) -> DataFrame:
+def first_rows(df: DataFrame, n: int, *, per: Sequence[str], ttl: str | None = None) -> DataFrame:
     """Return the first rows of each key, of a batch or a stream; the same rows for both if each key is in
     one partition.
 
@@ -107,20 +107,20 @@ def first_rows(df: DataFrame, n: int, *, per: Sequence[str], forget_after: str |
     per
         The key columns: numbers, strings, binary values, booleans, dates or times. Null is a key like any
         other.
-    forget_after
+    ttl
         In a stream, how long after a key's last row its count is dropped, such as ``"1 hour"``, by the
         clock of the micro-batches; its next row then counts as the first. None keeps counts for ever. A
         batch ignores it.
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         When a column does not exist, or an argument has the wrong type.
-    UnsupportedType
+    UnsupportedTypeError
         When a key column has a type without a hash.
     """
     require("df", df, DataFrame, "a DataFrame")
-    return KeyLimit.of(n, per, forget_after)(df)
+    return KeyLimit.of(n, per, ttl)(df)
 
 
 def _milliseconds(text: object) -> int | None:
@@ -128,9 +128,8 @@ def _milliseconds(text: object) -> int | None:
         return None
     micros = interval_micros(text) if isinstance(text, str) else None
     if not micros or micros < 1_000:
-        raise InvalidOption(
-            "forget_after is text such as '1 hour' or '500 ms', at least one millisecond, not "
-            f"{in_quotes(text)}",
-            option="forget_after",
+        raise InvalidOptionError(
+            f"ttl is text such as '1 hour' or '500 ms', at least one millisecond, not {in_quotes(text)}",
+            option="ttl",
         )
     return micros // 1_000

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.state import GroupState
 
 from penstock.arrow.key_hash import key_hash
 from penstock.arrow.segments import kept_table
-from penstock.errors import CheckpointMismatch
+from penstock.errors import CheckpointMismatchError
 from penstock.spark import shuffle_batches
 from penstock.spark.error_boundary import iterate_without_tracebacks
 from penstock.spark.factorize import cumcount, factorize
@@ -48,7 +48,7 @@ class KeyCounts:
         try:
             return cls(kept_table(kept))
         except ValueError as error:
-            raise CheckpointMismatch(
+            raise CheckpointMismatchError(
                 f"the state of the limit is malformed ({error}): restore the checkpoint from a copy, or "
                 "start with a new one"
             ) from error

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from penstock.arguments import path_text
-from penstock.errors import CheckpointNotFound, CommitRefused, NotFound, StateRefused
+from penstock.errors import CheckpointNotFoundError, CommitRefusedError, NotFoundError, StateRefusedError
 from penstock.json_text import Json
 from penstock.limits.record import read_key_record, read_record
 from penstock.spark.checkpoint import Checkpoint, redact_location
@@ -53,11 +53,11 @@ def limit_progress(checkpoint: str | os.PathLike[str], *, spark: SparkSession | 
 
     Raises
     ------
-    CheckpointNotFound
+    CheckpointNotFoundError
         When the path has no checkpoint.
-    NotFound
+    NotFoundError
         When the checkpoint has no limit, or one for each key, which has a count for each key.
-    StateRefused
+    StateRefusedError
         When the state cannot be read.
     """
     opened = Checkpoint(path_text("checkpoint", checkpoint))
@@ -68,10 +68,10 @@ def limit_progress(checkpoint: str | os.PathLike[str], *, spark: SparkSession | 
     return LimitProgress(count_passed(session, opened, opened.last_commit()), record.rows)
 
 
-def _no_limit(checkpoint: Checkpoint) -> NotFound:
+def _no_limit(checkpoint: Checkpoint) -> NotFoundError:
     where = redact_location(checkpoint.location)
     if checkpoint.read("metadata") is None:
-        return CheckpointNotFound(
+        return CheckpointNotFoundError(
             f"there is no checkpoint at {where!r}: pass the directory that the query was started with",
             checkpoint=where,
         )
@@ -82,10 +82,10 @@ def _no_limit(checkpoint: Checkpoint) -> NotFound:
         )
     else:
         message = (
-            f"the checkpoint {where!r} has {keyed}, which counts each key by itself: ps.state.read shows the "
-            "counts"
+            f"the checkpoint {where!r} has {keyed}, which counts each key by itself: penstock.state.read "
+            "shows the counts"
         )
-    return NotFound(message, checkpoint=where)
+    return NotFoundError(message, checkpoint=where)
 
 
 def count_passed(spark: SparkSession | None, checkpoint: Checkpoint, batch_id: int | None) -> int:
@@ -98,7 +98,7 @@ def count_passed(spark: SparkSession | None, checkpoint: Checkpoint, batch_id: i
 
     Raises
     ------
-    StateRefused
+    StateRefusedError
         When plain Python cannot read the state, and neither can the session; or when the offsets of the
         micro-batch are missing.
     """
@@ -106,7 +106,7 @@ def count_passed(spark: SparkSession | None, checkpoint: Checkpoint, batch_id: i
         return 0
     try:
         by_epochs = checkpoint.limit_passed(batch_id)
-    except CommitRefused as error:
+    except CommitRefusedError as error:
         raise _unreadable(checkpoint, error.message) from error
     if by_epochs is not None:
         return by_epochs
@@ -130,9 +130,9 @@ def _count_by_spark(spark: SparkSession, checkpoint: Checkpoint, batch_id: int) 
     return int(rows[0][0]) if rows else 0
 
 
-def _unreadable(checkpoint: Checkpoint, reason: str) -> StateRefused:
+def _unreadable(checkpoint: Checkpoint, reason: str) -> StateRefusedError:
     where = redact_location(checkpoint.location)
-    return StateRefused(
+    return StateRefusedError(
         f"the rows that have passed the limit cannot be read from the checkpoint at {where!r} ({reason})",
         condition="STATE_REFUSED.LIMIT",
         checkpoint=where,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.arguments import in_quotes
-from penstock.errors import CheckpointMismatch, CommitRefused
+from penstock.errors import CheckpointMismatchError, CommitRefusedError
 from penstock.json_text import Json, parse_json_object
 from penstock.spark.checkpoint import Checkpoint, redact_location
 
@@ -36,7 +36,7 @@ class KeyRecord:
     forget_ms: int | None
 
     def __str__(self) -> str:
-        forgotten = "" if self.forget_ms is None else f", forget_after='{self.forget_ms} milliseconds'"
+        forgotten = "" if self.forget_ms is None else f", ttl='{self.forget_ms} milliseconds'"
         return f"limit({self.rows}, {_shown(self.per)}{forgotten})"
 
 
@@ -61,7 +61,7 @@ def keep_record(checkpoint: Checkpoint, rows: int) -> None:
 
     Raises
     ------
-    CommitRefused
+    CommitRefusedError
         When it cannot be written.
     """
     if read_record(checkpoint) != LimitRecord(rows):
@@ -78,9 +78,9 @@ def keep_key_record(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) -
 
     Raises
     ------
-    CheckpointMismatch
+    CheckpointMismatchError
         When the checkpoint has counted the keys of other columns, or none.
-    CommitRefused
+    CommitRefusedError
         When a micro-batch was started with another limit and not committed; or when the limit cannot be
         written.
     """
@@ -97,10 +97,10 @@ def keep_key_record(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) -
         _write(checkpoint, _KEY_FILE, {"version": 1, **vars(record)})
 
 
-def limit_changed(checkpoint: Checkpoint, planned: int, before: object, now: object) -> CommitRefused:
+def limit_changed(checkpoint: Checkpoint, planned: int, before: object, now: object) -> CommitRefusedError:
     """Return the error for a limit that changes while a micro-batch of the old one is not committed."""
     then, after = (f"limit({limit})" if isinstance(limit, int) else limit for limit in (before, now))
-    return CommitRefused(
+    return CommitRefusedError(
         f"micro-batch {planned} was started with {then} and not committed; with {after} it could have other "
         f"rows than the sink has: start the query once with {then}, which finishes it, then with {after}",
         condition="COMMIT_REFUSED.LIMIT_CHANGED",
@@ -110,20 +110,20 @@ def limit_changed(checkpoint: Checkpoint, planned: int, before: object, now: obj
     )
 
 
-def _not_counted(checkpoint: Checkpoint) -> CheckpointMismatch:
+def _not_counted(checkpoint: Checkpoint) -> CheckpointMismatchError:
     where = redact_location(checkpoint.location)
     limit = read_record(checkpoint)
     how = "without a limit" if limit is None else f"with limit({limit.rows})"
-    return CheckpointMismatch(
+    return CheckpointMismatchError(
         f"the query at {where!r} has run {how} before, and did not count by key: {NEW_CHECKPOINT}",
         condition="CHECKPOINT_MISMATCH.LIMIT_PER",
         checkpoint=where,
     )
 
 
-def _other_key(checkpoint: Checkpoint, before: Sequence[str], now: Sequence[str]) -> CheckpointMismatch:
+def _other_key(checkpoint: Checkpoint, before: Sequence[str], now: Sequence[str]) -> CheckpointMismatchError:
     where = redact_location(checkpoint.location)
-    return CheckpointMismatch(
+    return CheckpointMismatchError(
         f"the limit at {where!r} has counted rows {_shown(before)}, not {_shown(now)}: by the counts of "
         f"other keys it would drop rows. Instead, {NEW_CHECKPOINT}",
         condition="CHECKPOINT_MISMATCH.LIMIT_PER",
@@ -147,7 +147,7 @@ def _read(checkpoint: Checkpoint, name: str, parse: Callable[[Json], T]) -> T | 
         return None if content is None else parse(parse_json_object(content))
     except (ValueError, KeyError, TypeError) as error:
         where = redact_location(checkpoint.location)
-        raise CommitRefused(
+        raise CommitRefusedError(
             f"the file {_FOLDER}/{name} of the checkpoint at {where!r} is malformed "
             f"({type(error).__name__}): restore it from a copy, or start with a new checkpoint",
             checkpoint=where,
@@ -164,7 +164,7 @@ def _write(checkpoint: Checkpoint, name: str, content: Json) -> None:
         checkpoint.files.move(f"{folder}/{name}.new", f"{folder}/{name}")
     except Exception as error:
         where = redact_location(checkpoint.location)
-        raise CommitRefused(
+        raise CommitRefusedError(
             f"a limit is stored in the checkpoint, and {where!r} cannot be written from this Python "
             f"({type(error).__name__}): check the address and the credentials",
             checkpoint=where,

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import InvalidInput, InvalidOption
+from penstock.errors import InvalidInputError, InvalidOptionError
 from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_text import Node, plan_tree
 
@@ -41,7 +41,7 @@ class RowLimit:
         check_rows(self.rows)
         if self.on_limit not in (STOP, KEEP):
             hint = did_you_mean(str(self.on_limit), (STOP, KEEP))
-            raise InvalidOption(
+            raise InvalidOptionError(
                 f"on_limit is {STOP} or {KEEP}, not {in_quotes(self.on_limit)}.{hint}", option="on_limit"
             )
 
@@ -55,10 +55,10 @@ def check_rows(rows: object) -> None:
 
     Raises
     ------
-    InvalidOption
+    InvalidOptionError
     """
     if type(rows) is not int or not 1 <= rows <= MOST_ROWS:
-        raise InvalidOption(
+        raise InvalidOptionError(
             f"a limit is a whole number from 1 to {MOST_ROWS:,}, not {in_quotes(rows)}", option="n"
         )
 
@@ -75,12 +75,12 @@ def is_one_to_one(frame: DataFrame) -> bool:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         When the plan has another limit, because Spark's counts of the two cannot be told apart.
     """
     limits = [node for node in plan_tree(frame).walk() if node.name == "GlobalLimit" and node.streaming]
     if len(limits) != 1:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"a pipeline has one limit, and this one's plan has {len(limits)}: "
             "remove df.limit(n) from its transformations"
         )

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from penstock.commit.offsets import QueueOffset
-from penstock.errors import CheckpointMismatch, CommitRefused, condition_of
+from penstock.errors import CheckpointMismatchError, CommitRefusedError, condition_of
 from penstock.limits.per_key import KeyLimit
 from penstock.limits.progress import count_passed
 from penstock.limits.record import (
@@ -70,12 +70,12 @@ class LimitRun:
 
         Raises
         ------
-        CheckpointMismatch
+        CheckpointMismatchError
             When the query ran without this limit before.
-        CommitRefused
+        CommitRefusedError
             When a micro-batch was started with another limit and not committed; or the checkpoint cannot be
             read.
-        StateRefused
+        StateRefusedError
             When the count cannot be read.
         """
         checkpoint = Checkpoint(location)
@@ -112,9 +112,9 @@ class LimitRun:
 
         Raises
         ------
-        InvalidInput
+        InvalidInputError
             When the plan has another limit.
-        CheckpointMismatch
+        CheckpointMismatchError
             When the checkpoint has the offsets of another source.
         """
         exact = is_one_to_one(frame)
@@ -139,21 +139,21 @@ def _resumed(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> LimitSta
         last, planned = checkpoint.last_commit(), checkpoint.last_planned()
         record = read_record(checkpoint)
     except Exception as error:
-        raise CommitRefused(
+        raise CommitRefusedError(
             f"a limit counts in the checkpoint, and {where!r} cannot be read from this Python "
             f"({type(error).__name__}): check the address and the credentials",
             checkpoint=where,
         ) from error
     if last is not None and checkpoint.limit_passed(last) is not None:
-        raise CheckpointMismatch(
+        raise CheckpointMismatchError(
             f"the limit at {where!r} was counted by the continuous trigger, and Spark's own count does not "
-            f"include it: keep ps.Trigger.continuous, or {NEW_CHECKPOINT}",
+            f"include it: keep penstock.Trigger.continuous, or {NEW_CHECKPOINT}",
             checkpoint=where,
         )
     if planned is not None and record is None:
         keyed = read_key_record(checkpoint)
         how = "without a limit before, and counted nothing" if keyed is None else f"with {keyed} before"
-        raise CheckpointMismatch(
+        raise CheckpointMismatchError(
             f"the query at {where!r} has run {how}: {NEW_CHECKPOINT}",
             checkpoint=where,
         )
@@ -172,7 +172,7 @@ def remaining_quota(checkpoint: Checkpoint, resumed: LimitState, rows: int, *, e
 
     Raises
     ------
-    CheckpointMismatch
+    CheckpointMismatchError
         When the checkpoint has the offsets of another source.
     """
     if not exact:
@@ -187,7 +187,7 @@ def _since(checkpoint: Checkpoint, resumed: LimitState) -> tuple[int, ...] | Non
     offsets = [QueueOffset.of(value) for value in checkpoint.offsets(resumed.last or 0)]
     if len(offsets) != 1 or offsets[0] is None:
         where = redact_location(checkpoint.location)
-        raise CheckpointMismatch(
+        raise CheckpointMismatchError(
             f"the query at {where!r} has counted the rows of another source for its limit, and now reads a "
             f"queue: {NEW_CHECKPOINT}",
             checkpoint=where,
@@ -200,9 +200,9 @@ def keep_key_limit(spark: SparkSession, limit: KeyLimit, location: str) -> None:
 
     Raises
     ------
-    CheckpointMismatch
+    CheckpointMismatchError
         When the query has counted by other columns there, or not at all.
-    CommitRefused
+    CommitRefusedError
         When a micro-batch was started with another limit and not committed.
     """
     record = KeyRecord(limit.per, limit.rows, limit.forget_ms)
@@ -210,7 +210,7 @@ def keep_key_limit(spark: SparkSession, limit: KeyLimit, location: str) -> None:
         keep_key_record(Checkpoint(location), record, exact=is_case_sensitive(spark))
     except Exception as error:
         # A refusal has a sub-condition; a failure to read or write has not.
-        if isinstance(error, CommitRefused) and error.condition != CommitRefused.condition:
+        if isinstance(error, CommitRefusedError) and error.condition != CommitRefusedError.condition:
             raise
         log.warning(
             "the limit for each key could not be stored at %s, so a later change of it will not be "

@@ -97,7 +97,7 @@ class PenstockRead:
 
         Raises
         ------
-        NotFound, InvalidOption
+        NotFoundError, InvalidOptionError
             When its queue or its consumer no longer exists.
         """
         if read.format == QUEUE:

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.arguments import in_quotes
 from penstock.arrow.arrays import first_rows
-from penstock.errors import InvalidInput, OutputModeRefused
+from penstock.errors import InvalidInputError, OutputModeRefusedError
 from penstock.modes.checking.check import check
 from penstock.modes.checking.report import WARNING
 from penstock.pipeline.initial_batch import no_data_batches
@@ -126,7 +126,7 @@ def require_append(frame: DataFrame) -> None:
 
     Raises
     ------
-    OutputModeRefused
+    OutputModeRefusedError
         With the report.
     """
     report = check(frame)[_MODE]
@@ -134,7 +134,7 @@ def require_append(frame: DataFrame) -> None:
         return
     first = next(problem for problem in report.problems if problem.severity != WARNING)
     fix = f" Fix: {first.fix}." if first.fix else ""
-    raise OutputModeRefused(
+    raise OutputModeRefusedError(
         "rows are taken from a streaming query in output mode append, which is not allowed for this one: "
         f"{first.message}.{fix}\n" + "\n".join(report.lines()),
         mode=_MODE,
@@ -229,11 +229,11 @@ def check_folder(frame: DataFrame, folder: str | None) -> None:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
     """
     master = str(frame.sparkSession.sparkContext.master)
     if folder is None and not is_local(master):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"the query keeps state, and the executors of {in_quotes(master)} may not reach this machine's "
             "temporary files: pass folder=, a directory or URL that all machines reach",
             master=master,

@@ -1,6 +1,4 @@
-"""The rows of ``ps.take`` and ``ps.sample``: a list, an Arrow table, a DataFrame, and a table in text or
-HTML.
-"""
+"""The rows of ``take`` and ``take_sample``, as a list, an Arrow table, a DataFrame, text or HTML."""
 
 from __future__ import annotations
 
@@ -116,7 +114,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Taken(Sequence[Row]):
+class TakeResult(Sequence[Row]):
     """Rows of a stream: a sequence of Rows, which ``print`` and notebooks show as a table.
 
     Parameters
@@ -152,7 +150,7 @@ class Taken(Sequence[Row]):
         *,
         complete: bool,
         seen: int | None = None,
-    ) -> Taken:
+    ) -> TakeResult:
         """Create a result from tables with the columns of a DataFrame."""
         spark = df.sparkSession
         table = pa.concat_tables(tables) if tables else spark.createDataFrame([], df.schema).toArrow()
@@ -175,7 +173,7 @@ class Taken(Sequence[Row]):
         return self._rows[place]
 
     def __eq__(self, other: object) -> bool:
-        return self._rows == list(other) if isinstance(other, Taken | list) else NotImplemented
+        return self._rows == list(other) if isinstance(other, TakeResult | list) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment] # as of a list
 
@@ -183,13 +181,13 @@ class Taken(Sequence[Row]):
         """Return an Arrow table, as PySpark's ``toArrow`` does."""
         return self._table
 
-    def frame(self) -> DataFrame:
+    def to_df(self) -> DataFrame:
         """Return a static Spark DataFrame."""
         return self._spark.createDataFrame(self._table, self.schema)
 
-    def toPandas(self) -> pd.DataFrame:
+    def to_pandas(self) -> pd.DataFrame:
         """Return a pandas DataFrame, as PySpark's ``toPandas`` does."""
-        return self.frame().toPandas()
+        return self.to_df().toPandas()
 
     @property
     def note(self) -> str:

@@ -1,4 +1,4 @@
-"""``ps.sample``: a uniform sample without replacement of a stream's rows, drawn by tasks and merged.
+"""``take_sample``: a uniform sample without replacement of a stream's rows, drawn by tasks and merged.
 
 Each row gets a random key, and the rows with the smallest keys are kept. As all rows have the same weight,
 this is the reservoir of Efraimidis and Spirakis, "Weighted random sampling with a reservoir", Information
@@ -30,7 +30,7 @@ from penstock.peek.query import (
     restore_interrupts,
     run_query,
 )
-from penstock.peek.result import Taken
+from penstock.peek.result import TakeResult
 from penstock.peek.take import check_arguments, folder_text, is_duration, without_side_effects
 from penstock.spark.error_boundary import original_error
 from penstock.spark.internals.python_workers import check_workers
@@ -87,14 +87,14 @@ _MICRO_BATCH_ROWS = 1_000_000
 """The most rows of a micro-batch of a timed run, in which an incomplete micro-batch does not count."""
 
 
-def sample(
+def take_sample(
     df: DataFrame,
     n: int,
     *,
     seconds: float | None = None,
     seed: int | None = None,
     folder: str | os.PathLike[str] | None = None,
-) -> Taken:
+) -> TakeResult:
     """Draw a uniform sample without replacement from the rows that come out of a streaming DataFrame.
 
     Each task keeps the rows with the smallest random keys, and their rows are merged (see
@@ -117,12 +117,12 @@ def sample(
 
     Returns
     -------
-    Taken
+    TakeResult
         The rows in random order; ``seen`` is the number of rows that they were drawn from.
 
     Raises
     ------
-    InvalidInput, OutputModeRefused, Exception
+    InvalidInputError, OutputModeRefusedError, Exception
         As for :func:`take`.
     """
     check_arguments(df, n)
@@ -146,7 +146,7 @@ def sample(
         error = drawing.error or query_error(query)
     if error is not None:
         raise error
-    return Taken.of(df, drawing.rows(df.columns), n, deadline.passed, complete=True, seen=drawing.seen)
+    return TakeResult.of(df, drawing.rows(df.columns), n, deadline.passed, complete=True, seen=drawing.seen)
 
 
 class _Drawing:

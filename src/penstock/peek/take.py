@@ -1,4 +1,4 @@
-"""``ps.take``: the first rows of a stream, then stop."""
+"""``penstock.take``: the first rows of a stream, then stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from penstock.arguments import refusal, require
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 from penstock.limits.rows import MOST_ROWS
 from penstock.peek.local_read import LocalRead
 from penstock.peek.penstock_reads import PenstockRead, RowScope, may_keep_state, row_scope
@@ -24,7 +24,7 @@ from penstock.peek.query import (
     restore_interrupts,
     run_query,
 )
-from penstock.peek.result import Taken
+from penstock.peek.result import TakeResult
 from penstock.spark.error_boundary import original_error
 from penstock.spark.internals.plans import StreamingRead, replace_reads, streaming_reads
 from penstock.spark.internals.sessions import is_classic
@@ -40,7 +40,7 @@ batch only.
 
 def take(
     df: DataFrame, n: int, *, timeout: float | None = 60.0, folder: str | os.PathLike[str] | None = None
-) -> Taken:
+) -> TakeResult:
     """Collect the first rows that come out of a streaming DataFrame, and stop.
 
     Nothing is consumed and nothing is left behind: a queue is read from its consumer's offset, but the
@@ -65,14 +65,14 @@ def take(
 
     Returns
     -------
-    Taken
+    TakeResult
         A sequence of Rows, which converts to an Arrow table, a pandas or a Spark DataFrame.
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         When an argument is invalid.
-    OutputModeRefused
+    OutputModeRefusedError
         With the report, when Spark would not start the query in append mode.
     Exception
         The query's own error.
@@ -87,10 +87,10 @@ def take(
         rest = _for_query(df, place) if own is None else LocalRead(df, own).into(rows, deadline)
         if rest is not None:
             _take_by_query(rest, rows, deadline, place)
-    result = Taken.of(df, rows.collected, n, deadline.passed, complete=rows.is_enough)
+    result = TakeResult.of(df, rows.collected, n, deadline.passed, complete=rows.is_enough)
     if not result.complete:
         log.warning(
-            "ps.take returns %s",
+            "penstock.take returns %s",
             result.note,
             extra={"action": "take_timeout", "rows": len(result), "wanted": n},
         )
@@ -102,18 +102,18 @@ def check_arguments(df: object, n: object) -> None:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
     """
     if not isinstance(df, DataFrame):
-        raise refusal("df", df, "a streaming DataFrame; of a ps.stream(…), pass its .frame()")
+        raise refusal("df", df, "a streaming DataFrame; of a penstock.stream(…), pass its .to_df()")
     if not is_classic(df):
-        raise InvalidInput(
+        raise InvalidInputError(
             "taking rows needs a classic Spark session, and this DataFrame is Spark Connect's: write "
             "df.limit(n) to the sink 'memory', and stop the query yourself",
             condition="TAKE_NEEDS_CLASSIC",
         )
     if not df.isStreaming:
-        raise InvalidInput(
+        raise InvalidInputError(
             "the DataFrame is not streaming: df.limit(n) returns its first rows, df.sample(fraction) a sample"
         )
     if type(n) is not int or not 1 <= n <= MOST_ROWS:
@@ -130,7 +130,7 @@ def folder_text(folder: str | os.PathLike[str] | None) -> str | None:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
     """
     require("folder", folder, str | os.PathLike | None, "a directory, or the URL of one")
     return None if folder is None else os.fspath(folder)

@@ -18,7 +18,7 @@ from penstock.continuous.driver.coordinator import Limit
 from penstock.continuous.driver.execution import ContinuousExecution, Settings, State
 from penstock.continuous.driver.progress import ListenerDispatch
 from penstock.continuous.driver.runs import ContinuousTransform, SparkEngine
-from penstock.errors import ContinuousRefused, InvalidOption, PenstockError
+from penstock.errors import ContinuousRefusedError, InvalidOptionError, PenstockError
 from penstock.json_text import Json
 from penstock.limits.per_key import KeyLimit
 from penstock.limits.record import keep_record
@@ -53,11 +53,11 @@ def start_continuous(
 ) -> ContinuousQuery:
     """Start a pipeline with the continuous trigger.
 
-    Raises ContinuousRefused when the source, the sink or the transformation does not work row by row, or the
-    session is Spark Connect's. Raises InvalidOption when the engine does not keep the guarantee.
+    Raises ContinuousRefusedError when the source, the sink or the transformation does not work row by row, or
+    the session is Spark Connect's. Raises InvalidOptionError when the engine does not keep the guarantee.
     """
     if guarantee not in _GUARANTEES:
-        raise InvalidOption(
+        raise InvalidOptionError(
             f"the continuous trigger keeps guarantee {' or '.join(_GUARANTEES)}, not {in_quotes(guarantee)}",
             option="guarantee",
         )
@@ -113,21 +113,21 @@ def start_continuous(
 def _connectors(spark: SparkSession, source: Source, sink: Sink) -> tuple[ContinuousSource, ContinuousSink]:
     """Refuse a session, a source or a sink that continuous queries do not support."""
     if not is_classic(spark):
-        raise ContinuousRefused(
+        raise ContinuousRefusedError(
             "a continuous query is one Spark job that its driver controls, and a Spark Connect session does "
-            "not reach it: use a classic session, or ps.Trigger.processing_time",
+            "not reach it: use a classic session, or penstock.Trigger.processing_time",
             condition="CONTINUOUS_REFUSED.CLASSIC_SESSION_NEEDED",
         )
     if not isinstance(source, ContinuousSource):
-        raise ContinuousRefused(
+        raise ContinuousRefusedError(
             f"Data source {source.kind} does not support continuous processing: read a queue with "
-            "ps.QueueSource or a ps.RateSource, or use ps.Trigger.processing_time",
+            "penstock.QueueSource or a penstock.RateSource, or use penstock.Trigger.processing_time",
             condition="CONTINUOUS_REFUSED.SOURCE",
             source=source.kind,
         )
     if not isinstance(sink, ContinuousSink):
-        raise ContinuousRefused(
-            f"{type(sink).__name__} takes micro-batches alone: use ps.Trigger.processing_time",
+        raise ContinuousRefusedError(
+            f"{type(sink).__name__} takes micro-batches alone: use penstock.Trigger.processing_time",
             condition="CONTINUOUS_REFUSED.SINK",
             sink=type(sink).__name__,
         )
@@ -137,19 +137,19 @@ def _connectors(spark: SparkSession, source: Source, sink: Sink) -> tuple[Contin
 def _without_limit(transforms: Sequence[Transform]) -> tuple[Sequence[Transform], RowLimit | None]:
     """Return the transformations before a limit, and the limit, which the engine itself keeps.
 
-    Raises ContinuousRefused when it is a limit for each key, or not the last thing that is done.
+    Raises ContinuousRefusedError when it is a limit for each key, or not the last thing that is done.
     """
     last = transforms[-1] if transforms else None
     limit = last if isinstance(last, RowLimit) else None
     before = transforms if limit is None else transforms[:-1]
     if any(isinstance(transform, KeyLimit) for transform in before):
-        raise ContinuousRefused(
+        raise ContinuousRefusedError(
             "the continuous trigger has no limit(n, per=[…]), which keeps state: use "
-            "ps.Trigger.processing_time or ps.Trigger.available_now",
+            "penstock.Trigger.processing_time or penstock.Trigger.available_now",
             condition="CONTINUOUS_REFUSED.LIMIT",
         )
     if any(isinstance(transform, RowLimit) for transform in before):
-        raise ContinuousRefused(
+        raise ContinuousRefusedError(
             "with the continuous trigger limit(n) counts the rows that are written: put it after the last "
             "transform",
             condition="CONTINUOUS_REFUSED.LIMIT",

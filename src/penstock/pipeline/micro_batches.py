@@ -243,8 +243,8 @@ def catch_up_with_sink(
     The driver of a continuous query may die between the two, and a machine may lose its power with what Spark
     wrote last. A query that is ``at_least_once`` repeats it instead.
 
-    Raises CheckpointMismatch, CheckpointRewound or OwnerFenced when the sink and the checkpoint are of
-    different times.
+    Raises CheckpointMismatchError, CheckpointRewoundError or OwnerFencedError when the sink and the
+    checkpoint are of different times.
     """
     # After the very first epoch, the checkpoint may have the query's id and nothing else.
     if not isinstance(sink, ContinuousSink) or Checkpoint(location).read("metadata") is None:

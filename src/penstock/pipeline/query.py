@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.errors import InvalidOption
+from penstock.errors import InvalidOptionError
 from penstock.instants import interval_micros
 from penstock.json_text import Json
 
@@ -44,7 +44,7 @@ class Trigger:
             Such as ``"10 seconds"``.
         """
         if not isinstance(interval, str) or not _INTERVAL.fullmatch(interval):
-            raise InvalidOption(f"an interval is text such as '10 seconds', not {interval!r}")
+            raise InvalidOptionError(f"an interval is text such as '10 seconds', not {interval!r}")
         return cls("processing_time", interval)
 
     @classmethod
@@ -66,7 +66,7 @@ class Trigger:
         """
         micros = interval_micros(interval) if isinstance(interval, str) else None
         if not micros:
-            raise InvalidOption(f"an interval is text such as '100 ms' or '1 second', not {interval!r}")
+            raise InvalidOptionError(f"an interval is text such as '100 ms' or '1 second', not {interval!r}")
         return cls("continuous", interval)
 
     @property

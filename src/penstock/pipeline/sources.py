@@ -14,8 +14,8 @@ from penstock.changes.reading import read_stream
 from penstock.continuous.connectors.protocol import ContinuousSource
 from penstock.continuous.connectors.queue_driver import QueueSourceDriver
 from penstock.continuous.connectors.simple import RateDriver
-from penstock.errors import InvalidInput, InvalidOption
-from penstock.feeds.protocol import Changelog
+from penstock.errors import InvalidInputError, InvalidOptionError
+from penstock.feeds.protocol import Feed
 from penstock.feeds.queue_feed import QueueFeed
 from penstock.queue.checks import check_name
 from penstock.spark.connectors import OwnedConsumer, Source
@@ -107,7 +107,7 @@ class RateSource(Source, ContinuousSource):
         for name in ("rows_per_second", "partitions"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise InvalidOption(f"{name} is a whole number from 1 on, not {value!r}", option=name)
+                raise InvalidOptionError(f"{name} is a whole number from 1 on, not {value!r}", option=name)
 
     def to_df(self, spark: SparkSession) -> DataFrame:
         reader = spark.readStream.format("rate").option("rowsPerSecond", self.rows_per_second)
@@ -125,7 +125,7 @@ class RateSource(Source, ContinuousSource):
 class FeedSource(Source):
     """A change feed, without carry-over rows."""
 
-    feed: Changelog
+    feed: Feed
 
     def to_df(self, spark: SparkSession) -> DataFrame:
         return read_stream(spark, self.feed)
@@ -161,24 +161,24 @@ class DataFrameSource(Source):
         return None
 
 
-def as_source(source: Source | Changelog | DataFrame) -> Source:
+def as_source(source: Source | Feed | DataFrame) -> Source:
     """Return a source for what a user gave as one.
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
     """
     if isinstance(source, Source):
         return source
     if isinstance(source, DataFrame):
         if not source.isStreaming:
-            raise InvalidInput("the DataFrame is not a streaming one: read it with spark.readStream")
+            raise InvalidInputError("the DataFrame is not a streaming one: read it with spark.readStream")
         return DataFrameSource(source)
-    if isinstance(source, Changelog):
+    if isinstance(source, Feed):
         return FeedSource(source)
-    raise InvalidInput(
-        "a source is a QueueSource, a RateSource, a change feed, a streaming DataFrame or another ps.Source, "
-        f"not {type(source).__name__}"
+    raise InvalidInputError(
+        "a source is a QueueSource, a RateSource, a change feed, a streaming DataFrame or another "
+        f"penstock.Source, not {type(source).__name__}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Pipelines: ``ps.stream(…).transform(…).write(…).start(…)``."""
+"""Pipelines: ``penstock.stream(…).transform(…).write(…).start(…)``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.arguments import did_you_mean, in_quotes, path_text, require
-from penstock.errors import CommitRefused, InvalidInput, InvalidOption, PenstockError
-from penstock.feeds.protocol import Changelog
+from penstock.errors import CommitRefusedError, InvalidInputError, InvalidOptionError, PenstockError
+from penstock.feeds.protocol import Feed
 from penstock.limits.per_key import KeyLimit
 from penstock.limits.rows import STOP, RowLimit, is_per_micro_batch
 from penstock.limits.run import LimitRun, keep_key_limit
@@ -42,12 +42,12 @@ log = logging.getLogger("penstock.pipeline")
 Transform = Callable[[DataFrame], DataFrame]
 
 _TRIGGERS = (
-    "one of ps.Trigger.processing_time('10 seconds'), ps.Trigger.available_now() and "
-    "ps.Trigger.continuous('100 ms')"
+    "one of penstock.Trigger.processing_time('10 seconds'), penstock.Trigger.available_now() and "
+    "penstock.Trigger.continuous('100 ms')"
 )
 
 
-def stream(spark: SparkSession, source: Source | Changelog | DataFrame) -> Stream:
+def stream(spark: SparkSession, source: Source | Feed | DataFrame) -> Stream:
     """Begin a pipeline.
 
     Parameters
@@ -60,7 +60,7 @@ def stream(spark: SparkSession, source: Source | Changelog | DataFrame) -> Strea
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         When it is none of these.
     """
     check_session(spark)
@@ -85,11 +85,13 @@ class Stream:
 
         Raises
         ------
-        InvalidInput
+        InvalidInputError
             When it is no function.
         """
         if not callable(function):
-            raise InvalidInput(f"transform takes a function of a DataFrame, not {type(function).__name__}")
+            raise InvalidInputError(
+                f"transform takes a function of a DataFrame, not {type(function).__name__}"
+            )
         return replace(self, transforms=(*self.transforms, function))
 
     def limit(
@@ -98,7 +100,7 @@ class Stream:
         *,
         on_limit: str | None = None,
         per: Sequence[str] | None = None,
-        forget_after: str | None = None,
+        ttl: str | None = None,
     ) -> Stream:
         """Keep the first ``n`` rows, or the first ``n`` of each key, over all micro-batches and restarts.
 
@@ -115,27 +117,27 @@ class Stream:
         per
             The columns of a key, of which each has ``n`` rows of its own; the query does not end by itself
             then.
-        forget_after
+        ttl
             With ``per``: how long after its last row a key is forgotten, such as ``"1 hour"``; for ever when
             None.
 
         Raises
         ------
-        InvalidInput
+        InvalidInputError
             When an argument is of another kind, or the stream has a limit already.
         """
         if any(isinstance(transform, RowLimit | KeyLimit) for transform in self.transforms):
-            raise InvalidInput("the stream has a limit already: a pipeline has one")
+            raise InvalidInputError("the stream has a limit already: a pipeline has one")
         if per is not None:
             if on_limit is not None:
-                raise InvalidOption(
+                raise InvalidOptionError(
                     "on_limit is for a limit of all rows: with per, each key has its own, and the query runs "
                     "on",
                     option="on_limit",
                 )
-            return self.transform(KeyLimit.of(n, per, forget_after))
-        if forget_after is not None:
-            raise InvalidOption("forget_after is for keys: give per=[...] with it", option="forget_after")
+            return self.transform(KeyLimit.of(n, per, ttl))
+        if ttl is not None:
+            raise InvalidOptionError("ttl is for keys: give per=[...] with it", option="ttl")
         return self.transform(RowLimit(n, on_limit or STOP))
 
     @property
@@ -148,13 +150,13 @@ class Stream:
         """The limit for each key, if there is one."""
         return next((limit for limit in self.transforms if isinstance(limit, KeyLimit)), None)
 
-    def frame(self) -> DataFrame:
+    def to_df(self) -> DataFrame:
         """The transformed streaming DataFrame."""
         frame = self.source.to_df(self.spark)
         for function in self.transforms:
             frame = function(frame)
             if not isinstance(frame, DataFrame):
-                raise InvalidInput(
+                raise InvalidInputError(
                     f"the transformation {in_quotes(getattr(function, '__name__', function))} returned "
                     f"{type(frame).__name__}, not a DataFrame: does it lack a return?"
                 )
@@ -178,18 +180,18 @@ class Stream:
 
         Raises
         ------
-        InvalidOption
+        InvalidOptionError
             When the sink does not keep the guarantee, or does not take the output mode.
         """
         require(
             "sink",
             sink,
             Sink,
-            "a ps.QueueSink, ps.TableSink, ps.ConsoleSink, ps.FunctionSink or another ps.Sink",
+            "a QueueSink, TableSink, ConsoleSink, FunctionSink or another penstock.Sink",
         )
         kept = sink.guarantees[0] if guarantee is None else guarantee
         if kept not in GUARANTEES:
-            raise InvalidOption(
+            raise InvalidOptionError(
                 f"guarantee is one of {', '.join(GUARANTEES)}, not "
                 f"{in_quotes(kept)}.{did_you_mean(str(kept), GUARANTEES)}",
                 option="guarantee",
@@ -214,7 +216,7 @@ class Pipeline:
         name: str | None = None,
         trigger: Trigger | None = None,
         check: bool = True,
-        publish: bool = True,
+        monitor: bool = True,
     ) -> Query:
         """Start the query.
 
@@ -231,28 +233,29 @@ class Pipeline:
         check
             Whether a query that :func:`penstock.modes.check` finds not allowed or not safe in its output mode
             is refused.
-        publish
+        monitor
             Whether the query reports its progress to the store of its sink, or else of its source, for
-            ``penstock ui``: one small write a second at most. Over Spark Connect only after ``ps.publish``.
+            ``penstock ui``: one small write a second at most. Over Spark Connect only after
+            ``penstock.monitor``.
 
         Raises
         ------
-        InvalidInput
+        InvalidInputError
             When an argument is of another kind, or the checkpoint is empty.
-        OutputModeRefused
+        OutputModeRefusedError
             With the report, when Spark would not start the query in this output mode, or rows might be lost
             or repeated, or state would grow for ever.
-        CommitRefused
+        CommitRefusedError
             When the guarantee or the limit cannot be kept with this checkpoint or this plan.
-        ContinuousRefused
+        ContinuousRefusedError
             With the continuous trigger, when the source, the sink or the transformation does not work row by
             row.
         """
         require("check", check, bool, "True or False")
         require("trigger", trigger, Trigger | None, _TRIGGERS)
         require("name", name, str | None, "text")
-        require("publish", publish, bool, "True or False")
-        return self._with_moved_consumer()._start(checkpoint, name, trigger, check, publish)
+        require("monitor", monitor, bool, "True or False")
+        return self._with_moved_consumer()._start(checkpoint, name, trigger, check, monitor)
 
     def _with_moved_consumer(self) -> Pipeline:
         """Return the same pipeline, whose source knows if the sink's transaction moves its consumer."""
@@ -281,12 +284,12 @@ class Pipeline:
         name: str | None,
         trigger: Trigger | None,
         check: bool,
-        publish: bool,
+        monitor: bool,
     ) -> Query:
         if trigger is not None and trigger.kind == "continuous":
-            return self._start_continuous(checkpoint, name, trigger, publish)
+            return self._start_continuous(checkpoint, name, trigger, monitor)
         location = _location(self.stream.spark, checkpoint)
-        frame = self.stream.frame()
+        frame = self.stream.to_df()
         if check:
             # The sink itself refuses rows below.
             check_modes(frame, self.sink.format, trigger).require(self.output_mode)
@@ -307,7 +310,7 @@ class Pipeline:
         arguments: Mapping[str, str | bool] = (trigger or Trigger.processing_time()).arguments()
         if limiting is not None:
             arguments = limiting.trigger_arguments(arguments)
-        query = self._start_micro_batches(frame, location, name, arguments, publish)
+        query = self._start_micro_batches(frame, location, name, arguments, monitor)
         if limiting is not None:
             limiting.watch(query)
         return query
@@ -318,7 +321,7 @@ class Pipeline:
         location: str,
         name: str | None,
         trigger: Mapping[str, str | bool],
-        publish: bool,
+        monitor: bool,
     ) -> MicroBatchQuery:
         spark = self.stream.spark
         consumers, others = self._consumers(frame)
@@ -331,7 +334,7 @@ class Pipeline:
             writer = writer.queryName(name)
         with no_data_batches(spark):
             source = self.stream.source
-            target = monitor_target(spark, source, self.sink, consumers) if publish else None
+            target = monitor_target(spark, source, self.sink, consumers) if monitor else None
             expected = expected_epochs(consumers)
             running, on_end = start_monitored(spark, target, writer.start, location)
             query = MicroBatchQuery(
@@ -371,17 +374,17 @@ class Pipeline:
         source = self.stream.source
         one = len(streaming_reads(frame) or ()) == 1
         options = limiting.options(frame, of_a_queue=one and source.takes_row_quota)
-        return replace(self.stream, source=source.with_row_quota(options)).frame() if options else frame
+        return replace(self.stream, source=source.with_row_quota(options)).to_df() if options else frame
 
     def _start_continuous(
         self,
         checkpoint: str | os.PathLike[str] | None,
         name: str | None,
         trigger: Trigger,
-        publish: bool,
+        monitor: bool,
     ) -> ContinuousQuery:
         if self.output_mode == "complete":
-            raise InvalidOption(
+            raise InvalidOptionError(
                 "the continuous trigger takes output mode append, not 'complete'", option="output_mode"
             )
         stream = self.stream
@@ -396,7 +399,7 @@ class Pipeline:
             checkpoint=location,
             name=name,
             trigger=trigger,
-            monitored=publish,
+            monitored=monitor,
         )
         stop_on_sigterm(query)
         return query
@@ -407,7 +410,7 @@ class Pipeline:
         Checkpoint(location).require_readable(self.guarantee)
         culprit = None if self.guarantee == "exactly_once" else first_gathering_operator(frame)
         if culprit is not None:
-            raise CommitRefused(
+            raise CommitRefusedError(
                 "guarantee=idempotent is for transformations whose tasks are cut the same way each time, and "
                 f"this one has {culprit}: use guarantee=exactly_once",
                 operator=culprit,

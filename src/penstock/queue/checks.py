@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.arguments import in_quotes
-from penstock.errors import InvalidInput, InvalidName, InvalidPosition
+from penstock.errors import InvalidInputError, InvalidNameError, InvalidPositionError
 from penstock.store.records.catalog import QueueRecord
 
 MAX_CHARACTERS = 255
@@ -16,16 +16,18 @@ def check_name(kind: str, name: object) -> str:
 
     Raises
     ------
-    InvalidName
+    InvalidNameError
         When it is not text, is empty or longer than 255 characters, or has characters that no database can
         store.
     """
     if not isinstance(name, str):
-        raise InvalidName(f"the name of a {kind} is text, not {type(name).__name__}")
+        raise InvalidNameError(f"the name of a {kind} is text, not {type(name).__name__}")
     if not 1 <= len(name) <= MAX_CHARACTERS:
-        raise InvalidName(f"the name of a {kind} has 1 to {MAX_CHARACTERS} characters, not {len(name)}")
+        raise InvalidNameError(f"the name of a {kind} has 1 to {MAX_CHARACTERS} characters, not {len(name)}")
     if "\0" in name or any(0xD800 <= ord(character) <= 0xDFFF for character in name):
-        raise InvalidName(f"the name of a {kind} may not contain NUL or lone surrogates: {in_quotes(name)}")
+        raise InvalidNameError(
+            f"the name of a {kind} may not contain NUL or lone surrogates: {in_quotes(name)}"
+        )
     return name
 
 
@@ -34,10 +36,10 @@ def check_whole_partition(partition: object) -> None:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
     """
     if type(partition) is not int:
-        raise InvalidInput(f"a partition is a whole number, not {partition!r}")
+        raise InvalidInputError(f"a partition is a whole number, not {partition!r}")
 
 
 def check_whole_index(*indexes: object) -> None:
@@ -45,11 +47,11 @@ def check_whole_index(*indexes: object) -> None:
 
     Raises
     ------
-    InvalidPosition
+    InvalidPositionError
     """
     for index in indexes:
         if type(index) is not int:
-            raise InvalidPosition(f"a row index is a whole number, not {index!r}")
+            raise InvalidPositionError(f"a row index is a whole number, not {index!r}")
 
 
 def refuse_feed(queue: QueueRecord) -> None:
@@ -57,10 +59,10 @@ def refuse_feed(queue: QueueRecord) -> None:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
     """
     if queue.contract is not None:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"queue {queue.name!r} holds a change feed, to which only whole commits are appended: "
             "use QueueFeed.append_commit",
             queue=queue.name,

@@ -10,7 +10,13 @@ from datetime import datetime
 import pyarrow as pa
 
 from penstock.arguments import require
-from penstock.errors import ConsumerInUse, InvalidInput, InvalidPosition, OffsetConflict, PartitionNotFound
+from penstock.errors import (
+    ConsumerInUseError,
+    InvalidInputError,
+    InvalidPositionError,
+    OffsetConflictError,
+    PartitionNotFoundError,
+)
 from penstock.instants import micros_of
 from penstock.queue.checks import check_name, check_whole_index, check_whole_partition
 from penstock.queue.maintenance import Maintainer
@@ -131,9 +137,9 @@ class Consumer:
 
         Raises
         ------
-        ConsumerInUse
+        ConsumerInUseError
             When a running query owns the consumer.
-        NotRegistered
+        NotRegisteredError
         """
 
         def work(tx: Transaction) -> None:
@@ -164,7 +170,7 @@ class Consumer:
 
         Raises
         ------
-        NotRegistered
+        NotRegisteredError
         """
         return self._database.run(lambda tx: self._find(tx, queue), write=False)
 
@@ -178,7 +184,7 @@ class Consumer:
 
         Raises
         ------
-        NotRegistered
+        NotRegisteredError
         """
 
         def work(tx: Transaction) -> list[int]:
@@ -200,12 +206,12 @@ class Consumer:
 
         Raises
         ------
-        DataLost
+        DataLostError
             When the next rows have been trimmed.
-        NotRegistered, PartitionNotFound
+        NotRegisteredError, PartitionNotFoundError
         """
         if type(max_rows) is not int or max_rows < 1:
-            raise InvalidInput(f"max_rows is 1 or more, not {max_rows!r}")
+            raise InvalidInputError(f"max_rows is 1 or more, not {max_rows!r}")
         check_whole_partition(partition)
 
         def work(tx: Transaction) -> tuple[int, QueueRecord, int, int]:
@@ -240,12 +246,12 @@ class Consumer:
 
         Raises
         ------
-        OffsetConflict
+        OffsetConflictError
             When the stored offset is not ``old``, or the consumer was moved by ``seek``, or the queue was
             recreated, since this object pulled the rows.
-        ConsumerInUse
+        ConsumerInUseError
             When a running query owns the consumer.
-        InvalidPosition
+        InvalidPositionError
             When ``new`` is before ``old`` or after the newest row.
         """
         check_whole_partition(partition)
@@ -261,9 +267,9 @@ class Consumer:
             if stored is None:
                 raise _no_partition(registration, partition)
             if old < 0:
-                raise InvalidPosition(f"a row index is 0 or more, not {old}: pass what pull returned")
+                raise InvalidPositionError(f"a row index is 0 or more, not {old}: pass what pull returned")
             if not old <= new <= stored.next_index:
-                raise InvalidPosition(
+                raise InvalidPositionError(
                     f"advance moves an offset forward, and not past the newest row: from {old} to at most "
                     f"{max(old, stored.next_index)}, not to {new}; use seek to move elsewhere"
                 )
@@ -294,7 +300,7 @@ class Consumer:
 
         Raises
         ------
-        ConsumerInUse
+        ConsumerInUseError
             When a running query owns the consumer.
         """
 
@@ -338,7 +344,7 @@ class Consumer:
 
         Raises
         ------
-        NotRegistered
+        NotRegisteredError
         """
 
         def work(tx: Transaction) -> Lag:
@@ -362,7 +368,7 @@ class Consumer:
         """Refuse to move past rows that were not the ones pulled, although their indexes are the same."""
         queue, generation = registration.queue, registration.generation
         if self._pulled.get((queue, partition), generation) != generation:
-            raise OffsetConflict(
+            raise OffsetConflictError(
                 f"consumer {self.name!r} was moved on queue {queue!r}, or the queue was recreated, since the "
                 f"rows of partition {partition} were pulled: pull again",
                 consumer=self.name,
@@ -372,7 +378,7 @@ class Consumer:
 
     def _refuse_when_owned(self, tx: Transaction, registration: Registration, action: str) -> None:
         if tx.owner_alive(registration.lock_name(self._store_uuid)):
-            raise ConsumerInUse(
+            raise ConsumerInUseError(
                 f"cannot {action} consumer {self.name!r} on queue {registration.queue!r}: a running query "
                 "owns it; stop the query first",
                 consumer=self.name,
@@ -390,8 +396,8 @@ def _partition_lag(
     return PartitionLag(part.partition, offset, part.next_index, int(after.bytes), seconds)
 
 
-def _no_partition(registration: Registration, partition: int) -> PartitionNotFound:
-    return PartitionNotFound(
+def _no_partition(registration: Registration, partition: int) -> PartitionNotFoundError:
+    return PartitionNotFoundError(
         f"queue {registration.queue!r} has no partition {partition}", partition=partition
     )
 
@@ -399,8 +405,8 @@ def _no_partition(registration: Registration, partition: int) -> PartitionNotFou
 def _position(position: Position) -> consumers.Position:
     if isinstance(position, datetime):
         if position.tzinfo is None:
-            raise InvalidPosition(f"{position!r} has no time zone: add one, such as tzinfo=datetime.UTC")
+            raise InvalidPositionError(f"{position!r} has no time zone: add one, such as tzinfo=datetime.UTC")
         return micros_of(position)
     if isinstance(position, int):
-        raise InvalidPosition(f"a row index belongs to a partition: write {{partition: {position}}}")
+        raise InvalidPositionError(f"a row index belongs to a partition: write {{partition: {position}}}")
     return position

@@ -16,7 +16,7 @@ from penstock.arguments import in_quotes, refusal
 from penstock.arrow.coerce import same_type
 from penstock.arrow.key_hash import key_hash
 from penstock.arrow.schema import canonical_schema
-from penstock.errors import InvalidInput, SchemaMismatch
+from penstock.errors import InvalidInputError, SchemaMismatchError
 from penstock.queue.checks import METADATA_COLUMNS
 from penstock.queue.placement import Hashes, Home, home_of
 from penstock.store.database import Database, Transaction
@@ -47,7 +47,7 @@ def grow(database: Database, queue: QueueRecord, count: int) -> None:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         When the queue would have more than 4096 partitions.
     """
     seen, upto = _gather(database, queue, Hashes(), {}) if queue.key else (Hashes(), {})
@@ -58,7 +58,7 @@ def grow(database: Database, queue: QueueRecord, count: int) -> None:
             raise catalog.dropped(queue)
         total = current.partitions + count
         if total > MAX_PARTITIONS:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"a queue has at most {MAX_PARTITIONS} partitions: {queue.name!r} has {current.partitions}, "
                 f"so {count} more cannot be added"
             )
@@ -120,20 +120,20 @@ def new_columns(columns: object) -> pa.Schema:
 
     Raises
     ------
-    InvalidInput, UnsupportedType
-    SchemaMismatch
+    InvalidInputError, UnsupportedTypeError
+    SchemaMismatchError
         When a column is not nullable, or has a reserved name.
     """
     canonical = canonical_schema(_as_schema(columns))
     for field in canonical:
         if not field.nullable:
-            raise SchemaMismatch(
+            raise SchemaMismatchError(
                 f"column {in_quotes(field.name)} is NOT NULL, but existing rows have no value in it: "
                 "add it as nullable",
                 column=field.name,
             )
         if field.name.lower() in METADATA_COLUMNS or field.name.lower().startswith(_RESERVED_PREFIXES):
-            raise SchemaMismatch(
+            raise SchemaMismatchError(
                 f"column {in_quotes(field.name)} has a name that is reserved for readers of the queue: "
                 "choose another one",
                 column=field.name,
@@ -158,7 +158,7 @@ def add_columns(database: Database, queue: QueueRecord, columns: pa.Schema) -> N
 
     Raises
     ------
-    SchemaMismatch
+    SchemaMismatchError
         When the queue has a column with that name and another type.
     """
 
@@ -181,13 +181,13 @@ def _is_new(queue: QueueRecord, field: pa.Field) -> bool:
         _refuse_inside(queue, field.name)
         return True
     if existing.name != field.name:
-        raise SchemaMismatch(
+        raise SchemaMismatchError(
             f"queue {in_quotes(queue.name)} has a column {in_quotes(existing.name)}, which is the same name "
             f"to Spark as {in_quotes(field.name)}: choose another one",
             column=field.name,
         )
     if not same_type(existing.type, field.type):
-        raise SchemaMismatch(
+        raise SchemaMismatchError(
             f"column {in_quotes(field.name)} of queue {in_quotes(queue.name)} is {existing.type}, not "
             f"{field.type}: {_fix(existing, field)}",
             column=field.name,
@@ -195,7 +195,7 @@ def _is_new(queue: QueueRecord, field: pa.Field) -> bool:
             found=str(field.type),
         )
     if not existing.nullable:
-        raise SchemaMismatch(
+        raise SchemaMismatchError(
             f"column {in_quotes(field.name)} of queue {in_quotes(queue.name)} is NOT NULL: {_RECREATE}",
             column=field.name,
         )
@@ -211,7 +211,7 @@ def _fix(existing: pa.Field, wanted: pa.Field) -> str:
 def _refuse_inside(queue: QueueRecord, name: str) -> None:
     outer = name.partition(".")[0]
     if outer != name and outer in queue.schema.names and pat.is_struct(queue.schema.field(outer).type):
-        raise SchemaMismatch(
+        raise SchemaMismatchError(
             f"{in_quotes(name)} would be a field inside the struct {in_quotes(outer)} of queue "
             f"{in_quotes(queue.name)}: {_NOT_INSIDE}",
             column=name,

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from penstock.arguments import require
-from penstock.errors import InvalidInput, NotFound, StoreReadOnly, StoreUnavailable, condition_of
+from penstock.errors import (
+    InvalidInputError,
+    NotFoundError,
+    StoreReadOnlyError,
+    StoreUnavailableError,
+    condition_of,
+)
 from penstock.store import forks, staging
 from penstock.store.database import Database, Transaction
 from penstock.store.forks import Forkable
@@ -54,11 +60,13 @@ class Retention:
         for name in ("rows", "bytes"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 0 <= value < 2**63):
-                raise InvalidInput(f"retention {name} is a whole number from 0 to 2**63 - 1, not {value!r}")
+                raise InvalidInputError(
+                    f"retention {name} is a whole number from 0 to 2**63 - 1, not {value!r}"
+                )
         if self.age is not None and (
             not isinstance(self.age, timedelta) or not timedelta(0) <= self.age < _AGES_END
         ):
-            raise InvalidInput(f"retention age is a timedelta from 0 to 290000 years, not {self.age!r}")
+            raise InvalidInputError(f"retention age is a timedelta from 0 to 290000 years, not {self.age!r}")
 
     @classmethod
     def of(cls, limits: RetentionLimits) -> Retention:
@@ -71,10 +79,12 @@ def limits_of(retention: Retention) -> RetentionLimits:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         When the argument is not a retention.
     """
-    require("retention", retention, Retention, "a ps.Retention, such as ps.Retention(rows=1_000_000)")
+    require(
+        "retention", retention, Retention, "a penstock.Retention, such as penstock.Retention(rows=1_000_000)"
+    )
     age = None if retention.age is None else retention.age // timedelta(microseconds=1)
     return RetentionLimits(retention.rows, age, retention.bytes)
 
@@ -157,7 +167,7 @@ class Maintainer(Forkable):
                 maintain_partitions(self._database, self._store_uuid, queue, partitions)
                 self._tidy_now_and_then()
                 self._clean_now_and_then()
-            except NotFound:
+            except NotFoundError:
                 log.debug(
                     "queue %r was dropped before its maintenance",
                     queue.name,
@@ -170,7 +180,7 @@ class Maintainer(Forkable):
                     error,
                     extra={"action": "maintenance_failed", "queue": queue.name, "error": condition_of(error)},
                 )
-                if isinstance(error, StoreUnavailable):
+                if isinstance(error, StoreUnavailableError):
                     # Each would wait for the store, and what is left undone is requested again.
                     with self._wake:
                         self._pending.clear()
@@ -187,7 +197,7 @@ class Maintainer(Forkable):
             self._cleaning_due = now + CLEANING_SECONDS
             clean_staging(self._database, self._store_uuid, STAGING_AGE)
             # Roles that only append may not clean the ledger.
-            with contextlib.suppress(StoreReadOnly):
+            with contextlib.suppress(StoreReadOnlyError):
                 clean_ledger(self._database)
 
     def _next(self) -> tuple[QueueRecord, int | None] | None:
@@ -213,7 +223,7 @@ def maintain_partitions(
 
     Raises
     ------
-    QueueNotFound
+    QueueNotFoundError
         When the queue was dropped meanwhile.
     """
 

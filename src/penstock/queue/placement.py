@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from penstock.arrow.arrays import Rows, u32, u32_array
 from penstock.arrow.key_hash import key_hash
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 from penstock.store.database import Database
 from penstock.store.log.segmenting import SEGMENT_ROWS, Segment, to_segments
 from penstock.store.records.catalog import QueueRecord
@@ -120,7 +120,7 @@ class Placement:
 
         Raises
         ------
-        InvalidInput
+        InvalidInputError
             When a row's key belongs to another partition.
         """
         parts = self._split(rows, fallback) if partition is None else [(partition, rows)]
@@ -148,7 +148,7 @@ class Placement:
         targets = self.targets(rows)
         row = pc.index(pc.not_equal(targets, partition), True).as_py()
         if row >= 0:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"the key of row {row} belongs to partition {targets[row].as_py()}, not {partition}: "
                 "equal keys are kept together, so leave the partition out",
                 row=row,

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 from penstock.queue.checks import refuse_feed
 from penstock.queue.queue import AppendResult, Queue, Rows
 from penstock.store.database import Database, Transaction
@@ -61,7 +61,7 @@ class Producer:
 
         Raises
         ------
-        ProducerFenced
+        ProducerFencedError
             When another program has opened the session since.
         """
         # Otherwise two threads could take the same number, and one's rows would be skipped as a repeat.
@@ -70,7 +70,7 @@ class Producer:
 
     def _append(self, rows: Rows, number: int, partition: int | None) -> AppendResult:
         if type(number) is not int or not 0 <= number < 2**63:
-            raise InvalidInput(f"a sequence number is a whole number from 0, not {number!r}")
+            raise InvalidInputError(f"a sequence number is a whole number from 0, not {number!r}")
         repeated = False
 
         def once(tx: Transaction, append: Callable[[], Appended]) -> Appended:

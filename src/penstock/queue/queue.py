@@ -13,7 +13,13 @@ import pyarrow as pa
 
 from penstock.arguments import column_names, did_you_mean, in_quotes
 from penstock.arrow.python_rows import to_table
-from penstock.errors import InvalidInput, InvalidPosition, PartitionNotFound, SchemaMismatch, StoreError
+from penstock.errors import (
+    InvalidInputError,
+    InvalidPositionError,
+    PartitionNotFoundError,
+    SchemaMismatchError,
+    StoreError,
+)
 from penstock.queue.checks import check_name, check_whole_index, check_whole_partition, refuse_feed
 from penstock.queue.consumer import Consumer, Position
 from penstock.queue.evolution import add_columns, grow, new_columns
@@ -117,14 +123,14 @@ class Queue:
 
         Raises
         ------
-        SchemaMismatch
+        SchemaMismatchError
             When a row does not fit; nothing is appended.
-        PartitionNotFound
+        PartitionNotFoundError
             When the queue has no such partition.
-        InvalidInput
+        InvalidInputError
             When a row's key belongs to another partition, or the connection is not to this store or has no
             open transaction.
-        CommitOutcomeUnknown
+        CommitOutcomeUnknownError
             When the connection broke during the commit; with a producer session, the append can be repeated
             safely.
         """
@@ -167,7 +173,7 @@ class Queue:
             known = self._record
             try:
                 return to_table(rows, columns(known))
-            except SchemaMismatch:
+            except SchemaMismatchError:
                 self.refresh()
                 if self._record.added_bytes == known.added_bytes:
                     raise
@@ -216,7 +222,7 @@ class Queue:
 
         Raises
         ------
-        QueueNotFound
+        QueueNotFoundError
             When the queue was dropped, even if another one with its name exists now.
         """
         self._record = self._database.run(lambda tx: catalog.reread(tx, self._record), write=False)
@@ -227,7 +233,7 @@ class Queue:
         if not 0 <= partition < self.partitions:
             self.refresh()
         if not 0 <= partition < self.partitions:
-            raise PartitionNotFound(
+            raise PartitionNotFoundError(
                 f"queue {self.name!r} has partitions 0 to {self.partitions - 1}, not {partition}",
                 queue=self.name,
                 partition=partition,
@@ -259,19 +265,19 @@ class Queue:
 
         Raises
         ------
-        DataLost
+        DataLostError
             When part of the range has been trimmed.
-        PartitionNotFound, InvalidPosition
+        PartitionNotFoundError, InvalidPositionError
             When the queue has no such partition, or the range is reversed or starts after the newest row.
         """
         self._check_partition(partition)
         for name, limit in (("max_rows", max_rows), ("max_bytes", max_bytes)):
             if limit is not None and (type(limit) is not int or limit < 1):
-                raise InvalidInput(f"{name} is 1 or more, not {limit!r}")
+                raise InvalidInputError(f"{name} is 1 or more, not {limit!r}")
         check_whole_index(start, 0 if end is None else end)
         bounds = self._partition(partition)
         if not 0 <= start <= bounds.next_index or (end is not None and end < start):
-            raise InvalidPosition(
+            raise InvalidPositionError(
                 f"queue {self.name!r}, partition {partition}, has rows {bounds.first_index} to "
                 f"{bounds.next_index}: cannot read [{start}, {'…' if end is None else end})"
             )
@@ -311,7 +317,7 @@ class Queue:
 
         Raises
         ------
-        ConsumerNotFound
+        ConsumerNotFoundError
         """
         check_name("consumer", consumer)
         registered = Consumer(self._database, self._store_uuid, consumer, self._maintainer)
@@ -331,7 +337,7 @@ class Queue:
             flight of a running query are never deleted.
         """
         if before is not None and type(before) is not int:
-            raise InvalidInput(f"a row index is a whole number, not {before!r}")
+            raise InvalidInputError(f"a row index is a whole number, not {before!r}")
         self.refresh()
         if partition is not None:
             self._check_partition(partition)
@@ -376,11 +382,11 @@ class Queue:
 
         Raises
         ------
-        InvalidInput
+        InvalidInputError
             When the queue would have more than 4096.
         """
         if type(count) is not int or count < 1:
-            raise InvalidInput(f"the number of partitions to add is 1 or more, not {count!r}")
+            raise InvalidInputError(f"the number of partitions to add is 1 or more, not {count!r}")
         self.refresh()
         grow(self._database, self._record, count)
         self.refresh()
@@ -407,9 +413,9 @@ class Queue:
 
         Raises
         ------
-        SchemaMismatch
+        SchemaMismatchError
             When a column is not nullable, has a reserved name, or exists with another type.
-        UnsupportedType, InvalidInput
+        UnsupportedTypeError, InvalidInputError
         """
         add_columns(self._database, self._record, new_columns(columns))
         self.refresh()
@@ -433,7 +439,7 @@ def _selected(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     for name in columns:
         if name not in schema.names:
             known, hint = ", ".join(schema.names), did_you_mean(name, schema.names)
-            raise SchemaMismatch(
+            raise SchemaMismatchError(
                 f"there is no column {in_quotes(name)}; the columns are {known}.{hint}", column=name
             )
     return pa.schema([schema.field(name) for name in columns])

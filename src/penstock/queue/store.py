@@ -10,7 +10,7 @@ from datetime import timedelta
 from penstock.arguments import column_names, require
 from penstock.arrow.key_hash import check_key
 from penstock.arrow.schema import canonical_schema
-from penstock.errors import ConsumerInUse, InvalidInput
+from penstock.errors import ConsumerInUseError, InvalidInputError
 from penstock.queue.checks import check_name
 from penstock.queue.consumer import Consumer
 from penstock.queue.evolution import MAX_PARTITIONS
@@ -115,11 +115,11 @@ class Store:
 
         Raises
         ------
-        AlreadyExists, UnsupportedType, SchemaMismatch, InvalidName, InvalidInput
+        AlreadyExistsError, UnsupportedTypeError, SchemaMismatchError, InvalidNameError, InvalidInputError
         """
         check_name("queue", name)
         if type(partitions) is not int or not 1 <= partitions <= MAX_PARTITIONS:
-            raise InvalidInput(f"a queue has 1 to {MAX_PARTITIONS} partitions, not {partitions!r}")
+            raise InvalidInputError(f"a queue has 1 to {MAX_PARTITIONS} partitions, not {partitions!r}")
         canonical = canonical_schema(schema)
         columns = column_names("key", key)
         if columns:
@@ -154,7 +154,7 @@ class Store:
 
         Raises
         ------
-        QueueNotFound
+        QueueNotFoundError
         """
         check_name("queue", name)
         return self._queue(self._database.run(lambda tx: catalog.find_queue(tx, name), write=False))
@@ -175,8 +175,8 @@ class Store:
 
         Raises
         ------
-        QueueNotFound
-        ConsumerInUse
+        QueueNotFoundError
+        ConsumerInUseError
             When a running query owns one of its consumers, or, without ``force``, a vital consumer is
             registered.
         """
@@ -195,12 +195,12 @@ class Store:
         self, tx: Transaction, record: catalog.QueueRecord, registration: Registration, force: bool
     ) -> None:
         if tx.owner_alive(registration.lock_name(self.uuid)):
-            raise ConsumerInUse(
+            raise ConsumerInUseError(
                 f"a running query reads queue {record.name!r} through consumer {registration.consumer!r}: "
                 "stop the query first"
             )
         if registration.vital and not force:
-            raise ConsumerInUse(
+            raise ConsumerInUseError(
                 f"queue {record.name!r} has the vital consumer {registration.consumer!r}: "
                 "unregister it, or drop with force"
             )
@@ -218,7 +218,7 @@ class Store:
 
         Raises
         ------
-        AlreadyExists, InvalidName
+        AlreadyExistsError, InvalidNameError
         """
         check_name("consumer", name)
         self._database.run(lambda tx: consumers.create_consumer(tx, name))
@@ -235,7 +235,7 @@ class Store:
 
         Raises
         ------
-        ConsumerNotFound
+        ConsumerNotFoundError
         """
         check_name("consumer", name)
         self._database.run(lambda tx: consumers.find_consumer(tx, name), write=False)
@@ -259,16 +259,16 @@ class Store:
 
         Raises
         ------
-        ConsumerInUse
+        ConsumerInUseError
             When a running query owns it.
-        ConsumerNotFound
+        ConsumerNotFoundError
         """
         check_name("consumer", name)
 
         def work(tx: Transaction) -> None:
             for registration in consumers.list_registrations(tx):
                 if registration.consumer == name and tx.owner_alive(registration.lock_name(self.uuid)):
-                    raise ConsumerInUse(
+                    raise ConsumerInUseError(
                         f"a running query on queue {registration.queue!r} owns consumer {name!r}: "
                         "stop the query first"
                     )
@@ -292,7 +292,7 @@ class Store:
 
         Raises
         ------
-        QueueNotFound
+        QueueNotFoundError
         """
         check_name("producer session", session)
         return Producer(self._database, self.queue(queue), session)
@@ -374,7 +374,8 @@ def connect(url: str, *, create: bool = True, timeout: float = CONNECT_TIMEOUT) 
 
     Raises
     ------
-    InvalidUrl, MissingDependency, StoreNotFound, StoreTooNew, StoreUnavailable, StoreReadOnly, StoreUnsafe
+    InvalidUrlError, MissingDependencyError, StoreNotFoundError, StoreTooNewError, StoreUnavailableError,
+    StoreReadOnlyError, StoreUnsafeError
     """
     require("timeout", timeout, float | int, "a number of seconds")
     database, identity = open_database(url, create=create, patience=timeout)

@@ -18,7 +18,7 @@ from pyarrow import fs
 
 from penstock.commit.micro_batch import BatchCommit, Target
 from penstock.commit.offsets import batch_ranges, other_offsets
-from penstock.errors import CheckpointMismatch, CommitRefused
+from penstock.errors import CheckpointMismatchError, CommitRefusedError
 from penstock.json_text import JsonValue, parse_json
 
 T = TypeVar("T")
@@ -54,11 +54,11 @@ class Checkpoint:
     def require_query(self, writers: Iterable[str]) -> None:
         """Refuse a checkpoint of another query than those whose ids the tasks of a micro-batch report.
 
-        Raises CheckpointMismatch.
+        Raises CheckpointMismatchError.
         """
         queries, expected = set(writers), self.query_id()
         if queries != {expected}:
-            raise CheckpointMismatch(
+            raise CheckpointMismatchError(
                 f"the running query is {', '.join(sorted(queries))}, but the sink's checkpoint is that of "
                 f"{expected}: give checkpointLocation as a full URL if paths without a scheme are not local",
                 query=sorted(queries),
@@ -68,13 +68,13 @@ class Checkpoint:
     def require_readable(self, guarantee: str) -> None:
         """Refuse a checkpoint whose files this process cannot reach.
 
-        Raises CommitRefused.
+        Raises CommitRefusedError.
         """
         try:
             self.files.get_file_info(f"{self.root}/metadata")
         except Exception as error:
             where = redact_location(self.location)
-            raise CommitRefused(
+            raise CommitRefusedError(
                 f"guarantee={guarantee} reads the checkpoint's offset log, and {where!r} cannot be reached "
                 f"from this Python ({redacted_cause(error, self.location)}): check the address and the "
                 "credentials, or use guarantee=at_least_once",
@@ -84,7 +84,7 @@ class Checkpoint:
     def offsets(self, batch_id: int) -> list[JsonValue]:
         """Return the sources' offsets of a micro-batch; empty before the first one.
 
-        Raises CommitRefused when the file is missing or malformed.
+        Raises CommitRefusedError when the file is missing or malformed.
         """
         return parse_offsets(self._read(f"offsets/{batch_id}")) if batch_id >= 0 else []
 
@@ -107,7 +107,7 @@ class Checkpoint:
     ) -> BatchCommit[T]:
         """Return the commit of a micro-batch whose tasks are done; its app is the query's id by default.
 
-        Raises CommitRefused when the checkpoint cannot be read, or has two ranges of a consumer.
+        Raises CommitRefusedError when the checkpoint cannot be read, or has two ranges of a consumer.
         """
         offsets = self.offsets(batch_id)
         query_id, stateful = self.query_id(), self.stateful()
@@ -132,7 +132,7 @@ class Checkpoint:
 
         None if the query was not continuous or had no limit.
 
-        Raises CommitRefused when the file is missing or malformed.
+        Raises CommitRefusedError when the file is missing or malformed.
         """
         name = f"offsets/{batch_id}"
         text = self._read(name)
@@ -143,9 +143,9 @@ class Checkpoint:
         except (IndexError, ValueError, AttributeError, TypeError) as error:
             raise self._malformed(name, error) from error
 
-    def _malformed(self, name: str, error: Exception) -> CommitRefused:
+    def _malformed(self, name: str, error: Exception) -> CommitRefusedError:
         where = redact_location(self.location)
-        return CommitRefused(
+        return CommitRefusedError(
             f"the checkpoint's file {name} at {where} is malformed or truncated ({type(error).__name__}): "
             "restore it from a copy, or start with a new checkpoint",
             checkpoint=where,
@@ -198,7 +198,7 @@ class Checkpoint:
                 raise FileNotFoundError(name)
             return content.decode()
         except Exception as error:
-            raise CommitRefused(
+            raise CommitRefusedError(
                 f"the checkpoint's file {name} cannot be read at {redact_location(self.location)}: "
                 f"{type(error).__name__}; is it another query's, or was it deleted?",
                 checkpoint=redact_location(self.location),
@@ -222,7 +222,7 @@ def parse_offsets(text: str) -> list[JsonValue]:
     """
     version, _, *lines = text.split("\n")
     if version not in ("v1", "v2"):
-        raise CommitRefused(
+        raise CommitRefusedError(
             f"the offset log has the unknown format {version[:20]!r} (v1 and v2 are supported): upgrade "
             "Penstock"
         )
@@ -262,7 +262,7 @@ def _by_fsspec(location: str) -> tuple[fs.FileSystem, str]:
         # Spark writes these files at the same time, so nothing may be cached.
         files, path = url_to_fs(location, use_listings_cache=False, skip_instance_cache=True)
     except Exception as error:
-        raise CommitRefused(
+        raise CommitRefusedError(
             f"the checkpoint at {redact_location(location)} cannot be read from Python "
             f"({redacted_cause(error, location)}), and the sink must read its offset log for this guarantee: "
             "install an fsspec driver for the scheme (pip install fsspec), or put the checkpoint where "

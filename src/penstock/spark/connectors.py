@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.arguments import in_quotes
-from penstock.errors import InvalidOption
+from penstock.errors import InvalidOptionError
 from penstock.spark.checkpoint import Checkpoint
 from penstock.store.database import Transaction
 
@@ -122,14 +122,14 @@ class Sink(ABC):
 
         Raises
         ------
-        InvalidOption
+        InvalidOptionError
         """
         for option, value, kept in (
             ("guarantee", guarantee, self.guarantees),
             ("output_mode", output_mode, self.output_modes),
         ):
             if value not in kept:
-                raise InvalidOption(
+                raise InvalidOptionError(
                     f"{type(self).__name__} takes {option.replace('_', ' ')} {' or '.join(kept)}, not "
                     f"{in_quotes(value)}",
                     option=option,

@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 
 from pyspark.sql import SparkSession
 
-from penstock.errors import StoreUnavailable, condition_of
+from penstock.errors import StoreUnavailableError, condition_of
 from penstock.spark.internals.sessions import is_local
 
 log = logging.getLogger("penstock.spark")
@@ -54,7 +54,7 @@ class Address:
     def ask(self, question: bytes) -> bytes:
         """Send a question to the driver, and return its answer.
 
-        Raises StoreUnavailable when the driver does not answer.
+        Raises StoreUnavailableError when the driver does not answer.
         """
         try:
             with connect((self.host, self.port), authkey=self.secret) as connection:
@@ -66,23 +66,23 @@ class Address:
     def connect(self) -> Connection:
         """Connect to the driver.
 
-        Raises StoreUnavailable when the driver does not answer.
+        Raises StoreUnavailableError when the driver does not answer.
         """
         try:
             return connect((self.host, self.port), authkey=self.secret)
         except _CONNECT_ERRORS as error:
             raise self._unreachable(error) from error
 
-    def _unreachable(self, error: Exception) -> StoreUnavailable:
+    def _unreachable(self, error: Exception) -> StoreUnavailableError:
         if isinstance(error, AuthenticationError):
-            return StoreUnavailable(
+            return StoreUnavailableError(
                 f"the process at {self.host}:{self.port} is not the driver of this task, which has probably "
                 "ended: start the query again",
                 condition="STORE_UNAVAILABLE.OTHER_DRIVER",
                 host=self.host,
                 port=self.port,
             )
-        return StoreUnavailable(
+        return StoreUnavailableError(
             f"the driver at {self.host}:{self.port} does not answer ({type(error).__name__}): executors must "
             "be able to reach spark.driver.host",
             host=self.host,

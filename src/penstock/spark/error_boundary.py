@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 
 from pyspark.errors import AnalysisException
 
-from penstock.errors import PenstockError, QueryFailed, error_class
+from penstock.errors import PenstockError, QueryFailedError, error_class
 from penstock.spark.internals.sessions import JvmError, JvmException
 
 C = TypeVar("C", bound=type)
@@ -66,7 +66,7 @@ def original_error(error: Exception) -> Exception:
     if not matches:
         return _shut_down() if _has_jvm_ended(error) or _SHUT_DOWN.search(text) else error
     name, condition, message = matches[-1]
-    kind = error_class(name.rpartition(".")[2]) or QueryFailed
+    kind = error_class(name.rpartition(".")[2]) or QueryFailedError
     return kind(message.strip(), condition=condition)
 
 
@@ -91,8 +91,8 @@ def _has_jvm_ended(error: Exception) -> bool:
     return isinstance(error, JvmError | ConnectionError) and not isinstance(error, JvmException)
 
 
-def _shut_down() -> QueryFailed:
-    return QueryFailed(
+def _shut_down() -> QueryFailedError:
+    return QueryFailedError(
         "Spark was shut down in the middle of a micro-batch, which the next run repeats. A signal to the "
         "whole process group, as from timeout or systemd's KillMode=control-group, ends Spark's JVM at once: "
         "send it to the driver alone (timeout --foreground, KillMode=mixed), which then finishes the "

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.commit.offsets import pad
-from penstock.errors import InvalidOption, condition_of
+from penstock.errors import InvalidOptionError, condition_of
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.internals.limit_state import UnreadableState, rows_passed
 
@@ -32,12 +32,12 @@ class Quota:
     def of(cls, values: object, checkpoint: str | None) -> Quota | None:
         """Parse the options ``limitRows`` and ``limitUrl``.
 
-        Raises InvalidOption.
+        Raises InvalidOptionError.
         """
         if values is None and checkpoint is None:
             return None
         if not isinstance(values, Mapping) or checkpoint is None:
-            raise InvalidOption(
+            raise InvalidOptionError(
                 "limitRows and limitUrl are internal options: use stream.limit(n)", option="limitRows"
             )
         since: Sequence[int] | None = values.get("since")

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TypeVar, overload
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import InvalidOption
+from penstock.errors import InvalidOptionError
 from penstock.instants import micros_of
 from penstock.spark.limit_pushdown import Quota
 
@@ -46,10 +46,10 @@ class OptionReader:
         for name in self._options.keys() - by_lower.keys() - _SPARK_OPTIONS:
             other = next((other for other in others if other.lower() == name), None)
             if other is not None:
-                raise InvalidOption(
+                raise InvalidOptionError(
                     f"option {in_quotes(other)} does not apply to a {operation}: leave it out", option=other
                 )
-            raise InvalidOption(
+            raise InvalidOptionError(
                 f"unknown option {in_quotes(name)} of a {operation}.{did_you_mean(name, by_lower.values())} "
                 f"Known options: {', '.join(sorted(by_lower.values()))}",
                 option=name,
@@ -62,7 +62,7 @@ class OptionReader:
     def text(self, name: str) -> str | None:
         value = self._options.get(name.lower())
         if value == "":
-            raise InvalidOption(
+            raise InvalidOptionError(
                 f"option {name}='' is empty: give a value, or leave it out", option=name, value=value
             )
         return value
@@ -70,7 +70,7 @@ class OptionReader:
     def required(self, name: str) -> str:
         value = self.text(name)
         if value is None:
-            raise InvalidOption(
+            raise InvalidOptionError(
                 f"option {in_quotes(name)} is missing: set it, or set {CONF_PREFIX}{name} on the session "
                 "before penstock.register(spark)",
                 option=name,
@@ -90,7 +90,7 @@ class OptionReader:
         try:
             return parse(text)
         except ValueError as error:
-            raise InvalidOption(
+            raise InvalidOptionError(
                 f"option {name}={in_quotes(text)}: {error}", option=name, value=text
             ) from None
 
@@ -172,8 +172,8 @@ class SinkOptions:
 def source_options(options: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
     """Parse the options of a read; ``streaming`` is None if Spark has not said yet which kind of read it is.
 
-    Raises InvalidOption for an unknown option, an invalid or a missing value, or options that exclude each
-    other.
+    Raises InvalidOptionError for an unknown option, an invalid or a missing value, or options that exclude
+    each other.
     """
     known, operation = {
         None: (ANY_SOURCE, "read"),
@@ -204,13 +204,13 @@ def source_options(options: Mapping[str, str], *, streaming: bool | None) -> Sou
 
 def _check_start(options: SourceOptions) -> None:
     if options.starting_offsets is not None and options.starting_timestamp is not None:
-        raise InvalidOption("startingOffsets and startingTimestamp exclude each other: set one of them")
+        raise InvalidOptionError("startingOffsets and startingTimestamp exclude each other: set one of them")
     start = options.starting_offsets
     if options.consumer is None and start == "consumer":
-        raise InvalidOption("startingOffsets=consumer needs the option consumer: set it, too")
+        raise InvalidOptionError("startingOffsets=consumer needs the option consumer: set it, too")
     has_other_start = start not in (None, "consumer") or options.starting_timestamp is not None
     if options.consumer is not None and has_other_start:
-        raise InvalidOption(
+        raise InvalidOptionError(
             f"a read starts at the offset of consumer {options.consumer!r}: leave out startingOffsets and "
             "startingTimestamp, or move the consumer with `penstock consumer seek`"
         )
@@ -219,7 +219,7 @@ def _check_start(options: SourceOptions) -> None:
 def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     """Parse the options of a write.
 
-    Raises InvalidOption as for :func:`source_options`.
+    Raises InvalidOptionError as for :func:`source_options`.
     """
     known, operation = (STREAM_SINK, "streaming write") if streaming else (BATCH_SINK, "batch write")
     read = OptionReader(options, known, operation, ALL_OPTIONS)
@@ -239,10 +239,12 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
 def _queue(read: OptionReader) -> str:
     named, path = read.text("queue"), read.text("path")
     if named and path and named != path:
-        raise InvalidOption(f"two queues are named, option queue={named!r} and {path!r}: name one")
+        raise InvalidOptionError(f"two queues are named, option queue={named!r} and {path!r}: name one")
     queue = named or path
     if queue is None:
-        raise InvalidOption("no queue is named: use load('orders'), start('orders'), or the option 'queue'")
+        raise InvalidOptionError(
+            "no queue is named: use load('orders'), start('orders'), or the option 'queue'"
+        )
     return queue
 
 

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from penstock.arrow.coerce import conform
 from penstock.commit.micro_batch import QueueTarget
 from penstock.commit.protocol import append_task, commit_batch, note_batch
-from penstock.errors import CommitRefused, condition_of
+from penstock.errors import CommitRefusedError, condition_of
 from penstock.queue.open_stores import open_store
 from penstock.queue.placement import Placement, placement_of
 from penstock.spark.checkpoint import Checkpoint
@@ -256,7 +256,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         """
         yield from batches
         if self._from_checkpoint(stream, Checkpoint.stateful):
-            raise CommitRefused(_STATEFUL)
+            raise CommitRefusedError(_STATEFUL)
 
     def _from_checkpoint(self, stream: StreamTask, read: Callable[[Checkpoint], T]) -> T | None:
         """Read from the checkpoint; None if an executor cannot, since the driver reads it too, and must."""
@@ -275,7 +275,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         """Commit a micro-batch, on the driver."""
         wrote = [message for message in messages if isinstance(message, TaskResult)]
         if not wrote:
-            raise CommitRefused(
+            raise CommitRefusedError(
                 "no task has written: Spark's continuous trigger loses every row that goes into a Python "
                 "sink; use a processing-time trigger"
             )
@@ -304,7 +304,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         self._require_placement(wrote)
         exactly = self._options.guarantee == "exactly_once"
         if not exactly and checkpoint.stateful():
-            raise CommitRefused(_STATEFUL)
+            raise CommitRefusedError(_STATEFUL)
         batch = checkpoint.batch_commit(
             QueueTarget(self._queue),
             batch_id,
@@ -320,7 +320,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
     def _require_placement(self, wrote: Sequence[TaskResult]) -> None:
         """Refuse rows that may be in the wrong partition."""
         if self._queue.key and {message.partitions for message in wrote} != {self._queue.partitions}:
-            raise CommitRefused(
+            raise CommitRefusedError(
                 f"queue {self._queue.name!r} got more partitions while the micro-batch was written: restart "
                 "the query, which repeats the micro-batch",
                 queue=self._queue.name,
@@ -330,7 +330,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         known = (message.stream.location(self._options) for message in wrote if message.stream is not None)
         location = next((location for location in known if location is not None), None)
         if location is None:
-            raise CommitRefused(
+            raise CommitRefusedError(
                 f"guarantee={self._options.guarantee} needs to know the checkpoint: set the option "
                 "checkpointLocation; or name the query, if it uses the session's "
                 "spark.sql.streaming.checkpointLocation, where a query without a name gets a new one at each "

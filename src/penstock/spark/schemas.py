@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import canonical_schema, spark_json
-from penstock.errors import SchemaMismatch
+from penstock.errors import SchemaMismatchError
 from penstock.store.log.partition_log import Chunk
 from penstock.store.records.catalog import QueueRecord
 
@@ -31,13 +31,13 @@ COORDINATES = ("_queue", "_generation", "_partition", "_row_index")
 def source_schema(schema: pa.Schema, service_columns: bool) -> pa.Schema:
     """Return the Arrow schema of a read.
 
-    Raises SchemaMismatch when a column of the queue has the name of a metadata column.
+    Raises SchemaMismatchError when a column of the queue has the name of a metadata column.
     """
     if not service_columns:
         return schema
     taken = {name.lower() for name in schema.names}.intersection(field.name for field in SERVICE_FIELDS)
     if taken:
-        raise SchemaMismatch(
+        raise SchemaMismatchError(
             f"includeServiceColumns adds {', '.join(sorted(taken))}, which the queue has already: leave the "
             "option out",
             columns=sorted(taken),
@@ -63,19 +63,19 @@ def quote_column(name: str) -> str:
 def projection(requested: StructType, full: pa.Schema) -> pa.Schema:
     """Return the columns to read, those of the requested schema.
 
-    Raises SchemaMismatch when a column does not exist, or has another type.
+    Raises SchemaMismatchError when a column does not exist, or has another type.
     """
     wanted = canonical_schema(requested)
     for field in wanted:
         index = full.get_field_index(field.name)
         if index < 0:
-            raise SchemaMismatch(
+            raise SchemaMismatchError(
                 f"the read's schema has a column {in_quotes(field.name)}, which does not exist."
                 f"{did_you_mean(field.name, full.names)}",
                 column=field.name,
             )
         if not full.field(index).type.equals(field.type):
-            raise SchemaMismatch(
+            raise SchemaMismatchError(
                 f"the read's schema has {in_quotes(field.name)} as {field.type}, but the column is "
                 f"{full.field(index).type}: read it as that, then cast it",
                 column=field.name,
@@ -83,7 +83,7 @@ def projection(requested: StructType, full: pa.Schema) -> pa.Schema:
                 found=str(field.type),
             )
         if full.field(index).nullable and not field.nullable:
-            raise SchemaMismatch(
+            raise SchemaMismatchError(
                 f"the read's schema has {in_quotes(field.name)} as NOT NULL, but the column may be null: "
                 "leave out NOT NULL",
                 column=field.name,
@@ -120,14 +120,14 @@ def _timestamps(chunk: Chunk) -> pa.Array:
 def check_writable(frame: StructType, queue: pa.Schema, name: str) -> None:
     """Refuse a DataFrame that cannot be written into a queue, before anything runs.
 
-    Raises SchemaMismatch with the column and the two types.
+    Raises SchemaMismatchError with the column and the two types.
     """
     schema = canonical_schema(frame)
     _check_columns(schema.names, queue, name)
     for field in queue:
         index = _index(schema.names, field.name)
         if index is not None and not _fits(schema.field(index).type, field.type):
-            raise SchemaMismatch(
+            raise SchemaMismatchError(
                 f"column {in_quotes(field.name)} of queue {in_quotes(name)} is {field.type}, the DataFrame "
                 f"has {schema.field(index).type}: cast it first",
                 column=field.name,
@@ -140,7 +140,7 @@ def _check_columns(names: Sequence[str], queue: pa.Schema, name: str) -> None:
     known = {column.lower() for column in queue.names}
     for column in names:
         if column.lower() not in known:
-            raise SchemaMismatch(
+            raise SchemaMismatchError(
                 f"queue {in_quotes(name)} has no column "
                 f"{in_quotes(column)}.{did_you_mean(column, queue.names)} Drop or rename it, or add it to "
                 "the queue with add_columns",
@@ -148,7 +148,7 @@ def _check_columns(names: Sequence[str], queue: pa.Schema, name: str) -> None:
             )
     for field in queue:
         if not field.nullable and _index(names, field.name) is None:
-            raise SchemaMismatch(
+            raise SchemaMismatchError(
                 f"column {in_quotes(field.name)} of queue {in_quotes(name)} may not be null, and the "
                 "DataFrame has no such column: add it",
                 column=field.name,

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import InvalidInput, InvalidOption, InvalidUrl
+from penstock.errors import InvalidInputError, InvalidOptionError, InvalidUrlError
 from penstock.spark.internals.python_workers import check_workers
 from penstock.spark.internals.query_start import preset_environment
 from penstock.spark.internals.sessions import (
@@ -77,9 +77,9 @@ def session(
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         When a session is running already: the settings can only be made at the start.
-    MissingDependency
+    MissingDependencyError
         When the Python of Spark's workers lacks a package.
     """
     _refuse_second()
@@ -104,7 +104,7 @@ def session(
 def _refuse_second() -> None:
     running = running_context()
     if running is not None:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"a Spark session is running already ({running.appName!r}), and this one's settings can only be "
             "made at the start: use penstock.register(spark) with the running one, or stop it first"
         )
@@ -182,9 +182,9 @@ def register(spark: SparkSession) -> None:
 
     Raises
     ------
-    MissingDependency
+    MissingDependencyError
         When the Python of Spark's workers lacks a package, or Penstock does not support the version of Spark.
-    InvalidOption
+    InvalidOptionError
         For an unknown setting ``spark.penstock.…``.
     """
     check_session(spark)
@@ -216,7 +216,7 @@ def _hide_password(spark: SparkSession) -> None:
     url = spark.conf.get(URL_SETTING, None)
     try:
         parsed = None if url is None else parse_url(url)
-    except InvalidUrl:
+    except InvalidUrlError:
         # The error is raised where the URL is used.
         return
     if url is not None and parsed is not None and parsed.secrets:
@@ -229,7 +229,7 @@ def session_defaults(spark: SparkSession) -> dict[str, str]:
 
     Raises
     ------
-    InvalidOption
+    InvalidOptionError
         For an unknown setting ``spark.penstock.…``.
     """
     known = {name.lower(): name for name in ALL_OPTIONS}
@@ -239,7 +239,7 @@ def session_defaults(spark: SparkSession) -> dict[str, str]:
             continue
         name = setting.removeprefix(CONF_PREFIX)
         if name.lower() not in known:
-            raise InvalidOption(
+            raise InvalidOptionError(
                 f"unknown setting {in_quotes(setting)}.{did_you_mean(name, ALL_OPTIONS)} Settings are "
                 f"{CONF_PREFIX}<option>, with one of the options {', '.join(sorted(ALL_OPTIONS))}",
                 option=name,

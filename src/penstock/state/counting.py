@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as fn
 from pyspark.sql.types import StructType
 
-from penstock.errors import StateRefused
+from penstock.errors import StateRefusedError
 from penstock.state.layout import Layout
 from penstock.state.operators import (
     JOIN,
@@ -62,7 +62,7 @@ def count_rows(spark: SparkSession, layout: Layout, batch: int) -> tuple[StateOp
             for counter, settings in _counters(operator, part, batch):
                 try:
                     frames[counter] = state_frame(spark, layout, operator.id, settings)
-                except StateRefused as error:
+                except StateRefusedError as error:
                     counts[counter] = str(error)
     counts |= _count_in_one_job(frames)
     schemas = {counter: frame.schema for counter, frame in frames.items()}

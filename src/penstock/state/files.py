@@ -10,7 +10,7 @@ from datetime import datetime
 from pyarrow import fs
 
 from penstock.arguments import path_text
-from penstock.errors import CheckpointNotFound, StateRefused
+from penstock.errors import CheckpointNotFoundError, StateRefusedError
 from penstock.spark.checkpoint import Checkpoint, is_batch_number, redact_location, redacted_cause
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -27,11 +27,11 @@ class Files:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         When it is not a path.
-    CheckpointNotFound
+    CheckpointNotFoundError
         When it is not a checkpoint.
-    StateRefused
+    StateRefusedError
         When it cannot be reached.
     """
 
@@ -88,15 +88,15 @@ class Files:
             what = "it is a file"
         else:
             what = "the folder has other files" if self._infos else "the folder is empty"
-        raise CheckpointNotFound(
+        raise CheckpointNotFoundError(
             f"there is no checkpoint at {self.shown!r}: {what}. Pass the query's checkpointLocation, the "
             "folder with 'metadata', 'offsets' and 'commits' in it",
             checkpoint=self.shown,
         )
 
-    def _unreachable(self, error: Exception) -> StateRefused:
+    def _unreachable(self, error: Exception) -> StateRefusedError:
         first = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        return StateRefused(
+        return StateRefusedError(
             f"the checkpoint at {self.shown!r} cannot be reached from this Python "
             f"({redacted_cause(first, self.location)}): check the address and the credentials; pyarrow and "
             "fsspec know most file systems (pip install fsspec)",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from penstock.commit.offsets import QueueOffset
-from penstock.errors import CommitRefused
+from penstock.errors import CommitRefusedError
 from penstock.instants import moment_text
 from penstock.json_text import Json, JsonValue, parse_json_object
 from penstock.spark.checkpoint import LIMIT_PASSED_SETTING, RUNS_KEY, parse_offsets
@@ -134,7 +134,7 @@ def _planned(files: Files, number: int, unknown: list[str]) -> Batch:
     try:
         text = files.text(name)
         metadata, sources = _metadata(text), _sources(text)
-    except (ValueError, CommitRefused) as error:
+    except (ValueError, CommitRefusedError) as error:
         unknown.append(f"offsets of batch {number}: the file {name!r} cannot be used ({_brief(error)})")
         return Batch(number)
     return Batch(
@@ -152,7 +152,7 @@ def _rows(files: Files, number: int, sources: tuple[Source, ...]) -> int | None:
     """Count the rows of a batch; a source without new rows repeats the offset of the batch before."""
     try:
         before = [source.offset for source in _sources(files.text(f"offsets/{number - 1}"))] if number else []
-    except (ValueError, CommitRefused):
+    except (ValueError, CommitRefusedError):
         return None
     counts: list[int] = []
     for source in sources:

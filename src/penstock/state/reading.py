@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 
 from penstock.arguments import did_you_mean, in_quotes, require
-from penstock.errors import StateRefused
+from penstock.errors import StateRefusedError
 from penstock.spark.internals.sessions import clone_session, is_classic
 from penstock.state.files import Files, may_exist
 from penstock.state.layout import Layout, read_layout
@@ -58,9 +58,9 @@ def read(
 
     Raises
     ------
-    CheckpointNotFound
+    CheckpointNotFoundError
         When there is no checkpoint.
-    StateRefused
+    StateRefusedError
         When there is no such state, or it cannot be read.
     """
     layout = read_layout(Files(checkpoint))
@@ -75,7 +75,7 @@ def state_frame(spark: SparkSession, layout: Layout, operator: int, options: Map
 
     Raises
     ------
-    StateRefused
+    StateRefusedError
         When Spark cannot read it.
     """
     reader = _session(spark, layout).read.format("statestore").option("operatorId", operator)
@@ -84,14 +84,14 @@ def state_frame(spark: SparkSession, layout: Layout, operator: int, options: Map
     except Exception as error:
         where = layout.files.shown
         if _ESCAPED.search(layout.files.location):
-            raise StateRefused(
+            raise StateRefusedError(
                 f"Spark's state reader does not find {where!r}, since it escapes blanks and some other "
                 "characters of the path as in a URL: read it through a symbolic link or a copy without such "
                 "characters",
                 condition="STATE_REFUSED.PATH",
                 checkpoint=where,
             ) from error
-        raise StateRefused(
+        raise StateRefusedError(
             f"Spark cannot read operator {operator} of the checkpoint at {where!r}: {spark_reason(error)}",
             condition="STATE_REFUSED.UNREADABLE",
             checkpoint=where,
@@ -115,7 +115,7 @@ def _session(spark: SparkSession, layout: Layout) -> SparkSession:
     if spark.conf.get(_FORMAT, "1") == wanted:
         return spark
     if not is_classic(spark):
-        raise StateRefused(
+        raise StateRefusedError(
             f"the checkpoint's state has format {wanted}, which Spark reads only with {_FORMAT}={wanted}: "
             "set it on the session",
             condition="STATE_REFUSED.SESSION",
@@ -136,7 +136,7 @@ def _operator(layout: Layout, number: int) -> StateOperator:
             if last is not None and last.engine == CONTINUOUS
             else "the query keeps none, or has not run a batch yet"
         )
-        raise StateRefused(
+        raise StateRefusedError(
             f"the checkpoint at {where!r} has no state: {why}. penstock.state.show lists what it has",
             condition="STATE_REFUSED.NO_STATE",
             checkpoint=where,
@@ -145,7 +145,7 @@ def _operator(layout: Layout, number: int) -> StateOperator:
         if operator.id == number:
             return operator
     known = ", ".join(f"{operator.id} ({operator.name or 'no name'})" for operator in layout.operators)
-    raise StateRefused(
+    raise StateRefusedError(
         f"the checkpoint at {where!r} has no operator {number}: pass one of {known}",
         condition="STATE_REFUSED.NO_OPERATOR",
         checkpoint=where,
@@ -162,7 +162,7 @@ def _part(operator: StateOperator, name: str | None) -> StatePart:
     called = f"operator {operator.id} ({operator.name or 'no name'})"
     what = f"{called} has {len(known)} parts" if name is None else f"{called} has no part {in_quotes(name)}"
     hint = "" if name is None else did_you_mean(name, known)
-    raise StateRefused(
+    raise StateRefusedError(
         f"{what}: pass one of {', '.join(known) or 'none'} as part.{hint}",
         condition="STATE_REFUSED.NO_PART",
         operator=operator.id,
@@ -174,7 +174,7 @@ def _require_schemas(layout: Layout, operator: StateOperator) -> None:
     """Refuse a checkpoint that was moved, when Spark opens its schemas by an absolute path."""
     for path in layout.schema_paths.get(operator.id, ()):
         if not may_exist(path):
-            raise StateRefused(
+            raise StateRefusedError(
                 "the checkpoint was written elsewhere, and Spark opens the schemas of operator "
                 f"{operator.id} by the absolute path {path}: copy it back there, or read it where the query "
                 "runs",
@@ -191,7 +191,7 @@ def _batch(layout: Layout, batch: int | None) -> int:
         why = (
             "no batch has begun" if planned is None else f"batch {planned.id} has begun and is not committed"
         )
-        raise StateRefused(
+        raise StateRefusedError(
             f"the checkpoint at {layout.files.shown!r} has no committed batch ({why}), and only its state "
             "can be read: let the query run until it has committed",
             condition="STATE_REFUSED.NOTHING_COMMITTED",
@@ -200,7 +200,7 @@ def _batch(layout: Layout, batch: int | None) -> int:
     if batch is None:
         return known[-1]
     if batch not in known:
-        raise StateRefused(
+        raise StateRefusedError(
             f"batch {batch} is not committed, or was cleaned up: pass one of the batches {known[0]} to "
             f"{known[-1]}",
             condition="STATE_REFUSED.NO_BATCH",

@@ -9,7 +9,7 @@ from datetime import datetime
 from html import escape
 from typing import TYPE_CHECKING
 
-from penstock.errors import StateRefused
+from penstock.errors import StateRefusedError
 from penstock.instants import moment_text
 from penstock.json_text import Json
 from penstock.limits.record import read_record
@@ -42,9 +42,9 @@ def show(spark: SparkSession | None, checkpoint: str | os.PathLike[str]) -> Chec
 
     Raises
     ------
-    CheckpointNotFound
+    CheckpointNotFoundError
         When there is no checkpoint.
-    StateRefused
+    StateRefusedError
         When it cannot be reached.
     """
     layout = read_layout(Files(checkpoint))
@@ -70,7 +70,7 @@ def _limit(spark: SparkSession | None, files: Files) -> tuple[LimitProgress | No
         from penstock.limits.progress import limit_progress
 
         return limit_progress(files.location, spark=spark), ()
-    except (StateRefused, OSError, ValueError, KeyError) as error:
+    except (StateRefusedError, OSError, ValueError, KeyError) as error:
         return None, (f"progress of the limit: {error}",)
 
 

@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from typing import Any, Protocol, TypeVar
 
 from penstock.errors import (
-    CommitOutcomeUnknown,
+    CommitOutcomeUnknownError,
     PenstockError,
     StoreError,
-    StoreLocked,
-    StoreUnavailable,
+    StoreLockedError,
+    StoreUnavailableError,
     condition_of,
 )
 from penstock.store import forks
@@ -207,7 +207,7 @@ class Database(ABC):
 
         Raises
         ------
-        InvalidInput
+        InvalidInputError
             When the connection is another driver's, leads elsewhere, or commits each statement by itself.
         """
 
@@ -221,9 +221,9 @@ class Database(ABC):
 
         Raises
         ------
-        StoreUnavailable
+        StoreUnavailableError
             When the database does not answer.
-        CommitOutcomeUnknown
+        CommitOutcomeUnknownError
             When the connection broke while it was committing.
         """
         with self._pool.lease() as lease:
@@ -290,8 +290,8 @@ class Database(ABC):
                 with self._waiting_again(retries.waited) if retries.waited else nullcontext():
                     retries.begin()
                     return once()
-            except (StoreUnavailable, CommitOutcomeUnknown) as error:
-                unknown = isinstance(error, CommitOutcomeUnknown) and not idempotent
+            except (StoreUnavailableError, CommitOutcomeUnknownError) as error:
+                unknown = isinstance(error, CommitOutcomeUnknownError) and not idempotent
                 if unknown or not retries.left(error):
                     raise
                 log.warning(
@@ -354,7 +354,7 @@ class _Retries:
     def left(self, error: Exception) -> bool:
         """Whether there is time for another try after this error."""
         now = time.monotonic()
-        if isinstance(error, StoreLocked):
+        if isinstance(error, StoreLockedError):
             # Several waiters each wait twice: for the head of the line, and then for the lock.
             self.waited += min(now - self._began, 2 * error.parameters.get("seconds", self._locked))
             left = self.waited + self._pause < self._locked * 0.99

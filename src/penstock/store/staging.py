@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.errors import CommitRefused
+from penstock.errors import CommitRefusedError
 from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.partition_log import Appended, Stored, publish, store_payloads
 from penstock.store.log.segmenting import Segment
@@ -93,14 +93,14 @@ def promote(
 
     Raises
     ------
-    CommitRefused
+    CommitRefusedError
         When some of the staged segments are gone, or the rows no longer belong to the partitions that they
         were placed in.
     """
     staged = take(tx, queue, app_id, batch_id)
     rows = [row for row in staged if row.batch_id == batch_id and row.attempt in attempts]
     if len(rows) != sum(attempts.values()):
-        raise CommitRefused(
+        raise CommitRefusedError(
             f"{app_id!r} staged {sum(attempts.values())} segments for its batch {batch_id}, and {len(rows)} "
             "are left: maintenance removed the others as too old. Nothing of the batch is visible. Restart "
             "the query, which repeats the micro-batch, or run the batch write again",

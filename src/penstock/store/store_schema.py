@@ -12,11 +12,11 @@ from urllib.parse import quote
 from penstock.arguments import in_quotes
 from penstock.errors import (
     StoreError,
-    StoreNotFound,
-    StoreReadOnly,
-    StoreTooNew,
-    StoreUnavailable,
-    StoreUnsafe,
+    StoreNotFoundError,
+    StoreReadOnlyError,
+    StoreTooNewError,
+    StoreUnavailableError,
+    StoreUnsafeError,
 )
 from penstock.store.database import Database, Transaction
 from penstock.store.postgres.database import PostgresDatabase
@@ -57,9 +57,9 @@ def open_database(
 
     Raises
     ------
-    StoreNotFound
+    StoreNotFoundError
         When there is no store at the URL and ``create`` is False.
-    StoreTooNew
+    StoreTooNewError
         When a newer Penstock created the store.
     StoreError
         With the condition ``STORE_TOO_OLD`` when an older one did.
@@ -125,16 +125,16 @@ def _use_wal(database: SqliteDatabase, new: bool, patience: float | None) -> Non
         database.retried(database.use_wal, patience=patience)
         return
     # A copy of a store may have lost the mode; the store works even if it cannot be set now.
-    with contextlib.suppress(StoreReadOnly, StoreUnavailable):
+    with contextlib.suppress(StoreReadOnlyError, StoreUnavailableError):
         database.use_wal()
 
 
-def _missing(database: Database) -> StoreNotFound:
+def _missing(database: Database) -> StoreNotFoundError:
     url = database.url
     hidden = ", with its password in the URL" if url.secrets else ""
     named = with_options(url) if url.dialect == "sqlite" else url.redacted
     command = f"penstock store init --url {shlex.quote(named)}"
-    return StoreNotFound(f"there is no store at {url}: create one with `{command}`{hidden}")
+    return StoreNotFoundError(f"there is no store at {url}: create one with `{command}`{hidden}")
 
 
 def _identity(tx: Transaction, database: Database) -> StoreIdentity | None:
@@ -156,13 +156,13 @@ def require_version(database: Database, version: int) -> None:
 
     Raises
     ------
-    StoreTooNew
+    StoreTooNewError
         When a newer Penstock created it.
     StoreError
         With the condition ``STORE_TOO_OLD`` when an older one did.
     """
     if version > VERSION:
-        raise StoreTooNew(
+        raise StoreTooNewError(
             f"{database.url} has schema version {version}, and this Penstock reads version {VERSION}: "
             "upgrade Penstock",
             found=version,
@@ -189,7 +189,7 @@ def _require_trusted_owner(tx: Transaction, database: Database) -> None:
         return
     schema = f"the schema {database.url.schema}"
     what = schema if foreign.what is None else f"{foreign.what} in {schema}"
-    raise StoreUnsafe(
+    raise StoreUnsafeError(
         f"{database.url}: {what} belongs to the role {in_quotes(foreign.owner)}, which could run code with "
         "the rights of whoever uses the store. Name another schema, or add "
         f"owner={quote(foreign.owner, safe='')} to the URL to trust that role",

@@ -9,7 +9,7 @@ from typing import NoReturn
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import InvalidUrl
+from penstock.errors import InvalidUrlError
 from penstock.redaction import without
 
 _FORMS = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database?schema=penstock"
@@ -80,16 +80,16 @@ def parse_url(url: str) -> StoreUrl:
 
     Raises
     ------
-    InvalidUrl
+    InvalidUrlError
         When it is neither, names no database, or has an unknown option.
     """
     if not isinstance(url, str) or not _SCHEME.match(url):
-        raise InvalidUrl(f"a store URL is one of {_FORMS}, not {_shown(url)}")
+        raise InvalidUrlError(f"a store URL is one of {_FORMS}, not {_shown(url)}")
     if "\0" in url:
-        raise InvalidUrl("a store URL may not contain NUL")
+        raise InvalidUrlError("a store URL may not contain NUL")
     scheme = url.split("://", 1)[0].lower()
     if scheme not in _SCHEMES:
-        raise InvalidUrl(
+        raise InvalidUrlError(
             f"stores are sqlite or postgresql, not {in_quotes(scheme)}: use one of {_FORMS}", scheme=scheme
         )
     return _sqlite(url) if _SCHEMES[scheme] == "sqlite" else _postgres(url)
@@ -107,27 +107,27 @@ def _sqlite(url: str) -> StoreUrl:
     rest = url.split("://", 1)[1]
     path, _, query = rest.partition("?")
     if not path.startswith("/") or path == "/":
-        raise InvalidUrl(
+        raise InvalidUrlError(
             f"{_shown(url)} names no file: write sqlite:///relative.db or sqlite:////absolute.db"
         )
     if path == "/:memory:":
-        raise InvalidUrl("a store outlives its process, so it cannot be in memory: name a file")
+        raise InvalidUrlError("a store outlives its process, so it cannot be in memory: name a file")
     options = dict(parse_qsl(query, keep_blank_values=True))
     for name in options:
         if name not in _SQLITE_OPTIONS:
-            raise InvalidUrl(
+            raise InvalidUrlError(
                 f"unknown SQLite option {in_quotes(name)}.{did_you_mean(name, _SQLITE_OPTIONS)} A SQLite "
                 f"URL has {', '.join(_SQLITE_OPTIONS)}",
                 option=name,
             )
     if options.get("synchronous", "full") not in _SYNCHRONOUS:
-        raise InvalidUrl(f"synchronous is full or normal, not {in_quotes(options['synchronous'])}")
+        raise InvalidUrlError(f"synchronous is full or normal, not {in_quotes(options['synchronous'])}")
     if not re.fullmatch(r"[0-9]{1,9}", options.get("busy_timeout", "0")):
-        raise InvalidUrl(
+        raise InvalidUrlError(
             f"busy_timeout is a number of milliseconds, not {in_quotes(options['busy_timeout'])}"
         )
     if options.get("trust", "own") not in _TRUST:
-        raise InvalidUrl(f"trust is own or folder, not {in_quotes(options['trust'])}", option="trust")
+        raise InvalidUrlError(f"trust is own or folder, not {in_quotes(options['trust'])}", option="trust")
     _require_mode(options.get("mode", "0600"))
     target = os.path.abspath(unquote(path[1:]))
     # Only characters that would end the path are encoded, to keep it readable.
@@ -138,7 +138,7 @@ def _sqlite(url: str) -> StoreUrl:
 def _require_mode(mode: str) -> None:
     bits = int(mode, 8) if _MODE.fullmatch(mode) else 0
     if bits & 0o600 != 0o600 or bits & 0o111:
-        raise InvalidUrl(
+        raise InvalidUrlError(
             "mode must let the owner read and write, such as 0600 or 0640, and nobody execute, not "
             f"{in_quotes(mode)}",
             option="mode",
@@ -167,17 +167,17 @@ def _postgres(url: str) -> StoreUrl:
     credentials, at, hosts = authority.rpartition("@")
     if not all(_HOST.fullmatch(host) for host in hosts.split(",")):
         # Not shown, since it may be a password without a host.
-        raise InvalidUrl(
+        raise InvalidUrlError(
             "a PostgreSQL URL has : and a port number after its host: postgresql://user@host:5432/database"
         )
     user, _, password = credentials.partition(":")
     parameters = parse_qsl(query, keep_blank_values=True)
     schema = dict(parameters).get("schema") or "penstock"
     if "\0" in schema or len(schema.encode(errors="replace")) > 63:
-        raise InvalidUrl("a PostgreSQL schema's name has 1 to 63 bytes", schema=schema)
+        raise InvalidUrlError("a PostgreSQL schema's name has 1 to 63 bytes", schema=schema)
     shown = [(name, value) for name, value in parameters if name in _SHOWN]
     if any(re.search(r"password\s*=", text, re.IGNORECASE) for text in (user, path, *dict(shown).values())):
-        raise InvalidUrl(
+        raise InvalidUrlError(
             "the PostgreSQL URL has a password where none belongs: write "
             "postgresql://user:password@host/database"
         )
@@ -207,7 +207,7 @@ def _lock_wait(parameters: dict[str, str]) -> dict[str, str]:
     if wait is None:
         return {}
     if not _TIME.fullmatch(wait) or not seconds(wait):
-        raise InvalidUrl(
+        raise InvalidUrlError(
             f"lock_wait is a time with its unit, such as 30s, 500ms or 2min, not {in_quotes(wait)}",
             option="lock_wait",
         )
@@ -232,7 +232,7 @@ def _parts(rest: str) -> tuple[str, str, str]:
 
 
 def _refuse_unencoded() -> NoReturn:
-    raise InvalidUrl(
+    raise InvalidUrlError(
         "the PostgreSQL URL has one of / ? # @ in its user or password: percent-encode them, such as %2F for "
         "/"
     )

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import PartitionNotFound, StoreError, StoreUnavailable, condition_of
+from penstock.errors import PartitionNotFoundError, StoreError, StoreUnavailableError, condition_of
 from penstock.store import forks
 from penstock.store.forks import Forkable
 from penstock.store.records.catalog import QueueRecord, dropped
@@ -95,7 +95,7 @@ class Watch(Forkable, ABC):
 
         Raises
         ------
-        QueueNotFound, PartitionNotFound
+        QueueNotFoundError, PartitionNotFoundError
             When the queue was dropped, or has no such partition.
         StoreError
             When the watch was closed, or the store was removed or is damaged.
@@ -138,7 +138,7 @@ class Watch(Forkable, ABC):
             try:
                 with self._translating():
                     rows = self._read(heard)
-            except StoreUnavailable as error:
+            except StoreUnavailableError as error:
                 self._lose(error)
                 rows = None
             else:
@@ -158,9 +158,9 @@ class Watch(Forkable, ABC):
         first, last = self._wanted["first"], self._wanted["last"]
         if (first, last) == _ALL or last < self._queue.partitions:
             return dropped(self._queue)
-        return PartitionNotFound(f"queue {self._queue.name!r} has no partition {first}", partition=first)
+        return PartitionNotFoundError(f"queue {self._queue.name!r} has no partition {first}", partition=first)
 
-    def _lose(self, error: StoreUnavailable) -> None:
+    def _lose(self, error: StoreUnavailableError) -> None:
         if not self._away:
             self._away = True
             log.warning(

@@ -16,7 +16,7 @@ import pyarrow.types as pat
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import canonical_schema
 from penstock.arrow.spark_json import mark_of
-from penstock.errors import InvalidInput, UnsupportedType
+from penstock.errors import InvalidInputError, UnsupportedTypeError
 from penstock.feeds.contract import CHANGE_COLUMNS
 from penstock.tables.names import TableName, quoted
 from penstock.tables.row_checks import require_change_columns
@@ -153,7 +153,7 @@ def layout_of(
 
     Raises
     ------
-    UnsupportedType, SchemaMismatch, InvalidInput
+    UnsupportedTypeError, SchemaMismatchError, InvalidInputError
         When a column has no SQL type, or a key is missing or nested.
     """
     fields = list(canonical_schema(schema))
@@ -165,7 +165,7 @@ def layout_of(
     names = [field.name for field in fields]
     for key in keys:
         if key not in names:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"the rows have no column {in_quotes(key)}, which keys names.{did_you_mean(key, names)} They "
                 f"have {', '.join(names)}",
                 parameter="keys",
@@ -175,7 +175,7 @@ def layout_of(
     )
     for column in columns:
         if column.key and column.is_json:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"the key {in_quotes(column.name)} is nested, and a database compares only plain values: use "
                 "its fields as keys",
                 parameter="keys",
@@ -200,7 +200,7 @@ def staged_order(ties: Sequence[object]) -> list[str]:
 def _refuse_validity_columns(names: Sequence[str]) -> None:
     clashing = [name for name in (VALID_FROM, VALID_TO) if name in names]
     if clashing:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"scd_type=2 adds the columns {VALID_FROM} and {VALID_TO}, and the rows already have "
             f"{clashing[0]}: rename it",
             parameter="scd_type",
@@ -212,7 +212,7 @@ def sequence_of(fields: Sequence[pa.Field], name: str, dialect: str) -> Column:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         When the rows are not change rows, or the database does not order the column as Spark does.
     """
     by_name = {field.name: field for field in fields}
@@ -220,7 +220,7 @@ def sequence_of(fields: Sequence[pa.Field], name: str, dialect: str) -> Column:
     kind = by_name[name].type
     # SQLite keeps decimals as text, which has another order.
     if pat.is_nested(kind) or (dialect == "sqlite" and pat.is_decimal(kind)):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"sequence_by={in_quotes(name)} is {kind}, which the database does not order as Spark does: use "
             "a number, text or a time",
             parameter="sequence_by",
@@ -233,7 +233,7 @@ def sql_type(field: pa.Field, dialect: str) -> str:
     kind = field.type
     mark = mark_of(kind) if pat.is_struct(kind) else None
     if mark is not None and mark[0] != "variant":
-        raise UnsupportedType(
+        raise UnsupportedTypeError(
             f"column {in_quotes(field.name)} is a {mark[0]}, which has no SQL type: write "
             "st_asbinary(column)",
             column=field.name,

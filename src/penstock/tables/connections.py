@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock.arguments import refusal
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 from penstock.store.postgres.session import SEARCH_PATH
 from penstock.store.statements import bind
 
@@ -60,7 +60,7 @@ def wrap_connection(connection: object) -> CallerConnection:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         When it is of another driver.
     """
     if isinstance(connection, sqlite3.Connection):
@@ -140,7 +140,7 @@ class _Alchemy(CallerConnection):
     def __init__(self, connection: sqlalchemy.Connection) -> None:
         names = {"postgresql": "postgres", "sqlite": "sqlite"}
         if connection.dialect.name not in names:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"connection leads to {connection.dialect.name}, and exactly_once supports PostgreSQL and "
                 "SQLite: connect to one of them",
                 parameter="connection",

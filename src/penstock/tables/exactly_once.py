@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from penstock.arguments import refusal
-from penstock.errors import CheckpointMismatch, CheckpointRewound, InvalidName
+from penstock.errors import CheckpointMismatchError, CheckpointRewoundError, InvalidNameError
 from penstock.json_text import Json
 from penstock.queue.checks import check_name
 from penstock.store.postgres.session import LOCK_WAIT
@@ -129,12 +129,12 @@ def exactly_once(
 
     Raises
     ------
-    CheckpointRewound
+    CheckpointRewoundError
         When the micro-batch comes before the newest one: the checkpoint is an old copy, or a new one.
-    CheckpointMismatch
+    CheckpointMismatchError
         When micro-batches are missing between the newest one and this one, or another query has used the
         ``app_id``.
-    InvalidInput
+    InvalidInputError
         When an argument has the wrong type.
     """
     check_name("sink", sink)
@@ -163,7 +163,7 @@ def _schema(connection: CallerConnection, oid: int | None, first: str | None) ->
     row = None if oid is None else connection.row(_SCHEMA_OF, oid=oid)
     schema = first if row is None else str(row[0])
     if schema is None:
-        raise InvalidName(
+        raise InvalidNameError(
             "the connection's search path has no schema for the ledger of exactly_once: set one, as in "
             "`set search_path to orders`"
         )
@@ -244,20 +244,20 @@ def _require_next(entry: _Entry, newest: int, query_id: str | None) -> None:
     parameters: Json = {"app_id": entry.app_id, "batch_id": entry.batch_id, "last": newest}
     position = f"app {entry.app_id!r} is at micro-batch {newest} in {entry.sink}"
     if None not in (query_id, entry.query_id) and query_id != entry.query_id:
-        raise CheckpointMismatch(
+        raise CheckpointMismatchError(
             f"{position}, which another query wrote, and this is micro-batch {entry.batch_id} of a query "
             "with another checkpoint: give each checkpoint its own app_id",
             condition="CHECKPOINT_MISMATCH.OTHER_QUERY",
             **parameters,
         )
     if entry.batch_id < newest:
-        raise CheckpointRewound(
+        raise CheckpointRewoundError(
             f"{position} and its checkpoint at {entry.batch_id}: it is an old copy, or a new checkpoint. Use "
             "the newest checkpoint; a new one needs an app_id of its own",
             **parameters,
         )
     if entry.batch_id > newest + 1:
-        raise CheckpointMismatch(
+        raise CheckpointMismatchError(
             f"{position} and its checkpoint at {entry.batch_id}: the micro-batches between are missing. Was "
             "the database restored alone, or the block left out for empty micro-batches? A new app_id "
             "continues without them",

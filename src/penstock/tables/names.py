@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from penstock.arguments import in_quotes
-from penstock.errors import InvalidName
+from penstock.errors import InvalidNameError
 from penstock.queue.checks import check_name
 from penstock.store.database import Transaction
 from penstock.store.postgres.staging_relations import PREFIX
@@ -51,7 +51,7 @@ def resolve(tx: Transaction, name: str) -> TableName:
 
     Raises
     ------
-    InvalidName
+    InvalidNameError
         When the database does not accept it, or it is one of the store's own tables.
     """
     check_name("table", name)
@@ -61,7 +61,7 @@ def resolve(tx: Transaction, name: str) -> TableName:
 def _sqlite(name: str) -> TableName:
     for prefix, owner in (("sqlite_", "SQLite"), ("penstock_", "the store")):
         if name.lower().startswith(prefix):
-            raise InvalidName(
+            raise InvalidNameError(
                 f"the table name {in_quotes(name)} has the prefix {prefix}, which {owner} reserves for its "
                 "own tables: choose another name"
             )
@@ -71,7 +71,7 @@ def _sqlite(name: str) -> TableName:
 def _postgres(tx: Transaction, name: str) -> TableName:
     match = _QUALIFIED.fullmatch(name)
     if match is None:
-        raise InvalidName(
+        raise InvalidNameError(
             f"{in_quotes(name)} is no table name: write table or schema.table, with double quotes around a "
             "part that has a dot or begins with a double quote"
         )
@@ -79,18 +79,18 @@ def _postgres(tx: Transaction, name: str) -> TableName:
     if schema is None:
         schema = tx.home_schema()
         if schema is None:
-            raise InvalidName(
+            raise InvalidNameError(
                 f"the connection's search path has no schema for the table {in_quotes(name)}: write "
                 "schema.table"
             )
     for part in (schema, table):
         if len(str(part).encode()) > _POSTGRES_BYTES:
-            raise InvalidName(
+            raise InvalidNameError(
                 f"the name {in_quotes(part)} is longer than PostgreSQL's 63 bytes: choose a shorter one"
             )
     resolved = TableName(str(schema), str(table))
     if quoted(resolved.schema) == tx.schema and _is_own(resolved.table):
-        raise InvalidName(f"{in_quotes(name)} is one of the store's own tables: choose another name")
+        raise InvalidNameError(f"{in_quotes(name)} is one of the store's own tables: choose another name")
     return resolved
 
 

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import InvalidInput, InvalidOption, TableRefused
+from penstock.errors import InvalidInputError, InvalidOptionError, TableRefusedError
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_VERSION
 from penstock.spark.column_metadata import is_split, required_sequence, row_id_columns, sequence_column
 
@@ -23,29 +23,29 @@ def tie_breakers(schema: StructType, sequence_by: str) -> tuple[str, ...]:
 
     Raises
     ------
-    InvalidOption
+    InvalidOptionError
         When ``sequence_by`` restarts in each commit, or does not distinguish changes that may arrive in
         several micro-batches.
-    InvalidInput
+    InvalidInputError
         When the rows have lost the column that orders them.
     """
     step, needed = sequence_column(schema), required_sequence(schema)
     if step == sequence_by:
-        raise InvalidOption(
+        raise InvalidOptionError(
             f"sequence_by={in_quotes(step)} orders changes only inside one commit, so changes of later "
             "commits would be dropped as old: leave sequence_by out, which orders by commit and then by that "
             "column",
             option="sequence_by",
         )
     if step is None and needed is not None:
-        raise InvalidInput(
+        raise InvalidInputError(
             "a commit of this feed may change a row several times, and the column that orders its changes, "
             f"{in_quotes(needed)}, is not among the rows: select it too, or read net changes "
             "(deduplication_mode='netChanges', net_window='commit')",
             parameter="apply_changes",
         )
     if is_split(schema) and sequence_by == COMMIT_VERSION:
-        raise InvalidOption(
+        raise InvalidOptionError(
             f"changes with one {in_quotes(COMMIT_VERSION)} may arrive in several micro-batches, and the "
             "later ones would be dropped as old: leave version out of the DebeziumFeed, or set sequence_by "
             "to a column that orders all changes of a key",
@@ -61,12 +61,12 @@ def require_row_id(schema: StructType, keys: Sequence[str]) -> None:
 
     Raises
     ------
-    InvalidOption
+    InvalidOptionError
     """
     missing = [name for name in row_id_columns(schema) if name not in keys]
     # Keys that are not columns are refused elsewhere.
     if missing and set(keys) <= set(schema.names):
-        raise InvalidOption(
+        raise InvalidOptionError(
             f"the feed identifies rows by {', '.join(missing)}, which is not among the keys "
             f"{', '.join(keys)}, so two of its rows with the same keys would overwrite each other: add it to "
             "keys, or have the feed identify rows by these keys (row_id)",
@@ -79,11 +79,11 @@ def require_change_columns(names: Collection[str], sequence_by: str) -> None:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
     """
     for wanted in (CHANGE_TYPE, sequence_by):
         if wanted not in names:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"apply_changes takes change rows, with the columns {CHANGE_TYPE} and {sequence_by}, and "
                 f"these have no {wanted}.{did_you_mean(wanted, names)} They have {', '.join(names)}",
                 parameter="apply_changes",
@@ -111,16 +111,16 @@ def require_changes(chunk: pa.RecordBatch, sequence_by: str) -> None:
 
     Raises
     ------
-    TableRefused
+    TableRefusedError
     """
     if chunk.column("present").null_count:
-        raise TableRefused(
+        raise TableRefusedError(
             f"a change has a {CHANGE_TYPE} other than insert, delete, update_preimage and update_postimage: "
             "correct or drop such rows before they are written",
             condition="TABLE_REFUSED.UNKNOWN_CHANGE_TYPE",
         )
     if chunk.column("sequence").null_count:
-        raise TableRefused(
+        raise TableRefusedError(
             f"a change has no value in {in_quotes(sequence_by)}, which orders the changes of a key: set "
             "sequence_by to a column that has a value in every row",
             condition="TABLE_REFUSED.NULL_SEQUENCE",
@@ -133,10 +133,10 @@ def require_key_value(array: pa.Array, column: str, table: str) -> None:
 
     Raises
     ------
-    TableRefused
+    TableRefusedError
     """
     if array.null_count:
-        raise TableRefused(
+        raise TableRefusedError(
             f"a row has no value in {in_quotes(column)}, which is a key of {table}: fill it, as "
             "coalesce(column, '') does, or drop such rows",
             condition="TABLE_REFUSED.NULL_KEY",
@@ -144,9 +144,9 @@ def require_key_value(array: pa.Array, column: str, table: str) -> None:
         )
 
 
-def ambiguous_order(key: str, table: str, sequence_by: str) -> TableRefused:
+def ambiguous_order(key: str, table: str, sequence_by: str) -> TableRefusedError:
     """Return the error for changes of a key that differ and have one place in the order."""
-    return TableRefused(
+    return TableRefusedError(
         f"the key {key} of {table} has several changes with one value of {in_quotes(sequence_by)}, so none "
         "of them is the last: read the feed's net changes (deduplication_mode='netChanges', "
         "net_window='commit'), or name a column as sequence_by that orders all changes of a key",
@@ -155,9 +155,9 @@ def ambiguous_order(key: str, table: str, sequence_by: str) -> TableRefused:
     )
 
 
-def rows_with_one_key(key: str, table: str) -> TableRefused:
+def rows_with_one_key(key: str, table: str) -> TableRefusedError:
     """Return the error for rows of a micro-batch that differ and have one key, in output mode update."""
-    return TableRefused(
+    return TableRefusedError(
         f"a micro-batch for {table} has several rows with the key {key}, so none of them is the last: "
         "aggregate by the key, or keep one row of each (max_by, dropDuplicates)",
         condition="TABLE_REFUSED.DUPLICATE_KEYS",

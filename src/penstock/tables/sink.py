@@ -14,12 +14,12 @@ from penstock.arguments import column_names, did_you_mean, in_quotes, require
 from penstock.continuous.connectors.ledger import Commits
 from penstock.continuous.connectors.protocol import ContinuousSink
 from penstock.errors import (
-    ContinuousRefused,
-    InvalidInput,
-    InvalidOption,
-    InvalidUrl,
+    ContinuousRefusedError,
+    InvalidInputError,
+    InvalidOptionError,
+    InvalidUrlError,
     PenstockError,
-    TableRefused,
+    TableRefusedError,
 )
 from penstock.feeds.contract import COMMIT_VERSION
 from penstock.lake.location import DeltaPlace, is_delta
@@ -104,7 +104,7 @@ class TableSink(Sink, ContinuousSink):
         check_name("table", self.name)
         keys = column_names("keys", self.keys)
         if len(set(keys)) != len(keys):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"keys names a column twice: {', '.join(keys)}: name each once", parameter="keys"
             )
         object.__setattr__(self, "keys", keys)
@@ -120,21 +120,21 @@ class TableSink(Sink, ContinuousSink):
         require("apply_changes", self.apply_changes, bool, "True or False")
         require("sequence_by", self.sequence_by, str | None, "a column's name")
         if self.scd_type not in _SCD_TYPES:
-            raise InvalidOption(
+            raise InvalidOptionError(
                 f"scd_type is 1 (current rows) or 2 (every version of a row), not {in_quotes(self.scd_type)}",
                 option="scd_type",
             )
         if self.scd_type == 2 and not self.apply_changes:
-            raise InvalidOption(
+            raise InvalidOptionError(
                 "scd_type=2 says how change rows are applied: set apply_changes=True with it",
                 option="scd_type",
             )
         if self.sequence_by is not None and not self.apply_changes:
-            raise InvalidOption(
+            raise InvalidOptionError(
                 "sequence_by orders change rows: set apply_changes=True with it", option="sequence_by"
             )
         if self.apply_changes and not self.keys:
-            raise InvalidOption(
+            raise InvalidOptionError(
                 f"changes are applied by key: name the keys, TableSink({in_quotes(self.name)}, keys=[…])",
                 option="keys",
             )
@@ -144,24 +144,24 @@ class TableSink(Sink, ContinuousSink):
 
         Raises
         ------
-        InvalidOption
+        InvalidOptionError
         """
         if guarantee == "idempotent":
             self._check_idempotent(output_mode)
         if output_mode not in MODES:
-            raise InvalidOption(
+            raise InvalidOptionError(
                 f"a table takes output mode {', '.join(MODES)}, not {in_quotes(output_mode)}."
                 f"{did_you_mean(str(output_mode), MODES)}",
                 option="output_mode",
             )
         if self.apply_changes and output_mode != "append":
-            raise InvalidOption(
+            raise InvalidOptionError(
                 f"apply_changes needs output mode append, not {in_quotes(output_mode)}: each change is "
                 "applied by its own type",
                 option="output_mode",
             )
         if output_mode == "update" and not self.keys:
-            raise InvalidOption(
+            raise InvalidOptionError(
                 "output mode update replaces the row with the same key: name the keys, "
                 f"TableSink({in_quotes(self.name)}, keys=[…])",
                 option="keys",
@@ -203,13 +203,13 @@ class TableSink(Sink, ContinuousSink):
         """Refuse everything but appends: rows are identified by the coordinates of their source."""
         if output_mode != "append" or self.apply_changes:
             wrong = "changes" if self.apply_changes else f"output mode {in_quotes(output_mode)}"
-            raise InvalidOption(
+            raise InvalidOptionError(
                 f"guarantee=idempotent only appends rows, in output mode append, and this is {wrong}: use "
                 "guarantee=exactly_once",
                 option="guarantee",
             )
         if self.keys and set(self.keys) != set(COORDINATES):
-            raise InvalidOption(
+            raise InvalidOptionError(
                 f"with guarantee=idempotent the keys are the metadata columns {', '.join(COORDINATES)}: "
                 "leave keys out",
                 option="keys",
@@ -222,12 +222,12 @@ class TableSink(Sink, ContinuousSink):
 
         Raises
         ------
-        SchemaMismatch, UnsupportedType, InvalidName, TableRefused
+        SchemaMismatchError, UnsupportedTypeError, InvalidNameError, TableRefusedError
             When the table cannot take the rows, or the session is Spark Connect's.
         """
         self.check(guarantee, output_mode)
         if not is_classic(frame):
-            raise TableRefused(
+            raise TableRefusedError(
                 "a table's commit needs the query id of its tasks, which Spark Connect does not report: use "
                 "a classic session, or write to a QueueSink and fill the table from a query in a classic "
                 "session",
@@ -325,7 +325,7 @@ class TableSink(Sink, ContinuousSink):
         """Return the URL of the store, or of the folder of a Delta table."""
         url = self.url or default_url(spark)
         if url is None:
-            raise InvalidOption(
+            raise InvalidOptionError(
                 f"no store is named for the table {in_quotes(self.name)}: pass url, or set {URL_SETTING} "
                 "on the "
                 "session",
@@ -338,7 +338,7 @@ class TableSink(Sink, ContinuousSink):
 
         Raises
         ------
-        SchemaMismatch, UnsupportedType, InvalidName, TableRefused
+        SchemaMismatchError, UnsupportedTypeError, InvalidNameError, TableRefusedError
             When it cannot take the rows.
         """
 
@@ -360,14 +360,14 @@ class TableSink(Sink, ContinuousSink):
 def _check_store(url: str) -> None:
     try:
         parse_url(url)
-    except InvalidUrl as error:
+    except InvalidUrlError as error:
         message = f"{error.message}; a folder of Delta tables is delta:///folder"
-        raise InvalidUrl(message, condition=error.condition, **error.parameters) from None
+        raise InvalidUrlError(message, condition=error.condition, **error.parameters) from None
 
 
 def _check_delta(guarantee: str) -> None:
     if guarantee == "idempotent":
-        raise InvalidOption(
+        raise InvalidOptionError(
             "guarantee=idempotent needs unique keys, which a Delta table does not enforce: use "
             "guarantee=exactly_once",
             option="guarantee",
@@ -380,14 +380,14 @@ def _require_coordinates(frame: DataFrame) -> None:
     """
     lacking = [name for name in COORDINATES if name not in frame.columns]
     if lacking:
-        raise InvalidInput(
+        raise InvalidInputError(
             "guarantee=idempotent identifies rows by metadata columns, and these have no "
             f"{', '.join(lacking)}: read the queue with QueueSource(…, options={{'includeServiceColumns': "
             "True}), and keep the columns",
             parameter="guarantee",
         )
     if len(streaming_reads(frame) or ()) > 1:
-        raise InvalidInput(
+        raise InvalidInputError(
             "guarantee=idempotent takes rows of one read, since two reads of a row would count as a repeat: "
             "use guarantee=exactly_once",
             parameter="guarantee",
@@ -400,7 +400,7 @@ def _refuse_session_windows(frame: DataFrame) -> None:
     """
     if not any(node.name == "Aggregate" and groups_by_session(node) for node in plan_tree(frame).walk()):
         return
-    raise TableRefused(
+    raise TableRefusedError(
         "the query has a session window, whose key changes as it grows, so output mode update would leave "
         "outdated rows in the table: use output mode append with a watermark, which writes each session once "
         "it is closed, or complete",
@@ -413,7 +413,7 @@ def require_append_only(table: TableSink, url: str, guarantee: str, output_mode:
 
     Raises
     ------
-    ContinuousRefused
+    ContinuousRefusedError
     """
     sink, wrong = f"TableSink({in_quotes(table.name)})", ""
     otherwise = "or use Trigger.processing_time"
@@ -438,7 +438,7 @@ def require_append_only(table: TableSink, url: str, guarantee: str, output_mode:
             "the keys out"
         )
     if wrong:
-        raise ContinuousRefused(
+        raise ContinuousRefusedError(
             wrong,
             condition="CONTINUOUS_REFUSED.SINK",
             sink="TableSink",

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.arguments import in_quotes
-from penstock.errors import InvalidInput, TableRefused
+from penstock.errors import InvalidInputError, TableRefusedError
 from penstock.feeds.contract import CHANGE_COLUMNS, CHANGE_TYPE
 from penstock.spark.column_metadata import feed_column, unchanged_column
 from penstock.spark.schemas import quote_column
@@ -57,7 +57,7 @@ class UnchangedValues:
 
         Raises
         ------
-        InvalidInput
+        InvalidInputError
             When the feed may leave values out, and the column that names them is not among the rows.
         """
         column = unchanged_column(schema)
@@ -104,7 +104,7 @@ class UnchangedValues:
 
         Raises
         ------
-        TableRefused
+        TableRefusedError
         """
         signs = pc.utf8_slice_codeunits(unknown, 0, 1)
         for sign, why in (
@@ -115,12 +115,12 @@ class UnchangedValues:
             if len(refused):
                 raise self._refusal(refused[0].as_py()[1:], table, why)
 
-    def not_stored(self, name: str, table: str, key: str) -> TableRefused:
+    def not_stored(self, name: str, table: str, key: str) -> TableRefusedError:
         """Return the error for a value that the table does not have either."""
         return self._refusal(name, table, f"the table has no row with the key {key} to take it from")
 
-    def _refusal(self, name: str, table: str, why: str) -> TableRefused:
-        return TableRefused(
+    def _refusal(self, name: str, table: str, why: str) -> TableRefusedError:
+        return TableRefusedError(
             f"a change of {table} leaves out the unchanged TOAST value of {in_quotes(name)}, and {why}: run "
             "ALTER TABLE … REPLICA IDENTITY FULL in the source, and start over with a new slot, a new "
             "checkpoint and an empty table",
@@ -159,7 +159,7 @@ def _require_no_values_left_out(schema: StructType, keys: Sequence[str]) -> None
         and field.name not in (*CHANGE_COLUMNS, *keys)
     ]
     if long:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"a change may leave out a long value that it did not touch, as of {in_quotes(long[0])}, and the "
             "feed's column that says so, _unchanged, is not among the rows: select it too. It is not written "
             "to the table",

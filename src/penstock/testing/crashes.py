@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.arguments import require
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 from penstock.spark.checkpoint import Checkpoint
 
 
@@ -30,17 +30,17 @@ def replay_last_batch(checkpoint: str | Path) -> int:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         When no micro-batch is committed there, or a later one has started, which would be repeated instead.
     """
     opened = Checkpoint(str(checkpoint))
     last, planned = opened.last_commit(), opened.last_planned()
     if last is None:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"the checkpoint {str(checkpoint)!r} has no committed micro-batch: run the query over it first"
         )
     if planned != last:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"micro-batch {planned} of the checkpoint {str(checkpoint)!r} is started and not committed, so "
             f"the query's next start repeats it and not {last}: start the query once before"
         )
@@ -78,11 +78,11 @@ def crash_at(point: str, *, batch: int | None = None) -> Iterator[None]:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         When there is no such point.
     """
     if point not in POINTS:
-        raise InvalidInput(f"there is no point {point!r} to crash at: pass one of {', '.join(POINTS)}")
+        raise InvalidInputError(f"there is no point {point!r} to crash at: pass one of {', '.join(POINTS)}")
     require("batch", batch, int | None, "the number of a micro-batch")
     _armed[point] = batch
     try:

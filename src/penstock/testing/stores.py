@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit, urlunsplit
 
-from penstock.errors import InvalidUrl
+from penstock.errors import InvalidUrlError
 from penstock.queue.store import Store, connect
 from penstock.store.url import parse_url
 
@@ -25,9 +25,9 @@ def temporary_store_url(database: str | None = None) -> Iterator[str]:
 
     Raises
     ------
-    InvalidUrl
+    InvalidUrlError
         When the URL is not one of a PostgreSQL database.
-    MissingDependency
+    MissingDependencyError
         When psycopg is not installed.
     """
     if database is None:
@@ -56,11 +56,11 @@ def with_schema(database: str, schema: str) -> str:
 
     Raises
     ------
-    InvalidUrl
+    InvalidUrlError
         When the URL is not one of a PostgreSQL database.
     """
     if parse_url(database).dialect != "postgres":
-        raise InvalidUrl(
+        raise InvalidUrlError(
             f"{parse_url(database)} is not a PostgreSQL database: pass the URL of one, or None for a SQLite "
             "file"
         )

@@ -44,7 +44,7 @@ class MemoryStream:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         When the schema has another type.
     """
 
@@ -86,7 +86,7 @@ class MemoryStream:
 
         Raises
         ------
-        SchemaMismatch
+        SchemaMismatchError
             When the rows do not fit the schema; none is added.
         """
         self._queue.append(to_table(rows, self._schema))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import penstock
-from penstock.errors import PenstockError, StoreNotFound, condition_of
+from penstock.errors import PenstockError, StoreNotFoundError, condition_of
 from penstock.instants import now_micros
 from penstock.json_text import Json
 from penstock.redaction import secrets_of, sentence
@@ -44,7 +44,7 @@ class Collector:
 
     Raises
     ------
-    InvalidUrl, StoreNotFound, StoreUnavailable, StoreTooNew, MissingDependency
+    InvalidUrlError, StoreNotFoundError, StoreUnavailableError, StoreTooNewError, MissingDependencyError
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Collector:
     def _read(self) -> StoreState:
         try:
             state = read_store(self._database, self._queries.since)
-        except StoreNotFound:
+        except StoreNotFoundError:
             # The file was put back or replaced, and may exist again under its name.
             database = open_read_only(self._url, timeout=0)
             self._database.close()

@@ -141,7 +141,7 @@ def open_read_only(url: str, *, timeout: float = _TIMEOUT) -> Database:
 
     Raises
     ------
-    InvalidUrl, StoreNotFound, StoreUnavailable, StoreTooNew, MissingDependency
+    InvalidUrlError, StoreNotFoundError, StoreUnavailableError, StoreTooNewError, MissingDependencyError
     """
     return open_database(url, create=False, patience=timeout, as_it_is=True)[0]
 

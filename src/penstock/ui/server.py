@@ -14,7 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.staticfiles import StaticFiles
 
-from penstock.errors import InvalidInput, InvalidOption, PenstockError
+from penstock.errors import InvalidInputError, InvalidOptionError, PenstockError
 from penstock.ui.access import Access, Guard, is_loopback
 from penstock.ui.collector import Collector
 from penstock.ui.connections import BoundedProtocol
@@ -102,11 +102,11 @@ def serve(
 
     Raises
     ------
-    InvalidOption
+    InvalidOptionError
         When a token is missing, or too short.
-    InvalidInput
+    InvalidInputError
         When the address is taken, or not one of this machine's.
-    InvalidUrl, StoreNotFound, StoreUnavailable, StoreTooNew, MissingDependency
+    InvalidUrlError, StoreNotFoundError, StoreUnavailableError, StoreTooNewError, MissingDependencyError
     """
     with prepared(url, checkpoints=checkpoints, host=host, port=port, token=token, every=every) as server:
         ready(server.address)
@@ -168,13 +168,13 @@ class Server(uvicorn.Server):
 
 def _access(host: str, token: str | None) -> Access:
     if token is None and not is_loopback(host):
-        raise InvalidOption(
+        raise InvalidOptionError(
             f"other machines can reach the page at {host!r}, so it needs a token: set "
             "PENSTOCK_UI_TOKEN, or --token",
             option="token",
         )
     if token is not None and len(token) < SHORTEST_TOKEN:
-        raise InvalidOption(
+        raise InvalidOptionError(
             f"a token needs at least {SHORTEST_TOKEN} characters, such as those of `openssl rand -hex 16`",
             option="token",
         )
@@ -191,18 +191,18 @@ def _bound(host: str, port: int) -> socket.socket:
 
 def _refused(host: str, port: int, error: OSError) -> PenstockError:
     if error.errno == errno.EADDRINUSE:
-        return InvalidInput(
+        return InvalidInputError(
             f"port {port} of {host} is taken: choose another one with --port, or 0 for any free one",
             condition="PORT_TAKEN",
             port=port,
         )
     if error.errno == errno.EACCES:
-        return InvalidInput(
+        return InvalidInputError(
             f"this user may not listen on port {port}: choose one from 1024 on with --port",
             condition="PORT_REFUSED",
             port=port,
         )
-    return InvalidInput(
+    return InvalidInputError(
         f"{host!r} is not an address of this machine ({error.strerror or error}): set --host to one, "
         "such as 127.0.0.1 or 0.0.0.0",
         condition="NO_SUCH_ADDRESS",

@@ -19,10 +19,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
-import penstock as ps
+import penstock
 from penstock.changes.dead_letters import DEAD_LETTERS
 from penstock.changes.debezium import DebeziumFeed
-from penstock.errors import InvalidChangelogSchema, InvalidChangeOption, QueueNotFound, SchemaMismatch
+from penstock.errors import (
+    InvalidChangelogSchemaError,
+    InvalidChangeOptionError,
+    QueueNotFoundError,
+    SchemaMismatchError,
+)
 from penstock.json_text import Json
 from penstock.testing import replay_last_batch
 from tests.changes.debezium.test_values import to_base64
@@ -47,13 +52,13 @@ READ = {
 def url(tmp_path: Path) -> str:
     """A store with a queue of dead letters."""
     url = f"sqlite:///{tmp_path}/penstock.db"
-    with ps.connect(url, create=True) as store:
+    with penstock.connect(url, create=True) as store:
         store.create_queue("dead", DEAD_LETTERS)
     return url
 
 
 def letters(url: str) -> list[Json]:
-    with ps.connect(url) as store:
+    with penstock.connect(url) as store:
         found: list[Json] = store.queue("dead").read(0, 0).to_pylist()
     return sorted(found, key=lambda letter: letter["offset"])
 
@@ -280,7 +285,7 @@ def test_a_row_with_other_columns_than_the_schema_is_refused(spark: SparkSession
     events = [postgres("c", after=row, lsn=row["id"], wrapped=row["id"] == 3) for row in new]
     # What the row before lacks does not matter, as a table may log no more than its key.
     events.append(postgres("u", before={"id": 5}, after={"id": 5, "name": "b"}, lsn=5))
-    feed = DebeziumFeed(ORDERS, "id", dead_letters=ps.QueueSink("dead", url=url))
+    feed = DebeziumFeed(ORDERS, "id", dead_letters=penstock.QueueSink("dead", url=url))
     found = kinds(feed.unwrap(topic(spark, events)), "id", "name")
     assert [row[3:] for row in found] == [(4, None), (5, None), (5, "b")]
     assert [letter["reason"].split(":")[0] for letter in letters(url)] == [
@@ -370,7 +375,7 @@ def test_events_that_cannot_be_taken_are_dead_letters_with_reason_and_place(
     spark: SparkSession, url: str
 ) -> None:
     events = [event for event, _ in REFUSED]
-    feed = DebeziumFeed(TYPES, "id", dead_letters=ps.QueueSink("dead", url=url))
+    feed = DebeziumFeed(TYPES, "id", dead_letters=penstock.QueueSink("dead", url=url))
     good = postgres("c", after=ROW)
     assert feed.unwrap(topic(spark, [*events, good, None])).count() == 1
     found = letters(url)
@@ -381,9 +386,9 @@ def test_events_that_cannot_be_taken_are_dead_letters_with_reason_and_place(
 
 
 def test_a_queue_of_dead_letters_may_get_columns(spark: SparkSession, url: str) -> None:
-    with ps.connect(url) as store:
+    with penstock.connect(url) as store:
         store.queue("dead").add_columns(pa.field("handled", pa.bool_()))
-    feed = DebeziumFeed(ORDERS, "id", dead_letters=ps.QueueSink("dead", url=url))
+    feed = DebeziumFeed(ORDERS, "id", dead_letters=penstock.QueueSink("dead", url=url))
     assert feed.unwrap(topic(spark, ["bad"])).count() == 0
     assert [(letter["offset"], letter["handled"]) for letter in letters(url)] == [(0, None)]
 
@@ -398,7 +403,7 @@ def test_without_a_queue_for_it_the_query_fails_with_reason_and_place(spark: Spa
 
 def test_columns_that_may_not_be_null_are_asked_for_in_whole_rows_only(spark: SparkSession, url: str) -> None:
     feed = DebeziumFeed(
-        "id bigint not null, name string not null", "id", dead_letters=ps.QueueSink("dead", url=url)
+        "id bigint not null, name string not null", "id", dead_letters=penstock.QueueSink("dead", url=url)
     )
     events = [postgres("d", before={"id": 1}), postgres("c", after={"id": 1})]
     assert kinds(feed.unwrap(topic(spark, events)), "name") == [("delete", 1, 2, None)]
@@ -413,19 +418,19 @@ def test_the_placeholder_is_a_value_where_that_is_asked_for(spark: SparkSession)
 
 def test_what_is_said_wrongly_is_told_at_once(spark: SparkSession, url: str) -> None:
     wrong: list[tuple[Json, type[Exception], str]] = [
-        ({"connector": "postgres"}, InvalidChangeOption, "postgresql"),
-        ({"decimals": "exact"}, InvalidChangeOption, "precise"),
-        ({"timestamps": {"name": "seconds"}}, InvalidChangeOption, "micros"),
-        ({"timestamps": {"nme": "millis"}}, InvalidChangelogSchema, "'name'"),
-        ({"version": "lsn"}, InvalidChangeOption, "source.ts_ms"),
-        ({"row_id": "ident"}, InvalidChangelogSchema, "'ident'"),
-        ({"optional": "nme"}, InvalidChangelogSchema, "'name'"),
-        ({"schema": "id bigint, _sequence int"}, InvalidChangelogSchema, "rename it"),
-        ({"value": "valu"}, InvalidChangelogSchema, "'value'"),
-        ({"dead_letters": ps.QueueSink("none", url=url)}, QueueNotFound, "none"),
-        ({"dead_letters": ps.QueueSink("other", url=url)}, SchemaMismatch, "DEAD_LETTERS"),
+        ({"connector": "postgres"}, InvalidChangeOptionError, "postgresql"),
+        ({"decimals": "exact"}, InvalidChangeOptionError, "precise"),
+        ({"timestamps": {"name": "seconds"}}, InvalidChangeOptionError, "micros"),
+        ({"timestamps": {"nme": "millis"}}, InvalidChangelogSchemaError, "'name'"),
+        ({"version": "lsn"}, InvalidChangeOptionError, "source.ts_ms"),
+        ({"row_id": "ident"}, InvalidChangelogSchemaError, "'ident'"),
+        ({"optional": "nme"}, InvalidChangelogSchemaError, "'name'"),
+        ({"schema": "id bigint, _sequence int"}, InvalidChangelogSchemaError, "rename it"),
+        ({"value": "valu"}, InvalidChangelogSchemaError, "'value'"),
+        ({"dead_letters": penstock.QueueSink("none", url=url)}, QueueNotFoundError, "none"),
+        ({"dead_letters": penstock.QueueSink("other", url=url)}, SchemaMismatchError, "DEAD_LETTERS"),
     ]
-    with ps.connect(url) as store:
+    with penstock.connect(url) as store:
         store.create_queue("other", pa.schema([("id", pa.int64())]))
     df = topic(spark, [])
     for given_wrong, kind, told in wrong:
@@ -451,7 +456,7 @@ def test_a_repeated_micro_batch_leaves_each_letter_once_and_tombstones_are_count
         pq.write_table(pa.table(columns), source / f"{number}.parquet")
 
     def run() -> Counter[object]:
-        feed = DebeziumFeed(ORDERS, "id", dead_letters=ps.QueueSink("dead", url=url))
+        feed = DebeziumFeed(ORDERS, "id", dead_letters=penstock.QueueSink("dead", url=url))
         frame = spark.readStream.schema("value string, offset bigint").option("maxFilesPerTrigger", 2)
         changes = feed.read(frame.parquet(str(source)))
         sink.batches.clear()
@@ -512,11 +517,11 @@ def test_a_table_has_what_the_source_has_though_events_come_twice_and_in_any_ord
         os.utime(source / f"{number}.parquet", (NOW // 1000 + number,) * 2)
     frame = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).parquet(str(source))
     changes = DebeziumFeed(ORDERS, "id", connector="oracle").unwrap(frame)
-    sink = ps.TableSink("orders", ["id"], url, apply_changes=True)
+    sink = penstock.TableSink("orders", ["id"], url, apply_changes=True)
     query = (
-        ps.stream(spark, changes)
+        penstock.stream(spark, changes)
         .write(sink)
-        .start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.available_now())
+        .start(checkpoint=tmp_path / "ck", trigger=penstock.Trigger.available_now())
     )
     query.awaitTermination()
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as found:
@@ -526,7 +531,7 @@ def test_a_table_has_what_the_source_has_though_events_come_twice_and_in_any_ord
 def test_a_version_that_several_events_have_is_no_order_for_a_table(spark: SparkSession, url: str) -> None:
     feed = DebeziumFeed(ORDERS, "id", version="source.ts_ms")
     changes = feed.unwrap(topic(spark, []))
-    refusal = ps.TableSink("orders", ["id"], url, apply_changes=True).refusal(changes, "append")
+    refusal = penstock.TableSink("orders", ["id"], url, apply_changes=True).refusal(changes, "append")
     assert "leave version out" in str(refusal)
-    own = ps.TableSink("orders", ["id"], url, apply_changes=True, sequence_by="name")
+    own = penstock.TableSink("orders", ["id"], url, apply_changes=True, sequence_by="name")
     assert own.refusal(changes, "append") is None

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import penstock as ps
+import penstock
 from tests.support.change_frames import Files, Row, Sink, collected, contract, frame
 from tests.support.sparks import make_spark
 
@@ -34,7 +34,7 @@ promise = contract("CU", whole_commits=True)
 
 
 def process(df: object) -> object:
-    return ps.changes.post_process(df, promise, compute_updates=True)
+    return penstock.changes.post_process(df, promise, compute_updates=True)
 
 
 # Four partitions over two executors; the carry-over of row 1 lies in two of them.

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-import penstock as ps
+import penstock
 from penstock.ui.collector import Collector
 from tests.support.waiting import wait_until
 
@@ -26,7 +26,7 @@ os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executa
 FOLDER = Path(sys.argv[1])
 URL = f"sqlite:///{FOLDER}/shop.db"
 SCHEMA = pa.schema([("id", pa.int64()), ("customer", pa.string())])
-NOW = ps.Trigger.available_now()
+NOW = penstock.Trigger.available_now()
 
 builder = SparkSession.builder.remote("local[2]")
 for key, value in {
@@ -38,10 +38,12 @@ for key, value in {
 }.items():
     builder = builder.config(key, value)
 spark = builder.getOrCreate()
-store = ps.connect(URL)
+store = penstock.connect(URL)
 orders = store.create_queue("orders", SCHEMA, partitions=2, key=["customer"])
 orders.append([{"id": number, "customer": "abc"[number % 3]} for number in range(30)])
-feed = ps.QueueFeed.create("feed", SCHEMA, ps.ChangeContract("id", intermediate_changes=True), store=URL)
+feed = penstock.QueueFeed.create(
+    "feed", SCHEMA, penstock.ChangeContract("id", intermediate_changes=True), store=URL
+)
 feed.append_commit(
     1, datetime(2026, 1, 1, tzinfo=UTC), [{"id": 1, "customer": "a", "_change_type": "insert"}]
 )
@@ -57,7 +59,7 @@ def tried(name: str, action: Callable[[], object]) -> None:
     print("TRIED", json.dumps({"name": name, **found}), flush=True)
 
 
-def queue(name: str, schema: pa.Schema = SCHEMA) -> ps.Queue:
+def queue(name: str, schema: pa.Schema = SCHEMA) -> penstock.Queue:
     """A queue to write to, and a consumer of that name."""
     store.create_consumer(name).register("orders")
     return store.create_queue(name, schema)
@@ -67,8 +69,8 @@ def stream(consumer: str) -> Any:
     return spark.readStream.format("penstock").options(url=URL, consumer=consumer).load("orders")
 
 
-def source(consumer: str) -> ps.QueueSource:
-    return ps.QueueSource("orders", consumer=consumer, url=URL)
+def source(consumer: str) -> penstock.QueueSource:
+    return penstock.QueueSource("orders", consumer=consumer, url=URL)
 
 
 def ended(query: Any) -> None:
@@ -76,7 +78,7 @@ def ended(query: Any) -> None:
 
 
 def batch() -> int:
-    ps.register(spark)
+    penstock.register(spark)
     read = spark.read.format("penstock").option("url", URL).load("orders")
     store.create_queue("batch", SCHEMA)
     read.write.format("penstock").option("url", URL).mode("append").save("batch")
@@ -96,20 +98,20 @@ def plain_stream(guarantee: str) -> int:
 
 def pipeline(name: str, change: Callable[[Any], Any] | None = None, **limit: Any) -> int:
     out = queue(name)
-    made = ps.stream(spark, source(name))
+    made = penstock.stream(spark, source(name))
     if change is not None:
         made = made.transform(change)
     if limit:
         made = made.limit(**limit)
-    written = made.write(ps.QueueSink(name, url=URL))
+    written = made.write(penstock.QueueSink(name, url=URL))
     ended(written.start(name=name, checkpoint=FOLDER / name, trigger=NOW))
     return out.info().rows
 
 
 def table() -> int:
     store.create_consumer("table").register("orders")
-    counted = ps.stream(spark, source("table")).transform(lambda df: df.groupBy("customer").count())
-    sink = ps.TableSink("counts", keys=["customer"], url=URL)
+    counted = penstock.stream(spark, source("table")).transform(lambda df: df.groupBy("customer").count())
+    sink = penstock.TableSink("counts", keys=["customer"], url=URL)
     ended(counted.write(sink, output_mode="update").start(checkpoint=FOLDER / "table", trigger=NOW))
     import sqlite3
 
@@ -118,8 +120,8 @@ def table() -> int:
 
 
 def continuous() -> None:
-    made = ps.stream(spark, source("plain_exactly_once")).write(ps.QueueSink("batch", url=URL))
-    made.start(trigger=ps.Trigger.continuous("1 second"))
+    made = penstock.stream(spark, source("plain_exactly_once")).write(penstock.QueueSink("batch", url=URL))
+    made.start(trigger=penstock.Trigger.continuous("1 second"))
 
 
 def state() -> int:
@@ -131,12 +133,12 @@ def state() -> int:
         .option("checkpointLocation", str(FOLDER / "state"))
     )
     ended(writer.trigger(availableNow=True).start())
-    assert ps.state.show(spark, FOLDER / "state").operators[0].rows == 3
-    return ps.state.read(spark, FOLDER / "state").count()
+    assert penstock.state.show(spark, FOLDER / "state").operators[0].rows == 3
+    return penstock.state.read(spark, FOLDER / "state").count()
 
 
 def own_function() -> int:
-    """`ps.exactly_once`, where the server runs the function."""
+    """`penstock.exactly_once`, where the server runs the function."""
     store.create_consumer("own").register("orders")
     database = str(FOLDER / "own.db")
 
@@ -145,7 +147,7 @@ def own_function() -> int:
 
         number = frame.count()
         connection = sqlite3.connect(database)
-        with ps.exactly_once(connection, "own", "app", batch_id) as block:
+        with penstock.exactly_once(connection, "own", "app", batch_id) as block:
             connection.execute("create table if not exists seen (n integer)")
             if block.new:
                 connection.execute("insert into seen values (?)", (number,))
@@ -159,7 +161,7 @@ def own_function() -> int:
 
 
 def checked() -> list[bool]:
-    report = ps.modes.check(stream("own").groupBy("customer").count())
+    report = penstock.modes.check(stream("own").groupBy("customer").count())
     return [report[mode].allowed for mode in ("append", "update", "complete")]
 
 
@@ -167,7 +169,7 @@ def published() -> list[str]:
     """The queries that the monitor page knows: a pipeline's, and a plain one of a session that publishes."""
     pipeline("silent")
     assert not spark.streams._sqlb._listener_bus, "a program that did not ask for it ends by itself"
-    ps.publish(spark, url=URL)
+    penstock.monitor(spark, url=URL)
     store.create_consumer("plain").register("orders")
     writer = stream("plain").writeStream.format("noop").option("checkpointLocation", str(FOLDER / "plain"))
     ended(writer.trigger(availableNow=True).queryName("plain").start())
@@ -194,7 +196,7 @@ def logged() -> bool:
     handler.emit = lambda record: heard.append(getattr(record, "action", ""))  # type: ignore[method-assign]  # shortest
     logging.getLogger("penstock.progress").addHandler(handler)
     logging.getLogger("penstock.progress").setLevel("DEBUG")
-    ps.log_progress(spark)
+    penstock.log_progress(spark)
     pipeline("logged")
     wait_until(lambda: "terminated" in heard, 30)
     return "progress" in heard
@@ -202,18 +204,18 @@ def logged() -> bool:
 
 def _first_rows() -> int:
     read = spark.read.format("penstock").option("url", URL).load("orders")
-    return ps.limits.first_rows(read, 2, per=["customer"]).count()
+    return penstock.limits.first_rows(read, 2, per=["customer"]).count()
 
 
 def _processed() -> int:
-    rows = ps.changes.read(spark, feed)
-    contract = ps.ChangeContract("id", carryover_rows=True, updates_as_delete_and_insert=True)
-    return ps.changes.post_process(rows, contract, compute_updates=True).count()
+    rows = penstock.changes.read(spark, feed)
+    contract = penstock.ChangeContract("id", carryover_rows=True, updates_as_delete_and_insert=True)
+    return penstock.changes.post_process(rows, contract, compute_updates=True).count()
 
 
 def _raw_changes() -> int:
     out = store.create_queue("raw", SCHEMA)
-    changed = ps.changes.read_stream(spark, feed).select("id", "customer")
+    changed = penstock.changes.read_stream(spark, feed).select("id", "customer")
     writer = changed.writeStream.format("penstock").options(url=URL, checkpointLocation=str(FOLDER / "raw"))
     ended(writer.trigger(availableNow=True).start("raw"))
     return out.info().rows
@@ -230,10 +232,10 @@ def _envelopes() -> list[dict[str, str]]:
     return [{"value": value} for value in (event("c", 1, ada), event("u", 2, eve, ada), "no event")]
 
 
-def _debezium(name: str) -> ps.DebeziumFeed:
-    store.create_queue(f"{name}_dead", ps.changes.DEAD_LETTERS)
-    dead = ps.QueueSink(f"{name}_dead", url=URL)
-    return ps.DebeziumFeed("id bigint not null, customer string", row_id="id", dead_letters=dead)
+def _debezium(name: str) -> penstock.DebeziumFeed:
+    store.create_queue(f"{name}_dead", penstock.changes.DEAD_LETTERS)
+    dead = penstock.QueueSink(f"{name}_dead", url=URL)
+    return penstock.DebeziumFeed("id bigint not null, customer string", row_id="id", dead_letters=dead)
 
 
 def _debezium_batch() -> list[int]:
@@ -257,7 +259,7 @@ def _debezium_stream() -> list[int]:
 def _between() -> int:
     before = spark.createDataFrame([(1, "a"), (2, "b")], "id bigint, customer string")
     after = before.where(F.col("id") == 1)
-    return ps.changes.between(before, after, row_id="id").count()
+    return penstock.changes.diff(before, after, row_id="id").count()
 
 
 tried("register, batch read and write", batch)
@@ -270,21 +272,21 @@ tried("pipeline into a table", table)
 tried("limit", lambda: pipeline("limited", n=7))
 tried("limit for each key", lambda: pipeline("firsts", n=2, per=["customer"]))
 tried("first_rows of a batch", _first_rows)
-tried("changes.read", lambda: ps.changes.read(spark, feed).count())
+tried("changes.read", lambda: penstock.changes.read(spark, feed).count())
 tried("changes.post_process of a batch", _processed)
 tried("changes.read_stream without passes", _raw_changes)
 tried(
     "changes.read_stream with passes",
-    lambda: ps.changes.read_stream(spark, feed, deduplication_mode="netChanges", net_window="commit"),
+    lambda: penstock.changes.read_stream(spark, feed, deduplication_mode="netChanges", net_window="commit"),
 )
-tried("changes.between", _between)
+tried("changes.diff", _between)
 tried("DebeziumFeed of a batch", _debezium_batch)
 tried("DebeziumFeed of a stream", _debezium_stream)
 tried("modes.check", checked)
-tried("modes.preview", lambda: ps.modes.preview(spark, lambda df: df, [[{"id": 1}]]))
+tried("modes.preview", lambda: penstock.modes.preview(spark, lambda df: df, [[{"id": 1}]]))
 tried("continuous", continuous)
 tried("state", state)
-tried("take", lambda: ps.take(stream("own"), 1))
-tried("sample", lambda: ps.sample(stream("own"), 1))
+tried("take", lambda: penstock.take(stream("own"), 1))
+tried("sample", lambda: penstock.take_sample(stream("own"), 1))
 tried("exactly_once", own_function)
 spark.stop()

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from examples.flights import DemoError
 from examples.flights import alerts as module
 from examples.flights.alerts import (
@@ -54,7 +54,7 @@ def chosen(year: pa.Table) -> pa.Table:
 
 
 @pytest.fixture
-def queues(store: ps.Store) -> ps.Store:
+def queues(store: penstock.Store) -> penstock.Store:
     create_queues(store)
     return store
 
@@ -88,7 +88,7 @@ def test_a_year_of_few_flights_is_taken_whole(year: pa.Table) -> None:
 
 
 def test_each_departure_is_an_append_and_carries_the_time_before_it(
-    queues: ps.Store, store_url: str, chosen: pa.Table
+    queues: penstock.Store, store_url: str, chosen: pa.Table
 ) -> None:
     some = chosen.slice(0, 20)
     before = datetime.now(UTC)
@@ -104,7 +104,9 @@ def test_each_departure_is_an_append_and_carries_the_time_before_it(
     assert (pc.max(found["sent"]).as_py() - pc.min(found["sent"]).as_py()).total_seconds() >= 18 / RATE
 
 
-def test_alerts_are_seen_after_they_were_sent(queues: ps.Store, store_url: str, chosen: pa.Table) -> None:
+def test_alerts_are_seen_after_they_were_sent(
+    queues: penstock.Store, store_url: str, chosen: pa.Table
+) -> None:
     name, alerts = CASES[0].name, late(chosen).slice(0, 10)
     with ThreadPoolExecutor(1) as beside:
         watched = beside.submit(watch_alerts, store_url, name, 10)
@@ -118,7 +120,7 @@ def test_alerts_are_seen_after_they_were_sent(queues: ps.Store, store_url: str, 
 
 
 def test_alerts_that_do_not_arrive_are_an_error(
-    queues: ps.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
+    queues: penstock.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TIMEOUT_SECONDS", 0)
     with pytest.raises(DemoError, match="alerts_continuous_exactly_once did not all arrive"):
@@ -137,7 +139,7 @@ def test_what_was_sent_before_the_warm_up_ended_does_not_count() -> None:
 @pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 def test_each_trigger_brings_every_alert_with_each_guarantee(
     spark: SparkSession,
-    queues: ps.Store,
+    queues: penstock.Store,
     store_url: str,
     tmp_path: Path,
     chosen: pa.Table,
@@ -202,7 +204,7 @@ def test_alerts_that_are_lost_or_repeated_or_wrong_are_counted(
 ) -> None:
     alerts = late(chosen).slice(0, 50)
     some = chosen.filter(pc.is_in(chosen["flight_id"], alerts["flight_id"]))
-    with ps.connect(f"sqlite:///{tmp_path}/penstock.db") as store:
+    with penstock.connect(f"sqlite:///{tmp_path}/penstock.db") as store:
         create_queues(store)
         sent = pa.repeat(pa.scalar(datetime.now(UTC)), 50)
         right = alerts.append_column("sent", sent)

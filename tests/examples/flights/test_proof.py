@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-import penstock as ps
+import penstock
 from examples.flights.change_feed import commits
 from examples.flights.dataset import load_flights
 from examples.flights.plots import plot_delays
@@ -46,7 +46,7 @@ def year() -> pa.Table:
 def proofs(folder: Path, year: pa.Table, **changes: Callable[[pa.Table], pa.Table]) -> list[Proof]:
     """Fill the outputs with the expected rows, or with changed ones, and return what the proof finds."""
     url = f"sqlite:///{folder}/penstock.db"
-    with ps.connect(url) as store:
+    with penstock.connect(url) as store:
         feed = create(store, url)
         for commit in commits(year, until=UNTIL):
             rows = commit.rows.drop_columns(["_commit_version", "_commit_timestamp"])
@@ -76,7 +76,7 @@ def proofs(folder: Path, year: pa.Table, **changes: Callable[[pa.Table], pa.Tabl
         return found
 
 
-def cancelled_flights(store: ps.Store) -> pa.Table:
+def cancelled_flights(store: penstock.Store) -> pa.Table:
     """Return all cancelled flights, those of the board's second partition first."""
     board = store.queue(BOARD)
     changes = pa.concat_tables([board.read(partition, 0) for partition in (1, 0)])
@@ -85,7 +85,7 @@ def cancelled_flights(store: ps.Store) -> pa.Table:
     )
 
 
-def create_table(store: ps.Store, name: str, rows: pa.Table) -> None:
+def create_table(store: penstock.Store, name: str, rows: pa.Table) -> None:
     """Create a SQL table with rows."""
     with store.database.transaction() as tx:
         tx.execute(f"create table {name} ({', '.join(rows.column_names)})")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock as ps
+import penstock
 from examples.flights.run import RunState
 from examples.flights.tables import BOARD
 from tests.support.processes import ChildProcess
@@ -66,10 +66,10 @@ def wait_for_rows(file: Path) -> None:
     while time.monotonic() < deadline:
         if file.exists():
             try:
-                with ps.connect(f"sqlite:///{file}") as store:
+                with penstock.connect(f"sqlite:///{file}") as store:
                     if store.queue(BOARD).info().rows:
                         return
-            except ps.PenstockError:
+            except penstock.PenstockError:
                 pass
         time.sleep(0.1)
     raise TimeoutError("the board stays empty")

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from penstock.errors import FeedUnavailable
+from penstock.errors import FeedUnavailableError
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 
 FEED = {"delta.enableChangeDataFeed": "true"}
@@ -132,8 +132,8 @@ def edit(path: Path, version: int, **changes: object) -> None:
 
 
 @contextmanager
-def refused(condition: str, match: str = "FEED") -> Iterator[pytest.ExceptionInfo[FeedUnavailable]]:
+def refused(condition: str, match: str = "FEED") -> Iterator[pytest.ExceptionInfo[FeedUnavailableError]]:
     """The feed is refused under that condition."""
-    with pytest.raises(FeedUnavailable, match=match) as raised:
+    with pytest.raises(FeedUnavailableError, match=match) as raised:
         yield raised
     assert raised.value.condition == f"FEED_UNAVAILABLE.{condition}"

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.changes.options import ChangeRange
-from penstock.errors import DataLost, InvalidChangelogSchema, InvalidUrl
+from penstock.errors import DataLostError, InvalidChangelogSchemaError, InvalidUrlError
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from penstock.feeds.delta import DeltaFeed
 from tests.feeds.delta.tables import (
@@ -139,9 +139,9 @@ def test_an_overwrite_beside_the_feed(path: Path) -> None:
         (3, "delete"),
         (4, "insert"),
     }
-    with pytest.raises(InvalidUrl, match="give true or false"):
+    with pytest.raises(InvalidUrlError, match="give true or false"):
         DeltaFeed.from_url("delta:/t?row_id=id&overwrites=treu")
-    with pytest.raises(InvalidChangelogSchema, match=r"is overwritten.*row_id"):
+    with pytest.raises(InvalidChangelogSchemaError, match=r"is overwritten.*row_id"):
         DeltaFeed(path, overwrites=True).open().describe()
 
 
@@ -159,7 +159,7 @@ def test_a_feed_turned_on_later_is_read_from_there_without_a_row_id_and_from_the
     assert bare.describe().contract is None
     assert bare.oldest() == 3
     with refused("BEGINS_LATE", "starting_version=4"):
-        bare.begin()
+        bare.prepare()
     with refused("FEED_NOT_ENABLED", r"versions 2 to 3.*delta:PATH\?row_id=COLUMN") as raised:
         bare.tasks(-1, 6, 10)
     assert raised.value.parameters["versions"] == [2, 3]
@@ -168,7 +168,7 @@ def test_a_feed_turned_on_later_is_read_from_there_without_a_row_id_and_from_the
     check_replay(path, changes(bare, 3), first=4)
     named = DeltaFeed(path, "id").open()
     assert named.describe().contract.carryover_rows
-    assert named.begin() == named.oldest() == -1
+    assert named.prepare() == named.oldest() == -1
     found = changes(named)
     assert {"update_preimage", "delete"} <= set(found[CHANGE_TYPE].to_pylist())
     for updates in (False, True):
@@ -227,14 +227,14 @@ def test_vacuumed_versions_are_lost_by_name_and_the_others_are_there(path: Path,
     history.update(rows((1, "a", 1.0), (1, "a", 1.0)))
     assert feed.oldest() == 2
     with refused("BEGINS_LATE", "starting_version=3"):
-        feed.begin()
-    with pytest.raises(DataLost, match=f"versions 3 to {last + 1} are left") as raised:
+        feed.prepare()
+    with pytest.raises(DataLostError, match=f"versions 3 to {last + 1} are left") as raised:
         feed.tasks(-1, 10, 10)
     assert raised.value.parameters["first"] == 3
-    with pytest.raises(DataLost, match="version 2 "):
+    with pytest.raises(DataLostError, match="version 2 "):
         list(feed.read(task, feed.describe().schema))
     if not feed_on:
-        with pytest.raises(DataLost, match="version 2 "):
+        with pytest.raises(DataLostError, match="version 2 "):
             list(feed.commits(1, 2, 10))
     found = changes(feed, 2)
     check_replay(path, passed(feed, found), first=3)
@@ -254,15 +254,15 @@ def test_a_log_that_was_cleaned_up_is_read_from_its_checkpoint_on(path: Path) ->
     assert opened.describe().identity == f"delta:{history.table.metadata().id}"
     assert opened.oldest() == 2
     with refused("BEGINS_LATE", "starting_version=3"):
-        opened.begin()
+        opened.prepare()
     with refused("BEGINS_LATE", "starting_version=3"):
         ChangeRange.of(starting_timestamp="2020-01-01T00:00:00Z").start(opened)
     times = [datetime.fromtimestamp(commit.timestamp / 1e6, UTC) for commit in opened.commits(2, 4)]
     assert times[0] < times[1]
     assert ChangeRange.of(starting_timestamp=times[1]).start(opened) == 3
-    with pytest.raises(DataLost, match="versions 3 to 4 are left"):
+    with pytest.raises(DataLostError, match="versions 3 to 4 are left"):
         opened.tasks(0, 4, 10)
-    with pytest.raises(DataLost, match="versions 3 to 4 are left"):
+    with pytest.raises(DataLostError, match="versions 3 to 4 are left"):
         list(opened.commits(0, 4))
     assert changes(opened, 2)["id"].to_pylist() == [2, 9]
     # A feed that knew the log before sees it too.

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, WriterProperties, write_deltalake
 
-from penstock.errors import InvalidChangelogSchema, InvalidUrl, MissingDependency
+from penstock.errors import InvalidChangelogSchemaError, InvalidUrlError, MissingDependencyError
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from penstock.feeds.delta import DeltaFeed
 from penstock.feeds.urls import parse
@@ -38,7 +38,7 @@ def test_the_url_form_leads_back_and_nothing_secret_is_shown(path: Path) -> None
         assert "s3cr3t" not in repr(feed) + feed.name
     assert DeltaFeed("s3://user:pass@host/t?sig=abc").name == "s3://user@host/t"
     assert Path(DeltaFeed("relative/table").path).is_absolute()
-    with pytest.raises(InvalidUrl, match="Did you mean 'row_id'"):
+    with pytest.raises(InvalidUrlError, match="Did you mean 'row_id'"):
         parse(f"delta:{path}?rowid=id")
 
 
@@ -59,7 +59,7 @@ def test_the_description_goes_by_the_change_data_feed(path: Path, tmp_path: Path
     assert (named.row_id, named.whole_commits, named.intermediate_changes) == (("id",), True, True)
     History(tmp_path / "other", feed=False, partitioned=False)
     with pytest.raises(
-        InvalidChangelogSchema, match=r"delta:PATH\?row_id=COLUMN.*DeltaFeed\(path, row_id="
+        InvalidChangelogSchemaError, match=r"delta:PATH\?row_id=COLUMN.*DeltaFeed\(path, row_id="
     ) as raised:
         DeltaFeed(tmp_path / "other").open().describe()
     assert raised.value.condition == "INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID"
@@ -92,7 +92,7 @@ def test_a_missing_library_says_what_to_install(path: Path, monkeypatch: pytest.
     History(path, feed=True, partitioned=False)
     for name in ("deltalake", "deltalake.fs"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingDependency, match=r"pip install 'penstock\[delta\]"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'penstock\[delta\]"):
         DeltaFeed(path).open().describe()
 
 
@@ -174,7 +174,7 @@ def test_some_of_the_columns_in_any_order(path: Path) -> None:
 
 def test_a_column_that_has_the_name_of_a_change_rows_own_is_refused(path: Path) -> None:
     write_deltalake(path, pa.table({"id": [1], "_Commit_Version": [1]}))
-    with pytest.raises(InvalidChangelogSchema, match="rename"):
+    with pytest.raises(InvalidChangelogSchemaError, match="rename"):
         DeltaFeed(path, "id").open().describe()
 
 

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-import penstock as ps
-from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema
+import penstock
+from penstock.errors import DataLostError, FeedUnavailableError, InvalidChangelogSchemaError
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from penstock.feeds.delta import DeltaFeed
 from penstock.feeds.delta.feed import OpenDeltaFeed
@@ -243,7 +243,7 @@ def test_a_stream_stops_at_a_column_that_is_added_and_has_its_values_when_it_is_
     history = History(path, feed=True, partitioned=False)
     history.append(rows((1, "a", 1.0)))
     sink = Sink(tmp_path)
-    frame = ps.changes.read_stream(spark, DeltaFeed(path), options={"maxCommitsPerTrigger": 1})
+    frame = penstock.changes.read_stream(spark, DeltaFeed(path), options={"maxCommitsPerTrigger": 1})
     assert [row[0] for row in sink.run(frame).elements()] == [1]
     history.append(rows((2, "b", 1.0)))
     add_column(path)
@@ -253,9 +253,9 @@ def test_a_stream_stops_at_a_column_that_is_added_and_has_its_values_when_it_is_
     assert [row[0] for row in sink.rows().elements()] == [2]
     # The micro-batch that failed is planned: it is read again with the new columns.
     sink.batches.clear()
-    again = ps.changes.read_stream(spark, DeltaFeed(path), options={"maxCommitsPerTrigger": 1})
+    again = penstock.changes.read_stream(spark, DeltaFeed(path), options={"maxCommitsPerTrigger": 1})
     assert [row[:4] for row in sink.run(again).elements()] == [(5, "x", 1.0, "new")]
-    batch = ps.changes.read(spark, DeltaFeed(path))
+    batch = penstock.changes.read(spark, DeltaFeed(path))
     overwrite(path, (7, "x"), schema=pa.schema(list(SCHEMA)[:2]))
     with pytest.raises(Exception, match=r"(?s)SCHEMA_CHANGED.*'v'"):
         batch.collect()
@@ -405,7 +405,7 @@ def test_a_removed_file_of_a_table_that_had_partitions_before_is_refused_without
 
 def test_a_row_id_that_the_table_does_not_have_is_refused(path: Path) -> None:
     History(path, feed=True, partitioned=False)
-    with pytest.raises(InvalidChangelogSchema, match="Did you mean 'id'") as raised:
+    with pytest.raises(InvalidChangelogSchemaError, match="Did you mean 'id'") as raised:
         DeltaFeed(path, "idd").open().describe()
     assert raised.value.condition == "INVALID_CHANGELOG_SCHEMA.MISSING_COLUMN"
     assert DeltaFeed(path, "ID").open().describe().contract is not None
@@ -467,13 +467,13 @@ def test_a_stream_of_a_table_that_is_dropped_and_recreated_is_refused(
 ) -> None:
     History(path, feed=True, partitioned=False).append(rows((1, "a", 1.0)))
     sink = Sink(tmp_path)
-    assert sink.run(ps.changes.read_stream(spark, DeltaFeed(path)))
+    assert sink.run(penstock.changes.read_stream(spark, DeltaFeed(path)))
     shutil.rmtree(path)
     again = History(path, feed=True, partitioned=False)
     for number in range(3):
         again.append(rows((number, "a", 1.0)))
     with pytest.raises(Exception, match="CHECKPOINT_MISMATCH"):
-        sink.run(ps.changes.read_stream(spark, DeltaFeed(path)))
+        sink.run(penstock.changes.read_stream(spark, DeltaFeed(path)))
 
 
 def test_a_stream_of_a_table_that_was_restored_from_a_backup_is_refused(
@@ -485,14 +485,14 @@ def test_a_stream_of_a_table_that_was_restored_from_a_backup_is_refused(
     history.append(rows((2, "a", 1.0)))
     history.append(rows((3, "a", 1.0)))
     sink = Sink(tmp_path)
-    assert len(sink.run(ps.changes.read_stream(spark, DeltaFeed(path)))) == 3
+    assert len(sink.run(penstock.changes.read_stream(spark, DeltaFeed(path)))) == 3
     shutil.rmtree(path)
     (tmp_path / "backup").rename(path)
     with pytest.raises(Exception, match=r"DATA_LOST.HISTORY_CHANGED.*new checkpoint"):
-        sink.run(ps.changes.read_stream(spark, DeltaFeed(path)))
+        sink.run(penstock.changes.read_stream(spark, DeltaFeed(path)))
     feed = DeltaFeed(path).open()
     feed.logged(3)
-    with pytest.raises(DataLost, match=r"version 3 .* at version 1 now"):
+    with pytest.raises(DataLostError, match=r"version 3 .* at version 1 now"):
         feed.newest(3)
 
 
@@ -506,10 +506,10 @@ def test_columns_that_changed_before_the_log_was_cleaned_up(path: Path) -> None:
         log_file(path, version).unlink()
     feed = DeltaFeed(path, "id").open()
     assert data(changes(feed, 2)) == [{"id": 6, "p": "x", "v": 1.0, "extra": "more"}]
-    with pytest.raises(DataLost, match="versions 3 to 3 are left"):
+    with pytest.raises(DataLostError, match="versions 3 to 3 are left"):
         feed.tasks(0, 3, 10)
-    with pytest.raises(FeedUnavailable, match="starting_version=3"):
-        feed.begin()
+    with pytest.raises(FeedUnavailableError, match="starting_version=3"):
+        feed.prepare()
 
 
 def test_a_stream_of_a_restored_table_is_refused_though_it_has_come_as_far_again(
@@ -520,10 +520,10 @@ def test_a_stream_of_a_restored_table_is_refused_though_it_has_come_as_far_again
     shutil.copytree(path, tmp_path / "backup")
     history.append(rows((2, "a", 1.0)))
     sink = Sink(tmp_path)
-    assert len(sink.run(ps.changes.read_stream(spark, DeltaFeed(path)))) == 2
+    assert len(sink.run(penstock.changes.read_stream(spark, DeltaFeed(path)))) == 2
     shutil.rmtree(path)
     (tmp_path / "backup").rename(path)
     for number in range(3, 5):
         history.append(rows((number, "a", 1.0)))
     with pytest.raises(Exception, match=r"DATA_LOST.HISTORY_CHANGED.*no longer the commit"):
-        sink.run(ps.changes.read_stream(spark, DeltaFeed(path)))
+        sink.run(penstock.changes.read_stream(spark, DeltaFeed(path)))

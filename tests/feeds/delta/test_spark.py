@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from penstock.feeds.delta import DeltaFeed
 from tests.feeds.delta.tables import History, check_replay, rows, switch
 from tests.feeds.reading import changes, passed
@@ -33,13 +33,14 @@ def test_a_batch_and_a_stream_give_the_same_changes(
     feed = DeltaFeed(tmp_path / "table", "id")
     opened = feed.open()
     expected = Counter(tuples(passed(opened, changes(opened), updates=True)))
-    batch = ps.changes.read(spark, feed, compute_updates=True, options={"rowsPerTask": 3})
+    batch = penstock.changes.read(spark, feed, compute_updates=True, options={"rowsPerTask": 3})
     assert collected(batch) == expected
     check_replay(tmp_path / "table", batch.toArrow())
     options = {} if feed_on else {"maxCommitsPerTrigger": 1}
     sink = Sink(tmp_path)
     assert (
-        sink.run(ps.changes.read_stream(spark, feed.url, compute_updates=True, options=options)) == expected
+        sink.run(penstock.changes.read_stream(spark, feed.url, compute_updates=True, options=options))
+        == expected
     )
     assert len(sink.batches) == (1 if feed_on else history.table.version() + 1)
 
@@ -49,12 +50,12 @@ def test_a_query_that_was_made_before_the_feed_was_turned_off_does_not_give_unch
 ) -> None:
     history = made(tmp_path / "table", feed=True, commits=1)
     feed = DeltaFeed(tmp_path / "table", "id")
-    query = ps.changes.read(spark, feed)
+    query = penstock.changes.read(spark, feed)
     switch(tmp_path / "table", False)
     history.update(rows())
     with pytest.raises(Exception, match="FEED_NOT_ENABLED"):
         query.count()
-    check_replay(tmp_path / "table", ps.changes.read(spark, feed).toArrow())
+    check_replay(tmp_path / "table", penstock.changes.read(spark, feed).toArrow())
 
 
 def test_spark_reads_a_delta_table_without_showing_the_credentials(
@@ -65,7 +66,7 @@ def test_spark_reads_a_delta_table_without_showing_the_credentials(
     history.merge(rows((1, "a", 1.5), (4, "a", 0.0)))
     feed = DeltaFeed(history.path, "id", storage)
     with caplog.at_level(logging.INFO):
-        frame = ps.changes.read(spark, feed, compute_updates=True)
+        frame = penstock.changes.read(spark, feed, compute_updates=True)
         check_replay(history.path, frame.toArrow(), storage=storage)
         plan = frame._jdf.queryExecution().toString()
     for text in (plan, caplog.text, str(frame.schema)):

@@ -28,7 +28,7 @@ from pyiceberg.table.update.snapshot import _FastAppendFiles, _OverwriteFiles
 
 from penstock.feeds.contract import COMMIT_VERSION
 from penstock.feeds.iceberg import IcebergFeed
-from penstock.feeds.protocol import OpenChangelog
+from penstock.feeds.protocol import OpenFeed
 from tests.feeds.reading import changes
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string()), ("n", pa.int32())])
@@ -67,7 +67,7 @@ def counted(table: pa.Table) -> Counter[Row]:
     return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
-def found(feed: OpenChangelog, after: int, upto: int, rows_per_task: int = 1000) -> Counter[Row]:
+def found(feed: OpenFeed, after: int, upto: int, rows_per_task: int = 1000) -> Counter[Row]:
     """Each change row as its data, change type and version."""
     return counted(changes(feed, after, upto, rows_per_task).drop_columns("_commit_timestamp"))
 
@@ -273,7 +273,7 @@ def compact(table: Table) -> None:
     _commit(table, _Compaction, Operation.REPLACE, prepare)
 
 
-def read_all(feed: OpenChangelog) -> pa.Table:
+def read_all(feed: OpenFeed) -> pa.Table:
     oldest = feed.oldest()
     return changes(feed, oldest, feed.newest(oldest))
 

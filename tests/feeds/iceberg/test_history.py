@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyiceberg.table import Table
 
-from penstock.errors import DataLost, FeedUnavailable
+from penstock.errors import DataLostError, FeedUnavailableError
 from tests.feeds.iceberg.lake import Lake, found, rows
 
 
@@ -20,12 +20,12 @@ def test_expired_snapshots_are_lost_by_name_and_what_is_left_is_read(lake: Lake,
     orders.append(rows((8, "h", 8)))
     feed = lake.feed().open()
     assert feed.oldest() == 3
-    with pytest.raises(FeedUnavailable, match="starting_version=4") as late:
-        feed.begin()
+    with pytest.raises(FeedUnavailableError, match="starting_version=4") as late:
+        feed.prepare()
     assert late.value.condition == "FEED_UNAVAILABLE.BEGINS_LATE"
     assert found(feed, 3, 4) == Counter([(8, "h", 8, "insert", 4)])
     for ask in (lambda: feed.tasks(1, 4, 10), lambda: list(feed.commits(0, 4))):
-        with pytest.raises(DataLost, match="start from version 4") as error:
+        with pytest.raises(DataLostError, match="start from version 4") as error:
             ask()
         assert error.value.condition == "DATA_LOST.EXPIRED"
         assert error.value.parameters["oldest"] == 3
@@ -45,7 +45,7 @@ def test_a_snapshot_whose_parent_is_gone_is_not_taken_for_the_tables_first(
             each["parent-snapshot-id"] = before[each["snapshot-id"]]
         path.write_text(json.dumps(metadata))
     assert lake.feed().open().oldest() == 3
-    with pytest.raises(DataLost, match="expired"):
+    with pytest.raises(DataLostError, match="expired"):
         lake.feed().open().tasks(1, 3, 10)
 
 
@@ -54,7 +54,7 @@ def test_the_first_snapshot_of_the_main_branch_need_not_be_the_tables_first(lake
     table.append(rows((50, "staged", 0)), branch=None)
     table.append(rows((51, "main", 0)))
     feed = lake.feed().open()
-    assert feed.begin() == feed.oldest() == 0
+    assert feed.prepare() == feed.oldest() == 0
     assert found(feed, 0, 2) == Counter([(51, "main", 0, "insert", 2)])
 
 
@@ -68,7 +68,7 @@ def test_a_rollback_under_a_stream_is_found_out(lake: Lake, orders: Table) -> No
     orders.manage_snapshots().rollback_to_snapshot(second).commit()
 
     def check(ask: Callable[[], object]) -> None:
-        with pytest.raises(DataLost, match=r"version 3 of .* is no longer the commit") as error:
+        with pytest.raises(DataLostError, match=r"version 3 of .* is no longer the commit") as error:
             ask()
         assert error.value.condition == "DATA_LOST.HISTORY_CHANGED"
 
@@ -104,7 +104,7 @@ def test_a_table_that_is_recreated_under_a_stream_is_noticed(lake: Lake, orders:
     lake.catalog.drop_table("shop.orders")
     lake.table().append(rows((1, "x", 1)))
     assert lake.feed().open().describe().identity != identity
-    with pytest.raises(DataLost, match="recreated"):
+    with pytest.raises(DataLostError, match="recreated"):
         feed.newest(3)
 
 
@@ -113,7 +113,7 @@ def test_a_file_that_is_gone_is_lost_data(lake: Lake, orders: Table) -> None:
     tasks = feed.tasks(0, 2, 10)
     for path in Path(orders.location().removeprefix("file://")).glob("data/*.parquet"):
         path.unlink()
-    with pytest.raises(DataLost, match="version 1, is missing"):
+    with pytest.raises(DataLostError, match="version 1, is missing"):
         [list(feed.read(task, feed.describe().planned_schema)) for task in tasks]
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout
-from penstock.errors import FeedUnavailable, InvalidChangelogSchema
-from penstock.feeds.protocol import OpenChangelog
+from penstock.errors import FeedUnavailableError, InvalidChangelogSchemaError
+from penstock.feeds.protocol import OpenFeed
 from tests.feeds.iceberg.lake import Lake, counted, found, rows
 from tests.feeds.iceberg.numbered import HandFile, Numbered, NumberedRow
 from tests.feeds.iceberg.test_rows import SLOW
@@ -27,9 +27,7 @@ INHERITED = (None, None)
 _VALUES = st.tuples(st.integers(0, 1), st.sampled_from(["p", None]), st.integers(0, 1))
 
 
-def passed(
-    feed: OpenChangelog, after: int, upto: int, rows_per_task: int = 1000
-) -> dict[int, Counter[object]]:
+def passed(feed: OpenFeed, after: int, upto: int, rows_per_task: int = 1000) -> dict[int, Counter[object]]:
     """The changes of each version: their type, row id and data."""
     read = changes(feed, after, upto, rows_per_task).combine_chunks()
     kept = Passes(carryovers=True, updates=True).whole(ChangeRows(read, LAYOUT)).table
@@ -244,21 +242,21 @@ def test_versions_from_before_format_3_are_left_out_or_refused_by_name_but_with_
 
     feed = lake.feed().open()
     assert feed.oldest() == 3
-    with pytest.raises(FeedUnavailable, match="starting_version=4"):
-        feed.begin()
+    with pytest.raises(FeedUnavailableError, match="starting_version=4"):
+        feed.prepare()
     assert sorted(kind for kind, *_ in passed(feed, 3, 4)[4]) == ["update_postimage", "update_preimage"]
     for after, upto in ((0, 1), (2, 3)):
-        with pytest.raises(FeedUnavailable, match="start from a later one") as error:
+        with pytest.raises(FeedUnavailableError, match="start from a later one") as error:
             feed.tasks(after, upto, 10)
         assert error.value.condition == "FEED_UNAVAILABLE.NO_ROW_LINEAGE"
     by_id = lake.feed(row_id="id").open()
-    assert by_id.begin() == by_id.oldest() == 0
+    assert by_id.prepare() == by_id.oldest() == 0
     assert len(changes(by_id, 0, 4)) == 8
 
 
 def test_a_column_with_a_name_of_the_lineages_is_refused_where_rows_are_told_apart_by_it(lake: Lake) -> None:
     Numbered.upgraded(lake, lake.table(schema=pa.schema([("id", pa.int64()), ("_row_id", pa.int64())])))
-    with pytest.raises(InvalidChangelogSchema, match="rename it"):
+    with pytest.raises(InvalidChangelogSchemaError, match="rename it"):
         lake.feed().open().describe()
     assert lake.feed(row_id="id").open().describe().schema.names[1] == "_row_id"
 
@@ -273,7 +271,7 @@ def test_a_damaged_deletion_vector_is_told(lake: Lake, place: int) -> None:
     table.commit(vector)
     feed = lake.feed().open()
     (task,) = feed.tasks(1, 2, 10)
-    with pytest.raises(FeedUnavailable, match="its magic number or its checksum") as error:
+    with pytest.raises(FeedUnavailableError, match="its magic number or its checksum") as error:
         list(feed.read(task, feed.describe().planned_schema))
     assert error.value.condition == "FEED_UNAVAILABLE.UNREADABLE_FILE"
 

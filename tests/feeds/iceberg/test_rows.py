@@ -22,9 +22,9 @@ from pyiceberg.types import LongType, StringType
 
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout
-from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema, InvalidUrl
+from penstock.errors import DataLostError, FeedUnavailableError, InvalidChangelogSchemaError, InvalidUrlError
 from penstock.feeds.iceberg import IcebergFeed, scan
-from penstock.feeds.protocol import OpenChangelog
+from penstock.feeds.protocol import OpenFeed
 from penstock.feeds.urls import parse
 from tests.feeds.iceberg.lake import (
     Lake,
@@ -245,7 +245,7 @@ def test_a_running_query_keeps_its_columns_and_the_next_one_has_the_new_ones(
     assert batch["data"].to_pylist() == ["g"]
     assert "text" in lake.feed().open().describe().schema.names
     (later,) = lake.feed().open().tasks(3, 4, 10)
-    with pytest.raises(FeedUnavailable, match="dropped or renamed") as error:
+    with pytest.raises(FeedUnavailableError, match="dropped or renamed") as error:
         list(running.read(later, schema))
     assert error.value.condition == "FEED_UNAVAILABLE.SCHEMA_CHANGED"
 
@@ -304,13 +304,13 @@ def test_the_row_id_is_the_one_given_or_the_identifier_fields_or_all_columns(
         update.set_identifier_fields("id")
     assert row_id() == ("id",)
     assert row_id(row_id=["id", "n"]) == ("id", "n")
-    with pytest.raises(InvalidChangelogSchema, match="'data'"):
+    with pytest.raises(InvalidChangelogSchemaError, match="'data'"):
         lake.feed(row_id="dta").open().describe()
 
 
 def test_a_column_with_a_name_of_the_feeds_is_refused(lake: Lake) -> None:
     lake.table(schema=pa.schema([("id", pa.int64()), ("_commit_version", pa.int64())]))
-    with pytest.raises(InvalidChangelogSchema, match="rename it"):
+    with pytest.raises(InvalidChangelogSchemaError, match="rename it"):
         lake.feed().open().describe()
 
 
@@ -329,7 +329,7 @@ def test_deletes_that_cannot_be_read_are_refused_by_name(
 ) -> None:
     commit_deletes(orders, delete_file(orders, [(live_files(orders)[0], 0)], **options))
     feed = lake.feed().open()
-    with pytest.raises(FeedUnavailable) as error:
+    with pytest.raises(FeedUnavailableError) as error:
         feed.tasks(3, 4, 10)
     assert error.value.condition == f"FEED_UNAVAILABLE.{condition}"
     assert found(feed, 0, 3)
@@ -340,7 +340,7 @@ def test_a_table_of_format_1_is_refused_with_the_way_out_and_what_came_before_it
 ) -> None:
     table = lake.table(**{"format-version": "1"})
     table.append(rows((1, "a", 1)))
-    with pytest.raises(FeedUnavailable, match="upgrade_table_version") as error:
+    with pytest.raises(FeedUnavailableError, match="upgrade_table_version") as error:
         lake.feed().open().describe()
     assert error.value.condition == "FEED_UNAVAILABLE.FORMAT_VERSION"
     with table.transaction() as transaction:
@@ -349,13 +349,13 @@ def test_a_table_of_format_1_is_refused_with_the_way_out_and_what_came_before_it
     feed = lake.feed().open()
     assert feed.oldest() == 0
     assert found(feed, 0, 1) == Counter([(2, "b", 2, "insert", 1)])
-    with pytest.raises(DataLost, match="format 1"):
+    with pytest.raises(DataLostError, match="format 1"):
         feed.tasks(-1, 1, 10)
 
 
 def test_tables_and_catalogs_that_are_not_there_are_told_without_a_secret(tmp_path: Path, lake: Lake) -> None:
-    def condition(feed: OpenChangelog) -> str:
-        with pytest.raises(FeedUnavailable) as error:
+    def condition(feed: OpenFeed) -> str:
+        with pytest.raises(FeedUnavailableError) as error:
             feed.describe()
         for text in (str(error.value), repr(feed), repr(error.value.parameters)):
             assert "hunter22" not in text
@@ -380,7 +380,7 @@ def test_a_feed_goes_through_its_url_and_a_pickle(lake: Lake) -> None:
         assert parse(each.url) == each
         assert pickle.loads(pickle.dumps(each)) == each
     assert "hunter22" not in repr(other)
-    with pytest.raises(InvalidUrl, match="catalog"):
+    with pytest.raises(InvalidUrlError, match="catalog"):
         parse("iceberg:a.b?catalogue=prod")
 
 
@@ -393,11 +393,11 @@ def test_without_pyiceberg_the_extra_is_named() -> None:
         "except ImportError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "pip install 'penstock[iceberg]'" in done.stdout
+    assert "pip install 'penstock-spark[iceberg]'" in done.stdout
 
 
 def test_a_table_of_maps_alone_has_no_row_id(lake: Lake) -> None:
     lake.table("maps", pa.schema([("m", pa.map_(pa.string(), pa.int64()))]))
-    with pytest.raises(FeedUnavailable, match="add a column") as error:
+    with pytest.raises(FeedUnavailableError, match="add a column") as error:
         lake.feed("maps").open().describe()
     assert error.value.condition == "FEED_UNAVAILABLE.NO_ROW_ID"

@@ -18,8 +18,8 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IntegerType, LongType, StringType
 from pyspark.sql import SparkSession
 
-import penstock as ps
-from penstock.errors import FeedUnavailable, InvalidChangelogSchema
+import penstock
+from penstock.errors import FeedUnavailableError, InvalidChangelogSchemaError
 from tests.feeds.iceberg.lake import (
     SCHEMA,
     Lake,
@@ -184,7 +184,7 @@ def test_a_running_query_stops_before_a_version_with_other_columns(
     assert feed.newest(1) == 2
     (first, second) = pickle.loads(pickle.dumps([feed.tasks(0, 1, 10), feed.tasks(1, 2, 10)]))
     assert sum(batch.num_rows for task in first for batch in feed.read(task, planned)) == 2
-    with pytest.raises(FeedUnavailable, match=told) as raised:
+    with pytest.raises(FeedUnavailableError, match=told) as raised:
         [list(feed.read(task, planned)) for task in second]
     assert raised.value.condition == "FEED_UNAVAILABLE.SCHEMA_CHANGED"
     # The same feed, described again, is that of a query that is started again.
@@ -280,7 +280,7 @@ def test_partitions_that_evolve_with_columns_and_deletes(lake: Lake, table: Tabl
 def test_a_row_id_that_was_renamed_is_refused(lake: Lake, table: Table) -> None:
     with table.update_schema() as update:
         update.rename_column("id", "key")
-    with pytest.raises(InvalidChangelogSchema, match="no column 'id'") as raised:
+    with pytest.raises(InvalidChangelogSchemaError, match="no column 'id'") as raised:
         lake.feed(row_id="id").open().describe()
     assert raised.value.condition == "INVALID_CHANGELOG_SCHEMA.MISSING_COLUMN"
 
@@ -290,14 +290,14 @@ def test_a_stream_stops_at_a_column_that_is_added_and_has_its_values_when_it_is_
 ) -> None:
     sink = Sink(tmp_path)
     feed = lake.feed(row_id="id")
-    frame = ps.changes.read_stream(spark, feed)
+    frame = penstock.changes.read_stream(spark, feed)
     assert len(sink.run(frame)) == 2
     add_column(table)
     sink.batches.clear()
     with pytest.raises(Exception, match=r"(?s)SCHEMA_CHANGED.*'note' was added"):
         sink.run(frame)
     assert sink.batches == {}
-    assert [row[:4] for row in sink.run(ps.changes.read_stream(spark, feed)).elements()] == [
+    assert [row[:4] for row in sink.run(penstock.changes.read_stream(spark, feed)).elements()] == [
         (3, "c", 3, "new")
     ]
 
@@ -308,13 +308,13 @@ def test_a_stream_of_a_catalog_that_was_restored_is_refused_though_it_has_come_a
     backup = table.metadata_location
     table.append(rows((3, "c", 3)))
     sink = Sink(tmp_path)
-    assert len(sink.run(ps.changes.read_stream(spark, lake.feed(row_id="id")))) == 3
+    assert len(sink.run(penstock.changes.read_stream(spark, lake.feed(row_id="id")))) == 3
     lake.catalog.drop_table("shop.orders")
     restored = lake.catalog.register_table("shop.orders", backup)
     restored.append(rows((4, "another", 4)))
     restored.append(rows((5, "e", 5)))
     with pytest.raises(Exception, match=r"DATA_LOST.HISTORY_CHANGED.*no longer the commit"):
-        sink.run(ps.changes.read_stream(spark, lake.feed(row_id="id")))
+        sink.run(penstock.changes.read_stream(spark, lake.feed(row_id="id")))
 
 
 def test_a_table_of_the_same_name_that_is_described_again_is_another_feed(lake: Lake, table: Table) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from tests.feeds.iceberg.lake import Lake, commit_deletes, delete_file, live_files, new_files, rows
 from tests.feeds.iceberg.numbered import Numbered
 from tests.support.change_frames import Sink
@@ -22,7 +22,7 @@ def test_a_batch_read_has_updates_without_what_did_not_change(
     (held,) = pq.read_table(file.file_path).to_pylist()
     added = new_files(orders, rows((held["id"], "changed", 0)))
     commit_deletes(orders, delete_file(orders, [(file, 0)]), added=added)
-    frame = ps.changes.read(
+    frame = penstock.changes.read(
         spark, lake.feed(row_id="id"), starting_version=3, compute_updates=True, options={"rowsPerTask": 1}
     )
     shown = {(row["_commit_version"], row["_change_type"], row["data"]) for row in frame.collect()}
@@ -39,7 +39,7 @@ def test_a_stream_takes_the_commits_as_they_come(
     sink = Sink(tmp_path)
 
     def run() -> list[int]:
-        frame = ps.changes.read_stream(
+        frame = penstock.changes.read_stream(
             spark, lake.feed(row_id="id"), options={"maxCommitsPerTrigger": 2}
         ).select("_commit_version", "id", "_change_type")
         sink.batches.clear()
@@ -62,14 +62,14 @@ def test_a_table_of_format_3_without_a_key_has_updates_by_row_lineage(
     table.commit(first)
     table.commit(table.write((7, "changed", 0, 1, None), (7, "b", 0, 2, 1)), removed=[first.path])
     sink = Sink(tmp_path)
-    frame = ps.changes.read_stream(spark, lake.feed().url, compute_updates=True, starting_version=2)
+    frame = penstock.changes.read_stream(spark, lake.feed().url, compute_updates=True, starting_version=2)
     shown = sink.run(frame.select("_row_id", "data", "_change_type", "_last_updated_sequence_number"))
     assert sorted(shown.elements()) == [
         (0, "a", "delete", 1),
         (1, "a", "update_preimage", 1),
         (1, "changed", "update_postimage", 2),
     ]
-    net = ps.changes.read(spark, lake.feed(), deduplication_mode="netChanges", columns=["data"])
+    net = penstock.changes.read(spark, lake.feed(), deduplication_mode="netChanges", columns=["data"])
     assert sorted(row["data"] for row in net.collect()) == ["b", "changed"]
 
 
@@ -80,7 +80,7 @@ def test_a_stream_that_began_before_its_table_had_format_3_goes_on_by_the_key_th
 
     def run(**options: str) -> list[tuple[object, ...]]:
         sink.batches.clear()
-        frame = ps.changes.read_stream(spark, lake.feed(**options))
+        frame = penstock.changes.read_stream(spark, lake.feed(**options))
         return sorted(sink.run(frame.select("_commit_version", "id", "_change_type")).elements())
 
     assert [version for version, *_ in run()] == [1, 1, 2, 3]

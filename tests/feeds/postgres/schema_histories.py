@@ -26,7 +26,7 @@ import psycopg
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from penstock.errors import FeedUnavailable
+from penstock.errors import FeedUnavailableError
 from penstock.feeds.postgres import PostgresFeed
 from penstock.feeds.postgres.catalog import Tables
 from penstock.feeds.postgres.server import Server, statements
@@ -499,7 +499,7 @@ class History:
         else:
             try:
                 self.stream.step(die=what.removeprefix("die_"))
-            except FeedUnavailable as error:
+            except FeedUnavailableError as error:
                 self.stopped(error)
                 return
             self.log.append(f"-- {what}")
@@ -524,7 +524,7 @@ class History:
         self.log.append("-- read")
         try:
             self.stream.drain()
-        except FeedUnavailable as error:
+        except FeedUnavailableError as error:
             self.stopped(error)
             return False
         self.apply()
@@ -534,12 +534,12 @@ class History:
     def started(self, start: Any) -> bool:
         try:
             start()
-        except FeedUnavailable as error:
+        except FeedUnavailableError as error:
             self.stopped(error)
             return False
         return True
 
-    def stopped(self, error: FeedUnavailable) -> None:
+    def stopped(self, error: FeedUnavailableError) -> None:
         """Do what the error says."""
         self.apply()
         condition = error.condition.removeprefix("FEED_UNAVAILABLE.")
@@ -578,7 +578,7 @@ class History:
             self.mend()
             self.started(self.start_over)
 
-    def get_past(self, error: FeedUnavailable) -> None:
+    def get_past(self, error: FeedUnavailableError) -> None:
         """Go on behind a value that does not fit, in one of the three ways."""
         version, column = error.parameters["version"], error.parameters["column"]
         way = version % 3
@@ -591,7 +591,7 @@ class History:
                 # The copy lacks what was left out, and what comes next may be of that.
                 try:
                     self.stream.step()
-                except FeedUnavailable as later:
+                except FeedUnavailableError as later:
                     if later.parameters.get("version") == version:
                         raise AssertionError("the commit was not left out") from later
                 self.started(self.start_over)
@@ -608,7 +608,7 @@ class History:
     def drain_once(self) -> None:
         try:
             self.stream.drain()
-        except FeedUnavailable as error:
+        except FeedUnavailableError as error:
             self.log.append(f"-- {error}")
             self.apply()
             self.started(self.start_over)

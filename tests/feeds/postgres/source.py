@@ -116,7 +116,7 @@ def changes(feed: OpenPostgresFeed, after: int, upto: int, **options: object) ->
 
 def everything(feed: OpenPostgresFeed, after: int | None = None) -> list[Row]:
     if after is None:
-        after = feed.begin() if feed.settings.snapshot == "initial" else feed.oldest()
+        after = feed.prepare() if feed.settings.snapshot == "initial" else feed.oldest()
     return changes(feed, after, feed.newest(after))
 
 

@@ -10,21 +10,25 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from tests.support.sparks import make_spark
 
 COLUMNS = ("id", "v", "_commit_sequence", "_change_type", "_commit_version")
 
 
-def start(spark: SparkSession, folder: Path, feed: str, store: str, trigger: ps.Trigger) -> ps.Query:
-    stream = ps.stream(spark, ps.changes.parse(feed)).transform(lambda frame: frame.select(*COLUMNS))
-    sink = ps.QueueSink("changes", url=store)
+def start(
+    spark: SparkSession, folder: Path, feed: str, store: str, trigger: penstock.Trigger
+) -> penstock.Query:
+    stream = penstock.stream(spark, penstock.changes.parse(feed)).transform(
+        lambda frame: frame.select(*COLUMNS)
+    )
+    sink = penstock.QueueSink("changes", url=store)
     return stream.write(sink).start(checkpoint=folder / "checkpoint", name="feed", trigger=trigger)
 
 
 def main(folder: str, feed: str, store: str) -> None:
     spark = make_spark(Path(folder) / "spark")
-    trigger = ps.Trigger.processing_time("50 milliseconds")
+    trigger = penstock.Trigger.processing_time("50 milliseconds")
     start(spark, Path(folder), feed, store, trigger).awaitTermination()
 
 

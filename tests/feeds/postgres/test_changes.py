@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.changes import local
 from penstock.changes.schema import narrowed
-from penstock.errors import ChangelogContractViolation, DataLost
+from penstock.errors import ChangelogContractViolationError, DataLostError
 from penstock.feeds.postgres import server
 from penstock.spark.schemas import to_struct
 from tests.feeds.postgres.source import (
@@ -331,7 +331,7 @@ def test_what_is_logged_is_gone_and_asking_for_it_says_so(source: Source) -> Non
         lambda: feed.tasks(start, second.version, 10),
         lambda: list(feed.commits(start, second.version)),
     ):
-        with pytest.raises(DataLost, match=str(first.version)):
+        with pytest.raises(DataLostError, match=str(first.version)):
             lost()
     # Later commits are still read, also by a process that knew an older state.
     assert feed.newest(start) >= second.version
@@ -345,7 +345,7 @@ def test_a_slot_that_somebody_moved_is_found_out_by_a_running_task(source: Sourc
     source.run(f"INSERT INTO {table} VALUES (1)")
     tasks = feed.tasks(start, feed.newest(start), 10)
     source.run(f"SELECT pg_replication_slot_advance('{source.name}', pg_current_wal_flush_lsn())")
-    with pytest.raises(DataLost):
+    with pytest.raises(DataLostError):
         list(feed.read(tasks[0], feed.describe().schema))
 
 
@@ -413,7 +413,7 @@ def test_net_changes_have_long_values_that_an_update_did_not_touch(source: Sourc
     (row,) = net(first)
     assert (row["text"], row["n"], row["_unchanged"]) == (None, 3, ["text"])
     source.run(f"UPDATE {table} SET id = 2")
-    with pytest.raises(ChangelogContractViolation, match=r"'text'.*replica identity full"):
+    with pytest.raises(ChangelogContractViolationError, match=r"'text'.*replica identity full"):
         net(first)
     found = feed.describe()
     few = narrowed(to_struct(found.schema), found.contract, ["n"], case_sensitive=False)

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from penstock.errors import DataLost, FeedUnavailable, InvalidUrl, MissingDependency
+from penstock.errors import DataLostError, FeedUnavailableError, InvalidUrlError, MissingDependencyError
 from penstock.feeds.postgres import PostgresFeed, server, settings, slot
 from penstock.feeds.urls import parse
 from tests.feeds.postgres.source import Source, everything, source_at
@@ -19,9 +19,9 @@ from tests.support.waiting import wait_until
 URL = "postgresql://me:s%40cret@db.example:5433/shop?sslmode=require"
 
 
-def refused(condition: str) -> pytest.RaisesExc[FeedUnavailable]:
+def refused(condition: str) -> pytest.RaisesExc[FeedUnavailableError]:
     return pytest.RaisesExc(
-        FeedUnavailable, check=lambda error: error.condition == f"FEED_UNAVAILABLE.{condition}"
+        FeedUnavailableError, check=lambda error: error.condition == f"FEED_UNAVAILABLE.{condition}"
     )
 
 
@@ -76,13 +76,13 @@ def test_the_password_is_not_shown() -> None:
     ],
 )
 def test_a_wrong_url_says_what_is_wrong(url: str, names: str) -> None:
-    with pytest.raises(InvalidUrl, match=names):
+    with pytest.raises(InvalidUrlError, match=names):
         parse(url)
 
 
 def test_without_the_driver_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "psycopg", None)
-    with pytest.raises(MissingDependency, match=r"penstock\[postgres\]"):
+    with pytest.raises(MissingDependencyError, match=r"penstock\[postgres\]"):
         PostgresFeed(URL, "p", "s")
 
 
@@ -159,7 +159,7 @@ def test_no_slot_is_free(source: Source) -> None:
     for number in range(free[0]):
         source.run(f"SELECT pg_create_physical_replication_slot('{source.name}_{number}')")
     with refused("SLOTS") as caught:
-        source.open(snapshot="initial").begin()
+        source.open(snapshot="initial").prepare()
     assert "max_replication_slots" in caught.value.message
 
 
@@ -202,7 +202,7 @@ def test_a_role_without_rights_is_told_which(source: Source) -> None:
             if grant:
                 source.run(grant)
             with refused("PRIVILEGE") as caught:
-                PostgresFeed(url, source.name, source.name).open().begin()
+                PostgresFeed(url, source.name, source.name).open().prepare()
             assert 'snapshot="none"' in caught.value.message
         assert source.slots() == 0
         # Reading from a slot needs no more than that.
@@ -266,7 +266,7 @@ def test_a_slot_that_the_server_has_let_go_of(source: Source) -> None:
         wait_until(lost)
     finally:
         source.run("ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
-    with pytest.raises(DataLost, match="max_slot_wal_keep_size") as caught:
+    with pytest.raises(DataLostError, match="max_slot_wal_keep_size") as caught:
         feed.newest(start)
     assert caught.value.condition == "DATA_LOST.SLOT_INVALIDATED"
 
@@ -315,7 +315,7 @@ def test_everything_from_a_feed_of_all_tables_leaves_the_snapshots_out(source: S
         f"CREATE PUBLICATION {source.name} FOR ALL TABLES",
     )
     feed = source.open(snapshot="initial", tables=(table,))
-    start = feed.begin()
+    start = feed.prepare()
     source.run(f"INSERT INTO {table} VALUES (2)")
     assert [row["id"] for row in everything(feed)] == [1, 2]
     feed.logged(feed.newest(start))

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-import penstock as ps
+import penstock
 from tests.support.pgtools import program
 from tests.support.waiting import wait_until
 
@@ -79,16 +79,16 @@ def test_the_lag_stays_bounded_and_the_replica_equals_the_source(
     spark: SparkSession, bank: str, tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
-    feed = ps.PostgresFeed(bank, "bank", "bank", snapshot="initial")
+    feed = penstock.PostgresFeed(bank, "bank", "bank", snapshot="initial")
     opened = feed.open()
     lags: list[int] = []
-    with ps.connect(url, create=True) as store:
+    with penstock.connect(url, create=True) as store:
         queue = store.create_queue("balances", SINK)
         query = (
-            ps.stream(spark, feed)
+            penstock.stream(spark, feed)
             .transform(balances)
-            .write(ps.QueueSink("balances", url=url))
-            .start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.processing_time())
+            .write(penstock.QueueSink("balances", url=url))
+            .start(checkpoint=tmp_path / "ck", trigger=penstock.Trigger.processing_time())
         )
         wait_until(lambda: queue.info().rows >= 200_000, 120, "the snapshot is there")
         done = threading.Event()

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import FeedUnavailable
+from penstock.errors import FeedUnavailableError
 from tests.feeds.postgres.source import Row, Source, Stream, apply, open_transaction
 
 
-def refused(condition: str, **parameters: object) -> pytest.RaisesExc[FeedUnavailable]:
-    def check(error: FeedUnavailable) -> bool:
+def refused(condition: str, **parameters: object) -> pytest.RaisesExc[FeedUnavailableError]:
+    def check(error: FeedUnavailableError) -> bool:
         return (
             error.condition == f"FEED_UNAVAILABLE.{condition}"
             and parameters.items() <= error.parameters.items()
         )
 
-    return pytest.RaisesExc(FeedUnavailable, check=check)
+    return pytest.RaisesExc(FeedUnavailableError, check=check)
 
 
 def keys(rows: list[Row], *names: str) -> list[tuple[object, ...]]:
@@ -533,7 +533,7 @@ def test_a_table_that_comes_changes_and_goes_between_two_micro_batches(source: S
     for _ in range(6):
         try:
             stream.drain()
-        except FeedUnavailable as error:
+        except FeedUnavailableError as error:
             conditions.append(error.condition.partition(".")[2])
             stream.start(source.feed(snapshot="initial"))
     assert conditions == ["TABLE_ADDED", "COLUMN_ADDED", "TABLE_REMOVED"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.errors import FeedUnavailable
+from penstock.errors import FeedUnavailableError
 from tests.feeds.postgres.source import Source, changes, everything
 
 
-def refused(condition: str) -> pytest.RaisesExc[FeedUnavailable]:
+def refused(condition: str) -> pytest.RaisesExc[FeedUnavailableError]:
     return pytest.RaisesExc(
-        FeedUnavailable, check=lambda error: error.condition == f"FEED_UNAVAILABLE.{condition}"
+        FeedUnavailableError, check=lambda error: error.condition == f"FEED_UNAVAILABLE.{condition}"
     )
 
 
@@ -112,7 +112,7 @@ def test_row_filters_and_column_lists_of_the_publication_hold(source: Source) ->
     source.run(f"INSERT INTO {source.name}.t VALUES (1, 'a', 'x'), (2, 'b', 'y')")
     feed = source.open(snapshot="initial")
     names = feed.describe().schema.names
-    feed.begin()
+    feed.prepare()
     source.run(f"INSERT INTO {source.name}.t VALUES (0, 'c', 'x'), (3, 'd', 'z')")
     assert names[:3] == ["id", "v", "_commit_sequence"]
     assert [(row["id"], row["v"]) for row in everything(feed)] == [(2, "b"), (3, "d")]
@@ -129,7 +129,7 @@ def test_a_partitioned_table_comes_under_its_own_name(source: Source) -> None:
     )
     source.run(f"INSERT INTO {name}.p VALUES (1, 'a'), (11, 'b')")
     feed = source.open(snapshot="initial", tables=("p",))
-    feed.begin()
+    feed.prepare()
     source.run(f"INSERT INTO {name}.p VALUES (2, 'c'), (12, 'd')")
     assert sorted((row["id"], row["v"]) for row in everything(feed)) == [
         (1, "a"),

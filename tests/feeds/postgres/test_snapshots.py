@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from penstock.errors import DataLost, FeedUnavailable
+from penstock.errors import DataLostError, FeedUnavailableError
 from penstock.feeds.postgres import snapshot
 from tests.feeds.postgres.source import Row, Source, apply, changes, everything, source_at
 
@@ -27,7 +27,7 @@ def test_the_rows_that_are_there_are_the_first_commit(source: Source) -> None:
     table = source.table("id int primary key, v text")
     source.run(f"INSERT INTO {table} SELECT i, 'v' || i FROM generate_series(1, 25) i")
     feed = source.open(snapshot="initial")
-    schema, start = feed.describe().schema, feed.begin()
+    schema, start = feed.describe().schema, feed.prepare()
     source.run(f"DELETE FROM {table} WHERE id <= 20", f"INSERT INTO {table} VALUES (26, 'new')")
     upto = feed.newest(start)
     first, *later = feed.commits(start, upto)
@@ -51,21 +51,21 @@ def test_the_snapshot_stays_until_it_is_logged(source: Source) -> None:
     source.run(f"INSERT INTO {table} VALUES (1)")
     before = copies(source)
     feed = source.open(snapshot="initial")
-    start = feed.begin()
+    start = feed.prepare()
     (commit,) = feed.commits(start, feed.newest(start))
     (task,) = feed.tasks(start, commit.version, 10)
     feed.logged(start)
     assert copies(source) == before + 1
     again = source.open(snapshot="initial")
-    assert again.begin() == start
+    assert again.prepare() == start
     feed.logged(commit.version)
     feed.logged(commit.version)
     assert copies(source) == before
     assert feed.oldest() == commit.version
     assert again.describe()
-    with pytest.raises(DataLost):
+    with pytest.raises(DataLostError):
         list(feed.read(task, feed.describe().schema))
-    with pytest.raises(DataLost):
+    with pytest.raises(DataLostError):
         feed.tasks(start, commit.version, 10)
     # A process that still thinks that the snapshot is there is told as well.
     assert source.slots() == 1
@@ -74,7 +74,7 @@ def test_the_snapshot_stays_until_it_is_logged(source: Source) -> None:
 def test_an_empty_table_has_an_empty_snapshot(source: Source) -> None:
     table = source.table("id int primary key")
     feed = source.open(snapshot="initial")
-    start = feed.begin()
+    start = feed.prepare()
     assert everything(feed) == []
     feed.logged(start + 1)
     source.run(f"INSERT INTO {table} VALUES (1)")
@@ -102,7 +102,7 @@ def test_concurrent_writers_leave_no_gap_and_no_overlap(source: Source) -> None:
         writer.start()
     try:
         feed = source.open(snapshot="initial", tables=("t",))
-        start = feed.begin()
+        start = feed.prepare()
         after_snapshot = feed.newest(start)
     finally:
         stop.set()
@@ -134,7 +134,7 @@ def test_what_a_process_left_half_done_is_recreated(
 
     monkeypatch.setattr(snapshot, "run", dying)
     with pytest.raises(KeyboardInterrupt):
-        source.open(snapshot="initial").begin()
+        source.open(snapshot="initial").prepare()
     assert source.slots() == (point == "end_snapshot")
     monkeypatch.undo()
     source.run(f"INSERT INTO {table} VALUES (2)")
@@ -149,7 +149,7 @@ def test_processes_at_once_make_one_snapshot(source: Source) -> None:
     source.run(f"INSERT INTO {table} SELECT generate_series(1, 1000)")
     found: list[int] = []
     threads = [
-        threading.Thread(target=lambda: found.append(source.open(snapshot="initial").begin()))
+        threading.Thread(target=lambda: found.append(source.open(snapshot="initial").prepare()))
         for _ in range(4)
     ]
     for thread in threads:
@@ -178,16 +178,16 @@ def test_several_tables_are_in_one_snapshot(source: Source) -> None:
 def test_a_recreated_slot_does_not_fill_an_old_checkpoints_gap(source: Source) -> None:
     table = source.table("id int primary key")
     feed = source.open(snapshot="initial")
-    start = feed.begin()
+    start = feed.prepare()
     source.run(f"INSERT INTO {table} VALUES (1)")
     upto = feed.newest(start)
     feed.logged(upto)
     source.run(f"SELECT pg_drop_replication_slot('{source.name}')", f"INSERT INTO {table} VALUES (2)")
-    with pytest.raises(FeedUnavailable, match="no replication slot"):
+    with pytest.raises(FeedUnavailableError, match="no replication slot"):
         feed.newest(upto)
     again = source.open(snapshot="initial")
     assert [row["id"] for row in everything(again)] == [1, 2]
-    with pytest.raises(DataLost):
+    with pytest.raises(DataLostError):
         again.tasks(upto, again.newest(upto), 10)
 
 
@@ -195,12 +195,12 @@ def test_a_new_query_is_refused_where_its_slot_has_lost_rows(source: Source) -> 
     table = source.table("id int primary key")
     source.run(f"INSERT INTO {table} VALUES (1)")
     feed = source.open(snapshot="initial")
-    start = feed.begin()
-    assert source.open(snapshot="initial").begin() == start, "nothing has been logged yet"
+    start = feed.prepare()
+    assert source.open(snapshot="initial").prepare() == start, "nothing has been logged yet"
     feed.logged(feed.newest(start))
     source.run(f"INSERT INTO {table} VALUES (2)")
-    with pytest.raises(FeedUnavailable, match=f"pg_drop_replication_slot..{source.name}") as caught:
-        source.open(snapshot="initial").begin()
+    with pytest.raises(FeedUnavailableError, match=f"pg_drop_replication_slot..{source.name}") as caught:
+        source.open(snapshot="initial").prepare()
     assert caught.value.condition == "FEED_UNAVAILABLE.SLOT_USED"
     assert [row["id"] for row in everything(source.open())] == [2], "what is left, for who wants that"
     source.run(f"SELECT pg_drop_replication_slot('{source.name}')")
@@ -209,11 +209,11 @@ def test_a_new_query_is_refused_where_its_slot_has_lost_rows(source: Source) -> 
 
 def test_a_slot_that_moved_on_before_its_snapshot_was_read_is_no_start(source: Source) -> None:
     table = source.table("id int primary key")
-    source.open(snapshot="initial").begin()
+    source.open(snapshot="initial").prepare()
     source.run(f"INSERT INTO {table} VALUES (1)")
     source.run(f"SELECT pg_replication_slot_advance('{source.name}', pg_current_wal_lsn())")
-    with pytest.raises(FeedUnavailable, match="has been read"):
-        source.open(snapshot="initial").begin()
+    with pytest.raises(FeedUnavailableError, match="has been read"):
+        source.open(snapshot="initial").prepare()
 
 
 def test_a_slot_that_was_made_by_hand_is_read_from_where_it_stands_if_that_is_wanted(source: Source) -> None:
@@ -221,8 +221,8 @@ def test_a_slot_that_was_made_by_hand_is_read_from_where_it_stands_if_that_is_wa
     source.run(f"INSERT INTO {table} VALUES (1)")
     source.make_slot()
     source.run(f"INSERT INTO {table} VALUES (2)")
-    with pytest.raises(FeedUnavailable, match="was created by hand"):
-        source.open(snapshot="initial").begin()
+    with pytest.raises(FeedUnavailableError, match="was created by hand"):
+        source.open(snapshot="initial").prepare()
     assert [row["id"] for row in everything(source.open(snapshot="none"))] == [2]
 
 
@@ -231,10 +231,10 @@ def test_only_a_start_makes_a_slot(source: Source) -> None:
     feed = source.open(snapshot="initial")
     assert feed.describe().contract is not None
     for ask in (feed.oldest, feed.lag, lambda: feed.newest(0)):
-        with pytest.raises(FeedUnavailable, match="no replication slot"):
+        with pytest.raises(FeedUnavailableError, match="no replication slot"):
             ask()
     assert source.slots() == 0
-    feed.begin()
+    feed.prepare()
     assert source.slots() == 1
 
 
@@ -246,12 +246,12 @@ def test_a_process_that_stands_still_while_it_makes_the_snapshot_is_named(
     with psycopg.connect(source.url, autocommit=True) as other:
         other.execute("SELECT pg_advisory_lock(hashtextextended('penstock slot ' || %s, 0))", [source.name])
         with pytest.raises(
-            FeedUnavailable, match=rf"pg_terminate_backend\({other.info.backend_pid}\)"
+            FeedUnavailableError, match=rf"pg_terminate_backend\({other.info.backend_pid}\)"
         ) as caught:
-            source.open(snapshot="initial").begin()
+            source.open(snapshot="initial").prepare()
         assert caught.value.condition == "FEED_UNAVAILABLE.SLOT_IN_USE"
     assert source.slots() == 0
-    assert source.open(snapshot="initial").begin()
+    assert source.open(snapshot="initial").prepare()
 
 
 def test_a_reader_that_stands_still_in_the_snapshot_does_not_hold_the_query_up_for_ever(
@@ -260,14 +260,14 @@ def test_a_reader_that_stands_still_in_the_snapshot_does_not_hold_the_query_up_f
     table = source.table("id int primary key")
     source.run(f"INSERT INTO {table} VALUES (1)")
     feed = source.open(snapshot="initial")
-    start = feed.begin()
+    start = feed.prepare()
     ((place,),) = source.rows(
         f"SELECT tables -> 0 ->> 'place' FROM penstock_snapshots.slots WHERE slot = '{source.name}'"
     )
     monkeypatch.setattr(snapshot, "_LOCK_WAIT", 0.5)
     with psycopg.connect(source.url) as reader:
         reader.execute(f"SELECT * FROM penstock_snapshots.{place}".encode())
-        with pytest.raises(FeedUnavailable) as caught:
+        with pytest.raises(FeedUnavailableError) as caught:
             feed.logged(start + 1)
         assert caught.value.condition == "FEED_UNAVAILABLE.SLOT_IN_USE"
     feed.logged(start + 1)
@@ -295,7 +295,7 @@ def test_a_schema_of_copies_that_a_stranger_made_first_is_refused(pg_url: str) -
                         "1::bigint as consistent_point, 1::bigint as copied_at, '[]'::jsonb as tables",
                         "reset role",
                     )
-                with pytest.raises(FeedUnavailable, match=f"belongs to the role '{name}'") as caught:
+                with pytest.raises(FeedUnavailableError, match=f"belongs to the role '{name}'") as caught:
                     everything(source.open(snapshot="initial"))
                 assert caught.value.condition == "FEED_UNAVAILABLE.SCHEMA_OWNER"
     finally:
@@ -308,9 +308,9 @@ def test_a_standby_that_takes_over_has_the_slot(source: Source) -> None:
     if source.version < 17:
         pytest.skip("slots fail over since PostgreSQL 17")
     source.table("id int primary key")
-    with pytest.raises(FeedUnavailable) as caught:
+    with pytest.raises(FeedUnavailableError) as caught:
         source.open(snapshot="none").describe()
     assert "failover => true" in caught.value.message
-    source.open(snapshot="initial").begin()
+    source.open(snapshot="initial").prepare()
     query = f"SELECT failover FROM pg_replication_slots WHERE slot_name = '{source.name}'"
     assert source.rows(query) == [(True,)]

@@ -16,7 +16,7 @@ from deltalake import DeltaTable, QueryBuilder
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from penstock.testing import temporary_store_url
 from tests.feeds.postgres.source import Row, Source, apply, open_transaction
 from tests.feeds.postgres.stream_child import COLUMNS, start
@@ -30,12 +30,12 @@ def test_a_batch_of_net_changes(spark: SparkSession, source: Source) -> None:
     source.run(f"INSERT INTO {table} VALUES (1, 'a'), (2, 'b')")
     feed = source.feed(snapshot="initial")
     opened = feed.open()
-    opened.begin()
+    opened.prepare()
     with source.connection.transaction():
         source.run(f"UPDATE {table} SET v = 'x' WHERE id = 1", f"UPDATE {table} SET v = 'y' WHERE id = 1")
     source.run(f"DELETE FROM {table} WHERE id = 2", f"UPDATE {table} SET id = 3 WHERE id = 1")
-    assert ps.changes.read(spark, feed).count() == 7
-    net = ps.changes.read(spark, feed.url, deduplication_mode="netChanges", compute_updates=True)
+    assert penstock.changes.read(spark, feed).count() == 7
+    net = penstock.changes.read(spark, feed.url, deduplication_mode="netChanges", compute_updates=True)
     assert [(row.id, row.v, row["_change_type"]) for row in net.collect()] == [(3, "y", "insert")]
 
 
@@ -48,10 +48,10 @@ def test_taking_rows_leaves_the_slot_where_it_is(spark: SparkSession, source: So
         f"SELECT confirmed_flush_lsn, restart_lsn FROM pg_replication_slots WHERE slot_name = '{source.name}'"
     )
     before = source.rows(slot)
-    frame = ps.changes.read_stream(spark, source.feed(), options={"maxCommitsPerTrigger": 1})
-    assert [row.id for row in ps.take(frame, 4)] == [0, 1, 2, 3]
+    frame = penstock.changes.read_stream(spark, source.feed(), options={"maxCommitsPerTrigger": 1})
+    assert [row.id for row in penstock.take(frame, 4)] == [0, 1, 2, 3]
     # In a query, which has logged all but the last commit when the last one comes.
-    assert {row.id for row in ps.take(frame.dropDuplicates(["id"]), 4)} == {0, 1, 2, 3}
+    assert {row.id for row in penstock.take(frame.dropDuplicates(["id"]), 4)} == {0, 1, 2, 3}
     assert source.rows(slot) == before
 
 
@@ -65,7 +65,9 @@ def test_a_stream_follows_the_table_over_restarts(
     sink = Sink(tmp_path)
 
     def run() -> None:
-        frame = ps.changes.read_stream(spark, feed, options={"maxCommitsPerTrigger": 2, "rowsPerTask": 10})
+        frame = penstock.changes.read_stream(
+            spark, feed, options={"maxCommitsPerTrigger": 2, "rowsPerTask": 10}
+        )
         sink.run(frame.select("id", "v", "_commit_sequence", "_change_type", "_commit_version"))
 
     run()
@@ -103,7 +105,7 @@ def test_a_query_that_starts_over_beside_its_slot_is_refused(
 
     def copied(place: str) -> list[int]:
         sink = Sink(tmp_path / place)
-        sink.run(ps.changes.read_stream(spark, feed).select("id"))
+        sink.run(penstock.changes.read_stream(spark, feed).select("id"))
         return sorted(row[0] for batch in sink.batches.values() for row in batch)
 
     assert copied("first") == [1, 2, 3, 4, 5]
@@ -125,10 +127,12 @@ def test_a_copy_keeps_long_values_that_an_update_did_not_touch(
     feed = source.feed(snapshot="initial")
 
     def copied() -> list[tuple[object, ...]]:
-        changes = ps.changes.read_stream(spark, feed, **options)
-        sink = ps.TableSink("copy", ["id"], f"delta://{tmp_path}", apply_changes=True)
-        pipeline = ps.stream(spark, changes).write(sink)
-        pipeline.start(checkpoint=tmp_path / "ck", trigger=ps.Trigger.available_now()).awaitTermination()
+        changes = penstock.changes.read_stream(spark, feed, **options)
+        sink = penstock.TableSink("copy", ["id"], f"delta://{tmp_path}", apply_changes=True)
+        pipeline = penstock.stream(spark, changes).write(sink)
+        pipeline.start(
+            checkpoint=tmp_path / "ck", trigger=penstock.Trigger.available_now()
+        ).awaitTermination()
         found = QueryBuilder().register("copy", DeltaTable(f"{tmp_path}/copy"))
         rows = pa.table(found.execute("select id, n, length(notes) from copy order by id").read_all())
         return [tuple(row.values()) for row in rows.to_pylist()]
@@ -148,7 +152,7 @@ def test_a_table_that_changes_ends_the_query_and_starting_again_goes_on(
 
     def run() -> list[tuple[object, ...]]:
         """The rows of all micro-batches, without those columns that a copy does not have."""
-        changes = ps.changes.read_stream(spark, feed)
+        changes = penstock.changes.read_stream(spark, feed)
         sink.drain(changes.select(*(name for name in changes.columns if not name.startswith("_"))))
         return [row for number in sorted(sink.batches) for row in sink.batches[number]]
 
@@ -159,17 +163,17 @@ def test_a_table_that_changes_ends_the_query_and_starting_again_goes_on(
         run()
     assert run() == [(1, 1), (2, 7), (3, "007", 5)]
     source.run(f"ALTER TABLE {table} DROP w", f"UPDATE {table} SET v = '8' WHERE id = 1")
-    some = ps.changes.read_stream(spark, feed, columns=["v"])
+    some = penstock.changes.read_stream(spark, feed, columns=["v"])
     sink.drain(some.select("id", "v"))
     assert [row for number in sorted(sink.batches) for row in sink.batches[number]][-1] == (1, "8")
 
 
 def test_a_start_that_is_refused_leaves_no_slot(spark: SparkSession, source: Source, tmp_path: Path) -> None:
     source.table("id int primary key")
-    changes = ps.changes.read_stream(spark, source.feed(snapshot="initial"))
-    with pytest.raises(ps.PenstockError, match="itemm"):
-        ps.stream(spark, changes).write(
-            ps.TableSink("t", keys=["itemm"], url=f"delta://{tmp_path}", apply_changes=True)
+    changes = penstock.changes.read_stream(spark, source.feed(snapshot="initial"))
+    with pytest.raises(penstock.PenstockError, match="itemm"):
+        penstock.stream(spark, changes).write(
+            penstock.TableSink("t", keys=["itemm"], url=f"delta://{tmp_path}", apply_changes=True)
         ).start(name="t", checkpoint=tmp_path / "ck")
     assert source.slots() == 0
 
@@ -180,14 +184,16 @@ def test_a_queue_in_the_same_server_makes_no_endless_micro_batches(
     table = source.table("id int primary key, v text")
     feed = source.feed(snapshot="initial", tables=("t",))
     opened = feed.open()
-    with temporary_store_url(source.url) as url, ps.connect(url) as store:
+    with temporary_store_url(source.url) as url, penstock.connect(url) as store:
         schema = opened.describe().schema
         store.create_queue("changes", _schema(schema))
         query = (
-            ps.stream(spark, feed)
+            penstock.stream(spark, feed)
             .transform(lambda frame: frame.select(*COLUMNS))
-            .write(ps.QueueSink("changes", url=url))
-            .start(checkpoint=tmp_path / "ck", name="feed", trigger=ps.Trigger.processing_time("0 seconds"))
+            .write(penstock.QueueSink("changes", url=url))
+            .start(
+                checkpoint=tmp_path / "ck", name="feed", trigger=penstock.Trigger.processing_time("0 seconds")
+            )
         )
         queue = store.queue("changes")
         for number in range(3):
@@ -207,7 +213,7 @@ def test_the_progress_of_a_query_tells_of_a_transaction_that_stays_open(
     source.make_slot()
     source.run(f"INSERT INTO {table} VALUES (1)")
     feed = source.feed(transaction_warning=0.001)
-    frame = ps.changes.read_stream(spark, feed)
+    frame = penstock.changes.read_stream(spark, feed)
     with open_transaction(source, f"INSERT INTO {table} VALUES (2)"):
         query = (
             frame.writeStream.format("noop")
@@ -235,7 +241,7 @@ def test_a_query_that_is_killed_goes_on_exactly_once(
     source.run(f"INSERT INTO {table} SELECT i, 'old' FROM generate_series(1, 500) i")
     feed, url = source.feed(snapshot="initial"), f"sqlite:///{tmp_path}/store.db"
     opened = feed.open()
-    store = ps.connect(url, create=True)
+    store = penstock.connect(url, create=True)
     store.create_queue("changes", _schema(opened.describe().schema))
     queue = store.queue("changes")
     stop = threading.Event()
@@ -264,7 +270,7 @@ def test_a_query_that_is_killed_goes_on_exactly_once(
     finally:
         stop.set()
         writer.join(30)
-    start(spark, tmp_path, feed.url, url, ps.Trigger.available_now()).awaitTermination()
+    start(spark, tmp_path, feed.url, url, penstock.Trigger.available_now()).awaitTermination()
     rows = [row | {"_unchanged": None} for row in queue.read(0, 0).to_pylist()]
     places = Counter((row["_commit_version"], row["_commit_sequence"]) for row in rows)
     assert max(places.values()) == 1

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import FeedUnavailable
+from penstock.errors import FeedUnavailableError
 from penstock.feeds.postgres.rows import json_strings
 from penstock.feeds.postgres.values import arrow_type, from_text
 from tests.feeds.postgres.source import Source, Stream, everything
@@ -153,7 +153,7 @@ def test_a_value_that_no_type_holds_is_an_error(source: Source, kind: str, value
     source.make_slot()
     feed = source.open()
     source.run(f"INSERT INTO {table} VALUES (1, '{value}')")
-    with pytest.raises(FeedUnavailable, match="'v'") as caught:
+    with pytest.raises(FeedUnavailableError, match="'v'") as caught:
         everything(feed)
     assert caught.value.condition == "FEED_UNAVAILABLE.VALUE"
 
@@ -184,7 +184,7 @@ def test_a_value_that_no_type_holds_is_read_as_text_or_null(
     def read(**options: object) -> list[Any]:
         return [row["v"] for row in everything(source.open(snapshot=snapshot, **options))]
 
-    with pytest.raises(FeedUnavailable, match=re.escape(bad)) as caught:
+    with pytest.raises(FeedUnavailableError, match=re.escape(bad)) as caught:
         read()
     assert caught.value.condition == "FEED_UNAVAILABLE.VALUE"
     # The way out of the message leads out, also of a slot that has the row, and of its URL.
@@ -213,7 +213,7 @@ def test_a_numeric_column_as_double(source: Source) -> None:
 
 def test_a_column_that_is_not_there_cannot_be_read_as_text(source: Source) -> None:
     source.table("id int primary key")
-    with pytest.raises(FeedUnavailable, match="'v'") as caught:
+    with pytest.raises(FeedUnavailableError, match="'v'") as caught:
         source.open(types={"v": "text"}).describe()
     assert caught.value.condition == "FEED_UNAVAILABLE.COLUMN_UNKNOWN"
 
@@ -222,7 +222,7 @@ def test_a_key_that_no_type_holds_is_never_null(source: Source) -> None:
     table = source.table("id numeric(5, 2) primary key")
     source.make_slot()
     source.run(f"INSERT INTO {table} VALUES ('NaN')")
-    with pytest.raises(FeedUnavailable) as caught:
+    with pytest.raises(FeedUnavailableError) as caught:
         everything(source.open(invalid_values="null"))
     assert caught.value.condition == "FEED_UNAVAILABLE.VALUE"
     assert [row["id"] for row in everything(source.open(types={"id": "text"}))] == ["NaN"]
@@ -236,7 +236,7 @@ def test_a_commit_is_skipped_by_its_version(source: Source, caplog: pytest.LogCa
     rows_with(source, table, "1", "NaN")
     source.run(f"DELETE FROM {table} WHERE id = 1", f"INSERT INTO {table} VALUES (2, 2)")
     for _ in range(2):
-        with pytest.raises(FeedUnavailable) as caught:
+        with pytest.raises(FeedUnavailableError) as caught:
             stream.drain()
         stream.start(source.feed(snapshot="initial"))
     version = caught.value.parameters["version"]
@@ -265,7 +265,7 @@ def test_a_commit_that_changes_a_table_is_skipped(source: Source) -> None:
             f"INSERT INTO {table} VALUES (3, 3)",
         )
     source.run(f"INSERT INTO {table} VALUES (4, 4)")
-    with pytest.raises(FeedUnavailable, match="TRUNCATE") as caught:
+    with pytest.raises(FeedUnavailableError, match="TRUNCATE") as caught:
         stream.drain()
     stream.start(source.feed(snapshot="initial", skip=[caught.value.parameters["version"]]))
     stream.drain()

@@ -69,13 +69,13 @@ class LimitCase(Case):
         return KINDS[self.kind]
 
     def write(self, stream: Stream) -> Pipeline:
-        import penstock as ps
+        import penstock
 
         options = {"maxRowsPerTrigger": SIZE}
-        source = ps.QueueSource(self.sources[0], consumer=self.name, url=self.url, options=options)
-        rows = ps.stream(stream.spark, source).transform(self.limited.transform)
+        source = penstock.QueueSource(self.sources[0], consumer=self.name, url=self.url, options=options)
+        rows = penstock.stream(stream.spark, source).transform(self.limited.transform)
         return rows.limit(self.limited.rows, per=self.limited.per).write(
-            ps.QueueSink(self.name, url=self.url)
+            penstock.QueueSink(self.name, url=self.url)
         )
 
     def check(self) -> None:

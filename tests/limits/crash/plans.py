@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-import penstock as ps
+import penstock
 
 SCHEMA = pa.schema([("id", pa.int64())])
 CONTINUOUS, MICRO_BATCHES = "continuous", "micro-batches"
@@ -34,7 +34,7 @@ class Plan:
 
     def create(self) -> None:
         """What it reads from and writes to."""
-        with ps.connect(self.url, create=True) as store:
+        with penstock.connect(self.url, create=True) as store:
             store.create_queue(f"{self.name} in", SCHEMA, partitions=self.partitions)
             store.create_queue(self.name, SCHEMA, partitions=2)
             store.create_consumer(self.name).register(f"{self.name} in")
@@ -42,7 +42,7 @@ class Plan:
 
     def append(self, rows: int) -> None:
         """So many to each partition, and one more to each than to the one before it."""
-        with ps.connect(self.url) as store:
+        with penstock.connect(self.url) as store:
             queue = store.queue(f"{self.name} in")
             for partition, count in enumerate(self.there):
                 first, more = partition * STRIDE + count, rows + partition
@@ -71,7 +71,7 @@ class Plan:
 
     def found(self) -> list[int]:
         """What has come out."""
-        with ps.connect(self.url) as store:
+        with penstock.connect(self.url) as store:
             sink = store.queue(self.name)
             return [row for part in range(sink.partitions) for row in sink.read(part, 0)["id"].to_pylist()]
 
@@ -83,7 +83,7 @@ class Plan:
             of_it = sorted(set(found).intersection(passing))
             assert of_it == passing[: len(of_it)], self
         assert len(set(found)) == len(found), self
-        assert str(ps.limits.limit_progress(self.checkpoint)) == f"{self.limit} of {self.limit}", self
+        assert str(penstock.limits.limit_progress(self.checkpoint)) == f"{self.limit} of {self.limit}", self
 
     def check_partial(self) -> None:
         """Nothing twice, and no more than the limit."""

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-import penstock as ps
+import penstock
 from tests.limits.crash.plans import CONTINUOUS, Plan
 from tests.support.sparks import make_spark
 from tests.support.warm import warm_workers
@@ -20,14 +20,16 @@ def main(folder: str, *texts: str) -> None:
     for text in texts:
         plan = Plan(**json.loads(text))
         options = {} if plan.trigger == CONTINUOUS else {"maxRowsPerTrigger": plan.size}
-        source = ps.QueueSource(f"{plan.name} in", consumer=plan.name, url=plan.url, options=options)
-        stream = ps.stream(spark, source)
+        source = penstock.QueueSource(f"{plan.name} in", consumer=plan.name, url=plan.url, options=options)
+        stream = penstock.stream(spark, source)
         if plan.filtered:
             stream = stream.transform(lambda df: df.where("id % 3 != 0"))
         trigger = (
-            ps.Trigger.continuous("20 ms") if plan.trigger == CONTINUOUS else ps.Trigger.processing_time()
+            penstock.Trigger.continuous("20 ms")
+            if plan.trigger == CONTINUOUS
+            else penstock.Trigger.processing_time()
         )
-        pipeline = stream.limit(plan.limit).write(ps.QueueSink(plan.name, url=plan.url))
+        pipeline = stream.limit(plan.limit).write(penstock.QueueSink(plan.name, url=plan.url))
         queries.append(pipeline.start(name=plan.name, checkpoint=plan.checkpoint, trigger=trigger))
         print(f"STARTED {plan.name}", flush=True)
     print("ALL STARTED", flush=True)

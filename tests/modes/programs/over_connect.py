@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from penstock.modes.checking.report import MODES
 from tests.modes.frames import FRAMES, inputs, settings_of
 
@@ -27,6 +27,6 @@ spark = builder.getOrCreate()
 streams = inputs(spark, Path(sys.argv[1]))
 for name, frame in FRAMES.items():
     with settings_of(spark, name):
-        report = ps.modes.check(frame.build(streams))
+        report = penstock.modes.check(frame.build(streams))
     told = {mode: sorted(problem.code for problem in report[mode].problems) for mode in MODES}
     print("CHECKED", json.dumps({"name": name, "told": told, "not_run": len(report.not_run)}))

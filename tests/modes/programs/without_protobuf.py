@@ -11,7 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-import penstock as ps
+import penstock
 from tests.modes.cells import Cell, refusal_of
 from tests.modes.frames import FRAMES, inputs, settings_of
 from tests.support.sparks import make_spark
@@ -22,7 +22,7 @@ cell = Cell("transformed_with_state", "append", "noop")
 with settings_of(spark, cell.query):
     df = FRAMES[cell.query].build(inputs(spark, folder / "streams"))
     for state in ("MISSING", "INSTALLED"):
-        report = ps.modes.check(df)["append"]
+        report = penstock.modes.check(df)["append"]
         print(state, "CODES", [problem.code for problem in report.problems])
         print(state, "RUNS", refusal_of(cell, df, folder) is None, flush=True)
         shutil.rmtree(hiding / "google", ignore_errors=True)

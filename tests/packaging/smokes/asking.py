@@ -23,7 +23,7 @@ def needs(extra: str, call: Callable[[], Any]) -> None:
     else:
         raise AssertionError(f"nothing asks for the extra {extra}")
     assert_named(extra, str(found))
-    assert type(found).__name__ == "MissingDependency", type(found)
+    assert type(found).__name__ == "MissingDependencyError", type(found)
     assert not isinstance(found.__cause__, ModuleNotFoundError), "it shows a trace"
 
 

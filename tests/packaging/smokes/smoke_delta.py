@@ -6,17 +6,17 @@ import deltalake
 import pyarrow as pa
 from asking import needs
 
-import penstock as ps
+import penstock
 
 rows = pa.table({"id": [1, 2, 3], "name": ["ada", "bob", "cyd"]})
 deltalake.write_deltalake("table", rows, configuration={"delta.enableChangeDataFeed": "true"})
 deltalake.DeltaTable("table").delete("id = 2")
-feed = ps.DeltaFeed("table", "id").open()
+feed = penstock.DeltaFeed("table", "id").open()
 told = feed.describe()
 assert told.schema.names[:2] == ["id", "name"]
 newest = feed.newest(feed.oldest())
 assert newest == 1
 found = [batch for task in feed.tasks(-1, newest, 1000) for batch in feed.read(task, told.schema)]
 assert sum(batch.num_rows for batch in found) == 4, found
-needs("spark", lambda: ps.changes.read)
-needs("spark", lambda: ps.TableSink)
+needs("spark", lambda: penstock.changes.read)
+needs("spark", lambda: penstock.TableSink)

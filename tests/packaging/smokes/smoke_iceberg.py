@@ -8,7 +8,7 @@ import pyarrow as pa
 from asking import THERE, needs
 from pyiceberg.catalog import load_catalog
 
-import penstock as ps
+import penstock
 
 here = Path.cwd()
 properties = {"type": "sql", "uri": f"sqlite:///{here}/catalog.db", "warehouse": f"file://{here}/warehouse"}
@@ -18,9 +18,9 @@ rows = pa.table({"id": [1, 2, 3], "name": ["ada", "bob", "cyd"]})
 table = catalog.create_table("shop.orders", rows.schema)
 table.append(rows)
 table.append(rows)
-feed = ps.IcebergFeed("shop.orders", "smoke", properties, row_id="id").open()
+feed = penstock.IcebergFeed("shop.orders", "smoke", properties, row_id="id").open()
 needs("spark", feed.describe)
-needs("spark", lambda: ps.changes.read)
+needs("spark", lambda: penstock.changes.read)
 if "spark" in THERE:
     told = feed.describe()
     assert told.schema.names[:2] == ["id", "name"]

@@ -9,16 +9,24 @@ import sys
 
 from asking import assert_named
 
-import penstock as ps
+import penstock
 import penstock.testing
-from penstock.errors import MissingDependency
+from penstock.errors import MissingDependencyError
 
 asked = set()
-for home in (ps, ps.changes, ps.limits, ps.logs, ps.modes, ps.state, penstock.testing):
+for home in (
+    penstock,
+    penstock.changes,
+    penstock.limits,
+    penstock.logs,
+    penstock.modes,
+    penstock.state,
+    penstock.testing,
+):
     for name in getattr(home, "__all__", ()):
         try:
             getattr(home, name)
-        except MissingDependency as error:
+        except MissingDependencyError as error:
             assert_named(error.parameters["extra"], str(error))
             asked.add(error.parameters["extra"])
 print(*sorted(asked), file=sys.stdout)

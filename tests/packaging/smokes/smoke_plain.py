@@ -6,7 +6,7 @@ import sys
 import time
 
 began = time.process_time()
-import penstock as ps  # noqa: E402 - it is timed
+import penstock  # noqa: E402 - it is timed
 
 took = time.process_time() - began
 assert took < 0.25, f"importing penstock took {took:.3f} s"
@@ -15,7 +15,7 @@ assert "pyarrow" not in sys.modules
 import pyarrow as pa  # noqa: E402
 from asking import THERE, command_needs, needs  # noqa: E402
 
-store = ps.connect("sqlite:///plain.db")
+store = penstock.connect("sqlite:///plain.db")
 orders = store.create_queue(
     "orders", pa.schema([("id", pa.int64()), ("name", pa.string())]), key=["id"], partitions=2
 )
@@ -44,12 +44,12 @@ heavy = {"numpy", "pandas", "psycopg", "py4j", "pyspark", "rich", "typer", "delt
 loaded = heavy & set(sys.modules)
 # pyarrow takes these along where they are there.
 assert loaded <= {"numpy", "pandas"}, loaded
-needs("postgres", lambda: ps.connect("postgresql://nobody@127.0.0.1:1/none"))
-needs("delta", lambda: ps.DeltaFeed("/nowhere", "id").open().describe())
-needs("iceberg", lambda: ps.IcebergFeed("a.b").open().describe())
-needs("spark", lambda: ps.session)
-needs("spark", lambda: ps.stream)
-needs("spark", lambda: ps.changes.read)
-needs("spark", lambda: ps.modes.check)
+needs("postgres", lambda: penstock.connect("postgresql://nobody@127.0.0.1:1/none"))
+needs("delta", lambda: penstock.DeltaFeed("/nowhere", "id").open().describe())
+needs("iceberg", lambda: penstock.IcebergFeed("a.b").open().describe())
+needs("spark", lambda: penstock.session)
+needs("spark", lambda: penstock.stream)
+needs("spark", lambda: penstock.changes.read)
+needs("spark", lambda: penstock.modes.check)
 if "cli" not in THERE:
     command_needs("cli", "queue", "list")

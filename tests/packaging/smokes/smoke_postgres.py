@@ -7,10 +7,10 @@ import sys
 import pyarrow as pa
 from asking import needs
 
-import penstock as ps
+import penstock
 
 (url,) = sys.argv[1:]
-with ps.connect(url) as store:
+with penstock.connect(url) as store:
     orders = store.create_queue("orders", pa.schema([("id", pa.int64())]), partitions=2)
     orders.append([{"id": number} for number in range(100)])
     billing = store.create_consumer("billing")
@@ -21,4 +21,4 @@ with ps.connect(url) as store:
     assert billing.lag("orders").rows == 101
     store.drop_queue("orders")
     store.drop_consumer("billing")
-needs("spark", lambda: ps.PostgresFeed)
+needs("spark", lambda: penstock.PostgresFeed)

@@ -7,8 +7,8 @@ import sys
 
 from pyspark.sql import SparkSession
 
-import penstock as ps
-from penstock.errors import InvalidInput
+import penstock
+from penstock.errors import InvalidInputError
 
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 builder = SparkSession.builder.remote("local[1]")
@@ -19,8 +19,8 @@ for key, value in {
 }.items():
     builder = builder.config(key, value)
 stream = builder.getOrCreate().readStream.format("rate").load()
-for refused in (ps.take, ps.sample):
+for refused in (penstock.take, penstock.take_sample):
     try:
         refused(stream, 1)
-    except InvalidInput as error:
+    except InvalidInputError as error:
         print("REFUSED", error.condition)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from penstock.spark.internals.python_workers import freeze_imports
 from penstock.spark.source.read_task import RangePartition, Scan
 from tests.support.spark_queues import fill, make_queue
@@ -39,13 +39,15 @@ def test_nothing_happens_outside_of_a_task() -> None:
     assert gc.get_freeze_count() == before
 
 
-def test_a_task_that_reads_a_queue_does_so(spark: SparkSession, store: ps.Store, store_url: str) -> None:
+def test_a_task_that_reads_a_queue_does_so(
+    spark: SparkSession, store: penstock.Store, store_url: str
+) -> None:
     fill(make_queue(store), range(3))
 
     def frozen(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         freeze = freeze_imports.__globals__["_freeze"]
         freeze.cache_clear()
-        record = ps.connect(store_url).queue("orders").record
+        record = penstock.connect(store_url).queue("orders").record
         rows = sum(
             part.num_rows
             for _ in batches

@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from penstock.spark.internals.sessions import SUPPORTED, check_version, parse_version
 from tests.packaging.building import EXTRAS
 
@@ -21,7 +21,7 @@ def test_the_spark_of_the_tests_is_supported(spark: SparkSession) -> None:
 @pytest.mark.parametrize("version", ["4.1.9", "4.4.0", "5.0.0-preview1", "unknown"])
 def test_another_one_is_refused_with_what_to_install(version: str) -> None:
     session: Any = SimpleNamespace(version=version)
-    with pytest.raises(ps.errors.MissingDependency, match=r"pyspark>=4\.2,<4\.4") as refused:
+    with pytest.raises(penstock.errors.MissingDependencyError, match=r"pyspark>=4\.2,<4\.4") as refused:
         check_version(session)
     assert refused.value.condition == "MISSING_DEPENDENCY.SPARK_VERSION"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-import penstock as ps
+import penstock
 from penstock.spark.internals import sessions
 
 
@@ -47,7 +47,7 @@ def test_classic_sessions_and_frames_are_told_from_other_objects(spark: SparkSes
     assert sessions.is_classic(spark.range(1))
     assert not sessions.is_classic(object())
     sessions.check_session(spark)
-    with pytest.raises(ps.errors.InvalidInput, match="a Spark session"):
+    with pytest.raises(penstock.errors.InvalidInputError, match="a Spark session"):
         sessions.check_session("spark")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import penstock as ps
+import penstock
 from tests.ui.browser.monitor import Monitor
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ps.Store]:
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[penstock.Store]:
     """A store whose queues and consumers the tests of a module share."""
-    opened = ps.connect(f"sqlite:///{tmp_path_factory.mktemp('shop')}/penstock.db", create=True)
+    opened = penstock.connect(f"sqlite:///{tmp_path_factory.mktemp('shop')}/penstock.db", create=True)
     yield opened
     opened.close()
 

@@ -62,7 +62,7 @@ def test_queues_and_consumers_are_there(page: Page) -> None:
     expect(row(page, "queues", "orders")).to_contain_text("1,5")
     expect(row(page, "consumers", "billing")).to_contain_text("level")
     expect(page.locator(".connection")).to_contain_text("live")
-    expect(page.locator("#queries .empty")).to_contain_text("ps.publish")
+    expect(page.locator("#queries .empty")).to_contain_text("penstock.monitor")
 
 
 def test_an_append_changes_the_numbers_without_a_reload(page: Page, shop: Store) -> None:

@@ -12,7 +12,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
-from penstock.errors import InvalidChangeOption
+from penstock.errors import InvalidChangeOptionError
 
 CONNECTORS = ("postgresql", "mysql", "mariadb", "oracle", "sqlserver")
 _BROKEN = "__penstock_broken"
@@ -40,7 +40,7 @@ class Place:
         """Parse a path."""
         parent, dot, field = path.partition(".")
         if not dot or not field or "." in field or parent not in ("source", "transaction"):
-            raise InvalidChangeOption(
+            raise InvalidChangeOptionError(
                 f"version={path!r}: give a field of source or transaction, such as source.ts_ms",
                 option="version",
                 value=path,

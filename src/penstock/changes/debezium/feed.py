@@ -17,7 +17,7 @@ from penstock.changes.debezium.envelope import CONNECTORS, Envelope, Place
 from penstock.changes.debezium.images import ExpectedColumns, Reading, can_be_read, is_text
 from penstock.changes.debezium.tasks import OWN, SEQUENCE, EventConverter, Letters, QueueAddress
 from penstock.changes.post_processing import process
-from penstock.errors import InvalidChangeOption
+from penstock.errors import InvalidChangeOptionError
 from penstock.feeds.contract import CHANGE_TYPE, ChangeContract, convert_fields, invalid_schema
 from penstock.feeds.protocol import check_reserved
 from penstock.spark.column_metadata import with_feed_metadata
@@ -91,9 +91,9 @@ class DebeziumFeed:
         ALTER TABLE … REPLICA IDENTITY FULL sends the values. With None the text is an ordinary value.
     dead_letters
         A queue for refused events, with the schema ``DEAD_LETTERS``: anything with ``queue`` and ``url``,
-        such as ``ps.QueueSink("dead", url=…)``. A repeated micro-batch of a stream writes each event once, as
-        long as its tasks are the same; a batch DataFrame writes them each time it is evaluated. Without a
-        queue, a refused event fails the query.
+        such as ``penstock.QueueSink("dead", url=…)``. A repeated micro-batch of a stream writes each event
+        once, as long as its tasks are the same; a batch DataFrame writes them each time it is evaluated.
+        Without a queue, a refused event fails the query.
     optional
         Columns that an event may lack, and that are NULL then: added or dropped while there were events.
         ``"*"`` for all.
@@ -105,7 +105,7 @@ class DebeziumFeed:
 
     Raises
     ------
-    InvalidChangelogSchema, InvalidChangeOption
+    InvalidChangelogSchemaError, InvalidChangeOptionError
         Immediately, for invalid parameters.
     """
 
@@ -133,7 +133,7 @@ class DebeziumFeed:
         )
         require("timestamps", self.timestamps, str | Mapping, f"one of {', '.join(_UNITS)}, or one by column")
         require("value", self.value, str, "a column's name")
-        require("dead_letters", self.dead_letters, QueueAddress | None, "a ps.QueueSink")
+        require("dead_letters", self.dead_letters, QueueAddress | None, "a penstock.QueueSink")
         units = [self.timestamps] if isinstance(self.timestamps, str) else self.timestamps.values()
         for option, value, known in (
             ("connector", self.connector, CONNECTORS),
@@ -143,7 +143,7 @@ class DebeziumFeed:
             *(("timestamps", unit, _UNITS) for unit in units),
         ):
             if value not in known:
-                raise InvalidChangeOption(
+                raise InvalidChangeOptionError(
                     f"{option}={in_quotes(value)}: give one of {', '.join(known)}."
                     f"{did_you_mean(str(value), known)}",
                     option=option,
@@ -173,9 +173,9 @@ class DebeziumFeed:
 
         Raises
         ------
-        InvalidChangelogSchema
+        InvalidChangelogSchemaError
             When a column does not exist, or has the name of a metadata column.
-        QueueNotFound, SchemaMismatch
+        QueueNotFoundError, SchemaMismatchError
             When the dead letter queue does not exist, or has another schema.
         """
         require("df", df, DataFrame, "a DataFrame with the events")

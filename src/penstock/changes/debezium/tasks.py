@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from penstock.changes.dead_letters import COORDINATES, DEAD_LETTERS, REASON
 from penstock.changes.debezium.images import Reading
-from penstock.errors import ChangelogContractViolation, InvalidOption, SchemaMismatch
+from penstock.errors import ChangelogContractViolationError, InvalidOptionError, SchemaMismatchError
 from penstock.feeds.contract import (
     CHANGE_TYPE,
     COMMIT_TIMESTAMP,
@@ -65,7 +65,7 @@ class Letters:
         """Look up the queue."""
         url = address.url or default_url(spark)
         if url is None:
-            raise InvalidOption(
+            raise InvalidOptionError(
                 f"the dead letter queue {address.queue!r} needs its store: give it a url, or set "
                 f"{URL_SETTING}",
                 option="url",
@@ -74,7 +74,7 @@ class Letters:
         check_reach(url, None if context is None else str(context.master))
         record = open_store(url, verify=True).queue(address.queue).record
         if not record.first_columns(record.first_width).equals(DEAD_LETTERS):
-            raise SchemaMismatch(
+            raise SchemaMismatchError(
                 f"queue {address.queue!r} has another schema than dead letters: create it with the schema "
                 "penstock.changes.DEAD_LETTERS",
                 queue=address.queue,
@@ -164,10 +164,10 @@ def _letters(batch: pa.RecordBatch, reasons: pa.Array) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=DEAD_LETTERS)
 
 
-def _unreadable(refused: pa.RecordBatch) -> ChangelogContractViolation:
+def _unreadable(refused: pa.RecordBatch) -> ChangelogContractViolationError:
     first = refused.slice(0, 1).to_pylist()[0]
     where = ", ".join(f"{name} {first[name]}" for name in COORDINATES if first[name] is not None)
-    return ChangelogContractViolation(
+    return ChangelogContractViolationError(
         f"a Debezium event is refused{f' ({where})' if where else ''}: {first[REASON]}. Correct its source, "
         "or give the feed dead_letters, a queue for such events",
         condition="CHANGELOG_CONTRACT_VIOLATION.UNREADABLE_EVENT",

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.changes.passes.rows import ChangeRows, Groups, Numbers, Path, column_at
-from penstock.errors import ChangelogContractViolation
+from penstock.errors import ChangelogContractViolationError
 from penstock.feeds.contract import (
     CHANGE_TYPE,
     COMMIT_TIMESTAMP,
@@ -147,7 +147,7 @@ def check_order_known(rows: ChangeRows) -> None:
         )
 
 
-def unknown_value(rows: ChangeRows, place: int, column: str) -> ChangelogContractViolation:
+def unknown_value(rows: ChangeRows, place: int, column: str) -> ChangelogContractViolationError:
     """Return the error for a row without a value that no earlier change has."""
     return _violation(
         "UNKNOWN_VALUE",
@@ -159,13 +159,13 @@ def unknown_value(rows: ChangeRows, place: int, column: str) -> ChangelogContrac
     )
 
 
-def _violation(condition: str, rows: ChangeRows, place: int, what: str) -> ChangelogContractViolation:
+def _violation(condition: str, rows: ChangeRows, place: int, what: str) -> ChangelogContractViolationError:
     layout = rows.layout
     schema = rows.table.schema
     paths = [*layout.row_id, (layout.version,), (layout.timestamp,)]
     values = {name_of(schema, path): column_at(rows.table, path)[place].as_py() for path in paths}
     shown = ", ".join(f"{name}={value!s}" for name, value in values.items())
-    return ChangelogContractViolation(
+    return ChangelogContractViolationError(
         f"{what} (in the change with {shown})",
         condition=f"CHANGELOG_CONTRACT_VIOLATION.{condition}",
         row={name: str(value) for name, value in values.items()},

@@ -11,11 +11,11 @@ import typer
 from penstock.cli.commands.shared import Run, command
 from penstock.cli.output import Column, Row, Section, as_json_text
 from penstock.cli.standard_output import poll_until_closed
-from penstock.errors import InvalidChangeOption, InvalidInput
+from penstock.errors import InvalidChangeOptionError, InvalidInputError
 
 if TYPE_CHECKING:
     from penstock.changes.options import ChangeRange
-    from penstock.feeds.protocol import OpenChangelog
+    from penstock.feeds.protocol import OpenFeed
 
 _BLOCK_ROWS = 1000
 _OPTIONS = {"starting": "--from", "ending": "--to"}
@@ -132,7 +132,7 @@ def lag(run: Run, feed: FeedArgument) -> None:
 
     postgres = parse(feed, store=run.url)
     if not isinstance(postgres, PostgresFeed):
-        raise InvalidInput("only a PostgreSQL feed has a slot, which may lag behind", condition="NO_LAG")
+        raise InvalidInputError("only a PostgreSQL feed has a slot, which may lag behind", condition="NO_LAG")
     lag = postgres.lag()
     data = {
         "slot": postgres.slot,
@@ -154,7 +154,7 @@ class _ChangePrinter:
     """Prints the changes of a feed and counts the rows."""
 
     def __init__(
-        self, run: Run, feed: OpenChangelog, mode: str, updates: bool, *, after: int, net_window: int
+        self, run: Run, feed: OpenFeed, mode: str, updates: bool, *, after: int, net_window: int
     ) -> None:
         from penstock.changes.options import MODES, one_of
 
@@ -203,7 +203,7 @@ def change_style(row: Row) -> str:
     return _SIGNS[str(row["_change_type"])][1]
 
 
-def _open_feed(run: Run, url: str) -> OpenChangelog:
+def _open_feed(run: Run, url: str) -> OpenFeed:
     from penstock.feeds.urls import parse
 
     return parse(url, store=run.url).open()
@@ -215,9 +215,9 @@ def _parse_range(start: str | None, end: str | None = None) -> ChangeRange:
 
     try:
         return ChangeRange.of(**_bound("starting", start), **_bound("ending", end))
-    except InvalidChangeOption as error:
+    except InvalidChangeOptionError as error:
         message = _BOUND.sub(lambda match: _OPTIONS[match[1]], error.message)
-        raise InvalidChangeOption(message, condition=error.condition, **error.parameters) from None
+        raise InvalidChangeOptionError(message, condition=error.condition, **error.parameters) from None
 
 
 def _bound(which: str, text: str | None) -> dict[str, str]:

@@ -12,7 +12,7 @@ from penstock.cli.commands.queue import QueueName
 from penstock.cli.commands.shared import Run, YesOption, command
 from penstock.cli.output import Column, Section
 from penstock.cli.units import age_text, count_text, counted, size_text
-from penstock.errors import InvalidPosition, QueueNotFound
+from penstock.errors import InvalidPositionError, QueueNotFoundError
 from penstock.json_text import parse_json_object
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def parse_position(text: str) -> str | datetime | dict[int, int]:
 
     Raises
     ------
-    InvalidPosition
+    InvalidPositionError
         It is none of the four forms, or a time without a zone.
     """
     if text.lower() in ("earliest", "latest"):
@@ -86,14 +86,14 @@ def parse_position(text: str) -> str | datetime | dict[int, int]:
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidPosition(
+        raise InvalidPositionError(
             "a position is earliest, latest, a time such as 2024-01-31T12:00:00Z, or row indexes by "
             f"partition such as '{{\"0\": 5}}'; not {in_quotes(text)}",
             value=text,
         ) from None
     if time.tzinfo is None:
         zoned = time.isoformat()
-        raise InvalidPosition(
+        raise InvalidPositionError(
             f"{in_quotes(text)} has no time zone: write {zoned}Z or {zoned}+02:00", value=text
         )
     return time
@@ -105,7 +105,7 @@ def _parse_indexes(text: str) -> dict[int, int]:
     except ValueError:
         indexes = {}
     if not indexes or any(type(index) is not int or index < 0 for index in indexes.values()):
-        raise InvalidPosition(
+        raise InvalidPositionError(
             f'row indexes by partition look like \'{{"0": 5, "1": 7}}\', not {in_quotes(text)}', value=text
         )
     return indexes
@@ -205,7 +205,7 @@ def _lags(store: Store, name: str) -> list[Json]:
     for queue in consumer.queues():
         try:
             lags.append(_lag_data(name, queue, consumer.lag(queue)))
-        except QueueNotFound:
+        except QueueNotFoundError:
             # Dropped since it was listed.
             continue
     return lags

@@ -11,7 +11,7 @@ import typer
 from penstock.arguments import in_quotes
 from penstock.cli.commands.shared import FAILED, Run, command
 from penstock.cli.output import Section
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -96,12 +96,12 @@ def check(
         build = import_function(function)
         of_session = takes_session(build)
         if of_session and (schema is not None or watermark is not None):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{in_quotes(function)} takes a Spark session and makes its own input: leave out "
                 "--schema and --event-time"
             )
         if not of_session and schema is None:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{in_quotes(function)} takes a DataFrame: give its columns with --schema. If it takes "
                 "a session, call that parameter spark"
             )
@@ -125,7 +125,7 @@ def check(
 def _watermark(column: str | None, delay: str | None) -> tuple[str, str] | None:
     if column is None:
         if delay is not None:
-            raise InvalidInput("--delay belongs to a watermark: give its column with --event-time")
+            raise InvalidInputError("--delay belongs to a watermark: give its column with --event-time")
         return None
     return column, delay or "0 seconds"
 
@@ -233,7 +233,7 @@ def preview(
     with working_directory_first():
         transform = import_function(function)
         if takes_session(transform):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{in_quotes(function)} takes a Spark session: a preview passes a function its input, "
                 "so it needs one that takes a DataFrame"
             )
@@ -258,7 +258,7 @@ def _write_picture(preview: Preview, path: Path) -> None:
     try:
         preview.picture(path)
     except OSError as error:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"cannot write {in_quotes(str(path))}: {error.strerror or error}",
             condition="FILE_UNWRITABLE",
             file=str(path),

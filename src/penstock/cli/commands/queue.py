@@ -11,7 +11,7 @@ import typer
 from penstock.cli.commands.shared import Run, YesOption, command
 from penstock.cli.output import Column, Section
 from penstock.cli.units import age_text, count_text, counted, parse_age, parse_count, parse_size, size_text
-from penstock.errors import InvalidInput, PartitionNotFound, QueueNotFound
+from penstock.errors import InvalidInputError, PartitionNotFoundError, QueueNotFoundError
 from penstock.instants import moment_text
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ def make_retention(rows: str | None, age: str | None, size: str | None) -> Reten
 
 
 def check_partition(queue: str, partitions: int, partition: int) -> None:
-    """Raise PartitionNotFound unless the queue has the partition."""
+    """Raise PartitionNotFoundError unless the queue has the partition."""
     if not 0 <= partition < partitions:
-        raise PartitionNotFound(
+        raise PartitionNotFoundError(
             f"queue {queue!r} has partitions 0 to {partitions - 1}, not {partition}",
             queue=queue,
             partition=partition,
@@ -206,7 +206,7 @@ def list_queues(run: Run) -> None:
 def _info(store: Store, name: str) -> QueueInfo | None:
     try:
         return store.queue(name).info()
-    except QueueNotFound:
+    except QueueNotFoundError:
         # Dropped since it was listed.
         return None
 
@@ -320,7 +320,7 @@ def retention(
     wanted = make_retention(retention_rows, retention_age, retention_bytes)
     bounded = any(bound is not None for bound in (retention_rows, retention_age, retention_bytes))
     if bounded and keep_all:
-        raise InvalidInput("--keep-all keeps everything: leave out the other bounds")
+        raise InvalidInputError("--keep-all keeps everything: leave out the other bounds")
     with run.connect() as store:
         queue = store.queue(name)
         if bounded or keep_all:

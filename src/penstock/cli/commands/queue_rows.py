@@ -15,7 +15,7 @@ from penstock.cli.commands.shared import Run, command
 from penstock.cli.output import Column, as_json_text
 from penstock.cli.standard_output import output_is_closed
 from penstock.cli.units import counted
-from penstock.errors import DataLost, InvalidInput, InvalidPosition
+from penstock.errors import DataLostError, InvalidInputError, InvalidPositionError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,7 +121,9 @@ def put(
     are written as JSON.
     """
     if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n'):
-        raise InvalidInput(f"--delimiter is one ASCII character, not {in_quotes(delimiter)}", value=delimiter)
+        raise InvalidInputError(
+            f"--delimiter is one ASCII character, not {in_quotes(delimiter)}", value=delimiter
+        )
     with run.connect() as store:
         queue = store.queue(name)
         started = time.perf_counter()
@@ -236,14 +238,14 @@ def peek(
         printer = QueuePrinter(run, queue, columns, with_index)
         parts = _partitions(queue, partition)
         if start is not None and len(parts) > 1:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"a row index belongs to a partition: choose one of the {len(parts)} with --partition"
             )
         left = rows
         for part in parts:
             first = part.first_index if start is None else start
             if first > part.next_index:
-                raise InvalidPosition(
+                raise InvalidPositionError(
                     f"partition {part.partition} of queue {name!r} has rows {part.first_index} to "
                     f"{part.next_index}, and no row {first}",
                     partition=part.partition,
@@ -295,7 +297,7 @@ class QueuePrinter:
         names = queue.schema.names
         for name in listed(columns):
             if name not in names:
-                raise InvalidInput(
+                raise InvalidInputError(
                     f"queue {in_quotes(queue.name)} has no column "
                     f"{in_quotes(name)}.{did_you_mean(name, names)}",
                     column=name,
@@ -337,7 +339,7 @@ class QueuePrinter:
             stop = min(position + _BLOCK_ROWS, end)
             try:
                 self.show(partition, position, stop)
-            except DataLost:
+            except DataLostError:
                 first = self._queue.info().partitions[partition].first_index
                 if first <= position:
                     raise

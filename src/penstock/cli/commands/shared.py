@@ -17,7 +17,7 @@ import typer
 
 from penstock.cli.output import JsonOutput, Output
 from penstock.cli.standard_output import silence
-from penstock.errors import InvalidInput, MissingDependency, PenstockError, StoreNotFound
+from penstock.errors import InvalidInputError, MissingDependencyError, PenstockError, StoreNotFoundError
 from penstock.extras import instead
 from penstock.logs import JsonFormatter
 
@@ -92,26 +92,26 @@ class Run:
 
         try:
             return connect(self.url, create=create)
-        except StoreNotFound as error:
+        except StoreNotFoundError as error:
             if self._is_named:
                 raise
             message = f"{error.message}; to use another store, set --url or the variable {URL_VARIABLE}"
-            raise StoreNotFound(message, condition=error.condition, **error.parameters) from None
+            raise StoreNotFoundError(message, condition=error.condition, **error.parameters) from None
 
     def confirm(self, question: str, yes: bool) -> None:
         """Ask before something is lost.
 
         Raises
         ------
-        InvalidInput
+        InvalidInputError
             Nobody can be asked, or the answer is no.
         """
         if yes:
             return
         if self.json or not _is_interactive():
-            raise InvalidInput(f"{question} Repeat it with --yes", condition="CONFIRMATION_NEEDED")
+            raise InvalidInputError(f"{question} Repeat it with --yes", condition="CONFIRMATION_NEEDED")
         if not typer.confirm(question, err=True):
-            raise InvalidInput("nothing was done", condition="NOT_CONFIRMED")
+            raise InvalidInputError("nothing was done", condition="NOT_CONFIRMED")
 
     def guard(self, work: Callable[[], None]) -> None:
         """Run a command's work; print an error in one line and turn it into the exit code.
@@ -158,7 +158,7 @@ def _as_penstock_error(error: Exception, debug: bool) -> PenstockError:
         missing = instead(error, "this command")
         if isinstance(missing, PenstockError):
             return missing
-        return MissingDependency(
+        return MissingDependencyError(
             f"{error.name} is not installed: pip install {error.name}", package=error.name
         )
     hint = "" if debug else "; run it again with --debug to see where"

@@ -9,7 +9,7 @@ import typer
 from penstock.cli.commands.shared import Run, command
 from penstock.cli.output import Section
 from penstock.cli.units import age_text, count_text, counted, parse_age, size_text
-from penstock.errors import StoreNotFound
+from penstock.errors import StoreNotFoundError
 
 group = typer.Typer(help="Create a store, look at it, clean it up.", no_args_is_help=True)
 
@@ -26,7 +26,7 @@ def init(run: Run) -> None:
     try:
         run.connect().close()
         created = False
-    except StoreNotFound:
+    except StoreNotFoundError:
         created = True
     with run.connect(create=True) as store:
         data = {"url": store.url, "uuid": store.uuid, "version": store.info().version, "created": created}

@@ -52,7 +52,7 @@ def ui(
 ) -> None:
     """Serve a page that shows queues, consumers and queries as they are, until Ctrl-C. It only reads.
 
-    The page needs the extra `ui`: pip install 'penstock[ui]'. Prometheus finds metrics at /metrics.
+    The page needs the extra `ui`: pip install 'penstock-spark[ui]'. Prometheus finds metrics at /metrics.
     """
 
     def ready(address: str) -> None:

@@ -26,7 +26,7 @@ from penstock.cli.load.json_lines import JsonLines
 from penstock.cli.load.rows import Record, Refused, RowProblem, infinite_rows, not_utf8, wrong_value
 from penstock.cli.load.source import Source
 from penstock.cli.load.wire import decode
-from penstock.errors import InvalidInput, SchemaMismatch
+from penstock.errors import InvalidInputError, SchemaMismatchError
 
 _RECORD = re.compile(rb'[^"\n]*(?:"[^"]*"[^"\n]*)*(?:\n|\Z)')
 _HEXADECIMAL = re.compile(rb"0[xX]")
@@ -47,7 +47,7 @@ class CsvRows:
 
     Raises
     ------
-    SchemaMismatch
+    SchemaMismatchError
         The header names a column that the queue does not have, one twice, or lacks one that takes no nulls.
     """
 
@@ -186,7 +186,7 @@ def _columns(header: Sequence[str], schema: pa.Schema) -> list[pa.Field]:
         places = match_names(list(header), list(schema), "")
     except Misfit as misfit:
         error = misfit.error()
-        raise SchemaMismatch(
+        raise SchemaMismatchError(
             f"the header (the first line of a CSV names the columns): {misfit.message}", **error.parameters
         ) from None
     by_place = {place: field for place, field in zip(places, schema, strict=True) if place is not None}
@@ -235,7 +235,7 @@ def read_header(source: Source, delimiter: str) -> tuple[list[str], int]:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         The record is not a header.
     """
     data, blank, match = b"", 0, None
@@ -248,6 +248,6 @@ def read_header(source: Source, delimiter: str) -> tuple[list[str], int]:
     try:
         return split_record(data[blank:end], delimiter), data.count(b"\n", 0, end)
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{source.name} does not start with a CSV header in UTF-8: {error}", condition="FILE_UNREADABLE"
         ) from None

@@ -56,7 +56,7 @@ def load(
     ------
     RowsRejected
         Rows do not fit.
-    SchemaMismatch
+    SchemaMismatchError
         The header of a CSV does not.
     """
     rows, line = _format(source, schema, intake)

@@ -19,7 +19,7 @@ from penstock.cli.load.rows import RowsRejected
 from penstock.cli.load.schemas import infer_schema
 from penstock.cli.load.source import Source, open_source
 from penstock.cli.units import counted
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 
 
 def micro_batches(
@@ -45,7 +45,7 @@ def micro_batches(
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         The file cannot be read, or is empty.
     RowsRejected
         Rows do not fit the schema.
@@ -54,7 +54,7 @@ def micro_batches(
         name, data = source.name, b"".join(iter(lambda: source.read(1 << 20), b""))
     table = _rows(name, data, _schemas(path, ddl, event_time))
     if table.num_rows == 0:
-        raise InvalidInput(f"{in_quotes(name)} has no rows", file=name)
+        raise InvalidInputError(f"{in_quotes(name)} has no rows", file=name)
     ends = _ends(table, data, batch_rows, batch_column)
     return [table.slice(start, end - start) for start, end in pairwise([0, *ends])]
 
@@ -64,10 +64,10 @@ def _schemas(path: str, ddl: str | None, event_time: str | None) -> list[pa.Sche
     if ddl is not None:
         return [canonical_schema(parse_ddl(ddl))]
     if path == "-":
-        raise InvalidInput("the schema of standard input cannot be inferred: add --schema")
+        raise InvalidInputError("the schema of standard input cannot be inferred: add --schema")
     found = infer_schema(Path(path))
     if event_time is not None and event_time not in found.names:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"no row has a column {in_quotes(event_time)}.{did_you_mean(event_time, found.names)}",
             column=event_time,
         )
@@ -103,7 +103,7 @@ def _rows(name: str, data: bytes, schemas: list[pa.Schema]) -> pa.Table:
 
 def _ends(table: pa.Table, data: bytes, rows: int | None, column: str | None) -> list[int]:
     if rows is not None and column is not None:
-        raise InvalidInput("micro-batches end by --batch-rows or by --batch-column: leave one out")
+        raise InvalidInputError("micro-batches end by --batch-rows or by --batch-column: leave one out")
     if rows is not None:
         return [*range(rows, table.num_rows, rows), table.num_rows]
     if column is not None:
@@ -114,7 +114,7 @@ def _ends(table: pa.Table, data: bytes, rows: int | None, column: str | None) ->
 def _changes(table: pa.Table, name: str) -> list[int]:
     """Return the rows whose value in a column differs from that of the row before."""
     if name not in table.column_names:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"the rows have no column {in_quotes(name)} for "
             f"--batch-column.{did_you_mean(name, table.column_names)}",
             column=name,

@@ -17,7 +17,7 @@ import pyarrow.types as pat
 from penstock.arguments import in_quotes
 from penstock.cli.ddl import type_ddl
 from penstock.cli.units import counted
-from penstock.errors import SchemaMismatch
+from penstock.errors import SchemaMismatchError
 
 _SHOWN_CHARACTERS = 60
 _DATE = re.compile(r"\s*(\d{4}-\d\d-\d\d)")
@@ -54,7 +54,7 @@ class RowProblem:
         return f"line {self.line}: {where}" + ("" if self.value is None else f"{self.value} ") + self.reason
 
 
-class RowsRejected(SchemaMismatch):
+class RowsRejected(SchemaMismatchError):
     """Rows do not fit the queue's schema; none of the input was appended.
 
     ``parameters`` has their ``count``, whether there may be ``more`` that were not searched for, and the
@@ -130,7 +130,7 @@ def not_utf8(error: UnicodeDecodeError) -> RowProblem:
 def wrong_value(field: pa.Field, value: object, error: BaseException) -> RowProblem:
     """Return the problem of one column's value, which ``error`` refused."""
     cause = error.__cause__
-    if isinstance(cause, SchemaMismatch):
+    if isinstance(cause, SchemaMismatchError):
         # The type is right by now, so it is a null in a place that takes none.
         return RowProblem("takes no nulls", str(cause.parameters.get("column", field.name)))
     return RowProblem(

@@ -10,7 +10,7 @@ import pyarrow as pa
 from penstock.arguments import in_quotes
 from penstock.arrow.schema import canonical_schema
 from penstock.cli.ddl import parse_ddl
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 
 SAMPLE_BYTES = 16 << 20
 
@@ -20,7 +20,7 @@ def choose_schema(ddl: str | None, file: Path | None, like: Path | None) -> pa.S
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         All sources are None, several are not, or the one cannot be read.
     """
     match ddl, file, like:
@@ -30,7 +30,7 @@ def choose_schema(ddl: str | None, file: Path | None, like: Path | None) -> pa.S
             return _from_file(file)
         case None, None, Path():
             return infer_schema(like)
-    raise InvalidInput("a schema comes from one of --schema, --schema-file and --like: give exactly one")
+    raise InvalidInputError("a schema comes from one of --schema, --schema-file and --like: give exactly one")
 
 
 def _from_file(path: Path) -> pa.Schema:
@@ -41,7 +41,7 @@ def _from_file(path: Path) -> pa.Schema:
     try:
         return canonical_schema(json.loads(text))
     except (json.JSONDecodeError, RecursionError) as error:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{in_quotes(str(path))} is not a schema in Spark's JSON ({error}); write what "
             "StructType.json() returns",
             condition="INVALID_SCHEMA",
@@ -54,7 +54,7 @@ def read_bytes(path: Path, size: int = -1) -> bytes:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         The file cannot be read.
     """
     try:
@@ -64,8 +64,8 @@ def read_bytes(path: Path, size: int = -1) -> bytes:
         raise unreadable(str(path), error) from error
 
 
-def unreadable(path: str, error: OSError) -> InvalidInput:
-    return InvalidInput(
+def unreadable(path: str, error: OSError) -> InvalidInputError:
+    return InvalidInputError(
         f"cannot read {in_quotes(path)}: {error.strerror or error}", condition="FILE_UNREADABLE", file=path
     )
 
@@ -89,7 +89,7 @@ def infer_schema(path: Path) -> pa.Schema:
     }
     reader = readers.get(path.suffix.lower())
     if reader is None:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"--like needs a file's ending, one of {', '.join(readers)}, not {in_quotes(path.suffix)}",
             file=str(path),
         )
@@ -98,7 +98,7 @@ def infer_schema(path: Path) -> pa.Schema:
     except OSError as error:
         raise unreadable(str(path), error) from error
     except pa.ArrowException as error:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"cannot infer the schema of {in_quotes(str(path))}: {error}",
             condition="INVALID_SCHEMA",
             file=str(path),
@@ -142,7 +142,7 @@ def _json_schema(path: Path) -> pa.Schema:
     sample = _sample(path)
     # Arrow's reader crashes on a line that is not an object.
     if any(line.strip()[:1] not in (b"", b"{") for line in sample.read_buffer().to_pybytes().splitlines()):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{in_quotes(str(path))} is not a file of JSON lines: write one object in each line",
             condition="INVALID_SCHEMA",
         )

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from penstock.cli.load.schemas import unreadable
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 
 _BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
@@ -34,7 +34,7 @@ class Source:
         self.put_back(first.removeprefix(_BOM))
         if first[:2] in _WIDE_BOMS:
             encoding = _WIDE_BOMS[first[:2]]
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{name} is {encoding}, not UTF-8: convert it with iconv -f {encoding} -t utf-8",
                 condition="FILE_UNREADABLE",
             )
@@ -63,7 +63,7 @@ class Source:
         self.put_back(first)
         start = first.lstrip()[:1]
         if start == b"[":
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{self.name} is a JSON array: write one object in each line, as `jq -c '.[]'` does",
                 value="[",
             )
@@ -84,12 +84,12 @@ def open_source(path: str) -> Iterator[Source]:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         The file cannot be read, or is in UTF-16.
     """
     if path == "-":
         if sys.stdin is None:
-            raise InvalidInput(
+            raise InvalidInputError(
                 "standard input is closed: name a file, or pipe the rows in", condition="FILE_UNREADABLE"
             )
         yield Source("standard input", sys.stdin.buffer, None)

@@ -14,7 +14,7 @@ from penstock.commit.offsets import QueueOffset
 from penstock.commit.protocol import commit_batch, note_batch
 from penstock.continuous.connectors.protocol import SinkEpoch
 from penstock.continuous.driver.epochs import Epoch
-from penstock.errors import CheckpointMismatch
+from penstock.errors import CheckpointMismatchError
 from penstock.json_text import JsonValue
 from penstock.queue.open_stores import open_store
 from penstock.store.records import ledger
@@ -69,7 +69,7 @@ class Commits:
     def newest(self, ledger_name: str) -> SinkEpoch:
         """Return the last epoch that the ledger has.
 
-        Raises CheckpointMismatch when it was committed from another checkpoint.
+        Raises CheckpointMismatchError when it was committed from another checkpoint.
         """
         entry = open_store(self.url).database.run(
             lambda tx: ledger.newest(tx, ledger_name, self.app_id), write=False
@@ -77,7 +77,7 @@ class Commits:
         if entry is None:
             return SinkEpoch(-1)
         if json.loads(entry.ranges)[0] != self.query_id:
-            raise CheckpointMismatch(
+            raise CheckpointMismatchError(
                 f"app {self.app_id!r} has written to {ledger_name} from another checkpoint before: a new "
                 "checkpoint needs a new appId (leave the option out to get one)",
                 app_id=self.app_id,

@@ -39,7 +39,7 @@ class ContinuousSource(ABC):
 
         Raises
         ------
-        ContinuousRefused
+        ContinuousRefusedError
             When it cannot be read with these settings.
         """
 
@@ -55,7 +55,7 @@ class ContinuousSink(ABC):
 
         Raises
         ------
-        ContinuousRefused
+        ContinuousRefusedError
             When it cannot be written to with these settings.
         """
 
@@ -82,7 +82,7 @@ class SourceDriver(ABC):
 
         Raises
         ------
-        OwnerFenced
+        OwnerFencedError
             When another query has taken over since the last run.
         """
 
@@ -125,7 +125,7 @@ class SourceDriver(ABC):
 
         Raises
         ------
-        OwnerFenced
+        OwnerFencedError
             When another query has taken over.
         """
         return False
@@ -214,7 +214,7 @@ class SinkRecord(ABC):
 
         Raises
         ------
-        CheckpointMismatch
+        CheckpointMismatchError
             When another checkpoint wrote the record.
         """
         return None
@@ -243,7 +243,7 @@ class SinkDriver(SinkRecord):
 
         Raises
         ------
-        SchemaMismatch
+        SchemaMismatchError
         """
 
     def clear(self) -> None:

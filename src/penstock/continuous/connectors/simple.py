@@ -22,7 +22,7 @@ from penstock.continuous.connectors.protocol import (
 )
 from penstock.continuous.driver.epochs import Epoch
 from penstock.continuous.task.channel import Channel
-from penstock.errors import CheckpointMismatch
+from penstock.errors import CheckpointMismatchError
 from penstock.json_text import Json, JsonValue
 
 _MAX_CHARACTERS = 4 << 20
@@ -225,7 +225,7 @@ class RateDriver(SourceDriver):
     def _counts(self, logged: JsonValue) -> list[int]:
         counts = logged.get(_KIND) if isinstance(logged, Mapping) else None
         if not isinstance(counts, list) or len(counts) != self.partitions:
-            raise CheckpointMismatch(
+            raise CheckpointMismatchError(
                 f"the checkpoint has the offset {str(logged)[:200]!r}, which is not that of a rate source "
                 f"with {self.partitions} partitions: it belongs to another query; use a new checkpoint"
             )

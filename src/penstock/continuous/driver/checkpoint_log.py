@@ -19,7 +19,12 @@ from pyarrow import fs
 
 from penstock.commit.protocol import sink_behind
 from penstock.continuous.connectors.protocol import SinkEpoch, SinkRecord
-from penstock.errors import CheckpointMismatch, CheckpointRewound, CommitRefused, OwnerFenced
+from penstock.errors import (
+    CheckpointMismatchError,
+    CheckpointRewoundError,
+    CommitRefusedError,
+    OwnerFencedError,
+)
 from penstock.json_text import JsonValue
 from penstock.spark.checkpoint import LIMIT_PASSED_SETTING, Checkpoint, is_batch_number, redact_location
 
@@ -66,11 +71,11 @@ class CheckpointLog:
     def offset(self, number: int) -> JsonValue:
         """Return the offset of the one source.
 
-        Raises CommitRefused when the query had several sources.
+        Raises CommitRefusedError when the query had several sources.
         """
         offsets = self.read.offsets(number)
         if len(offsets) != 1:
-            raise CommitRefused(
+            raise CommitRefusedError(
                 f"the checkpoint belongs to a query with {len(offsets)} sources, and a continuous query has "
                 "one: use a new checkpoint"
             )
@@ -79,13 +84,13 @@ class CheckpointLog:
     def passed(self, number: int | None) -> int:
         """Return how many rows a limit had let through at the end of an epoch; 0 if there is none yet.
 
-        Raises CheckpointMismatch when the query ran without a limit, or Spark counted.
+        Raises CheckpointMismatchError when the query ran without a limit, or Spark counted.
         """
         if number is None:
             return 0
         rows = self.read.limit_passed(number)
         if rows is None:
-            raise CheckpointMismatch(
+            raise CheckpointMismatchError(
                 f"the query at {self.location!r} has run without a limit before, or with one that a trigger "
                 "of micro-batches counts: keep it as it was, or use a new checkpoint; the query then resumes "
                 "at the consumer's offset",
@@ -96,7 +101,7 @@ class CheckpointLog:
     def write_offset(self, number: int, offset: object, passed: int | None = None) -> None:
         """Log the offset of an epoch that the sink has committed, and the rows that a limit has let through.
 
-        Raises OwnerFenced when another driver has logged this epoch.
+        Raises OwnerFencedError when another driver has logged this epoch.
         """
         conf = {} if passed is None else {LIMIT_PASSED_SETTING: str(passed)}
         about = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": conf}
@@ -105,7 +110,7 @@ class CheckpointLog:
     def write_commit(self, number: int) -> None:
         """Log that an epoch is committed.
 
-        Raises OwnerFenced when another driver has logged it.
+        Raises OwnerFencedError when another driver has logged it.
         """
         self._add(f"commits/{number}", _COMMITTED)
 
@@ -128,7 +133,7 @@ class CheckpointLog:
         try:
             self._create(name, text)
         except FileExistsError:
-            raise OwnerFenced(
+            raise OwnerFencedError(
                 f"{name} of the checkpoint at {self.location!r} was written by another driver of the query: "
                 "run each query once",
                 condition="OWNER_FENCED.CHECKPOINT",
@@ -244,9 +249,9 @@ def catch_up(
 
     ``follow`` gets the offset before it is logged, for a source whose consumer the sink does not move.
 
-    Raises CheckpointMismatch when the sink lacks epochs that the checkpoint has committed: its store was
-    restored from an older backup. Raises CheckpointRewound when the checkpoint lacks more than one epoch that
-    the sink has: it is an old copy. Raises OwnerFenced when another driver writes the checkpoint.
+    Raises CheckpointMismatchError when the sink lacks epochs that the checkpoint has committed: its store was
+    restored from an older backup. Raises CheckpointRewoundError when the checkpoint lacks more than one epoch
+    that the sink has: it is an old copy. Raises OwnerFencedError when another driver writes the checkpoint.
     """
     newest = sink.newest()
     if newest is None:
@@ -266,11 +271,11 @@ def require_not_behind(logs: CheckpointLog, sink: SinkRecord) -> None:
 
     For a query that may repeat rows, whose sink may be ahead.
 
-    Raises CheckpointMismatch.
+    Raises CheckpointMismatchError.
     """
     try:
         newest = sink.newest()
-    except CheckpointMismatch:
+    except CheckpointMismatchError:
         # Another checkpoint has written under the same id: rows are repeated, and none are lost.
         return
     if newest is not None:
@@ -291,7 +296,7 @@ def _require_same_time(sink: SinkRecord, newest: SinkEpoch, last: int | None) ->
     following = _next(last)
     _require_not_behind(sink, newest, following)
     if newest.number > following:
-        raise CheckpointRewound(
+        raise CheckpointRewoundError(
             f"{sink.description} has epochs up to {newest.number} of the query, and the checkpoint ends with "
             f"{following - 1}: it is an old copy; use the newest one",
             batch_id=following,
@@ -304,11 +309,11 @@ def _log(logs: CheckpointLog, epoch: SinkEpoch, passed: int | None) -> None:
 
     A driver that was suspended after its commit to the sink may just have logged it itself.
     """
-    with suppress(OwnerFenced):
+    with suppress(OwnerFencedError):
         logs.write_offset(epoch.number, epoch.offset, passed)
     if logs.offset(epoch.number) != epoch.offset:
         if epoch.number < _next(logs.last_committed()):
-            raise OwnerFenced(
+            raise OwnerFencedError(
                 f"epoch {epoch.number} has other rows in the checkpoint at {logs.location!r} than in the "
                 "sink: another driver writes the checkpoint. Run each query once",
                 condition="OWNER_FENCED.CHECKPOINT",
@@ -316,5 +321,5 @@ def _log(logs: CheckpointLog, epoch: SinkEpoch, passed: int | None) -> None:
             )
         logs.drop_offset(epoch.number)
         logs.write_offset(epoch.number, epoch.offset, passed)
-    with suppress(OwnerFenced):
+    with suppress(OwnerFencedError):
         logs.write_commit(epoch.number)

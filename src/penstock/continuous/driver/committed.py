@@ -15,7 +15,7 @@ from collections.abc import Callable
 from penstock.continuous.connectors.protocol import Positions, SinkDriver, SourceDriver, WriterFactory
 from penstock.continuous.driver.checkpoint_log import CheckpointLog, recover
 from penstock.continuous.driver.epochs import Epoch
-from penstock.errors import OwnerFenced
+from penstock.errors import OwnerFencedError
 from penstock.json_text import JsonValue
 
 
@@ -60,7 +60,7 @@ class CommittedEpochs:
         """Refuse to repeat a run after another driver has committed; only the checkpoint may show that."""
         last = self._logs.last_committed()
         if last not in (None, self.last, self._logging):
-            raise OwnerFenced(
+            raise OwnerFencedError(
                 f"the checkpoint at {self._logs.location!r} has epochs up to {last}, and this driver has "
                 f"committed {self.last}: another driver runs the query. Run each query once",
                 condition="OWNER_FENCED.CHECKPOINT",

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 
 from penstock.continuous.driver.epochs import Epoch, Epochs
 from penstock.continuous.task.channel import READER, WRITER, CoordinatorAddress, decode, encode
-from penstock.errors import ContinuousFailed, PenstockError, condition_of
+from penstock.errors import ContinuousFailedError, PenstockError, condition_of
 from penstock.json_text import Json
 from penstock.spark.driver_endpoint import AuthenticatedListener
 from penstock.spark.driver_endpoint import shut_down as _shut
@@ -90,7 +90,7 @@ class EpochCoordinator:
     def await_tasks(self, timeout: float, alive: Callable[[], bool]) -> None:
         """Wait until all readers and writers are connected.
 
-        Raises ContinuousFailed when some do not connect in time, or the job has ended.
+        Raises ContinuousFailedError when some do not connect in time, or the job has ended.
         """
         wanted = {(role, task) for role in (READER, WRITER) for task in range(self._epochs.tasks)}
         deadline = time.monotonic() + timeout
@@ -103,7 +103,7 @@ class EpochCoordinator:
                 self._changed.wait(min(left, 0.1))
             missing = wanted - self._lines.keys()
         if missing:
-            raise ContinuousFailed(
+            raise ContinuousFailedError(
                 f"{len(missing)} of {len(wanted)} readers and writers of the query did not start"
                 + ("" if left > 0 else f" within {timeout:.0f} s")
                 + ": are there enough free task slots, and do executors reach spark.driver.host?",
@@ -139,7 +139,7 @@ class EpochCoordinator:
     def complete(self, timeout: float) -> Epoch | None:
         """Return the next epoch to commit; None after ``timeout`` seconds, or when anything else has changed.
 
-        Raises ContinuousFailed when a task has failed, or its connection has broken.
+        Raises ContinuousFailedError when a task has failed, or its connection has broken.
         """
         with self._changed:
             if not self._news and timeout > 0:
@@ -233,7 +233,7 @@ class EpochCoordinator:
                 return None
             if who in self._lines:
                 self._fail(
-                    ContinuousFailed(f"Spark has started {who[0]} {who[1]} of the query a second time")
+                    ContinuousFailedError(f"Spark has started {who[0]} {who[1]} of the query a second time")
                 )
                 return None
             self._lines[who] = line
@@ -268,7 +268,7 @@ class EpochCoordinator:
                 elif kind == "paused":
                     self._paused.add(task)
                 elif kind == "failed":
-                    self._fail(ContinuousFailed(str(message["error"])))
+                    self._fail(ContinuousFailedError(str(message["error"])))
                 elif kind == "done":
                     self._done.add((role, task))
                 self._grant()
@@ -300,7 +300,7 @@ class EpochCoordinator:
         self._notify()
 
 
-def _broken(role: str, task: int) -> ContinuousFailed:
-    return ContinuousFailed(
+def _broken(role: str, task: int) -> ContinuousFailedError:
+    return ContinuousFailedError(
         f"the {role} of task {task} has disconnected", condition="CONTINUOUS_FAILED.TASK_LOST", task=task
     )

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.errors import ContinuousFailed
+from penstock.errors import ContinuousFailedError
 from penstock.json_text import Json
 
 
@@ -106,14 +106,14 @@ class Epochs:
 
         None when no reader has sent rows for one, or one has yet to end its part of the epoch before.
 
-        Raises ContinuousFailed when too many epochs are in flight.
+        Raises ContinuousFailedError when too many epochs are in flight.
         """
         if not self._sent or any(
             part.offsets is None for parts in self._open.values() for part in parts.values()
         ):
             return None
         if len(self._open) >= self.backlog:
-            raise ContinuousFailed(
+            raise ContinuousFailedError(
                 f"{len(self._open)} epochs are in flight and none of them can be committed yet: the writers "
                 "are slower than the readers. Use a longer interval, or a faster sink",
                 condition="CONTINUOUS_FAILED.EPOCH_BACKLOG",
@@ -187,8 +187,8 @@ class Epochs:
         return self._open[number][task]
 
 
-def _broken(what: str) -> ContinuousFailed:
-    return ContinuousFailed(
+def _broken(what: str) -> ContinuousFailedError:
+    return ContinuousFailedError(
         f"the tasks and the driver of the query disagree: {what}. The query restarts after its last "
         "committed epoch",
         condition="CONTINUOUS_FAILED.PROTOCOL",

@@ -19,7 +19,7 @@ from penstock.continuous.driver.epochs import Epoch
 from penstock.continuous.driver.progress import ListenerDispatch, Progress, timestamp
 from penstock.continuous.driver.runs import Engine, Run, partitions_by_task
 from penstock.continuous.task.reader import BEHIND_ROWS
-from penstock.errors import ContinuousFailed, PenstockError, condition_of
+from penstock.errors import ContinuousFailedError, PenstockError, condition_of
 from penstock.store.records.catalog import QueueGrown
 
 log = logging.getLogger("penstock.continuous")
@@ -259,8 +259,8 @@ class ContinuousExecution:
             self.progress.tasks_connected()
             self._epochs(run)
             if not job.join(_FINISH_SECONDS):
-                raise ContinuousFailed("the tasks of the query did not end")
-        except ContinuousFailed as error:
+                raise ContinuousFailedError("the tasks of the query did not end")
+        except ContinuousFailedError as error:
             # A task's own failure says more than its broken connection; Spark does not notice the latter in
             # an idle task.
             job.join(_JOB_FAILURE_SECONDS)
@@ -322,7 +322,9 @@ class ContinuousExecution:
                 # workers.
                 self._next = self._plan_run(run.coordinator.tasks, large_batches=not run.large_batches)
             if not run.job.alive():
-                raise run.job.failure() or ContinuousFailed("the tasks of the query have ended on their own")
+                raise run.job.failure() or ContinuousFailedError(
+                    "the tasks of the query have ended on their own"
+                )
         if not (self._stopping or self._reached_limit(run)):
             self._become(State.RECONFIGURING)
         self._finish(run)
@@ -362,7 +364,9 @@ class ContinuousExecution:
         deadline = self._clock() + _FINISH_SECONDS
         while not coordinator.settled:
             if self._clock() > deadline:
-                raise ContinuousFailed(f"the epoch in flight was not finished within {_FINISH_SECONDS:.0f} s")
+                raise ContinuousFailedError(
+                    f"the epoch in flight was not finished within {_FINISH_SECONDS:.0f} s"
+                )
             coordinator.begin()
             self._commit_next(run, _FINISHING_SECONDS)
         coordinator.finish()
@@ -405,6 +409,6 @@ def _may_be_repeated(error: Exception) -> bool:
 
     It writes to a sink that has got more partitions, and finds an epoch that another driver has committed.
     """
-    if isinstance(error, ContinuousFailed | QueueGrown) or not isinstance(error, PenstockError):
+    if isinstance(error, ContinuousFailedError | QueueGrown) or not isinstance(error, PenstockError):
         return True
     return error.condition == OTHER_INPUT

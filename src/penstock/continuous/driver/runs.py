@@ -27,7 +27,7 @@ from penstock.continuous.plan.metadata_columns import HIDDEN
 from penstock.continuous.task.channel import CoordinatorAddress
 from penstock.continuous.task.reader import ReadTask
 from penstock.continuous.task.writer import REPORT, WriteTask
-from penstock.errors import ContinuousFailed
+from penstock.errors import ContinuousFailedError
 from penstock.spark.driver_endpoint import driver_addresses
 from penstock.spark.internals.sessions import clone_session, task_slots
 from penstock.spark.schemas import to_struct
@@ -134,7 +134,7 @@ ContinuousTransform = Callable[[ContinuousFrame], ContinuousFrame]
 class SparkEngine:
     """Engine that runs a continuous query as Spark jobs, in copies of the user's session.
 
-    Raises ContinuousRefused when the query has an operation that does not work row by row.
+    Raises ContinuousRefusedError when the query has an operation that does not work row by row.
     """
 
     def __init__(
@@ -162,11 +162,11 @@ class SparkEngine:
 
         Each occupies a task slot to the end; one slot is left for other jobs if there are several.
 
-        Raises ContinuousFailed when there is no slot.
+        Raises ContinuousFailedError when there is no slot.
         """
         slots = task_slots(self._spark)
         if not slots:
-            raise ContinuousFailed(
+            raise ContinuousFailedError(
                 "the application has no task slot for the query: give it executors",
                 condition="CONTINUOUS_FAILED.NO_SLOTS",
             )

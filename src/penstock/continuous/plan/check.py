@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.errors import ContinuousRefused
+from penstock.errors import ContinuousRefusedError
 from penstock.spark.internals.catalyst import (
     ARROW,
     PANDAS,
@@ -27,7 +27,7 @@ from penstock.spark.session import PIPELINED
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-OTHER_TRIGGER = "run the pipeline with trigger=ps.Trigger.processing_time(...)"
+OTHER_TRIGGER = "run the pipeline with trigger=penstock.Trigger.processing_time(...)"
 
 OPERATORS = {
     "groupBy": "Aggregate", "groupby": "Aggregate", "agg": "Aggregate", "rollup": "Aggregate",
@@ -112,8 +112,8 @@ class CheckedPlan:
         old = parse_version(version) < (4, 3)
         if self.python_stages and (old or not pipelined):
             stages = ", ".join(dict.fromkeys(self.python_stages))
-            fix = f"make it with ps.session(pipelined=True), or set {PIPELINED}=true when it starts"
-            raise ContinuousRefused(
+            fix = f"make it with penstock.session(pipelined=True), or set {PIPELINED}=true when it starts"
+            raise ContinuousRefusedError(
                 f"The query has Python stages ({stages}), and this session holds rows back in such stages: "
                 + (f"Spark {version} always does, use Spark 4.3." if old else f"{fix}."),
                 condition="CONTINUOUS_REFUSED.NOT_PIPELINED",
@@ -124,7 +124,7 @@ class CheckedPlan:
 def check_plan(carried: DataFrame) -> CheckedPlan:
     """Check all operators of a continuous query, which begins with the reader, against the list.
 
-    Raises ContinuousRefused when an operator of the analysed or of the physical plan is not on it.
+    Raises ContinuousRefusedError when an operator of the analysed or of the physical plan is not on it.
     """
     for operator in _operators(analysed_plan(carried)):
         if operator.name != "Range":
@@ -157,7 +157,7 @@ def _operators(operator: Operator) -> Iterator[Operator]:
 def check_operator(operator: Operator) -> None:
     """Check one operator of an analysed plan and its expressions.
 
-    Raises ContinuousRefused when the operator or one of its expressions is not supported; the error names it.
+    Raises ContinuousRefusedError, which names it, when the operator or an expression is not supported.
     """
     name = operator.name
     if Trait.CONTINUOUS not in traits_of(name):
@@ -190,9 +190,9 @@ def _is_special(expression: Expression) -> bool:
     return bool(words) and words[0].lower() in _SPECIAL
 
 
-def unsupported(operation: str, **values: object) -> ContinuousRefused:
+def unsupported(operation: str, **values: object) -> ContinuousRefusedError:
     """Return the error for an operator, by Spark's name, in Spark's words."""
-    return ContinuousRefused(
+    return ContinuousRefusedError(
         f"Continuous processing does not support {operation} operations. It takes rows one by one: "
         f"select, where, withColumn and the like; for anything else {OTHER_TRIGGER}.",
         condition="CONTINUOUS_REFUSED.UNSUPPORTED_OPERATION",
@@ -201,9 +201,9 @@ def unsupported(operation: str, **values: object) -> ContinuousRefused:
     )
 
 
-def current_time(expression: str, operation: str) -> ContinuousRefused:
+def current_time(expression: str, operation: str) -> ContinuousRefusedError:
     """Return the error for an expression that depends on the current time."""
-    return ContinuousRefused(
+    return ContinuousRefusedError(
         f"Continuous processing does not support current time operations, and {expression} is one: it would "
         "stay at the time at which the query started. Use a time that comes with the rows or a Python "
         f"function, or {OTHER_TRIGGER}.",
@@ -213,9 +213,9 @@ def current_time(expression: str, operation: str) -> ContinuousRefused:
     )
 
 
-def no_method(name: str) -> ContinuousRefused:
+def no_method(name: str) -> ContinuousRefusedError:
     """Return the error for a DataFrame's method that is no operator on rows, such as an action."""
-    return ContinuousRefused(
+    return ContinuousRefusedError(
         f"Continuous processing does not support DataFrame.{name}: the frame stands for rows that are still "
         "to come, and only says what is done to each. Write with the pipeline's write(), or "
         f"{OTHER_TRIGGER}.",

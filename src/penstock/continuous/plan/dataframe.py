@@ -19,7 +19,7 @@ from penstock.continuous.plan.check import (
 )
 from penstock.continuous.plan.metadata_columns import EPOCH, KIND
 from penstock.continuous.plan.user_functions import Function, arrow_runs, pandas_runs
-from penstock.errors import ContinuousRefused
+from penstock.errors import ContinuousRefusedError
 from penstock.spark.internals.hidden_columns import HiddenColumnRewriter, PlanPair
 from penstock.spark.internals.sessions import is_dataframe_attribute, na_functions
 from penstock.spark.internals.udf_wrapper import wrap_command
@@ -174,7 +174,7 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
 def begin_frame(carried: DataFrame) -> ContinuousFrame:
     """Return the frame over a continuous query's reader: the source's columns, then the metadata columns.
 
-    Raises ContinuousRefused when a column of the source has the name of a metadata column.
+    Raises ContinuousRefusedError when a column of the source has the name of a metadata column.
     """
     columns = carried.columns
     refuse_hidden_names(columns[:-2])
@@ -190,13 +190,13 @@ def transformed(
 
     Raises
     ------
-    ContinuousRefused
+    ContinuousRefusedError
         It has an operation that continuous queries do not support, or returns anything but a frame made from
         this one.
     """
     made = function(frame)
     if not isinstance(made, ContinuousFrame) or made._known[-1] is not frame._known[-1]:
-        raise ContinuousRefused(
+        raise ContinuousRefusedError(
             "A transform of a continuous query returns the DataFrame that it got, with operations on it, and "
             f"this one returned {type(made).__name__}. Return the frame, or {OTHER_TRIGGER}.",
             condition="CONTINUOUS_REFUSED.OTHER_FRAME",
@@ -209,7 +209,7 @@ def refuse_hidden_names(columns: list[str]) -> None:
     """Refuse columns with the name of a metadata column; Spark ignores case."""
     for name in columns:
         if name.lower() in (KIND, EPOCH):
-            raise ContinuousRefused(
+            raise ContinuousRefusedError(
                 f"A column of a continuous query cannot be called {name}: the engine has a metadata column "
                 "of that name. Rename it.",
                 condition="CONTINUOUS_REFUSED.COLUMN_NAME",

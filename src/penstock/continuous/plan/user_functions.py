@@ -19,7 +19,7 @@ from pyspark.errors import PySparkTypeError
 from pyspark.sql.types import StructType
 
 from penstock.continuous.plan.metadata_columns import EPOCH, HIDDEN, KIND
-from penstock.errors import SchemaMismatch
+from penstock.errors import SchemaMismatchError
 from penstock.spark.internals.python_workers import arrow_schema, round_trip_type
 from penstock.spark.internals.udf_wrapper import ROW
 
@@ -210,8 +210,8 @@ def _wrong_type(expected: str, returned: object) -> PySparkTypeError:
     )
 
 
-def _wrong_columns(operation: str, returned: list[object], expected: list[str]) -> SchemaMismatch:
-    return SchemaMismatch(
+def _wrong_columns(operation: str, returned: list[object], expected: list[str]) -> SchemaMismatchError:
+    return SchemaMismatchError(
         f"The function of {operation} returned the columns {returned}, and its schema has {expected}; they "
         "must be the same.",
         given=returned,

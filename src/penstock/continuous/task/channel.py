@@ -19,7 +19,7 @@ from typing import IO
 
 import pyarrow as pa
 
-from penstock.errors import ContinuousFailed
+from penstock.errors import ContinuousFailedError
 from penstock.json_text import Json
 from penstock.spark.driver_endpoint import Address
 
@@ -73,7 +73,7 @@ class CoordinatorAddress(Address):
     def open(self, role: str, task: int) -> Channel:
         """Connect a task's reader or writer.
 
-        Raises StoreUnavailable when the driver does not answer.
+        Raises StoreUnavailableError when the driver does not answer.
         """
         channel = Channel(self.connect())
         channel.send("hello", run=self.run, role=role, task=task)
@@ -93,7 +93,7 @@ class Channel:
     def send(self, kind: str, **what: object) -> None:
         """Send a message.
 
-        Raises ContinuousFailed when the driver has closed it.
+        Raises ContinuousFailedError when the driver has closed it.
         """
         try:
             self._connection.send_bytes(encode(kind, **what))
@@ -103,7 +103,7 @@ class Channel:
     def receive(self, timeout: float = 0.0) -> Json | None:
         """Return the next message; None if none comes within ``timeout`` seconds.
 
-        Raises ContinuousFailed when the driver has closed it.
+        Raises ContinuousFailedError when the driver has closed it.
         """
         try:
             return decode(self._connection.recv_bytes()) if self._connection.poll(timeout) else None
@@ -113,7 +113,7 @@ class Channel:
     def await_message(self) -> Json:
         """Wait for the next message and return it.
 
-        Raises ContinuousFailed when the driver has closed it.
+        Raises ContinuousFailedError when the driver has closed it.
         """
         while (message := self.receive(_LONGEST_WAIT)) is None:
             pass
@@ -139,7 +139,7 @@ def decode(message: bytes) -> Json:
     return dict(decoded)
 
 
-def _closed() -> ContinuousFailed:
-    return ContinuousFailed(
+def _closed() -> ContinuousFailedError:
+    return ContinuousFailedError(
         "the driver has ended this run of the query", condition="CONTINUOUS_FAILED.HUNG_UP"
     )

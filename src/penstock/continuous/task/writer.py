@@ -15,7 +15,7 @@ from penstock.continuous.connectors.protocol import SinkWriter, WriterFactory
 from penstock.continuous.plan.metadata_columns import EPOCH, KIND, MARKER, kinds_of
 from penstock.continuous.task.channel import WRITER, Channel, CoordinatorAddress
 from penstock.continuous.task.reader import MOST_TIMES
-from penstock.errors import ContinuousFailed
+from penstock.errors import ContinuousFailedError
 from penstock.instants import now_micros
 from penstock.spark.error_boundary import iterate_without_tracebacks
 from penstock.spark.internals.python_workers import freeze_imports
@@ -55,7 +55,7 @@ class WriteTask:
                 ended = WriteLoop(sink, channel, limited=self.limited).all(batches)
             except Exception as error:
                 # Spark does not notice the failure of an idle task.
-                with suppress(ContinuousFailed):
+                with suppress(ContinuousFailedError):
                     channel.send("failed", error=_failure_text(task, error))
                 raise
             finally:

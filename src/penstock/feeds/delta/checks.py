@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from penstock.arrow.schema import canonical_schema
-from penstock.errors import FeedUnavailable, PenstockError
+from penstock.errors import FeedUnavailableError, PenstockError
 from penstock.feeds.delta.log import CommitFile, Metadata, Protocol
 from penstock.feeds.file_commits import DataFile
 from penstock.feeds.protocol import check_reserved
@@ -41,7 +41,7 @@ def check_protocol(protocol: Protocol, shown: str) -> None:
     if protocol.reader <= _READER and not unknown:
         return
     what = f"the reader features {', '.join(unknown)}" if unknown else f"reader version {protocol.reader}"
-    raise FeedUnavailable(
+    raise FeedUnavailableError(
         f"the Delta table {shown} needs {what}, which Penstock does not support: drop the feature from the "
         "table, or copy it",
         condition="FEED_UNAVAILABLE.READER_FEATURE",
@@ -55,7 +55,7 @@ def check_metadata(metadata: Metadata, shown: str, version: int | None = None) -
     if metadata.column_mapping.lower() == "none":
         return
     which = "the Delta table" if version is None else f"version {version} of the Delta table"
-    raise FeedUnavailable(
+    raise FeedUnavailableError(
         f"{which} {shown} uses column mapping by {metadata.column_mapping}, which Penstock does not support: "
         "drop it (ALTER TABLE … DROP FEATURE columnMapping) and begin after the version that does, or copy "
         "the table",
@@ -72,7 +72,7 @@ def check_files(commit: CommitFile, before: Metadata | None, table: Metadata | N
     """
     for kind, action in commit.needed:
         if action.deletion_vector:
-            raise FeedUnavailable(
+            raise FeedUnavailableError(
                 f"version {commit.version} of the Delta table {shown} has deletion vectors, which Penstock "
                 "does not support: set delta.enableDeletionVectors=false, purge them (REORG TABLE … APPLY "
                 "(PURGE)), and begin after that version",
@@ -80,14 +80,14 @@ def check_files(commit: CommitFile, before: Metadata | None, table: Metadata | N
                 version=commit.version,
             )
         if not _has_partition(action, before if kind == "delete" else table):
-            raise FeedUnavailable(
+            raise FeedUnavailableError(
                 f"version {commit.version} of the Delta table {shown} removes a file, and its log does not "
                 f"have the file's partition: begin after that version (file {shown_path(action.path)})",
                 condition="FEED_UNAVAILABLE.PARTITION_UNKNOWN",
                 version=commit.version,
             )
         if action.is_outside_table:
-            raise FeedUnavailable(
+            raise FeedUnavailableError(
                 f"version {commit.version} of the Delta table {shown} has a file outside its folder, like a "
                 "shallow clone: read the original table, or begin after that version (file "
                 f"{shown_path(action.path)})",
@@ -100,9 +100,9 @@ def _has_partition(action: DataFile, table: Metadata | None) -> bool:
     return table is None or {name for name, _ in action.values}.issuperset(table.partition_columns)
 
 
-def replaced(shown: str, version: int) -> FeedUnavailable:
+def replaced(shown: str, version: int) -> FeedUnavailableError:
     """Return the error for a table that was replaced by another one."""
-    return FeedUnavailable(
+    return FeedUnavailableError(
         f"version {version} of the Delta table {shown} belongs to another table at this path: the table was "
         "removed, replaced or recreated. Start the query again, with a new checkpoint and an empty sink",
         condition="FEED_UNAVAILABLE.TABLE_REPLACED",
@@ -111,9 +111,9 @@ def replaced(shown: str, version: int) -> FeedUnavailable:
     )
 
 
-def no_feed(shown: str, versions: Sequence[int]) -> FeedUnavailable:
+def no_feed(shown: str, versions: Sequence[int]) -> FeedUnavailableError:
     """Return the error for versions that rewrote files without recording which rows changed."""
-    return FeedUnavailable(
+    return FeedUnavailableError(
         f"{_ranges(versions)} of the Delta table {shown} rewrote files while its change data feed was off, "
         f"so changed rows cannot be distinguished: begin after version {versions[-1]}, or give the columns "
         f"that identify rows: {row_id_forms('delta', 'path', 'DeltaFeed')}",
@@ -144,7 +144,7 @@ def data_schema(delta: str, shown: str) -> pa.Schema:
     except PenstockError:
         raise
     except Exception as error:
-        raise FeedUnavailable(
+        raise FeedUnavailableError(
             f"the Delta table {shown} has a column of a type that deltalake cannot read: {error}",
             condition="FEED_UNAVAILABLE.SCHEMA",
             table=shown,
@@ -160,7 +160,7 @@ def partition_value(name: str, text: str | None, kind: pa.DataType) -> pa.Scalar
     try:
         return pa.scalar(_parsed(text, kind), kind)
     except (ValueError, ArithmeticError, pa.ArrowException):
-        raise FeedUnavailable(
+        raise FeedUnavailableError(
             f"the partition column {name!r} is {kind}, and the log has the invalid value {text!r} for it: "
             "begin after it",
             condition="FEED_UNAVAILABLE.PARTITION_VALUE",

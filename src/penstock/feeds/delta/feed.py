@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from penstock.arguments import column_names, require
-from penstock.errors import DataLost, FeedUnavailable, InvalidChangelogSchema, PenstockError
+from penstock.errors import DataLostError, FeedUnavailableError, InvalidChangelogSchemaError, PenstockError
 from penstock.feeds.contract import ChangeContract, convert_fields
 from penstock.feeds.delta.checks import (
     check_files,
@@ -92,7 +92,7 @@ class DeltaFeed:
 
         Raises
         ------
-        InvalidUrl
+        InvalidUrlError
             For another parameter.
         """
         parts = FeedUrl.of(url)
@@ -138,7 +138,7 @@ class OpenDeltaFeed(FileFeed):
         check_protocol(self._log.protocol(newest), self.name)
         metadata = self._log.metadata(newest)
         if metadata is None:
-            raise FeedUnavailable(
+            raise FeedUnavailableError(
                 f"the log of {self.table} has no metadata: restore its missing checkpoint",
                 condition="FEED_UNAVAILABLE.BROKEN_LOG",
                 table=self.name,
@@ -170,7 +170,7 @@ class OpenDeltaFeed(FileFeed):
                     " Or turn the feed on for later versions: delta.enableChangeDataFeed=true",
                 )
             )
-            raise InvalidChangelogSchema(
+            raise InvalidChangelogSchemaError(
                 f"{self.table} {why}: give the columns that identify rows: "
                 f"{row_id_forms('delta', 'path', 'DeltaFeed')}.{instead}",
                 condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
@@ -263,16 +263,16 @@ class OpenDeltaFeed(FileFeed):
         super()._check(part, planned, columns)
         version = part.commit.version
         if planned.only_changes and part.commit.rewritten:
-            raise FeedUnavailable(
+            raise FeedUnavailableError(
                 f"version {version} of {self.table} was written without the change data feed, which was on "
                 "when this query was planned: create the query again, so that it removes unchanged rows",
                 condition="FEED_UNAVAILABLE.FEED_NOT_ENABLED",
                 versions=[version],
             )
 
-    def _refused(self, part: Slice, reason: str) -> FeedUnavailable:
+    def _refused(self, part: Slice, reason: str) -> FeedUnavailableError:
         version = part.commit.version
-        return FeedUnavailable(
+        return FeedUnavailableError(
             f"version {version} of {self.table} has files of another schema: {reason}. Begin with "
             f"starting_version={version + 1} and a new checkpoint, and load the earlier rows separately "
             f"(file {part.file.path})",
@@ -304,7 +304,7 @@ class OpenDeltaFeed(FileFeed):
             return None
         try:
             return self._log.commit(version).digest
-        except DataLost:
+        except DataLostError:
             return None
 
     def logged(self, upto: int) -> None:

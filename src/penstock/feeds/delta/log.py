@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import pyarrow.parquet as pq
 from pyarrow.fs import FileInfo, FileType
 
-from penstock.errors import DataLost, FeedUnavailable
+from penstock.errors import DataLostError, FeedUnavailableError
 from penstock.feeds.file_commits import DataFile
 from penstock.json_text import Json
 from penstock.lake.parquet import readable
@@ -194,7 +194,7 @@ class Log:
         for _ in range(_PROBES):
             current, following = self._storage.info(_file(self._newest), _file(self._newest + 1))
             if current.type != FileType.File or (current.size, current.mtime_ns) != self._mark:
-                raise FeedUnavailable(
+                raise FeedUnavailableError(
                     f"version {self._newest} of the Delta table {self._shown} has changed: the table was "
                     "removed or recreated. Start the query again, with a new checkpoint",
                     condition="FEED_UNAVAILABLE.TABLE_REPLACED",
@@ -225,17 +225,17 @@ class Log:
         except FileNotFoundError:
             raise self.lost(version) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FeedUnavailable(
+            raise FeedUnavailableError(
                 f"{name} of the Delta table {self._shown} is not a valid commit file ({error!r}): restore it "
                 "from a backup",
                 condition="FEED_UNAVAILABLE.BROKEN_LOG",
                 version=version,
             ) from None
 
-    def lost(self, version: int) -> DataLost:
+    def lost(self, version: int) -> DataLostError:
         """Return the error for a commit that is no longer in the log."""
         self._list()
-        return DataLost(
+        return DataLostError(
             f"version {version} of the Delta table {self._shown} is no longer in its log; versions "
             f"{self.first} to {self._newest} are left",
             version=version,
@@ -371,18 +371,18 @@ class RetentionHorizon:
             self._probe = tuple(obsolete) or self._probe
         self._oldest = self._log.first - 1
 
-    def lost(self, version: int, path: str) -> DataLost:
+    def lost(self, version: int, path: str) -> DataLostError:
         """Return the error for a missing file, naming the versions that are left."""
         self._oldest = None
         try:
             first, last = self.oldest() + 1, self._log.newest()
             left = f"versions {first} to {last} are left" if first <= last else "no version is left"
-        except (DataLost, FeedUnavailable) as error:
-            return DataLost(
+        except (DataLostError, FeedUnavailableError) as error:
+            return DataLostError(
                 f"{path} of {self._shown} is missing, and its table cannot be read: {error.message}",
                 version=version,
             )
-        return DataLost(
+        return DataLostError(
             f"version {version} of the Delta table {self._shown} can no longer be read, since its file "
             f"{path} was vacuumed; {left}",
             version=version,

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from penstock.arguments import column_names, require
 from penstock.extras import load, missing
 from penstock.feeds.contract import convert_fields
-from penstock.feeds.protocol import OpenChangelog, PlannedRead
+from penstock.feeds.protocol import OpenFeed, PlannedRead
 from penstock.feeds.urls import FeedUrl, pairs, prefixed
 from penstock.queue.checks import check_name
 
@@ -80,10 +80,10 @@ class IcebergFeed:
             parts.target, parts.one("catalog") or "default", parts.prefixed(_PROPERTY), parts.all("row_id")
         )
 
-    def open(self, planned: PlannedRead | None = None) -> OpenChangelog:
+    def open(self, planned: PlannedRead | None = None) -> OpenFeed:
         """Open the feed in this process; this needs pyiceberg."""
         if find_spec("pyiceberg") is None:
             raise missing("pyiceberg", _WHAT)
         open_feed = load("penstock.feeds.iceberg.open_feed", "OpenIcebergFeed", _WHAT)
-        opened: OpenChangelog = open_feed(self)
+        opened: OpenFeed = open_feed(self)
         return opened

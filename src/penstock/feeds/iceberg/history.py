@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
-from penstock.errors import DataLost
+from penstock.errors import DataLostError
 from penstock.feeds.protocol import history_changed
 
 _COUNTS = ("added-records", "deleted-records", "added-position-deletes")
@@ -133,9 +133,9 @@ class History:
             return
         raise self._expired(after) if after < self.oldest else history_changed(self.name, after, self.last)
 
-    def _expired(self, after: int) -> DataLost:
+    def _expired(self, after: int) -> DataLostError:
         what = "expired" if self.cut else "written in format 1, without a sequence number"
-        return DataLost(
+        return DataLostError(
             f"snapshots of {self.name} above version {after} have been {what}; versions above {self.oldest} "
             f"up to {self.last} are left: start from version {self.oldest + 1} with a new checkpoint, and "
             "load earlier rows from the table",

@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from penstock.arrow.schema import canonical_schema
-from penstock.errors import DataLost, FeedUnavailable, PenstockError
+from penstock.errors import DataLostError, FeedUnavailableError, PenstockError
 from penstock.feeds.contract import ChangeContract
 from penstock.feeds.file_commits import Planned
 from penstock.feeds.iceberg import scan
@@ -29,7 +29,7 @@ from penstock.feeds.protocol import (
     METADATA_FIELDS,
     Commit,
     Description,
-    OpenChangelog,
+    OpenFeed,
     check_columns_exist,
     check_reserved,
 )
@@ -45,7 +45,7 @@ class PlannedTable:
     version: int
 
 
-class OpenIcebergFeed(OpenChangelog):
+class OpenIcebergFeed(OpenFeed):
     """An Iceberg table that is open in one process; its schema stays as it was described."""
 
     beginning = 0
@@ -107,7 +107,7 @@ class OpenIcebergFeed(OpenChangelog):
             table.metadata.format_version,
             self._by_lineage(),
         )
-        with self._translating("its manifests cannot be read", missing=DataLost):
+        with self._translating("its manifests cannot be read", missing=DataLostError):
             return Planner(self.name, table, view, rows_per_task).tasks(snapshots)
 
     def read(self, task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -131,7 +131,7 @@ class OpenIcebergFeed(OpenChangelog):
         groupable = [_quoted(column.name) for column in data if not _has_map(column.type)]
         columns = self._feed.row_id or identifiers or groupable
         if not columns:
-            raise FeedUnavailable(
+            raise FeedUnavailableError(
                 f"{self.name} has only maps, which cannot identify rows: add a column that does",
                 condition="FEED_UNAVAILABLE.NO_ROW_ID",
             )
@@ -183,12 +183,12 @@ class OpenIcebergFeed(OpenChangelog):
 
     def _check(self, table: Table) -> None:
         if self._table is not None and table.metadata.table_uuid != self._table.metadata.table_uuid:
-            raise DataLost(
+            raise DataLostError(
                 f"{self.name} was recreated while it was read: use a new checkpoint",
                 condition="DATA_LOST.HISTORY_CHANGED",
             )
         if table.metadata.format_version < 2:
-            raise FeedUnavailable(
+            raise FeedUnavailableError(
                 f"{self.name} has format 1, whose snapshots have no sequence numbers: upgrade it, such as "
                 "with table.transaction().upgrade_table_version(2).commit_transaction()",
                 condition="FEED_UNAVAILABLE.FORMAT_VERSION",
@@ -196,13 +196,13 @@ class OpenIcebergFeed(OpenChangelog):
             )
 
     @contextmanager
-    def _translating(self, what: str, missing: type[PenstockError] = FeedUnavailable) -> Iterator[None]:
+    def _translating(self, what: str, missing: type[PenstockError] = FeedUnavailableError) -> Iterator[None]:
         try:
             yield
         except PenstockError:
             raise
         except (NoSuchTableError, NoSuchNamespaceError):
-            raise FeedUnavailable(
+            raise FeedUnavailableError(
                 f"there is no {self.name} in the catalog {self._feed.catalog!r}: name it with its namespace, "
                 "as in namespace.table",
                 condition="FEED_UNAVAILABLE.TABLE_NOT_FOUND",
@@ -212,13 +212,13 @@ class OpenIcebergFeed(OpenChangelog):
         except FileNotFoundError as error:
             raise missing(
                 f"{self.name}: {what}, a file is missing: {without_secrets(error, self._feed.properties)}",
-                condition="DATA_LOST" if missing is DataLost else "FEED_UNAVAILABLE.CATALOG",
+                condition="DATA_LOST" if missing is DataLostError else "FEED_UNAVAILABLE.CATALOG",
             ) from None
         except Exception as error:  # Catalogs raise what their drivers raise.
             reason = f"{what}: {without_secrets(error, self._feed.properties)}"
             if is_denied(error):
                 raise access_denied(self.name, reason, "the catalog's properties") from None
-            raise FeedUnavailable(
+            raise FeedUnavailableError(
                 f"{self.name}: {reason}. Check the properties of the catalog {self._feed.catalog!r} "
                 f"({', '.join(sorted(self._feed.properties)) or 'none given'})",
                 condition="FEED_UNAVAILABLE.CATALOG",

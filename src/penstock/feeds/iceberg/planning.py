@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
 
-from penstock.errors import FeedUnavailable
+from penstock.errors import FeedUnavailableError
 from penstock.feeds.contract import DELETE, INSERT
 from penstock.feeds.file_commits import Column, grouped
 from penstock.feeds.iceberg.history import Change
@@ -149,7 +149,7 @@ class Planner:
 
     def _check_delete(self, file: File) -> None:
         if file.content == DataFileContent.EQUALITY_DELETES:
-            raise FeedUnavailable(
+            raise FeedUnavailableError(
                 f"{self._name} has equality deletes, which Flink writes and pyiceberg cannot read: configure "
                 "the writer to use position deletes or copy-on-write, and start after the next compaction",
                 condition="FEED_UNAVAILABLE.EQUALITY_DELETES",
@@ -160,7 +160,7 @@ class Planner:
 
     def _check_format(self, file: File) -> None:
         if file.file_format != FileFormat.PARQUET:
-            raise FeedUnavailable(
+            raise FeedUnavailableError(
                 f"{self._name} has {file.file_format.value} files, and only Parquet is supported: set "
                 "write.format.default to parquet, and start after the commits that wrote others",
                 condition="FEED_UNAVAILABLE.FILE_FORMAT",
@@ -195,8 +195,8 @@ class Planner:
             columns=self._columns.get(change.snapshot.schema_id, ()),
         )
 
-    def _no_lineage(self, change: Change) -> FeedUnavailable:
-        return FeedUnavailable(
+    def _no_lineage(self, change: Change) -> FeedUnavailableError:
+        return FeedUnavailableError(
             f"version {change.version} of {self._name} has rows without row lineage, from before the table "
             "had format 3: start from a later one, or give the columns that identify rows: "
             f"{row_id_forms('iceberg', 'table', 'IcebergFeed')}",

@@ -26,7 +26,7 @@ from pyiceberg.typedef import TableVersion
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 from pyroaring import BitMap64
 
-from penstock.errors import DataLost, FeedUnavailable, PenstockError
+from penstock.errors import DataLostError, FeedUnavailableError, PenstockError
 from penstock.feeds.file_commits import Column, Planned
 from penstock.feeds.protocol import METADATA_NAMES, change_rows
 from penstock.lake.errors import access_denied, is_denied, without_secrets
@@ -137,7 +137,7 @@ def rows(task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         except PenstockError:
             raise
         except FileNotFoundError:
-            raise DataLost(
+            raise DataLostError(
                 f"the file {part.path} of {task.table.name}, with rows of version {part.version}, is "
                 "missing: its snapshot was expired, or it was removed as an orphan. Start from a later "
                 "version, with a new checkpoint",
@@ -148,7 +148,7 @@ def rows(task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
             reason = without_secrets(error, task.table.io.properties)
             if is_denied(error):
                 raise access_denied(task.table.name, reason, "the catalog's properties") from None
-            raise FeedUnavailable(
+            raise FeedUnavailableError(
                 f"the file {part.path} of {task.table.name}, with rows of version {part.version}, cannot be "
                 f"read: {reason}",
                 condition="FEED_UNAVAILABLE.UNREADABLE_FILE",
@@ -186,7 +186,7 @@ class _Scan:
         columns = {field.name: field for field in table.schema.fields}
         absent = next((name for name in wanted if name not in columns), None)
         if absent is not None:
-            raise FeedUnavailable(
+            raise FeedUnavailableError(
                 f"{table.name} no longer has the column {absent!r}: it was dropped or renamed after the "
                 "query was planned. Start the query again",
                 condition="FEED_UNAVAILABLE.SCHEMA_CHANGED",

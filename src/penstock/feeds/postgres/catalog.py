@@ -10,7 +10,7 @@ from itertools import groupby
 import pyarrow as pa
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import FeedUnavailable
+from penstock.errors import FeedUnavailableError
 from penstock.feeds.contract import ChangeContract
 from penstock.feeds.postgres.pgoutput import Column, Relation
 from penstock.feeds.postgres.server import Row, Statements
@@ -262,7 +262,7 @@ def domains_of(server: Statements, types: Collection[int]) -> dict[int, BaseType
     return {row.oid: (row.type, row.modifier) for row in rows}
 
 
-def missing_publication(server: Statements, publication: str) -> FeedUnavailable:
+def missing_publication(server: Statements, publication: str) -> FeedUnavailableError:
     """Return the error for a publication that does not exist."""
     return server.unavailable(
         "PUBLICATION_MISSING",

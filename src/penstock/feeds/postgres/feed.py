@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from penstock.errors import DataLost, FeedUnavailable
+from penstock.errors import DataLostError, FeedUnavailableError
 from penstock.feeds.postgres.catalog import (
     SNAPSHOT_SCHEMA,
     Tables,
@@ -26,7 +26,7 @@ from penstock.feeds.postgres.server import Server, ServerGone, Session
 from penstock.feeds.postgres.settings import FeedSettings
 from penstock.feeds.postgres.slot import OpenTransactions, Slot, SlotLag, SlotState
 from penstock.feeds.postgres.snapshot import Snapshot, SnapshotPiece, Snapshots
-from penstock.feeds.protocol import Commit, Description, OpenChangelog, PlannedRead
+from penstock.feeds.protocol import Commit, Description, OpenFeed, PlannedRead
 from penstock.json_text import Json
 
 _QUIET = 16 << 20
@@ -102,9 +102,9 @@ class PostgresFeed(FeedSettings):
 
     Raises
     ------
-    InvalidUrl
+    InvalidUrlError
         For a parameter that is wrong, missing or unknown.
-    MissingDependency
+    MissingDependencyError
         Without psycopg.
     """
 
@@ -117,10 +117,10 @@ class PostgresFeed(FeedSettings):
         """Open the feed in this process; close it when done."""
         return OpenPostgresFeed(self, planned)
 
-    def begin(self) -> int:
+    def prepare(self) -> int:
         """Return the start of a new query; with ``snapshot="initial"``, create the slot if needed."""
         with closing(self.open()) as feed:
-            return feed.begin()
+            return feed.prepare()
 
     def lag(self) -> SlotLag:
         """Return how much log the slot keeps and how much is unconfirmed, and the oldest transaction."""
@@ -140,7 +140,7 @@ class ReadTask:
     piece: SnapshotPiece | None = None
 
 
-class OpenPostgresFeed(OpenChangelog):
+class OpenPostgresFeed(OpenFeed):
     """A feed that is open in one process.
 
     Without a plan it reads the tables as they are when they are first looked at.
@@ -179,7 +179,7 @@ class OpenPostgresFeed(OpenChangelog):
         tables = self._known_tables()
         return Description(self._identity(), tables.schema(), tables.contract(), tables.to_json())
 
-    def begin(self) -> int:
+    def prepare(self) -> int:
         """Return the start of a new query; with ``snapshot="initial"``, create the slot if needed."""
         if self.settings.snapshot == "none":
             return self.oldest()
@@ -383,7 +383,7 @@ class OpenPostgresFeed(OpenChangelog):
     def _identity(self) -> str:
         try:
             system = self._server.fetch("system")[0].system_identifier
-        except FeedUnavailable:
+        except FeedUnavailableError:
             system = "server"
         (row,) = self._server.fetch("server")
         tables = "".join(f"/{table}" for table in sorted(self.settings.tables or ()))
@@ -398,7 +398,7 @@ class OpenPostgresFeed(OpenChangelog):
     def _require(self, after: int, state: SlotState, snapshot: Snapshot | None) -> None:
         oldest = self._oldest(state, snapshot)
         if after < oldest:
-            raise DataLost(
+            raise DataLostError(
                 f"{self.name}: the commits from {after + 1} to {oldest} are gone: another query advanced the "
                 "slot, or it was recreated. Start over with a new slot, a new checkpoint and an empty sink; "
                 f'or continue after {oldest} with a new checkpoint and snapshot="none"',

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from penstock.errors import FeedUnavailable
+from penstock.errors import FeedUnavailableError
 from penstock.feeds.postgres.catalog import Table, Tables, identity_key, published
 from penstock.feeds.postgres.pgoutput import Relation
 from penstock.feeds.postgres.publication import (
@@ -43,7 +43,7 @@ class _Refused:
     """A commit that cannot be read, and the error."""
 
     version: int
-    error: FeedUnavailable
+    error: FeedUnavailableError
 
 
 class Lookahead:

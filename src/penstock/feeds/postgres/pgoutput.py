@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.errors import ChangelogContractViolation
+from penstock.errors import ChangelogContractViolationError
 from penstock.json_text import Json
 
 BEGIN, COMMIT, RELATION, TRUNCATE = b"BCRT"
@@ -103,7 +103,9 @@ class Buffer:
         # The padding lets an integer be read at any offset of the last message.
         self.data = b"".join((*messages, bytes(8)))
         if len(self.data) > _MOST_BYTES:
-            raise ChangelogContractViolation(f"{len(messages)} messages have {len(self.data)} bytes in total")
+            raise ChangelogContractViolationError(
+                f"{len(messages)} messages have {len(self.data)} bytes in total"
+            )
         sizes = np.fromiter(map(len, messages), np.int64, len(messages))
         self.ends = np.cumsum(sizes)
         self.starts = self.ends - sizes
@@ -333,7 +335,9 @@ class Decoder:
 
     def _relation(self, oid: int, version: int) -> tuple[Relation, bool]:
         if oid not in self._relations:
-            raise ChangelogContractViolation(f"pgoutput sent a row of relation {oid} before the relation")
+            raise ChangelogContractViolationError(
+                f"pgoutput sent a row of relation {oid} before the relation"
+            )
         relation = self._relations[oid]
         if relation not in self._is_wanted:
             self._is_wanted[relation] = self._wanted(relation, version)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from penstock.errors import FeedUnavailable
+from penstock.errors import FeedUnavailableError
 from penstock.feeds.postgres.catalog import Tables, missing_publication
 from penstock.feeds.postgres.pgoutput import Relation
 from penstock.feeds.postgres.server import Row, Statements
@@ -405,7 +405,7 @@ class _Origins:
         return self._known[oid]
 
 
-def refusal(name: str, changes: Sequence[Unlogged], accepted: Collection[str]) -> FeedUnavailable | None:
+def refusal(name: str, changes: Sequence[Unlogged], accepted: Collection[str]) -> FeedUnavailableError | None:
     """Return the error for the changes that are not accepted; None if all are."""
     refused = [change for change in changes if change.token not in accepted]
     if not refused:
@@ -413,7 +413,7 @@ def refusal(name: str, changes: Sequence[Unlogged], accepted: Collection[str]) -
     first = refused[0]
     others = f" ({len(refused) - 1} more)" if len(refused) > 1 else ""
     tokens = [change.token for change in refused]
-    return FeedUnavailable(
+    return FeedUnavailableError(
         f"{name}: {first.what}{others}. Start over with a new slot, a new checkpoint and an empty sink; or "
         f"continue with accept={tokens!r}, if the copy may lack those rows or you correct it",
         condition=first.condition,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from penstock.errors import FeedUnavailable
+from penstock.errors import FeedUnavailableError
 from penstock.feeds.contract import (
     CHANGE_TYPE,
     COMMIT_TIMESTAMP,
@@ -165,10 +165,10 @@ class RowReader:
 
     def invalid_value(
         self, table: Table, field: pa.Field, value: str | None, version: int, why: str
-    ) -> FeedUnavailable:
+    ) -> FeedUnavailableError:
         """Return the error for a value that the type of its column cannot hold."""
         skip = f"; or leave the commit out, skip=[{version}]" if self._from_log else ""
-        return FeedUnavailable(
+        return FeedUnavailableError(
             f"{self._name}: {table.name} has {field.name} = {value!r} in commit {version}, which "
             f"{field.type} cannot hold{why}. Read the column as text, types={{{field.name!r}: 'text'}}; or "
             f"replace the value with NULL, invalid_values='null'{skip}",
@@ -178,9 +178,9 @@ class RowReader:
             version=version,
         )
 
-    def missing_key(self, table: Table, column: str) -> FeedUnavailable:
+    def missing_key(self, table: Table, column: str) -> FeedUnavailableError:
         """Return the error for a row that came without a column of its key."""
-        return FeedUnavailable(
+        return FeedUnavailableError(
             f"{self._name}: a change of {table.name} has no {column!r}, which identifies its rows, as a "
             "partition with another replica identity sends it. Run alter table … replica identity default "
             "for each partition, and start over with a new slot and a new checkpoint",

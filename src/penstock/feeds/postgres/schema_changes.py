@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from penstock.errors import FeedUnavailable
+from penstock.errors import FeedUnavailableError
 from penstock.feeds.postgres.catalog import SNAPSHOT_SCHEMA, BaseType, Table, Tables
 from penstock.feeds.postgres.pgoutput import Relation
 from penstock.feeds.postgres.settings import FeedSettings
@@ -41,7 +41,7 @@ class SchemaChange:
     """What to do besides restarting the query."""
     parameters: Json = field(default_factory=dict)
 
-    def in_stream(self, name: str, version: int) -> FeedUnavailable:
+    def in_stream(self, name: str, version: int) -> FeedUnavailableError:
         """Return the error of a stream that has read all earlier commits."""
         return self._error(
             f"{name}: {self.what}, from commit {version} on. All earlier commits are read: start the query "
@@ -49,13 +49,13 @@ class SchemaChange:
             version,
         )
 
-    def before_start(self, name: str) -> FeedUnavailable:
+    def before_start(self, name: str) -> FeedUnavailableError:
         """Return the error of a query that has not read anything."""
         return self._error(
             f"{name}: {self.what}, since the query was planned: start it again with a new read_stream"
         )
 
-    def in_one_commit(self, name: str, version: int) -> FeedUnavailable:
+    def in_one_commit(self, name: str, version: int) -> FeedUnavailableError:
         """Return the error of a stream whose next commit has rows from before and after the change."""
         return self._error(
             f"{name}: {self.what}, within commit {version}, and no query reads its rows from both before and "
@@ -65,7 +65,7 @@ class SchemaChange:
             condition="FEED_UNAVAILABLE.CHANGED_IN_COMMIT",
         )
 
-    def in_range(self, name: str, first: int, version: int) -> FeedUnavailable:
+    def in_range(self, name: str, first: int, version: int) -> FeedUnavailableError:
         """Return the error of a read of a range, from its first commit and that of the change."""
         return self._error(
             f"{name}: {self.what}, from commit {version} on. Read a batch in two ranges: "
@@ -76,9 +76,9 @@ class SchemaChange:
 
     def _error(
         self, message: str, version: int | None = None, condition: str | None = None
-    ) -> FeedUnavailable:
+    ) -> FeedUnavailableError:
         parameters = self.parameters if version is None else {**self.parameters, "version": version}
-        return FeedUnavailable(message, condition=condition or self.condition, **parameters)
+        return FeedUnavailableError(message, condition=condition or self.condition, **parameters)
 
 
 class Fit:
@@ -234,9 +234,9 @@ def key_changed(table: Table, key: Collection[str]) -> SchemaChange:
     )
 
 
-def table_removed(name: str, table: Table) -> FeedUnavailable:
+def table_removed(name: str, table: Table) -> FeedUnavailableError:
     """Return the error of a stream one of whose tables has left the publication."""
-    return FeedUnavailable(
+    return FeedUnavailableError(
         f"{name}: {table.name} is no longer in the publication; all earlier rows are read. Start the query "
         "again with a new read_stream, without the table; or add it again, and start over with a new slot, "
         "since rows were not logged",
@@ -247,14 +247,14 @@ def table_removed(name: str, table: Table) -> FeedUnavailable:
 
 def truncated(
     settings: FeedSettings, fit: Fit, relations: Sequence[Relation], version: int
-) -> FeedUnavailable | None:
+) -> FeedUnavailableError | None:
     """Return the error of a TRUNCATE; None if its tables are not read, or it is skipped."""
     if settings.truncate == "skip":
         return None
     names = ", ".join(relation.name for relation in relations if isinstance(fit.table_of(relation), Table))
     if not names:
         return None
-    return FeedUnavailable(
+    return FeedUnavailableError(
         f"{settings.name}: TRUNCATE has emptied {names} in commit {version}, and its rows are not in the "
         "log. Start over with a new slot, a new checkpoint and an empty sink; or continue with "
         'truncate="skip", if the copy may keep the rows',

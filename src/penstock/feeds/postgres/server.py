@@ -13,7 +13,7 @@ from importlib import resources
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from penstock.errors import DataLost, FeedUnavailable, InvalidUrl, PenstockError
+from penstock.errors import DataLostError, FeedUnavailableError, InvalidUrlError, PenstockError
 from penstock.feeds.postgres.settings import driver
 from penstock.json_text import Json
 from penstock.store.postgres.session import warn_in_clear
@@ -53,13 +53,13 @@ def statements() -> dict[str, str]:
     return {name: bind(body, "postgres") for name, body in parse(text).items()}
 
 
-class SlotInUse(FeedUnavailable):
+class SlotInUse(FeedUnavailableError):
     """Another reader uses the slot."""
 
     condition = "FEED_UNAVAILABLE.SLOT_IN_USE"
 
 
-class ServerGone(FeedUnavailable):
+class ServerGone(FeedUnavailableError):
     """The server does not answer, or closed the connection; raised after retries with back-off."""
 
     condition = "FEED_UNAVAILABLE.SERVER"
@@ -70,7 +70,7 @@ class Statements(Protocol):
 
     def fetch(self, statement: str, /, **parameters: object) -> list[Row]: ...
 
-    def unavailable(self, condition: str, message: str, **parameters: object) -> FeedUnavailable: ...
+    def unavailable(self, condition: str, message: str, **parameters: object) -> FeedUnavailableError: ...
 
 
 class Session:
@@ -83,7 +83,7 @@ class Session:
         """Fetch the rows of a named statement."""
         return run(self._connection, statement, **parameters)
 
-    def unavailable(self, condition: str, message: str, **parameters: object) -> FeedUnavailable:
+    def unavailable(self, condition: str, message: str, **parameters: object) -> FeedUnavailableError:
         """Return an error of the feed."""
         return self._server.unavailable(condition, message, **parameters)
 
@@ -105,7 +105,7 @@ class Server:
         try:
             parameters = conninfo_to_dict(self._url.target)
         except self._psycopg.ProgrammingError as error:
-            raise InvalidUrl(
+            raise InvalidUrlError(
                 f"{self.name}: not a valid PostgreSQL URL: {self._url.scrubbed(str(error))}"
             ) from None
         connection: Connection = self._psycopg.connect(
@@ -271,15 +271,15 @@ class Server:
             return ServerGone(f"{self.name}: the server is down or busy ({text}); a restarted query resumes")
         return self.unavailable("QUERY", text)
 
-    def unavailable(self, condition: str, message: str, **parameters: object) -> FeedUnavailable:
+    def unavailable(self, condition: str, message: str, **parameters: object) -> FeedUnavailableError:
         """Return an error of this feed."""
-        return FeedUnavailable(
+        return FeedUnavailableError(
             f"{self.name}: {message}", condition=f"FEED_UNAVAILABLE.{condition}", **parameters
         )
 
-    def lost_slot(self, why: str) -> DataLost:
+    def lost_slot(self, why: str) -> DataLostError:
         """Return the error for a slot whose log the server has removed."""
-        return DataLost(
+        return DataLostError(
             f"{self.name}: the server has removed log that the slot needs ({why}); see "
             "max_slot_wal_keep_size. Drop the slot with pg_drop_replication_slot and start with a new "
             "checkpoint",

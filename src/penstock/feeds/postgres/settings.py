@@ -9,7 +9,7 @@ from types import ModuleType
 from urllib.parse import parse_qsl, quote, urlencode
 
 from penstock.arguments import column_names, did_you_mean, in_quotes, require
-from penstock.errors import InvalidUrl
+from penstock.errors import InvalidUrlError
 from penstock.extras import missing
 from penstock.feeds.contract import convert_fields
 from penstock.feeds.postgres.values import AS_TYPES
@@ -94,7 +94,7 @@ class FeedSettings:
             types = {column: kind for column, _, kind in (text.rpartition(":") for text in in_url)}
         for column, kind in types.items():
             if kind not in AS_TYPES or not column:
-                raise InvalidUrl(
+                raise InvalidUrlError(
                     f"types: the column {column!r} as {kind!r}: a column is read as one of "
                     f"{', '.join(AS_TYPES)}; in a URL, type=COLUMN:text",
                     parameter="types",
@@ -107,33 +107,33 @@ class FeedSettings:
         try:
             return tuple(sorted({int(version) for version in versions})) or None
         except ValueError:
-            raise InvalidUrl(
+            raise InvalidUrlError(
                 f"skip={list(versions)!r}: give the versions of commits, which are whole numbers",
                 parameter="skip",
             ) from None
 
     def _check(self) -> None:
         if not self.publication:
-            raise InvalidUrl(
+            raise InvalidUrlError(
                 "a PostgreSQL feed needs a publication: postgresql://user@host/database?publication=NAME",
                 parameter="publication",
             )
         if not self.slot:
             # Changing its letters could give two publications the same slot.
-            raise InvalidUrl(
+            raise InvalidUrlError(
                 f"no slot can be named after the publication {self.publication!r}: give slot=NAME, of "
                 "lower-case letters, digits and underscores",
                 parameter="slot",
             )
         if not _SLOT.fullmatch(self.slot):
-            raise InvalidUrl(
+            raise InvalidUrlError(
                 f"slot={self.slot!r}: name the slot with 1 to 63 lower-case letters, digits and underscores",
                 parameter="slot",
             )
         for name, known in _CHOICES.items():
             value = getattr(self, name)
             if value not in known:
-                raise InvalidUrl(f"{name}={value!r}: give one of {', '.join(known)}", parameter=name)
+                raise InvalidUrlError(f"{name}={value!r}: give one of {', '.join(known)}", parameter=name)
 
     def _joined(self, server: StoreUrl) -> str:
         """Return the URL that has all settings."""
@@ -150,7 +150,7 @@ class FeedSettings:
 
 
 def driver() -> ModuleType:
-    """Import psycopg; raise :class:`MissingDependency` when it is not installed."""
+    """Import psycopg; raise :class:`MissingDependencyError` when it is not installed."""
     try:
         import psycopg
     except ImportError:
@@ -162,7 +162,7 @@ def split(url: str) -> tuple[StoreUrl, dict[str, list[str]]]:
     """Split a feed's URL into the URL of the database and the feed's own parameters."""
     if not isinstance(url, str) or not url.lower().startswith(("postgresql://", "postgres://")):
         # Not shown: it may hold a password.
-        raise InvalidUrl("a PostgreSQL feed's URL is postgresql://user@host/database?publication=NAME")
+        raise InvalidUrlError("a PostgreSQL feed's URL is postgresql://user@host/database?publication=NAME")
     _, _, rest = url.partition("://")
     head, _, query = rest.partition("?")
     parameters = parse_qsl(query, keep_blank_values=True)
@@ -179,7 +179,7 @@ def _require_known(names: Sequence[str]) -> None:
     libpq = [option.keyword.decode() for option in driver().pq.Conninfo.get_defaults()]
     for name in names:
         if name not in OWN_PARAMETERS and name not in libpq:
-            raise InvalidUrl(
+            raise InvalidUrlError(
                 f"a postgresql feed has no parameter {in_quotes(name)}."
                 f"{did_you_mean(name, [*OWN_PARAMETERS, *libpq])} It has {', '.join(OWN_PARAMETERS)}, and "
                 "those of libpq",
@@ -198,5 +198,5 @@ def _parsed(name: str, value: str | float, kind: type[str | int | float]) -> str
     except (TypeError, ValueError):
         parsed = -1
     if not isinstance(parsed, str) and not parsed >= 0:
-        raise InvalidUrl(f"{name}={value!r}: give a number, 0 or more", parameter=name)
+        raise InvalidUrlError(f"{name}={value!r}: give a number, 0 or more", parameter=name)
     return parsed

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
-from penstock.errors import FeedUnavailable
+from penstock.errors import FeedUnavailableError
 from penstock.feeds.postgres.catalog import missing_publication
 from penstock.feeds.postgres.pgoutput import TRUNCATE, Relation, truncated_relations
 from penstock.feeds.postgres.server import WAL_LEVEL, Server, SlotInUse, lsn, quoted, statements
@@ -150,7 +150,7 @@ class Slot:
             )
         return state
 
-    def _missing(self) -> FeedUnavailable:
+    def _missing(self) -> FeedUnavailableError:
         (row,) = self._server.fetch("server")
         failover = ", failover => true" if row.version >= FAILOVER_SINCE else ""
         return self._server.unavailable(
@@ -162,7 +162,7 @@ class Slot:
             slot=self.name,
         )
 
-    def used(self, oldest: int) -> FeedUnavailable:
+    def used(self, oldest: int) -> FeedUnavailableError:
         """Return the error for a new query on a slot without the initial snapshot."""
         return self._server.unavailable(
             "SLOT_USED",

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from penstock.arguments import in_quotes
-from penstock.errors import DataLost
+from penstock.errors import DataLostError
 from penstock.feeds.postgres.catalog import SNAPSHOT_SCHEMA, Table
 from penstock.feeds.postgres.pgoutput import INSERT, NEW, NULL, TEXT, Relation
 from penstock.feeds.postgres.server import Connection, Row, Server, Session, SlotInUse, quoted, run
@@ -159,7 +159,7 @@ class Snapshots:
             lambda connection: connection.execute("SELECT to_regclass(%s) IS NOT NULL", [table]).fetchone()
         )
         if not exists or not exists[0]:
-            raise DataLost(
+            raise DataLostError(
                 f"the initial copy of {piece.copy.relation.name} of slot {self._slot.name!r} was dropped, "
                 "since it had been logged and the slot has advanced. Start with a new slot and a new "
                 "checkpoint"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pyspark.sql import DataFrame
 
 from penstock.arguments import in_quotes, require
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 from penstock.modes.checking.emits import predict_emits
 from penstock.modes.checking.plan import Plan
 from penstock.modes.checking.report import MODES, REFUSED, UNSAFE, ModeReport, Problem, Report
@@ -113,7 +113,7 @@ def check(df: DataFrame, sink: object = None, trigger: object = None) -> Report:
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         When an argument has the wrong type.
     """
     require("df", df, DataFrame, "a streaming DataFrame")
@@ -138,7 +138,7 @@ def _trigger(trigger: object) -> str:
     if arguments is None:
         return "processing time"
     if not isinstance(arguments, Mapping) or len(arguments) != 1 or next(iter(arguments)) not in _TRIGGERS:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"a trigger is a Trigger, or one argument of Spark's trigger ({', '.join(_TRIGGERS)}) with its "
             f"value, such as {{'availableNow': True}}, not {in_quotes(trigger)}"
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import InvalidInput, OutputModeRefused
+from penstock.errors import InvalidInputError, OutputModeRefusedError
 from penstock.modes.checking.emits import Emits
 from penstock.spark.internals.plan_text import Node
 
@@ -118,7 +118,7 @@ class Report:
         for report in self.modes:
             if report.mode == str(mode).lower():
                 return report
-        raise InvalidInput(
+        raise InvalidInputError(
             f"an output mode is one of {', '.join(MODES)}, not "
             f"{in_quotes(mode)}.{did_you_mean(str(mode), MODES)}"
         )
@@ -133,7 +133,7 @@ class Report:
 
         Raises
         ------
-        OutputModeRefused
+        OutputModeRefusedError
             With the mode's report.
         """
         report = self[mode]
@@ -142,7 +142,7 @@ class Report:
         first = next(problem for problem in report.problems if problem.severity != WARNING)
         usable = [other.mode for other in self.modes if other.safe]
         ways = f"output mode {' or '.join(usable)} has no such problem; " if usable else ""
-        raise OutputModeRefused(
+        raise OutputModeRefusedError(
             f"output mode {report.mode} is {'not safe' if report.allowed else 'not allowed'} for this query: "
             f"{first.message} ({ways}check=False starts it anyway)\n" + "\n".join(report.lines()),
             mode=report.mode,

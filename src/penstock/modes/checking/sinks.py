@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 from penstock.modes.checking.emits import ADD, REPLACE_BY_KEY, Emits
 from penstock.modes.checking.report import MODES, UNSAFE, WARNING, Problem
 from penstock.spark.internals.query_start import Format, look_up_format
@@ -47,7 +47,7 @@ def sink_of(frame: DataFrame, sink: object) -> Sink | None:
         return None
     named = sink if isinstance(sink, str) else getattr(sink, "format", None)
     if not isinstance(named, str):
-        raise InvalidInput(
+        raise InvalidInputError(
             "a sink is a format such as 'parquet', 'foreachBatch', or a QueueSink or TableSink, not "
             f"{in_quotes(sink)}"
         )

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 from penstock.arguments import did_you_mean, in_quotes, refusal
 from penstock.arrow.python_rows import to_table
 from penstock.arrow.schema import canonical_schema
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 from penstock.json_text import Json
 from penstock.spark.schemas import quote_column, to_struct
 
@@ -64,9 +64,9 @@ def input_of(
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         When it is not a list of micro-batches, or a schema is needed.
-    SchemaMismatch
+    SchemaMismatchError
         When rows do not fit the schema.
     """
     wanted = None if schema is None else _struct(schema)
@@ -87,15 +87,15 @@ def _checked(name: str, batches: object) -> Sequence[object]:
     if not isinstance(batches, list | tuple):
         raise refusal(name, batches, f"{_WANTED}, {_EXAMPLE}")
     if not batches:
-        raise InvalidInput(f"{name} is empty: pass {_WANTED}, {_EXAMPLE}", parameter=name)
+        raise InvalidInputError(f"{name} is empty: pass {_WANTED}, {_EXAMPLE}", parameter=name)
     if any(isinstance(batch, Mapping | Row) for batch in batches):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{name} is a list of rows, and must be a list of micro-batches: put the rows of each into a "
             f"list, {_EXAMPLE}",
             parameter=name,
         )
     if len(batches) > _MAX_BATCHES:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"a preview takes at most {_MAX_BATCHES} small micro-batches, not {len(batches)}: put the rows "
             "into fewer",
             batches=len(batches),
@@ -121,7 +121,7 @@ def _read(
 ) -> pa.Table | _Rows:
     if isinstance(batch, DataFrame):
         if batch.isStreaming:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"micro-batch {number} of {name} is a streaming DataFrame: pass a batch DataFrame"
             )
         return batch.toArrow()
@@ -144,7 +144,7 @@ def _row(row: object, name: str, number: int, schema: StructType | None) -> Json
         row = row.asDict()
     if isinstance(row, tuple | list) and schema is not None:
         if len(row) != len(schema):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{where} has a row of {len(row)} values, and the schema has {len(schema)} columns: add or "
                 "remove values",
                 row=repr(row),
@@ -154,7 +154,7 @@ def _row(row: object, name: str, number: int, schema: StructType | None) -> Json
         raise refusal(f"a row in {where}", row, "a dict; or a tuple, with its columns in schema=")
     for key in row if schema is not None else ():
         if schema is not None and key not in schema.names:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{where} has a row with {in_quotes(key)}, which is not a column of the schema."
                 f"{did_you_mean(str(key), schema.names)}",
                 column=key,
@@ -171,7 +171,7 @@ def _inferred(
     rows = [row for part in parts for row in part]
     names = list(dict.fromkeys(key for row in rows for key in row))
     if not names:
-        raise InvalidInput(f"{name} has no rows to infer the columns from: pass schema=", parameter=name)
+        raise InvalidInputError(f"{name} has no rows to infer the columns from: pass schema=", parameter=name)
     struct = spark.createDataFrame([tuple(map(row.get, names)) for row in rows], names).schema
     return StructType(
         [
@@ -189,7 +189,7 @@ def _arrow(spark: SparkSession, name: str, rows: _Rows, schema: StructType) -> p
         return canonical_schema(schema).empty_table()
     for row in rows:
         if unknown := row.keys() - set(schema.names):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{name} has a row with {in_quotes(min(unknown))}, which its Arrow tables do not have: use "
                 "the same columns",
                 column=min(unknown),

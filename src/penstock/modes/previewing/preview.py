@@ -12,7 +12,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.arguments import column_names, did_you_mean, in_quotes, refusal
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 from penstock.modes.checking.report import MODES
 from penstock.modes.previewing.inputs import Input, input_of
 from penstock.modes.previewing.result import Preview
@@ -69,7 +69,7 @@ def preview(
 
     Raises
     ------
-    InvalidInput, SchemaMismatch
+    InvalidInputError, SchemaMismatchError
         When an argument has the wrong type, or rows do not fit the schema.
     Exception
         What the transformation raises.
@@ -90,14 +90,14 @@ def preview(
 def _check_spark(spark: SparkSession, folder: str | Path | None) -> None:
     check_session(spark)
     if not is_classic(spark):
-        raise InvalidInput(
+        raise InvalidInputError(
             "a preview needs a classic Spark session, and this one is Spark Connect's: use one with a local "
             "master, such as penstock.session(master='local[2]') gives",
             condition="PREVIEW_NEEDS_CLASSIC",
         )
     master = str(spark.sparkContext.master)
     if folder is None and not is_local(master):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"the session runs on {in_quotes(master)}, whose executors may not see this machine's temporary "
             "files: pass folder=, a directory that all machines share, or use a session with a local master",
             master=master,
@@ -108,27 +108,27 @@ def _modes(modes: str | Iterable[str]) -> tuple[str, ...]:
     wanted = tuple(dict.fromkeys(mode.lower() for mode in column_names("modes", modes)))
     for mode in wanted:
         if mode not in MODES:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"there is no output mode {in_quotes(mode)}, only "
                 f"{', '.join(MODES)}.{did_you_mean(mode, MODES)}",
                 mode=mode,
             )
     if not wanted:
-        raise InvalidInput(f"modes is empty: pass some of {', '.join(MODES)}")
+        raise InvalidInputError(f"modes is empty: pass some of {', '.join(MODES)}")
     return wanted
 
 
 def _inputs(spark: SparkSession, batches: object, schema: object, event_time: object) -> dict[str, Input]:
     several = batches if isinstance(batches, Mapping) else {_ONE_INPUT: batches}
     if not several:
-        raise InvalidInput(
+        raise InvalidInputError(
             "batches is empty: pass a list of micro-batches for each input", parameter="batches"
         )
     for name, value in (("schema", schema), ("event_time", event_time)):
         unknown = value.keys() - several.keys() if isinstance(value, Mapping) else set()
         if unknown:
             known = ", ".join(map(str, several))
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{name} names an input {in_quotes(min(unknown))}, and batches has {known}: use the same "
                 "names",
                 parameter=name,
@@ -166,7 +166,7 @@ def _check_transform(transform: object, inputs: Mapping[str, Input] | None) -> N
     try:
         inspect.signature(transform).bind(**dict.fromkeys(inputs))
     except TypeError as error:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"transform does not take the inputs {', '.join(inputs)} by name ({error}): rename its "
             "parameters",
             parameter="transform",
@@ -215,11 +215,11 @@ def _streamed(spark: SparkSession, name: str, part: Input, place: Path, event_ti
 
 def _check_result(result: object) -> None:
     if not isinstance(result, DataFrame):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"transform returned {in_quotes(result)}: it must return a DataFrame", parameter="transform"
         )
     if not result.isStreaming:
-        raise InvalidInput(
+        raise InvalidInputError(
             "transform returned a DataFrame that is not streaming: derive it from the one that it takes",
             parameter="transform",
         )

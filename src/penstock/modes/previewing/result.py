@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 from penstock.json_text import Json
 from penstock.modes.previewing.micro_batches import NOT_ALLOWED, MicroBatch, ModePreview
 from penstock.modes.previewing.svg import svg
@@ -44,7 +44,7 @@ class Preview:
             if previewed.mode == str(mode).lower():
                 return previewed
         names = [previewed.mode for previewed in self.modes]
-        raise InvalidInput(
+        raise InvalidInputError(
             f"the preview has the output modes {', '.join(names)}, not {in_quotes(mode)}."
             f"{did_you_mean(str(mode), names)}",
             mode=mode,
@@ -63,7 +63,7 @@ class Preview:
         emitted = _lists([cell["emitted"] for cell in cells])
         return plain.add_column(plain.schema.get_field_index("reason"), "emitted", emitted)
 
-    def frame(self, spark: SparkSession) -> DataFrame:
+    def to_df(self, spark: SparkSession) -> DataFrame:
         """Return the same as a DataFrame."""
         return spark.createDataFrame(self.to_arrow())
 
@@ -72,7 +72,7 @@ class Preview:
 
         Raises
         ------
-        MissingDependency
+        MissingDependencyError
             When rich is not installed.
         """
         return rich_tables(self.modes, self.time_zone)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.errors import MissingDependency
+from penstock.errors import MissingDependencyError
 from penstock.modes.previewing.cells import moment_text, rows_as_text
 from penstock.modes.previewing.micro_batches import MAX_WITHOUT_DATA, NO_DATA, MicroBatch, ModePreview
 
@@ -94,7 +94,7 @@ def rich_tables(modes: Sequence[ModePreview], time_zone: str) -> Group:
 
     Raises
     ------
-    MissingDependency
+    MissingDependencyError
         When rich is not installed.
     """
     try:
@@ -102,8 +102,8 @@ def rich_tables(modes: Sequence[ModePreview], time_zone: str) -> Group:
         from rich.table import Table
         from rich.text import Text
     except ImportError:
-        raise MissingDependency(
-            "a table needs rich: pip install 'penstock[cli]', or use str(preview)",
+        raise MissingDependencyError(
+            "a table needs rich: pip install 'penstock-spark[cli]', or use str(preview)",
             package="rich",
             extra="cli",
         ) from None

@@ -1,4 +1,4 @@
-"""Queries that report to a store for the monitor page: pipelines, and all others after ``ps.publish``.
+"""Queries that report to a store for the monitor page: pipelines, and all others after ``penstock.monitor``.
 
 A session's streaming listener passes events of the queries that Spark runs on to a publisher.
 """
@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.arguments import require
-from penstock.errors import InvalidOption, PenstockError, condition_of
+from penstock.errors import InvalidOptionError, PenstockError, condition_of
 from penstock.instants import now_micros
 from penstock.json_text import Json
 from penstock.pipeline.monitoring.progress_format import error_of, text_of
@@ -39,7 +39,7 @@ OnEnd = Callable[[Exception | None], None]
 """Called with the error, or None, once the end of a query is known."""
 
 
-def publish(spark: SparkSession, *, url: str | None = None) -> None:
+def monitor(spark: SparkSession, *, url: str | None = None) -> None:
     """Report the session's streaming queries to a store, for the page of ``penstock ui``.
 
     Queries of :func:`penstock.stream` report to the store of their sink or source on their own. This is for
@@ -56,15 +56,17 @@ def publish(spark: SparkSession, *, url: str | None = None) -> None:
 
     Raises
     ------
-    InvalidOption
+    InvalidOptionError
         When no store is named.
-    InvalidUrl, StoreNotFound, StoreUnavailable, MissingDependency
+    InvalidUrlError, StoreNotFoundError, StoreUnavailableError, MissingDependencyError
     """
     check_session(spark)
     require("url", url, str | None, "the URL of a store, such as 'sqlite:///shop.db'")
     store_url = url or default_url(spark)
     if store_url is None:
-        raise InvalidOption(f"no store is named: give url, or set {URL_SETTING} on the session", option="url")
+        raise InvalidOptionError(
+            f"no store is named: give url, or set {URL_SETTING} on the session", option="url"
+        )
     connect(store_url, create=False).close()
     session_listener(spark).publish_others(publisher_of(store_url), _spark_ui(spark))
 
@@ -103,8 +105,8 @@ def monitor_target(
 ) -> MonitorTarget | None:
     """Return where a pipeline's query reports to; None for nowhere.
 
-    That is the store of its sink, else of its source, else that of ``ps.publish``. Over Spark Connect it is
-    None before ``ps.publish``.
+    That is the store of its sink, else of its source, else that of ``penstock.monitor``. Over Spark Connect
+    it is None before ``penstock.monitor``.
     """
     listener = session_listener(spark, listen=False)
     if not (is_classic(spark) or listener.listens):
@@ -204,7 +206,7 @@ def _warn(error: Exception) -> None:
     log.warning(
         "the query does not report to the monitor page: %s",
         error,
-        extra={"action": "publish_failed", "error": condition_of(error)},
+        extra={"action": "monitor_failed", "error": condition_of(error)},
     )
 
 

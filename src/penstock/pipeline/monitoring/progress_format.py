@@ -9,7 +9,7 @@ from datetime import datetime
 from pyspark.errors import PySparkException
 
 from penstock.continuous.driver.progress import LATENCY
-from penstock.errors import PenstockError, QueryFailed
+from penstock.errors import PenstockError, QueryFailedError
 from penstock.instants import micros_of
 from penstock.json_text import Json
 from penstock.redaction import sentence
@@ -89,9 +89,12 @@ def error_of(error: Exception, secrets: Sequence[str] = (), condition: str | Non
         condition, message = error.condition, error.message
     else:
         named = error.getCondition() if isinstance(error, PySparkException) else None
-        condition, message = named or condition or QueryFailed.condition, str(error) or type(error).__name__
+        condition, message = (
+            named or condition or QueryFailedError.condition,
+            str(error) or type(error).__name__,
+        )
     message = _APPENDED.split(message, maxsplit=1)[0]
-    return QueryError(text_of(condition) or QueryFailed.condition, _brief(message, secrets))
+    return QueryError(text_of(condition) or QueryFailedError.condition, _brief(message, secrets))
 
 
 def _brief(message: str, secrets: Sequence[str]) -> str:

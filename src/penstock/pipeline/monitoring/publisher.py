@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from penstock.errors import InvalidInput, NotFound, PenstockError, condition_of
+from penstock.errors import InvalidInputError, NotFoundError, PenstockError, condition_of
 from penstock.json_text import Json
 from penstock.pipeline.monitoring.progress_format import ends_of, progress_of, rows_of
 from penstock.redaction import secrets_of
@@ -248,7 +248,7 @@ class Publisher(Forkable):
                 log.warning(
                     "queries run on without reports to the monitor page for now: %s",
                     what,
-                    extra={"action": "publish_failed", "error": condition_of(error)},
+                    extra={"action": "monitor_failed", "error": condition_of(error)},
                 )
             self._unavailable = True
             self._close()
@@ -295,7 +295,7 @@ def _rows_out(tx: Transaction, followed: _Followed, upto: int) -> int | None:
     after = upto - 1 if followed.batch is None else followed.batch
     try:
         sink = followed.ledger_name(tx)
-    except (NotFound, InvalidInput):
+    except (NotFoundError, InvalidInputError):
         return None
     if sink is None or upto <= after:
         return None

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, StructType, _parse_datatype_json_string
 
-from penstock.errors import InvalidOption, MissingDependency
+from penstock.errors import InvalidOptionError, MissingDependencyError
 from penstock.spark.internals.sessions import is_classic, is_local
 from penstock.store.url import parse_url
 
@@ -32,7 +32,7 @@ def check_workers(spark: SparkSession) -> None:
 
     Only classic sessions say which Python that is.
 
-    Raises MissingDependency with the Python and the missing packages.
+    Raises MissingDependencyError with the Python and the missing packages.
     """
     if not is_classic(spark):
         return
@@ -41,9 +41,9 @@ def check_workers(spark: SparkSession) -> None:
     is_on_this_machine = is_local(str(context.master))
     missing = _missing_here(python) if is_on_this_machine else _missing_on_executor(context.applicationId)
     if missing:
-        raise MissingDependency(
+        raise MissingDependencyError(
             f"the Python of Spark's workers ({python}) lacks {', '.join(missing)}: pip install "
-            "'penstock[spark]' there, or set PYSPARK_PYTHON to a Python that has it before the session "
+            "'penstock-spark[spark]' there, or set PYSPARK_PYTHON to a Python that has it before the session "
             "starts (spark.pyspark.python with spark-submit)",
             python=python,
             missing=missing,
@@ -58,7 +58,7 @@ def _missing_here(python: str) -> tuple[str, ...]:
     try:
         probe = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise MissingDependency(
+        raise MissingDependencyError(
             f"the Python of Spark's workers ({python}) cannot be run ({type(error).__name__}): "
             "set PYSPARK_PYTHON to one that can before the session starts",
             python=python,
@@ -89,7 +89,7 @@ def check_reach(url: str, master: str | None) -> None:
         master = context.getLocalProperty("spark.master") if context is not None else None
     if master is None or parse_url(url).dialect != "sqlite" or is_local(master):
         return
-    raise InvalidOption(
+    raise InvalidOptionError(
         f"a SQLite store is one machine's file, and this session runs on {master!r}, whose executors may be "
         "elsewhere: use a postgresql store",
         option="url",

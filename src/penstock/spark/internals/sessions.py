@@ -11,7 +11,7 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, DataFrameNaFunctions, SparkSession
 
 from penstock.arguments import refusal
-from penstock.errors import MissingDependency
+from penstock.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from pyspark.sql.connect.session import SparkSession as ConnectSession
@@ -39,10 +39,10 @@ JvmException = Py4JJavaError
 def check_session(spark: object) -> None:
     """Refuse anything but a Spark session, classic or Spark Connect; the two have no base class in common.
 
-    Raises InvalidInput.
+    Raises InvalidInputError.
     """
     if not hasattr(type(spark), "readStream"):
-        raise refusal("spark", spark, "a Spark session, such as ps.session() returns")
+        raise refusal("spark", spark, "a Spark session, such as penstock.session() returns")
 
 
 def parse_version(text: str) -> tuple[int, int]:
@@ -59,14 +59,14 @@ def check_version(spark: SparkSession) -> None:
 
     Raises
     ------
-    MissingDependency
+    MissingDependencyError
         SPARK_VERSION.
     """
     if parse_version(spark.version) in SUPPORTED:
         return
     known = " and ".join(f"{major}.{minor}" for major, minor in SUPPORTED)
     lowest, (major, minor) = SUPPORTED[0], SUPPORTED[-1]
-    raise MissingDependency(
+    raise MissingDependencyError(
         f"this session runs Spark {spark.version}, and this version of Penstock works with Spark {known}: "
         f"install 'pyspark>={lowest[0]}.{lowest[1]},<{major}.{minor + 1}', or a newer Penstock",
         condition="MISSING_DEPENDENCY.SPARK_VERSION",

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import DataType, StructType
 
-from penstock.errors import SchemaMismatch
+from penstock.errors import SchemaMismatchError
 from penstock.spark.internals.python_workers import arrow_type, parse_type
 
 if TYPE_CHECKING:
@@ -173,7 +173,9 @@ def _restored(results: Iterator[V], sent: deque[_Sent], columns: _Columns[V]) ->
     """Expand the results to the rows of the original batches."""
     for result in results:
         if not sent:
-            raise SchemaMismatch("A function over an iterator of batches returned more batches than it got.")
+            raise SchemaMismatchError(
+                "A function over an iterator of batches returned more batches than it got."
+            )
         batch = sent.popleft()
         _checked(result, 1 if batch.rows is None else len(batch.rows))
         if batch.rows is None:
@@ -186,7 +188,7 @@ def _restored(results: Iterator[V], sent: deque[_Sent], columns: _Columns[V]) ->
 
 def _checked(result: V, expected: int) -> V:
     if len(result) != expected:
-        raise SchemaMismatch(
+        raise SchemaMismatchError(
             f"A function over batches of rows returned {len(result)} values for {expected} rows; "
             "in a continuous query it must return one for each row of each batch."
         )

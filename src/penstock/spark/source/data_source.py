@@ -15,7 +15,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.errors import InvalidOption
+from penstock.errors import InvalidOptionError
 from penstock.queue.checks import refuse_feed
 from penstock.queue.open_stores import open_store
 from penstock.spark.checkpoint import Checkpoint
@@ -84,7 +84,7 @@ class PenstockDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Return a batch write."""
         if overwrite:
-            raise InvalidOption(
+            raise InvalidOptionError(
                 "a queue is append-only: write with mode('append'), and trim the queue to drop old rows"
             )
         options = sink_options(self._with_defaults(BATCH_SINK), streaming=False)
@@ -93,7 +93,7 @@ class PenstockDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Return a streaming write."""
         if overwrite:
-            raise InvalidOption(
+            raise InvalidOptionError(
                 "a queue is append-only: use outputMode('append'); complete mode rewrites all rows"
             )
         options = sink_options(self._with_defaults(STREAM_SINK), streaming=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.commit.offsets import QueueOffset, pad
-from penstock.errors import CheckpointMismatch, DataLost, InvalidPosition
+from penstock.errors import CheckpointMismatchError, DataLostError, InvalidPositionError
 from penstock.json_text import JsonValue
 from penstock.spark.options import SourceOptions
 from penstock.store.database import Transaction
@@ -26,11 +26,11 @@ log = logging.getLogger("penstock.spark")
 def parse_offset(offset: JsonValue) -> QueueOffset:
     """Parse the offset of a queue in a checkpoint.
 
-    Raises CheckpointMismatch for the offset of another source.
+    Raises CheckpointMismatchError for the offset of another source.
     """
     parsed = QueueOffset.of(offset)
     if parsed is None:
-        raise CheckpointMismatch(
+        raise CheckpointMismatchError(
             f"the checkpoint has the offset {str(offset)[:200]!r}, which is not that of a queue: it belongs "
             "to another query; use that query's source, or a new checkpoint"
         )
@@ -42,7 +42,7 @@ def start_positions(
 ) -> list[int]:
     """Return the start of a read without a checkpoint, by partition; rows at the start may have been trimmed.
 
-    Raises InvalidPosition when a row index is past the newest row, or its partition does not exist.
+    Raises InvalidPositionError when a row index is past the newest row, or its partition does not exist.
     """
     if options.consumer is not None:
         registration = consumers.find_registration(tx, options.consumer, queue.name)
@@ -61,7 +61,7 @@ def end_positions(
 ) -> list[int]:
     """Return the end of a batch read, by partition; never before its start.
 
-    Raises InvalidPosition when a row index is past the newest row or before the start.
+    Raises InvalidPositionError when a row index is past the newest row or before the start.
     """
     end = options.ending_offsets
     if isinstance(end, str):
@@ -71,7 +71,7 @@ def end_positions(
     if isinstance(options.starting_offsets, Mapping) and isinstance(end, Mapping):
         for partition in options.starting_offsets.keys() & end.keys():
             if ends[partition] < options.starting_offsets[partition]:
-                raise InvalidPosition(
+                raise InvalidPositionError(
                     f"endingOffsets has row {ends[partition]} for partition {partition}, before "
                     f"startingOffsets' {options.starting_offsets[partition]}: exchange them",
                     partition=partition,
@@ -89,13 +89,13 @@ def _checked(
     offsets = list(others)
     for partition, index in indexes.items():
         if not 0 <= partition < len(partitions):
-            raise InvalidPosition(
+            raise InvalidPositionError(
                 f"queue {queue.name!r} has partitions 0 to {len(partitions) - 1}, not {partition}",
                 partition=partition,
             )
         end = partitions[partition].next_index
         if not 0 <= index <= end:
-            raise InvalidPosition(
+            raise InvalidPositionError(
                 f"queue {queue.name!r}, partition {partition}, has rows up to {end}, not {index}: give a "
                 f"position from 0 to {end}",
                 partition=partition,
@@ -109,7 +109,7 @@ def skip_trimmed(
 ) -> list[int]:
     """Return the offsets, moved to the first rows that have not been trimmed.
 
-    Raises DataLost when rows after an offset have been trimmed, and ``failOnDataLoss`` is true.
+    Raises DataLostError when rows after an offset have been trimmed, and ``failOnDataLoss`` is true.
     """
     for part, offset in zip(partitions, offsets, strict=True):
         if offset < part.first_index:
@@ -131,7 +131,7 @@ def report_loss(queue: str, partition: int, start: int, end: int, *, fail: bool)
             extra={"action": "data_lost", "queue": queue, "partition": partition, "start": start, "end": end},
         )
         return
-    raise DataLost(
+    raise DataLostError(
         f"{lost}: set failOnDataLoss=false to continue without them, or restart from existing rows (seek the "
         "consumer to 'earliest'; a stream also needs a new checkpoint)",
         queue=queue,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from penstock.errors import DataLost, StoreError
+from penstock.errors import DataLostError, StoreError
 from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.decode import Decoder
 from penstock.store.log.segmenting import Runs, Segment
@@ -245,7 +245,7 @@ def read(
 
     Raises
     ------
-    DataLost
+    DataLostError
         When part of the range has been trimmed and ``on_lost`` is ``fail``.
     """
     position, decoder = start, Decoder(queue, columns)
@@ -273,8 +273,8 @@ def read(
             yield chunk
 
 
-def lost(queue: str, partition: int, start: int, end: int) -> DataLost:
-    return DataLost(
+def lost(queue: str, partition: int, start: int, end: int) -> DataLostError:
+    return DataLostError(
         f"rows [{start}, {end}) of queue {queue!r}, partition {partition}, have been trimmed; seek the "
         "consumer to 'earliest', or set failOnDataLoss=false to go on without them",
         queue=queue,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.arrow.segments import MAX_UNPACKED, decode, encode
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInputError
 
 _SCHEMA = pa.schema([("end", pa.int64()), ("append", pa.int64()), ("timestamp", pa.int64())])
 
@@ -146,7 +146,7 @@ class Segment:
 
         Raises
         ------
-        InvalidInput
+        InvalidInputError
             When a row is too large for a database.
         """
         if self._batch is not None:
@@ -171,7 +171,7 @@ def to_segments(
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         When a single row is too large for a database.
     """
     if isinstance(table, pa.RecordBatch):
@@ -205,8 +205,8 @@ def _payload(batch: pa.RecordBatch) -> pa.Buffer:
     return payload
 
 
-def _too_large(size: int, limit: int, who: str) -> InvalidInput:
-    return InvalidInput(
+def _too_large(size: int, limit: int, who: str) -> InvalidInputError:
+    return InvalidInputError(
         f"a row takes {size} bytes, more than {who}: keep large objects in files and append their paths",
         size=size,
         limit=limit,

@@ -12,16 +12,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import (
-    CommitOutcomeUnknown,
-    InvalidInput,
-    InvalidUrl,
-    MissingDependency,
+    CommitOutcomeUnknownError,
+    InvalidInputError,
+    InvalidUrlError,
+    MissingDependencyError,
     PenstockError,
     StoreError,
-    StoreFull,
-    StoreLocked,
-    StoreReadOnly,
-    StoreUnavailable,
+    StoreFullError,
+    StoreLockedError,
+    StoreReadOnlyError,
+    StoreUnavailableError,
 )
 from penstock.store.database import Database, OwnerLock, Row, Transaction
 from penstock.store.postgres.locks import (
@@ -60,23 +60,23 @@ _DEFAULTS: dict[str, int | str] = {
     "tcp_user_timeout": 50_000,
 }
 _CONDITIONS: dict[str, type[StoreError]] = {
-    "53100": StoreFull,
-    "25006": StoreReadOnly,
-    "42501": StoreReadOnly,
-    "25P04": StoreUnavailable,
-    "40001": StoreUnavailable,
-    "40P01": StoreUnavailable,
-    "53300": StoreUnavailable,
-    "55P03": StoreLocked,
-    "57P01": StoreUnavailable,
-    "57P02": StoreUnavailable,
-    "57P03": StoreUnavailable,
-    "57P05": StoreUnavailable,
+    "53100": StoreFullError,
+    "25006": StoreReadOnlyError,
+    "42501": StoreReadOnlyError,
+    "25P04": StoreUnavailableError,
+    "40001": StoreUnavailableError,
+    "40P01": StoreUnavailableError,
+    "53300": StoreUnavailableError,
+    "55P03": StoreLockedError,
+    "57P01": StoreUnavailableError,
+    "57P02": StoreUnavailableError,
+    "57P03": StoreUnavailableError,
+    "57P05": StoreUnavailableError,
 }
 _ADVICE = {
-    StoreFull: "free some disk space on the server; nothing of this was written",
-    StoreReadOnly: "the server or the role may not write: check its grants on the store's schema",
-    StoreUnavailable: "the server is unavailable or busy",
+    StoreFullError: "free some disk space on the server; nothing of this was written",
+    StoreReadOnlyError: "the server or the role may not write: check its grants on the store's schema",
+    StoreUnavailableError: "the server is unavailable or busy",
 }
 # For the caller's transaction alone.
 _LOOK_UP = b"select pg_catalog.set_config('search_path', %s, true)"
@@ -105,8 +105,8 @@ def _driver() -> Any:
     try:
         import psycopg
     except ImportError:
-        raise MissingDependency(
-            "a postgresql store needs psycopg 3: pip install 'penstock[postgres]'", extra="postgres"
+        raise MissingDependencyError(
+            "a postgresql store needs psycopg 3: pip install 'penstock-spark[postgres]'", extra="postgres"
         ) from None
     return psycopg
 
@@ -237,7 +237,7 @@ class PostgresDatabase(Database):
         try:
             given = conninfo_to_dict(self.url.target)
         except self._psycopg.ProgrammingError as error:
-            raise InvalidUrl(
+            raise InvalidUrlError(
                 f"{self.url} is not a valid PostgreSQL URL: {self.url.scrubbed(str(error))}"
             ) from None
         connection: PgConnection = self._psycopg.connect(**(_DEFAULTS | given), autocommit=True)
@@ -310,9 +310,9 @@ class PostgresDatabase(Database):
         rolled_back = (
             error.condition == _IDLED_OUT or getattr(error.__cause__, "sqlstate", None) in _ROLLED_BACK
         )
-        if rolled_back or not isinstance(error, StoreUnavailable):
+        if rolled_back or not isinstance(error, StoreUnavailableError):
             return error
-        return CommitOutcomeUnknown(
+        return CommitOutcomeUnknownError(
             f"the connection to {self.url} broke while a transaction was committing; "
             "check whether it happened before trying again, or use a producer session, which knows"
         )
@@ -329,16 +329,16 @@ class PostgresDatabase(Database):
         if state in _NO_SUCH and error.diag.context:
             return self._unqualified(text)
         kind = _CONDITIONS.get(state)
-        if kind is StoreLocked:
+        if kind is StoreLockedError:
             return self._locked_out("in time", [])
         if kind is None:
             away = state.startswith("08") or (not state and self._lost(error, text))
-            kind = StoreUnavailable if away else StoreError
+            kind = StoreUnavailableError if away else StoreError
         advice = _ADVICE.get(kind)
         return kind(f"{self.url}: {text}" + (f" ({advice})" if advice else ""))
 
-    def _idled(self) -> StoreUnavailable:
-        return StoreUnavailable(
+    def _idled(self) -> StoreUnavailableError:
+        return StoreUnavailableError(
             f"{self.url}: this process was idle in a transaction for longer than the server's "
             "idle_in_transaction_session_timeout, so the server rolled it back: run it again",
             condition=_IDLED_OUT,
@@ -352,10 +352,10 @@ class PostgresDatabase(Database):
             condition="STORE_ERROR.UNQUALIFIED_NAME",
         )
 
-    def _locked_out(self, within: str, holders: Sequence[Holder]) -> StoreLocked:
+    def _locked_out(self, within: str, holders: Sequence[Holder]) -> StoreLockedError:
         who = " and ".join(map(str, holders)) or "another session"
         pid = holders[0].pid if holders else "pid, which pg_blocking_pids finds"
-        return StoreLocked(
+        return StoreLockedError(
             f"{self.url}: a lock was not free {within}. {who} holds it: {_ADVICE_LOCKED.format(pid=pid)}",
             seconds=self._longest_wait,
             holders=[holder.pid for holder in holders],
@@ -370,7 +370,7 @@ class PostgresDatabase(Database):
         self._waiting.lookup = lookup
         try:
             yield
-        except StoreLocked as error:
+        except StoreLockedError as error:
             lookup.cancel()
             total = waited + self._longest_wait
             within = f"within {total:.0f} s" if total >= 1 else f"within {total:.1f} s"
@@ -423,7 +423,7 @@ class PostgresDatabase(Database):
     @contextmanager
     def borrowed(self, connection: object) -> Iterator[Transaction]:
         if not isinstance(connection, self._psycopg.Connection):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"a PostgreSQL store takes a psycopg.Connection, not {type(connection).__name__}"
             )
         with self.translating(), self._savepoint(connection) as transaction:
@@ -433,7 +433,7 @@ class PostgresDatabase(Database):
     def _savepoint(self, connection: PgConnection) -> Iterator[Transaction]:
         idle = connection.info.transaction_status == self._psycopg.pq.TransactionStatus.IDLE
         if connection.autocommit and idle:
-            raise InvalidInput(
+            raise InvalidInputError(
                 "the connection is in autocommit mode: begin a transaction, with connection.transaction(), "
                 "first"
             )
@@ -459,4 +459,6 @@ class PostgresDatabase(Database):
     def _check_identity(self, transaction: Transaction) -> None:
         exists = transaction.one("store_exists", schema=self.url.options["schema"]).found
         if not exists or transaction.one("read_store").uuid != self.uuid:
-            raise InvalidInput(f"the connection does not lead to {self.url}: connect to the same database")
+            raise InvalidInputError(
+                f"the connection does not lead to {self.url}: connect to the same database"
+            )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.errors import StoreUnavailable
+from penstock.errors import StoreUnavailableError
 from penstock.store.postgres.locks import abandon
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.statements import statements
@@ -85,7 +85,7 @@ class PostgresWatch(Watch):
         self._last_pause = min(self._last_pause * 2, REST)
         return self._last_pause
 
-    def _lose(self, error: StoreUnavailable) -> None:
+    def _lose(self, error: StoreUnavailableError) -> None:
         super()._lose(error)
         self._notified = self._settled = False
         self._disconnect()

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import schema_from_bytes, schema_to_bytes
-from penstock.errors import AlreadyExists, CommitRefused, QueueNotFound
+from penstock.errors import AlreadyExistsError, CommitRefusedError, QueueNotFoundError
 from penstock.store.database import Row, Transaction
 
 QUEUE_SINK = "queue:"
@@ -129,7 +129,7 @@ def create_queue(
         **_retention(retention),
     )
     if row is None:
-        raise AlreadyExists(
+        raise AlreadyExistsError(
             f"queue {name!r} exists already: open it, or drop it first, or choose another name",
             queue=name,
         )
@@ -171,7 +171,9 @@ def find_queue(tx: Transaction, name: str, *, lock: bool = False) -> QueueRecord
     row = tx.one("lock_queue" if lock and tx.write else "find_queue", name=name)
     if row is None:
         known = [queue.name for queue in tx.all("list_queues")]
-        raise QueueNotFound(f"there is no queue {in_quotes(name)}.{did_you_mean(name, known)}", queue=name)
+        raise QueueNotFoundError(
+            f"there is no queue {in_quotes(name)}.{did_you_mean(name, known)}", queue=name
+        )
     return _record(row)
 
 
@@ -183,12 +185,12 @@ def require_unchanged(tx: Transaction, queue: QueueRecord) -> None:
 
     Raises
     ------
-    CommitRefused
+    CommitRefusedError
         The transaction must not be committed.
     """
     now = find_queue(tx, queue.name)
     if now.queue_id != queue.queue_id:
-        raise CommitRefused(
+        raise CommitRefusedError(
             f"queue {queue.name!r} was recreated while rows were written to it, and none of them is "
             "visible: start again; a restarted query repeats the micro-batch",
             queue=queue.name,
@@ -212,7 +214,7 @@ def queue_sink(queue: QueueSink) -> str:
     return f"{QUEUE_SINK}{queue.name}:{queue.generation}"
 
 
-class QueueGrown(CommitRefused):
+class QueueGrown(CommitRefusedError):
     """The queue got more partitions after the rows were placed and before they were appended."""
 
 
@@ -232,8 +234,8 @@ def reread(tx: Transaction, queue: QueueRecord) -> QueueRecord:
     return _record(row)
 
 
-def dropped(queue: QueueRecord) -> QueueNotFound:
-    return QueueNotFound(f"queue {queue.name!r} was dropped", queue=queue.name)
+def dropped(queue: QueueRecord) -> QueueNotFoundError:
+    return QueueNotFoundError(f"queue {queue.name!r} was dropped", queue=queue.name)
 
 
 def list_queues(tx: Transaction) -> list[QueueRecord]:

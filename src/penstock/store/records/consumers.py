@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import AlreadyExists, ConsumerNotFound, InvalidPosition, NotRegistered, OffsetConflict
+from penstock.errors import (
+    AlreadyExistsError,
+    ConsumerNotFoundError,
+    InvalidPositionError,
+    NotRegisteredError,
+    OffsetConflictError,
+)
 from penstock.store.database import Row, Transaction
 from penstock.store.log.trim import first_since
 from penstock.store.records.catalog import PartitionRecord, QueueRecord, find_queue, lock_partitions
@@ -67,7 +73,7 @@ def _registration(row: Row) -> Registration:
 
 def create_consumer(tx: Transaction, name: str) -> None:
     if tx.one("insert_consumer", name=name, now=tx.now()) is None:
-        raise AlreadyExists(
+        raise AlreadyExistsError(
             f"consumer {name!r} exists already: open it, or choose another name", consumer=name
         )
 
@@ -76,7 +82,7 @@ def find_consumer(tx: Transaction, name: str) -> int:
     row = tx.one("find_consumer", name=name)
     if row is None:
         known = [consumer.name for consumer in tx.all("list_consumers")]
-        raise ConsumerNotFound(
+        raise ConsumerNotFoundError(
             f"there is no consumer {in_quotes(name)}.{did_you_mean(name, known)}", consumer=name
         )
     return int(row.consumer_id)
@@ -98,7 +104,7 @@ def find_registration(tx: Transaction, consumer: str, queue: str, *, lock: bool 
         return _registration(row)
     find_consumer(tx, consumer)
     find_queue(tx, queue)
-    raise NotRegistered(
+    raise NotRegisteredError(
         f"consumer {consumer!r} is not registered on queue {queue!r}: "
         f"store.consumer({consumer!r}).register({queue!r}), or `penstock consumer register`",
         consumer=consumer,
@@ -153,7 +159,7 @@ def resolve(tx: Transaction, queue: QueueRecord, position: Position) -> list[int
         return [first_since(tx, queue, record, position, now) for record in records]
     if isinstance(position, Mapping):
         return _explicit(queue, records, position)
-    raise InvalidPosition(
+    raise InvalidPositionError(
         f"a position is 'earliest', 'latest', a datetime or {{partition: row index}}, not {position!r}"
     )
 
@@ -164,16 +170,16 @@ def _explicit(
     offsets = [record.first_index for record in records]
     for partition, index in position.items():
         if type(partition) is not int or type(index) is not int:
-            raise InvalidPosition(
+            raise InvalidPositionError(
                 f"partitions and row indexes are whole numbers, not {partition!r}: {index!r}"
             )
         if not 0 <= partition < len(records):
-            raise InvalidPosition(
+            raise InvalidPositionError(
                 f"queue {queue.name!r} has partitions 0 to {len(records) - 1}, not {partition}"
             )
         record = records[partition]
         if not record.first_index <= index <= record.next_index:
-            raise InvalidPosition(
+            raise InvalidPositionError(
                 f"queue {queue.name!r}, partition {partition}, has rows {record.first_index} to "
                 f"{record.next_index}, not {index}: a position lies between them, both included"
             )
@@ -202,7 +208,7 @@ def advance(
         current = {row.partition: row.next_index for row in tx.all("read_positions", **registration.keys)}
         there = current.get(partition)
         is_at = "does not exist" if there is None else f"is at {there}"
-        raise OffsetConflict(
+        raise OffsetConflictError(
             f"consumer {registration.consumer!r} on queue {registration.queue!r}, partition {partition}, "
             f"{is_at}, not at {old}: another program moved it; read its offsets and resume there",
             consumer=registration.consumer,

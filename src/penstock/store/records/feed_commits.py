@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from penstock.errors import CommitOutOfOrder
+from penstock.errors import CommitOutOfOrderError
 from penstock.store.database import Row, Transaction
 from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord
@@ -46,7 +46,7 @@ def open_commit(tx: Transaction, queue: QueueRecord, version: int, timestamp: in
 
     Raises
     ------
-    CommitOutOfOrder
+    CommitOutOfOrderError
         When the version is not above the newest one, or the timestamp is before the newest one.
     """
     if catalog.find_queue(tx, queue.name, lock=True).queue_id != queue.queue_id:
@@ -54,7 +54,7 @@ def open_commit(tx: Transaction, queue: QueueRecord, version: int, timestamp: in
     last = newest(tx, queue)
     if last is not None and (version <= last.version or timestamp < last.timestamp):
         what = "version" if version <= last.version else "timestamp"
-        raise CommitOutOfOrder(
+        raise CommitOutOfOrderError(
             f"commit {version} of feed {queue.name!r} goes backwards: the {what} of the newest one, "
             f"{last.version}, must be before its own. Nothing was appended; if this repeats commit "
             f"{last.version}, that one is already committed",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.errors import ProducerFenced, QueueNotFound
+from penstock.errors import ProducerFencedError, QueueNotFoundError
 from penstock.store.database import Transaction
 from penstock.store.records.catalog import QueueRecord
 
@@ -30,18 +30,18 @@ def lock_session(tx: Transaction, session: ProducerSession) -> int:
 
     Raises
     ------
-    ProducerFenced
+    ProducerFencedError
         When the session has been opened again.
     """
     row = tx.one("lock_producer", queue_id=session.queue_id, session=session.session, epoch=session.epoch)
     if row is None and session.session not in (
         row.session for row in tx.all("list_producers", queue_id=session.queue_id)
     ):
-        raise QueueNotFound(
+        raise QueueNotFoundError(
             f"the queue of producer session {session.session!r} was dropped", session=session.session
         )
     if row is None:
-        raise ProducerFenced(
+        raise ProducerFencedError(
             f"producer session {session.session!r} was opened again by another producer, so this one may no "
             "longer append: stop it, or open the session again to take it over",
             session=session.session,

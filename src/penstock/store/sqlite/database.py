@@ -14,13 +14,13 @@ from typing import Any
 from urllib.parse import quote
 
 from penstock.errors import (
-    InvalidInput,
+    InvalidInputError,
     PenstockError,
     StoreError,
-    StoreFull,
-    StoreLocked,
-    StoreNotFound,
-    StoreReadOnly,
+    StoreFullError,
+    StoreLockedError,
+    StoreNotFoundError,
+    StoreReadOnlyError,
 )
 from penstock.store.database import Database, OwnerLock, Row, Transaction
 from penstock.store.sqlite import locks, wakeups
@@ -191,7 +191,7 @@ class SqliteDatabase(Database):
         """Raise an error if the file was removed or replaced while it was open."""
         # SQLite continues with a file that has no name any more, which is lost when its last process ends.
         if self._file not in (None, file_at(self.path)):
-            raise StoreNotFound(
+            raise StoreNotFoundError(
                 f"{self.url} was removed or replaced while it was open: restore it from a backup or create "
                 "a new store, and open it again"
             )
@@ -201,7 +201,7 @@ class SqliteDatabase(Database):
 
         Raises
         ------
-        StoreLocked
+        StoreLockedError
             When other connections use the file in another mode.
         """
         with self._pool.lease() as lease, self.translating():
@@ -254,11 +254,11 @@ class SqliteDatabase(Database):
         if code in _UNAVAILABLE:
             return self._locked_out(str(error))
         if code == sqlite3.SQLITE_FULL:
-            return StoreFull(
+            return StoreFullError(
                 f"no space left for {self.url}: free some disk space; nothing of this was written"
             )
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-            return StoreReadOnly(
+            return StoreReadOnlyError(
                 f"{self.url} cannot be written: check the permissions on the file and its folder"
             )
         if code == sqlite3.SQLITE_IOERR:
@@ -275,9 +275,9 @@ class SqliteDatabase(Database):
             return StoreError(f"{self.url} is not a SQLite file, or is damaged: {error}")
         return StoreError(f"{self.url}: {error}")
 
-    def _locked_out(self, why: str) -> StoreLocked:
+    def _locked_out(self, why: str) -> StoreLockedError:
         writer = locks.writer(self.path)
-        return StoreLocked(
+        return StoreLockedError(
             f"{self.url} is locked by another writer: {why}. It is {locks.described(writer)}",
             seconds=self._patience,
             holders=[] if writer is None else [writer],
@@ -289,7 +289,9 @@ class SqliteDatabase(Database):
     @contextmanager
     def borrowed(self, connection: object) -> Iterator[Transaction]:
         if not isinstance(connection, sqlite3.Connection):
-            raise InvalidInput(f"a SQLite store takes a sqlite3.Connection, not {type(connection).__name__}")
+            raise InvalidInputError(
+                f"a SQLite store takes a sqlite3.Connection, not {type(connection).__name__}"
+            )
         with self.translating(), self._savepoint(connection) as transaction:
             yield transaction
 
@@ -298,7 +300,7 @@ class SqliteDatabase(Database):
         transaction = SqliteTransaction(connection, self.path, schema=self._attached(connection))
         if not connection.in_transaction:
             if connection.isolation_level is None or getattr(connection, "autocommit", None) is True:
-                raise InvalidInput(
+                raise InvalidInputError(
                     "the connection commits each statement by itself: execute BEGIN IMMEDIATE first"
                 )
             self._begin_there(connection)
@@ -327,6 +329,6 @@ class SqliteDatabase(Database):
             if file and os.path.realpath(file) == self.path:
                 quoted: str = schema.replace('"', '""')
                 return f'"{quoted}"'
-        raise InvalidInput(
+        raise InvalidInputError(
             f"the connection has not opened {self.url}: connect to that file, or ATTACH it first"
         )

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from penstock.errors import StoreUnsafe
+from penstock.errors import StoreUnsafeError
 
 log = logging.getLogger("penstock.store")
 
@@ -61,7 +61,7 @@ class StoreFiles:
 
         Raises
         ------
-        StoreUnsafe
+        StoreUnsafeError
         """
         if not self.trusting:
             self._check_links(named)
@@ -105,7 +105,7 @@ class StoreFiles:
         ------
         OSError
             When that cannot be done.
-        StoreUnsafe
+        StoreUnsafeError
             When another user created it.
         """
         rights = self._beside()
@@ -133,7 +133,7 @@ class StoreFiles:
         ------
         OSError
             When that cannot be done.
-        StoreUnsafe
+        StoreUnsafeError
             When another user created it.
         """
         rights = self._beside().for_folder()
@@ -165,7 +165,7 @@ class StoreFiles:
         except OSError:
             return
         if not _is_trusted(status.st_uid):
-            raise StoreUnsafe(
+            raise StoreUnsafeError(
                 f"the folder {folder} of the store {self.path} belongs to {_user(status.st_uid)}, who could "
                 "replace its files: keep it in a folder of this process's user, or write trust=folder in "
                 "its URL if that user may",
@@ -175,7 +175,7 @@ class StoreFiles:
             )
         if not status.st_mode & stat.S_ISVTX and _others_write(status):
             mode = _octal(status.st_mode)
-            raise StoreUnsafe(
+            raise StoreUnsafeError(
                 f"others may write in the folder {folder} (mode {mode}), and so replace the files of the "
                 f"store {self.path}: run `chmod go-w {folder}`, or write trust=folder in its URL if all of "
                 "them may",
@@ -199,7 +199,7 @@ class StoreFiles:
     def _require_own(self, path: str, status: os.stat_result) -> None:
         if self.trusting or _is_trusted(status.st_uid):
             return
-        raise StoreUnsafe(
+        raise StoreUnsafeError(
             f"the file {path} of a store belongs to {_user(status.st_uid)}, who could hold its locks or "
             "change what is in it: use a store of this process's user, or run as that one, or write "
             "trust=folder in its URL if that user may",
@@ -326,9 +326,9 @@ def _opened(path: str, mode: int) -> int:
         return os.open(path, READING | os.O_CREAT, mode)
 
 
-def _unsafe_link(path: str, link: str) -> StoreUnsafe:
+def _unsafe_link(path: str, link: str) -> StoreUnsafeError:
     owner = _user(os.lstat(link).st_uid)
-    return StoreUnsafe(
+    return StoreUnsafeError(
         f"the store's file {path} is behind the symbolic link {link} of {owner}, which could lead elsewhere "
         "at any time: write the path of the file itself in the URL, or remove the link",
         condition="STORE_UNSAFE.SYMLINK",

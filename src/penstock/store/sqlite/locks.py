@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.errors import StoreReadOnly
+from penstock.errors import StoreReadOnlyError
 from penstock.store import forks
 from penstock.store.database import OwnerLock
 from penstock.store.forks import Forkable
@@ -165,8 +165,8 @@ def file_held(path: Path) -> bool:
     return False
 
 
-def _no_right(path: Path) -> StoreReadOnly:
-    return StoreReadOnly(
+def _no_right(path: Path) -> StoreReadOnlyError:
+    return StoreReadOnlyError(
         f"the lock file {path} cannot be created or opened: check the permissions on it and its folder"
     )
 

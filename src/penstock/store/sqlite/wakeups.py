@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from penstock.errors import StoreUnsafe
+from penstock.errors import StoreUnsafeError
 from penstock.store.sqlite.files import READING, StoreFiles
 
 WRITTEN = 0x002
@@ -136,7 +136,7 @@ def listen(path: str, queue_id: int, files: StoreFiles) -> FileEvents | None:
     try:
         os.close(files.open_beside(_bell(path, queue_id)))
         return FileEvents(folder, [name], VISITED)
-    except (OSError, StoreUnsafe):
+    except (OSError, StoreUnsafeError):
         return None
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import types as spark
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import canonical_schema
-from penstock.errors import InvalidInput, SchemaMismatch, UnsupportedType
+from penstock.errors import InvalidInputError, SchemaMismatchError, UnsupportedTypeError
 from penstock.json_text import Json
 from penstock.lake.location import DeltaPlace, library
 
@@ -52,9 +52,9 @@ def rows_layout(rows: spark.StructType, keys: Sequence[str]) -> DeltaLayout:
 
     Raises
     ------
-    UnsupportedType
+    UnsupportedTypeError
         With each column that Delta has no type for.
-    InvalidInput
+    InvalidInputError
         When a key is missing or nested.
     """
     unknown = [
@@ -63,7 +63,7 @@ def rows_layout(rows: spark.StructType, keys: Sequence[str]) -> DeltaLayout:
         if not _is_supported(field.dataType)
     ]
     if unknown:
-        raise UnsupportedType(
+        raise UnsupportedTypeError(
             f"a Delta table has no type for these columns: {'; '.join(unknown)}. Cast them, as with "
             "column.cast('string'), or drop them"
         )
@@ -76,7 +76,7 @@ def match_table(place: DeltaPlace, layout: DeltaLayout, table: DeltaTable) -> De
 
     Raises
     ------
-    SchemaMismatch
+    SchemaMismatchError
         With every difference.
     """
     existing = {field["name"]: field for field in json.loads(table.schema().to_json())["fields"]}
@@ -97,7 +97,7 @@ def match_table(place: DeltaPlace, layout: DeltaLayout, table: DeltaTable) -> De
         if name not in names and not field["nullable"]:
             differences.append(f"its column {in_quotes(name)} takes no null, and the rows do not have it")
     if differences:
-        raise SchemaMismatch(
+        raise SchemaMismatchError(
             f"the Delta table {place.shown} does not take these rows: {'; '.join(differences)}. Select and "
             "cast the columns as the table has them, or delete its folder if it is still empty; only output "
             "mode complete changes a table's columns",
@@ -122,12 +122,12 @@ def _is_supported(kind: spark.DataType) -> bool:
 def _key(key: str, schema: pa.Schema) -> str:
     name = _match(key, schema.names)
     if name is None:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"the rows have no column {in_quotes(key)}, which keys names.{did_you_mean(key, schema.names)}",
             parameter="keys",
         )
     if pa.types.is_nested(schema.field(name).type):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"the key {in_quotes(name)} is {schema.field(name).type}, and rows are matched only by simple "
             "values: select one of its fields as a column",
             parameter="keys",

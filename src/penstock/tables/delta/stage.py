@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 
 from penstock.arrow.coerce import conform
-from penstock.errors import CommitRefused, PenstockError, condition_of
+from penstock.errors import CommitRefusedError, PenstockError, condition_of
 from penstock.lake.location import DeltaPlace
 from penstock.spark.error_boundary import iterate_without_tracebacks
 from penstock.tables.chunks import chunked
@@ -74,14 +74,14 @@ class DeltaStage:
 
         Raises
         ------
-        CommitRefused
+        CommitRefusedError
         """
         from pyarrow.fs import FileType
 
         with self.place.translating_errors():
             infos = self.place.files().get_file_info(list(files))
         if any(info.type != FileType.File for info in infos):
-            raise CommitRefused(
+            raise CommitRefusedError(
                 f"some rows that the tasks staged for batch {self.batch_id} are missing in "
                 f"{self.place.shown}/{FOLDER} on the driver: use a folder that all machines share. Nothing "
                 "of the batch is visible: restart the query, it repeats the micro-batch",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from penstock.errors import CheckpointMismatch, CheckpointRewound
+from penstock.errors import CheckpointMismatchError, CheckpointRewoundError
 from penstock.lake.location import library
 from penstock.spark.checkpoint import Checkpoint
 from penstock.tables.names import quoted
@@ -83,16 +83,16 @@ class AppTransaction:
 
         Raises
         ------
-        CheckpointRewound
+        CheckpointRewoundError
             When it has later ones of the app.
-        CheckpointMismatch
+        CheckpointMismatchError
             When it has the micro-batch with other input.
         """
         last, last_input = (table.transaction_version(name) for name in self._names)
         if last is None or last < self.batch_id:
             return False
         if last > self.batch_id:
-            raise CheckpointRewound(
+            raise CheckpointRewoundError(
                 f"app {self.app_id!r} is at micro-batch {last} in the Delta table and its checkpoint at "
                 f"{self.batch_id}: another process runs the same query, or the checkpoint is an old copy or "
                 "a new one. Use the newest checkpoint; a new one needs a new app_id (leave it out to get "
@@ -102,7 +102,7 @@ class AppTransaction:
                 last=last,
             )
         if last_input != self.input:
-            raise CheckpointMismatch(
+            raise CheckpointMismatchError(
                 f"app {self.app_id!r} has committed micro-batch {self.batch_id} to the Delta table before, "
                 "with other input: the checkpoint is an old copy or a new one. Use the newest checkpoint; a "
                 "new one needs a new app_id (leave it out to get one)",

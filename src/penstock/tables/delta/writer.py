@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
-from penstock.errors import CommitRefused, InvalidInput, InvalidOption, PenstockError
+from penstock.errors import CommitRefusedError, InvalidInputError, InvalidOptionError, PenstockError
 from penstock.lake.location import DeltaPlace, library
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.schemas import quote_column
@@ -42,11 +42,11 @@ def delta_writer(
 
     Raises
     ------
-    InvalidOption
+    InvalidOptionError
         For keys in output mode append.
-    SchemaMismatch, UnsupportedType, InvalidInput
+    SchemaMismatchError, UnsupportedTypeError, InvalidInputError
         When the table cannot take the rows.
-    StoreUnavailable, MissingDependency
+    StoreUnavailableError, MissingDependencyError
     """
     layout = accepted_rows(frame.schema, keys, output_mode)
     table = place.find()
@@ -63,12 +63,12 @@ def accepted_rows(schema: StructType, keys: Sequence[str], output_mode: str) -> 
 
     Raises
     ------
-    InvalidOption
+    InvalidOptionError
         For keys in output mode append.
-    UnsupportedType, InvalidInput
+    UnsupportedTypeError, InvalidInputError
     """
     if output_mode == "append" and keys:
-        raise InvalidOption(
+        raise InvalidOptionError(
             "a Delta table has no unique keys, so output mode append cannot refuse an existing key: leave "
             "keys out, or use output mode update, which replaces the row with the same key",
             option="keys",
@@ -83,7 +83,7 @@ def refuse_backticks(layout: DeltaLayout) -> None:
     """Refuse column names that deltalake cannot merge."""
     ticked = [name for name in layout.schema.names if "`" in name]
     if ticked:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"deltalake cannot merge a column with a backtick in its name, as {in_quotes(ticked[0])} has: "
             "rename it",
             columns=ticked,
@@ -176,7 +176,7 @@ class DeltaWriter:
                 if transaction is None or not transaction.committed(self.place.open()):
                     raise
                 return
-        raise CommitRefused(
+        raise CommitRefusedError(
             f"other writers changed the Delta table {self.place.shown} at each of the {_ATTEMPTS} times that "
             f"batch {stage.batch_id} was committed ({last_conflict}). Nothing of the batch is visible: "
             "restart the query, it repeats the micro-batch",

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 
-from penstock.errors import SchemaMismatch
+from penstock.errors import SchemaMismatchError
 from penstock.store.database import Transaction
 from penstock.tables.columns import VALID_FROM, VALID_TO, Layout
 from penstock.tables.names import TableName, quoted
@@ -34,9 +34,9 @@ def apply_changes(tx: Transaction, layout: Layout, source: StagedRows) -> int:
 
     Raises
     ------
-    TableRefused
+    TableRefusedError
         When a key has several last changes that differ, or with history several with one sequence.
-    CommitRefused
+    CommitRefusedError
         When staged rows are gone.
     """
     beside = _applied_relation(tx, layout)
@@ -148,7 +148,7 @@ def prepare(tx: Transaction, layout: Layout) -> None:
 
     Raises
     ------
-    SchemaMismatch
+    SchemaMismatchError
         When the table does not take the rows, or its changes were ordered by a column of another type before.
     """
     new_table = ddl.find_table(tx, layout.name) is None
@@ -165,7 +165,7 @@ def prepare(tx: Transaction, layout: Layout) -> None:
     assert layout.sequence is not None
     keys, needed = sum(name.startswith("k") for name in existing.types), layout.sequence.sql_type
     if existing.types["sequence"] != needed or keys != len(layout.keys):
-        raise SchemaMismatch(
+        raise SchemaMismatchError(
             f"the changes of {layout.name.sql} were ordered by {existing.types['sequence']} before, with "
             f"{keys} keys, and are by {needed} now, with {len(layout.keys)}: keep keys and sequence_by, or "
             "drop the table to start over",

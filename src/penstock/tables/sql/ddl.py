@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pyarrow.types as pat
 
 from penstock.arguments import in_quotes
-from penstock.errors import SchemaMismatch, TableRefused
+from penstock.errors import SchemaMismatchError, TableRefusedError
 from penstock.store.database import Transaction
 from penstock.tables.columns import VALID_TO, Column, Layout
 from penstock.tables.names import TableName, quoted
@@ -65,7 +65,7 @@ def find_table(tx: Transaction, name: TableName) -> ExistingTable | None:
 
     Raises
     ------
-    TableRefused
+    TableRefusedError
         When the name is that of a view or another object.
     """
     return _find_sqlite(tx, name) if tx.dialect == "sqlite" else _find_postgres(tx, name)
@@ -108,8 +108,8 @@ def _find_sqlite(tx: Transaction, name: TableName) -> ExistingTable | None:
     )
 
 
-def _not_a_table(name: TableName) -> TableRefused:
-    return TableRefused(
+def _not_a_table(name: TableName) -> TableRefusedError:
+    return TableRefusedError(
         f"{name.sql} exists and is not a table: choose another name", condition="TABLE_REFUSED.NO_TABLE"
     )
 
@@ -152,7 +152,7 @@ def drop_table(tx: Transaction, layout: Layout) -> None:
 
     Raises
     ------
-    TableRefused
+    TableRefusedError
         When something in the database depends on it.
     """
     try:
@@ -160,7 +160,7 @@ def drop_table(tx: Transaction, layout: Layout) -> None:
     except Exception as error:
         if getattr(error, "sqlstate", None) != "2BP01":
             raise
-        raise TableRefused(
+        raise TableRefusedError(
             f"the columns of {layout.name.sql} have changed, and views depend on the table: drop them, and "
             "recreate them after the query has written",
             condition="TABLE_REFUSED.DEPENDED_ON",
@@ -236,7 +236,7 @@ def ensure_table(tx: Transaction, layout: Layout, *, complete: bool) -> None:
 
     Raises
     ------
-    SchemaMismatch
+    SchemaMismatchError
         When it does not, with every difference.
     """
     existing = find_table(tx, layout.name)
@@ -251,14 +251,14 @@ def require_compatible(tx: Transaction, layout: Layout) -> None:
 
     Raises
     ------
-    TableRefused
+    TableRefusedError
         When it is gone.
-    SchemaMismatch
+    SchemaMismatchError
         When it does not take them.
     """
     existing = find_table(tx, layout.name)
     if existing is None:
-        raise TableRefused(
+        raise TableRefusedError(
             f"the table {layout.name.sql} has been dropped or renamed since the query started: put it back, "
             "or restart the query, which recreates it without its earlier rows",
             condition="TABLE_REFUSED.TABLE_GONE",
@@ -270,7 +270,7 @@ def require_compatible(tx: Transaction, layout: Layout) -> None:
 def _require_compatible(layout: Layout, existing: ExistingTable) -> None:
     described = differences(layout, existing, complete=False)
     if described:
-        raise SchemaMismatch(
+        raise SchemaMismatchError(
             f"the table {layout.name.sql} does not take the rows: {'; '.join(described)}. Change the query "
             "or the table, or use another table; only output mode complete replaces a table's columns",
             table=layout.name.sql,

@@ -23,9 +23,9 @@ def collect(tx: Transaction, layout: Layout, source: StagedRows) -> str:
 
     Raises
     ------
-    TableRefused
+    TableRefusedError
         When a key has several last changes that differ.
-    CommitRefused
+    CommitRefusedError
         When staged rows are gone.
     """
     upsert.require_all(tx, source)
@@ -102,7 +102,7 @@ def fill_from_table(tx: Transaction, layout: Layout, latest: str) -> None:
 
     Raises
     ------
-    TableRefused
+    TableRefusedError
         When the table has no such row.
     """
     numbers = [] if layout.unchanged is None else _left_out(tx, f"{latest} where true")

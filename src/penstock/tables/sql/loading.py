@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from penstock.errors import PenstockError, TableRefused
+from penstock.errors import PenstockError, TableRefusedError
 from penstock.store.database import Transaction
 from penstock.tables.columns import Layout
 from penstock.tables.unchanged_values import UNKNOWN
@@ -100,7 +100,7 @@ def refusing_nul_characters() -> Iterator[None]:
     except PenstockError as error:
         if getattr(error.__cause__, "sqlstate", None) not in _NUL_CHARACTER:
             raise
-        raise TableRefused(
+        raise TableRefusedError(
             "a text has the character NUL, which PostgreSQL cannot store: remove it, as translate(column, "
             "chr(0), '') does",
             condition="TABLE_REFUSED.NUL_CHARACTER",

@@ -17,7 +17,7 @@ from itertools import count
 import pyarrow as pa
 
 from penstock.arrow.segments import decode
-from penstock.errors import CommitRefused
+from penstock.errors import CommitRefusedError
 from penstock.store import staging
 from penstock.store.database import Database, Transaction
 from penstock.store.log.segmenting import Segment, to_segments
@@ -74,7 +74,7 @@ class Stage(TaskWriter):
 
         Raises
         ------
-        CommitRefused
+        CommitRefusedError
             When some of them are gone.
         """
 
@@ -82,8 +82,8 @@ class Stage(TaskWriter):
     def drop(self, tx: Transaction) -> None:
         """Drop everything that was staged up to the micro-batch."""
 
-    def rows_gone(self) -> CommitRefused:
-        return CommitRefused(
+    def rows_gone(self) -> CommitRefusedError:
+        return CommitRefusedError(
             f"some rows that {self.app_id!r} staged for its batch {self.batch_id} are gone: they were "
             "cleaned up as too old, another run of the query took over, or the server lost them in a crash. "
             "Nothing of the batch is visible: restart the query, it repeats the micro-batch",

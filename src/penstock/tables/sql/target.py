@@ -58,9 +58,9 @@ class TableTarget(_Table):
 
         Raises
         ------
-        TableRefused
+        TableRefusedError
             When keys clash.
-        CommitRefused
+        CommitRefusedError
             When staged rows are gone.
         """
         if tx.dialect == "postgres":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.arguments import brief, in_quotes
-from penstock.errors import CommitRefused, TableRefused
+from penstock.errors import CommitRefusedError, TableRefusedError
 from penstock.store.database import Transaction
 from penstock.tables.columns import Column, Layout
 from penstock.tables.row_checks import rows_with_one_key
@@ -20,7 +20,7 @@ def insert(tx: Transaction, layout: Layout, source: StagedRows) -> int:
 
     Raises
     ------
-    TableRefused
+    TableRefusedError
         When a key exists already, or twice among the rows.
     """
     statement = f"insert into {layout.name.sql} ({_names(layout)}) {_rows(layout, source)}"
@@ -41,7 +41,7 @@ def upsert(tx: Transaction, layout: Layout, source: StagedRows) -> int:
 
     Raises
     ------
-    TableRefused
+    TableRefusedError
         When rows have equal keys and differ.
     """
     others = [column for column in layout.columns if not column.key]
@@ -74,7 +74,7 @@ def require_all(tx: Transaction, source: StagedRows) -> None:
 
     Raises
     ------
-    CommitRefused
+    CommitRefusedError
     """
     if source.rows is not None:
         _require_count(tx.query(f"select count(*) from {source.relation} where {source.where}")[0][0], source)
@@ -173,7 +173,7 @@ def _require_count(touched: int, source: StagedRows) -> int:
     server.
     """
     if source.rows is not None and touched != source.rows:
-        raise CommitRefused(
+        raise CommitRefusedError(
             f"{source.rows} rows were staged and {touched} are left: the server lost them in a crash, or "
             "they were cleaned up. Nothing of the batch is visible: restart the query, it repeats the "
             "micro-batch"
@@ -198,18 +198,18 @@ def _is_undefined(error: Exception) -> bool:
     )
 
 
-def _key_clash(tx: Transaction, layout: Layout, source: StagedRows, error: Exception) -> TableRefused:
+def _key_clash(tx: Transaction, layout: Layout, source: StagedRows, error: Exception) -> TableRefusedError:
     rows = f"{source.relation} where {source.where}"
     repeated = _first_repeated_key(tx, layout, rows) if layout.keys else None
     if repeated is not None:
-        return TableRefused(
+        return TableRefusedError(
             f"a micro-batch has several rows with the key {repeated} for {layout.name.sql}: use output mode "
             "update with one row for each key, or leave the keys out",
             condition="TABLE_REFUSED.DUPLICATE_KEYS",
             key=repeated,
         )
     detail = getattr(getattr(error, "diag", None), "message_detail", None) or str(error)
-    return TableRefused(
+    return TableRefusedError(
         f"{layout.name.sql} already has a row with the key of a new one ({brief(detail)}), and output mode "
         "append only adds rows: use output mode update, or leave the keys out",
         condition="TABLE_REFUSED.KEY_EXISTS",

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from penstock.arrow.coerce import conform
-from penstock.errors import TableRefused
+from penstock.errors import TableRefusedError
 from penstock.queue.open_stores import open_store
 from penstock.spark.error_boundary import iterate_without_tracebacks
 from penstock.spark.internals.python_workers import check_reach, freeze_imports
@@ -54,7 +54,7 @@ class RowEncoder:
 
         Raises
         ------
-        TableRefused
+        TableRefusedError
             When a key is null, or a change has an unknown type, no sequence, or leaves out a value that no
             row has.
         """
@@ -157,7 +157,7 @@ class IdempotentInsert(TaskWriter):
         if not repeated.num_rows:
             return
         shown = upsert.shown_key(self.layout.keys, tuple(repeated.slice(0, 1).to_pylist()[0].values()))
-        raise TableRefused(
+        raise TableRefusedError(
             f"the transformation makes several rows of the source row with {shown}, of which "
             f"guarantee=idempotent keeps only one in {self.layout.name.sql}: use guarantee=exactly_once, or "
             "make one row of each",

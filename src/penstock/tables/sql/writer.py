@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, Row
 
 from penstock.commit.micro_batch import Target
 from penstock.commit.protocol import commit_batch, note_batch
-from penstock.errors import CommitRefused, PenstockError
+from penstock.errors import CommitRefusedError, PenstockError
 from penstock.queue.open_stores import open_store
 from penstock.queue.store import Store
 from penstock.spark.checkpoint import Checkpoint
@@ -77,7 +77,7 @@ class TableWriter:
 
     def _query_id(self) -> str | None:
         """Return the query's id; None if this process cannot read the checkpoint."""
-        with suppress(CommitRefused):
+        with suppress(CommitRefusedError):
             return Checkpoint(self.location).query_id()
         return None
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.errors import SchemaMismatch, TableRefused
+from penstock.errors import SchemaMismatchError, TableRefusedError
 from penstock.lake.location import DeltaPlace, library
 from penstock.tables.chunks import grouped
 from penstock.tables.delta.apply.events import PRESENT, SEQUENCE, EventLayout
@@ -63,12 +63,12 @@ class AppliedTable:
 
         Raises
         ------
-        TableRefused
+        TableRefusedError
             When the table has lost its app transaction.
         """
         version = table.transaction_version(self.transaction)
         if version is None:
-            raise TableRefused(
+            raise TableRefusedError(
                 f"the Delta table {self.of} has lost the app transaction {self.transaction}, which says "
                 "which changes it has: its property delta.setTransactionRetentionDuration is too short, or "
                 "its log was cut. Remove that property, and drop the table to start over",
@@ -82,7 +82,7 @@ class AppliedTable:
 
         Raises
         ------
-        SchemaMismatch
+        SchemaMismatchError
             When the changes had other keys or another order before.
         """
         deltalake = library("deltalake")
@@ -94,7 +94,7 @@ class AppliedTable:
             )
         now, before = _types(wanted), _types(self.place.open().schema())
         if now != before:
-            raise SchemaMismatch(
+            raise SchemaMismatchError(
                 f"the changes of the Delta table {self.of} were ordered by {before.pop(SEQUENCE, None)} "
                 f"before, with the keys {_shown(before)}, and are by {now.pop(SEQUENCE, None)} now, with "
                 f"{_shown(now)}: keep keys and sequence_by, or drop the table to start over",

@@ -13,7 +13,7 @@ import pyarrow.types as pat
 from pyspark.sql import types as spark
 
 from penstock.arguments import in_quotes
-from penstock.errors import InvalidInput, TableRefused
+from penstock.errors import InvalidInputError, TableRefusedError
 from penstock.tables.columns import VALID_FROM, VALID_TO, metadata_columns
 from penstock.tables.delta.schema import DeltaLayout, rows_layout
 from penstock.tables.delta.stage import DeltaStageTask
@@ -76,9 +76,9 @@ def event_layout(
 
     Raises
     ------
-    InvalidInput
+    InvalidInputError
         When they are not change rows, or keys or sequence cannot be compared exactly.
-    UnsupportedType
+    UnsupportedTypeError
     """
     require_change_columns(rows.names, sequence_by)
     unchanged = UnchangedValues.of(rows, keys)
@@ -86,7 +86,7 @@ def event_layout(
     columns = tuple(name for name in rows.names if name not in metadata)
     reserved = [name for name in columns if name.lower() in _RESERVED]
     if reserved:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"the rows have a column {in_quotes(reserved[0])}, a name that {table} reserves where changes "
             f"are applied: rename it, as with withColumnRenamed({in_quotes(reserved[0])}, …)",
             columns=reserved,
@@ -102,7 +102,7 @@ def event_layout(
 
 def _require_exact(parameter: str, column: pa.Field) -> None:
     if pat.is_nested(column.type) or pat.is_floating(column.type):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{parameter} names {in_quotes(column.name)}, which is {column.type}, and keys and sequences "
             "need an exact comparison: cast it, as to bigint, decimal or string",
             parameter=parameter,
@@ -126,7 +126,7 @@ class EventTask(DeltaStageTask):
             self.events.unchanged.require_known(chunk.column("unknown"), self.stage.place.shown)
         return chunk.drop_columns(["ambiguous"])
 
-    def _ambiguous(self, chunk: pa.RecordBatch) -> TableRefused:
+    def _ambiguous(self, chunk: pa.RecordBatch) -> TableRefusedError:
         names = self.events.rows.schema.names
         first = {name: chunk.column(names.index(name))[0].as_py() for name in self.events.keys}
         return ambiguous_order(shown_key(first), self.stage.place.shown, self.events.sequence_by)

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
-from penstock.errors import SchemaMismatch
+from penstock.errors import SchemaMismatchError
 from penstock.lake.location import DeltaPlace
 from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.delta.apply.applied_table import AppliedTable, rows_with_keys
@@ -70,9 +70,9 @@ def changes_writer(
 
     Raises
     ------
-    SchemaMismatch, UnsupportedType, InvalidInput
+    SchemaMismatchError, UnsupportedTypeError, InvalidInputError
         When the table cannot take the changes.
-    StoreUnavailable, MissingDependency
+    StoreUnavailableError, MissingDependencyError
     """
     events = accepted_changes(frame.schema, place, keys, sequence_by, scd_type)
     table = place.find()
@@ -101,7 +101,7 @@ def accepted_changes(
 
     Raises
     ------
-    UnsupportedType, InvalidInput
+    UnsupportedTypeError, InvalidInputError
     """
     table = f"the Delta table {place.shown}"
     events = event_layout(schema, keys, sequence_by, history=scd_type == 2, table=table)
@@ -112,7 +112,7 @@ def accepted_changes(
 def _refuse_history(place: DeltaPlace, table: DeltaTable) -> None:
     columns = [field.name for field in table.schema().fields if field.name in (VALID_FROM, VALID_TO)]
     if columns:
-        raise SchemaMismatch(
+        raise SchemaMismatchError(
             f"the Delta table {place.shown} keeps history, with a column {in_quotes(columns[0])}, and "
             "scd_type=1 would not: set scd_type=2, or use another table",
             table=place.shown,
