@@ -19,7 +19,7 @@ from tests.packaging.conftest import Distributions
 _DATA = {".sql", ".typed"}
 # The monitor's page.
 _PAGE = {".css", ".html", ".ico", ".js", ".md", ".svg", ".woff2"}
-_DIST_INFO = f"penstock-{penstock.__version__}.dist-info"
+_DIST_INFO = f"penstock_spark-{penstock.__version__}.dist-info"
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_the_wheel_is_typed_and_has_its_licence_and_its_command(files: dict[str,
 
 
 def test_the_metadata_say_what_pyproject_says(metadata: Message) -> None:
-    assert metadata["Name"] == "penstock"
+    assert metadata["Name"] == "penstock-spark"
     assert metadata["Version"] == penstock.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata.get_all("License-File") == ["LICENSE"]
