@@ -131,6 +131,20 @@ def test_a_query_that_has_lost_its_lock_does_not_commit_after_the_one_that_follo
     assert sorted(rows_of(pair.sink)) == [*range(20), *range(1000, 1020)], "each row once"
 
 
+def test_a_seek_is_newer_than_all_that_another_store_has_seen(pair: Pair) -> None:
+    """Also where the consumer's store is a backup from before the registration that the sink knows."""
+    earlier = pair.registration()
+    register_again(pair)
+    owner = pair.own()
+    pair.commit(pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None))
+    owner.release()
+    name = "penstock_registration" if pair.store.database.dialect == "sqlite" else "penstock.registration"
+    pair.store.database.run(lambda tx: tx.execute(f"update {name} set generation = {earlier.generation}"))
+    pair.store.consumer("billing").seek("orders", to={0: 5, 1: 2})
+    again = pair.own()
+    assert pair.commit(pair.batch("new", 0, pair.planned(again, (5, 2), (7, 2)), ids=None)).rows == 2
+
+
 def test_a_consumer_that_was_sought_back_brings_its_rows_again(pair: Pair) -> None:
     """The marks of the time before the seek say nothing of partitions that the first commit after it leaves
     alone.

@@ -415,7 +415,7 @@ def _fence_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset, nam
     raise CheckpointMismatchError(
         f"consumer {source.consumer!r} on queue {source.queue!r} was moved by a seek, or registered again, "
         f"and {batch.sink} has rows from after that: start the query with a new checkpoint, which resumes "
-        "at the consumer's offset",
+        "at the consumer's offset. If the consumer's store was restored from a backup, seek it first",
         condition="CHECKPOINT_MISMATCH.CONSUMER_MOVED",
         consumer=source.consumer,
         queue=source.queue,

@@ -225,7 +225,7 @@ def seek(tx: Transaction, registration: Registration, offsets: Sequence[int]) ->
         "set_position",
         [{"partition": p, "next_index": index, **registration.keys} for p, index in enumerate(offsets)],
     )
-    tx.run("next_generation", **registration.keys)
+    tx.run("next_generation", now=tx.now(), **registration.keys)
 
 
 def lock_registrations(tx: Transaction, queue: QueueRecord) -> list[Registration]:

@@ -303,8 +303,9 @@ update penstock.registration set plan_epoch = null where consumer_id = :consumer
 update penstock.registration set app_id = :app_id where consumer_id = :consumer_id and queue_id = :queue_id;
 
 -- name: next_generation
+-- Higher than any before, also where the store is an older backup, and another one knows later generations.
 update penstock.registration
-set generation = generation + 1, app_id = null, plan_epoch = null, plan = null
+set generation = case when generation < :now then :now else generation + 1 end, app_id = null, plan_epoch = null, plan = null
 where consumer_id = :consumer_id and queue_id = :queue_id;
 
 -- name: set_draining
