@@ -370,15 +370,19 @@ class History:
     def start(self, **options: object) -> None:
         """Start the stream, on what the copy has."""
         self.stream.start(self.feed(**self.options, **options))
+        tables = Tables.from_json(self.stream.plan).tables
         plan = {
             table.name: Table(
                 {column.name: kind for column, kind in zip(table.relation.columns, table.types, strict=True)},
                 table.key,
             )
-            for table in Tables.from_json(self.stream.plan).tables
+            for table in tables
         }
         # Rows that all of their columns identify may be equal: that is no copy to compare.
-        over = any(not table.key or len(table.key) == len(table.columns) > 1 for table in plan.values())
+        over = any(
+            not table.key or (len(table.key) == len(table.relation.columns) > 1 and not table.keyed)
+            for table in tables
+        )
         for name, table in plan.items():
             old = self.plan.get(name)
             if old is None or (old.columns == table.columns and old.key == table.key):
