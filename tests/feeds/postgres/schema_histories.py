@@ -549,6 +549,8 @@ class History:
         condition = error.condition.removeprefix("FEED_UNAVAILABLE.")
         self.log.append(f"-- {error}")
         self.stops.append(condition)
+        # Values of columns that were replaced are not in the log.
+        self.altered |= set(error.parameters.get("columns", ()))
         self.compare()
         place = condition, error.parameters.get("version"), len(self.stream.offsets)
         if condition == "VALUE":

@@ -194,7 +194,7 @@ class Fit:
             condition="FEED_UNAVAILABLE.COLUMN_REPLACED",
             what=f"the columns {_listed(names)} of {table.name} were replaced by others of these names",
             advice=f". Then update {table.name} set {values} sends their values",
-            parameters={"table": table.name, "column": names[0]},
+            parameters={"table": table.name, "column": names[0], "columns": names},
         )
 
     def _added(self, table: Table, logged: dict[str, BaseType]) -> SchemaChange | None:
