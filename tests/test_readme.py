@@ -1,4 +1,4 @@
-"""The README's examples run as they stand there, in order."""
+"""The README's program runs as it stands there."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ def test_the_readme_names_the_two_commands() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_python_and_shell_examples_run_one_after_the_other(tmp_path: Path) -> None:
+def test_the_program_prints_what_it_says(tmp_path: Path) -> None:
     program = "\n".join(blocks("python"))
     printed = _run([sys.executable, "-c", program], tmp_path)
-    assert "{'id': 2, 'amount': 99.0}" in printed
-    shell = next(block for block in blocks("sh") if "PENSTOCK_URL" in block)
-    printed = _run(["bash", "-euo", "pipefail", "-c", shell], tmp_path)
-    assert "dee" in printed
+    assert printed.strip().endswith(blocks("text")[0].strip())
+
+
+def test_the_readme_is_read_in_a_minute_or_three() -> None:
+    assert len(README.read_text().split()) < 800
 
 
 def _run(command: list[str], folder: Path) -> str:

@@ -27,7 +27,7 @@ def test_the_pattern_knows_the_other_project() -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_says_what_opens_it(path: Path) -> None:
-    assert re.search(r"pip install '\./penstock-spark\[[\w,]+\]'( \w+)* jupyterlab", path.read_text())
+    assert re.search(r"pip install 'penstock-spark\[[\w,]+\]'( \w+)* jupyterlab", path.read_text())
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))

@@ -31,6 +31,6 @@ def test_the_page_has_the_pythons_of_the_classifiers() -> None:
 def test_the_page_has_the_sparks_and_the_servers_of_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
     (spark,) = re.findall(r"^\| PySpark \| ([\d.]+)", PAGE, re.MULTILINE)
-    assert f"PySpark {spark} or newer" in readme
+    assert f"PySpark {spark} and" in readme
     (first, last) = re.findall(r"^\| PostgreSQL \| (\d+) to (\d+) \|", PAGE, re.MULTILINE)[0]
-    assert f"tested on {first} to {last}" in readme
+    assert f"PostgreSQL {first}–{last}" in readme

@@ -182,7 +182,7 @@ FAULTS = [
     Fault(
         "a seek does not refuse older checkpoints",
         "store/records/consumers.py",
-        '    tx.run("next_generation", **registration.keys)\n',
+        '    tx.run("next_generation", now=tx.now(), **registration.keys)\n',
         "    pass\n",
     ),
     Fault(
