@@ -55,7 +55,7 @@ def url(tmp_path: Path) -> str:
         (lambda store: store.consumer("c").register("q", vital="yes"), "vital is True or False, not 'yes'"),
         (lambda store: store.consumer("c").seek(None, to="latest"), "the name of a queue is text"),
         (lambda store: store.consumer("c").offsets(5), "the name of a queue is text"),
-        (lambda store: store.sweep(5), "older_than is a timedelta, not 5"),
+        (lambda store: store.clean_up(5), "older_than is a timedelta, not 5"),
         (lambda store: penstock.connect(store.url, timeout="5"), "timeout is a number of seconds, not '5'"),
     ],
 )

@@ -53,19 +53,19 @@ def _schema() -> object:
 
 
 def test_sweep_says_how_much_went(penstock: Penstock) -> None:
-    assert penstock("store", "sweep", "--older-than", "6h", "--json").json == {
-        "swept_segments": 0,
+    assert penstock("store", "clean-up", "--older-than", "6h", "--json").json == {
+        "dropped_segments": 0,
         "older_than_seconds": 21600.0,
     }
-    assert "dropped 0 segments staged more than 1 d ago" in penstock("store", "sweep").out
-    assert "is a duration such as" in penstock("store", "sweep", "--older-than", "soon", code=1).err
+    assert "dropped 0 segments staged more than 1 d ago" in penstock("store", "clean-up").out
+    assert "is a duration such as" in penstock("store", "clean-up", "--older-than", "soon", code=1).err
 
 
 @pytest.mark.parametrize(
     "words",
     [
         ["store", "info"],
-        ["store", "sweep"],
+        ["store", "clean-up"],
         ["queue", "list"],
         ["queue", "put", "q"],
         ["queue", "peek", "q"],

@@ -108,18 +108,18 @@ def test_what_a_running_query_has_staged_is_not_swept(pair: Pair) -> None:
     pair.commit(pair.batch("app", 0, pair.planned(owner, (0, 0), (1, 0)), ids=None))
     batch = pair.batch("app", 1, pair.planned(owner, (1, 0), (5, 2)), ids=None)
     stage(pair.store, pair.sink.record, "other", 0, 0, [4])
-    assert pair.store.sweep(timedelta(seconds=-1)) == 1, "the other app's"
+    assert pair.store.clean_up(timedelta(seconds=-1)) == 1, "the other app's"
     pair.commit(batch)
     assert len(rows_of(pair.sink)) == 7
     stage(pair.store, pair.sink.record, "app", 2, 0, [4])
     owner.release()
-    assert pair.store.sweep(timedelta(seconds=-1)) == 1, "nobody owns its consumer"
+    assert pair.store.clean_up(timedelta(seconds=-1)) == 1, "nobody owns its consumer"
 
 
 def test_a_micro_batch_that_was_swept_in_hand_is_refused_whole(pair: Pair) -> None:
     owner = pair.own()
     batch = pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None)
-    assert pair.store.sweep(timedelta(seconds=-1)) == 1
+    assert pair.store.clean_up(timedelta(seconds=-1)) == 1
     with pytest.raises(CommitRefusedError, match="staged 1 segments for its batch 0, and 0 are left"):
         pair.commit(batch)
     assert (rows_of(pair.sink), pair.offsets(), pair.store.info().commits) == ([], [0, 0], 0)

@@ -142,7 +142,7 @@ class Protocol(RuleBasedStateMachine):
         elif what == "grow the sink" and self.store.queue(self.sink.name).partitions < 4:
             self.sink.add_partitions(1)
         elif what == "sweep":
-            self.store.sweep(timedelta(seconds=-1))
+            self.store.clean_up(timedelta(seconds=-1))
         elif what == "trim":
             source.trim(before=2**40)
         elif what == "retention":

@@ -164,7 +164,7 @@ def test_no_two_operations_wait_for_each_other(
         lambda: store.queue("q").trim(before=next(numbers)),
         lambda: store.queue("q").compact(),
         lambda: store.queue("q").add_partitions(1) if store.queue("q").partitions < 12 else None,
-        lambda: store.sweep(timedelta(hours=1)),
+        lambda: store.clean_up(timedelta(hours=1)),
         lambda: store.queue("q").add_columns(pa.field(f"c{next(numbers) % 20}", pa.int64())),
     ]
     failures: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""Dropping, sweeping, info, and one store used by many threads."""
+"""Dropping, cleaning up, info, and one store used by many threads."""
 
 from __future__ import annotations
 
@@ -168,11 +168,11 @@ def test_what_nobody_committed_is_swept_when_it_is_old(store: penstock.Store) ->
     _stage(store, queue, "dead", 0, "a", 1, 2)
     _stage(store, queue, "live", 0, "b", 3)
     assert (store.info().staged_segments, store.info().rows) == (2, 1)
-    assert store.sweep() == 0
-    assert store.sweep(timedelta.max) == 0
+    assert store.clean_up() == 0
+    assert store.clean_up(timedelta.max) == 0
     with pytest.raises(InvalidInputError, match="older_than is a timedelta"):
-        store.sweep(5)  # type: ignore[arg-type]
-    assert store.sweep(timedelta(0)) == 2
+        store.clean_up(5)  # type: ignore[arg-type]
+    assert store.clean_up(timedelta(0)) == 2
     assert (store.info().staged_segments, store.info().staged_bytes) == (0, 0)
     assert _rows_in_tables(store)["payload"] == 1
     assert everything(queue) == {0: [0]}
@@ -202,7 +202,7 @@ def test_what_was_staged_under_a_clock_far_ahead_is_swept(store: penstock.Store)
     text = "update penstock.staged set created_at = created_at + 90000000000 where app_id = 'dead'"
     run_sql(store.database, qualify(text, store.database.dialect, store.database.url.schema))
     _stage(store, queue, "live", 0, "b", 3)
-    assert store.sweep() == 1
+    assert store.clean_up() == 1
     assert store.info().staged_segments == 1
 
 
@@ -224,7 +224,7 @@ def _stage_long_ago(store: penstock.Store, queue: penstock.Queue) -> None:
 def test_a_commit_whose_rows_were_swept_is_refused_and_leaves_nothing(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     _stage(store, queue, "app", 0, "a", 1)
-    store.sweep(timedelta(0))
+    store.clean_up(timedelta(0))
     with pytest.raises(
         CommitRefusedError, match=r"removed the others as too old\. Nothing of the batch is visible"
     ):
@@ -238,8 +238,8 @@ def test_a_sweep_and_a_commit_at_once_keep_the_rows_or_drop_them_whole(store: pe
     for batch in range(25):
         for attempt in ("a", "b"):
             _stage(store, queue, "app", batch, attempt, batch)
-        sweeper = threading.Thread(target=store.sweep, args=(timedelta(0),))
-        sweeper.start()
+        cleaner = threading.Thread(target=store.clean_up, args=(timedelta(0),))
+        cleaner.start()
         try:
             store.database.run(
                 lambda tx, batch=batch: staging.promote(tx, queue.record, "app", batch, {"a": 1})  # type: ignore[misc]
@@ -247,10 +247,10 @@ def test_a_sweep_and_a_commit_at_once_keep_the_rows_or_drop_them_whole(store: pe
             committed += 1
         except CommitRefusedError:
             pass
-        sweeper.join()
+        cleaner.join()
     assert queue.info().rows == committed
     assert queue.read(0, 0).num_rows == committed
-    store.sweep(timedelta(0))
+    store.clean_up(timedelta(0))
     assert _rows_in_tables(store)["payload"] == queue.info().partitions[0].segments
 
 

@@ -292,7 +292,7 @@ class Operator:
                     self.tend(open_store(server.url), timedelta(days=1))
 
     def tend(self, store: Any, older: timedelta) -> None:
-        """Merge segments, apply retention, and sweep what was staged so long ago."""
+        """Merge segments, apply retention, and clean up what was staged so long ago."""
         for name in store.queues():
             record = store.queue(name).record
             for partition in range(record.partitions):

@@ -52,7 +52,7 @@ class Scenario:
     rows_per_task: int
     fail_on_data_loss: bool
     maintained: bool
-    """Whether segments are merged and staging is swept all the while."""
+    """Whether segments are merged and staging is cleaned up all the while."""
     quiet_start: float
     """Seconds before anything is appended."""
     programs: int

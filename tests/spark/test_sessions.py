@@ -46,7 +46,7 @@ def test_tasks_that_fail_at_first(run_child: Run, store_url: str) -> None:
     ids = [*range(5), *range(10, 15), *range(20, 25)]
     assert f"exactly_once {ids} 0" in lines
     assert f"idempotent {ids} 0" in lines
-    # The attempts that failed leave their staging to the sweep of old ones.
+    # The attempts that failed leave their staging to the clean-up of old ones.
     assert any(line.startswith(f"batch {list(range(9))}") for line in lines)
 
 

@@ -153,8 +153,8 @@ def test_keys_are_equal_as_the_unique_index_of_the_table_says(
 def test_what_is_swept_is_refused_whole(table: Table) -> None:
     stage = table.stage()
     staged = table.put(stage, ("a", 1))
-    assert table.store.sweep(timedelta(days=1)) == 0
-    assert table.store.sweep(timedelta(seconds=-1)) == 1
+    assert table.store.clean_up(timedelta(days=1)) == 0
+    assert table.store.clean_up(timedelta(seconds=-1)) == 1
     with pytest.raises(CommitRefusedError, match="repeats the micro-batch"):
         table.write(stage, "append", staged)
     assert table.rows() == []

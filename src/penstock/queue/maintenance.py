@@ -271,7 +271,7 @@ def trim_partition(
 
 
 def clean_staging(database: Database, store_uuid: str, older_than: timedelta) -> int:
-    deleted = staging.sweep(database, store_uuid, older_than=older_than // timedelta(microseconds=1))
+    deleted = staging.clean_up(database, store_uuid, older_than=older_than // timedelta(microseconds=1))
     if deleted:
         log.info(
             "%d segments that dead tasks had staged are deleted",

@@ -316,10 +316,10 @@ class Store:
         """
         for name in self.queues():
             self.queue(name).maintain()
-        self.sweep()
+        self.clean_up()
         clean_ledger(self._database)
 
-    def sweep(self, older_than: timedelta = STAGING_AGE) -> int:
+    def clean_up(self, older_than: timedelta = STAGING_AGE) -> int:
         """Delete what dead tasks have staged, and return the number of deleted segments.
 
         Other maintenance also deletes what is older than a day, at most once an hour. Staging of a running

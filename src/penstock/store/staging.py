@@ -134,7 +134,7 @@ def drop_payloads(tx: Transaction, payload_ids: Sequence[int]) -> None:
     tx.many("delete_payload", [{"payload_id": payload_id} for payload_id in sorted(payload_ids)])
 
 
-def sweep(database: Database, store_uuid: str, *, older_than: int) -> int:
+def clean_up(database: Database, store_uuid: str, *, older_than: int) -> int:
     """Drop what was staged more than ``older_than`` microseconds ago, except by running queries; the number
     of segments and relations.
 

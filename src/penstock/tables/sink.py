@@ -353,7 +353,7 @@ class TableSink(Sink, ContinuousSink):
         with connect(url) as store:
             layout = store.database.run(work, idempotent=True)
             # No maintenance may run here to clean up after queries that died.
-            store.sweep()
+            store.clean_up()
         return layout
 
 

@@ -47,7 +47,7 @@ class Checkpoint:
         return sum(operator.bytes for operator in operators) if operators else None
 
     def as_query(self) -> Json:
-        """Return what is known of a query that only this checkpoint tells of."""
+        """Return what is known of a query that only this checkpoint reports."""
         state = self.state
         last = state.planned or state.committed
         queues = [source.queue for source in last.sources] if last is not None else []

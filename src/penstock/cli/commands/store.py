@@ -65,8 +65,8 @@ def info(run: Run) -> None:
     run.output.describe(data, [Section("", pairs)])
 
 
-@command(group, "sweep", "penstock store sweep --older-than 6h")
-def sweep(
+@command(group, "clean-up", "penstock store clean-up --older-than 6h")
+def clean_up(
     run: Run,
     older_than: Annotated[
         str, typer.Option("--older-than", metavar="AGE", help="How long ago it was staged: 1d, 12h, 30min.")
@@ -75,6 +75,6 @@ def sweep(
     """Drop rows that tasks of dead queries have staged and that nobody will commit."""
     age = parse_age(older_than, "--older-than")
     with run.connect() as store:
-        swept = store.sweep(age)
-    text = f"dropped {counted(swept, 'segment')} staged more than {age_text(age)} ago"
-    run.output.done(text, {"swept_segments": swept, "older_than_seconds": age.total_seconds()})
+        dropped = store.clean_up(age)
+    text = f"dropped {counted(dropped, 'segment')} staged more than {age_text(age)} ago"
+    run.output.done(text, {"dropped_segments": dropped, "older_than_seconds": age.total_seconds()})
