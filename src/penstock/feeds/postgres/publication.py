@@ -64,7 +64,7 @@ class PublicationState:
             value["tables"],
             partitions,
             columns,
-            value["widths"],
+            value.get("widths") or {name: _width(numbers) for name, numbers in columns.items()},
             {},
         )
 
@@ -100,6 +100,10 @@ def state_of(server: Statements, publication: str, tables: Tables) -> Publicatio
         {row.name: row.width for row in rows},
         {row.name: row.stamp for row in rows},
     )
+
+
+def _width(columns: Columns) -> int:
+    return max((number for number, *_ in columns.values()), default=0)
 
 
 def _columns(columns: Mapping[str, Sequence[int]]) -> Columns:
