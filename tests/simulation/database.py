@@ -182,14 +182,18 @@ class Server:
         """Take the locks of a statement, in its order, and wait for each."""
         if not self.rows or not tx.write:
             return
-        waited = True
-        while waited:
-            # Other rows may be there after a wait.
-            waited = False
+        waited = False
+        for again in (False, True):
+            if again and not waited:
+                return
             for key, mode in wanted(name, given, lambda text, values: self._found(tx, text, values)):
                 if tx.locked.get(key) == mode:
                     continue
-                waited |= bool(self._in_the_way(tx, key, mode))
+                others = self._in_the_way(tx, key, mode)
+                if again and others:
+                    # It would wait out of order: PostgreSQL does not see a row that came after it began.
+                    raise StoreLockedError(f"{self.name}: {key} came while another lock was awaited")
+                waited |= bool(others)
                 self._wait_until(tx, lambda key=key, mode=mode: self._in_the_way(tx, key, mode), str(key))
                 if name in THERE and self._found(tx, THERE[name], given):
                     continue

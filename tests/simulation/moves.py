@@ -324,6 +324,8 @@ def recreate_source(op: Operator, rng: random.Random) -> None:
         with suppress(CommitOutcomeUnknownError):
             store.create_queue(SOURCE, SCHEMA, partitions=op.scenario.source_partitions)
         op.register(store)
+        # They own a consumer of the queue that is gone.
+        op.loose.update(driver for driver, _ in op.runs)
         op.produce(SOURCE, op.fresh_ids(), 2 + rng.randrange(8))
 
     op.may_refuse |= {MISMATCH, SOURCE_BEHIND, NO_QUEUE}
@@ -379,9 +381,12 @@ def trim(op: Operator, rng: random.Random) -> None:
 
 
 def _require_kept(op: Operator, hand: list[tuple[int, int]], before: list[int]) -> None:
-    """A micro-batch whose driver has lived all the while keeps its rows."""
-    first = op.reader().first
+    """A micro-batch whose driver has lived all the while keeps its rows until it is committed."""
+    now = op.reader()
+    first = now.first
     for partition, (start, end) in enumerate(hand):
+        if now.offsets is not None and now.offsets[partition] >= end:
+            continue
         if before[partition] <= start < min(end, first[partition]):
             raise Violation(
                 "trimmed",
@@ -545,9 +550,9 @@ def restore(op: Operator, rng: random.Random) -> None:
         # Nothing could tell that the queue has grown again to where the query stands.
         which = [op.sink]
     # Who has no consumer is asked to stop: nothing else could tell that rows have come back with other
-    # content. So is who writes at least once: nothing remembers rows that tasks have appended and no commit
-    # has entered in the ledger.
-    unnoticed = not op.scenario.consumer or op.scenario.guarantee == "at_least_once"
+    # content. So is a query whose tasks append for all to see: nothing remembers rows that they have appended
+    # and no commit has entered in the ledger, or that they have read before and append after.
+    unnoticed = not op.scenario.consumer or op.scenario.guarantee != "exactly_once"
     stopped = rng.random() < 0.8 or unnoticed
     if stopped:
         op.kill_all()

@@ -92,9 +92,10 @@ class Owner:
             # Only a sink closes a plan.
             self.moved_by_sink |= registration.plan_epoch is None
         logged.require(self._store_uuid, self.queue, self.consumer, registration.generation)
-        # A new checkpoint has logged nothing yet, and an older one may still have to repeat what is before
-        # it.
-        if not logged.empty and any(have < wanted for have, wanted in zip(safe, logged.end, strict=False)):
+        if logged.empty:
+            # A new checkpoint has logged nothing yet; it begins where the consumer stands.
+            self.require_at(logged.end)
+        elif any(have < wanted for have, wanted in zip(safe, logged.end, strict=False)):
             self._database.run(lambda tx: self._raise_safe(tx, logged), idempotent=True)
         self._hold()
         return queue, partitions, registration.draining
@@ -220,6 +221,23 @@ class Owner:
             When the consumer was moved by a seek.
         """
         self._database.run(self._checked, write=False)
+
+    def require_at(self, start: Sequence[int]) -> None:
+        """Check that the consumer is not before where a query has begun.
+
+        Raises
+        ------
+        OwnerFencedError, CheckpointMismatchError
+            As :meth:`observe` does.
+        """
+
+        def work(tx: Transaction) -> None:
+            registration = self._checked(tx)
+            offsets = consumers.read_offsets(tx, registration)[0]
+            if any(have < begun for have, begun in zip(offsets, start, strict=False)):
+                raise _source_behind(tx, registration, start)
+
+        self._database.run(work, write=False)
 
     def release(self) -> None:
         """Give up the ownership, as the process's death does."""

@@ -130,6 +130,15 @@ class SourceDriver(ABC):
         """
         return False
 
+    def require_at(self, start: Positions) -> None:  # noqa: B027 - a source may not be restored
+        """Check, while no epoch is committed, that the source still reaches where the run began.
+
+        Raises
+        ------
+        CheckpointMismatchError
+            When it does not: it was restored from a backup.
+        """
+
     def release(self, ended: JsonValue) -> None:  # noqa: B027 - a source may have no other owner
         """Give up ownership after the last run; everything up to this offset is committed."""
 

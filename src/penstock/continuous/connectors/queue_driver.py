@@ -126,6 +126,10 @@ class QueueSourceDriver(SourceDriver):
     def logged(self, offset: JsonValue) -> bool:
         return self._owner is not None and self._owner.observe(parse_offset(offset))[2]
 
+    def require_at(self, start: Positions) -> None:
+        if self._owner is not None:
+            self._owner.require_at(_listed(start, len(start)))
+
     def release(self, ended: JsonValue) -> None:
         self._release_owner()
         if self.options.consumer is not None and ended is not None:

@@ -82,7 +82,10 @@ class CommittedEpochs:
     def notify_source(self) -> bool:
         """Notify the source of the last offset; return whether it asks the query to end."""
         self._notified_at = self._clock()
-        return self._offset is not None and self._source.logged(self._offset)
+        if self._offset is None:
+            self._source.require_at(self.positions)
+            return False
+        return self._source.logged(self._offset)
 
     @property
     def idle_seconds(self) -> float:
