@@ -23,7 +23,7 @@ WITH_PG = $(if $(PG),PENSTOCK_TEST_PG_HOME="$$(scripts/ensure_postgres.sh $(PG))
 WITH_CHROMIUM = PENSTOCK_TEST_CHROMIUM="$$(scripts/ensure_chromium.sh || true)" && export PENSTOCK_TEST_CHROMIUM &&
 NPM = scripts/ensure_page_modules.sh && npm --prefix frontend run --silent
 
-.PHONY: help demo test test-crash test-packaging test-soak test-spark-versions simulate faults docs notebooks lint format bench page page-test page-shots clean env-demo env-dev
+.PHONY: help demo test test-crash test-packaging test-soak test-spark-versions simulate faults docs site notebooks lint format bench page page-test page-shots clean env-demo env-dev
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -58,16 +58,22 @@ bench: env-dev ## measure speed against peers, and write bench/report.md; ARGS="
 docs: env-dev ## write the reference and the tables of options anew, from the code
 	@PYTHONPATH=. $(BIN)/python scripts/reference.py
 
+site: ## build the documentation site in build/site; fails on a dead link and on a page that no other leads to
+	@scripts/ensure_venv.sh .venv-docs docs
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=. .venv-docs/bin/mkdocs build --quiet
+	@echo "build/site/index.html"
+
 notebooks: env-dev ## run the notebooks of examples/notebooks from top to bottom
 	@$(WITH_JAVA) $(BIN)/python scripts/run_notebooks.py
 
-lint: env-dev ## ruff, mypy, layers, import circles, and where Spark's private API is used
+lint: env-dev ## ruff, mypy, layers, import circles, where Spark's private API is used, and words
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python scripts/check_internals.py
 	@$(BIN)/python scripts/check_circles.py
+	@$(BIN)/python scripts/check_words.py
 
 format: env-dev ## mend what ruff can mend
 	@$(BIN)/ruff check --fix .

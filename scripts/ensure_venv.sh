@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# ensure_venv.sh DIRECTORY demo|dev [PYSPARK_VERSION]: a virtual env with Penstock, editable, and what the demo or
-# everything needs. Does nothing if it exists and the requirements have not changed since.
+# ensure_venv.sh DIRECTORY demo|dev|docs [PYSPARK_VERSION]: a virtual env with Penstock, editable, and what the demo or
+# everything needs; or with what builds the documentation site. Does nothing if it exists and the requirements have not changed since.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 venv=$1 purpose=$2 spark=${3:-}
 stamp=$venv/.penstock-installed
 demo=examples/flights/requirements.txt
+site=scripts/site_requirements.txt
 
 case $purpose in
 demo) wanted=(--editable '.[spark,cli]' --requirement "$demo") ;;
 dev) wanted=(--editable '.[dev]') ;;
-*) echo "usage: $0 DIRECTORY demo|dev [PYSPARK_VERSION]" >&2 && exit 2 ;;
+docs) wanted=(--requirement "$site") ;;
+*) echo "usage: $0 DIRECTORY demo|dev|docs [PYSPARK_VERSION]" >&2 && exit 2 ;;
 esac
 
 say() { printf '%s\n' "$*" >&2; }
@@ -56,7 +58,7 @@ find_python() {
     return 1
 }
 
-want="$(cat pyproject.toml "$demo" | cksum) $spark"
+want="$(cat pyproject.toml "$demo" "$site" | cksum) $spark"
 have() { [ -x "$venv/bin/python" ] && "$venv/bin/python" -c '' 2>/dev/null && grep -qxF "$1 $want" "$stamp" 2>/dev/null; }
 
 # dev includes what the demo needs.

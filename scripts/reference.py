@@ -310,7 +310,7 @@ def errors_page(module: Any) -> str:
         "penstock.errors",
         "Everything that Penstock raises on purpose. Each error has a `condition` (a stable name to test "
         "for), `parameters` (the values it is about) and a message that says what happened, with which "
-        "value, and the way out.",
+        "value, and what to do.",
     )
     lines += ["", "```text", *(line.removeprefix("    ") for line in tree[1].splitlines()), "```", ""]
     lines += [
@@ -359,7 +359,7 @@ def problems_page() -> str:
     """The codes that `penstock.modes.check` tells, each with its page, which the tests write."""
     lines = _head(
         "Problems of output modes",
-        "What `penstock.modes.check` and `penstock modes check` may tell of a query.",
+        "What `penstock.modes.check` and `penstock modes check` may report about a query.",
     )
     lines += ["", "| code | |", "|---|---|"]
     for path in sorted(PROBLEMS.glob("*.md")):
@@ -375,7 +375,7 @@ def problems_page() -> str:
 
 
 def options_page(text: str) -> str:
-    """The page of options, with its tables made anew between their marks."""
+    """The page of options, with its tables written between their marks."""
     for name, lines in tables().items():
         text = _between(text, name, lines)
     return text

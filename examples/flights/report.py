@@ -93,7 +93,7 @@ def write_report(steps: list[Step], result: DemoResult, file: Path) -> None:
 
 
 def _versions() -> str:
-    names = ("penstock", "pyspark", "pyarrow")
+    names = ("penstock-spark", "pyspark", "pyarrow")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     return f"{versions}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
 

@@ -157,7 +157,7 @@ def test_a_consumer_in_use_stays(filled: Penstock, store_url: str) -> None:
             ["unregister", "c", "q", "--yes"],
         ):
             told = filled("consumer", *words, "--json", code=1).error
-            assert told["error"] == "CONSUMER_IN_USE", words
+            assert told["error"] == "CONSUMER_IN_USE.RUNNING_QUERY", words
         assert filled("consumer", "seek", "c", "q", "--to", "latest", "--dry-run").code == 0
         lock.release()
     assert offsets(store_url) == {0: 0, 1: 0}

@@ -205,7 +205,7 @@ def test_every_command_has_help_with_its_options() -> None:
     groups = {"store": 3, "queue": 11, "consumer": 7}
     for group, least in groups.items():
         listed = re.findall(
-            r"^  (\w+)  ", run_penstock(group, "--help").out.partition("Commands:")[2], re.MULTILINE
+            r"^  ([\w-]+)  ", run_penstock(group, "--help").out.partition("Commands:")[2], re.MULTILINE
         )
         assert len(listed) >= least
         for name in listed:

@@ -116,7 +116,7 @@ def test_a_vital_consumer_keeps_its_queue_unless_forced(penstock: Penstock) -> N
     penstock("queue", "create", "q", "--schema", "id int")
     penstock("consumer", "create", "c")
     penstock("consumer", "register", "c", "q", "--vital")
-    assert penstock("queue", "drop", "q", "--yes", "--json", code=1).error["error"] == "CONSUMER_IN_USE"
+    assert penstock("queue", "drop", "q", "--yes", "--json", code=1).error["error"] == "CONSUMER_IN_USE.VITAL"
     penstock("queue", "drop", "q", "--yes", "--force")
     assert penstock("queue", "list", "--json").json == {"queues": []}
 

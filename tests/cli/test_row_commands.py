@@ -55,7 +55,7 @@ def test_peek_starts_at_the_oldest_row_and_goes_through_the_partitions(filled: P
     [
         (["--from", 3], "INVALID_INPUT"),
         (["--partition", 0, "--from", 13], "INVALID_POSITION"),
-        (["--partition", 0, "--from", 1], "DATA_LOST"),
+        (["--partition", 0, "--from", 1], "DATA_LOST.TRIMMED"),
         (["--partition", 0, "--from", -1], "INVALID_POSITION"),
         (["--partition", 3], "PARTITION_NOT_FOUND"),
         (["--columns", "id,nam"], "INVALID_INPUT"),

@@ -164,7 +164,7 @@ def test_a_query_that_may_not_lose_rows_does_not_start_without_them(copy: Copy, 
     query = copy.query()
     assert query.join(PATIENCE)
     assert isinstance(query.failure, DataLostError)
-    assert query.failure.condition == "DATA_LOST"
+    assert query.failure.condition == "DATA_LOST.TRIMMED"
     assert "rows [4, 7) of queue 'in', partition 0" in str(query.failure)
     assert copy.ids() == before
 

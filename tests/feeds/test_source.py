@@ -274,7 +274,7 @@ def test_what_comes_after_the_start_is_not_of_that_run(feed: penstock.QueueFeed)
 def test_a_new_query_without_a_start_asks_the_feed_where_to_begin(
     feed: penstock.QueueFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OpenQueueFeed, "begin", lambda self: 5)
+    monkeypatch.setattr(OpenQueueFeed, "prepare", lambda self: 5)
     assert reader_of(feed).initialOffset()["to"] == 5
     for options in ({"startingVersion": "3"}, {"startingTimestamp": at(3).isoformat()}, {"readOnly": "true"}):
         assert reader_of(feed, **options).initialOffset()["to"] != 5

@@ -95,7 +95,7 @@ def test_without_rich_the_table_says_what_to_install(
     preview: Preview, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    with pytest.raises(MissingDependencyError, match=r"penstock\[cli\]"):
+    with pytest.raises(MissingDependencyError, match=r"penstock-spark\[cli\]"):
         preview.table()
 
 

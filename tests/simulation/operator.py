@@ -209,6 +209,12 @@ class Operator:
         if self._refusals >= _TRIES or behind:
             self.refused = failure
 
+    def allows(self, condition: str) -> bool:
+        """Whether it is right that the query is refused with a condition."""
+        family = condition.partition(".")[0]
+        named = condition.endswith(("_BEHIND", ".OTHER_INPUT", ".CONSUMER_MOVED"))
+        return condition in self.may_refuse or (family in self.may_refuse and not named)
+
     def halt(self, seconds: float) -> None:
         """Start no driver for a while."""
         self._halted_until = self.world.now + seconds

@@ -203,7 +203,7 @@ class _Schedule:
             raise Violation("accounts", f"other segments than they say: {', '.join(miscounted)}")
         refused = self.operator.refused
         if refused is not None:
-            if condition_of(refused) not in self.operator.may_refuse:
+            if not self.operator.allows(condition_of(refused)):
                 raise Violation("refused", f"{type(refused).__name__}: {refused}")
             return
         if not done:

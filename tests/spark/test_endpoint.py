@@ -179,7 +179,7 @@ def test_a_driver_that_says_nothing_or_stops_in_the_middle_is_given_up(
         lost = Address("127.0.0.1", silent.getsockname()[1], b"secret")
         with pytest.raises(StoreUnavailableError, match=r"spark\.driver\.host") as caught:
             lost.ask(b"abc")
-    assert caught.value.condition == "STORE_UNAVAILABLE"
+    assert caught.value.condition == "STORE_UNAVAILABLE.DRIVER"
 
 
 def test_a_wrong_secret_has_a_name_of_its_own(address: Address) -> None:

@@ -354,6 +354,7 @@ class Journal:
             raise CommitRefusedError(
                 f"the checkpoint's file {name} of a feed's commits is damaged ({error}): restore it from a "
                 "copy, or start with a new checkpoint",
+                condition="COMMIT_REFUSED.CHECKPOINT_DAMAGED",
                 file=name,
             ) from error
 

@@ -296,13 +296,15 @@ class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAva
         except (KeyError, TypeError, ValueError):
             raise CheckpointMismatchError(
                 f"the checkpoint has the offset {str(offset)[:200]!r}, which is not a change feed's: use the "
-                "source of that query, or a new checkpoint"
+                "source of that query, or a new checkpoint",
+                condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
             ) from None
         if feed != identity:
             raise CheckpointMismatchError(
                 f"the checkpoint is of the feed {feed!r}, and this is {identity!r}: another feed, or a "
                 "recreated one. Restart the query with its own feed; or start over with a new checkpoint and "
                 "an empty or another sink",
+                condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
                 expected=feed,
                 found=identity,
             )

@@ -104,6 +104,7 @@ class QueueOffset:
             raise CheckpointMismatchError(
                 f"the checkpoint's offset has {name} {own!r}, the source has {value!r}: {why}. "
                 "Start with a new checkpoint; the query resumes at the consumer's offset",
+                condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
                 field=name,
                 found=own,
                 expected=value,
@@ -150,7 +151,8 @@ def _require_offset(value: Mapping[str, Any]) -> None:
     if not sound:
         raise CheckpointMismatchError(
             "the checkpoint's offset is not as Penstock writes it: restore the file from a copy, or start "
-            "with a new checkpoint; the query resumes at the consumer's offset"
+            "with a new checkpoint; the query resumes at the consumer's offset",
+            condition="CHECKPOINT_MISMATCH.MALFORMED",
         )
 
 
@@ -194,6 +196,7 @@ def batch_ranges(now: Sequence[object], before: Sequence[object]) -> list[QueueO
                 f"consumer {offset.consumer!r} reads queue {offset.queue!r} twice in one query, with "
                 "different ranges: read it once and reuse the DataFrame, or give each read a consumer of "
                 "its own",
+                condition="CHECKPOINT_MISMATCH.CONSUMER_READ_TWICE",
                 consumer=offset.consumer,
             )
     return list(ranges.values())

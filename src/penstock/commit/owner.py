@@ -205,6 +205,7 @@ class Owner:
                 f"consumer {self.consumer!r} on queue {self.queue!r} was moved by a seek, or registered "
                 "again, while this query ran: start it with a new checkpoint, which resumes at the "
                 "consumer's offset",
+                condition="CHECKPOINT_MISMATCH.MOVED_WHILE_RUNNING",
                 consumer=self.consumer,
                 queue=self.queue,
             )

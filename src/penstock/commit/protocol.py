@@ -202,6 +202,7 @@ def _check_tasks(tx: Transaction, batch: BatchCommit[T]) -> None:
         raise CommitRefusedError(
             f"micro-batch {batch.batch_id} of app {batch.app_id!r} was begun with guarantee=idempotent, and "
             f"some of its rows are already in {batch.sink}: finish it with that guarantee first",
+            condition="COMMIT_REFUSED.NOT_REPEATABLE",
             app_id=batch.app_id,
             batch_id=batch.batch_id,
         )
@@ -214,6 +215,7 @@ def _unrepeatable(key: LedgerKey, before: object, now: object) -> CommitRefusedE
         f"repeated (rows by task: {before} before, {now} now), so guarantee=idempotent cannot tell which "
         "rows are already written: repeat it with its original settings, and use guarantee=exactly_once "
         "from then on",
+        condition="COMMIT_REFUSED.NOT_REPEATABLE",
         app_id=key.app_id,
         batch_id=key.batch_id,
     )
@@ -290,6 +292,7 @@ def _same_input(key: LedgerKey, written: str, origin: str, covers: str) -> None:
         raise CheckpointMismatchError(
             f"app {key.app_id!r} already wrote micro-batch {key.batch_id} from another checkpoint: a new "
             "checkpoint needs a new appId (leave the option out to get one)",
+            condition="CHECKPOINT_MISMATCH.OTHER_CHECKPOINT",
             app_id=key.app_id,
             batch_id=key.batch_id,
         )
@@ -336,6 +339,7 @@ def _moved(source: QueueOffset, expected: dict[int, int], found: dict[int, int])
         f"at {expected}: another program moved the consumer. Start the query with a new checkpoint, which "
         "resumes at the consumer's offset; to read the rows in between too, seek the consumer to "
         f"{expected} first. Give each query and program a consumer of its own",
+        condition="OFFSET_CONFLICT.CHECKPOINT",
         consumer=source.consumer,
         queue=source.queue,
         expected=expected,
@@ -430,6 +434,7 @@ def _mark_conflict(
         f"{batch.sink} already has the rows of consumer {source.consumer!r} on queue {source.queue!r}, "
         f"partition {partition}, up to {mark}, and the micro-batch starts at {source.start[partition]}: "
         f"seek the consumer to {{{partition}: {mark}}}",
+        condition="OFFSET_CONFLICT.SINK",
         consumer=source.consumer,
         queue=source.queue,
         partition=partition,

@@ -117,6 +117,7 @@ class OpenQueueFeed(OpenFeed):
             raise DataLostError(
                 f"the commits of {self.name} after {after} up to {oldest} have been trimmed: start from "
                 f"version {oldest + 1}, with a new checkpoint",
+                condition="DATA_LOST.TRIMMED",
                 feed=self.name,
                 after=after,
                 oldest=oldest,

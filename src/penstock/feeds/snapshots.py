@@ -203,6 +203,7 @@ class OpenSnapshotFeed(FileFeed):
         return DataLostError(
             f"the snapshot before version {after + 1}, with which its changes begin, is missing from "
             f"{self.name}; {left}",
+            condition="DATA_LOST.FILE_MISSING",
             after=after,
             first=first,
             last=last,
@@ -312,7 +313,9 @@ class Folder:
         except FileNotFoundError:
             of = "" if version is None else f", which version {version} needs"
             raise DataLostError(
-                f"{what} is missing{of}: begin with a later version", version=version
+                f"{what} is missing{of}: begin with a later version",
+                condition="DATA_LOST.FILE_MISSING",
+                version=version,
             ) from None
 
     def _list(self, folder: str, *, recursive: bool = False) -> list[FileInfo]:

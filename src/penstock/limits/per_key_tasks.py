@@ -50,7 +50,8 @@ class KeyCounts:
         except ValueError as error:
             raise CheckpointMismatchError(
                 f"the state of the limit is malformed ({error}): restore the checkpoint from a copy, or "
-                "start with a new one"
+                "start with a new one",
+                condition="CHECKPOINT_MISMATCH.MALFORMED",
             ) from error
 
     def to_bytes(self) -> bytes:

@@ -150,6 +150,7 @@ def _read(checkpoint: Checkpoint, name: str, parse: Callable[[Json], T]) -> T | 
         raise CommitRefusedError(
             f"the file {_FOLDER}/{name} of the checkpoint at {where!r} is malformed "
             f"({type(error).__name__}): restore it from a copy, or start with a new checkpoint",
+            condition="COMMIT_REFUSED.CHECKPOINT_DAMAGED",
             checkpoint=where,
         ) from error
 
@@ -167,5 +168,6 @@ def _write(checkpoint: Checkpoint, name: str, content: Json) -> None:
         raise CommitRefusedError(
             f"a limit is stored in the checkpoint, and {where!r} cannot be written from this Python "
             f"({type(error).__name__}): check the address and the credentials",
+            condition="COMMIT_REFUSED.CHECKPOINT_UNREACHABLE",
             checkpoint=where,
         ) from error

@@ -37,6 +37,8 @@ from penstock.spark.schemas import is_case_sensitive
 log = logging.getLogger("penstock.limits")
 
 _POLL_SECONDS = 0.05
+_UNREADABLE = ("COMMIT_REFUSED.CHECKPOINT_DAMAGED", "COMMIT_REFUSED.CHECKPOINT_UNREACHABLE")
+"""The conditions of a checkpoint that cannot be read or written."""
 
 
 @dataclass(frozen=True)
@@ -142,12 +144,14 @@ def _resumed(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> LimitSta
         raise CommitRefusedError(
             f"a limit counts in the checkpoint, and {where!r} cannot be read from this Python "
             f"({type(error).__name__}): check the address and the credentials",
+            condition="COMMIT_REFUSED.CHECKPOINT_UNREACHABLE",
             checkpoint=where,
         ) from error
     if last is not None and checkpoint.limit_passed(last) is not None:
         raise CheckpointMismatchError(
             f"the limit at {where!r} was counted by the continuous trigger, and Spark's own count does not "
             f"include it: keep penstock.Trigger.continuous, or {NEW_CHECKPOINT}",
+            condition="CHECKPOINT_MISMATCH.LIMIT",
             checkpoint=where,
         )
     if planned is not None and record is None:
@@ -155,6 +159,7 @@ def _resumed(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> LimitSta
         how = "without a limit before, and counted nothing" if keyed is None else f"with {keyed} before"
         raise CheckpointMismatchError(
             f"the query at {where!r} has run {how}: {NEW_CHECKPOINT}",
+            condition="CHECKPOINT_MISMATCH.LIMIT",
             checkpoint=where,
         )
     if record is not None and record.rows != rows and planned is not None and planned != last:
@@ -190,6 +195,7 @@ def _since(checkpoint: Checkpoint, resumed: LimitState) -> tuple[int, ...] | Non
         raise CheckpointMismatchError(
             f"the query at {where!r} has counted the rows of another source for its limit, and now reads a "
             f"queue: {NEW_CHECKPOINT}",
+            condition="CHECKPOINT_MISMATCH.LIMIT",
             checkpoint=where,
         )
     return offsets[0].start if resumed.last is None else offsets[0].end
@@ -209,8 +215,7 @@ def keep_key_limit(spark: SparkSession, limit: KeyLimit, location: str) -> None:
     try:
         keep_key_record(Checkpoint(location), record, exact=is_case_sensitive(spark))
     except Exception as error:
-        # A refusal has a sub-condition; a failure to read or write has not.
-        if isinstance(error, CommitRefusedError) and error.condition != CommitRefusedError.condition:
+        if isinstance(error, CommitRefusedError) and error.condition not in _UNREADABLE:
             raise
         log.warning(
             "the limit for each key could not be stored at %s, so a later change of it will not be "

@@ -413,6 +413,7 @@ class Pipeline:
             raise CommitRefusedError(
                 "guarantee=idempotent is for transformations whose tasks are cut the same way each time, and "
                 f"this one has {culprit}: use guarantee=exactly_once",
+                condition="COMMIT_REFUSED.NOT_REPEATABLE",
                 operator=culprit,
             )
 

@@ -371,6 +371,7 @@ class Consumer:
             raise OffsetConflictError(
                 f"consumer {self.name!r} was moved on queue {queue!r}, or the queue was recreated, since the "
                 f"rows of partition {partition} were pulled: pull again",
+                condition="OFFSET_CONFLICT.ADVANCE",
                 consumer=self.name,
                 queue=queue,
                 partition=partition,
@@ -381,6 +382,7 @@ class Consumer:
             raise ConsumerInUseError(
                 f"cannot {action} consumer {self.name!r} on queue {registration.queue!r}: a running query "
                 "owns it; stop the query first",
+                condition="CONSUMER_IN_USE.RUNNING_QUERY",
                 consumer=self.name,
                 queue=registration.queue,
             )

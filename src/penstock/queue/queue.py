@@ -162,7 +162,10 @@ class Queue:
             except catalog.QueueGrown:
                 # Nothing was written: place the rows again.
                 self.refresh()
-        raise StoreError(f"other programs keep adding partitions to queue {self.name!r}: try again")
+        raise StoreError(
+            f"other programs keep adding partitions to queue {self.name!r}: try again",
+            condition="STORE_ERROR.PARTITIONS_ADDED",
+        )
 
     def conformed(self, rows: Rows, columns: Callable[[QueueRecord], pa.Schema]) -> pa.Table:
         """Return the rows in columns of the queue; refresh the queue first if they have columns that are

@@ -197,12 +197,14 @@ class Store:
         if tx.owner_alive(registration.lock_name(self.uuid)):
             raise ConsumerInUseError(
                 f"a running query reads queue {record.name!r} through consumer {registration.consumer!r}: "
-                "stop the query first"
+                "stop the query first",
+                condition="CONSUMER_IN_USE.RUNNING_QUERY",
             )
         if registration.vital and not force:
             raise ConsumerInUseError(
                 f"queue {record.name!r} has the vital consumer {registration.consumer!r}: "
-                "unregister it, or drop with force"
+                "unregister it, or drop with force",
+                condition="CONSUMER_IN_USE.VITAL",
             )
 
     def _queue(self, record: catalog.QueueRecord) -> Queue:
@@ -270,7 +272,8 @@ class Store:
                 if registration.consumer == name and tx.owner_alive(registration.lock_name(self.uuid)):
                     raise ConsumerInUseError(
                         f"a running query on queue {registration.queue!r} owns consumer {name!r}: "
-                        "stop the query first"
+                        "stop the query first",
+                        condition="CONSUMER_IN_USE.RUNNING_QUERY",
                     )
             consumers.drop_consumer(tx, name)
 

@@ -61,6 +61,7 @@ class Checkpoint:
             raise CheckpointMismatchError(
                 f"the running query is {', '.join(sorted(queries))}, but the sink's checkpoint is that of "
                 f"{expected}: give checkpointLocation as a full URL if paths without a scheme are not local",
+                condition="CHECKPOINT_MISMATCH.OTHER_LOCATION",
                 query=sorted(queries),
                 checkpoint=expected,
             )
@@ -78,6 +79,7 @@ class Checkpoint:
                 f"guarantee={guarantee} reads the checkpoint's offset log, and {where!r} cannot be reached "
                 f"from this Python ({redacted_cause(error, self.location)}): check the address and the "
                 "credentials, or use guarantee=at_least_once",
+                condition="COMMIT_REFUSED.CHECKPOINT_UNREACHABLE",
                 checkpoint=where,
             ) from error
 
@@ -148,6 +150,7 @@ class Checkpoint:
         return CommitRefusedError(
             f"the checkpoint's file {name} at {where} is malformed or truncated ({type(error).__name__}): "
             "restore it from a copy, or start with a new checkpoint",
+            condition="COMMIT_REFUSED.CHECKPOINT_DAMAGED",
             checkpoint=where,
         )
 
@@ -201,6 +204,7 @@ class Checkpoint:
             raise CommitRefusedError(
                 f"the checkpoint's file {name} cannot be read at {redact_location(self.location)}: "
                 f"{type(error).__name__}; is it another query's, or was it deleted?",
+                condition="COMMIT_REFUSED.CHECKPOINT_DAMAGED",
                 checkpoint=redact_location(self.location),
             ) from error
 
@@ -224,7 +228,8 @@ def parse_offsets(text: str) -> list[JsonValue]:
     if version not in ("v1", "v2"):
         raise CommitRefusedError(
             f"the offset log has the unknown format {version[:20]!r} (v1 and v2 are supported): upgrade "
-            "Penstock"
+            "Penstock",
+            condition="COMMIT_REFUSED.CHECKPOINT_TOO_NEW",
         )
     named = version == "v2"
     return [_offset(line.partition(":")[2] if named else line) for line in lines if line]
@@ -267,6 +272,7 @@ def _by_fsspec(location: str) -> tuple[fs.FileSystem, str]:
             f"({redacted_cause(error, location)}), and the sink must read its offset log for this guarantee: "
             "install an fsspec driver for the scheme (pip install fsspec), or put the checkpoint where "
             "pyarrow or fsspec reach it, or use guarantee=at_least_once",
+            condition="COMMIT_REFUSED.CHECKPOINT_UNREACHABLE",
             checkpoint=redact_location(location),
         ) from error
     return fs.PyFileSystem(fs.FSSpecHandler(files)), path

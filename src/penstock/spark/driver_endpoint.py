@@ -85,6 +85,7 @@ class Address:
         return StoreUnavailableError(
             f"the driver at {self.host}:{self.port} does not answer ({type(error).__name__}): executors must "
             "be able to reach spark.driver.host",
+            condition="STORE_UNAVAILABLE.DRIVER",
             host=self.host,
             port=self.port,
         )

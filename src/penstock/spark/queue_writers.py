@@ -256,7 +256,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         """
         yield from batches
         if self._from_checkpoint(stream, Checkpoint.stateful):
-            raise CommitRefusedError(_STATEFUL)
+            raise CommitRefusedError(_STATEFUL, condition="COMMIT_REFUSED.NOT_REPEATABLE")
 
     def _from_checkpoint(self, stream: StreamTask, read: Callable[[Checkpoint], T]) -> T | None:
         """Read from the checkpoint; None if an executor cannot, since the driver reads it too, and must."""
@@ -277,7 +277,8 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         if not wrote:
             raise CommitRefusedError(
                 "no task has written: Spark's continuous trigger loses every row that goes into a Python "
-                "sink; use a processing-time trigger"
+                "sink; use a processing-time trigger",
+                condition="COMMIT_REFUSED.CONTINUOUS_TRIGGER",
             )
         crowded = {partition for message in wrote for partition in message.crowded}
         if self._options.guarantee == "at_least_once":
@@ -304,7 +305,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         self._require_placement(wrote)
         exactly = self._options.guarantee == "exactly_once"
         if not exactly and checkpoint.stateful():
-            raise CommitRefusedError(_STATEFUL)
+            raise CommitRefusedError(_STATEFUL, condition="COMMIT_REFUSED.NOT_REPEATABLE")
         batch = checkpoint.batch_commit(
             QueueTarget(self._queue),
             batch_id,
@@ -323,6 +324,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             raise CommitRefusedError(
                 f"queue {self._queue.name!r} got more partitions while the micro-batch was written: restart "
                 "the query, which repeats the micro-batch",
+                condition="COMMIT_REFUSED.QUEUE_CHANGED",
                 queue=self._queue.name,
             )
 
@@ -334,7 +336,8 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
                 f"guarantee={self._options.guarantee} needs to know the checkpoint: set the option "
                 "checkpointLocation; or name the query, if it uses the session's "
                 "spark.sql.streaming.checkpointLocation, where a query without a name gets a new one at each "
-                "start"
+                "start",
+                condition="COMMIT_REFUSED.CHECKPOINT_UNKNOWN",
             )
         return location
 

@@ -104,6 +104,7 @@ def promote(
             f"{app_id!r} staged {sum(attempts.values())} segments for its batch {batch_id}, and {len(rows)} "
             "are left: maintenance removed the others as too old. Nothing of the batch is visible. Restart "
             "the query, which repeats the micro-batch, or run the batch write again",
+            condition="COMMIT_REFUSED.STAGING_LOST",
             batch_id=batch_id,
         )
     kept = {row.payload_id for row in rows}

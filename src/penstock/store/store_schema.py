@@ -145,7 +145,8 @@ def _identity(tx: Transaction, database: Database) -> StoreIdentity | None:
     row = tx.one("read_store")
     if row is None:
         raise StoreError(
-            f"{database.url} has a store's tables and no identity: it is damaged; restore a backup"
+            f"{database.url} has a store's tables and no identity: it is damaged; restore a backup",
+            condition="STORE_ERROR.DAMAGED",
         )
     require_version(database, row.version)
     return StoreIdentity(row.uuid, row.version)

@@ -114,7 +114,10 @@ class Watch(Forkable, ABC):
                 return Wake(ahead, ready)
 
     def _ended(self) -> StoreError:
-        return StoreError(f"the watch of queue {self._queue.name!r} has been closed: create another one")
+        return StoreError(
+            f"the watch of queue {self._queue.name!r} has been closed: create another one",
+            condition="STORE_ERROR.WATCH_CLOSED",
+        )
 
     def _ahead(self, positions: Mapping[int, int]) -> dict[int, int]:
         ends = self._ends

@@ -75,8 +75,8 @@ def patch_owner(module: ModuleType) -> None:
     owner = module.Owner
     init, plan, observe = owner.__init__, owner.plan, owner.observe
 
-    def owning(self: Any, *arguments: Any) -> None:
-        init(self, *arguments)
+    def owning(self: Any, *arguments: Any, **named: Any) -> None:
+        init(self, *arguments, **named)
         stop(self.consumer, "OWN", lambda _: True)
 
     def planning(self: Any, *arguments: Any) -> None:

@@ -92,7 +92,7 @@ def test_a_missing_library_says_what_to_install(path: Path, monkeypatch: pytest.
     History(path, feed=True, partitioned=False)
     for name in ("deltalake", "deltalake.fs"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'penstock\[delta\]"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'penstock-spark\[delta\]"):
         DeltaFeed(path).open().describe()
 
 

@@ -82,7 +82,7 @@ def test_a_wrong_url_says_what_is_wrong(url: str, names: str) -> None:
 
 def test_without_the_driver_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "psycopg", None)
-    with pytest.raises(MissingDependencyError, match=r"penstock\[postgres\]"):
+    with pytest.raises(MissingDependencyError, match=r"penstock-spark\[postgres\]"):
         PostgresFeed(URL, "p", "s")
 
 
@@ -142,7 +142,7 @@ def test_a_server_that_does_not_decode_its_log() -> None:
         with source_at(other.url) as source:
             source.table("id int primary key")
             feed = source.open(snapshot="initial")
-            for ask in (feed.describe, feed.begin, source.open(snapshot="initial").begin):
+            for ask in (feed.describe, feed.prepare, source.open(snapshot="initial").prepare):
                 with refused("WAL_LEVEL") as caught:
                     ask()
                 assert "alter system set wal_level = 'logical'" in caught.value.message

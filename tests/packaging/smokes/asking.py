@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 THERE = frozenset(os.environ["PENSTOCK_SMOKE_EXTRAS"].split(","))
-_SENTENCE = re.compile(r"\[MISSING_DEPENDENCY\] [^\n]* needs [^\n]*: pip install 'penstock\[(\w+)\]'[^\n]*")
+_SENTENCE = re.compile(
+    r"\[MISSING_DEPENDENCY\] [^\n]* needs [^\n]*: pip install 'penstock-spark\[(\w+)\]'[^\n]*"
+)
 
 
 def needs(extra: str, call: Callable[[], Any]) -> None:

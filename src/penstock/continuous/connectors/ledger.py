@@ -80,6 +80,7 @@ class Commits:
             raise CheckpointMismatchError(
                 f"app {self.app_id!r} has written to {ledger_name} from another checkpoint before: a new "
                 "checkpoint needs a new appId (leave the option out to get one)",
+                condition="CHECKPOINT_MISMATCH.OTHER_CHECKPOINT",
                 app_id=self.app_id,
             )
         logged = None if entry.logged is None else json.loads(entry.logged)

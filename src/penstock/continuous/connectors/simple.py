@@ -227,7 +227,8 @@ class RateDriver(SourceDriver):
         if not isinstance(counts, list) or len(counts) != self.partitions:
             raise CheckpointMismatchError(
                 f"the checkpoint has the offset {str(logged)[:200]!r}, which is not that of a rate source "
-                f"with {self.partitions} partitions: it belongs to another query; use a new checkpoint"
+                f"with {self.partitions} partitions: it belongs to another query; use a new checkpoint",
+                condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
             )
         return counts
 

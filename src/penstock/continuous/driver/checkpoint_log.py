@@ -77,7 +77,8 @@ class CheckpointLog:
         if len(offsets) != 1:
             raise CommitRefusedError(
                 f"the checkpoint belongs to a query with {len(offsets)} sources, and a continuous query has "
-                "one: use a new checkpoint"
+                "one: use a new checkpoint",
+                condition="COMMIT_REFUSED.SEVERAL_SOURCES",
             )
         return offsets[0]
 
@@ -94,6 +95,7 @@ class CheckpointLog:
                 f"the query at {self.location!r} has run without a limit before, or with one that a trigger "
                 "of micro-batches counts: keep it as it was, or use a new checkpoint; the query then resumes "
                 "at the consumer's offset",
+                condition="CHECKPOINT_MISMATCH.LIMIT",
                 checkpoint=self.location,
             )
         return rows

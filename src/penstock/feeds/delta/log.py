@@ -238,6 +238,7 @@ class Log:
         return DataLostError(
             f"version {version} of the Delta table {self._shown} is no longer in its log; versions "
             f"{self.first} to {self._newest} are left",
+            condition="DATA_LOST.DELTA",
             version=version,
             first=self.first,
             last=self._newest,
@@ -380,11 +381,13 @@ class RetentionHorizon:
         except (DataLostError, FeedUnavailableError) as error:
             return DataLostError(
                 f"{path} of {self._shown} is missing, and its table cannot be read: {error.message}",
+                condition="DATA_LOST.DELTA",
                 version=version,
             )
         return DataLostError(
             f"version {version} of the Delta table {self._shown} can no longer be read, since its file "
             f"{path} was vacuumed; {left}",
+            condition="DATA_LOST.DELTA",
             version=version,
             first=first,
             last=last,

@@ -212,7 +212,9 @@ class OpenIcebergFeed(OpenFeed):
         except FileNotFoundError as error:
             raise missing(
                 f"{self.name}: {what}, a file is missing: {without_secrets(error, self._feed.properties)}",
-                condition="DATA_LOST" if missing is DataLostError else "FEED_UNAVAILABLE.CATALOG",
+                condition="DATA_LOST.FILE_MISSING"
+                if missing is DataLostError
+                else "FEED_UNAVAILABLE.CATALOG",
             ) from None
         except Exception as error:  # Catalogs raise what their drivers raise.
             reason = f"{what}: {without_secrets(error, self._feed.properties)}"

@@ -141,6 +141,7 @@ def rows(task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
                 f"the file {part.path} of {task.table.name}, with rows of version {part.version}, is "
                 "missing: its snapshot was expired, or it was removed as an orphan. Start from a later "
                 "version, with a new checkpoint",
+                condition="DATA_LOST.FILE_MISSING",
                 version=part.version,
                 file=part.path,
             ) from None

@@ -402,6 +402,7 @@ class OpenPostgresFeed(OpenFeed):
                 f"{self.name}: the commits from {after + 1} to {oldest} are gone: another query advanced the "
                 "slot, or it was recreated. Start over with a new slot, a new checkpoint and an empty sink; "
                 f'or continue after {oldest} with a new checkpoint and snapshot="none"',
+                condition="DATA_LOST.SLOT",
                 after=after,
                 oldest=oldest,
             )

@@ -162,7 +162,8 @@ class Snapshots:
             raise DataLostError(
                 f"the initial copy of {piece.copy.relation.name} of slot {self._slot.name!r} was dropped, "
                 "since it had been logged and the slot has advanced. Start with a new slot and a new "
-                "checkpoint"
+                "checkpoint",
+                condition="DATA_LOST.SLOT",
             )
         return self._server.chunks(
             f"SELECT change FROM {table} WHERE n > {piece.first} AND n <= {piece.last} ORDER BY n"

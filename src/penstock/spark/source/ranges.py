@@ -32,7 +32,8 @@ def parse_offset(offset: JsonValue) -> QueueOffset:
     if parsed is None:
         raise CheckpointMismatchError(
             f"the checkpoint has the offset {str(offset)[:200]!r}, which is not that of a queue: it belongs "
-            "to another query; use that query's source, or a new checkpoint"
+            "to another query; use that query's source, or a new checkpoint",
+            condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
         )
     return parsed
 
@@ -134,6 +135,7 @@ def report_loss(queue: str, partition: int, start: int, end: int, *, fail: bool)
     raise DataLostError(
         f"{lost}: set failOnDataLoss=false to continue without them, or restart from existing rows (seek the "
         "consumer to 'earliest'; a stream also needs a new checkpoint)",
+        condition="DATA_LOST.TRIMMED",
         queue=queue,
         partition=partition,
         start=start,

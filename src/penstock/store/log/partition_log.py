@@ -259,7 +259,8 @@ def read(
         if not rows:
             raise StoreError(
                 f"queue {queue.name!r}, partition {partition}, has no row {position}: the range ends at "
-                f"{end}, past the newest row"
+                f"{end}, past the newest row",
+                condition="STORE_ERROR.PAST_END",
             )
         for row in rows:
             if row.start_index > position:
@@ -277,6 +278,7 @@ def lost(queue: str, partition: int, start: int, end: int) -> DataLostError:
     return DataLostError(
         f"rows [{start}, {end}) of queue {queue!r}, partition {partition}, have been trimmed; seek the "
         "consumer to 'earliest', or set failOnDataLoss=false to go on without them",
+        condition="DATA_LOST.TRIMMED",
         queue=queue,
         partition=partition,
         start=start,

@@ -285,7 +285,10 @@ class PostgresDatabase(Database):
     def _commit(self, connection: PgConnection) -> None:
         if connection.info.transaction_status == self._psycopg.pq.TransactionStatus.INERROR:
             # PostgreSQL would roll back without an error.
-            raise StoreError(f"{self.url}: a statement of the transaction failed, so it cannot be committed")
+            raise StoreError(
+                f"{self.url}: a statement of the transaction failed, so it cannot be committed",
+                condition="STORE_ERROR.FAILED_TRANSACTION",
+            )
         try:
             connection.commit()
         except self._psycopg.OperationalError as error:
@@ -323,7 +326,10 @@ class PostgresDatabase(Database):
         state = error.sqlstate or ""
         text = self.url.scrubbed(str(error))
         if state.startswith("28") or "authentication failed" in text or "no password supplied" in text:
-            return StoreError(f"{self.url} refused the login: check user and password")
+            return StoreError(
+                f"{self.url} refused the login: check user and password",
+                condition="STORE_ERROR.LOGIN_REFUSED",
+            )
         if state == _IDLE:
             return self._idled()
         if state in _NO_SUCH and error.diag.context:

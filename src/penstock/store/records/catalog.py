@@ -193,6 +193,7 @@ def require_unchanged(tx: Transaction, queue: QueueRecord) -> None:
         raise CommitRefusedError(
             f"queue {queue.name!r} was recreated while rows were written to it, and none of them is "
             "visible: start again; a restarted query repeats the micro-batch",
+            condition="COMMIT_REFUSED.QUEUE_CHANGED",
             queue=queue.name,
         )
     if queue.key and now.partitions != queue.partitions:
@@ -216,6 +217,8 @@ def queue_sink(queue: QueueSink) -> str:
 
 class QueueGrown(CommitRefusedError):
     """The queue got more partitions after the rows were placed and before they were appended."""
+
+    condition = "COMMIT_REFUSED.QUEUE_CHANGED"
 
 
 def grown(queue: QueueRecord) -> QueueGrown:

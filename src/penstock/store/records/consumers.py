@@ -211,6 +211,7 @@ def advance(
         raise OffsetConflictError(
             f"consumer {registration.consumer!r} on queue {registration.queue!r}, partition {partition}, "
             f"{is_at}, not at {old}: another program moved it; read its offsets and resume there",
+            condition="OFFSET_CONFLICT.ADVANCE",
             consumer=registration.consumer,
             queue=registration.queue,
             partition=partition,

@@ -264,15 +264,19 @@ class SqliteDatabase(Database):
         if code == sqlite3.SQLITE_IOERR:
             return StoreError(
                 f"{self.url} could not be read or written: the disk is full, over its quota, or failing; "
-                "nothing of this was written"
+                "nothing of this was written",
+                condition="STORE_ERROR.READ_OR_WRITE",
             )
         if code == sqlite3.SQLITE_CANTOPEN:
             return StoreError(
                 f"{self.url} cannot be opened: check that its folder exists, and that this user may write "
-                "there"
+                "there",
+                condition="STORE_ERROR.CANNOT_OPEN",
             )
         if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-            return StoreError(f"{self.url} is not a SQLite file, or is damaged: {error}")
+            return StoreError(
+                f"{self.url} is not a SQLite file, or is damaged: {error}", condition="STORE_ERROR.DAMAGED"
+            )
         return StoreError(f"{self.url}: {error}")
 
     def _locked_out(self, why: str) -> StoreLockedError:

@@ -85,6 +85,7 @@ class DeltaStage:
                 f"some rows that the tasks staged for batch {self.batch_id} are missing in "
                 f"{self.place.shown}/{FOLDER} on the driver: use a folder that all machines share. Nothing "
                 "of the batch is visible: restart the query, it repeats the micro-batch",
+                condition="COMMIT_REFUSED.STAGING_LOST",
                 batch_id=self.batch_id,
             )
 

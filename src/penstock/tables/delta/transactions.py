@@ -106,6 +106,7 @@ class AppTransaction:
                 f"app {self.app_id!r} has committed micro-batch {self.batch_id} to the Delta table before, "
                 "with other input: the checkpoint is an old copy or a new one. Use the newest checkpoint; a "
                 "new one needs a new app_id (leave it out to get one)",
+                condition="CHECKPOINT_MISMATCH.OTHER_INPUT",
                 app_id=self.app_id,
                 batch_id=self.batch_id,
             )

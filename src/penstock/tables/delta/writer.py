@@ -180,6 +180,7 @@ class DeltaWriter:
             f"other writers changed the Delta table {self.place.shown} at each of the {_ATTEMPTS} times that "
             f"batch {stage.batch_id} was committed ({last_conflict}). Nothing of the batch is visible: "
             "restart the query, it repeats the micro-batch",
+            condition="COMMIT_REFUSED.TABLE_CHANGED",
             table=self.place.shown,
             batch_id=stage.batch_id,
         )

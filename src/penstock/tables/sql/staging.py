@@ -87,6 +87,7 @@ class Stage(TaskWriter):
             f"some rows that {self.app_id!r} staged for its batch {self.batch_id} are gone: they were "
             "cleaned up as too old, another run of the query took over, or the server lost them in a crash. "
             "Nothing of the batch is visible: restart the query, it repeats the micro-batch",
+            condition="COMMIT_REFUSED.STAGING_LOST",
             batch_id=self.batch_id,
         )
 

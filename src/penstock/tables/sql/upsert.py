@@ -176,7 +176,8 @@ def _require_count(touched: int, source: StagedRows) -> int:
         raise CommitRefusedError(
             f"{source.rows} rows were staged and {touched} are left: the server lost them in a crash, or "
             "they were cleaned up. Nothing of the batch is visible: restart the query, it repeats the "
-            "micro-batch"
+            "micro-batch",
+            condition="COMMIT_REFUSED.STAGING_LOST",
         )
     return touched
 

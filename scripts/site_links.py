@@ -1,0 +1,36 @@
+"""Hooks of the documentation site: links out of ``docs/``, and anchors as a repository page has them."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+_LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^()\s]+)(?=\))")
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Lead links to files outside the site, such as examples, to the repository."""
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def target(match: re.Match[str]) -> str:
+        path, mark, anchor = match[0].partition("#")
+        if not path:
+            return match[0]
+        place = posixpath.normpath(posixpath.join("docs", folder, path))
+        if place.startswith("docs/") and "." in posixpath.basename(place):
+            return match[0]
+        return f"{config.repo_url}/blob/main/{place}{mark}{anchor}"
+
+    # Of two headings with one anchor, the second is counted by "_1" here and by "-1" on a repository page.
+    return re.sub(r"(?<=\(#penstock)([a-z]+)-(\d+)(?=\))", r"\1_\2", _LINK.sub(target, markdown))
+
+
+def heading_id(text: str, separator: str) -> str:
+    """Return a heading's anchor as a repository page has it: lower case, without punctuation."""
+    return re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", separator)
