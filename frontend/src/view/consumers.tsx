@@ -40,7 +40,7 @@ export function Consumers({ state, act, snapshot }: Shared & { snapshot: Snapsho
       ) : (
         <Nothing filter={state.filter} total={all.length}>
           <p>
-            Nobody reads a queue yet. Register a consumer with{" "}
+            No consumer reads a queue yet. Register a consumer with{" "}
             <code>store.create_consumer("billing").register("orders")</code>, or with{" "}
             <code>penstock consumer create billing</code> and <code>penstock consumer register billing orders</code>.
           </p>

@@ -33,7 +33,7 @@ export function DeadLetterQueues({ state, act, snapshot }: Shared & { snapshot: 
       ) : (
         <Nothing filter={state.filter} total={all.length}>
           <p>
-            No queue for refused rows. One is made with <code>store.create_queue("refused", penstock.changes.DEAD_LETTERS)</code>.
+            There is no queue for refused rows. Create one with <code>store.create_queue("refused", penstock.changes.DEAD_LETTERS)</code>.
           </p>
         </Nothing>
       )}

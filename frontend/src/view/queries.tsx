@@ -48,8 +48,8 @@ export function Queries({ state, act, snapshot }: Shared & { snapshot: Snapshot 
       ) : (
         <Nothing filter={state.filter} total={all.length}>
           <p>
-            No query has told this store of itself. Each one of <code>penstock.stream(…).start(…)</code> tells the store of its sink; other
-            streaming queries do after <code>penstock.publish(spark, url="…")</code>. To show one by its files, start the page with{" "}
+            No query has reported to this store yet. Pipelines report to the store of their sink; other streaming queries report after{" "}
+            <code>penstock.monitor(spark, url="…")</code>. To show a query by its files, start the page with{" "}
             <code>penstock ui --checkpoint PATH</code>.
           </p>
         </Nothing>
