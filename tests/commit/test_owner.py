@@ -124,6 +124,19 @@ def test_rows_that_a_restored_store_has_lost_are_not_passed_over(pair: Pair, tol
     assert pair.offsets() == list(start)
 
 
+def test_a_query_that_has_logged_nothing_notices_that_its_consumer_is_before_its_start(pair: Pair) -> None:
+    """The store was restored, and as many rows have come again: none of them is after the query's start."""
+    pair.store.consumer("billing").seek("orders", to={0: 5, 1: 5})
+    owner = pair.own()
+    start = pair.offset(owner, (5, 5), (5, 5))
+    owner.observe(start)
+    keys = pair.registration().keys
+    pair.store.database.run(lambda tx: tx.run("set_position", partition=1, next_index=3, **keys))
+    with pytest.raises(CheckpointMismatchError) as caught:
+        owner.observe(start)
+    assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
+
+
 def test_a_query_may_repeat_a_planned_micro_batch_with_another_sink(pair: Pair) -> None:
     first = pair.own(moved_by_sink=True)
     logged = pair.planned(first, (0, 0), (5, 5))

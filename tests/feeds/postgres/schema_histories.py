@@ -552,7 +552,8 @@ class History:
         # Values of columns that were replaced are not in the log.
         self.altered |= set(error.parameters.get("columns", ()))
         self.compare()
-        place = condition, error.parameters.get("version"), len(self.stream.offsets)
+        about = error.parameters.get("version"), error.parameters.get("table")
+        place = condition, about, len(self.stream.offsets)
         if condition == "VALUE":
             self.get_past(error)
             return
