@@ -98,7 +98,7 @@ def _cells() -> Iterator[Cell]:
 CELLS = list(_cells())
 OFTEN = (
     "filtered", "mapped_in_arrow", "count_by_key", "count_by_hour_of_event_time", "windows",
-    "windows_without_watermark", "event_time_made_anew", "sessions", "distinct_values", "deduplicated",
+    "windows_without_watermark", "event_time_recreated", "sessions", "distinct_values", "deduplicated",
     "deduplicated_within_watermark", "results_deduplicated", "sorted_rows", "sorted_counts", "limited",
     "limited_counts", "rows_skipped", "sampled", "intersected", "stream_taken_away",
     "united_with_a_batch", "rows_numbered", "ranked", "joined", "left_joined", "left_joined_in_a_range",

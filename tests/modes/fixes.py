@@ -31,7 +31,7 @@ FIXES: dict[str, tuple[Cell, Cell]] = {
         Cell("distinct_values", "update"),
         Cell("approximately_distinct_values", "update"),
     ),
-    "PENSTOCK_EVENT_TIME_LOST": (Cell("event_time_made_anew", "append"), Cell("windows", "append")),
+    "PENSTOCK_EVENT_TIME_LOST": (Cell("event_time_recreated", "append"), Cell("windows", "append")),
     "PENSTOCK_EXCEPT_STREAM": (Cell("stream_taken_away", "append"), Cell("without_a_match", "append")),
     "PENSTOCK_EXPRESSION": (Cell("rows_numbered", "append"), Cell("rows_with_a_uuid", "append")),
     "PENSTOCK_FUNCTION_AFTER_AGGREGATION": (

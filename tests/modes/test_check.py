@@ -73,7 +73,7 @@ def test_a_problem_names_its_operator_and_its_line_without_column_numbers(stream
 
 
 def test_the_step_that_loses_the_event_time_is_named(streams: Inputs) -> None:
-    problem = penstock.modes.check(FRAMES["event_time_made_anew"].build(streams))["append"].problems[0]
+    problem = penstock.modes.check(FRAMES["event_time_recreated"].build(streams))["append"].problems[0]
     assert problem.line == "Project [cast(cast(ts as string) as timestamp) AS t]"
 
 

@@ -25,7 +25,7 @@ def test_without_register_and_without_a_trace_of_the_password(run_child: Run, st
     said = output(run_child(PROGRAMS / "unregistered.py", store_url))
     assert "READ 3\n" in said
     assert "WROTE 6" in said
-    assert said.count("REFUSED") == 5
+    assert said.count("\nREFUSED ") == 5
     for words in (
         "Did you mean 'orders'",
         "Did you mean 'billing'",

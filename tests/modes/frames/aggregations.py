@@ -52,7 +52,7 @@ def count_by_hour_of_event_time(t: Inputs) -> DataFrame:
 
 
 @says(append=("PENSTOCK_EVENT_TIME_LOST", *FOR_EVER), update=FOR_EVER, complete=FOR_EVER)
-def event_time_made_anew(t: Inputs) -> DataFrame:
+def event_time_recreated(t: Inputs) -> DataFrame:
     return (
         t.timed.select(F.col("ts").cast("string").cast("timestamp").alias("t"))
         .groupBy(F.window("t", "1 minute"))
