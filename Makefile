@@ -60,7 +60,7 @@ docs: env-dev ## write the reference and the tables of options anew, from the co
 
 site: ## build the documentation site in build/site; fails on a dead link and on a page that no other leads to
 	@scripts/ensure_venv.sh .venv-docs docs
-	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=. .venv-docs/bin/mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=. .venv-docs/bin/mkdocs build
 	@echo "build/site/index.html"
 
 notebooks: env-dev ## run the notebooks of examples/notebooks from top to bottom

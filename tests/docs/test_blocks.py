@@ -22,14 +22,16 @@ def test_python_blocks_are_python_and_use_public_names(page: Path) -> None:
             for name in _names(block):
                 assert name in penstock.__all__, name
             for module, name in _names_of_modules(block):
-                assert name in import_module(f"penstock.{module}").__all__, f"ps.{module}.{name}"
+                assert name in import_module(f"penstock.{module}").__all__, f"penstock.{module}.{name}"
 
 
 def _names(block: Block) -> set[str]:
     return {
         node.attr
         for node in ast.walk(ast.parse(block.body))
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ps"
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "penstock"
     }
 
 
@@ -40,6 +42,6 @@ def _names_of_modules(block: Block) -> set[tuple[str, str]]:
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Attribute)
         and isinstance(node.value.value, ast.Name)
-        and node.value.value.id == "ps"
+        and node.value.value.id == "penstock"
         and node.value.attr in {"changes", "limits", "modes", "state"}
     }

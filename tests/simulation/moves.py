@@ -37,9 +37,7 @@ MISMATCH, SOURCE_BEHIND, SINK_BEHIND, OTHER_INPUT = (
 )
 REWOUND, CONFLICT, LOST = "CHECKPOINT_REWOUND", "OFFSET_CONFLICT", "DATA_LOST"
 NO_QUEUE, REFUSED = "QUEUE_NOT_FOUND", "COMMIT_REFUSED"
-"""Conditions that a query may be refused with; one without a second part allows all but those that are named
-here with theirs.
-"""
+"""Conditions that a query may be refused with."""
 
 Move = Callable[[Operator, random.Random], None]
 

@@ -31,6 +31,16 @@ PATIENCE = 2.5
 _TRIES = 4
 """As often in a row a query may be refused, with nothing disturbing it, before its operator gives up."""
 
+_ORDINARY = {
+    "CHECKPOINT_MISMATCH": ("OTHER_SOURCE", "OTHER_CHECKPOINT", "MOVED_WHILE_RUNNING"),
+    "OFFSET_CONFLICT": ("CHECKPOINT", "SINK", "ADVANCE"),
+    "DATA_LOST": ("TRIMMED",),
+    "COMMIT_REFUSED": ("NOT_REPEATABLE",),
+    "CHECKPOINT_REWOUND": (),
+    "QUEUE_NOT_FOUND": (),
+}
+"""What a condition of ``may_refuse`` without a second part allows."""
+
 Run = MicroBatchRun | ContinuousRun
 
 
@@ -211,9 +221,8 @@ class Operator:
 
     def allows(self, condition: str) -> bool:
         """Whether it is right that the query is refused with a condition."""
-        family = condition.partition(".")[0]
-        named = condition.endswith(("_BEHIND", ".OTHER_INPUT", ".CONSUMER_MOVED"))
-        return condition in self.may_refuse or (family in self.may_refuse and not named)
+        family, _, part = condition.partition(".")
+        return condition in self.may_refuse or (family in self.may_refuse and part in _ORDINARY[family])
 
     def halt(self, seconds: float) -> None:
         """Start no driver for a while."""
