@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock import redaction
 from penstock.errors import InvalidUrlError
-from penstock.lake.errors import without_secrets
+from penstock.lake.storage import without_secrets
 from penstock.modes.previewing.run import _refusal
 from penstock.pipeline.monitoring.progress_format import ends_of, error_of
 from penstock.redaction import redact, sentence, without_user_info

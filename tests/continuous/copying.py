@@ -18,7 +18,7 @@ from penstock.continuous.driver.coordinator import Limit
 from penstock.continuous.driver.execution import ContinuousExecution, Settings
 from penstock.errors import PenstockError
 from penstock.json_text import Json
-from penstock.queue.open_stores import open_store
+from penstock.queue.store import open_store
 from penstock.spark.options import SinkOptions, SourceOptions
 from tests.continuous.local import LocalEngine
 

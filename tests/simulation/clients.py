@@ -14,8 +14,7 @@ from penstock.errors import (
     PenstockError,
     ProducerFencedError,
 )
-from penstock.queue.open_stores import open_store
-from penstock.queue.store import Store
+from penstock.queue.store import Store, open_store
 from penstock.store.store_schema import VERSION, StoreIdentity
 from tests.simulation.auditor import History, Snapshot
 from tests.simulation.database import Server, SimDatabase

@@ -530,8 +530,8 @@ FAULTS = [
     Fault(
         "the last append of a producer session is not taken for a repeat",
         "queue/producer.py",
-        "            repeated = number <= producers.lock_session(",
-        "            repeated = number < producers.lock_session(",
+        "            repeated = number <= self._locked_sequence(",
+        "            repeated = number < self._locked_sequence(",
     ),
     Fault(
         "a producer session stores its sequence in a transaction before that of the rows",

@@ -22,7 +22,7 @@ from penstock.continuous.connectors.protocol import SinkDriver
 from penstock.continuous.connectors.queue_driver import QueueSinkDriver
 from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up, require_not_behind
 from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs, move_consumer
-from penstock.queue.open_stores import open_store
+from penstock.queue.store import open_store
 from penstock.spark.connectors import OwnedConsumer
 from penstock.spark.options import SinkOptions, SourceOptions
 from penstock.spark.queue_writers import QueueStreamWriter

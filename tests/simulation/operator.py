@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.queue.maintenance import clean_staging, maintain_partitions
-from penstock.queue.open_stores import open_store
+from penstock.queue.store import open_store
 from penstock.store.log import compact
 from tests.simulation.auditor import History, Violation
 from tests.simulation.clients import Producer, Program

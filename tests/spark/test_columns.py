@@ -95,7 +95,7 @@ def test_a_sink_gets_columns_in_the_middle_of_a_micro_batch(
     fill(queue, range(3, 6), partition=1)
 
     def add_meanwhile(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from penstock.queue.open_stores import open_store
+        from penstock.queue.store import open_store
 
         for each in batches:
             open_store(store_url).queue("out").add_columns(pa.field("note", pa.string()))

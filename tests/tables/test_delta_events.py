@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from pyspark.sql import types as spark
 
 from penstock.errors import CommitRefusedError, TableRefusedError
-from penstock.lake.location import DeltaPlace
+from penstock.lake.storage import DeltaPlace
 from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.delta.apply.applied_table import AppliedTable
 from penstock.tables.delta.apply.events import PRESENT, SEQUENCE, EventTask

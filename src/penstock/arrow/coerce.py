@@ -29,16 +29,9 @@ _ZERO = zeros(pa.int32())
 class Misfit(Exception):
     """A value or a type that the schema cannot take.
 
-    Parameters
-    ----------
-    message
-        What does not fit and how to fix it, in one sentence that can follow ``Row 3:``.
-    column, expected, found
-        What the sentence is about; the column as a dotted path.
-    by_value
-        Whether other values of the same type would fit, so that the row should be named.
-    row
-        The 0-based row, if it is known already.
+    The message says what does not fit and how to fix it, in one sentence that can follow ``Row 3:``. The
+    column is a dotted path. ``by_value`` says that other values of the same type would fit, so that the
+    0-based row should be named.
     """
 
     def __init__(
@@ -68,25 +61,14 @@ class Misfit(Exception):
 
 
 def conform(rows: Rows, schema: pa.Schema) -> Rows:
-    """Return a table or a batch in exactly the schema.
+    """Return a table or a batch in exactly the schema, a queue's canonical one; rows of that schema as they
+    are.
 
-    Columns are matched by name, in any order; without case where no name matches exactly. A missing
-    nullable column is filled with nulls. Values are cast only where that loses nothing.
+    Columns are matched by name, in any order; without case where no name matches exactly. A missing nullable
+    column is filled with nulls. Values are cast only where that loses nothing. Whether the rows' fields are
+    declared nullable does not matter, only the nulls in them.
 
-    Parameters
-    ----------
-    rows
-        Rows; whether their fields are declared nullable does not matter, only the nulls in them. Rows of the
-        same schema are returned as they are.
-    schema
-        The queue's canonical schema. Pass the same object each time: what is derived from it is cached.
-
-    Raises
-    ------
-    SchemaMismatchError
-        A column is unknown, missing, or of a type that cannot be cast without loss; a value does not fit;
-        or there is a null where the schema takes none. ``parameters`` has ``column``, ``expected``,
-        ``found`` and, if one row is to blame, its 0-based ``row``.
+    Pass the same schema object each time: what is derived from it is cached.
     """
     target = target_of(schema)
     if not rows.schema.equals(schema, check_metadata=True):
@@ -315,21 +297,10 @@ def same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def conform_array(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
-    """Return the array as a canonical type, with the same values; the same object if it has the type already.
+    """Return any array as a canonical type, with the same values; the same object if it has the type already.
 
-    Parameters
-    ----------
-    array
-        Any Arrow array.
-    wanted
-        A canonical type.
-    path
-        The dotted path of the column, for the error.
-
-    Raises
-    ------
-    Misfit
-        The types are of different kinds, or a value would change.
+    It raises ``Misfit``, with the column's dotted path, if the types are of different kinds or a value would
+    change.
     """
     if same_type(array.type, wanted):
         return array
@@ -441,11 +412,6 @@ def match_names(found: Sequence[str], wanted: Sequence[pa.Field], path: str) -> 
     """Return the position of each wanted field among the found names, or None for a missing nullable field.
 
     A name matches exactly, or else without case if only one found name does.
-
-    Raises
-    ------
-    Misfit
-        A found name is unknown or given twice, or a field that takes no nulls is missing.
     """
     places = _places(found, [field.name for field in wanted], path)
     for field in wanted:

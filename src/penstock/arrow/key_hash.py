@@ -63,24 +63,10 @@ _FACTOR_1, _FACTOR_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def key_hash(table: pa.Table | pa.RecordBatch, key: Sequence[str]) -> pa.Array:
-    """Return a hash of the key columns for each row.
+    """Return the hash of the key columns for each row, as the module's docstring defines it: ``uint32``, no
+    nulls.
 
-    Parameters
-    ----------
-    table
-        Rows in a queue's canonical schema.
-    key
-        The names of the key columns, which ``check_key`` accepts, in the queue's order; the order counts.
-
-    Returns
-    -------
-    pa.Array
-        ``uint32``, one for each row, no nulls. The module's docstring defines it.
-
-    Raises
-    ------
-    UnsupportedTypeError
-        This machine is not little-endian.
+    The rows are in a queue's canonical schema, and the key is in the queue's order, which counts.
     """
     if sys.byteorder != "little":
         raise UnsupportedTypeError("Key hashes need a little-endian machine; create the queue without a key.")
@@ -95,22 +81,7 @@ def key_hash(table: pa.Table | pa.RecordBatch, key: Sequence[str]) -> pa.Array:
 
 
 def check_key(schema: pa.Schema, key: Sequence[str]) -> None:
-    """Refuse a key that no queue of the schema can have.
-
-    Parameters
-    ----------
-    schema
-        The queue's schema.
-    key
-        The names of the key columns.
-
-    Raises
-    ------
-    SchemaMismatchError
-        The key is empty, or names a column that does not exist or one twice.
-    UnsupportedTypeError
-        A column's type has no hash.
-    """
+    """Refuse a key that no queue of the schema can have."""
     if isinstance(key, str) or not key:
         raise SchemaMismatchError(
             f"A key is a list of one or more column names, not {in_quotes(key)}.", found=repr(key)

@@ -42,20 +42,11 @@ _CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def to_table(rows: pa.Table | pa.RecordBatch | Iterable[Mapping[str, object]], schema: pa.Schema) -> pa.Table:
-    """Return the rows as a table of exactly the schema, under the rules of ``conform``.
+    """Return the rows as a table of exactly the schema, a queue's canonical one, under the rules of
+    ``conform``.
 
-    Parameters
-    ----------
-    rows
-        A table, a record batch, anything that exports an Arrow stream (a pandas or polars data frame), or
-        an iterable of mappings, one for each row. No rows give an empty table.
-    schema
-        The queue's canonical schema.
-
-    Raises
-    ------
-    SchemaMismatchError
-        As ``conform``.
+    Rows are a table, a record batch, anything that exports an Arrow stream (a pandas or polars data frame),
+    or an iterable of mappings, one for each row. No rows give an empty table.
     """
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])
@@ -156,12 +147,8 @@ def _misfit_of(value: object, column: Column, coder: Coder) -> Misfit | None:
 class Coder:
     """A converter for the values of one type.
 
-    Parameters
-    ----------
-    plain
-        The Python types that Arrow converts without loss; None if Arrow refuses every wrong value by itself.
-    convert
-        Turns any other value, never None, into one that Arrow converts; raises ``Misfit``.
+    Arrow converts the Python types ``plain`` without loss; None if it refuses every wrong value by itself.
+    ``convert`` turns any other value, never None, into one that Arrow converts, or raises ``Misfit``.
     """
 
     plain: frozenset[type] | None

@@ -55,23 +55,13 @@ _SAME: frozenset[pa.DataType] = frozenset(
 def canonical_schema(schema: pa.Schema | object) -> pa.Schema:
     """Return the schema in the Arrow form that PySpark uses for the same columns in the time zone UTC.
 
-    Related Arrow types are normalised: strings and binaries of any layout, lists of any layout,
-    dictionaries to their values, timestamps and durations to microseconds, any time zone to UTC, times to
-    nanoseconds, small decimals to ``decimal128``. Nullability and Spark's column metadata are kept; any
-    other metadata is dropped.
+    Related Arrow types are normalised: strings and binaries of any layout, lists of any layout, dictionaries
+    to their values, timestamps and durations to microseconds, any time zone to UTC, times to nanoseconds,
+    small decimals to ``decimal128``. Nullability and Spark's column metadata are kept; any other metadata is
+    dropped.
 
-    Parameters
-    ----------
-    schema
-        A ``pyarrow.Schema``; a pyspark ``StructType``, or anything whose ``json()`` gives Spark's schema
-        JSON; or that JSON as a dict.
-
-    Raises
-    ------
-    UnsupportedTypeError
-        A column has a type that Spark cannot take through Arrow.
-    SchemaMismatchError
-        There are no columns, a name is empty, or two names are the same to Spark, which ignores case.
+    A schema is a ``pyarrow.Schema``; a pyspark ``StructType``, or anything whose ``json()`` gives Spark's
+    schema JSON; or that JSON as a dict.
     """
     if isinstance(schema, pa.Schema):
         fields = _canonical_fields(list(schema), "")
@@ -96,13 +86,7 @@ def schema_to_bytes(schema: pa.Schema) -> bytes:
 
 
 def schema_from_bytes(data: bytes) -> pa.Schema:
-    """Return the schema in an Arrow IPC schema message.
-
-    Raises
-    ------
-    SchemaMismatchError
-        The bytes are not a schema message.
-    """
+    """Return the schema in an Arrow IPC schema message."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(data))
     except (pa.ArrowException, OSError) as error:
@@ -114,20 +98,7 @@ def schema_from_bytes(data: bytes) -> pa.Schema:
 
 
 def canonical_type(arrow_type: pa.DataType, path: str) -> pa.DataType:
-    """Return the canonical form of one type.
-
-    Parameters
-    ----------
-    arrow_type
-        Any Arrow type.
-    path
-        The column's dotted path, for the error.
-
-    Raises
-    ------
-    UnsupportedTypeError
-        Spark cannot take the type through Arrow.
-    """
+    """Return the canonical form of one type; ``path`` is the column's dotted path, for the error."""
     if arrow_type in _SAME:
         return arrow_type
     if pat.is_nested(arrow_type):

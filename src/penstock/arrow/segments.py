@@ -43,17 +43,9 @@ _ZSTD = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1)
 
 
 def encode(batch: pa.RecordBatch) -> pa.Buffer:
-    """Return the batch as one IPC record-batch message, without its schema.
+    """Return a batch as one IPC record-batch message, which is compressed unless it is tiny.
 
-    Parameters
-    ----------
-    batch
-        Rows in the queue's canonical schema. Of a slice, only the slice's rows are written.
-
-    Returns
-    -------
-    pa.Buffer
-        What ``decode`` reads; compressed unless the batch is tiny.
+    Of a slice, only the slice's rows are written.
     """
     plain = batch.serialize() if _may_be_tiny(batch) else None
     if plain is not None and plain.size <= _TINY_BYTES:
@@ -84,23 +76,10 @@ def _compress(batch: pa.RecordBatch) -> pa.Buffer:
 def decode(
     payload: bytes | memoryview | pa.Buffer, schema: pa.Schema, columns: Sequence[str] | None = None
 ) -> pa.RecordBatch:
-    """Return the rows of a segment.
+    """Return the rows of a segment, in ``columns``; the other columns are not decompressed.
 
-    Parameters
-    ----------
-    payload
-        What ``encode`` returned. Uncompressed buffers are not copied, so do not change it afterwards.
-    schema
-        The queue's schema when the rows were written.
-    columns
-        The columns to return, in this order; the others are not decompressed. ``None`` returns all.
-
-    Raises
-    ------
-    StoreError
-        The payload is not a whole segment of this schema.
-    SchemaMismatchError
-        The schema does not have one of the columns.
+    Uncompressed buffers are not copied, so do not change the payload afterwards. ``schema`` is that of the
+    queue when the rows were written.
     """
     buffer = payload if isinstance(payload, pa.Buffer) else pa.py_buffer(payload)
     _check_frame(buffer)
@@ -119,16 +98,6 @@ def decode_each(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of several segments, one batch for each; much faster than ``decode`` for many small
     segments.
-
-    Parameters
-    ----------
-    payloads, schema
-        As for ``decode``.
-
-    Raises
-    ------
-    StoreError
-        As ``decode``.
     """
     for payload in payloads:
         _check_frame(pa.py_buffer(payload))
@@ -206,11 +175,8 @@ def _unreadable(buffer: pa.Buffer, reason: str) -> StoreError:
 def kept_table(data: bytes) -> pa.Table:
     """Return the rows of an Arrow stream from a place where others may have written.
 
-    Raises
-    ------
-    ValueError
-        When it is not an Arrow stream, points out of its buffers, or would take more than 1 GiB when it is
-        decompressed.
+    It raises ValueError when this is not an Arrow stream, points out of its buffers, or would take more than
+    1 GiB when it is decompressed.
     """
     try:
         return _kept_table(pa.py_buffer(data))
@@ -275,12 +241,8 @@ _HEADER, _BUFFERS, _COMPRESSION = 2, 2, 3
 def unpacked_size(message: pa.Message) -> int:
     """Return the bytes of a record batch's buffers after decompression; 0 if they are not compressed.
 
-    Each compressed buffer begins with its decompressed length, which Arrow allocates without a check.
-
-    Parameters
-    ----------
-    message
-        A record-batch message, whose metadata Arrow has verified.
+    Each compressed buffer begins with its decompressed length, which Arrow allocates without a check. Arrow
+    has verified the metadata of the message.
     """
     metadata = memoryview(message.metadata)
     batch = _followed(metadata, _place(metadata, _OFFSET.unpack_from(metadata)[0], _HEADER))

@@ -41,13 +41,7 @@ def unsupported(path: str, found: object, instead: str) -> UnsupportedTypeError:
 
 
 def check_names(names: Sequence[str], path: str) -> None:
-    """Refuse empty names and names that differ in case alone.
-
-    Raises
-    ------
-    SchemaMismatchError
-        A name is empty, or two names are the same to Spark.
-    """
+    """Refuse empty names and names that differ in case alone."""
     where = f"struct {in_quotes(path)}" if path else "schema"
     seen: dict[str, str] = {}
     for position, name in enumerate(names):
@@ -65,13 +59,7 @@ def check_names(names: Sequence[str], path: str) -> None:
 
 
 def spark_metadata(metadata: Mapping[bytes, bytes] | None, path: str) -> dict[bytes, bytes] | None:
-    """Return Spark's part of a field's Arrow metadata, with sorted keys.
-
-    Raises
-    ------
-    SchemaMismatchError
-        Spark's part is not a JSON object.
-    """
+    """Return Spark's part of a field's Arrow metadata, with sorted keys."""
     if not metadata or _METADATA_KEY not in metadata:
         return None
     try:
@@ -181,21 +169,8 @@ _INSTEAD = (
 
 
 def fields_from_json(struct: Json, path: str = "") -> list[pa.Field]:
-    """Return the Arrow fields of a struct in Spark's JSON.
-
-    Parameters
-    ----------
-    struct
-        The parsed JSON, ``{"type": "struct", "fields": [...]}``.
-    path
-        The dotted path of the struct; empty at the top.
-
-    Raises
-    ------
-    UnsupportedTypeError
-        A field has a type without an Arrow form.
-    SchemaMismatchError
-        A name is empty or occurs twice, or the JSON is not Spark's.
+    """Return the Arrow fields of a struct in Spark's parsed JSON; ``path`` is its dotted path, empty at the
+    top.
     """
     entries = [_field_json(entry, path) for entry in _part(struct, "fields", list, path)]
     check_names([entry["name"] for entry in entries], path)

@@ -52,13 +52,7 @@ class QueueOffset:
 
     @classmethod
     def of(cls, value: object) -> QueueOffset | None:
-        """The offset in a parsed line of the offset log; None when the line is another source's.
-
-        Raises
-        ------
-        CheckpointMismatchError
-            When it has this form but is not as Penstock writes it.
-        """
+        """The offset in a parsed line of the offset log; None when the line is another source's."""
         if not isinstance(value, Mapping) or not value.keys() >= _FIELDS:
             return None
         _require_offset(value)
@@ -84,13 +78,7 @@ class QueueOffset:
         return self.store, self.queue, self.consumer or "", self.generation
 
     def require(self, store: str, queue: str, consumer: str | None, generation: int) -> None:
-        """Refuse an offset that this source did not write.
-
-        Raises
-        ------
-        CheckpointMismatchError
-            Naming what differs.
-        """
+        """Refuse an offset that this source did not write."""
         expected = {"store": store, "queue": queue, "consumer": consumer, "generation": generation}
         for name, value in expected.items():
             own = getattr(self, name)
@@ -111,16 +99,8 @@ class QueueOffset:
             )
 
     def require_reached(self, ends: Sequence[int]) -> None:
-        """Refuse an offset past the end of the queue, whose store is then older than the checkpoint.
-
-        Parameters
-        ----------
-        ends
-            The end of each partition.
-
-        Raises
-        ------
-        CheckpointMismatchError
+        """Refuse an offset past the ends of the queue's partitions, whose store is then older than the
+        checkpoint.
         """
         if len(self.end) <= len(ends) and all(at <= end for at, end in zip(self.end, ends, strict=False)):
             return
@@ -167,22 +147,10 @@ def pad(offsets: Sequence[int], length: int) -> tuple[int, ...]:
 
 
 def batch_ranges(now: Sequence[object], before: Sequence[object]) -> list[QueueOffset]:
-    """The range of each source of a micro-batch.
+    """The range of each queue source of a micro-batch, which is empty if the source has nothing new.
 
-    Parameters
-    ----------
-    now, before
-        The parsed lines of the offset log for this micro-batch and the one before (empty for the first).
-
-    Returns
-    -------
-    list
-        One offset for each queue source, with an empty range if it has nothing new.
-
-    Raises
-    ------
-    CheckpointMismatchError
-        When one consumer appears with two ranges.
+    ``now`` and ``before`` are the parsed lines of the offset log for this micro-batch and the one before
+    (empty for the first).
     """
     earlier = {offset for offset in map(QueueOffset.of, before) if offset is not None}
     ranges: dict[tuple[str, str, str, int], QueueOffset] = {}

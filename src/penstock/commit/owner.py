@@ -19,11 +19,8 @@ log = logging.getLogger("penstock.commit")
 class Owner:
     """A running query's ownership of a consumer; a later owner fences it by a new epoch.
 
-    Parameters
-    ----------
-    moved_by_sink
-        Whether the query's sink moves the consumer in its own transaction. When False, the owner finds out
-        from the query's first commit.
+    ``moved_by_sink`` says whether the query's sink moves the consumer in its own transaction. When it is
+    False, the owner finds out from the query's first commit.
     """
 
     def __init__(
@@ -79,13 +76,6 @@ class Owner:
         whether to drain.
 
         The safe offset moves up to it, and so does the offset if the sink does not move it.
-
-        Raises
-        ------
-        OwnerFencedError
-            When another owner has taken over.
-        CheckpointMismatchError
-            When the consumer was moved by a seek, or the store is older than the checkpoint.
         """
         registration, safe, queue, partitions = self._database.run(self._state, write=False)
         if self._planned is not None and self._planned == registration.plan:
@@ -147,18 +137,8 @@ class Owner:
     def plan(self, end: QueueOffset, last_times: Mapping[int, int] | None = None) -> None:
         """Store the micro-batch in flight, which its sink's commit must equal.
 
-        Parameters
-        ----------
-        last_times
-            If its rows were read before: when the last of them was appended to each partition, in
-            microseconds since 1970. If that row is another one now, the store was restored meanwhile.
-
-        Raises
-        ------
-        OwnerFencedError
-            When another owner has taken over.
-        CheckpointMismatchError
-            When the consumer was moved by a seek, or the store is older than the checkpoint.
+        If its rows were read before, ``last_times`` has when the last of them was appended to each partition,
+        in microseconds since 1970. If that row is another one now, the store was restored meanwhile.
         """
 
         def work(tx: Transaction) -> None:
@@ -212,25 +192,11 @@ class Owner:
         return registration
 
     def require(self) -> None:
-        """Check that this query still owns the consumer.
-
-        Raises
-        ------
-        OwnerFencedError
-            When another query has taken over.
-        CheckpointMismatchError
-            When the consumer was moved by a seek.
-        """
+        """Check that this query still owns the consumer, and that no seek has moved it."""
         self._database.run(self._checked, write=False)
 
     def require_at(self, start: Sequence[int]) -> None:
-        """Check that the consumer is not before where a query has begun.
-
-        Raises
-        ------
-        OwnerFencedError, CheckpointMismatchError
-            As :meth:`observe` does.
-        """
+        """Check that the consumer is not before where a query has begun."""
 
         def work(tx: Transaction) -> None:
             registration = self._checked(tx)
@@ -302,13 +268,7 @@ def _raise_safe(tx: Transaction, registration: Registration, logged: QueueOffset
 
 
 def level(database: Database, store_uuid: str, ended: QueueOffset, *, moved_by_sink: bool = False) -> None:
-    """Raise the safe offset to what an ended query's checkpoint has committed.
-
-    Parameters
-    ----------
-    moved_by_sink
-        As for :class:`Owner`.
-    """
+    """Raise the safe offset to what an ended query's checkpoint has committed."""
 
     def work(tx: Transaction) -> None:
         registration = consumers.find_registration(tx, ended.consumer or "", ended.queue, lock=True)

@@ -39,12 +39,7 @@ OTHER_INPUT = "CHECKPOINT_MISMATCH.OTHER_INPUT"
 def commit_batch(database: Database, store_uuid: str, batch: BatchCommit[T]) -> T | None:
     """Commit a micro-batch; return its target's result, or None if it was already committed.
 
-    Raises
-    ------
-    CommitRefusedError
-        Or a subclass, when the commit would lose or repeat rows. Nothing is visible then.
-    OffsetConflictError
-        When the consumer is not at the start of the micro-batch.
+    Nothing is visible when the commit is refused because it would lose or repeat rows.
     """
     published = database.run(lambda tx: _commit(tx, store_uuid, batch), idempotent=True)
     fields = {"sink": batch.sink.name, "app_id": batch.app_id, "batch": batch.batch_id, "rows": batch.rows}
@@ -96,17 +91,8 @@ def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None
 
 
 def refuse_gap(tx: Transaction, key: LedgerKey, *, new_sink: bool) -> None:
-    """Refuse a micro-batch when the sink lacks the one before it: the sink's store was restored from an
-    older backup.
-
-    Parameters
-    ----------
-    new_sink
-        Whether the sink may have nothing of the query although the checkpoint is not new.
-
-    Raises
-    ------
-    CheckpointMismatchError
+    """Refuse a micro-batch when the sink lacks the one before it: the sink's store was restored from an older
+    backup. A ``new_sink`` may have nothing of the query although the checkpoint is not new.
     """
     if not key.batch_id or ledger.find(tx, key.before) is not None:
         return
@@ -138,13 +124,7 @@ def note_batch(
     new_sink: bool,
     logged: str | None = None,
 ) -> None:
-    """Record a micro-batch of a sink that may repeat rows, so that a lost one is noticed later.
-
-    Raises
-    ------
-    CheckpointMismatchError
-        When the sink lacks the micro-batch before.
-    """
+    """Record a micro-batch of a sink that may repeat rows, so that a lost one is noticed later."""
 
     def work(tx: Transaction) -> None:
         if ledger.rewound(tx, key) is not None:
@@ -233,26 +213,9 @@ def append_task(
 ) -> partition_log.Appended | None:
     """Append the rows of one task; None when the task or its micro-batch already did.
 
-    Parameters
-    ----------
-    key
-        The task's entry in the ledger, which makes a repeat a no-op; None for a sink that may repeat rows.
-    origin
-        The id of the checkpoint that the task's micro-batch belongs to.
-    covers
-        Identifies the micro-batch's input; empty if the task does not know it.
-    new_sink
-        As in :class:`BatchCommit`.
-
-    Raises
-    ------
-    CheckpointMismatchError
-        When the entry is of another checkpoint or of other input, or the sink lacks the micro-batch before.
-    CheckpointRewoundError
-        When the ledger does not reach back so far.
-    CommitRefusedError
-        When the task wrote another number of rows before, or the queue has changed since the rows were
-        placed.
+    ``key`` is the task's entry in the ledger, which makes a repeat a no-op; None for a sink that may repeat
+    rows. ``origin`` is the id of the checkpoint, and ``covers`` identifies the micro-batch's input; it is
+    empty if the task does not know it.
     """
     rows = sum(segment.rows for segment in segments)
 

@@ -38,8 +38,8 @@ from penstock.feeds.urls import FeedUrl, pairs
 from penstock.instants import micros_of
 from penstock.queue.checks import check_name
 from penstock.queue.maintenance import Retention
-from penstock.queue.open_stores import open_store
 from penstock.queue.queue import AppendResult, Queue, Rows
+from penstock.queue.store import open_store
 from penstock.store.database import Transaction
 from penstock.store.log.partition_log import Appended
 from penstock.store.records import catalog, feed_commits

@@ -26,8 +26,8 @@ from penstock.feeds.protocol import (
     check_reserved,
 )
 from penstock.feeds.urls import FeedUrl, pairs, row_id_forms
-from penstock.lake.location import absolute, is_url, shown_path
 from penstock.lake.parquet import nullable, readable
+from penstock.lake.storage import absolute, is_url, shown_path
 
 _UNFINISHED = "_temporary"
 _MOST_DIGITS = 18

@@ -133,10 +133,7 @@ def _cast(
 def widens(stored: pa.DataType, wanted: pa.DataType, *, old_instants: bool = False) -> bool:
     """Whether values of a stored type may be read as another type; a checked cast then refuses single values.
 
-    Parameters
-    ----------
-    old_instants
-        Whether timestamps without a zone may be instants.
+    With ``old_instants``, timestamps without a zone may be instants.
     """
 
     def below(stored: pa.DataType, wanted: pa.DataType) -> bool:

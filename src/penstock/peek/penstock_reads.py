@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from penstock.changes.data_source import FORMAT as CHANGES
 from penstock.changes.data_source import STREAM, ChangesStreamReader, read_options
 from penstock.json_text import Json
-from penstock.queue.open_stores import open_store
+from penstock.queue.store import open_store
 from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_text import plan_tree
 from penstock.spark.internals.plans import StreamingRead

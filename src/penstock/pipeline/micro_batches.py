@@ -24,8 +24,7 @@ from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up, r
 from penstock.errors import PenstockError, condition_of
 from penstock.json_text import Json
 from penstock.pipeline.query import STOP_SECONDS, Query
-from penstock.queue.open_stores import open_store
-from penstock.queue.store import Store, connect
+from penstock.queue.store import Store, connect, open_store
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.connectors import OwnedConsumer, Sink
 from penstock.spark.error_boundary import original_error

@@ -12,14 +12,7 @@ METADATA_COLUMNS = ("_queue", "_generation", "_partition", "_row_index", "_times
 
 
 def check_name(kind: str, name: object) -> str:
-    """Return the name if it is valid: any Unicode text that databases can store.
-
-    Raises
-    ------
-    InvalidNameError
-        When it is not text, is empty or longer than 255 characters, or has characters that no database can
-        store.
-    """
+    """Return the name if it is valid: any Unicode text that databases can store."""
     if not isinstance(name, str):
         raise InvalidNameError(f"the name of a {kind} is text, not {type(name).__name__}")
     if not 1 <= len(name) <= MAX_CHARACTERS:
@@ -32,35 +25,20 @@ def check_name(kind: str, name: object) -> str:
 
 
 def check_whole_partition(partition: object) -> None:
-    """Refuse a partition that is not a whole number; True is not one.
-
-    Raises
-    ------
-    InvalidInputError
-    """
+    """Refuse a partition that is not a whole number; True is not one."""
     if type(partition) is not int:
         raise InvalidInputError(f"a partition is a whole number, not {partition!r}")
 
 
 def check_whole_index(*indexes: object) -> None:
-    """Refuse row indexes that are not whole numbers.
-
-    Raises
-    ------
-    InvalidPositionError
-    """
+    """Refuse row indexes that are not whole numbers."""
     for index in indexes:
         if type(index) is not int:
             raise InvalidPositionError(f"a row index is a whole number, not {index!r}")
 
 
 def refuse_feed(queue: QueueRecord) -> None:
-    """Refuse a queue that holds a change feed, to which only whole commits are appended.
-
-    Raises
-    ------
-    InvalidInputError
-    """
+    """Refuse a queue that holds a change feed, to which only whole commits are appended."""
     if queue.contract is not None:
         raise InvalidInputError(
             f"queue {queue.name!r} holds a change feed, to which only whole commits are appended: "

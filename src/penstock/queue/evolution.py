@@ -44,11 +44,6 @@ def grow(database: Database, queue: QueueRecord, count: int) -> None:
 
     The existing keys are read before anything is locked. The locks, which block appends to the queue, are
     held only while the keys that were appended meanwhile are read.
-
-    Raises
-    ------
-    InvalidInputError
-        When the queue would have more than 4096 partitions.
     """
     seen, upto = _gather(database, queue, Hashes(), {}) if queue.key else (Hashes(), {})
 
@@ -112,17 +107,8 @@ class _Inside:
 def new_columns(columns: object) -> pa.Schema:
     """Return the columns to add, in canonical form.
 
-    Parameters
-    ----------
-    columns
-        A ``pyarrow.Schema`` or a PySpark ``StructType``; or Arrow fields, one or several, or pairs of a
-        name and an Arrow type.
-
-    Raises
-    ------
-    InvalidInputError, UnsupportedTypeError
-    SchemaMismatchError
-        When a column is not nullable, or has a reserved name.
+    They are a ``pyarrow.Schema`` or a PySpark ``StructType``; or Arrow fields, one or several, or pairs of a
+    name and an Arrow type.
     """
     canonical = canonical_schema(_as_schema(columns))
     for field in canonical:
@@ -155,11 +141,6 @@ def add_columns(database: Database, queue: QueueRecord, columns: pa.Schema) -> N
     """Add the columns that the queue does not have yet.
 
     Only the queue's row is locked, so that appends neither wait nor are waited for.
-
-    Raises
-    ------
-    SchemaMismatchError
-        When the queue has a column with that name and another type.
     """
 
     def work(tx: Transaction) -> None:

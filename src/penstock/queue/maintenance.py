@@ -75,13 +75,7 @@ class Retention:
 
 
 def limits_of(retention: Retention) -> RetentionLimits:
-    """Return the bounds as the store keeps them.
-
-    Raises
-    ------
-    InvalidInputError
-        When the argument is not a retention.
-    """
+    """Return the bounds as the store keeps them."""
     require(
         "retention", retention, Retention, "a penstock.Retention, such as penstock.Retention(rows=1_000_000)"
     )
@@ -219,13 +213,7 @@ class Maintainer(Forkable):
 def maintain_partitions(
     database: Database, store_uuid: str, queue: QueueRecord, partitions: Iterable[int]
 ) -> None:
-    """Apply the queue's current retention, then compact partitions with many small segments.
-
-    Raises
-    ------
-    QueueNotFoundError
-        When the queue was dropped meanwhile.
-    """
+    """Apply the queue's current retention, then compact partitions with many small segments."""
 
     def find_due(tx: Transaction) -> tuple[QueueRecord, list[int], list[int]]:
         record, now = catalog.reread(tx, queue), tx.now()

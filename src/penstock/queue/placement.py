@@ -109,19 +109,8 @@ class Placement:
     ) -> list[Segment]:
         """Return the rows as segments of their partitions, in their order.
 
-        Parameters
-        ----------
-        partition
-            The partition of all rows; None for that of each row's key.
-        fallback
-            Chooses the partition of rows without a key.
-        max_rows, lazy
-            As for ``to_segments``.
-
-        Raises
-        ------
-        InvalidInputError
-            When a row's key belongs to another partition.
+        All rows go to ``partition``; when it is None, to the partition of each row's key, and rows without a
+        key to the one that ``fallback`` chooses.
         """
         parts = self._split(rows, fallback) if partition is None else [(partition, rows)]
         if partition is not None and self.key and rows.num_rows:

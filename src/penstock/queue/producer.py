@@ -6,12 +6,11 @@ import logging
 import threading
 from collections.abc import Callable
 
-from penstock.errors import InvalidInputError
+from penstock.errors import InvalidInputError, ProducerFencedError, QueueNotFoundError
 from penstock.queue.checks import refuse_feed
 from penstock.queue.queue import AppendResult, Queue, Rows
 from penstock.store.database import Database, Transaction
 from penstock.store.log.partition_log import Appended
-from penstock.store.records import producers
 
 log = logging.getLogger("penstock.queue")
 
@@ -25,9 +24,12 @@ class Producer:
     def __init__(self, database: Database, queue: Queue, session: str) -> None:
         self._database = database
         self._queue = queue
-        self._session = database.run(lambda tx: producers.open_session(tx, queue.record, session))
+        self._keys = {"queue_id": queue.record.queue_id, "session": session}
+        opened = database.run(lambda tx: tx.one("open_producer", **self._keys))
+        self._session = session
+        self._epoch: int = opened.epoch
         self._lock = threading.Lock()
-        self.sequence = self._session.sequence
+        self.sequence: int = opened.sequence
         """The last sequence number that was appended; -1 before the first."""
         self.skipped = 0
         """The number of appends that were skipped as repeats."""
@@ -41,7 +43,7 @@ class Producer:
     @property
     def epoch(self) -> int:
         """The number of times that the session has been opened."""
-        return self._session.epoch
+        return self._epoch
 
     def append(
         self, rows: Rows, sequence: int | None = None, *, partition: int | None = None
@@ -75,10 +77,10 @@ class Producer:
 
         def once(tx: Transaction, append: Callable[[], Appended]) -> Appended:
             nonlocal repeated
-            repeated = number <= producers.lock_session(tx, self._session)
+            repeated = number <= self._locked_sequence(tx)
             if repeated:
                 return Appended({})
-            producers.set_sequence(tx, self._session, number)
+            tx.run("set_sequence", sequence=number, **self._keys)
             return append()
 
         refuse_feed(self._queue.record)
@@ -88,13 +90,30 @@ class Producer:
         if repeated:
             log.info(
                 "an append of producer session %r to queue %r was committed before, and is skipped",
-                self._session.session,
+                self._session,
                 self._queue.name,
                 extra={
                     "action": "append_skipped",
-                    "session": self._session.session,
+                    "session": self._session,
                     "queue": self._queue.name,
                     "sequence": number,
                 },
             )
         return AppendResult(appended.ranges, skipped=repeated)
+
+    def _locked_sequence(self, tx: Transaction) -> int:
+        """Lock the session, and return its last sequence number."""
+        row = tx.one("lock_producer", epoch=self._epoch, **self._keys)
+        if row is not None:
+            return int(row.sequence)
+        sessions = tx.all("list_producers", queue_id=self._keys["queue_id"])
+        if self._session not in (other.session for other in sessions):
+            raise QueueNotFoundError(
+                f"the queue of producer session {self._session!r} was dropped", session=self._session
+            )
+        raise ProducerFencedError(
+            f"producer session {self._session!r} was opened again by another producer, so this one may no "
+            "longer append: stop it, or open the session again to take it over",
+            session=self._session,
+            epoch=self._epoch,
+        )

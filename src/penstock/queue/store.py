@@ -1,8 +1,11 @@
-"""Stores: ``connect``, and the queues, consumers and producers of a store."""
+"""Stores: their queues, consumers and producers; opened by ``connect``, or once in each process by
+``open_store``.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,7 +13,7 @@ from datetime import timedelta
 from penstock.arguments import column_names, require
 from penstock.arrow.key_hash import check_key
 from penstock.arrow.schema import canonical_schema
-from penstock.errors import ConsumerInUseError, InvalidInputError
+from penstock.errors import ConsumerInUseError, InvalidInputError, StoreError
 from penstock.queue.checks import check_name
 from penstock.queue.consumer import Consumer
 from penstock.queue.evolution import MAX_PARTITIONS
@@ -24,10 +27,13 @@ from penstock.queue.maintenance import (
 )
 from penstock.queue.producer import Producer
 from penstock.queue.queue import Queue
-from penstock.store.database import Database, Transaction
+from penstock.store.database import RETRY_SECONDS, Database, Transaction
+from penstock.store.forks import Guard
 from penstock.store.records import catalog, consumers
 from penstock.store.records.consumers import Registration
+from penstock.store.sqlite.database import file_at
 from penstock.store.store_schema import StoreIdentity, open_database
+from penstock.store.url import StoreUrl, parse_url
 
 log = logging.getLogger("penstock.queue")
 
@@ -301,12 +307,8 @@ class Store:
         return Producer(self._database, self.queue(queue), session)
 
     def tend(self, queue: catalog.QueueRecord, crowded: Iterable[int]) -> None:
-        """Start the maintenance that is due after an append, in the background.
-
-        Parameters
-        ----------
-        crowded
-            The partitions whose small segments are to be compacted.
+        """Start the maintenance that is due after an append, in the background; ``crowded`` partitions are
+        compacted.
         """
         self._maintainer.after_change(queue, crowded)
 
@@ -383,3 +385,48 @@ def connect(url: str, *, create: bool = True, timeout: float = CONNECT_TIMEOUT) 
     require("timeout", timeout, float | int, "a number of seconds")
     database, identity = open_database(url, create=create, patience=timeout)
     return Store(database, identity)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    store: Store
+    file: tuple[int, int] | None
+
+
+_open: dict[tuple[str, int], _Opened] = {}
+_guard = Guard()
+
+
+def open_store(url: str, *, verify: bool = False) -> Store:
+    """Return the store at a URL, opened once in each process.
+
+    ``verify`` checks that the database still holds the same store: Spark keeps its Python workers, and the
+    store may have been dropped and recreated since.
+    """
+    # A forked worker must not share its parent's connections.
+    key = (url, os.getpid())
+    with _guard:
+        opened = _open.get(key)
+        if opened is not None and not _same(opened, parse_url(url), verify):
+            opened.store.close()
+            opened = None
+        if opened is None:
+            store = connect(url, create=False, timeout=RETRY_SECONDS)
+            opened = _open[key] = _Opened(store, _file(parse_url(url)))
+        return opened.store
+
+
+def _same(opened: _Opened, url: StoreUrl, verify: bool) -> bool:
+    if opened.file != _file(url):
+        return False
+    if not verify or url.dialect == "sqlite":
+        return True
+    try:
+        row = opened.store.database.run(lambda tx: tx.one("read_store"), write=False)
+    except StoreError:
+        return False
+    return row is not None and row.uuid == opened.store.uuid
+
+
+def _file(url: StoreUrl) -> tuple[int, int] | None:
+    return file_at(url.target) if url.dialect == "sqlite" else None

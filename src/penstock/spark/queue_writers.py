@@ -21,8 +21,8 @@ from penstock.arrow.coerce import conform
 from penstock.commit.micro_batch import QueueTarget
 from penstock.commit.protocol import append_task, commit_batch, note_batch
 from penstock.errors import CommitRefusedError, condition_of
-from penstock.queue.open_stores import open_store
 from penstock.queue.placement import Placement, placement_of
+from penstock.queue.store import open_store
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.error_boundary import without_tracebacks
 from penstock.spark.internals.python_workers import check_reach, freeze_imports

@@ -204,11 +204,6 @@ class Database(ABC):
         """A part of a transaction on the caller's own connection, which the caller commits.
 
         The whole block takes effect or, when it raises, nothing of it; the caller's transaction continues.
-
-        Raises
-        ------
-        InvalidInputError
-            When the connection is another driver's, leads elsewhere, or commits each statement by itself.
         """
 
     # What all dialects share.
@@ -218,13 +213,6 @@ class Database(ABC):
         """One transaction, committed when the block ends, rolled back when it raises.
 
         One that only reads sees the store as it was at one moment.
-
-        Raises
-        ------
-        StoreUnavailableError
-            When the database does not answer.
-        CommitOutcomeUnknownError
-            When the connection broke while it was committing.
         """
         with self._pool.lease() as lease:
             connection = lease.connection
@@ -263,17 +251,9 @@ class Database(ABC):
     ) -> T:
         """Run ``work`` in a transaction, and again with back-off while the database is unavailable.
 
-        Parameters
-        ----------
-        work
-            Takes the transaction; may be called several times, only the last of which is committed.
-        write
-            False for work that only reads.
-        idempotent
-            Whether the work may also be repeated when it is unknown whether its commit happened.
-        patience
-            For how many seconds to try again while the database does not answer; 20 by default. With 0, a
-            lock that is not free is not waited for a second time either.
+        ``work`` may be called several times, only the last of which is committed; ``idempotent`` work also
+        when it is unknown whether a commit happened. ``patience`` is in seconds, 20 by default; with 0, a
+        lock that is not free is not waited for a second time either.
         """
 
         def once() -> T:

@@ -57,13 +57,7 @@ class Pool(Forkable):
 
     @contextmanager
     def lease(self) -> Iterator[Lease]:
-        """A connection for the block; it returns to the pool if the lease is marked as sound.
-
-        Raises
-        ------
-        StoreError
-            When the pool has been closed.
-        """
+        """A connection for the block; it returns to the pool if the lease is marked as sound."""
         # A thread that takes one slot after the other would keep a fork waiting.
         self._open.wait()
         with self._slots:

@@ -86,16 +86,7 @@ def promote(
 ) -> Appended:
     """Make the listed attempts visible as one append and drop everything else staged up to the batch.
 
-    Parameters
-    ----------
-    attempts
-        The number of segments that each acknowledged attempt staged.
-
-    Raises
-    ------
-    CommitRefusedError
-        When some of the staged segments are gone, or the rows no longer belong to the partitions that they
-        were placed in.
+    ``attempts`` has the number of segments that each acknowledged attempt staged.
     """
     staged = take(tx, queue, app_id, batch_id)
     rows = [row for row in staged if row.batch_id == batch_id and row.attempt in attempts]

@@ -28,14 +28,8 @@ def read(folder: str, file: str) -> str:
 
 @cache
 def statements(dialect: str, schema: str) -> dict[str, str]:
-    """All statements of a dialect, by name.
-
-    Parameters
-    ----------
-    dialect
-        ``sqlite`` or ``postgres``.
-    schema
-        The quoted name of the schema that holds the store's tables.
+    """All statements of a dialect, by name; ``schema`` is the quoted name of the schema of the store's
+    tables.
     """
     found = parse(read("sql", "common.sql")) | parse(read("sql", f"{dialect}.sql"))
     quoted = schema if dialect == "sqlite" else schema.replace("%", "%%")

@@ -44,25 +44,10 @@ class StoreIdentity:
 def open_database(
     url: str, *, create: bool, patience: float | None = None, as_it_is: bool = False
 ) -> tuple[Database, StoreIdentity]:
-    """Connect to a store's database.
+    """Connect to a store's database, and create the store if it has none and ``create`` allows it.
 
-    Parameters
-    ----------
-    create
-        Whether to create the store if the database has none.
-    patience
-        For how many seconds to try again while the database does not answer.
-    as_it_is
-        Whether to leave the journal mode of a SQLite file alone.
-
-    Raises
-    ------
-    StoreNotFoundError
-        When there is no store at the URL and ``create`` is False.
-    StoreTooNewError
-        When a newer Penstock created the store.
-    StoreError
-        With the condition ``STORE_TOO_OLD`` when an older one did.
+    ``patience`` is for how many seconds to try again while the database does not answer. ``as_it_is`` leaves
+    the journal mode of a SQLite file alone.
     """
     parsed = parse_url(url)
     database = SqliteDatabase(parsed) if parsed.dialect == "sqlite" else PostgresDatabase(parsed)
@@ -153,15 +138,7 @@ def _identity(tx: Transaction, database: Database) -> StoreIdentity | None:
 
 
 def require_version(database: Database, version: int) -> None:
-    """Refuse a store whose schema this Penstock does not know.
-
-    Raises
-    ------
-    StoreTooNewError
-        When a newer Penstock created it.
-    StoreError
-        With the condition ``STORE_TOO_OLD`` when an older one did.
-    """
+    """Refuse a store whose schema this Penstock does not know."""
     if version > VERSION:
         raise StoreTooNewError(
             f"{database.url} has schema version {version}, and this Penstock reads version {VERSION}: "

@@ -69,19 +69,11 @@ class StoreUrl:
 def parse_url(url: str) -> StoreUrl:
     """Parse a store URL.
 
-    Parameters
-    ----------
-    url
-        ``sqlite:///file`` with the options ``synchronous`` (``full``, the default, or ``normal``),
-        ``busy_timeout`` (milliseconds, 60000), ``mode`` (of a created file, ``0600``) and ``trust``
-        (``own``, the default, or ``folder``, which trusts everybody who may write in the store's folder), or
-        ``postgresql://…`` with ``schema`` (``penstock``), ``owner`` (another role that is trusted with it)
-        and ``lock_wait`` (``60s``); any other query parameter of a PostgreSQL URL is libpq's.
-
-    Raises
-    ------
-    InvalidUrlError
-        When it is neither, names no database, or has an unknown option.
+    ``sqlite:///file`` has the options ``synchronous`` (``full``, the default, or ``normal``),
+    ``busy_timeout`` (milliseconds, 60000), ``mode`` (of a created file, ``0600``) and ``trust`` (``own``, the
+    default, or ``folder``, which trusts everybody who may write in the store's folder). ``postgresql://…``
+    has ``schema`` (``penstock``), ``owner`` (another role that is trusted with it) and ``lock_wait``
+    (``60s``); its other query parameters are libpq's.
     """
     if not isinstance(url, str) or not _SCHEME.match(url):
         raise InvalidUrlError(f"a store URL is one of {_FORMS}, not {_shown(url)}")

@@ -18,7 +18,7 @@ from penstock.continuous.connectors.ledger import Commits
 from penstock.continuous.connectors.protocol import SinkDriver, SinkEpoch, SinkWriter, WriterFactory
 from penstock.continuous.driver.epochs import Epoch
 from penstock.json_text import JsonValue
-from penstock.queue.open_stores import open_store
+from penstock.queue.store import open_store
 from penstock.spark.internals.python_workers import check_reach
 from penstock.store.staging import Attempt
 from penstock.tables.chunks import CHUNK_BYTES, CHUNK_ROWS, chunked

@@ -22,7 +22,7 @@ from penstock.errors import (
     TableRefusedError,
 )
 from penstock.feeds.contract import COMMIT_VERSION
-from penstock.lake.location import DeltaPlace, is_delta
+from penstock.lake.storage import DeltaPlace, is_delta
 from penstock.queue.checks import check_name
 from penstock.queue.store import connect
 from penstock.spark.connectors import Sink, WriteSettings

@@ -24,7 +24,7 @@ from penstock.feeds.contract import (
     POSTIMAGE,
     PREIMAGE,
 )
-from penstock.queue.open_stores import open_store
+from penstock.queue.store import open_store
 from penstock.spark.error_boundary import iterate_without_tracebacks
 from penstock.spark.internals.python_workers import check_reach
 from penstock.spark.options import SinkOptions

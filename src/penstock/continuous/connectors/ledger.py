@@ -16,7 +16,7 @@ from penstock.continuous.connectors.protocol import SinkEpoch
 from penstock.continuous.driver.epochs import Epoch
 from penstock.errors import CheckpointMismatchError
 from penstock.json_text import JsonValue
-from penstock.queue.open_stores import open_store
+from penstock.queue.store import open_store
 from penstock.store.records import ledger
 from penstock.store.records.ledger import LedgerKey
 

@@ -28,8 +28,7 @@ from penstock.continuous.connectors.queue_tasks import QueueReaderFactory, Queue
 from penstock.continuous.driver.epochs import Epoch
 from penstock.json_text import JsonValue
 from penstock.queue.checks import refuse_feed
-from penstock.queue.open_stores import open_store
-from penstock.queue.store import Store
+from penstock.queue.store import Store, open_store
 from penstock.spark.options import SinkOptions, SourceOptions
 from penstock.spark.schemas import check_writable, source_schema
 from penstock.spark.source.ranges import parse_offset, skip_trimmed, start_positions

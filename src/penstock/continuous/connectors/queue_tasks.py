@@ -12,8 +12,8 @@ import pyarrow as pa
 from penstock.commit.protocol import append_task
 from penstock.continuous.connectors.protocol import ReaderFactory, SinkWriter, SourceReader, WriterFactory
 from penstock.continuous.task.channel import Channel
-from penstock.queue.open_stores import open_store
 from penstock.queue.placement import placement_of
+from penstock.queue.store import open_store
 from penstock.spark.internals.python_workers import check_reach
 from penstock.spark.queue_writers import SegmentGroups
 from penstock.spark.source.read_task import Scan

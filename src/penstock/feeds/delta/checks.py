@@ -16,8 +16,8 @@ from penstock.feeds.delta.log import CommitFile, Metadata, Protocol
 from penstock.feeds.file_commits import DataFile
 from penstock.feeds.protocol import check_reserved
 from penstock.feeds.urls import row_id_forms
-from penstock.lake.location import library, shown_path
 from penstock.lake.parquet import nullable
+from penstock.lake.storage import library, shown_path
 
 _READER = 3
 """The newest reader version of the Delta protocol."""

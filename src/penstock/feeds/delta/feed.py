@@ -41,9 +41,8 @@ from penstock.feeds.protocol import (
     history_changed,
 )
 from penstock.feeds.urls import FeedUrl, pairs, prefixed, row_id_forms
-from penstock.lake.location import absolute, library, shown_path
 from penstock.lake.parquet import readable
-from penstock.lake.storage import Storage
+from penstock.lake.storage import Storage, absolute, library, shown_path
 
 
 @dataclass(frozen=True)

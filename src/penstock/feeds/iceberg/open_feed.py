@@ -33,7 +33,7 @@ from penstock.feeds.protocol import (
     check_columns_exist,
     check_reserved,
 )
-from penstock.lake.errors import access_denied, is_denied, without_secrets
+from penstock.lake.storage import access_denied, is_denied, without_secrets
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from pyroaring import BitMap64
 from penstock.errors import DataLostError, FeedUnavailableError, PenstockError
 from penstock.feeds.file_commits import Column, Planned
 from penstock.feeds.protocol import METADATA_NAMES, change_rows
-from penstock.lake.errors import access_denied, is_denied, without_secrets
 from penstock.lake.parquet import BATCH_ROWS, Piece
+from penstock.lake.storage import access_denied, is_denied, without_secrets
 
 Positions = NDArray[np.int64]
 

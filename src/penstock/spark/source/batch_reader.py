@@ -35,7 +35,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from penstock.queue.open_stores import open_store
+from penstock.queue.store import open_store
 from penstock.spark.error_boundary import without_tracebacks
 from penstock.spark.options import SourceOptions
 from penstock.spark.source.ranges import end_positions, skip_trimmed, split_into_tasks, start_positions

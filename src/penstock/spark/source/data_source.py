@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidOptionError
 from penstock.queue.checks import refuse_feed
-from penstock.queue.open_stores import open_store
+from penstock.queue.store import open_store
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.error_boundary import without_tracebacks
 from penstock.spark.internals.python_workers import check_reach

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from penstock.queue.open_stores import open_store
+from penstock.queue.store import open_store
 from penstock.spark.internals.python_workers import check_reach, freeze_imports
 from penstock.spark.schemas import to_output_batch
 from penstock.spark.source.ranges import report_loss

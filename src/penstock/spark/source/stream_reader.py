@@ -13,8 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from penstock.commit.offsets import QueueOffset, pad
 from penstock.commit.owner import Owner
 from penstock.json_text import Json
-from penstock.queue.open_stores import open_store
-from penstock.queue.store import Store
+from penstock.queue.store import Store, open_store
 from penstock.spark.error_boundary import without_tracebacks
 from penstock.spark.limit_pushdown import RemainingQuota
 from penstock.spark.options import SourceOptions

@@ -50,14 +50,9 @@ class _Plan:
 
 
 class Decoder:
-    """Decodes segments of a queue into the columns of one read.
+    """Decodes segments into the columns of one read, in their order; all columns when None.
 
-    Parameters
-    ----------
-    queue
-        The queue as the reader knows it; columns that were added since are left out.
-    columns
-        The columns to decode, in this order; all when None.
+    Columns that were added after the reader looked the queue up are left out.
     """
 
     def __init__(self, queue: QueueRecord, columns: Sequence[str] | None = None) -> None:
@@ -89,14 +84,8 @@ class Decoder:
 
 
 def decode_together(queue: QueueRecord, rows: Sequence[Row]) -> Iterator[pa.RecordBatch]:
-    """Decode several segments lazily, a batch for each, all with the columns of the widest one.
-
-    Parameters
-    ----------
-    queue
-        With all columns that any of the segments has.
-    rows
-        Segments with their payloads, from a page.
+    """Decode several segments lazily, a batch for each, all with the columns of the widest one; ``queue`` has
+    all of these columns.
     """
     widths = [int(row.width) for row in rows]
     widest = queue.first_columns(max(widths))

@@ -62,15 +62,6 @@ class Stored(NamedTuple):
     payload_id: int
 
 
-class Place(NamedTuple):
-    """The row indexes of a segment."""
-
-    start: int
-    end: int
-    timestamp: int
-    crowded: bool
-
-
 def allocate_payloads(tx: Transaction, count: int) -> list[int]:
     """Ids for ``count`` payloads, ascending; later calls return higher ones."""
     ids: list[int] = []
@@ -98,13 +89,7 @@ def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer
 
 
 def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> Appended:
-    """Append segments as one append.
-
-    Raises
-    ------
-    QueueGrown
-        When the queue has keys and more partitions than ``queue`` says: equal keys could part.
-    """
+    """Append segments as one append; raise :class:`QueueGrown` if equal keys could part."""
     if len(segments) == 1 and tx.dialect == "postgres":
         return _append_one(tx, queue, segments[0])
     if not segments:
@@ -141,67 +126,50 @@ def publish(
 ) -> Appended:
     """Make segments, in the order of their partitions, visible as one append.
 
-    Parameters
-    ----------
-    append_id
-        Drawn under the partitions' locks when None, so that append ids ascend inside each partition.
-
-    Raises
-    ------
-    QueueGrown
-        As :func:`append`.
+    The append id is drawn under the partitions' locks when it is None, so that ids ascend inside each
+    partition.
     """
-    places = place(tx, queue, stored)
-    if append_id is None:
-        append_id = allocate_payloads(tx, 1)[0]
-    ranges: dict[int, tuple[int, int]] = {}
-    rows = []
-    for segment, there in zip(stored, places, strict=True):
-        first = ranges.get(segment.partition, (there.start, 0))[0]
-        ranges[segment.partition] = (first, there.end)
-        rows.append(
-            {
-                "queue_id": queue.queue_id,
-                "partition": segment.partition,
-                "start_index": there.start,
-                "end_index": there.end,
-                "first_append": append_id,
-                "last_append": append_id,
-                "first_timestamp": there.timestamp,
-                "last_timestamp": there.timestamp,
-                "bytes": segment.bytes,
-                "payload_id": segment.payload_id,
-            }
-        )
-    tx.many("insert_segment", rows)
-    crowded = {segment.partition for segment, there in zip(stored, places, strict=True) if there.crowded}
-    return Appended(ranges, tuple(sorted(crowded)))
-
-
-def place(tx: Transaction, queue: QueueRecord, stored: Sequence[Stored]) -> list[Place]:
-    """Lock the partitions in ascending order and give each segment its row indexes."""
     now = tx.stamp()
-    places: list[Place] = []
+    ranges: dict[int, tuple[int, int]] = {}
+    crowded: list[int] = []
+    rows: list[dict[str, int]] = []
+    # The partitions are locked in ascending order.
     for partition, group in groupby(stored, key=attrgetter("partition")):
         segments = list(group)
-        rows = sum(segment.rows for segment in segments)
-        row = tx.one(
+        row_count = sum(segment.rows for segment in segments)
+        advanced = tx.one(
             "advance_partition",
             queue_id=queue.queue_id,
             partition=partition,
-            row_count=rows,
+            row_count=row_count,
             bytes=sum(segment.bytes for segment in segments),
             segments=len(segments),
             now=now,
         )
-        crowded = _advanced(tx, queue, row, len(segments))
-        start = row.next_index - rows
+        if _advanced(tx, queue, advanced, len(segments)):
+            crowded.append(partition)
+        start = advanced.next_index - row_count
+        ranges[partition] = (start, advanced.next_index)
         for segment in segments:
-            places.append(Place(start, start + segment.rows, row.last_timestamp, crowded))
+            rows.append(
+                {
+                    "queue_id": queue.queue_id,
+                    "partition": partition,
+                    "start_index": start,
+                    "end_index": start + segment.rows,
+                    "first_timestamp": advanced.last_timestamp,
+                    "last_timestamp": advanced.last_timestamp,
+                    "bytes": segment.bytes,
+                    "payload_id": segment.payload_id,
+                }
+            )
             start += segment.rows
         # Not last_timestamp: an earlier append may be dated ahead of the clock in this partition alone.
-        now = int(row.now)
-    return places
+        now = int(advanced.now)
+    if append_id is None:
+        append_id = allocate_payloads(tx, 1)[0]
+    tx.many("insert_segment", [{"first_append": append_id, "last_append": append_id, **row} for row in rows])
+    return Appended(ranges, tuple(crowded))
 
 
 def _advanced(tx: Transaction, queue: QueueRecord, row: Row | None, segments: int) -> bool:
@@ -231,22 +199,10 @@ def read(
 ) -> Iterator[Chunk]:
     """Read rows [start, end) of a partition, chunk by chunk; each page is a transaction of its own.
 
-    Parameters
-    ----------
-    columns
-        The columns to decode; all of ``queue`` when None. Rows from before a column was added have nulls in
-        it.
-    page_bytes
-        Compressed bytes fetched at a time; one segment at least.
-    on_lost
-        ``fail``, or ``skip`` to resume after rows that were trimmed.
-    with_runs
-        Whether each row's time is needed, which costs a little for compacted segments.
-
-    Raises
-    ------
-    DataLostError
-        When part of the range has been trimmed and ``on_lost`` is ``fail``.
+    ``columns`` are those to decode, all when None; rows from before a column was added have nulls in it. A
+    page has at most ``page_bytes`` compressed bytes, or one segment. ``on_lost`` is ``fail``, or ``skip`` to
+    resume after rows that were trimmed. ``with_runs`` asks for each row's time, which costs a little for
+    compacted segments.
     """
     position, decoder = start, Decoder(queue, columns)
     while position < end:

@@ -142,13 +142,7 @@ class Segment:
 
     @property
     def payload(self) -> pa.Buffer:
-        """The rows as they are stored.
-
-        Raises
-        ------
-        InvalidInputError
-            When a row is too large for a database.
-        """
+        """The rows as they are stored."""
         if self._batch is not None:
             self._payload = _payload(self._batch)
             self._batch = None
@@ -162,17 +156,8 @@ class Segment:
 def to_segments(
     table: pa.Table | pa.RecordBatch, partition: int, *, max_rows: int = SEGMENT_ROWS, lazy: bool = False
 ) -> list[Segment]:
-    """Divide rows into segments of at most ``max_rows`` rows and about 32 MiB of Arrow data.
-
-    Parameters
-    ----------
-    lazy
-        Whether to compress a segment only when it is sent.
-
-    Raises
-    ------
-    InvalidInputError
-        When a single row is too large for a database.
+    """Divide rows into segments of at most ``max_rows`` rows and about 32 MiB of Arrow data; ``lazy`` ones
+    are compressed when they are sent.
     """
     if isinstance(table, pa.RecordBatch):
         batches = [table.slice(start, max_rows) for start in range(0, table.num_rows, max_rows)]

@@ -41,19 +41,10 @@ def trim(
     before: int | None,
     alive: Callable[[str], bool],
 ) -> tuple[int, int]:
-    """Drop the rows below ``before``, as far as retention and retention-blocking consumers allow.
+    """Drop the rows below ``before`` (by default, what the retention does not keep), as far as retention and
+    retention-blocking consumers allow; the first row index before and after.
 
-    Parameters
-    ----------
-    before
-        A row index; None to apply the queue's retention.
-    alive
-        Whether the consumer of that name has a live owner on the queue.
-
-    Returns
-    -------
-    tuple
-        The first row index before and after.
+    ``alive`` says whether the consumer of a name has a live owner on the queue.
     """
     # The caller may have read the retention long ago.
     queue = reread(tx, queue)

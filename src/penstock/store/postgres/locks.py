@@ -47,16 +47,8 @@ class Holder:
 
 
 class HolderLookup:
-    """Looks up who holds a lock while a transaction waits for it, since the server forgets it afterwards.
-
-    Parameters
-    ----------
-    connect
-        Makes a connection of its own.
-    schema
-        The store's schema, quoted.
-    delay
-        Seconds of waiting before the lookup.
+    """Looks up who holds a lock, after ``delay`` seconds of a transaction's waiting for it, since the server
+    forgets it afterwards. ``connect`` makes a connection of its own, and ``schema`` is quoted.
     """
 
     def __init__(self, connect: Callable[[], PgConnection], schema: str, delay: float) -> None:
@@ -114,14 +106,8 @@ class AdvisoryOwnerLock(OwnerLock):
     """A session advisory lock on a connection of its own.
 
     Roles without access to the store can hold advisory locks too, and see which ones are held. So each name
-    has a million keys, and its lock is held when a role that may move consumers holds any of them.
-
-    Parameters
-    ----------
-    take
-        Takes the lock: the connection that holds it now, or None when somebody else does.
-    is_held
-        Whether anybody holds it.
+    has a million keys, and its lock is held when a role that may move consumers holds any of them. ``take``
+    returns the connection that holds it now, or None when somebody else does.
     """
 
     def __init__(self, take: Callable[[], PgConnection | None], is_held: Callable[[], bool]) -> None:

@@ -106,12 +106,8 @@ def longest_wait(lock_wait: float) -> float:
 def set_up(lock_wait: float, *, lasting: bool = False) -> str:
     """Statements that set up a new session; the last one returns the seconds of ``lock_timeout``.
 
-    Parameters
-    ----------
-    lock_wait
-        For how many seconds a transaction may wait for locks in all its tries.
-    lasting
-        Whether the session may idle for ever outside a transaction, whatever limits are set.
+    A transaction waits for locks for ``lock_wait`` seconds in all its tries. A ``lasting`` session may idle
+    for ever outside a transaction, whatever limits are set.
     """
     settings = DEFAULTS | {"lock_timeout": f"{max(1, round(longest_wait(lock_wait) * 1000))}ms"}
     statements = [f"set search_path to {SEARCH_PATH}", PLANNING, _setting(settings, _CHOSEN)]

@@ -34,14 +34,9 @@ class Relation:
 
 
 def create(tx: Transaction, columns: Sequence[str], *, sink: str, app_id: str) -> str:
-    """Create a relation and return its name, which matches no user's.
+    """Create a relation with columns such as ``c0 bigint`` and return its name, which matches no user's.
 
-    Parameters
-    ----------
-    columns
-        Definitions such as ``c0 bigint``.
-    sink
-        The table's name in the ledger.
+    ``sink`` is the table's name in the ledger.
     """
     name = PREFIX + uuid.uuid4().hex
     comment = json.dumps({"sink": sink, "app_id": app_id, "created_at": tx.now()})

@@ -182,11 +182,6 @@ def require_unchanged(tx: Transaction, queue: QueueRecord) -> None:
     partitions.
 
     Call it after the partitions have been locked, which keeps the queue as it is.
-
-    Raises
-    ------
-    CommitRefusedError
-        The transaction must not be committed.
     """
     now = find_queue(tx, queue.name)
     if now.queue_id != queue.queue_id:

@@ -143,11 +143,8 @@ def register(
 def resolve(tx: Transaction, queue: QueueRecord, position: Position) -> list[int]:
     """The row index of a position in each partition, under their locks in a transaction that writes.
 
-    Parameters
-    ----------
-    position
-        ``earliest``, ``latest``, microseconds since 1970 (the first row at or after that time), or row
-        indexes by partition (the others: earliest).
+    A position is ``earliest``, ``latest``, microseconds since 1970 (the first row at or after that time), or
+    row indexes by partition (the others: earliest).
     """
     records = lock_partitions(tx, queue)
     if position == "earliest":
@@ -196,12 +193,8 @@ def read_offsets(tx: Transaction, registration: Registration) -> tuple[list[int]
 def advance(
     tx: Transaction, registration: Registration, partition: int, old: int, new: int, *, safe: bool
 ) -> None:
-    """Compare-and-set of one offset.
-
-    Parameters
-    ----------
-    safe
-        Whether the safe offset follows: yes if nothing but the caller's own transaction depends on the move.
+    """Compare-and-set of one offset; the safe offset follows (``safe``) if nothing but the caller's own
+    transaction depends on the move.
     """
     statement = "advance_position_and_safe" if safe else "advance_position"
     if not tx.run(statement, partition=partition, old=old, new=new, **registration.keys):

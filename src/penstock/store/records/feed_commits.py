@@ -42,13 +42,7 @@ def page(
 
 
 def open_commit(tx: Transaction, queue: QueueRecord, version: int, timestamp: int) -> None:
-    """Lock the feed, and check that the commit follows all others.
-
-    Raises
-    ------
-    CommitOutOfOrderError
-        When the version is not above the newest one, or the timestamp is before the newest one.
-    """
+    """Lock the feed, and check that the commit follows all others."""
     if catalog.find_queue(tx, queue.name, lock=True).queue_id != queue.queue_id:
         raise catalog.dropped(queue)
     last = newest(tx, queue)

@@ -24,12 +24,7 @@ FORGOTTEN_SECONDS = 30 * 86_400
 class QueryRun:
     """A run of a query, as reported when it begins.
 
-    Parameters
-    ----------
-    source, sink, checkpoint, spark_ui
-        For people, without secrets; None if not known.
-    started_at
-        Microseconds since 1970.
+    ``started_at`` is in microseconds since 1970; what is not known is None, and nothing has secrets.
     """
 
     query_id: str
@@ -45,22 +40,11 @@ class QueryRun:
 
 @dataclass(frozen=True)
 class QueryProgress:
-    """The progress of a query since its last report.
+    """The progress of a query since its last report; what is not known is None or empty.
 
-    Parameters
-    ----------
-    batch_id
-        The newest micro-batch or epoch.
-    rows_in, rows_out
-        The rows since the last report; None if not known.
-    latency
-        Milliseconds by ``p50``, ``p90``, ``p99`` and ``max`` of the newest one; empty if not known.
-    duration, durations
-        Milliseconds of the newest one, and of its phases.
-    watermark
-        Microseconds since 1970.
-    warnings
-        Problems of the systems that it reads from, for people, without secrets.
+    Latency, duration and durations (by phase) are milliseconds of the newest micro-batch or epoch, and the
+    watermark is microseconds since 1970. Warnings are problems of the systems that it reads from, without
+    secrets.
     """
 
     batch_id: int
@@ -98,14 +82,9 @@ def report(
     source: str | None = None,
     sink: str | None = None,
 ) -> bool:
-    """Report that a run is alive, and its progress; False if another run has followed it.
+    """Report that a run is alive, and its progress, if there is any; False if another run has followed it.
 
-    Parameters
-    ----------
-    progress
-        None when there is nothing new.
-    source, sink
-        Its source and sink, if they were not known when it began.
+    ``source`` and ``sink`` are passed if they were not known when it began.
     """
     now = tx.now()
     touched = tx.run(

@@ -197,13 +197,7 @@ class SqliteDatabase(Database):
             )
 
     def use_wal(self) -> None:
-        """Switch the file to write-ahead logging, so that readers and the writer do not block each other.
-
-        Raises
-        ------
-        StoreLockedError
-            When other connections use the file in another mode.
-        """
+        """Switch the file to write-ahead logging, so that readers and the writer do not block each other."""
         with self._pool.lease() as lease, self.translating():
             if lease.connection.execute("pragma journal_mode").fetchone()[0] != "wal":
                 lease.connection.execute("pragma journal_mode = wal")

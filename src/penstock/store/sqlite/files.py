@@ -34,16 +34,9 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True)
 class StoreFiles:
-    """The files of one store.
+    """The files of one store: beside the SQLite file ``path``, whose links are resolved.
 
-    Parameters
-    ----------
-    path
-        The SQLite file, with all links resolved.
-    mode
-        The mode of files that are created.
-    trusting
-        Whether everybody who may write in the folder is trusted.
+    Files are created with ``mode``. With ``trusting``, everybody who may write in the folder is trusted.
     """
 
     path: str = ""
@@ -52,16 +45,7 @@ class StoreFiles:
 
     def check(self, named: str) -> None:
         """Refuse a store whose files another user could replace, and restrict the files next to the SQLite
-        file.
-
-        Parameters
-        ----------
-        named
-            The path in the store's URL.
-
-        Raises
-        ------
-        StoreUnsafeError
+        file; ``named`` is the path in the store's URL.
         """
         if not self.trusting:
             self._check_links(named)
@@ -99,14 +83,7 @@ class StoreFiles:
 
     def open_beside(self, path: str) -> int:
         """Open a file next to the SQLite file for reading, which is enough for a lock; it is created if
-        needed.
-
-        Raises
-        ------
-        OSError
-            When that cannot be done.
-        StoreUnsafeError
-            When another user created it.
+        needed, and refused if another user created it.
         """
         rights = self._beside()
         try:
@@ -127,15 +104,7 @@ class StoreFiles:
         return file
 
     def make_folder(self, path: str) -> None:
-        """Create a folder next to the SQLite file.
-
-        Raises
-        ------
-        OSError
-            When that cannot be done.
-        StoreUnsafeError
-            When another user created it.
-        """
+        """Create a folder next to the SQLite file; refuse one of another user."""
         rights = self._beside().for_folder()
         with suppress(FileExistsError):
             os.mkdir(path, rights.mode)

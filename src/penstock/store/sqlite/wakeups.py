@@ -31,17 +31,8 @@ _BELLS = 64
 class FileEvents:
     """Events of files in one folder, including files that are created or recreated later.
 
-    Parameters
-    ----------
-    folder, names
-        The folder, and the names of the files in it.
-    kind
-        ``WRITTEN`` or ``VISITED``.
-
-    Raises
-    ------
-    OSError
-        When the system has no inotify, or none left, or the folder does not exist.
+    ``kind`` is ``WRITTEN`` or ``VISITED``. An OSError means that the system has no inotify, or none left, or
+    that the folder does not exist.
     """
 
     def __init__(self, folder: str, names: Sequence[str], kind: int) -> None:

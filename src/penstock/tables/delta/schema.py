@@ -14,7 +14,7 @@ from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import InvalidInputError, SchemaMismatchError, UnsupportedTypeError
 from penstock.json_text import Json
-from penstock.lake.location import DeltaPlace, library
+from penstock.lake.storage import DeltaPlace, library
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -18,7 +18,7 @@ from pyspark import TaskContext
 
 from penstock.arrow.coerce import conform
 from penstock.errors import CommitRefusedError, PenstockError, condition_of
-from penstock.lake.location import DeltaPlace
+from penstock.lake.storage import DeltaPlace
 from penstock.spark.error_boundary import iterate_without_tracebacks
 from penstock.tables.chunks import chunked
 from penstock.tables.delta.schema import DeltaLayout

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from penstock.errors import CheckpointMismatchError, CheckpointRewoundError
-from penstock.lake.location import library
+from penstock.lake.storage import library
 from penstock.spark.checkpoint import Checkpoint
 from penstock.tables.names import quoted
 

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
 from penstock.errors import CommitRefusedError, InvalidInputError, InvalidOptionError, PenstockError
-from penstock.lake.location import DeltaPlace, library
+from penstock.lake.storage import DeltaPlace, library
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.schemas import quote_column
 from penstock.tables.delta.schema import DeltaLayout, match_table, rows_layout

@@ -11,7 +11,7 @@ from pyspark import TaskContext
 
 from penstock.arrow.coerce import conform
 from penstock.errors import TableRefusedError
-from penstock.queue.open_stores import open_store
+from penstock.queue.store import open_store
 from penstock.spark.error_boundary import iterate_without_tracebacks
 from penstock.spark.internals.python_workers import check_reach, freeze_imports
 from penstock.store.database import Database, Transaction

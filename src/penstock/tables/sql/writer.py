@@ -13,8 +13,7 @@ from pyspark.sql import DataFrame, Row
 from penstock.commit.micro_batch import Target
 from penstock.commit.protocol import commit_batch, note_batch
 from penstock.errors import CommitRefusedError, PenstockError
-from penstock.queue.open_stores import open_store
-from penstock.queue.store import Store
+from penstock.queue.store import Store, open_store
 from penstock.spark.checkpoint import Checkpoint
 from penstock.store.records.ledger import LedgerKey
 from penstock.tables.columns import Layout

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import SchemaMismatchError, TableRefusedError
-from penstock.lake.location import DeltaPlace, library
+from penstock.lake.storage import DeltaPlace, library
 from penstock.tables.chunks import grouped
 from penstock.tables.delta.apply.events import PRESENT, SEQUENCE, EventLayout
 from penstock.tables.delta.apply.merge_plan import numbered

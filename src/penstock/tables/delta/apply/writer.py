@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
 from penstock.errors import SchemaMismatchError
-from penstock.lake.location import DeltaPlace
+from penstock.lake.storage import DeltaPlace
 from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.delta.apply.applied_table import AppliedTable, rows_with_keys
 from penstock.tables.delta.apply.collapse import collapse
