@@ -95,7 +95,7 @@ class Driver:
     def _run(self) -> Steps:
         check = self.query.checkpoint
         for queue in self.query.queues:
-            self.owners[queue] = Owner(self.database, self.query.store.uuid, self.query.consumer, queue)
+            self.owners[queue] = Owner(self.database, self.query.consumer, queue)
         yield "OWN"
         last = max(check.offsets, default=-1)
         if last >= 0 and last not in check.commits:
@@ -221,10 +221,10 @@ class Driver:
             tasks=counts if query.idempotent else None,
             stateful=query.checkpoint.stateful,
         )
-        commit_batch(self.database, query.store.uuid, batch)
+        commit_batch(self.database, batch)
         if batch_id % 3 == 0:
             # As after a commit whose outcome was unknown.
-            assert commit_batch(self.database, query.store.uuid, batch) is None
+            assert commit_batch(self.database, batch) is None
 
 
 def tick(checkpoint: str, batch_id: int) -> int:

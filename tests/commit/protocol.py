@@ -58,7 +58,6 @@ class Pair:
     def own(self, *, moved_by_sink: bool = False) -> Owner:
         return Owner(
             self.store.database,
-            self.store.uuid,
             self.consumer,
             self.source.name,
             moved_by_sink=moved_by_sink,
@@ -101,7 +100,7 @@ class Pair:
         return [i for table in tables for i in table["id"].to_pylist()]
 
     def commit(self, batch: BatchCommit) -> object:
-        return commit_batch(self.into.database, self.into.uuid, batch)
+        return commit_batch(self.into.database, batch)
 
     def offsets(self) -> list[int]:
         return list(self.store.consumer(self.consumer).offsets(self.source.name).values())

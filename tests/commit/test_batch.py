@@ -270,11 +270,11 @@ def test_a_sink_that_was_dropped_takes_nothing(pair: Pair) -> None:
     pair.store.drop_queue("big")
     for each in (batch, empty):
         with pytest.raises((CommitRefusedError, QueueNotFoundError)):
-            commit_batch(pair.store.database, pair.store.uuid, each)
+            commit_batch(pair.store.database, each)
     pair.store.create_queue("big", pair.source.schema)
     for each in (batch, empty):
         with pytest.raises(CommitRefusedError):
-            commit_batch(pair.store.database, pair.store.uuid, each)
+            commit_batch(pair.store.database, each)
     assert pair.offsets() == [0, 0]
 
 

@@ -113,7 +113,7 @@ def test_rows_that_a_restored_store_has_lost_are_not_passed_over(pair: Pair, tol
     backup = pair.registration()
     pair.commit(pair.batch("app", int(not told), logged, ids=None))
     _undo_commit(pair, backup)
-    level(pair.store.database, pair.store.uuid, logged)
+    level(pair.store.database, logged)
     assert pair.offsets() == list(start)
     with pytest.raises(CheckpointMismatchError) as caught:
         owner.observe(logged)
@@ -227,14 +227,14 @@ def test_a_query_that_lost_its_consumer_does_not_drain_the_new_owner(pair: Pair)
 def test_levelling_after_the_end_makes_consumer_and_safe_offset_equal(pair: Pair) -> None:
     owner = pair.own()
     ended = pair.planned(owner, (0, 0), (5, 5))
-    level(pair.store.database, pair.store.uuid, ended)
+    level(pair.store.database, ended)
     assert (pair.offsets(), pair.safe()) == ([5, 5], [5, 5])
 
 
 def test_levelling_leaves_another_querys_micro_batch_alone(pair: Pair) -> None:
     ended = pair.planned(pair.own(), (0, 0), (5, 5))
     pair.planned(pair.own(), (0, 0), (9, 9))
-    level(pair.store.database, pair.store.uuid, ended)
+    level(pair.store.database, ended)
     assert pair.offsets() == [0, 0]
 
 
@@ -243,7 +243,7 @@ def test_levelling_after_a_seek_does_nothing(pair: Pair) -> None:
     ended = pair.planned(owner, (0, 0), (5, 5))
     owner.release()
     pair.store.consumer("billing").seek("orders", to={0: 2})
-    level(pair.store.database, pair.store.uuid, ended)
+    level(pair.store.database, ended)
     assert pair.offsets() == [2, 0]
 
 
@@ -298,9 +298,9 @@ def test_a_consumer_follows_its_sink_from_the_start_of_a_micro_batch_only(pair: 
     for planned, committed in ((None, (0, 0)), ((0, 0), (1, 0))):
         if planned is not None:
             pair.planned(owner, planned, (4, 3))
-        follow(pair.store.database, pair.store.uuid, pair.offset(owner, committed, (5, 3)))
+        follow(pair.store.database, pair.offset(owner, committed, (5, 3)))
         assert pair.offsets() == [0, 0]
-    follow(pair.store.database, pair.store.uuid, pair.offset(owner, (0, 0), (5, 3)))
+    follow(pair.store.database, pair.offset(owner, (0, 0), (5, 3)))
     assert (pair.offsets(), pair.safe()) == ([5, 3], [5, 3])
 
 

@@ -80,7 +80,7 @@ def test_a_query_that_has_been_idle_since_its_start_does_not_drain_the_one_that_
 ) -> None:
     """It names no owner before its first progress, and the consumer's owner may be another query by then."""
     make_queue(store, "in").register(store.create_consumer("c").name)
-    successor = Owner(store.database, store.uuid, "c", "in")
+    successor = Owner(store.database, "c", "in")
     spark = running()
     assert query_of(spark, tmp_path, OwnedConsumer(store_url, "in", "c")).stop() is True
     assert not spark.isActive
@@ -96,9 +96,9 @@ def test_a_query_in_its_first_micro_batch_drains_the_owner_that_planned_it_if_th
     make_queue(store, "in").register(store.create_consumer("c").name)
     source = OwnedConsumer(store_url, "in", "c")
     expected = expected_epochs([source])
-    owner = Owner(store.database, store.uuid, "c", "in")
+    owner = Owner(store.database, "c", "in")
     if not ours:
-        owner = Owner(store.database, store.uuid, "c", "in")
+        owner = Owner(store.database, "c", "in")
     offset = QueueOffset(store.uuid, "in", "c", 0, owner.epoch, (0,), (1,))
     (tmp_path / "ck/offsets").mkdir(parents=True)
     (tmp_path / "ck/offsets/0").write_text("\n".join(["v1", "{}", json.dumps(offset.to_dict())]))

@@ -172,7 +172,7 @@ def test_a_trim_goes_by_what_the_queue_is_now(store: penstock.Store) -> None:
     queue = _filled(store)
     queue.set_retention(penstock.Retention(rows=8))
     stale = replace(queue.record, retention=limits_of(penstock.Retention(rows=2)))
-    assert trim_partition(store.database, store.uuid, stale, 0, None) == (0, 2)
+    assert trim_partition(store.database, stale, 0, None) == (0, 2)
 
 
 def test_trimming_waits_for_vital_consumers(store: penstock.Store) -> None:

@@ -15,7 +15,6 @@ from penstock.errors import (
     ProducerFencedError,
 )
 from penstock.queue.store import Store, open_store
-from penstock.store.store_schema import VERSION, StoreIdentity
 from tests.simulation.auditor import History, Snapshot
 from tests.simulation.database import Server, SimDatabase
 from tests.simulation.scenario import CONSUMER, FOREIGN, PROGRAM, SCHEMA, SINK, SOURCE, TABLE, Scenario
@@ -282,7 +281,7 @@ class Reader:
         found = self._stores.get(id(server))
         if found is None:
             made = SimDatabase(server, self._process)
-            found = self._stores[id(server)] = Store(made, StoreIdentity(server.uuid, VERSION))
+            found = self._stores[id(server)] = Store(made)
         return found
 
 

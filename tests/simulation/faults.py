@@ -463,8 +463,8 @@ FAULTS = [
     Fault(
         "a trim takes every owner for dead",
         "queue/maintenance.py",
-        "    return lambda consumer: tx.owner_alive(owner_name(store_uuid, consumer, queue.queue_id))\n",
-        "    return lambda consumer: False\n",
+        "            return tx.owner_alive(owner_name(database.uuid, consumer, queue.queue_id))\n",
+        "            return False\n",
     ),
     Fault(
         "a merge replaces segments that somebody else has replaced",

@@ -366,7 +366,7 @@ def trim(op: Operator, rng: random.Random) -> None:
             history.trimmed.update(gone)
             if not waits and not (scenario.fail_on_data_loss and begun):
                 history.may_lack.update(gone)
-            trim_partition(store.database, store.uuid, record, partition, bound)
+            trim_partition(store.database, record, partition, bound)
         if hand is not None and op.in_hand() is hand:
             _require_kept(op, hand, now.first)
         if beyond:

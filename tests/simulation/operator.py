@@ -312,8 +312,8 @@ class Operator:
             record = store.queue(name).record
             for partition in range(record.partitions):
                 compact.merge_all(store.database, record, partition)
-            maintain_partitions(store.database, store.uuid, record, range(record.partitions))
-        clean_staging(store.database, store.uuid, older)
+            maintain_partitions(store.database, record, range(record.partitions))
+        clean_staging(store.database, older)
 
     reader: Callable[[], Any]
     """What everybody can read at this moment."""

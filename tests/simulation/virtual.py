@@ -19,7 +19,6 @@ from penstock.errors import StoreNotFoundError
 from penstock.queue.store import Store
 from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord, dropped
-from penstock.store.store_schema import VERSION, StoreIdentity
 from penstock.store.url import parse_url
 from penstock.store.watching import Wake
 from tests.simulation.database import Server, SimDatabase
@@ -64,7 +63,7 @@ class Machine:
         if server is None:
             raise StoreNotFoundError(f"there is no store at {url}")
         if url not in process.held:
-            process.held[url] = Store(SimDatabase(server, process), StoreIdentity(server.uuid, VERSION))
+            process.held[url] = Store(SimDatabase(server, process))
         found: Store = process.held[url]
         return found
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -142,7 +143,7 @@ def _one_row(n: int) -> pa.Table:
 
 def stop_in_append(url: str, moment: str) -> None:
     """Append a row, and stop in the middle of the first attempt until somebody continues this process."""
-    from penstock.store.log import partition_log
+    from penstock.store.postgres.database import PostgresTransaction
 
     attempts: list[int] = []
 
@@ -151,12 +152,14 @@ def stop_in_append(url: str, moment: str) -> None:
         if len(attempts) == 1:
             _stop()
 
-    placed = partition_log.place
+    many = PostgresTransaction.many
 
-    def place(*arguments: object) -> object:
-        places = placed(*arguments)  # type: ignore[arg-type]
-        stop()
-        return places
+    def stop_before_segments(
+        tx: PostgresTransaction, name: str, rows: Iterable[Mapping[str, object]]
+    ) -> None:
+        if name == "insert_segment":
+            stop()
+        many(tx, name, rows)
 
     with penstock.connect(url, create=False) as store:
         queue = store.queue("q")
@@ -167,7 +170,7 @@ def stop_in_append(url: str, moment: str) -> None:
         elif moment == "behind_many_rows":
             queue.append_with([{"n": n} for n in range(12)], around=lambda tx, append: (append(), stop())[0])
         else:
-            partition_log.place = place  # type: ignore[assignment]
+            PostgresTransaction.many = stop_before_segments  # type: ignore[method-assign]
             queue.append([{"n": n} for n in range(12)])
         print("appended after", len(attempts), flush=True)
 
@@ -179,7 +182,7 @@ def stop_in_plan(url: str) -> None:
     from penstock.store.records import consumers
 
     with penstock.connect(url, create=False) as store:
-        owner = Owner(store.database, store.uuid, "c", "q")
+        owner = Owner(store.database, "c", "q")
         attempts: list[int] = []
 
         def work(tx: Transaction) -> int:

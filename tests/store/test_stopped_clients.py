@@ -93,7 +93,7 @@ def test_a_consumer_is_taken_over_from_a_driver_that_is_stopped(short_url: str, 
         child = run_child("tests.store.programs", "stop_in_plan", short_url)
         _stopped(child)
         began = time.monotonic()
-        owner = Owner(store.database, store.uuid, "c", "q")
+        owner = Owner(store.database, "c", "q")
         assert time.monotonic() - began < 6
         assert owner.epoch == 2
         os.kill(child.pid, signal.SIGCONT)

@@ -23,15 +23,12 @@ class Owner:
     False, the owner finds out from the query's first commit.
     """
 
-    def __init__(
-        self, database: Database, store_uuid: str, consumer: str, queue: str, *, moved_by_sink: bool = False
-    ) -> None:
+    def __init__(self, database: Database, consumer: str, queue: str, *, moved_by_sink: bool = False) -> None:
         self._database = database
-        self._store_uuid = store_uuid
         self.consumer = consumer
         self.queue = queue
         registration = database.run(self._find, write=False)
-        self._lock = database.owner_lock(registration.lock_name(store_uuid))
+        self._lock = database.owner_lock(registration.lock_name(database.uuid))
         self._warn_when_held(registration)
         self.epoch, self.generation = database.run(self._take_over, idempotent=True)
         self.moved_by_sink = moved_by_sink
@@ -81,7 +78,7 @@ class Owner:
         if self._planned is not None and self._planned == registration.plan:
             # Only a sink closes a plan.
             self.moved_by_sink |= registration.plan_epoch is None
-        logged.require(self._store_uuid, self.queue, self.consumer, registration.generation)
+        logged.require(self._database.uuid, self.queue, self.consumer, registration.generation)
         if logged.empty:
             # A new checkpoint has logged nothing yet; it begins where the consumer stands.
             self.require_at(logged.end)
@@ -267,12 +264,12 @@ def _raise_safe(tx: Transaction, registration: Registration, logged: QueueOffset
         tx.run("raise_safe", partition=partition, safe_index=index, **registration.keys)
 
 
-def level(database: Database, store_uuid: str, ended: QueueOffset, *, moved_by_sink: bool = False) -> None:
+def level(database: Database, ended: QueueOffset, *, moved_by_sink: bool = False) -> None:
     """Raise the safe offset to what an ended query's checkpoint has committed."""
 
     def work(tx: Transaction) -> None:
         registration = consumers.find_registration(tx, ended.consumer or "", ended.queue, lock=True)
-        same = ended.store == store_uuid and ended.generation == registration.generation
+        same = ended.store == database.uuid and ended.generation == registration.generation
         # Another query may have moved the consumer.
         if same and not _ahead(tx, registration, ended, expects_move=moved_by_sink):
             _raise_safe(tx, registration, ended)
@@ -280,7 +277,7 @@ def level(database: Database, store_uuid: str, ended: QueueOffset, *, moved_by_s
     database.run(work, idempotent=True)
 
 
-def follow(database: Database, store_uuid: str, committed: QueueOffset) -> None:
+def follow(database: Database, committed: QueueOffset) -> None:
     """Move a consumer past a micro-batch that its sink has committed, if it is at the start and has planned
     one from there.
 
@@ -289,7 +286,7 @@ def follow(database: Database, store_uuid: str, committed: QueueOffset) -> None:
 
     def work(tx: Transaction) -> None:
         registration = consumers.find_registration(tx, committed.consumer or "", committed.queue, lock=True)
-        same = committed.store == store_uuid and committed.generation == registration.generation
+        same = committed.store == database.uuid and committed.generation == registration.generation
         offsets = tuple(consumers.read_offsets(tx, registration)[0])
         begins = pad(committed.start, len(offsets))
         if same and offsets == begins and _planned_from(registration, begins):

@@ -36,12 +36,12 @@ OTHER_INPUT = "CHECKPOINT_MISMATCH.OTHER_INPUT"
 """The condition of a micro-batch that the sink committed with other input."""
 
 
-def commit_batch(database: Database, store_uuid: str, batch: BatchCommit[T]) -> T | None:
+def commit_batch(database: Database, batch: BatchCommit[T]) -> T | None:
     """Commit a micro-batch; return its target's result, or None if it was already committed.
 
     Nothing is visible when the commit is refused because it would lose or repeat rows.
     """
-    published = database.run(lambda tx: _commit(tx, store_uuid, batch), idempotent=True)
+    published = database.run(lambda tx: _commit(tx, database.uuid, batch), idempotent=True)
     fields = {"sink": batch.sink.name, "app_id": batch.app_id, "batch": batch.batch_id, "rows": batch.rows}
     names = (batch.batch_id, batch.app_id, batch.sink)
     if published is None:

@@ -264,7 +264,7 @@ def move_consumer(consumers: Sequence[OwnedConsumer], offset: object) -> None:
     for owned in consumers:
         if parsed is not None and (parsed.queue, parsed.consumer) == (owned.queue, owned.consumer):
             store = open_store(owned.url)
-            follow(store.database, store.uuid, parsed)
+            follow(store.database, parsed)
 
 
 def sync_consumers(called: str, location: str, consumers: Sequence[OwnedConsumer]) -> None:
@@ -282,7 +282,7 @@ def sync_consumers(called: str, location: str, consumers: Sequence[OwnedConsumer
             _await_release(store, owned)
             for offset in offsets:
                 if (offset.queue, offset.consumer) == (owned.queue, owned.consumer):
-                    level(store.database, store.uuid, offset, moved_by_sink=owned.moved_by_sink)
+                    level(store.database, offset, moved_by_sink=owned.moved_by_sink)
             store.tend(store.queue(owned.queue).record, ())
 
 

@@ -88,9 +88,8 @@ class Lag:
 class Consumer:
     """A named set of offsets on any number of queues; get one from ``Store.consumer``."""
 
-    def __init__(self, database: Database, store_uuid: str, name: str, maintainer: Maintainer) -> None:
+    def __init__(self, database: Database, name: str, maintainer: Maintainer) -> None:
         self._database = database
-        self._store_uuid = store_uuid
         self._maintainer = maintainer
         self._pulled: dict[tuple[str, int], int] = {}
         """The generation of the registration when rows were last pulled, by queue and partition."""
@@ -378,7 +377,7 @@ class Consumer:
             )
 
     def _refuse_when_owned(self, tx: Transaction, registration: Registration, action: str) -> None:
-        if tx.owner_alive(registration.lock_name(self._store_uuid)):
+        if tx.owner_alive(registration.lock_name(self._database.uuid)):
             raise ConsumerInUseError(
                 f"cannot {action} consumer {self.name!r} on queue {registration.queue!r}: a running query "
                 "owns it; stop the query first",

@@ -9,7 +9,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -97,9 +97,8 @@ class Maintainer(Forkable):
     The thread ends when nothing is pending, and the program waits for it at its end.
     """
 
-    def __init__(self, database: Database, store_uuid: str) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._store_uuid = store_uuid
         self._closing = False
         self._reset()
         forks.watch(self)
@@ -158,7 +157,7 @@ class Maintainer(Forkable):
             queue, partition = task
             try:
                 partitions = range(queue.partitions) if partition is None else [partition]
-                maintain_partitions(self._database, self._store_uuid, queue, partitions)
+                maintain_partitions(self._database, queue, partitions)
                 self._tidy_now_and_then()
                 self._clean_now_and_then()
             except NotFoundError:
@@ -189,7 +188,7 @@ class Maintainer(Forkable):
         now = time.monotonic()
         if now >= self._cleaning_due:
             self._cleaning_due = now + CLEANING_SECONDS
-            clean_staging(self._database, self._store_uuid, STAGING_AGE)
+            clean_staging(self._database, STAGING_AGE)
             # Roles that only append may not clean the ledger.
             with contextlib.suppress(StoreReadOnlyError):
                 clean_ledger(self._database)
@@ -210,9 +209,7 @@ class Maintainer(Forkable):
         self._reset()
 
 
-def maintain_partitions(
-    database: Database, store_uuid: str, queue: QueueRecord, partitions: Iterable[int]
-) -> None:
+def maintain_partitions(database: Database, queue: QueueRecord, partitions: Iterable[int]) -> None:
     """Apply the queue's current retention, then compact partitions with many small segments."""
 
     def find_due(tx: Transaction) -> tuple[QueueRecord, list[int], list[int]]:
@@ -228,16 +225,19 @@ def maintain_partitions(
     chosen = set(partitions)
     current, trimmable, crowded = database.run(find_due, write=False)
     for partition in trimmable:
-        trim_partition(database, store_uuid, current, partition, None)
+        trim_partition(database, current, partition, None)
     for partition in crowded:
         compact.merge_crowd(database, current, partition)
 
 
 def trim_partition(
-    database: Database, store_uuid: str, queue: QueueRecord, partition: int, before: int | None
+    database: Database, queue: QueueRecord, partition: int, before: int | None
 ) -> tuple[int, int]:
     def work(tx: Transaction) -> tuple[int, int]:
-        return trim(tx, queue, partition, before=before, alive=liveness(tx, store_uuid, queue))
+        def has_owner(consumer: str) -> bool:
+            return tx.owner_alive(owner_name(database.uuid, consumer, queue.queue_id))
+
+        return trim(tx, queue, partition, before=before, alive=has_owner)
 
     first, bound = database.run(work, idempotent=True)
     if bound > first:
@@ -258,8 +258,8 @@ def trim_partition(
     return first, bound
 
 
-def clean_staging(database: Database, store_uuid: str, older_than: timedelta) -> int:
-    deleted = staging.clean_up(database, store_uuid, older_than=older_than // timedelta(microseconds=1))
+def clean_staging(database: Database, older_than: timedelta) -> int:
+    deleted = staging.clean_up(database, older_than=older_than // timedelta(microseconds=1))
     if deleted:
         log.info(
             "%d segments that dead tasks had staged are deleted",
@@ -279,8 +279,3 @@ def clean_ledger(database: Database) -> int:
             extra={"action": "ledger_cleaned", "cleaned": cleaned},
         )
     return cleaned
-
-
-def liveness(tx: Transaction, store_uuid: str, queue: QueueRecord) -> Callable[[str], bool]:
-    """Return a function that says whether a consumer has a live owner on the queue."""
-    return lambda consumer: tx.owner_alive(owner_name(store_uuid, consumer, queue.queue_id))

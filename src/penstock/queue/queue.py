@@ -69,11 +69,8 @@ class Queue:
     by :meth:`refresh`, or when rows or a read name them.
     """
 
-    def __init__(
-        self, database: Database, store_uuid: str, record: QueueRecord, maintainer: Maintainer
-    ) -> None:
+    def __init__(self, database: Database, record: QueueRecord, maintainer: Maintainer) -> None:
         self._database = database
-        self._store_uuid = store_uuid
         self._record = record
         self._maintainer = maintainer
         self._placed: tuple[QueueRecord, Placement] | None = None
@@ -323,7 +320,7 @@ class Queue:
         ConsumerNotFoundError
         """
         check_name("consumer", consumer)
-        registered = Consumer(self._database, self._store_uuid, consumer, self._maintainer)
+        registered = Consumer(self._database, consumer, self._maintainer)
         registered.register(self.name, vital=vital, start=start)
         return registered
 
@@ -345,9 +342,7 @@ class Queue:
         if partition is not None:
             self._check_partition(partition)
         partitions = range(self.partitions) if partition is None else [partition]
-        trimmed = [
-            trim_partition(self._database, self._store_uuid, self._record, p, before) for p in partitions
-        ]
+        trimmed = [trim_partition(self._database, self._record, p, before) for p in partitions]
         return sum(end - start for start, end in trimmed)
 
     def compact(self) -> int:
@@ -358,7 +353,7 @@ class Queue:
     def maintain(self) -> None:
         """Run the maintenance of the background now: compact segments, apply the retention."""
         self.refresh()
-        maintain_partitions(self._database, self._store_uuid, self._record, range(self.partitions))
+        maintain_partitions(self._database, self._record, range(self.partitions))
 
     def set_retention(self, retention: Retention) -> None:
         """Replace the queue's retention.

@@ -32,7 +32,7 @@ from penstock.store.forks import Guard
 from penstock.store.records import catalog, consumers
 from penstock.store.records.consumers import Registration
 from penstock.store.sqlite.database import file_at
-from penstock.store.store_schema import StoreIdentity, open_database
+from penstock.store.store_schema import VERSION, open_database
 from penstock.store.url import StoreUrl, parse_url
 
 log = logging.getLogger("penstock.queue")
@@ -59,15 +59,14 @@ class StoreInfo:
 class Store:
     """A database with queues and consumers; safe to use from several threads. Get one from ``connect``."""
 
-    def __init__(self, database: Database, identity: StoreIdentity) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._identity = identity
-        self._maintainer = Maintainer(database, identity.uuid)
+        self._maintainer = Maintainer(database)
 
     @property
     def uuid(self) -> str:
         """The store's identity, the same at every URL."""
-        return self._identity.uuid
+        return self._database.uuid
 
     @property
     def url(self) -> str:
@@ -214,7 +213,7 @@ class Store:
             )
 
     def _queue(self, record: catalog.QueueRecord) -> Queue:
-        return Queue(self._database, self.uuid, record, self._maintainer)
+        return Queue(self._database, record, self._maintainer)
 
     def create_consumer(self, name: str) -> Consumer:
         """Create a consumer; register it on queues next.
@@ -287,7 +286,7 @@ class Store:
         log.info("consumer %r is dropped", name, extra={"action": "consumer_dropped", "consumer": name})
 
     def _consumer(self, name: str) -> Consumer:
-        return Consumer(self._database, self.uuid, name, self._maintainer)
+        return Consumer(self._database, name, self._maintainer)
 
     def producer(self, queue: str, session: str) -> Producer:
         """Open a producer session; programs that opened it earlier are fenced.
@@ -338,7 +337,7 @@ class Store:
             The least age of what is deleted.
         """
         require("older_than", older_than, timedelta, "a timedelta")
-        return clean_staging(self._database, self.uuid, older_than)
+        return clean_staging(self._database, older_than)
 
     def info(self) -> StoreInfo:
         """Return the store's size."""
@@ -349,7 +348,7 @@ class Store:
             return StoreInfo(
                 url=self.url,
                 uuid=self.uuid,
-                version=self._identity.version,
+                version=VERSION,
                 queues=len(tx.all("list_queues")),
                 consumers=len(consumers.list_consumers(tx)),
                 rows=totals.row_count,
@@ -383,8 +382,7 @@ def connect(url: str, *, create: bool = True, timeout: float = CONNECT_TIMEOUT) 
     StoreReadOnlyError, StoreUnsafeError
     """
     require("timeout", timeout, float | int, "a number of seconds")
-    database, identity = open_database(url, create=create, patience=timeout)
-    return Store(database, identity)
+    return Store(open_database(url, create=create, patience=timeout))
 
 
 @dataclass(frozen=True)

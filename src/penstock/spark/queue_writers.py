@@ -316,7 +316,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             rebind=self._options.allow_new_checkpoint,
             new_sink=self._options.allow_new_sink,
         )
-        return commit_batch(store.database, store.uuid, batch)
+        return commit_batch(store.database, batch)
 
     def _require_placement(self, wrote: Sequence[TaskResult]) -> None:
         """Refuse rows that may be in the wrong partition."""

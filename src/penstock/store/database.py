@@ -155,8 +155,8 @@ class Database(ABC):
         self.url = url
         self.may_create = False
         """Whether connecting may create the database's file."""
-        self.uuid: str | None = None
-        """The store's identity, once it is known."""
+        self.uuid = ""
+        """The store's identity, whichever URL leads to it; empty until it is known."""
         self._pool = Pool(self.connected, self.disconnect, str(url))
 
     # What a dialect implements.

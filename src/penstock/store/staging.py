@@ -126,7 +126,7 @@ def drop_payloads(tx: Transaction, payload_ids: Sequence[int]) -> None:
     tx.many("delete_payload", [{"payload_id": payload_id} for payload_id in sorted(payload_ids)])
 
 
-def clean_up(database: Database, store_uuid: str, *, older_than: int) -> int:
+def clean_up(database: Database, *, older_than: int) -> int:
     """Drop what was staged more than ``older_than`` microseconds ago, except by running queries; the number
     of segments and relations.
 
@@ -142,7 +142,7 @@ def clean_up(database: Database, store_uuid: str, *, older_than: int) -> int:
         ahead = now + _FAR_AHEAD
         aged = [each for each in staging_relations.listed(tx) if not before <= each.created_at <= ahead]
         old = {row.app_id for row in tx.all("staged_apps") if not before <= row.oldest <= ahead}
-        running = _running(tx, store_uuid) if old or aged else set()
+        running = _running(tx, database.uuid) if old or aged else set()
         dead = sorted(old - running)
         gone = [
             row

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import shlex
 import uuid
-from dataclasses import dataclass
 from urllib.parse import quote
 
 from penstock.arguments import in_quotes
@@ -33,17 +32,9 @@ _CREATED_MEANWHILE = ("23505", "42710", "42P06", "42P07")
 _TRIES = 5
 
 
-@dataclass(frozen=True)
-class StoreIdentity:
-    """Which store this is, whichever URL leads to it."""
-
-    uuid: str
-    version: int
-
-
 def open_database(
     url: str, *, create: bool, patience: float | None = None, as_it_is: bool = False
-) -> tuple[Database, StoreIdentity]:
+) -> Database:
     """Connect to a store's database, and create the store if it has none and ``create`` allows it.
 
     ``patience`` is for how many seconds to try again while the database does not answer. ``as_it_is`` leaves
@@ -53,30 +44,29 @@ def open_database(
     database = SqliteDatabase(parsed) if parsed.dialect == "sqlite" else PostgresDatabase(parsed)
     database.may_create = create
     try:
-        identity = _open(database, create, patience, as_it_is)
+        database.uuid = _open(database, create, patience, as_it_is)
     except BaseException:
         database.close()
         raise
     database.may_create = False
-    database.uuid = identity.uuid
-    return database, identity
+    return database
 
 
-def _open(database: Database, create: bool, patience: float | None, as_it_is: bool) -> StoreIdentity:
-    identity = None
+def _open(database: Database, create: bool, patience: float | None, as_it_is: bool) -> str:
+    found = None
     if database.exists():
-        identity = database.run(lambda tx: _identity(tx, database), write=False, patience=patience)
-    if identity is None and not create:
+        found = database.run(lambda tx: _identity(tx, database), write=False, patience=patience)
+    if found is None and not create:
         raise _missing(database)
     if isinstance(database, SqliteDatabase) and not as_it_is:
-        _use_wal(database, identity is None, patience)
-    return _create(database, patience) if identity is None else identity
+        _use_wal(database, found is None, patience)
+    return _create(database, patience) if found is None else found
 
 
-def _create(database: Database, patience: float | None) -> StoreIdentity:
+def _create(database: Database, patience: float | None) -> str:
     for left in reversed(range(_TRIES)):
         try:
-            identity = database.run(
+            created = database.run(
                 lambda tx: _create_tables(tx, database), idempotent=True, patience=patience
             )
             break
@@ -87,22 +77,22 @@ def _create(database: Database, patience: float | None) -> StoreIdentity:
     log.info(
         "created the store %s",
         url,
-        extra={"action": "store_created", "store": url, "version": identity.version},
+        extra={"action": "store_created", "store": url, "version": VERSION},
     )
-    return identity
+    return created
 
 
-def _create_tables(tx: Transaction, database: Database) -> StoreIdentity:
-    identity = _identity(tx, database)
-    if identity is not None:
-        return identity
+def _create_tables(tx: Transaction, database: Database) -> str:
+    found = _identity(tx, database)
+    if found is not None:
+        return found
     if database.dialect == "postgres" and not tx.one("schema_exists", **_named_schema(database)).found:
         tx.execute(f"create schema {database.url.schema}")
     for statement in create_statements(database.dialect, database.url.schema):
         tx.execute(statement)
-    identity = StoreIdentity(str(uuid.uuid4()), VERSION)
-    tx.run("insert_store", uuid=identity.uuid, version=VERSION, now=tx.now())
-    return identity
+    created = str(uuid.uuid4())
+    tx.run("insert_store", uuid=created, version=VERSION, now=tx.now())
+    return created
 
 
 def _use_wal(database: SqliteDatabase, new: bool, patience: float | None) -> None:
@@ -122,8 +112,8 @@ def _missing(database: Database) -> StoreNotFoundError:
     return StoreNotFoundError(f"there is no store at {url}: create one with `{command}`{hidden}")
 
 
-def _identity(tx: Transaction, database: Database) -> StoreIdentity | None:
-    """Which store the database has; None if it has none."""
+def _identity(tx: Transaction, database: Database) -> str | None:
+    """The identity of the store that the database has; None if it has none."""
     _require_trusted_owner(tx, database)
     if not tx.one("store_exists", **_named_schema(database)).found:
         return None
@@ -134,7 +124,7 @@ def _identity(tx: Transaction, database: Database) -> StoreIdentity | None:
             condition="STORE_ERROR.DAMAGED",
         )
     require_version(database, row.version)
-    return StoreIdentity(row.uuid, row.version)
+    return str(row.uuid)
 
 
 def require_version(database: Database, version: int) -> None:

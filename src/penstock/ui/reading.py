@@ -143,7 +143,7 @@ def open_read_only(url: str, *, timeout: float = _TIMEOUT) -> Database:
     ------
     InvalidUrlError, StoreNotFoundError, StoreUnavailableError, StoreTooNewError, MissingDependencyError
     """
-    return open_database(url, create=False, patience=timeout, as_it_is=True)[0]
+    return open_database(url, create=False, patience=timeout, as_it_is=True)
 
 
 def read_store(database: Database, since: int) -> StoreState:

@@ -129,10 +129,10 @@ def _patch_tasks(module: ModuleType) -> None:
 def patch_batch(module: ModuleType) -> None:
     commit_batch = module.commit_batch
 
-    def committing(database: Any, store_uuid: str, batch: Any) -> Any:
+    def committing(database: Any, batch: Any) -> Any:
         stop(batch.sink.name, "STAGED", in_batch(batch.batch_id))
         fill_disk(batch.sink.name, "FULL_FOR_COMMIT", batch.batch_id)
-        appended = commit_batch(database, store_uuid, batch)
+        appended = commit_batch(database, batch)
         stop(batch.sink.name, "COMMITTED", in_batch(batch.batch_id))
         return appended
 

@@ -39,7 +39,6 @@ class Commits:
         store = open_store(self.url)
         return commit_batch(
             store.database,
-            store.uuid,
             BatchCommit(
                 sink=target,
                 app_id=self.app_id,

@@ -68,7 +68,6 @@ class QueueSourceDriver(SourceDriver):
             self._release_owner()
             self._owner = Owner(
                 self._store().database,
-                self._store().uuid,
                 self.options.consumer,
                 self.options.queue,
                 moved_by_sink=self.options.moved_by_sink,
@@ -120,7 +119,7 @@ class QueueSourceDriver(SourceDriver):
     def follow(self, offset: JsonValue) -> None:
         parsed = QueueOffset.of(offset)
         if self.options.consumer is not None and parsed is not None:
-            follow(self._store().database, self._store().uuid, parsed)
+            follow(self._store().database, parsed)
 
     def logged(self, offset: JsonValue) -> bool:
         return self._owner is not None and self._owner.observe(parse_offset(offset))[2]
@@ -134,7 +133,6 @@ class QueueSourceDriver(SourceDriver):
         if self.options.consumer is not None and ended is not None:
             level(
                 self._store().database,
-                self._store().uuid,
                 parse_offset(ended),
                 moved_by_sink=self.options.moved_by_sink,
             )

@@ -214,7 +214,7 @@ class Publisher(Forkable):
     def _opened(self) -> Database:
         if self._database is None:
             # Whoever reads or writes the store has created it.
-            self._database, _ = open_database(_without_waits(self._url), create=False, patience=0)
+            self._database = open_database(_without_waits(self._url), create=False, patience=0)
         return self._database
 
     def _written(self, notes: list[_Note]) -> None:

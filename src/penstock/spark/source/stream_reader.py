@@ -144,7 +144,6 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             store = self._store()
             self._owner = Owner(
                 store.database,
-                store.uuid,
                 self._options.consumer,
                 self._queue.name,
                 moved_by_sink=self._options.moved_by_sink,

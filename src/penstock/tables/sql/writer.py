@@ -100,7 +100,7 @@ class TableWriter:
             rebind=self.rebind,
             new_sink=self.new_sink,
         )
-        commit_batch(store.database, store.uuid, batch)
+        commit_batch(store.database, batch)
 
     def _task_writer(self, store: Store, columns: pa.Schema, batch_id: int) -> TaskWriter:
         if self.guarantee == "idempotent":
