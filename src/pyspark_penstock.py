@@ -3,6 +3,6 @@
 It imports each ``pyspark_*`` and takes its ``DefaultSource``.
 """
 
-from penstock.spark.source.data_source import PenstockDataSource as DefaultSource
+from penstock.spark.data_source import PenstockDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

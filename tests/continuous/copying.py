@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock.continuous.connectors.protocol import SinkDriver
-from penstock.continuous.connectors.queue_driver import QueueSinkDriver, QueueSourceDriver
+from penstock.continuous.connectors.queue import QueueSinkDriver, QueueSourceDriver
 from penstock.continuous.driver.checkpoint_log import CheckpointLog
 from penstock.continuous.driver.coordinator import Limit
 from penstock.continuous.driver.execution import ContinuousExecution, Settings

@@ -10,12 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.continuous.channel import READER, WRITER
 from penstock.continuous.connectors.protocol import Positions, SourceDriver, WriterFactory
 from penstock.continuous.driver.coordinator import EpochCoordinator
 from penstock.continuous.driver.epochs import Epochs
-from penstock.continuous.task.channel import READER, WRITER
-from penstock.continuous.task.reader import ReadLoop, await_start
-from penstock.continuous.task.writer import WriteLoop
+from penstock.continuous.tasks import ReadLoop, WriteLoop, await_start
 
 Transform = Callable[[pa.RecordBatch], pa.RecordBatch]
 

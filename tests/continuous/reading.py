@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ByteType, LongType, StructField, StructType
 
-from penstock.continuous.plan.dataframe import ContinuousFrame, begin_frame, transformed
-from penstock.continuous.plan.metadata_columns import EPOCH, FILLER, HIDDEN, KIND, MARKER
+from penstock.continuous.channel import EPOCH, FILLER, HIDDEN, KIND, MARKER
+from penstock.continuous.dataframe import ContinuousFrame, begin_frame, transformed
 from penstock.json_text import Json
 from penstock.spark.internals.udf_wrapper import ROW
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from penstock.continuous.task.channel import with_whole_batches
+from penstock.continuous.channel import with_whole_batches
 
 BATCHES = [pa.record_batch({"id": [n, None], "name": ["a" * n, "é"], "tags": [[1], []]}) for n in range(3)]
 

@@ -12,9 +12,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.continuous.plan.check import check_plan
-from penstock.continuous.plan.dataframe import ContinuousFrame, begin_frame, transformed
-from penstock.continuous.plan.metadata_columns import EPOCH, KIND
+from penstock.continuous.channel import EPOCH, KIND
+from penstock.continuous.dataframe import ContinuousFrame, begin_frame, transformed
+from penstock.continuous.plan_check import check_plan
 from penstock.errors import ContinuousRefusedError
 from tests.continuous.reading import Told, run, source_of, told
 

@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.continuous.plan.check import check_plan
-from penstock.continuous.plan.dataframe import ContinuousFrame, transformed
-from penstock.continuous.plan.metadata_columns import KIND
+from penstock.continuous.channel import KIND
+from penstock.continuous.dataframe import ContinuousFrame, transformed
+from penstock.continuous.plan_check import check_plan
 from penstock.errors import ContinuousRefusedError
 from penstock.json_text import Json
 from tests.continuous.reading import run, source_of, told

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.continuous.connectors import queue_tasks
+from penstock.continuous import tasks
+from penstock.continuous.connectors import queue as queue_connector
 from penstock.continuous.driver import execution as module
 from penstock.continuous.driver.execution import Settings, State
-from penstock.continuous.task import reader
 from penstock.errors import ContinuousFailedError, OwnerFencedError
 from penstock.store.records.catalog import QueueGrown
 from tests.continuous.copying import PATIENCE, Copy, die_behind
@@ -220,8 +220,8 @@ def test_partitions_that_are_added_are_read(copy: Copy) -> None:
 def test_a_query_that_is_far_behind_hurries_until_it_has_caught_up(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "BEHIND_ROWS", 8)
-    monkeypatch.setattr(queue_tasks, "_AHEAD_ROWS", 2)
+    monkeypatch.setattr(tasks, "BEHIND_ROWS", 8)
+    monkeypatch.setattr(queue_connector, "_AHEAD_ROWS", 2)
     query = copy.add(60).query()
     copy.through(query)
     wait_until(lambda: [job.large_batches for job in copy.engine.jobs] == [False, True, False])
@@ -246,7 +246,7 @@ def test_a_query_that_starts_far_behind_hurries_from_the_first_row_on(
 def test_a_query_stops_with_the_epoch_in_hand_however_many_rows_there_are(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "BATCH_ROWS", 1)
+    monkeypatch.setattr(tasks, "BATCH_ROWS", 1)
     for partition in range(2):
         copy.queue.append(pa.table({"id": range(8_000)}), partition=partition)
     query = copy.query()

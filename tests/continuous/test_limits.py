@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.continuous.channel import READER, WRITER
 from penstock.continuous.driver import execution as module
 from penstock.continuous.driver.coordinator import EpochCoordinator, Limit, Quota
 from penstock.continuous.driver.epochs import Epochs
 from penstock.continuous.driver.execution import State
-from penstock.continuous.task.channel import READER, WRITER
 from penstock.errors import CheckpointMismatchError
 from penstock.json_text import Json
 from tests.continuous.copying import PATIENCE, Copy, die_behind

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from penstock.continuous.connectors import queue_tasks
+from penstock.continuous.connectors import queue as queue_connector
 from penstock.continuous.driver import execution
 from penstock.continuous.driver.execution import ContinuousExecution, State
 from penstock.errors import DataLostError
@@ -113,7 +113,7 @@ def test_a_query_comes_to_rest_although_the_last_rows_are_the_lost_ones(
 
 def start_lagging(copy: Copy, monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> ContinuousExecution:
     """Start a query that has read the first four of ten rows and waits for the gate."""
-    monkeypatch.setattr(queue_tasks, "_AHEAD_ROWS", 4)
+    monkeypatch.setattr(queue_connector, "_AHEAD_ROWS", 4)
     read = threading.Event()
 
     def waits(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.continuous import tasks
+from penstock.continuous.channel import FILLER, KIND
 from penstock.continuous.connectors.protocol import SourceReader
-from penstock.continuous.plan.metadata_columns import FILLER, KIND
-from penstock.continuous.task import reader
-from penstock.continuous.task.reader import ReadLoop
+from penstock.continuous.tasks import ReadLoop
 from penstock.json_text import Json
 from penstock.spark.internals.udf_wrapper import ROW
 
@@ -79,7 +79,7 @@ class Driver:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(reader, "time", made)
+    monkeypatch.setattr(tasks, "time", made)
     return made
 
 

@@ -11,11 +11,11 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 import penstock
-from penstock.continuous.connectors import queue_tasks
+from penstock.continuous import tasks
+from penstock.continuous.connectors import queue as queue_connector
 from penstock.continuous.connectors.protocol import SinkDriver
 from penstock.continuous.driver import execution as module
 from penstock.continuous.driver.execution import ContinuousExecution, State
-from penstock.continuous.task import reader
 from penstock.tables import continuous
 from tests.continuous.copying import PATIENCE, Copy
 from tests.support.sql_tables import named, query, rows, sql_name
@@ -62,8 +62,8 @@ def table(store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 def test_a_run_for_the_other_pace_leaves_the_rows_of_open_epochs_staged(
     table: TableCopy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "BEHIND_ROWS", 8)
-    monkeypatch.setattr(queue_tasks, "_AHEAD_ROWS", 2)
+    monkeypatch.setattr(tasks, "BEHIND_ROWS", 8)
+    monkeypatch.setattr(queue_connector, "_AHEAD_ROWS", 2)
     running = table.add(60).query(start=False, interval=PATIENCE)
     made, staged = running._plan_run, []
 
@@ -88,8 +88,8 @@ def test_a_run_for_the_other_pace_leaves_the_rows_of_open_epochs_staged(
 def test_a_query_that_changes_its_pace_has_each_row_once_and_repeats_no_run(
     table: TableCopy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "BEHIND_ROWS", 8)
-    monkeypatch.setattr(queue_tasks, "_AHEAD_ROWS", 2)
+    monkeypatch.setattr(tasks, "BEHIND_ROWS", 8)
+    monkeypatch.setattr(queue_connector, "_AHEAD_ROWS", 2)
     monkeypatch.setattr(module, "_RESTARTS", 0)
     running = table.add(60).query()
     table.through(running)

@@ -15,8 +15,8 @@ from pyspark.cloudpickle import dumps
 from pyspark.sql.types import LongType, StructField, StructType
 from pyspark.util import PythonEvalType
 
-from penstock.continuous.plan.metadata_columns import HIDDEN, MARKER
-from penstock.continuous.plan.user_functions import arrow_runs, pandas_runs
+from penstock.continuous.channel import HIDDEN, MARKER
+from penstock.continuous.user_functions import arrow_runs, pandas_runs
 from penstock.errors import SchemaMismatchError
 from penstock.spark.internals.udf_wrapper import ROW, wrap_function
 

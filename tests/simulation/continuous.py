@@ -8,15 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.continuous.channel import READER, WRITER
 from penstock.continuous.connectors.protocol import SinkDriver, WriterFactory
-from penstock.continuous.connectors.queue_driver import QueueSourceDriver
+from penstock.continuous.connectors.queue import QueueSourceDriver
 from penstock.continuous.driver.checkpoint_log import CheckpointLog
 from penstock.continuous.driver.coordinator import EpochCoordinator
 from penstock.continuous.driver.epochs import Epochs
 from penstock.continuous.driver.execution import ContinuousExecution, Settings
-from penstock.continuous.task.channel import READER, WRITER
-from penstock.continuous.task.reader import ReadLoop, await_start
-from penstock.continuous.task.writer import WriteLoop
+from penstock.continuous.tasks import ReadLoop, WriteLoop, await_start
 from penstock.errors import ContinuousFailedError
 from penstock.tables.sink import TableSink
 from tests.simulation.micro_batch import COLUMNS, Plan

@@ -19,7 +19,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from penstock.commit.offsets import pad
 from penstock.continuous.connectors.protocol import SinkDriver
-from penstock.continuous.connectors.queue_driver import QueueSinkDriver
+from penstock.continuous.connectors.queue import QueueSinkDriver
 from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up, require_not_behind
 from penstock.pipeline.micro_batches import MicroBatchQuery, expected_epochs, move_consumer
 from penstock.queue.store import open_store
@@ -27,7 +27,7 @@ from penstock.spark.connectors import OwnedConsumer
 from penstock.spark.options import SinkOptions, SourceOptions
 from penstock.spark.queue_writers import QueueStreamWriter
 from penstock.spark.schemas import source_schema
-from penstock.spark.source.stream_reader import QueueStreamReader
+from penstock.spark.stream_reader import QueueStreamReader
 from penstock.store.records import catalog
 from penstock.tables.sink import TableSink
 from penstock.tables.sql.writer import TableWriter

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import penstock
 from penstock import Queue, Store
 from penstock.spark.options import SourceOptions
-from penstock.spark.source.ranges import next_end, split_into_tasks
-from penstock.spark.source.stream_reader import LARGE_BYTES, SMALL_BATCHES, BatchSizeWarnings
+from penstock.spark.ranges import next_end, split_into_tasks
+from penstock.spark.stream_reader import LARGE_BYTES, SMALL_BATCHES, BatchSizeWarnings
 from penstock.store.database import Transaction
 from penstock.store.log import compact
 from penstock.store.records import catalog

@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+from penstock.continuous.channel import READER, WRITER
 from penstock.continuous.driver.coordinator import EpochCoordinator
 from penstock.continuous.driver.epochs import Epochs
-from penstock.continuous.task.channel import READER, WRITER
 from penstock.errors import StoreUnavailableError
 from penstock.spark import driver_endpoint
 from penstock.spark.driver_endpoint import Address, AuthenticatedListener

@@ -17,7 +17,7 @@ from pyspark.sql import datasource as filters
 from pyspark.sql.datasource import Filter
 
 from penstock import Store
-from penstock.spark.source.batch_reader import NO_ROW, row_bounds, to_arrow_expression
+from penstock.spark.queue_readers import NO_ROW, row_bounds, to_arrow_expression
 from tests.support.spark_queues import batch, fill, make_queue
 
 SETTING = "spark.sql.python.filterPushdown.enabled"

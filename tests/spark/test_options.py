@@ -15,11 +15,11 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock import Store
 from penstock.errors import InvalidOptionError, MissingDependencyError
+from penstock.spark.data_source import PenstockDataSource
 from penstock.spark.internals.python_workers import check_reach
 from penstock.spark.internals.sessions import is_local
 from penstock.spark.options import sink_options, source_options
-from penstock.spark.source.data_source import PenstockDataSource
-from penstock.spark.source.read_task import Scan
+from penstock.spark.queue_readers import Scan
 from tests.support.spark_queues import (
     batch,
     column,

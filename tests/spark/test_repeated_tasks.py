@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from penstock import Store
 from penstock.json_text import Json
 from penstock.spark.options import SourceOptions
-from penstock.spark.source.stream_reader import QueueStreamReader
+from penstock.spark.stream_reader import QueueStreamReader
 from penstock.testing import replay_last_batch
 from tests.support.spark_queues import (
     SCHEMA,

@@ -15,10 +15,10 @@ from pyspark.sql import functions as fn
 import penstock
 from penstock import Store
 from penstock.errors import CommitRefusedError
+from penstock.spark.data_source import PenstockDataSource
 from penstock.spark.options import SinkOptions
 from penstock.spark.queue_writers import QueueStreamWriter
 from penstock.spark.schemas import to_struct
-from penstock.spark.source.data_source import PenstockDataSource
 from penstock.store import staging
 from penstock.store.log.segmenting import to_segments
 from penstock.testing import replay_last_batch, temporary_store_url

@@ -36,7 +36,7 @@ USUAL = (
     "pyspark.sql.worker.python_streaming_sink_runner",
     "pyspark.sql.worker.write_into_data_source",
     "pyarrow.compute",
-    "penstock.spark.source.data_source",
+    "penstock.spark.data_source",
     "penstock.changes.data_source",
 )
 

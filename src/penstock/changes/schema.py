@@ -25,7 +25,7 @@ from penstock.feeds.contract import (
     ChangeContract,
     invalid_schema,
 )
-from penstock.spark.column_metadata import with_feed_metadata
+from penstock.spark.schemas import with_feed_metadata
 
 HELPERS = ("__penstock_", "__spark_cdc_")
 """Prefixes of the names of helper columns."""

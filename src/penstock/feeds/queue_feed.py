@@ -48,7 +48,7 @@ from penstock.store.records.catalog import QueueRecord
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from penstock.spark.source.read_task import RangePartition
+    from penstock.spark.queue_readers import RangePartition
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class OpenQueueFeed(OpenFeed):
             after = commits[-1].version
 
     def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Task]:
-        from penstock.spark.source.ranges import split_into_tasks
+        from penstock.spark.ranges import split_into_tasks
 
         def bounds(tx: Transaction, queue: QueueRecord) -> tuple[list[int], list[int]]:
             self._require_kept(tx, queue, after)
@@ -96,7 +96,7 @@ class OpenQueueFeed(OpenFeed):
         return split_into_tasks(start, end, rows_per_task)
 
     def read(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        from penstock.spark.source.read_task import RangePartition, Scan
+        from penstock.spark.queue_readers import RangePartition, Scan
 
         piece: RangePartition = RangePartition(*task)
         return Scan(self._store, open_store(self._store).queue(self._queue).record, schema).read(piece)

@@ -27,7 +27,7 @@ from penstock.spark.internals.python_workers import check_reach
 from penstock.spark.options import BATCH_SOURCE, STREAM_SOURCE, source_options, with_defaults
 from penstock.spark.schemas import projection, source_schema
 from penstock.spark.session import session_defaults
-from penstock.spark.source.stream_reader import QueueStreamReader
+from penstock.spark.stream_reader import QueueStreamReader
 
 _READ = "StreamingRelationV2"
 

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from penstock.errors import condition_of
 from penstock.json_text import Json
 from penstock.spark.checkpoint import RUNS_KEY, Checkpoint
-from penstock.spark.internals.plans import may_retain_rows
+from penstock.spark.internals.plan_text import may_retain_rows
 from penstock.spark.session import register_source
 
 log = logging.getLogger("penstock.pipeline")

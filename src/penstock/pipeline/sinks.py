@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.continuous.connectors.protocol import ContinuousSink
-from penstock.continuous.connectors.queue_driver import QueueSinkDriver
+from penstock.continuous.connectors.queue import QueueSinkDriver
 from penstock.continuous.connectors.simple import ConsoleDriver, FunctionDriver
 from penstock.modes.checking.report import MODES
 from penstock.pipeline.sources import NO_OPTIONS, as_text, check_queue, url_of

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.arguments import require
 from penstock.changes.reading import read_stream
 from penstock.continuous.connectors.protocol import ContinuousSource
-from penstock.continuous.connectors.queue_driver import QueueSourceDriver
+from penstock.continuous.connectors.queue import QueueSourceDriver
 from penstock.continuous.connectors.simple import RateDriver
 from penstock.errors import InvalidInputError, InvalidOptionError
 from penstock.feeds.protocol import Feed

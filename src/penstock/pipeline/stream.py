@@ -32,7 +32,8 @@ from penstock.pipeline.sources import as_source, owned_consumer
 from penstock.queue.store import connect
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.connectors import OwnedConsumer, Sink, Source, WriteSettings
-from penstock.spark.internals.plans import first_gathering_operator, streaming_reads
+from penstock.spark.internals.plan_text import first_gathering_operator
+from penstock.spark.internals.plans import streaming_reads
 from penstock.spark.internals.sessions import check_session, default_file_system
 from penstock.spark.options import GUARANTEES
 from penstock.spark.session import register

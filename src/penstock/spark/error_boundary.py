@@ -93,9 +93,8 @@ def _has_jvm_ended(error: Exception) -> bool:
 
 def _shut_down() -> QueryFailedError:
     return QueryFailedError(
-        "Spark was shut down in the middle of a micro-batch, which the next run repeats. A signal to the "
-        "whole process group, as from timeout or systemd's KillMode=control-group, ends Spark's JVM at once: "
-        "send it to the driver alone (timeout --foreground, KillMode=mixed), which then finishes the "
-        "micro-batch",
+        "Spark was shut down in the middle of a micro-batch, which the next run repeats: to stop a query, "
+        "send the signal to the driver's process alone, not to its process group (timeout --foreground, "
+        "systemd's KillMode=mixed)",
         condition="QUERY_FAILED.SPARK_SHUT_DOWN",
     )

@@ -12,6 +12,7 @@ from pyspark.sql.datasource import DataSource
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidInputError, InvalidOptionError, InvalidUrlError
+from penstock.spark.data_source import PenstockDataSource
 from penstock.spark.internals.python_workers import check_workers
 from penstock.spark.internals.query_start import preset_environment
 from penstock.spark.internals.sessions import (
@@ -24,7 +25,6 @@ from penstock.spark.internals.sessions import (
     running_context,
 )
 from penstock.spark.options import ALL_OPTIONS, CONF_PREFIX
-from penstock.spark.source.data_source import PenstockDataSource
 from penstock.store.url import parse_url
 
 # Spark's own default (4.2, 4.3), and the setting that may contain a password.

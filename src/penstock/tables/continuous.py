@@ -32,7 +32,7 @@ from penstock.tables.sql.target import TableTarget
 from penstock.tables.sql.write_task import RowEncoder, insert_chunk
 
 if TYPE_CHECKING:
-    from penstock.continuous.plan.dataframe import ContinuousFrame
+    from penstock.continuous.dataframe import ContinuousFrame
 
 
 @dataclass(frozen=True)

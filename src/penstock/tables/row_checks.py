@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidInputError, InvalidOptionError, TableRefusedError
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_VERSION
-from penstock.spark.column_metadata import is_split, required_sequence, row_id_columns, sequence_column
+from penstock.spark.schemas import is_split, required_sequence, row_id_columns, sequence_column
 
 
 def tie_breakers(schema: StructType, sequence_by: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from penstock.tables.row_checks import present
 from penstock.tables.unchanged_values import UNKNOWN
 
 if TYPE_CHECKING:
-    from penstock.continuous.plan.dataframe import ContinuousFrame
+    from penstock.continuous.dataframe import ContinuousFrame
 
 Frame = TypeVar("Frame", DataFrame, "ContinuousFrame")
 

@@ -28,8 +28,7 @@ from pyspark.sql.types import (
 from penstock.arguments import in_quotes
 from penstock.errors import InvalidInputError, TableRefusedError
 from penstock.feeds.contract import CHANGE_COLUMNS, CHANGE_TYPE
-from penstock.spark.column_metadata import feed_column, unchanged_column
-from penstock.spark.schemas import quote_column
+from penstock.spark.schemas import feed_column, quote_column, unchanged_column
 
 UNKNOWN = "unknown"
 """The column of a projected row with the numbers of the columns that have no value, as ",2,,5,"; null where

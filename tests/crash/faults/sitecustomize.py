@@ -226,27 +226,20 @@ def from_epoch(number: int) -> Callable[[dict[str, Any]], bool]:
     return lambda fault: number >= fault["batch"]
 
 
-def patch_continuous_reader(module: ModuleType) -> None:
+def patch_continuous_tasks(module: ModuleType) -> None:
     """A case's source is a queue with its name and `` in``."""
-    reading = module.ReadLoop
-    end_epoch = reading._end_epoch
+    reading, writing = module.ReadLoop, module.WriteLoop
+    end_reading, end_writing = reading._end_epoch, writing._end_epoch
 
-    def ending(self: Any, number: int) -> Any:
-        yield from end_epoch(self, number)
+    def ending_reading(self: Any, number: int) -> Any:
+        yield from end_reading(self, number)
         stop(self._source._source.queue.name.removesuffix(" in"), "MARKER", from_epoch(number))
 
-    reading._end_epoch = ending
-
-
-def patch_continuous_writer(module: ModuleType) -> None:
-    writing = module.WriteLoop
-    end_epoch = writing._end_epoch
-
-    def ending(self: Any, number: int) -> None:
-        end_epoch(self, number)
+    def ending_writing(self: Any, number: int) -> None:
+        end_writing(self, number)
         stop(_case(self._sink), "REPORTED", from_epoch(number))
 
-    writing._end_epoch = ending
+    reading._end_epoch, writing._end_epoch = ending_reading, ending_writing
 
 
 def _case(sink: Any) -> str:
@@ -258,6 +251,7 @@ def _case(sink: Any) -> str:
 def patch_continuous_queues(module: ModuleType) -> None:
     for kind in (module.QueueStagingWriter, module.QueueAppendWriter):
         kind.end = _staged(kind.end)
+    _committed(module.QueueSinkDriver, lambda driver: str(driver.options.queue))
 
 
 def patch_continuous_tables(module: ModuleType) -> None:
@@ -273,10 +267,6 @@ def _staged(end: Any) -> Any:
         return staged
 
     return ending
-
-
-def patch_continuous_drivers(module: ModuleType) -> None:
-    _committed(module.QueueSinkDriver, lambda driver: str(driver.options.queue))
 
 
 def _committed(driver: Any, case: Callable[[Any], str]) -> None:
@@ -307,10 +297,8 @@ def patch_continuous_logs(module: ModuleType) -> None:
 
 PATCHES = {
     "penstock.continuous.driver.checkpoint_log": patch_continuous_logs,
-    "penstock.continuous.connectors.queue_driver": patch_continuous_drivers,
-    "penstock.continuous.connectors.queue_tasks": patch_continuous_queues,
-    "penstock.continuous.task.reader": patch_continuous_reader,
-    "penstock.continuous.task.writer": patch_continuous_writer,
+    "penstock.continuous.connectors.queue": patch_continuous_queues,
+    "penstock.continuous.tasks": patch_continuous_tasks,
     "penstock.tables.continuous": patch_continuous_tables,
     "penstock.commit.owner": patch_owner,
     "penstock.commit.protocol": patch_batch,

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.spark.internals.catalyst import PANDAS, PYTHON, analysed, analysed_plan, executed_plan
-from penstock.spark.internals.plan_text import plan_tree
+from penstock.spark.internals.plan_text import first_gathering_operator, may_retain_rows, plan_tree
 from penstock.spark.internals.plans import (
+    PANDAS,
+    PYTHON,
     StreamingRead,
+    analysed,
+    analysed_plan,
+    executed_plan,
     fingerprint,
-    first_gathering_operator,
-    may_retain_rows,
     replace_reads,
     streaming_reads,
     watermarks_above,

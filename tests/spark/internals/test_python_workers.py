@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.spark.internals.python_workers import freeze_imports
-from penstock.spark.source.read_task import RangePartition, Scan
+from penstock.spark.queue_readers import RangePartition, Scan
 from tests.support.spark_queues import fill, make_queue
 
 

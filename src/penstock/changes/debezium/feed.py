@@ -20,9 +20,8 @@ from penstock.changes.post_processing import process
 from penstock.errors import InvalidChangeOptionError
 from penstock.feeds.contract import CHANGE_TYPE, ChangeContract, convert_fields, invalid_schema
 from penstock.feeds.protocol import check_reserved
-from penstock.spark.column_metadata import with_feed_metadata
 from penstock.spark.internals.plans import fingerprint
-from penstock.spark.schemas import quote_column, to_struct
+from penstock.spark.schemas import quote_column, to_struct, with_feed_metadata
 
 _UNITS = ("micros", "millis", "nanos")
 

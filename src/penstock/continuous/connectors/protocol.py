@@ -19,12 +19,12 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from penstock.continuous.channel import Channel
 from penstock.continuous.driver.epochs import Epoch
-from penstock.continuous.task.channel import Channel
 from penstock.json_text import Json, JsonValue
 
 if TYPE_CHECKING:
-    from penstock.continuous.plan.dataframe import ContinuousFrame
+    from penstock.continuous.dataframe import ContinuousFrame
 
 Positions = dict[int, int]
 """The offset of each partition of a source."""

@@ -11,6 +11,7 @@ from typing import TextIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.continuous.channel import Channel
 from penstock.continuous.connectors.protocol import (
     Positions,
     ReaderFactory,
@@ -21,7 +22,6 @@ from penstock.continuous.connectors.protocol import (
     WriterFactory,
 )
 from penstock.continuous.driver.epochs import Epoch
-from penstock.continuous.task.channel import Channel
 from penstock.errors import CheckpointMismatchError
 from penstock.json_text import Json, JsonValue
 

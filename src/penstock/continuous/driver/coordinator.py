@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
+from penstock.continuous.channel import READER, WRITER, CoordinatorAddress, decode, encode
 from penstock.continuous.driver.epochs import Epoch, Epochs
-from penstock.continuous.task.channel import READER, WRITER, CoordinatorAddress, decode, encode
 from penstock.errors import ContinuousFailedError, PenstockError, condition_of
 from penstock.json_text import Json
 from penstock.spark.driver_endpoint import AuthenticatedListener

@@ -12,13 +12,12 @@ from enum import Enum
 
 from penstock.commit.protocol import OTHER_INPUT
 from penstock.continuous.connectors.protocol import Positions, SinkDriver, SourceDriver
-from penstock.continuous.driver.checkpoint_log import CheckpointLog
-from penstock.continuous.driver.committed import CommittedEpochs
+from penstock.continuous.driver.checkpoint_log import CheckpointLog, CommittedEpochs
 from penstock.continuous.driver.coordinator import EpochCoordinator, Limit, Quota
 from penstock.continuous.driver.epochs import Epoch
 from penstock.continuous.driver.progress import ListenerDispatch, Progress, timestamp
 from penstock.continuous.driver.runs import Engine, Run, partitions_by_task
-from penstock.continuous.task.reader import BEHIND_ROWS
+from penstock.continuous.tasks import BEHIND_ROWS
 from penstock.errors import ContinuousFailedError, PenstockError, condition_of
 from penstock.store.records.catalog import QueueGrown
 

@@ -18,15 +18,13 @@ from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from penstock.continuous.channel import HIDDEN, CoordinatorAddress
 from penstock.continuous.connectors.protocol import Positions, SourceDriver, WriterFactory
+from penstock.continuous.dataframe import ContinuousFrame, begin_frame, transformed
 from penstock.continuous.driver.coordinator import EpochCoordinator
 from penstock.continuous.driver.epochs import Epochs
-from penstock.continuous.plan.check import FEW_ROWS, MANY_ROWS, check_plan
-from penstock.continuous.plan.dataframe import ContinuousFrame, begin_frame, transformed
-from penstock.continuous.plan.metadata_columns import HIDDEN
-from penstock.continuous.task.channel import CoordinatorAddress
-from penstock.continuous.task.reader import ReadTask
-from penstock.continuous.task.writer import REPORT, WriteTask
+from penstock.continuous.plan_check import FEW_ROWS, MANY_ROWS, check_plan
+from penstock.continuous.tasks import REPORT, ReadTask, WriteTask
 from penstock.errors import ContinuousFailedError
 from penstock.spark.driver_endpoint import driver_addresses
 from penstock.spark.internals.sessions import clone_session, task_slots

@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.spark.internals.catalyst import (
+from penstock.spark.internals.plans import (
     Operator,
     analysed,
     children,

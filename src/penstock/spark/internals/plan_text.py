@@ -17,7 +17,8 @@ from py4j.java_gateway import JavaObject
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from penstock.spark.internals.catalyst import analysed, children, node_name
+from penstock.spark.internals.operators import Trait, traits_of
+from penstock.spark.internals.plans import analysed, children, node_name
 from penstock.spark.internals.sessions import is_classic
 
 if TYPE_CHECKING:
@@ -156,6 +157,28 @@ def has_watermark(expression: str) -> bool:
 def without_ids(expression: str) -> str:
     """Remove the ids of columns from an expression."""
     return _ID.sub("", expression)
+
+
+def first_gathering_operator(frame: DataFrame) -> str | None:
+    """Return the first operator that may change the tasks of a repeated micro-batch.
+
+    None over Spark Connect, which does not show its plan.
+    """
+    if not is_classic(frame):
+        return None
+    names = (node.name for node in plan_tree(frame).walk())
+    return next((name for name in names if Trait.GATHERING in traits_of(name)), None)
+
+
+def may_retain_rows(frame: DataFrame) -> bool:
+    """Return whether rows may wait in a state store for a watermark.
+
+    False over Spark Connect, where that is unknown.
+    """
+    if not is_classic(frame):
+        return False
+    names = {node.name for node in plan_tree(frame).walk()}
+    return "EventTimeWatermark" in names and any(Trait.STATEFUL in traits_of(name) for name in names)
 
 
 def grouping_expressions(node: Node) -> list[str]:

@@ -13,7 +13,7 @@ from py4j.java_gateway import JavaObject, JVMView, is_instance_of
 from pyspark.errors import AnalysisException, IllegalArgumentException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.spark.internals.catalyst import analysed, java_frame
+from penstock.spark.internals.plans import analysed, java_frame
 from penstock.spark.internals.sessions import JvmError, jvm_of
 
 _SOURCE_RUNNER_VARIABLES = (

@@ -33,10 +33,10 @@ from penstock.spark.options import (
     source_options,
     with_defaults,
 )
+from penstock.spark.queue_readers import FilteringQueueReader, QueueReader
 from penstock.spark.queue_writers import QueueStreamWriter, QueueWriter
 from penstock.spark.schemas import check_writable, projection, source_schema, to_struct
-from penstock.spark.source.batch_reader import FilteringQueueReader, QueueReader
-from penstock.spark.source.stream_reader import QueueStreamReader
+from penstock.spark.stream_reader import QueueStreamReader
 from penstock.store.records.catalog import QueueRecord
 
 # Spark plans a read with filters in this worker, if its setting for pushdown is on (4.2, 4.3).

@@ -9,7 +9,8 @@ from pyspark.errors import PySparkAttributeError
 from pyspark.sql import Column
 from pyspark.sql.types import ByteType, LongType, StructField, StructType
 
-from penstock.continuous.plan.check import (
+from penstock.continuous.channel import EPOCH, KIND
+from penstock.continuous.plan_check import (
     OPERATORS,
     OTHER_TRIGGER,
     PROPERTIES,
@@ -17,8 +18,7 @@ from penstock.continuous.plan.check import (
     no_method,
     unsupported,
 )
-from penstock.continuous.plan.metadata_columns import EPOCH, KIND
-from penstock.continuous.plan.user_functions import Function, arrow_runs, pandas_runs
+from penstock.continuous.user_functions import Function, arrow_runs, pandas_runs
 from penstock.errors import ContinuousRefusedError
 from penstock.spark.internals.hidden_columns import HiddenColumnRewriter, PlanPair
 from penstock.spark.internals.sessions import is_dataframe_attribute, na_functions

@@ -17,14 +17,14 @@ from penstock.queue.store import Store, open_store
 from penstock.spark.error_boundary import without_tracebacks
 from penstock.spark.limit_pushdown import RemainingQuota
 from penstock.spark.options import SourceOptions
-from penstock.spark.source.ranges import (
+from penstock.spark.queue_readers import RangePartition, Scan
+from penstock.spark.ranges import (
     next_end,
     parse_offset,
     skip_trimmed,
     split_into_tasks,
     start_positions,
 )
-from penstock.spark.source.read_task import RangePartition, Scan
 from penstock.store.database import Transaction
 from penstock.store.records import catalog
 from penstock.store.records.catalog import PartitionRecord, QueueRecord

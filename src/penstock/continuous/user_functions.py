@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pyspark.errors import PySparkTypeError
 from pyspark.sql.types import StructType
 
-from penstock.continuous.plan.metadata_columns import EPOCH, HIDDEN, KIND
+from penstock.continuous.channel import EPOCH, HIDDEN, KIND
 from penstock.errors import SchemaMismatchError
 from penstock.spark.internals.python_workers import arrow_schema, round_trip_type
 from penstock.spark.internals.udf_wrapper import ROW

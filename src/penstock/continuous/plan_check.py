@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.errors import ContinuousRefusedError
-from penstock.spark.internals.catalyst import (
+from penstock.spark.internals.operators import CONTINUOUS_GENERATORS, Trait, traits_of
+from penstock.spark.internals.plans import (
     ARROW,
     PANDAS,
     PYTHON,
@@ -20,7 +21,6 @@ from penstock.spark.internals.catalyst import (
     analysed_plan,
     executed_plan,
 )
-from penstock.spark.internals.operators import CONTINUOUS_GENERATORS, Trait, traits_of
 from penstock.spark.internals.sessions import parse_version
 from penstock.spark.session import PIPELINED
 

@@ -1,1 +1,0 @@
-"""The tasks of a continuous query, and their channel to the driver."""

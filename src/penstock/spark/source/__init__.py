@@ -1,1 +1,0 @@
-"""Reading a queue from Spark: the data source, batch and streaming readers, and their tasks."""
