@@ -64,6 +64,8 @@ INNER = {
     "MemoryStream": set(),
 }
 _FEED_INNER = {"from_url", "describe", "oldest", "newest", "commits", "tasks", "read", "logged"}
+_VERDICT = re.compile(r"^\*(.*?)\.\*\n.*?^\*\*Why\.\*\* (.*?\.)(?: |\n)", re.DOTALL | re.MULTILINE)
+"""The severity and modes of a problem, and the first sentence of why it is one."""
 _ROLE = re.compile(r":\w+:`~?([^`]+)`")
 
 
@@ -343,7 +345,7 @@ def errors_page(module: Any) -> str:
     lines += ["| condition | sub-conditions |", "|---|---|"]
     for condition, under in parts.items():
         lines.append(f"| {_way(condition)} | {', '.join(f'`{part}`' for part in under)} |")
-    lines += ["", "The problems of output modes have codes too, each with [a page](problems.md)."]
+    lines += ["", "The problems of output modes have [codes](problems.md), too."]
     return _joined(lines)
 
 
@@ -356,18 +358,25 @@ def _way(condition: str) -> str:
 
 
 def problems_page() -> str:
-    """The codes that `penstock.modes.check` tells, each with its page, which the tests write."""
+    """The codes that `penstock.modes.check` reports, each with a link to its section."""
     lines = _head(
         "Problems of output modes",
-        "What `penstock.modes.check` and `penstock modes check` may report about a query.",
+        "What `penstock.modes.check` and `penstock modes check` may report about a query. **Refused**: Spark "
+        "does not start the query. **Unsafe**: it does, and rows may be lost or repeated, or state grows "
+        "forever. **Warning**: it works, and there is something to know.",
     )
-    lines += ["", "| code | |", "|---|---|"]
     for path in sorted(PROBLEMS.glob("*.md")):
-        title, _, told = path.read_text().partition("\n\n")
-        sentence = told.partition("\n\n")[0].replace("\n", " ")
-        lines.append(
-            f"| [`{title.removeprefix('# ')}`](../modes/problems/{path.name}) | {_one_line(sentence)} |"
-        )
+        head, *sections = re.split(r"^## ", path.read_text(), flags=re.MULTILINE)
+        title = head.partition("\n")[0].removeprefix("# ")
+        lines += ["", f"## [{title}](../modes/problems/{path.name})", "", "| code | | |", "|---|---|---|"]
+        for section in sections:
+            code = section.partition("\n")[0]
+            found = re.search(
+                r"^\*(.*?)\.\*\n.*?^\*\*Why\.\*\* (.*?\.)(?: |\n)", section, re.DOTALL | re.MULTILINE
+            )
+            assert found is not None, code
+            way = f"../modes/problems/{path.name}#{code.lower().replace('.', '')}"
+            lines.append(f"| [`{code}`]({way}) | {found[1]} | {_one_line(found[2])} |")
     return _joined(lines)
 
 

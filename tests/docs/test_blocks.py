@@ -11,8 +11,8 @@ import pytest
 import penstock
 from tests.docs.pages import ROOT, Block, blocks, pages
 
-# The reference shows signatures, and the pages of problems are run by tests of their own.
-PAGES = [page for page in pages() if "reference" not in page.parts and "problems" not in page.parts]
+# The reference shows signatures.
+PAGES = [page for page in pages() if "reference" not in page.parts]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -154,53 +154,6 @@ FIXES: dict[str, tuple[Cell, Cell]] = {
     ),
 }
 
-SHOWN: dict[str, Cell] = {
-    "PENSTOCK_OFFSET": Cell("rows_skipped", "append"),
-    "PENSTOCK_SINK_HAS_TO_REPLACE": Cell("count_by_key", "complete", "python_sink"),
-    "PENSTOCK_STATE_FOR_EACH_KEY": Cell("count_by_key", "update"),
-    "PENSTOCK_WATERMARK_POLICY_MIN": Cell("joined_in_a_range", "append"),
-}
-"""Problems that have no fix in the query's own code, or one that another test holds."""
-
-TOLD: dict[str, str] = {
-    "PENSTOCK_FUNCTION_NEEDS_PROTOBUF": (
-        "`transformWithState` in Python (Spark 4.2, 4.3) talks to its worker in protocol buffers, and the "
-        "package `protobuf` is not installed: the query starts, and its worker dies. Install it: `pip "
-        "install protobuf`."
-    ),
-    "PENSTOCK_MAP_GROUPS_MODE": (
-        "`mapGroupsWithState`, of JVM plans, gives a row for each key whenever it changes, which is update "
-        "mode. Use `outputMode('update')`, or `flatMapGroupsWithState` in append mode."
-    ),
-    "PENSTOCK_NOT_PLANNED": (
-        "Over Spark Connect the server prints a plan only if it can make all of it. Of a query that it "
-        "cannot, such as a left anti join of two streams, nothing can be told but that it does not start; a "
-        "classic session tells more."
-    ),
-    "PENSTOCK_REFUSED_BY_SPARK": (
-        "Spark's checker refuses the query for a reason that has no name of its own; its message is in the "
-        "report."
-    ),
-    "PENSTOCK_SINK_ONLY_ADDS": (
-        "The query gives rows again with new values, and a Kafka topic only grows: readers get old values "
-        "and new ones. Use a compacted topic with the group's key as the record's key. Read from the source "
-        "of Spark 4.3, not tried."
-    ),
-    "PENSTOCK_TABLE_REFUSES": (
-        "A pipeline's start refuses the `penstock.TableSink` as it is set, in this mode: the message is the "
-        "one of that error, and `condition` its name. Output mode update needs keys, which are columns of "
-        "the rows, and plain ones; a Delta table takes no keys in append; changes are applied in append.\n\n"
-        "A window is nested, and no key. Take its start:\n\n"
-        "```python\n"
-        'counts = df.groupBy(F.window("ts", "5 minutes"), "k").count().select("window.start", "k", "count")\n'
-        'sink = penstock.TableSink("counts", keys=["start", "k"], url=url)\n'
-        'penstock.stream(spark, counts).write(sink, output_mode="update")\n'
-        "```"
-    ),
-    "PENSTOCK_TAIL": "A stream has no end to take rows from.",
-}
-"""Problems whose pages are written here, since no query of a Python session has them."""
-
 ELSEWHERE = {
     "PENSTOCK_FUNCTION_NEEDS_PROTOBUF": (
         "test_without_protobuf.py::test_with_protobuf_installed_the_query_runs"

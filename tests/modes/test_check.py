@@ -176,4 +176,5 @@ def test_what_is_no_frame_is_refused() -> None:
 
 def test_a_problem_has_a_page(tmp_path: Path, streams: Inputs) -> None:
     (problem,) = penstock.modes.check(streams.events.groupBy("k").count())["append"].problems
-    assert problem.page == "docs/modes/problems/penstock_aggregation_without_watermark.md"
+    site = "https://penstock-spark.github.io/penstock/"
+    assert problem.page == site + "modes/problems/aggregations/#penstock_aggregation_without_watermark"

@@ -12,7 +12,91 @@ from penstock.spark.internals.plan_text import Node
 
 MODES = ("append", "update", "complete")
 REFUSED, UNSAFE, WARNING = "refused", "unsafe", "warning"
-DOCS = "docs/modes/problems"
+DOCS = "https://penstock-spark.github.io/penstock/modes/problems"
+_PAGES = {
+    "aggregations": (
+        "PENSTOCK_AGGREGATION_WITHOUT_WATERMARK",
+        "PENSTOCK_WATERMARK_NOT_IN_GROUPING",
+        "PENSTOCK_EVENT_TIME_LOST",
+        "PENSTOCK_SESSION_WINDOW_IN_UPDATE",
+        "PENSTOCK_DISTINCT_AGGREGATE",
+        "PENSTOCK_COMPLETE_WITHOUT_AGGREGATION",
+        "PENSTOCK_STATEFUL_AFTER_STATEFUL",
+        "PENSTOCK_LAST_GROUP_STAYS",
+        "NON_TIME_WINDOW_NOT_SUPPORTED_IN_STREAMING",
+    ),
+    "state-and-watermarks": (
+        "PENSTOCK_STATE_FOR_EVER",
+        "PENSTOCK_STATE_FOR_EACH_KEY",
+        "PENSTOCK_WATERMARK_POLICY_MIN",
+        "PENSTOCK_WATERMARK_POLICY_MAX",
+    ),
+    "deduplication": (
+        "PENSTOCK_DEDUPLICATION_WITHOUT_WATERMARK",
+        "PENSTOCK_DEDUPLICATION_OF_RESULTS",
+    ),
+    "joins": (
+        "PENSTOCK_JOIN_STATE_FOR_EVER",
+        "PENSTOCK_OUTER_JOIN_WITHOUT_TIME",
+        "PENSTOCK_OUTER_ROWS_NEVER_COME",
+        "PENSTOCK_JOIN_MODE",
+        "PENSTOCK_ANTI_JOIN",
+        "PENSTOCK_JOIN_WITH_BATCH",
+    ),
+    "set-operations": (
+        "PENSTOCK_UNION_WITH_BATCH",
+        "PENSTOCK_EXCEPT_STREAM",
+        "PENSTOCK_INTERSECT",
+    ),
+    "sorting-and-limits": (
+        "PENSTOCK_SORT",
+        "PENSTOCK_LIMIT_IN_UPDATE",
+        "PENSTOCK_OFFSET",
+        "PENSTOCK_TAIL",
+        "PENSTOCK_SAMPLE",
+        "PENSTOCK_EXPRESSION",
+    ),
+    "stateful-functions": (
+        "PENSTOCK_FUNCTION_MODE",
+        "PENSTOCK_FUNCTION_MODE_DIFFERS",
+        "PENSTOCK_FUNCTION_UPDATE_WITH_AGGREGATION",
+        "PENSTOCK_FUNCTION_AFTER_AGGREGATION",
+        "PENSTOCK_SEVERAL_STATEFUL_FUNCTIONS",
+        "PENSTOCK_MAP_GROUPS_MODE",
+        "PENSTOCK_FUNCTION_NEEDS_ROCKSDB",
+        "PENSTOCK_FUNCTION_NEEDS_PROTOBUF",
+    ),
+    "sinks": (
+        "PENSTOCK_SINK_MODE",
+        "STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE",
+        "PENSTOCK_NO_SINK",
+        "PENSTOCK_SINK_REPEATS",
+        "PENSTOCK_SINK_HAS_TO_REPLACE",
+        "PENSTOCK_SINK_ONLY_ADDS",
+        "PENSTOCK_TABLE_REFUSES",
+    ),
+    "continuous-trigger": (
+        "PENSTOCK_NOT_CONTINUOUS",
+        "PENSTOCK_CONTINUOUS_NOW",
+        "PENSTOCK_SOURCE_NOT_CONTINUOUS",
+        "PENSTOCK_SINK_NOT_CONTINUOUS",
+        "PENSTOCK_ROWS_LOST_CONTINUOUS",
+    ),
+    "real-time-trigger": (
+        "STREAMING_REAL_TIME_MODE.OUTPUT_MODE_NOT_SUPPORTED",
+        "STREAMING_REAL_TIME_MODE.INPUT_STREAM_NOT_SUPPORTED",
+        "STREAMING_REAL_TIME_MODE.OPERATOR_OR_SINK_NOT_IN_ALLOWLIST",
+        "STREAMING_REAL_TIME_MODE.STATEFUL_OPERATORS_BEFORE_UNION_NOT_SUPPORTED",
+        "STREAMING_REAL_TIME_MODE.IDENTICAL_SOURCES_IN_UNION_NOT_SUPPORTED",
+        "PENSTOCK_REAL_TIME_BROADCAST",
+    ),
+    "unchecked": (
+        "PENSTOCK_NOT_STREAMING",
+        "PENSTOCK_NOT_PLANNED",
+        "PENSTOCK_REFUSED_BY_SPARK",
+    ),
+}
+"""Codes by the page of the documentation that describes them."""
 _UNDER = " " * 6
 
 
@@ -59,8 +143,10 @@ class Problem:
 
     @property
     def page(self) -> str:
-        """The problem's page in the documentation."""
-        return f"{DOCS}/{self.code.lower().replace('.', '-')}.md"
+        """The problem's section in the documentation."""
+        page = next((page for page, codes in _PAGES.items() if self.code in codes), "unchecked")
+        anchor = self.code if self.code in _PAGES[page] else "PENSTOCK_REFUSED_BY_SPARK"
+        return f"{DOCS}/{page}/#{anchor.lower().replace('.', '')}"
 
     def lines(self) -> Iterator[str]:
         """Format the problem."""
