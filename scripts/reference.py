@@ -16,6 +16,7 @@ from typing import Any
 import griffe
 
 from scripts import conditions
+from scripts.command_line import command_line_page
 from scripts.option_tables import tables
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -85,6 +86,7 @@ def pages() -> dict[Path, str]:
     found[REFERENCE / "penstock.md"] = package_page(package)
     found[REFERENCE / "errors.md"] = errors_page(package["errors"])
     found[REFERENCE / "problems.md"] = problems_page()
+    found[REFERENCE / "cli.md"] = command_line_page()
     found[OPTIONS] = options_page(OPTIONS.read_text())
     return found
 
