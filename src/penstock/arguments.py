@@ -23,27 +23,12 @@ def brief(text: str) -> str:
 
 
 def in_quotes(name: object) -> str:
-    """Return a name, or another value that a user wrote, in quotes for a message: escaped, and shortened if
-    it is long.
-    """
+    """Return a value that a user wrote in quotes for a message: escaped, and shortened if it is long."""
     return brief(repr(name))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a sentence that suggests the nearest known name, to append to an error message.
-
-    Parameters
-    ----------
-    name
-        What the caller wrote.
-    known
-        The names that exist.
-
-    Returns
-    -------
-    str
-        ``" Did you mean 'x'?"`` with a leading space, or ``""`` when no name is similar.
-    """
+    """Return ``" Did you mean 'x'?"`` to append to a message, or ``""`` when no known name is similar."""
     by_folded: dict[str, str] = {}
     for candidate in known:
         by_folded.setdefault(candidate.casefold(), candidate)
@@ -52,32 +37,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def require(name: str, value: object, kind: type | UnionType, wanted: str) -> None:
-    """Refuse an argument of the wrong type.
-
-    Parameters
-    ----------
-    name
-        The parameter.
-    kind
-        The types that it takes.
-    wanted
-        The same in words, with how to get one.
-
-    Raises
-    ------
-    InvalidInputError
-    """
+    """Refuse an argument of the wrong type."""
     if not isinstance(value, kind):
         raise refusal(name, value, wanted)
 
 
 def column_names(name: str, value: object) -> tuple[str, ...]:
-    """Return the columns that an argument names: one name, or an iterable of names.
-
-    Raises
-    ------
-    InvalidInputError
-    """
+    """Return the columns that an argument names: one name, or an iterable of names."""
     names = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
     if not all(isinstance(column, str) for column in names):
         raise refusal(name, value, "a column's name, or several such as ['id', 'name']")
@@ -85,12 +51,7 @@ def column_names(name: str, value: object) -> tuple[str, ...]:
 
 
 def path_text(name: str, value: object) -> str:
-    """Return a path or URL as text; an empty one is refused, because it would mean the working directory.
-
-    Raises
-    ------
-    InvalidInputError
-    """
+    """Return a path or URL as text; an empty one is refused, because it would mean the working directory."""
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str) or not text.strip():
         raise refusal(name, value, "a path, or a URL")
@@ -98,9 +59,7 @@ def path_text(name: str, value: object) -> str:
 
 
 def refusal(name: str, value: object, wanted: str) -> InvalidInputError:
-    """Return the error for an argument of the wrong type, which shows the value unless it may hold a
-    password.
-    """
+    """Return the error for an argument of the wrong type; a value that may hold a password is not shown."""
     text = repr(value)
     shown = f"this {type(value).__name__}" if _MAY_BE_SECRET.search(text) else brief(text)
     return InvalidInputError(f"{name} is {wanted}, not {shown}", parameter=name, value=shown)

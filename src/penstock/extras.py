@@ -28,15 +28,7 @@ EXTRAS = {
 
 
 def missing(package: str, what: str) -> MissingDependencyError:
-    """Return the error that says what to install.
-
-    Parameters
-    ----------
-    package
-        The package's import name.
-    what
-        What needs it, for the message: ``a Delta feed``.
-    """
+    """Return the error that says what to install."""
     extra = EXTRAS[package]
     return MissingDependencyError(
         f"{what} needs {package}: pip install 'penstock-spark[{extra}]'", package=package, extra=extra
@@ -44,21 +36,13 @@ def missing(package: str, what: str) -> MissingDependencyError:
 
 
 def instead(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError | MissingDependencyError:
-    """Return the error to raise in place of Python's: the same one if no extra installs the missing
-    package.
-    """
+    """Return the error to raise in place of Python's: the same one if no extra has the missing package."""
     package = (error.name or "").partition(".")[0]
     return missing(package, what) if package in EXTRAS else error
 
 
 def load(home: str, name: str, what: str) -> Any:
-    """Import a module and return one of its names.
-
-    Raises
-    ------
-    MissingDependencyError
-        When a package is missing that an extra installs.
-    """
+    """Import a module and return one of its names."""
     try:
         return getattr(import_module(home), name)
     except ModuleNotFoundError as error:
@@ -69,13 +53,6 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object
     """Return a package's ``__getattr__``, which imports a public name's module when the name is first used.
 
     Spark's workers import single modules of a package, and so do not import the others.
-
-    Parameters
-    ----------
-    package
-        The package's name.
-    homes
-        The module of each public name.
     """
 
     def get(name: str) -> object:
@@ -87,20 +64,7 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object
 
 
 def deltalake(name: str, what: str) -> ModuleType:
-    """Import a module of deltalake.
-
-    Parameters
-    ----------
-    name
-        Such as ``deltalake.fs``.
-    what
-        What needs it, for the message: ``a Delta feed``.
-
-    Raises
-    ------
-    MissingDependencyError
-        When it is not installed.
-    """
+    """Import a module of deltalake."""
     try:
         return import_module(name)
     except ModuleNotFoundError:

@@ -17,13 +17,7 @@ def now_micros() -> int:
 
 
 def micros_of(moment: datetime) -> int:
-    """Return an instant in microseconds.
-
-    Raises
-    ------
-    ValueError
-        When the datetime has no time zone.
-    """
+    """Return an instant in microseconds."""
     if moment.tzinfo is None:
         raise ValueError("give the time zone too, such as datetime(…, tzinfo=UTC)")
     return (moment - _EPOCH) // _MICROSECOND
@@ -42,13 +36,7 @@ def moment_text(moment: datetime | None, timespec: str = ...) -> str | None: ...
 
 
 def moment_text(moment: datetime | None, timespec: str = "auto") -> str | None:
-    """Return an instant in UTC as ISO 8601 with Z.
-
-    Parameters
-    ----------
-    timespec
-        As ``datetime.isoformat`` takes it.
-    """
+    """Return an instant in UTC as ISO 8601 with Z."""
     return None if moment is None else moment.isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
@@ -75,9 +63,7 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 
 
 def interval_micros(text: str) -> int | None:
-    """Return the microseconds of an interval such as ``100 ms`` or ``1 minute 30 seconds``; None for any
-    other text.
-    """
+    """Return the microseconds of an interval such as ``1 minute 30 seconds``; None for any other text."""
     words = text.strip().lower().removeprefix("interval ").strip()
     parts = list(_PART.finditer(words))
     units = [_SHORT.get(part[2], part[2].removesuffix("s")) for part in parts]

@@ -14,13 +14,7 @@ JsonValue: TypeAlias = Json | list[Any] | str | int | float | bool | None
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse a JSON text; the caller checks the kind of the value.
-
-    Raises
-    ------
-    ValueError
-        When the text is not JSON, or is nested too deeply for Python's parser.
-    """
+    """Parse a JSON text, or raise ValueError; the caller checks the kind of the value."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -28,13 +22,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_json_object(text: str | bytes) -> Json:
-    """Parse a JSON text that holds one object.
-
-    Raises
-    ------
-    ValueError
-        When the text is not JSON, holds another kind of value, or is nested too deeply for Python's parser.
-    """
+    """Parse a JSON text that holds one object, or raise ValueError."""
     value = parse_json(text)
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")

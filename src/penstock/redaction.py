@@ -75,11 +75,6 @@ def _starred(found: re.Match[str]) -> str:
 def without_user_info(text: str, *, cut: bool = False) -> str:
     """Return a text without the passwords of its URLs; each ends at the last @ before a blank, as it may
     contain one.
-
-    Parameters
-    ----------
-    cut
-        Whether the text is the beginning of a longer one, whose rest may have the @ of the last URL.
     """
 
     def starred(run: re.Match[str]) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 
-PROGRAM = [sys.executable, "-m", "penstock.cli"]
+PROGRAM = [sys.executable, "-m", "penstock"]
 
 
 def run(*words: object, **options: object) -> subprocess.CompletedProcess[str]:

@@ -54,7 +54,7 @@ def test_rows_of_a_pipe_are_one_append(queue: Penstock, store_url: str) -> None:
 
 def test_a_closed_standard_input_is_an_error(sqlite_queue: Penstock) -> None:
     def put(*words: str) -> subprocess.CompletedProcess[str]:
-        command = f"{sys.executable} -m penstock.cli queue {' '.join(words)} <&-"
+        command = f"{sys.executable} -m penstock queue {' '.join(words)} <&-"
         return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
 
     said = put("put", "q", "-")

@@ -117,7 +117,7 @@ class Follower:
 
 @contextmanager
 def following(*words: str) -> Iterator[Follower]:
-    command = [sys.executable, "-m", "penstock.cli", "queue", "tail", *words, "--follow", "--json"]
+    command = [sys.executable, "-m", "penstock", "queue", "tail", *words, "--follow", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield Follower(process)
@@ -148,7 +148,7 @@ def test_following_ends_when_nobody_reads_any_more(penstock_sqlite: Penstock) ->
     penstock_sqlite("queue", "create", "q", "--schema", "id int")
     penstock_sqlite("queue", "put", "q", stdin='{"id": 1}\n')
     command = (
-        f"{sys.executable} -m penstock.cli queue tail q --follow --json | head -n 1; exit ${{PIPESTATUS[0]}}"
+        f"{sys.executable} -m penstock queue tail q --follow --json | head -n 1; exit ${{PIPESTATUS[0]}}"
     )
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, env=os.environ)
     assert done.stdout == '{"id": 1}\n'

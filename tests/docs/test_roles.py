@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.errors import PenstockError
-from penstock.ui.collector import Collector
+from penstock.ui.snapshots import Collector
 from tests.docs.pages import DOCS, blocks
 from tests.support.planted import plant
 

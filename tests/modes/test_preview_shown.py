@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import MissingDependencyError
-from penstock.modes.previewing.cells import rows_as_text
 from penstock.modes.previewing.micro_batches import DATA, NO_DATA, MicroBatch, ModePreview, StateRows
 from penstock.modes.previewing.result import Preview
+from penstock.modes.previewing.text import rows_as_text
 from penstock.spark.internals.query_start import Refusal
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -18,7 +18,7 @@ from penstock.pipeline.monitoring import monitor as listening
 from penstock.pipeline.monitoring import publisher as module
 from penstock.store.records import queries
 from penstock.ui import queries as shown
-from penstock.ui.collector import Collector
+from penstock.ui.snapshots import Collector
 from tests.support.processes import ChildProcess
 from tests.support.spark_queues import one_store
 from tests.support.waiting import wait_until

@@ -20,7 +20,7 @@ import penstock
 from penstock.errors import InvalidInputError, OffsetConflictError, StoreError
 from penstock.queue import maintenance
 from penstock.tables.names import resolve
-from penstock.ui.collector import Collector
+from penstock.ui.snapshots import Collector
 from tests.support.planted import plant
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])

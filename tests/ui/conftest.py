@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 import penstock
-from penstock.ui.collector import Collector
 from penstock.ui.server import Server, prepared
+from penstock.ui.snapshots import Collector
 
 
 class Clock:

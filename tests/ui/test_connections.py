@@ -16,7 +16,7 @@ import pytest
 
 import penstock
 from penstock.store.statements import qualify
-from penstock.ui import connections
+from penstock.ui import server
 from tests.support.raw_sql import run_sql
 from tests.support.spark_queues import one_store
 from tests.support.waiting import wait_until
@@ -64,7 +64,7 @@ def open_connections(served: Served) -> int:
 def test_whoever_sends_no_request_is_sent_away(
     serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.3)
     served = serve()
     silent = strangers.enter_context(connected(served))
     silent.sendall(said)
@@ -75,7 +75,7 @@ def test_whoever_sends_no_request_is_sent_away(
 def test_also_one_who_says_a_little_now_and_then(
     serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.5)
     slow = strangers.enter_context(connected(serve()))
     began = time.monotonic()
     slow.sendall(b"GET / HTTP/1.1\r\n")
@@ -89,7 +89,7 @@ def test_also_one_who_says_a_little_now_and_then(
 def test_also_one_who_had_an_answer_before(
     serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.3)
     again = strangers.enter_context(connected(serve()))
     again.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert again.recv(1 << 16)
@@ -101,7 +101,7 @@ def test_also_one_who_had_an_answer_before(
 def test_a_crowd_is_bounded_and_viewers_get_through(
     serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 20)
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
     served = serve()
     many = [strangers.enter_context(connected(served)) for _ in range(60)]
     wait_until(lambda: sum(map(is_closed, many)) >= 40, timeout=4)
@@ -114,7 +114,7 @@ def test_a_crowd_is_bounded_and_viewers_get_through(
 def test_where_all_are_viewers_no_more_come_in(
     serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
     served = serve()
     for _ in range(3):
         viewer = strangers.enter_context(connected(served))
@@ -128,7 +128,7 @@ def test_where_all_are_viewers_no_more_come_in(
 def test_a_viewer_who_takes_nothing_loses_its_place(
     serve: Serve, strangers: ExitStack, store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "WRITE_SECONDS", 0.5)
+    monkeypatch.setattr(server, "WRITE_SECONDS", 0.5)
     served = serve(every=0.1)
     # Large snapshots, so that the buffers on the way are full soon.
     real = type(served.server.stream).newest
@@ -146,8 +146,8 @@ def test_a_viewer_who_takes_nothing_loses_its_place(
 
 
 def test_a_viewer_who_takes_what_comes_stays(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.3)
-    monkeypatch.setattr(connections, "WRITE_SECONDS", 0.3)
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(server, "WRITE_SECONDS", 0.3)
     served = serve(every=0.1)
     began, snapshots = time.monotonic(), 0
     with httpx.stream("GET", f"{served.url}api/events", timeout=10) as answer:

@@ -23,8 +23,8 @@ import penstock
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
 from penstock.store.url import parse_url
-from penstock.ui import server, snapshot_stream
-from penstock.ui.collector import Collector
+from penstock.ui import server, snapshots
+from penstock.ui.snapshots import Collector
 from tests.cli.conftest import run_penstock
 from tests.support.postgres_proxy import proxied
 from tests.support.spark_queues import one_store
@@ -260,7 +260,7 @@ def test_one_look_is_for_all_who_ask_at_a_time(collector: Collector, monkeypatch
     monkeypatch.setattr(Collector, "collect", lambda self: looks.append(1) or real(self))
 
     async def ask() -> set[bytes]:
-        shared = snapshot_stream.SnapshotStream(collector, every=3600)
+        shared = snapshots.SnapshotStream(collector, every=3600)
         at_once = await asyncio.gather(*(shared.newest() for _ in range(5)))
         return {taken.text for taken in [*at_once, await shared.newest()]}
 
@@ -270,7 +270,7 @@ def test_one_look_is_for_all_who_ask_at_a_time(collector: Collector, monkeypatch
 
 @one_store
 def test_there_are_no_more_viewers_than_can_be_served(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_stream, "MOST_VIEWERS", 1)
+    monkeypatch.setattr(snapshots, "MOST_VIEWERS", 1)
     served = serve()
     with httpx.stream("GET", served.url + "api/events", timeout=10) as answer:
         found = _events(answer.iter_lines())
@@ -292,7 +292,7 @@ def test_the_server_ends_while_somebody_looks(serve: Serve) -> None:
 def test_a_store_that_hangs_is_told_of(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     served = serve(every=0.1)
     assert served.get("/api/snapshot").json()["store"]["error"] is None
-    monkeypatch.setattr(snapshot_stream, "TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(snapshots, "TIMEOUT_SECONDS", 0.2)
     release = threading.Event()
     real = Collector.collect
     monkeypatch.setattr(Collector, "collect", lambda self: release.wait(30) and real(self))
@@ -438,7 +438,7 @@ def test_without_the_page_a_sentence_is_served(serve: Serve, monkeypatch: Any, t
 
 # The command.
 
-PROGRAM = [sys.executable, "-m", "penstock.cli", "ui"]
+PROGRAM = [sys.executable, "-m", "penstock", "ui"]
 
 
 def _failing(*words: object) -> str:

@@ -16,9 +16,9 @@ import penstock
 from penstock.changes.dead_letters import DEAD_LETTERS
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
-from penstock.ui import dead_letters
-from penstock.ui.collector import Collector
+from penstock.ui import queues
 from penstock.ui.history import BUDGET, MOST, History, step_for
+from penstock.ui.snapshots import Collector
 from tests.golden.contents import FOLDER
 from tests.support.raw_sql import run_sql
 from tests.ui.conftest import Clock
@@ -480,7 +480,7 @@ def test_dead_letters_are_told_with_the_newest(
     def read(*_: object, **__: object) -> None:
         raise AssertionError("payloads are read again")
 
-    monkeypatch.setattr(dead_letters.partition_log, "read", read)
+    monkeypatch.setattr(queues.partition_log, "read", read)
     assert collector.collect()["dead_letters"] == [told]
 
 

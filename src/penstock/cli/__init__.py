@@ -9,11 +9,6 @@ from collections.abc import Sequence
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code: 0, 1 after an error, 2 for wrong usage, 130 when
     interrupted.
-
-    Parameters
-    ----------
-    arguments
-        The arguments after ``penstock``; those of this process when None.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:

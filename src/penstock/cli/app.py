@@ -1,4 +1,4 @@
-"""The command tree, and the exit code of a command line."""
+"""The command tree with ``penstock ui``, and the exit code of a command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from penstock.arguments import brief
-from penstock.cli.commands import changes, checkpoint, consumer, modes, queue, queue_rows, store, ui
+from penstock.cli.commands import changes, checkpoint, consumer, modes, queue, queue_rows, store
 from penstock.cli.commands.shared import (
     BROKEN_PIPE,
     FAILED,
@@ -20,14 +20,17 @@ from penstock.cli.commands.shared import (
     DebugOption,
     JsonOption,
     LogJsonOption,
+    Run,
     UrlOption,
     VerboseOption,
+    command,
     is_misuse,
     make_output,
+    option,
 )
-from penstock.cli.output import one_line
-from penstock.cli.standard_output import checked, silence
+from penstock.cli.output import checked, one_line, silence
 from penstock.errors import PenstockError
+from penstock.extras import load
 from penstock.redaction import redact
 
 app = typer.Typer(
@@ -56,7 +59,6 @@ app.add_typer(changes.group, name="changes")
 app.add_typer(modes.group, name="modes")
 app.add_typer(checkpoint.group, name="checkpoint")
 queue_rows.add_to(queue.group)
-ui.add_to(app)
 
 
 def _show_version(wanted: bool) -> None:
@@ -80,6 +82,51 @@ def _before_every_command(
     ] = False,
 ) -> None:
     context.obj = Common(url, json, debug, verbose, log_json)
+
+
+@command(
+    app,
+    "ui",
+    "penstock ui",
+    "penstock ui --url 'postgresql://app@db/shop' --checkpoint checkpoints/large --port 8090",
+    "PENSTOCK_UI_TOKEN=$(openssl rand -hex 16) penstock ui --host 0.0.0.0",
+)
+def ui(
+    run: Run,
+    checkpoints: Annotated[
+        list[str] | None,
+        option("--checkpoint", "PATH", "Also show this query's checkpoint; can be repeated."),
+    ] = None,
+    host: Annotated[str, option("--host", "ADDRESS", "The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, option("--port", "PORT", "0 takes a free one.", min=0, max=65535)] = 8080,
+    token: Annotated[
+        str | None,
+        option(
+            "--token",
+            "TOKEN",
+            "The secret that viewers need; required where other machines can reach the page. "
+            "Other users of this machine can see a command line, so set the variable instead.",
+            envvar="PENSTOCK_UI_TOKEN",
+        ),
+    ] = None,
+    every: Annotated[
+        float, option("--every", "SECONDS", "The time between two snapshots.", min=0.1, max=3600)
+    ] = 1.0,
+) -> None:
+    """Serve a page that shows queues, consumers and queries as they are, until Ctrl-C. It only reads.
+
+    The page needs the extra `ui`: pip install 'penstock-spark[ui]'. Prometheus finds metrics at /metrics.
+    """
+    # By name, since neither layer imports the other.
+    prepared = load("penstock.ui.server", "prepared", "the page")
+    with prepared(
+        run.url, checkpoints=checkpoints or [], host=host, port=port, token=token, every=every
+    ) as server:
+        hint = "" if token is None else " (open it once with ?token=… appended)"
+        run.output.done(f"the page is at {server.address}{hint}", {"address": server.address})
+        # A program that waits for the address may read the output.
+        sys.stdout.flush()
+        server.serve_until_ended()
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -58,18 +58,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b"}
 
 
 def parse_ddl(text: str) -> Json:
-    """Return the schema that ``StructType.fromDDL(text).jsonValue()`` returns.
-
-    Parameters
-    ----------
-    text
-        Columns separated by commas, or one ``struct<…>``.
-
-    Raises
-    ------
-    InvalidInputError
-        With the condition ``INVALID_SCHEMA``; the message has the place and what is expected there.
-    """
+    """Return the schema that ``StructType.fromDDL(text).jsonValue()`` returns."""
     reader = _Reader(text)
     try:
         if reader.peek().word == "struct" and reader.peek(1).sign == "<":

@@ -1,14 +1,17 @@
-"""The output of commands: one interface, and its JSON form."""
+"""The output of commands: one interface, its JSON form, and standard output with its failures."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import select
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar, cast
 
 from penstock.errors import PenstockError
 from penstock.redaction import redact, secrets_of
@@ -40,6 +43,11 @@ class Column:
     right: bool = False
 
 
+def values_of(thing: object, columns: Sequence[Column]) -> dict[str, Any]:
+    """Return the attributes that a table shows of an object, by their names."""
+    return {column.key: getattr(thing, column.key) for column in columns}
+
+
 @dataclass(frozen=True)
 class Section:
     """A part of a description: pairs of names and texts, or a table."""
@@ -66,13 +74,7 @@ class Section:
 
 
 class Output(ABC):
-    """Prints results on standard output, and notes, errors and progress on standard error.
-
-    Parameters
-    ----------
-    url
-        The store's URL. Its password is removed from everything that is printed.
-    """
+    """Prints results on standard output, and notes, errors and progress on standard error."""
 
     def __init__(self, url: str) -> None:
         self._secrets = secrets_of(url)
@@ -93,13 +95,7 @@ class Output(ABC):
     def row_printer(
         self, columns: Sequence[Column], style: Callable[[Row], str] = lambda row: ""
     ) -> PrintRows:
-        """Return a function that prints rows as they arrive: in JSON whole, in text these columns of them.
-
-        Parameters
-        ----------
-        style
-            A row's style in text, such as ``red``.
-        """
+        """Return a function that prints rows as they arrive: in JSON whole, in text these columns of them."""
 
     @abstractmethod
     def note(self, text: str) -> None:
@@ -193,3 +189,78 @@ def _dump(value: Mapping[str, object], *, indent: int | None = None, ascii_only:
     return json.dumps(
         value, indent=indent, ensure_ascii=ascii_only or not encoding.startswith("utf"), default=str
     )
+
+
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+
+
+class _CheckedStream:
+    """A stream whose failed writes raise OUTPUT_UNWRITABLE, unlike those to other files."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._failure: PenstockError | None = None
+
+    def write(self, text: str) -> int:
+        # typer probes the stream and ignores the error, so raise it again.
+        if self._failure is not None:
+            raise self._failure
+        with self._checked():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with self._checked():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _checked(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            silence()
+            self._failure = _unwritable(error.strerror or str(error))
+            raise self._failure from error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def checked() -> Iterator[None]:
+    """Raise OUTPUT_UNWRITABLE when standard output is closed or takes no more; let broken pipes through."""
+    if sys.stdout is None:
+        raise _unwritable("it is closed")
+    with contextlib.redirect_stdout(cast("TextIO", _CheckedStream(sys.stdout))):
+        yield
+
+
+def _unwritable(why: str) -> PenstockError:
+    return PenstockError(
+        f"cannot write to standard output: {why}; send it to another place, such as a file or /dev/null",
+        condition="OUTPUT_UNWRITABLE",
+    )
+
+
+def silence() -> None:
+    """Redirect standard output to the null device, so that Python's own flush reports no second error."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def output_is_closed(seconds: float) -> bool:
+    """Wait this long, or until the reader of our pipe goes away, which the system reports unasked."""
+    poller = select.poll()
+    with contextlib.suppress(OSError, ValueError):
+        poller.register(sys.stdout.fileno(), 0)
+    return bool(poller.poll(seconds * 1000))
+
+
+def poll_until_closed(shown: Callable[[], int]) -> Iterator[None]:
+    """Yield soon after something was shown, and less often while nothing is, until the output is closed."""
+    pause = _SHORTEST_PAUSE
+    while not output_is_closed(pause):
+        before = shown()
+        yield
+        pause = _SHORTEST_PAUSE if shown() > before else min(pause * 2, _LONGEST_PAUSE)

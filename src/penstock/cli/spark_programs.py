@@ -55,14 +55,7 @@ def working_directory_first() -> Iterator[None]:
 
 
 def import_function(target: str) -> Function:
-    """Import a function by its name ``module:function``.
-
-    Raises
-    ------
-    InvalidInputError
-        The module or the function does not exist. An error that the module itself raises is passed on, but
-        one of Spark's in one line.
-    """
+    """Import a function by its name ``module:function``."""
     module_name, _, name = target.partition(":")
     if not module_name or not name or module_name.endswith(".py") or "/" in module_name:
         raise InvalidInputError(
@@ -119,16 +112,6 @@ def spark_of_command(*, debug: bool = False) -> Iterator[SparkSession]:
     """Provide the active Spark session, or a small local one that is stopped afterwards.
 
     Errors of Spark are raised in one line, with Spark's condition, and without plans and stacks.
-
-    Parameters
-    ----------
-    debug
-        Show Spark's log.
-
-    Raises
-    ------
-    MissingDependencyError
-        When PySpark is not installed.
     """
     try:
         from pyspark.sql import SparkSession

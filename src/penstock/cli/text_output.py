@@ -99,14 +99,7 @@ class TextOutput(Output):
 
 
 class _RowPrinter:
-    """Prints rows under one header; a cell that is wider than those before it widens its column from there
-    on.
-
-    Parameters
-    ----------
-    cell_width
-        The most characters of a cell; None for all of them.
-    """
+    """Prints rows under one header; a wide cell widens its column from there on."""
 
     def __init__(
         self,

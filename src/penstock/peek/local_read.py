@@ -45,9 +45,7 @@ class LocalRead:
         self._read = self._passed = 0
 
     def into(self, rows: RowCollector, deadline: Deadline) -> DataFrame | None:
-        """Read until all rows are collected or the time is over; return a DataFrame of the rest if Spark
-        has to read it.
-        """
+        """Read until all rows are collected or time is over; return what Spark has to read instead."""
         reader = self._own.reader(_RANGE_ROWS if self._own.has_whole_commits else None)
         start = reader.initialOffset()
         while not rows.is_enough and not deadline.is_over:

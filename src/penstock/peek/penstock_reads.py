@@ -53,9 +53,7 @@ def row_scope(frame: DataFrame) -> RowScope:
 
 
 def may_keep_state(frame: DataFrame) -> bool:
-    """Return whether a task may keep state, which it commits after its last row, so that it must read all
-    rows.
-    """
+    """Return whether a task may keep state, so that it must read all rows to commit it."""
     names = {node.name for node in plan_tree(frame).walk() if node.children}
     return not all(name == "Union" or _is_local(traits_of(name)) for name in names)
 
@@ -93,13 +91,7 @@ class PenstockRead:
 
     @classmethod
     def of(cls, spark: SparkSession, read: StreamingRead) -> PenstockRead | None:
-        """Return the read of a plan's leaf; None if it is of another source.
-
-        Raises
-        ------
-        NotFoundError, InvalidOptionError
-            When its queue or its consumer no longer exists.
-        """
+        """Return the read of a plan's leaf; None if it is of another source."""
         if read.format == QUEUE:
             return cls(spark, QUEUE, _without_consumer(spark, read.options), read.schema)
         if read.format == CHANGES:
@@ -113,19 +105,11 @@ class PenstockRead:
 
     @property
     def can_resume(self) -> bool:
-        """Whether a stream can start at a reader's offset: both bounds of a range are versions, or both are
-        times.
-        """
+        """Whether a stream can start at an offset: the bounds of a range are both versions, or both times."""
         return "endingtimestamp" not in self.options
 
     def reader(self, rows: int | None) -> Reader:
-        """Return a reader for this process.
-
-        Parameters
-        ----------
-        rows
-            The most rows of a range, rounded up to whole commits for a feed; None for no limit.
-        """
+        """Return a reader for this process, of ranges of so many rows (of a feed, of whole commits)."""
         if self.format == CHANGES:
             feed_options = read_options(self.options, STREAM, "streaming read of changes")
             most = min(filter(None, (rows, feed_options.max_rows)), default=None)
@@ -140,15 +124,7 @@ class PenstockRead:
         return QueueStreamReader(options, queue, columns)
 
     def stream(self, after: Offset | None = None, *, rows: int | None = None) -> DataFrame:
-        """Return the read for a streaming query.
-
-        Parameters
-        ----------
-        after
-            The offset at which to resume a change feed; by default, the read's own start.
-        rows
-            The most rows of a micro-batch, unless the read has a limit of its own.
-        """
+        """Return the read for a streaming query, of a feed after an offset; ``rows`` is a default limit."""
         options = dict(self.options)
         if after is not None:
             options = {name: value for name, value in options.items() if name not in _STARTS}

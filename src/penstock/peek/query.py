@@ -122,13 +122,7 @@ _MODE = "append"
 
 
 def require_append(frame: DataFrame) -> None:
-    """Refuse a query that Spark does not start in append mode.
-
-    Raises
-    ------
-    OutputModeRefusedError
-        With the report.
-    """
+    """Refuse a query that Spark does not start in append mode."""
     report = check(frame)[_MODE]
     if report.allowed:
         return
@@ -146,20 +140,7 @@ def require_append(frame: DataFrame) -> None:
 def run_query(
     frame: DataFrame, on_batch: OnBatch, *, folder: str | None, available_now: bool
 ) -> Iterator[StreamingQuery]:
-    """Run a query in append mode with a temporary checkpoint; after the block, both are removed.
-
-    Parameters
-    ----------
-    folder
-        Where the checkpoint is created; by default, this machine's folder for temporary files.
-    available_now
-        Whether to stop after the rows that the stream holds now.
-
-    Raises
-    ------
-    Exception
-        The query's own error.
-    """
+    """Run a query in append mode with a temporary checkpoint; after the block, both are removed."""
     spark = frame.sparkSession
     name = f"penstock_take_{uuid4().hex[:12]}"
     started: list[StreamingQuery] = []
@@ -224,13 +205,7 @@ def _checkpoint(spark: SparkSession, folder: str | None, name: str) -> Iterator[
 
 
 def check_folder(frame: DataFrame, folder: str | None) -> None:
-    """Refuse a checkpoint on this machine's disk for a query whose executors on other machines would keep
-    state in it.
-
-    Raises
-    ------
-    InvalidInputError
-    """
+    """Refuse a checkpoint on this machine's disk for a query that keeps state on other machines."""
     master = str(frame.sparkSession.sparkContext.master)
     if folder is None and not is_local(master):
         raise InvalidInputError(

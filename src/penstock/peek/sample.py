@@ -174,9 +174,7 @@ class _Drawing:
 
 
 def _drawn(batch: DataFrame, rows: int, seed: list[int] | None) -> DataFrame:
-    """Return each task's sample: the rows, their keys, and in the first row the number of rows that the
-    task has read.
-    """
+    """Return each task's rows and their keys, and in its first row the number of rows that it has read."""
     # Columns by number: two may have one name.
     numbered = batch.toDF(*(f"c{number}" for number in range(len(batch.columns))))
     schema = StructType(

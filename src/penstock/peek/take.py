@@ -98,12 +98,7 @@ def take(
 
 
 def check_arguments(df: object, n: object) -> None:
-    """Refuse objects that rows cannot be taken from, and invalid numbers of rows.
-
-    Raises
-    ------
-    InvalidInputError
-    """
+    """Refuse objects that rows cannot be taken from, and invalid numbers of rows."""
     if not isinstance(df, DataFrame):
         raise refusal("df", df, "a streaming DataFrame; of a penstock.stream(…), pass its .to_df()")
     if not is_classic(df):
@@ -126,12 +121,7 @@ def is_duration(value: object) -> bool:
 
 
 def folder_text(folder: str | os.PathLike[str] | None) -> str | None:
-    """Return a folder as text.
-
-    Raises
-    ------
-    InvalidInputError
-    """
+    """Return a folder as text."""
     require("folder", folder, str | os.PathLike | None, "a directory, or the URL of one")
     return None if folder is None else os.fspath(folder)
 
@@ -145,13 +135,7 @@ def single_penstock_read(df: DataFrame) -> PenstockRead | None:
 
 
 def without_side_effects(df: DataFrame, rows: int | None) -> DataFrame:
-    """Return the same stream with reads of Penstock's sources that change nothing.
-
-    Parameters
-    ----------
-    rows
-        The most rows of a micro-batch of such a read, unless it has a limit of its own.
-    """
+    """Return the same stream with reads of Penstock's sources that change nothing."""
     spark = df.sparkSession
 
     def stand_in(read: StreamingRead) -> DataFrame | None:
@@ -200,9 +184,7 @@ class _BatchTaker:
 
 
 def first_of_each_task(batch: DataFrame, rows: int) -> DataFrame:
-    """Return the first rows of each task, which also reads all others, because it commits its state after
-    the last row.
-    """
+    """Return the first rows of each task, which reads all rows, as it commits its state after the last."""
     # Columns by number: two may have one name.
     numbered = batch.toDF(*(f"c{number}" for number in range(len(batch.columns))))
 

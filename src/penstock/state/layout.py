@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pyarrow import fs
 
 from penstock.json_text import Json, parse_json, parse_json_object
-from penstock.state.files import Files
-from penstock.state.logs import Logs, read_logs
+from penstock.state.logs import Files, Logs, read_logs
 from penstock.state.operators import DEFAULT, HDFS, ROCKSDB, StateOperator, StateStore, parts_of
 
 _STATE = re.compile(

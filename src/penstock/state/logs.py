@@ -1,22 +1,114 @@
-"""Logs of a checkpoint: which batches are planned and committed, and which offsets they cover.
+"""Files of a checkpoint, and its logs: which batches are planned and committed, with which offsets.
 
-``metadata`` has the query's id; ``offsets/N`` is written before batch N runs, ``commits/N`` after the sink's
-commit. Both engines write the same files; only Spark's micro-batches have its settings in them (Spark 4.2 and
-4.3).
+The files are listed once, read one by one, and never written. ``metadata`` has the query's id; ``offsets/N``
+is written before batch N runs, ``commits/N`` after the sink's commit. Both engines write the same files; only
+Spark's micro-batches have its settings in them (Spark 4.2 and 4.3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from pyarrow import fs
+
+from penstock.arguments import path_text
 from penstock.commit.offsets import QueueOffset
-from penstock.errors import CommitRefusedError
+from penstock.errors import CheckpointNotFoundError, CommitRefusedError, StateRefusedError
 from penstock.instants import moment_text
 from penstock.json_text import Json, JsonValue, parse_json_object
-from penstock.spark.checkpoint import LIMIT_PASSED_SETTING, RUNS_KEY, parse_offsets
-from penstock.state.files import Files
+from penstock.spark.checkpoint import (
+    LIMIT_PASSED_SETTING,
+    RUNS_KEY,
+    Checkpoint,
+    is_batch_number,
+    parse_offsets,
+    redact_location,
+    redacted_cause,
+)
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_LOGS = {"metadata", "offsets", "commits"}
+
+
+class Files:
+    """The files in a checkpoint at one moment."""
+
+    def __init__(self, location: str | os.PathLike[str]) -> None:
+        path = path_text("checkpoint", location)
+        self.shown = redact_location(path)
+        # Spark's working directory may be another one.
+        self.location = path if _SCHEME.match(path) else os.path.abspath(path)
+        try:
+            self.checkpoint = Checkpoint(self.location)
+            kind = self.checkpoint.files.get_file_info(self.checkpoint.root).type
+            self._infos = self.checkpoint.tree() if kind == fs.FileType.Directory else {}
+        except Exception as error:
+            raise self._unreachable(error) from error
+        self._require_checkpoint(kind)
+
+    def under(self, folder: str) -> Iterator[tuple[str, fs.FileInfo]]:
+        """Return the files below a folder that are not hidden, with their paths from there."""
+        for path, info in self._infos.items():
+            if path.startswith(f"{folder}/") and info.is_file and not info.base_name.startswith("."):
+                yield path.removeprefix(f"{folder}/"), info
+
+    def numbers(self, folder: str) -> tuple[int, ...]:
+        """Return the numeric file names in a folder, ascending."""
+        return tuple(sorted(int(name) for name, _ in self.under(folder) if is_batch_number(name)))
+
+    def written(self, name: str) -> datetime | None:
+        """Return when a file was last written, in UTC."""
+        moment: datetime | None = self._infos[name].mtime if name in self._infos else None
+        return moment
+
+    def text(self, name: str) -> str:
+        """Read a file as text, or raise ValueError."""
+        try:
+            content = self.checkpoint.read(name)
+        except OSError as error:
+            raise ValueError(f"it cannot be read: {redacted_cause(error, self.location)}") from error
+        if content is None:
+            raise ValueError("it is missing")
+        return content.decode()
+
+    def _require_checkpoint(self, kind: fs.FileType) -> None:
+        if any(path.partition("/")[0] in _LOGS for path in self._infos):
+            return
+        if kind == fs.FileType.NotFound:
+            what = "nothing exists there"
+        elif kind != fs.FileType.Directory:
+            what = "it is a file"
+        else:
+            what = "the folder has other files" if self._infos else "the folder is empty"
+        raise CheckpointNotFoundError(
+            f"there is no checkpoint at {self.shown!r}: {what}. Pass the query's checkpointLocation, the "
+            "folder with 'metadata', 'offsets' and 'commits' in it",
+            checkpoint=self.shown,
+        )
+
+    def _unreachable(self, error: Exception) -> StateRefusedError:
+        first = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        return StateRefusedError(
+            f"the checkpoint at {self.shown!r} cannot be reached from this Python "
+            f"({redacted_cause(first, self.location)}): check the address and the credentials; pyarrow and "
+            "fsspec know most file systems (pip install fsspec)",
+            condition="STATE_REFUSED.UNREACHABLE",
+            checkpoint=self.shown,
+        )
+
+
+def may_exist(location: str) -> bool:
+    """Whether a path exists, or its existence cannot be checked."""
+    try:
+        checkpoint = Checkpoint(location)
+        return bool(checkpoint.files.get_file_info(checkpoint.root).type != fs.FileType.NotFound)
+    except Exception:
+        return True
+
 
 MICRO_BATCH, CONTINUOUS = "micro-batch", "continuous"
 

@@ -9,7 +9,7 @@ read by side; a transformWithState is read by variable; any other operator has o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 
 from penstock.instants import moment_text
@@ -45,15 +45,7 @@ class StatePart:
 
     def to_dict(self) -> Json:
         """Return all of it as plain values, for JSON."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "keys": self.keys,
-            "values": self.values,
-            "rows": self.rows,
-            "updated": self.updated,
-            "removed": self.removed,
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -77,15 +69,9 @@ class StateStore:
 
     def to_dict(self) -> Json:
         """Return all of it as plain values, for JSON."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "partitions": self.partitions,
-            "bytes": self.bytes,
-            "newest_snapshot": self.newest_snapshot,
-            "newest_delta": self.newest_delta,
-            "written_at": moment_text(self.written_at),
-        }
+        described = asdict(self) | {"written_at": moment_text(self.written_at)}
+        del described["batches_with_changes"]
+        return described
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from pyspark.sql import SparkSession
 from penstock.arguments import did_you_mean, in_quotes, require
 from penstock.errors import StateRefusedError
 from penstock.spark.internals.sessions import clone_session, is_classic
-from penstock.state.files import Files, may_exist
 from penstock.state.layout import Layout, read_layout
-from penstock.state.logs import CONTINUOUS
+from penstock.state.logs import CONTINUOUS, Files, may_exist
 from penstock.state.operators import StateOperator, StatePart, read_options
 
 if TYPE_CHECKING:
@@ -71,13 +70,7 @@ def read(
 
 
 def state_frame(spark: SparkSession, layout: Layout, operator: int, options: Mapping[str, str]) -> DataFrame:
-    """Load state with some options of Spark's state reader.
-
-    Raises
-    ------
-    StateRefusedError
-        When Spark cannot read it.
-    """
+    """Load state with some options of Spark's state reader."""
     reader = _session(spark, layout).read.format("statestore").option("operatorId", operator)
     try:
         return reader.options(**options).load(layout.files.location)
@@ -107,9 +100,7 @@ def spark_reason(error: Exception) -> str:
 
 
 def _session(spark: SparkSession, layout: Layout) -> SparkSession:
-    """Return a session with the state's file format, which Spark takes from its settings, not from the
-    checkpoint.
-    """
+    """Return a session with the state's file format, which Spark takes from its settings only."""
     last = layout.logs.committed
     wanted = "2" if last is not None and last.state_ids else "1"
     if spark.conf.get(_FORMAT, "1") == wanted:

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 from penstock.extras import lazy_names
 
 if TYPE_CHECKING:
-    from penstock.testing.crashes import Crash as Crash
-    from penstock.testing.crashes import crash_at as crash_at
-    from penstock.testing.crashes import replay_last_batch as replay_last_batch
     from penstock.testing.stores import temporary_store as temporary_store
     from penstock.testing.stores import temporary_store_url as temporary_store_url
+    from penstock.testing.streams import Crash as Crash
     from penstock.testing.streams import MemoryStream as MemoryStream
     from penstock.testing.streams import StreamTest as StreamTest
+    from penstock.testing.streams import crash_at as crash_at
+    from penstock.testing.streams import replay_last_batch as replay_last_batch
     from penstock.testing.streams import run as run
 
 _HOMES = {
-    "Crash": "penstock.testing.crashes",
+    "Crash": "penstock.testing.streams",
     "MemoryStream": "penstock.testing.streams",
     "StreamTest": "penstock.testing.streams",
-    "crash_at": "penstock.testing.crashes",
-    "replay_last_batch": "penstock.testing.crashes",
+    "crash_at": "penstock.testing.streams",
+    "replay_last_batch": "penstock.testing.streams",
     "run": "penstock.testing.streams",
     "temporary_store": "penstock.testing.stores",
     "temporary_store_url": "penstock.testing.stores",

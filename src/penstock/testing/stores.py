@@ -52,13 +52,7 @@ def temporary_store(database: str | None = None) -> Iterator[Store]:
 
 
 def with_schema(database: str, schema: str) -> str:
-    """Return the URL of a store in a schema of a PostgreSQL database.
-
-    Raises
-    ------
-    InvalidUrlError
-        When the URL is not one of a PostgreSQL database.
-    """
+    """Return the URL of a store in a schema of a PostgreSQL database."""
     if parse_url(database).dialect != "postgres":
         raise InvalidUrlError(
             f"{parse_url(database)} is not a PostgreSQL database: pass the URL of one, or None for a SQLite "

@@ -32,15 +32,7 @@ _WRONG_HOST = "This server is only for this machine: open the page as localhost 
 
 @dataclass(frozen=True)
 class Access:
-    """The conditions for a request.
-
-    Parameters
-    ----------
-    host
-        The address that the server is bound to.
-    token
-        The secret that viewers need; None where everybody on the machine may see the page.
-    """
+    """The conditions for a request."""
 
     host: str
     token: str | None = field(default=None, repr=False)

@@ -70,13 +70,7 @@ def _aware(moment: datetime) -> datetime:
 
 
 class Checkpoints:
-    """The checkpoints at some locations.
-
-    Parameters
-    ----------
-    clock
-        Seconds, from any start.
-    """
+    """The checkpoints at some locations."""
 
     def __init__(self, locations: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._locations, self._clock = tuple(locations), clock

@@ -35,9 +35,7 @@ class _Offset:
         return float(self.partition.bytes * max(waiting, 0) / rows) if rows else 0.0
 
     def lag_seconds(self, now: int) -> float:
-        """Return the age of the first waiting row; inside a compacted segment it is interpolated by the
-        row's place.
-        """
+        """Return the age of the first waiting row, interpolated within a compacted segment."""
         position = self.position
         if not self.lag or position.first_timestamp is None:
             return 0.0
@@ -62,53 +60,38 @@ class _Tracked:
 
 
 class Consumers:
-    """All registrations of a store, from one snapshot to the next.
-
-    Parameters
-    ----------
-    clock
-        Seconds, from any start.
-    """
+    """All registrations of a store, from one snapshot to the next."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._tracked: dict[Key, _Tracked] = {}
 
-    @property
-    def count(self) -> int:
-        """How many histories there are."""
-        return len(self._tracked)
-
     def update(self, state: StoreState) -> list[Json]:
-        """Return the consumers for the page, without histories: stuck ones first, then those that are most
-        behind.
-        """
+        """Return the consumers for the page: stuck ones first, then those that are most behind."""
         queue_names = {record.queue_id: record.name for record in state.queues}
         query_names = state.query_names
         offsets = _offsets(state)
-        rows: list[tuple[Key, Json]] = []
+        rows: list[Json] = []
+        tracked: dict[Key, _Tracked] = {}
         for registration in state.registrations:
             key = (registration.consumer_id, registration.queue_id)
             # The queue of a registration may just have been dropped.
             if registration.queue_id in queue_names:
-                row = {
-                    "consumer": registration.consumer,
-                    "queue": queue_names[registration.queue_id],
-                    "vital": bool(registration.vital),
-                    "owner": _owner(registration, query_names, alive=key in state.owned),
-                    **self._lag(key, offsets[key], state.now),
-                }
-                rows.append((key, row))
-        rows.sort(key=lambda pair: _order(pair[1]))
-        self._tracked = {key: self._tracked[key] for key, _ in rows}
-        return [row for _, row in rows]
+                tracked[key] = self._tracked.get(key, _Tracked())
+                rows.append(
+                    {
+                        "consumer": registration.consumer,
+                        "queue": queue_names[registration.queue_id],
+                        "vital": bool(registration.vital),
+                        "owner": _owner(registration, query_names, alive=key in state.owned),
+                        **self._lag(tracked[key], offsets[key], state.now),
+                    }
+                )
+        self._tracked = tracked
+        rows.sort(key=_order)
+        return rows
 
-    def histories(self, step: int) -> list[list[Json]]:
-        """Return the history of each consumer, in the order of :meth:`update`."""
-        return [tracked.history.every(step) for tracked in self._tracked.values()]
-
-    def _lag(self, key: Key, offsets: list[_Offset], now: int) -> Json:
-        tracked = self._tracked.setdefault(key, _Tracked())
+    def _lag(self, tracked: _Tracked, offsets: list[_Offset], now: int) -> Json:
         lag = sum(offset.lag for offset in offsets)
         since = self._unmoved_since(tracked, offsets)
         unmoved = 0.0 if since is None else self._clock() - since
@@ -130,6 +113,7 @@ class Consumers:
                 }
                 for offset in offsets
             ],
+            "history": tracked.history,
         }
 
     def _unmoved_since(self, tracked: _Tracked, offsets: list[_Offset]) -> float | None:

@@ -32,13 +32,7 @@ class History:
 
 
 class Percentiles:
-    """Percentiles of the newest numbers.
-
-    Parameters
-    ----------
-    most
-        How many numbers count.
-    """
+    """Percentiles of the newest numbers."""
 
     def __init__(self, most: int) -> None:
         self._most = most

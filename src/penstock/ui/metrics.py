@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.json_text import Json
-from penstock.ui.collector import Snapshot
 from penstock.ui.queries import RECENT_BATCHES, STATES, WHOLE_BATCH
+from penstock.ui.snapshots import Snapshot
 
 _QUANTILES = {"0.5": "p50", "0.9": "p90", "0.99": "p99", "1": "max"}
 

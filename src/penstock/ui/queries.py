@@ -68,10 +68,7 @@ class _Tracked:
         )
 
     def rate(self, state: str, now: int) -> float | None:
-        """Return the rows per second of the last progress.
-
-        The time is that since the progress before or, when nothing was reported since for longer, until now.
-        """
+        """Return the rows per second since the progress before, or until now if that is longer."""
         last, before = self.last, self.before
         if state != RUNNING:
             return 0.0 if state in (STOPPED, FAILED) else None
@@ -91,7 +88,6 @@ class Queries:
 
     def __init__(self) -> None:
         self._tracked: dict[str, _Tracked] = {}
-        self._order: list[str] = []
         self._last_report = 0
         self.notes: list[str] = []
         """The warnings of running queries."""
@@ -101,13 +97,8 @@ class Queries:
         """The time from which on progress has to be read."""
         return max(self._last_report - OVERLAP, 0)
 
-    @property
-    def count(self) -> int:
-        """How many histories there are."""
-        return len(self._tracked)
-
     def update(self, state: StoreState, checkpoints: Sequence[Checkpoint]) -> list[Json]:
-        """Return the queries for the page, by their states and without histories."""
+        """Return the queries for the page, by their states."""
         ids = {row.query_id for row in state.queries}
         self._tracked = {row.query_id: self._tracked.get(row.query_id, _Tracked()) for row in state.queries}
         for progress in state.progress:
@@ -119,7 +110,6 @@ class Queries:
         rows += [_of_checkpoint(each) for each in checkpoints if each.state.query_id not in ids]
         self.notes = [note for row in rows for note in self._warnings(row)]
         rows.sort(key=lambda row: (STATES.index(row["state"]), row["name"] or "", row["id"]))
-        self._order = [row["id"] for row in rows]
         return rows
 
     def _warnings(self, query: Json) -> list[str]:
@@ -130,13 +120,6 @@ class Queries:
         name = query["name"] or query["id"]
         warnings = json.loads(last.warnings or "[]")
         return [f"query {name}, at {iso(last.reported_at)}: {warning}" for warning in warnings]
-
-    def histories(self, step: int) -> list[list[Json]]:
-        """Return the history of each query, in the order of :meth:`update`."""
-        return [
-            self._tracked[query_id].history.every(step) if query_id in self._tracked else []
-            for query_id in self._order
-        ]
 
     def _row(self, row: QueryRow, checkpoint: Checkpoint | None, now: int) -> Json:
         query = {
@@ -154,6 +137,7 @@ class Queries:
             "sink": row.sink,
             "started_at": iso(row.started_at),
             "updated_at": iso(row.reported_at),
+            "history": self._tracked[row.query_id].history,
         }
         if checkpoint is not None:
             query |= {"watermark": checkpoint.watermark, "state_bytes": checkpoint.state_bytes}
@@ -202,4 +186,4 @@ def _web_address(url: str | None) -> str | None:
 
 def _of_checkpoint(checkpoint: Checkpoint) -> Json:
     query = checkpoint.as_query()
-    return {**_UNKNOWN, **query, "state": FILES_ONLY, "unit": _unit(query["engine"])}
+    return {**_UNKNOWN, **query, "state": FILES_ONLY, "unit": _unit(query["engine"]), "history": History()}

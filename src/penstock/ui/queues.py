@@ -1,11 +1,16 @@
-"""Queues on the monitor page: what they hold, and how fast they grow."""
+"""Queues on the monitor page: what they hold, how fast they grow, and the newest dead letters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from penstock.changes.dead_letters import DEAD_LETTERS, REASON, VALUE
+from penstock.errors import PenstockError
 from penstock.json_text import Json
+from penstock.redaction import sentence
+from penstock.store.database import Database
+from penstock.store.log import partition_log
 from penstock.store.records.catalog import QueueRecord
 from penstock.ui.history import History
 from penstock.ui.reading import PartitionRow, StoreState, iso, seconds_between
@@ -26,21 +31,12 @@ class Queues:
     def __init__(self) -> None:
         self._tracked: dict[int, _Tracked] = {}
 
-    @property
-    def count(self) -> int:
-        """How many histories there are."""
-        return len(self._tracked)
-
     def update(self, state: StoreState) -> list[Json]:
-        """Return the queues for the page, by name and without histories."""
+        """Return the queues for the page, by name."""
         partitions = state.partitions_by_queue()
         rows = [self._row(record, partitions[record.queue_id], state.now) for record in state.queues]
         self._tracked = {record.queue_id: self._tracked[record.queue_id] for record in state.queues}
         return rows
-
-    def histories(self, state: StoreState, step: int) -> list[list[Json]]:
-        """Return the history of each queue, in the order of :meth:`update`."""
-        return [self._tracked[record.queue_id].history.every(step) for record in state.queues]
 
     def _row(self, record: QueueRecord, partitions: Sequence[PartitionRow], now: int) -> Json:
         rows = sum(row.next_index - row.first_index for row in partitions)
@@ -75,6 +71,7 @@ class Queues:
                 }
                 for row in partitions
             ],
+            "history": self._tracked[record.queue_id].history,
         }
 
     def _rate(self, queue_id: int, total: int, now: int) -> float | None:
@@ -94,3 +91,82 @@ class Queues:
 def last_append(partitions: Sequence[PartitionRow]) -> str | None:
     """Return the time of the newest row; None where no row was ever appended."""
     return iso(max((row.last_timestamp for row in partitions), default=0) or None)
+
+
+NEWEST = 5
+CHARACTERS = 200
+
+
+@dataclass(frozen=True)
+class _Newest:
+    """The newest letters of a queue whose partitions ended at ``ends``."""
+
+    ends: tuple[int, ...]
+    letters: list[Json]
+
+
+class DeadLetters:
+    """The queues of dead letters. Their rows are read only when new ones have been appended."""
+
+    def __init__(self, secrets: Sequence[str] = ()) -> None:
+        self._secrets = secrets
+        self._newest: dict[int, _Newest] = {}
+
+    def update(self, state: StoreState, database: Database) -> list[Json]:
+        """Return the queues for the page, by name."""
+        all_partitions = state.partitions_by_queue()
+        rows, newest = [], {}
+        for record in state.queues:
+            if record.schema.equals(DEAD_LETTERS):
+                partitions = all_partitions[record.queue_id]
+                newest[record.queue_id] = self._read(database, record, partitions)
+                rows.append(
+                    {
+                        "queue": record.name,
+                        "rows": sum(row.next_index - row.first_index for row in partitions),
+                        "last_append_at": last_append(partitions),
+                        "newest": newest[record.queue_id].letters,
+                    }
+                )
+        self._newest = newest
+        return rows
+
+    def _read(self, database: Database, record: QueueRecord, partitions: Sequence[PartitionRow]) -> _Newest:
+        ends = tuple(row.next_index for row in partitions)
+        newest = self._newest.get(record.queue_id)
+        if newest is not None and newest.ends == ends:
+            return newest
+        try:
+            letters = [letter for row in partitions for letter in _last(database, record, row)]
+        except PenstockError:
+            # Trimmed or dropped meanwhile: the next snapshot shows it.
+            return _Newest((), [] if newest is None else newest.letters)
+        letters.sort(key=lambda letter: letter[0], reverse=True)
+        return _Newest(ends, [self._letter(*letter) for letter in letters[:NEWEST]])
+
+    def _letter(self, at: int, reason: str, value: str | None) -> Json:
+        """Return a letter with its value as it is, and its reason without passwords, keys and tokens."""
+        reason = sentence(reason, CHARACTERS, self._secrets)
+        return {"at": iso(at), "reason": reason, "value": None if value is None else value[:CHARACTERS]}
+
+
+def _last(
+    database: Database, record: QueueRecord, partition: PartitionRow
+) -> list[tuple[int, str, str | None]]:
+    """Return the last letters of a partition: when each was appended, its reason and its value."""
+    start = max(partition.first_index, partition.next_index - NEWEST)
+    letters = []
+    chunks = partition_log.read(
+        database,
+        record,
+        partition.partition,
+        start,
+        partition.next_index,
+        columns=[REASON, VALUE],
+        with_runs=True,
+    )
+    for chunk in chunks:
+        for place, values in enumerate(chunk.batch.to_pylist()):
+            at = chunk.first_timestamp if chunk.runs is None else chunk.runs.timestamp_at(place)
+            letters.append((at, values[REASON], values[VALUE]))
+    return letters

@@ -38,9 +38,7 @@ class RegistrationRow(Protocol):
 
 
 class PositionRow(Protocol):
-    """A consumer's offset, with the segment that holds the first row that waits; its columns are None
-    without one.
-    """
+    """A consumer's offset, with the segment of the first row that waits (None without one)."""
 
     consumer_id: int
     queue_id: int
@@ -101,25 +99,17 @@ class CommitRow(Protocol):
 
 @dataclass(frozen=True)
 class StoreState:
-    """What one transaction has read.
-
-    Parameters
-    ----------
-    now
-        Microseconds since 1970, by the store's clock.
-    owned
-        Consumer and queue ids of the registrations that a living process owns.
-    progress
-        The progress reported since the moment that was asked for.
-    """
+    """What one transaction has read."""
 
     uuid: str
     now: int
+    """Microseconds since 1970, by the store's clock."""
     queues: tuple[QueueRecord, ...]
     partitions: Sequence[PartitionRow]
     registrations: Sequence[RegistrationRow]
     positions: Sequence[PositionRow]
     owned: frozenset[tuple[int, int]]
+    """Consumer and queue ids of the registrations that a living process owns."""
     queries: Sequence[QueryRow]
     progress: Sequence[ProgressRow]
     commits: Sequence[CommitRow]
@@ -137,27 +127,12 @@ class StoreState:
 
 
 def open_read_only(url: str, *, timeout: float = _TIMEOUT) -> Database:
-    """Open the database of an existing store to read it unchanged.
-
-    Raises
-    ------
-    InvalidUrlError, StoreNotFoundError, StoreUnavailableError, StoreTooNewError, MissingDependencyError
-    """
+    """Open the database of an existing store to read it unchanged."""
     return open_database(url, create=False, patience=timeout, as_it_is=True)
 
 
 def read_store(database: Database, since: int) -> StoreState:
-    """Read the store.
-
-    Parameters
-    ----------
-    since
-        Return progress of queries reported later than this, in microseconds since 1970.
-
-    Raises
-    ------
-    StoreError
-    """
+    """Read the store, with the progress reported after ``since`` (microseconds since 1970)."""
 
     def read(tx: Transaction) -> StoreState:
         store = tx.one("read_store")

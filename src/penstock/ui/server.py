@@ -1,10 +1,16 @@
-"""HTTP server of the monitor page; everything is read-only."""
+"""HTTP server of the monitor page; everything is read-only.
+
+Connections are limited in number, and closed when they send or take nothing. A browser sends its request at
+once, so a connection without one after some seconds is not a viewer's. When there are too many connections,
+the oldest one without a request is closed in favour of the new one.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,13 +19,79 @@ from fastapi import FastAPI
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.staticfiles import StaticFiles
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.errors import InvalidInputError, InvalidOptionError, PenstockError
 from penstock.ui.access import Access, Guard, is_loopback
-from penstock.ui.collector import Collector
-from penstock.ui.connections import BoundedProtocol
 from penstock.ui.metrics import exposition
-from penstock.ui.snapshot_stream import SnapshotStream
+from penstock.ui.snapshots import Collector, SnapshotStream
+
+MOST_CONNECTIONS = 200
+"""More than the most viewers, since each also loads the page and its parts."""
+REQUEST_SECONDS = 5.0
+"""The time for a request to arrive, from the start of the connection or from the last response."""
+WRITE_SECONDS = 30.0
+"""The time for a viewer to read what was sent."""
+
+
+class BoundedProtocol(H11Protocol):
+    """HTTP with time limits."""
+
+    _request_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # always a transport
+        if len(self.connections) >= MOST_CONNECTIONS:
+            idle = [
+                each for each in self.connections if isinstance(each, BoundedProtocol) and each._request_timer
+            ]
+            if idle:
+                min(idle, key=_deadline)._abort()
+            else:
+                transport.abort()
+        super().connection_made(transport)
+        self._wait_for_request()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._request_timer = _cancel(self._request_timer)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete):
+            self._wait_for_request()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(WRITE_SECONDS, self._abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._write_timer = _cancel(self._write_timer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._request_timer, self._write_timer = _cancel(self._request_timer), _cancel(self._write_timer)
+        super().connection_lost(exc)
+
+    def _wait_for_request(self) -> None:
+        _cancel(self._request_timer)
+        self._request_timer = self.loop.call_later(REQUEST_SECONDS, self._abort)
+
+    def _abort(self) -> None:
+        self._request_timer = _cancel(self._request_timer)
+        self.transport.abort()
+
+
+def _deadline(connection: BoundedProtocol) -> float:
+    return 0.0 if connection._request_timer is None else connection._request_timer.when()
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    if timer is not None:
+        timer.cancel()
+    return None
+
 
 PAGE = Path(__file__).parent / "page"
 _NO_PAGE = "This installation of Penstock does not include the page; /api/snapshot and /metrics work.\n"
@@ -28,13 +100,7 @@ _SHUTDOWN_SECONDS = 3
 
 
 def make_app(stream: SnapshotStream, access: Access, page: Path = PAGE) -> FastAPI:
-    """Return the web application.
-
-    Parameters
-    ----------
-    page
-        The folder with index.html.
-    """
+    """Return the web application."""
     app = FastAPI(title="Penstock", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard, access=access)
 
@@ -73,46 +139,6 @@ class _Page(StaticFiles):
         return response
 
 
-def serve(
-    url: str,
-    *,
-    checkpoints: Sequence[str] = (),
-    host: str = "127.0.0.1",
-    port: int = 8080,
-    token: str | None = None,
-    every: float = 1.0,
-    ready: Callable[[str], None] = lambda address: None,
-) -> None:
-    """Serve the page until the process is asked to end.
-
-    Parameters
-    ----------
-    url
-        The store, which must exist.
-    checkpoints
-        Checkpoints to show as well.
-    host, port
-        The address to listen on; port 0 takes a free one.
-    token
-        The secret that viewers need; required where other machines can reach the server.
-    every
-        Seconds between two snapshots.
-    ready
-        Called with the page's address once it can be opened.
-
-    Raises
-    ------
-    InvalidOptionError
-        When a token is missing, or too short.
-    InvalidInputError
-        When the address is taken, or not one of this machine's.
-    InvalidUrlError, StoreNotFoundError, StoreUnavailableError, StoreTooNewError, MissingDependencyError
-    """
-    with prepared(url, checkpoints=checkpoints, host=host, port=port, token=token, every=every) as server:
-        ready(server.address)
-        server.serve_until_ended()
-
-
 @contextmanager
 def prepared(
     url: str,
@@ -123,9 +149,7 @@ def prepared(
     token: str | None = None,
     every: float = 1.0,
 ) -> Iterator[Server]:
-    """Return a server that already listens; it answers once it serves. Parameters and errors are those of
-    `serve`.
-    """
+    """Return a server that already listens; it answers once it serves."""
     access = _access(host, token)
     collector = Collector(url, checkpoints, every=every)
     try:

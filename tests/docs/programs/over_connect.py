@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock
-from penstock.ui.collector import Collector
+from penstock.ui.snapshots import Collector
 from tests.support.waiting import wait_until
 
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable

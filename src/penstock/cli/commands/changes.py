@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.commands.shared import Run, command
-from penstock.cli.output import Column, Row, Section, as_json_text
-from penstock.cli.standard_output import poll_until_closed
+from penstock.cli.commands.shared import Run, argument, command, option
+from penstock.cli.output import Column, Row, Section, as_json_text, poll_until_closed
 from penstock.errors import InvalidChangeOptionError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -32,9 +31,9 @@ group = typer.Typer(help="Look at change feeds.", no_args_is_help=True)
 
 FeedArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="FEED",
-        help="queue:NAME, delta:PATH, iceberg:TABLE, snapshots:PATH?row_id=COLUMN or "
+    argument(
+        "FEED",
+        "queue:NAME, delta:PATH, iceberg:TABLE, snapshots:PATH?row_id=COLUMN or "
         "postgresql://…?publication=NAME, whose slot must exist: slot=NAME, or else penstock_ and the "
         "publication's name. A delta:PATH whose change data feed is off needs ?row_id=COLUMN too: the "
         "column that identifies rows; several are row_id=A&row_id=B.",
@@ -42,10 +41,10 @@ FeedArgument = Annotated[
 ]
 ModeOption = Annotated[
     str,
-    typer.Option(
+    option(
         "--mode",
-        metavar="MODE",
-        help="none, dropCarryovers or netChanges: of the whole range, and for tail of each commit.",
+        "MODE",
+        "none, dropCarryovers or netChanges: of the whole range, and for tail of each commit.",
     ),
 ]
 UpdatesOption = Annotated[
@@ -65,16 +64,12 @@ def show(
     run: Run,
     feed: FeedArgument,
     start: Annotated[
-        str | None, typer.Option("--from", metavar="COMMIT", help="The first commit: its version, or a time.")
+        str | None, option("--from", "COMMIT", "The first commit: its version, or a time.")
     ] = None,
-    end: Annotated[
-        str | None, typer.Option("--to", metavar="COMMIT", help="The last commit: its version, or a time.")
-    ] = None,
+    end: Annotated[str | None, option("--to", "COMMIT", "The last commit: its version, or a time.")] = None,
     mode: ModeOption = "dropCarryovers",
     updates: UpdatesOption = False,
-    rows: Annotated[
-        int | None, typer.Option("--rows", "-n", metavar="ROWS", min=0, help="The most rows to show.")
-    ] = None,
+    rows: Annotated[int | None, option("--rows", "ROWS", "The most rows to show.", "-n", min=0)] = None,
 ) -> None:
     """Show the changes of a feed, commit by commit: + for inserted rows, - for deleted ones."""
     from penstock.changes.options import EVER
@@ -96,14 +91,11 @@ def tail(
     run: Run,
     feed: FeedArgument,
     start: Annotated[
-        str | None,
-        typer.Option("--from", metavar="COMMIT", help="The first commit; by default the next new one."),
+        str | None, option("--from", "COMMIT", "The first commit; by default the next new one.")
     ] = None,
     mode: ModeOption = "dropCarryovers",
     updates: UpdatesOption = False,
-    rows: Annotated[
-        int | None, typer.Option("--rows", "-n", metavar="ROWS", min=0, help="Stop after this many.")
-    ] = None,
+    rows: Annotated[int | None, option("--rows", "ROWS", "Stop after this many.", "-n", min=0)] = None,
 ) -> None:
     """Show the changes of a feed as they arrive, until Ctrl-C or --rows of them; nothing is consumed."""
     from penstock.changes.options import COMMIT

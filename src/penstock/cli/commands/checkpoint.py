@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.commands.shared import Run, command
+from penstock.cli.commands.shared import Run, argument, command, option
 from penstock.cli.output import Column, Section, as_json_text
+from penstock.cli.spark_programs import spark_of_command
 
 group = typer.Typer(
     help="See what a streaming query's checkpoint holds; the query is not started and nothing is written.",
@@ -15,8 +16,7 @@ group = typer.Typer(
 )
 
 PathArgument = Annotated[
-    str,
-    typer.Argument(metavar="PATH", help="The query's checkpointLocation: a folder, or the URL of one."),
+    str, argument("PATH", "The query's checkpointLocation: a folder, or the URL of one.")
 ]
 
 
@@ -41,7 +41,6 @@ def show(
 
     Works for micro-batches and continuous queries, and for checkpoints that a crash left.
     """
-    from penstock.cli.spark_programs import spark_of_command
     from penstock.state.showing import blocks
     from penstock.state.showing import show as read_checkpoint
 
@@ -66,36 +65,22 @@ def show(
 def state(
     run: Run,
     path: PathArgument,
-    operator: Annotated[
-        int, typer.Option("--operator", metavar="ID", min=0, help="Which stateful operator.")
-    ] = 0,
+    operator: Annotated[int, option("--operator", "ID", "Which stateful operator.", min=0)] = 0,
     part: Annotated[
         str | None,
-        typer.Option(
-            "--part",
-            metavar="NAME",
-            help="Of a join: left or right. Of a transformWithState: a variable, or timers.",
-        ),
+        option("--part", "NAME", "Of a join: left or right. Of a transformWithState: a variable, or timers."),
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(
-            "--batch",
-            metavar="ID",
-            min=0,
-            help="The state after this batch; by default the last committed one.",
-        ),
+        option("--batch", "ID", "The state after this batch; by default the last committed one.", min=0),
     ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="ROWS", min=0, help="The most rows to show.")
-    ] = 20,
+    limit: Annotated[int, option("--limit", "ROWS", "The most rows to show.", "-n", min=0)] = 20,
 ) -> None:
     """Show rows of a query's state.
 
     With --json they are in one document, whose "more" says whether the state has more rows.
     """
     from penstock.cli.load.wire import plain_rows
-    from penstock.cli.spark_programs import spark_of_command
     from penstock.state.showing import show as read_checkpoint
 
     # Report a missing checkpoint before Spark starts.

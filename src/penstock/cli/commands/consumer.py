@@ -9,8 +9,8 @@ import typer
 
 from penstock.arguments import in_quotes
 from penstock.cli.commands.queue import QueueName
-from penstock.cli.commands.shared import Run, YesOption, command
-from penstock.cli.output import Column, Section
+from penstock.cli.commands.shared import Run, YesOption, argument, command, option
+from penstock.cli.output import Column, Section, values_of
 from penstock.cli.units import age_text, count_text, counted, size_text
 from penstock.errors import InvalidPositionError, QueueNotFoundError
 from penstock.json_text import parse_json_object
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 group = typer.Typer(help="Create consumers, see how far behind they are, move them.", no_args_is_help=True)
 
-ConsumerName = Annotated[str, typer.Argument(metavar="CONSUMER", help="The consumer's name.")]
+ConsumerName = Annotated[str, argument("CONSUMER", "The consumer's name.")]
 _POSITION_HELP = "earliest, latest, a time with its zone, or row indexes."
 
 
@@ -52,7 +52,7 @@ def register(
             "--vital/--no-vital", help="Trimming waits for this consumer, or not (the default of a new one)."
         ),
     ] = None,
-    start: Annotated[str, typer.Option("--start", metavar="POSITION", help=_POSITION_HELP)] = "earliest",
+    start: Annotated[str, option("--start", "POSITION", _POSITION_HELP)] = "earliest",
 ) -> None:
     """Register a consumer on a queue. If it is registered, its offsets stay; only --vital or --no-vital
     applies.
@@ -72,13 +72,7 @@ def register(
 
 
 def parse_position(text: str) -> str | datetime | dict[int, int]:
-    """Return a position as the consumers' API takes it.
-
-    Raises
-    ------
-    InvalidPositionError
-        It is none of the four forms, or a time without a zone.
-    """
+    """Return a position as the consumers' API takes it."""
     if text.lower() in ("earliest", "latest"):
         return text.lower()
     if text.lstrip().startswith("{"):
@@ -186,8 +180,8 @@ _PARTITION_LAG_COLUMNS = (
 @command(group, "lag", "penstock consumer lag", "penstock consumer lag billing orders --json")
 def lag(
     run: Run,
-    consumer: Annotated[str | None, typer.Argument(metavar="[CONSUMER]", help="Only this consumer.")] = None,
-    queue: Annotated[str | None, typer.Argument(metavar="[QUEUE]", help="Only this queue.")] = None,
+    consumer: Annotated[str | None, argument("[CONSUMER]", "Only this consumer.")] = None,
+    queue: Annotated[str | None, argument("[QUEUE]", "Only this queue.")] = None,
 ) -> None:
     """Show how far consumers are behind: rows, their size, and the age of the oldest of them."""
     with run.connect() as store:
@@ -219,14 +213,7 @@ def _lag_data(consumer: str, queue: str, lag: Lag) -> Json:
         "bytes": lag.bytes,
         "seconds": round(lag.seconds, 3),
         "partitions": [
-            {
-                "partition": part.partition,
-                "offset": part.offset,
-                "next_index": part.next_index,
-                "rows": part.rows,
-                "bytes": part.bytes,
-                "seconds": round(part.seconds, 3),
-            }
+            {**values_of(part, _PARTITION_LAG_COLUMNS), "seconds": round(part.seconds, 3)}
             for part in lag.partitions
         ],
     }
@@ -259,7 +246,7 @@ def seek(
     run: Run,
     consumer: ConsumerName,
     queue: QueueName,
-    to: Annotated[str, typer.Option("--to", metavar="POSITION", help=_POSITION_HELP)],
+    to: Annotated[str, option("--to", "POSITION", _POSITION_HELP)],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show where it would go.")] = False,
 ) -> None:
     """Move a consumer to another position; with row indexes, the other partitions stay where they are.

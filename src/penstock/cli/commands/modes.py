@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.arguments import in_quotes
-from penstock.cli.commands.shared import FAILED, Run, command
+from penstock.cli.commands.shared import FAILED, Run, argument, command, option
 from penstock.cli.output import Section
+from penstock.cli.spark_programs import (
+    import_function,
+    spark_of_command,
+    takes_session,
+    working_directory_first,
+)
 from penstock.errors import InvalidInputError
+from penstock.instants import moment_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -19,24 +26,16 @@ if TYPE_CHECKING:
     from penstock.json_text import Json
     from penstock.modes.checking.report import ModeReport
     from penstock.modes.previewing.micro_batches import MicroBatch, ModePreview
-    from penstock.modes.previewing.result import Preview
 
 group = typer.Typer(help="Know what an output mode does, before a query starts.", no_args_is_help=True)
 
-SchemaOption = Annotated[
-    str | None, typer.Option("--schema", metavar="DDL", help="The input's columns, in Spark's DDL.")
-]
+SchemaOption = Annotated[str | None, option("--schema", "DDL", "The input's columns, in Spark's DDL.")]
 EventTimeOption = Annotated[
     str | None,
-    typer.Option(
-        "--event-time",
-        metavar="COLUMN",
-        help="Pass the function its input with a watermark on this column.",
-    ),
+    option("--event-time", "COLUMN", "Pass the function its input with a watermark on this column."),
 ]
 DelayOption = Annotated[
-    str | None,
-    typer.Option("--delay", metavar="INTERVAL", help="How late rows may be: '10 minutes'. [0 seconds]"),
+    str | None, option("--delay", "INTERVAL", "How late rows may be: '10 minutes'. [0 seconds]")
 ]
 
 
@@ -51,9 +50,9 @@ def check(
     run: Run,
     function: Annotated[
         str,
-        typer.Argument(
-            metavar="MODULE:FUNCTION",
-            help="A function of a streaming DataFrame that returns another, or of a Spark session "
+        argument(
+            "MODULE:FUNCTION",
+            "A function of a streaming DataFrame that returns another, or of a Spark session "
             "called spark that returns one; job:totals is totals in job.py, in the working directory "
             "or on Python's path.",
         ),
@@ -63,18 +62,16 @@ def check(
     delay: DelayOption = None,
     sink: Annotated[
         str | None,
-        typer.Option(
-            "--sink",
-            metavar="FORMAT",
-            help="Where the rows would go: parquet, delta, kafka, foreachBatch, penstock …",
+        option(
+            "--sink", "FORMAT", "Where the rows would go: parquet, delta, kafka, foreachBatch, penstock …"
         ),
     ] = None,
     trigger: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--trigger",
-            metavar="NAME[=VALUE]",
-            help="As in Spark: processingTime='10 seconds', availableNow, once, continuous='1 second', "
+            "NAME[=VALUE]",
+            "As in Spark: processingTime='10 seconds', availableNow, once, continuous='1 second', "
             "realTime='5 seconds'.",
         ),
     ] = None,
@@ -84,13 +81,6 @@ def check(
 
     Nothing is started. The exit code is 1 when no mode is both allowed and safe.
     """
-    from penstock.cli.spark_programs import (
-        import_function,
-        spark_of_command,
-        takes_session,
-        working_directory_first,
-    )
-
     watermark = _watermark(event_time, delay)
     with working_directory_first():
         build = import_function(function)
@@ -131,9 +121,7 @@ def _watermark(column: str | None, delay: str | None) -> tuple[str, str] | None:
 
 
 def _input(spark: SparkSession, ddl: str, watermark: tuple[str, str] | None) -> DataFrame:
-    """Return a streaming DataFrame with these columns, of a source that allows every trigger; it is never
-    read.
-    """
+    """Return a streaming DataFrame with these columns, of a source that allows every trigger."""
     from pyspark.sql import functions
 
     from penstock.arrow.schema import canonical_schema
@@ -174,46 +162,33 @@ def preview(
     run: Run,
     function: Annotated[
         str,
-        typer.Argument(
-            metavar="MODULE:FUNCTION",
-            help="A function of a streaming DataFrame that returns another; job:totals is totals in "
+        argument(
+            "MODULE:FUNCTION",
+            "A function of a streaming DataFrame that returns another; job:totals is totals in "
             "job.py, in the working directory or on Python's path.",
         ),
     ],
     file: Annotated[
         str,
-        typer.Argument(
-            metavar="FILE",
-            help="A few rows as JSON lines (.gz, .bz2, .zst too); an empty line ends a micro-batch. - "
-            "is a pipe.",
+        argument(
+            "FILE",
+            "A few rows as JSON lines (.gz, .bz2, .zst too); an empty line ends a micro-batch. - is a pipe.",
         ),
     ],
     event_time: EventTimeOption = None,
     delay: DelayOption = None,
     schema: SchemaOption = None,
     batch_rows: Annotated[
-        int | None,
-        typer.Option("--batch-rows", metavar="ROWS", min=1, help="End a micro-batch after this many rows."),
+        int | None, option("--batch-rows", "ROWS", "End a micro-batch after this many rows.", min=1)
     ] = None,
     batch_column: Annotated[
-        str | None,
-        typer.Option(
-            "--batch-column",
-            metavar="COLUMN",
-            help="End a micro-batch where this column's value changes.",
-        ),
+        str | None, option("--batch-column", "COLUMN", "End a micro-batch where this column's value changes.")
     ] = None,
     mode: Annotated[
         list[str] | None,
-        typer.Option(
-            "--mode",
-            metavar="MODE",
-            help="append, update or complete; can be repeated. All by default.",
-        ),
+        option("--mode", "MODE", "append, update or complete; can be repeated. All by default."),
     ] = None,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE", help="Also write a picture in SVG.")
-    ] = None,
+    picture: Annotated[Path | None, option("--picture", "FILE", "Also write a picture in SVG.")] = None,
 ) -> None:
     """Run a function over a few small micro-batches, and show what each output mode emits, and when.
 
@@ -222,12 +197,6 @@ def preview(
     timestamp_ntz.
     """
     from penstock.cli.load.micro_batches import micro_batches
-    from penstock.cli.spark_programs import (
-        import_function,
-        spark_of_command,
-        takes_session,
-        working_directory_first,
-    )
 
     watermark = _watermark(event_time, delay)
     with working_directory_first():
@@ -246,23 +215,19 @@ def preview(
     from penstock.modes.previewing.text import zone_note
 
     if picture is not None:
-        _write_picture(shown, picture)
+        try:
+            shown.picture(picture)
+        except OSError as error:
+            raise InvalidInputError(
+                f"cannot write {in_quotes(str(picture))}: {error.strerror or error}",
+                condition="FILE_UNWRITABLE",
+                file=str(picture),
+            ) from error
     sections = [_preview_section(each, shown.time_zone) for each in shown.modes]
     if note := zone_note(shown.modes, shown.time_zone):
         sections.append(Section(note))
     data = {"modes": [_preview_data(each) for each in shown.modes], "time_zone": shown.time_zone}
     run.output.describe(data, sections)
-
-
-def _write_picture(preview: Preview, path: Path) -> None:
-    try:
-        preview.picture(path)
-    except OSError as error:
-        raise InvalidInputError(
-            f"cannot write {in_quotes(str(path))}: {error.strerror or error}",
-            condition="FILE_UNWRITABLE",
-            file=str(path),
-        ) from error
 
 
 def _preview_section(mode: ModePreview, time_zone: str) -> Section:
@@ -288,15 +253,7 @@ def _preview_data(mode: ModePreview) -> Json:
 
 def _batch_data(batch: MicroBatch) -> Json:
     from penstock.cli.load.wire import plain_rows
-    from penstock.instants import moment_text
 
-    return {
-        "batch": batch.batch,
-        "kind": batch.kind,
-        "input_rows": batch.input_rows,
-        "watermark": moment_text(batch.watermark),
-        "state_rows": batch.state_rows,
-        "removed_rows": batch.removed_rows,
-        "dropped_rows": batch.dropped_rows,
-        "emitted": plain_rows(batch.emitted),
-    }
+    names = ("batch", "kind", "input_rows", "watermark", "state_rows", "removed_rows", "dropped_rows")
+    cells = {name: getattr(batch, name) for name in names}
+    return {**cells, "watermark": moment_text(batch.watermark), "emitted": plain_rows(batch.emitted)}

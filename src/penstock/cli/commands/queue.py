@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.commands.shared import Run, YesOption, command
-from penstock.cli.output import Column, Section
+from penstock.cli.commands.shared import Run, YesOption, argument, command, option
+from penstock.cli.output import Column, Section, values_of
 from penstock.cli.units import age_text, count_text, counted, parse_age, parse_count, parse_size, size_text
 from penstock.errors import InvalidInputError, PartitionNotFoundError, QueueNotFoundError
 from penstock.instants import moment_text
@@ -22,21 +22,12 @@ if TYPE_CHECKING:
 
 group = typer.Typer(help="Create queues, fill them, look into them.", no_args_is_help=True)
 
-QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
-PartitionOption = Annotated[
-    int | None, typer.Option("--partition", metavar="NUMBER", help="Only this partition.")
-]
-KeepRows = Annotated[
-    str | None,
-    typer.Option("--retention-rows", metavar="ROWS", help="How many rows to keep: 1000000, 10M."),
-]
-KeepAge = Annotated[
-    str | None,
-    typer.Option("--retention-age", metavar="AGE", help="How long to keep rows: 7d, 12h, 30min."),
-]
+QueueName = Annotated[str, argument("QUEUE", "The queue's name.")]
+PartitionOption = Annotated[int | None, option("--partition", "NUMBER", "Only this partition.")]
+KeepRows = Annotated[str | None, option("--retention-rows", "ROWS", "How many rows to keep: 1000000, 10M.")]
+KeepAge = Annotated[str | None, option("--retention-age", "AGE", "How long to keep rows: 7d, 12h, 30min.")]
 KeepBytes = Annotated[
-    str | None,
-    typer.Option("--retention-bytes", metavar="SIZE", help="How many bytes to keep: 10GB, 512MiB."),
+    str | None, option("--retention-bytes", "SIZE", "How many bytes to keep: 10GB, 512MiB.")
 ]
 
 
@@ -70,27 +61,17 @@ def check_partition(queue: str, partitions: int, partition: int) -> None:
 def create(
     run: Run,
     name: QueueName,
-    schema: Annotated[
-        str | None, typer.Option("--schema", metavar="DDL", help="The columns, in Spark's DDL.")
-    ] = None,
+    schema: Annotated[str | None, option("--schema", "DDL", "The columns, in Spark's DDL.")] = None,
     schema_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--schema-file", metavar="FILE", help="A file with the schema as Spark's JSON or as DDL."
-        ),
+        Path | None, option("--schema-file", "FILE", "A file with the schema as Spark's JSON or as DDL.")
     ] = None,
     like: Annotated[
         Path | None,
-        typer.Option(
-            "--like", metavar="FILE", help="Take the columns from a .csv, .jsonl, .parquet or .arrow file."
-        ),
+        option("--like", "FILE", "Take the columns from a .csv, .jsonl, .parquet or .arrow file."),
     ] = None,
-    partitions: Annotated[
-        int, typer.Option("--partitions", metavar="NUMBER", help="Rows keep their order within one.")
-    ] = 1,
+    partitions: Annotated[int, option("--partitions", "NUMBER", "Rows keep their order within one.")] = 1,
     key: Annotated[
-        str | None,
-        typer.Option("--key", metavar="COLUMNS", help="Rows with equal values of a,b share a partition."),
+        str | None, option("--key", "COLUMNS", "Rows with equal values of a,b share a partition.")
     ] = None,
     retention_rows: KeepRows = None,
     retention_age: KeepAge = None,
@@ -101,7 +82,7 @@ def create(
     Retention applies to each partition: the bound that is reached first counts; without one everything is
     kept.
     """
-    from penstock.cli.load.schemas import choose_schema
+    from penstock.cli.load.source import choose_schema
 
     columns = choose_schema(schema, schema_file, like)
     retention = make_retention(retention_rows, retention_age, retention_bytes)
@@ -181,15 +162,7 @@ def _details(info: QueueInfo) -> Json:
         "ddl": ", ".join(schema_ddl(info.schema)),
         "consumers": list(info.consumers),
         "partitions": [
-            {
-                "partition": part.partition,
-                "first_index": part.first_index,
-                "next_index": part.next_index,
-                "rows": part.rows,
-                "bytes": part.bytes,
-                "segments": part.segments,
-                "last_append": moment_text(part.last_append),
-            }
+            {**values_of(part, _PARTITION_COLUMNS), "last_append": moment_text(part.last_append)}
             for part in info.partitions
         ],
     }
@@ -242,9 +215,7 @@ def show(run: Run, name: QueueName) -> None:
 def trim(
     run: Run,
     name: QueueName,
-    before: Annotated[
-        int | None, typer.Option("--before", metavar="INDEX", help="Drop the rows below this row index.")
-    ] = None,
+    before: Annotated[int | None, option("--before", "INDEX", "Drop the rows below this row index.")] = None,
     partition: PartitionOption = None,
 ) -> None:
     """Drop old rows: those below --before, or else those that the retention lets go.
@@ -270,7 +241,7 @@ def compact(run: Run, name: QueueName) -> None:
 def grow(
     run: Run,
     name: QueueName,
-    by: Annotated[int, typer.Option("--by", metavar="NUMBER", help="How many partitions to add.")] = 1,
+    by: Annotated[int, option("--by", "NUMBER", "How many partitions to add.")] = 1,
 ) -> None:
     """Add partitions. Keys that the queue has already stay in their partitions; new keys spread over all."""
     with run.connect() as store:
@@ -283,7 +254,7 @@ def grow(
 def add_columns(
     run: Run,
     name: QueueName,
-    ddl: Annotated[str, typer.Argument(metavar="DDL", help="The columns, in Spark's DDL; all nullable.")],
+    ddl: Annotated[str, argument("DDL", "The columns, in Spark's DDL; all nullable.")],
 ) -> None:
     """Add columns at the end. Existing rows have nulls in them; producers and queries without them continue.
 

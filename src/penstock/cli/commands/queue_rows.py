@@ -11,9 +11,8 @@ import typer
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.cli.commands.queue import PartitionOption, QueueName, check_partition, listed
-from penstock.cli.commands.shared import Run, command
-from penstock.cli.output import Column, as_json_text
-from penstock.cli.standard_output import output_is_closed
+from penstock.cli.commands.shared import Run, argument, command, option
+from penstock.cli.output import Column, as_json_text, output_is_closed
 from penstock.cli.units import counted
 from penstock.errors import DataLostError, InvalidInputError, InvalidPositionError
 
@@ -67,43 +66,33 @@ def add_to(group: typer.Typer) -> None:
 def put(
     run: Run,
     name: QueueName,
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="A file (.gz, .bz2, .zst too), or - to read a pipe.")
-    ] = "-",
+    file: Annotated[str, argument("FILE", "A file (.gz, .bz2, .zst too), or - to read a pipe.")] = "-",
     format: Annotated[
         Format,
         typer.Option("--format", help="auto goes by the file's ending, or else by its first character."),
     ] = Format.AUTO,
     partition: Annotated[
-        int | None,
-        typer.Option("--partition", metavar="NUMBER", help="Where the rows go; by default by key."),
+        int | None, option("--partition", "NUMBER", "Where the rows go; by default by key.")
     ] = None,
     session: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--session",
-            metavar="NAME",
-            help="A name for ONE input: as many of its first rows as the session has appended are "
+            "NAME",
+            "A name for ONE input: as many of its first rows as the session has appended are "
             "skipped; they are counted, not compared.",
         ),
     ] = None,
     batch_rows: Annotated[
-        int | None,
-        typer.Option(
-            "--batch-rows", metavar="ROWS", min=1, help="Append this many rows at a time, not all at once."
-        ),
+        int | None, option("--batch-rows", "ROWS", "Append this many rows at a time, not all at once.", min=1)
     ] = None,
     null: Annotated[
-        list[str] | None,
-        typer.Option("--null", metavar="TEXT", help="A CSV field to read as null, besides an empty one."),
+        list[str] | None, option("--null", "TEXT", "A CSV field to read as null, besides an empty one.")
     ] = None,
     delimiter: Annotated[
-        str | None,
-        typer.Option("--delimiter", metavar="CHARACTER", help="Between a CSV's fields; , by default."),
+        str | None, option("--delimiter", "CHARACTER", "Between a CSV's fields; , by default.")
     ] = None,
-    max_errors: Annotated[
-        int, typer.Option("--max-errors", metavar="NUMBER", min=0, help="How many bad rows to show.")
-    ] = 10,
+    max_errors: Annotated[int, option("--max-errors", "NUMBER", "How many bad rows to show.", min=0)] = 10,
 ) -> None:
     """Append the rows of a file or a pipe: JSON lines, or CSV whose first line names the columns.
 
@@ -205,9 +194,7 @@ def _put_data(name: str, appends: list[AppendResult], added: int, skipped: int, 
     }
 
 
-ColumnsOption = Annotated[
-    str | None, typer.Option("--columns", metavar="COLUMNS", help="Only these columns: a,b.")
-]
+ColumnsOption = Annotated[str | None, option("--columns", "COLUMNS", "Only these columns: a,b.")]
 IndexOption = Annotated[
     bool, typer.Option("--with-index", help="With --json: add _partition and _row_index.")
 ]
@@ -218,14 +205,9 @@ def peek(
     name: QueueName,
     partition: PartitionOption = None,
     start: Annotated[
-        int | None,
-        typer.Option(
-            "--from", metavar="INDEX", help="The row index to start at; by default the oldest row's."
-        ),
+        int | None, option("--from", "INDEX", "The row index to start at; by default the oldest row's.")
     ] = None,
-    rows: Annotated[
-        int, typer.Option("--rows", "-n", metavar="ROWS", min=0, help="How many, over all partitions.")
-    ] = 10,
+    rows: Annotated[int, option("--rows", "ROWS", "How many, over all partitions.", "-n", min=0)] = 10,
     columns: ColumnsOption = None,
     with_index: IndexOption = False,
 ) -> None:
@@ -258,9 +240,7 @@ def peek(
 def tail(
     run: Run,
     name: QueueName,
-    rows: Annotated[
-        int, typer.Option("--rows", "-n", metavar="ROWS", min=0, help="How many of each partition.")
-    ] = 10,
+    rows: Annotated[int, option("--rows", "ROWS", "How many of each partition.", "-n", min=0)] = 10,
     partition: PartitionOption = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Continue with new rows until Ctrl-C.")

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import JsonOutput, Output
-from penstock.cli.standard_output import silence
+from penstock.cli.output import JsonOutput, Output, silence
 from penstock.errors import InvalidInputError, MissingDependencyError, PenstockError, StoreNotFoundError
 from penstock.extras import instead
 from penstock.logs import JsonFormatter
@@ -29,12 +28,22 @@ DEFAULT_URL = "sqlite:///penstock.db"
 FAILED, MISUSED, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
+
+def option(name: str, metavar: str, help: str, *other_names: str, **settings: Any) -> Any:
+    """Return an option that takes a value."""
+    return typer.Option(name, *other_names, metavar=metavar, help=help, **settings)
+
+
+def argument(metavar: str, help: str) -> Any:
+    return typer.Argument(metavar=metavar, help=help)
+
+
 UrlOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--url",
-        metavar="URL",
-        help=f"The store: sqlite:///FILE or postgresql://USER@HOST/DATABASE. [{URL_VARIABLE}, or else "
+        "URL",
+        f"The store: sqlite:///FILE or postgresql://USER@HOST/DATABASE. [{URL_VARIABLE}, or else "
         f"{DEFAULT_URL}]",
     ),
 ]
@@ -99,13 +108,7 @@ class Run:
             raise StoreNotFoundError(message, condition=error.condition, **error.parameters) from None
 
     def confirm(self, question: str, yes: bool) -> None:
-        """Ask before something is lost.
-
-        Raises
-        ------
-        InvalidInputError
-            Nobody can be asked, or the answer is no.
-        """
+        """Ask before something is lost."""
         if yes:
             return
         if self.json or not _is_interactive():
@@ -114,13 +117,7 @@ class Run:
             raise InvalidInputError("nothing was done", condition="NOT_CONFIRMED")
 
     def guard(self, work: Callable[[], None]) -> None:
-        """Run a command's work; print an error in one line and turn it into the exit code.
-
-        Raises
-        ------
-        typer.Exit
-            With the code, when it is not 0.
-        """
+        """Run a command's work; print an error in one line and turn it into the exit code."""
         try:
             work()
             sys.stdout.flush()
@@ -176,15 +173,7 @@ def make_output(url: str, json: bool) -> Output:
 
 
 class CommandLog(logging.Handler):
-    """Log handler that prints on standard error in the command's format; use it as a context manager.
-
-    Parameters
-    ----------
-    verbose
-        0 for warnings, 1 to add information, 2 for every step.
-    as_json
-        Print each record as a line of JSON with its fields.
-    """
+    """Log handler that prints on standard error in the command's format; use it as a context manager."""
 
     def __init__(self, output: Output, verbose: int = 0, *, as_json: bool = False) -> None:
         super().__init__(_LEVELS[min(verbose, len(_LEVELS) - 1)])
@@ -219,11 +208,6 @@ def command(group: typer.Typer, name: str, *examples: str) -> Callable[[Command]
 
     The function's first parameter is the :class:`Run`; typer fills in the others. The options of
     :class:`Common` are added.
-
-    Parameters
-    ----------
-    examples
-        Command lines to show below the help.
     """
     epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from penstock.cli.commands.shared import Run, command
+from penstock.cli.commands.shared import Run, command, option
 from penstock.cli.output import Section
 from penstock.cli.units import age_text, count_text, counted, parse_age, size_text
 from penstock.errors import StoreNotFoundError
@@ -39,18 +40,6 @@ def info(run: Run) -> None:
     """Show what a store holds."""
     with run.connect() as store:
         holds = store.info()
-    data = {
-        "url": holds.url,
-        "uuid": holds.uuid,
-        "version": holds.version,
-        "queues": holds.queues,
-        "consumers": holds.consumers,
-        "rows": holds.rows,
-        "bytes": holds.bytes,
-        "commits": holds.commits,
-        "staged_segments": holds.staged_segments,
-        "staged_bytes": holds.staged_bytes,
-    }
     pairs = [
         ("store", holds.url),
         ("uuid", holds.uuid),
@@ -62,14 +51,14 @@ def info(run: Run) -> None:
         ("committed batches", count_text(holds.commits)),
         ("staged", f"{counted(holds.staged_segments, 'segment')}, {size_text(holds.staged_bytes)}"),
     ]
-    run.output.describe(data, [Section("", pairs)])
+    run.output.describe(asdict(holds), [Section("", pairs)])
 
 
 @command(group, "clean-up", "penstock store clean-up --older-than 6h")
 def clean_up(
     run: Run,
     older_than: Annotated[
-        str, typer.Option("--older-than", metavar="AGE", help="How long ago it was staged: 1d, 12h, 30min.")
+        str, option("--older-than", "AGE", "How long ago it was staged: 1d, 12h, 30min.")
     ] = "1d",
 ) -> None:
     """Drop rows that tasks of dead queries have staged and that nobody will commit."""

@@ -34,22 +34,7 @@ _HEADER_BYTES = 1 << 20
 
 
 class CsvRows:
-    """Reader of rows in CSV.
-
-    Parameters
-    ----------
-    header
-        The names in the first record: some or all columns, in any order.
-    delimiter
-        One ASCII character.
-    nulls
-        The texts that stand for a null where they are not quoted.
-
-    Raises
-    ------
-    SchemaMismatchError
-        The header names a column that the queue does not have, one twice, or lacks one that takes no nulls.
-    """
+    """Reader of rows in CSV."""
 
     def __init__(
         self, schema: pa.Schema, header: Sequence[str], *, delimiter: str = ",", nulls: Sequence[str] = ("",)
@@ -217,12 +202,7 @@ def _decoded(array: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def split_record(raw: bytes, delimiter: str) -> list[str]:
-    """Return the fields of one record.
-
-    Raises
-    ------
-    UnicodeDecodeError, csv.Error
-    """
+    """Return the fields of one record."""
     csv.field_size_limit(sys.maxsize)
     text = raw.decode().rstrip("\r\n")
     return next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), [])
@@ -232,11 +212,6 @@ def read_header(source: Source, delimiter: str) -> tuple[list[str], int]:
     """Take the first record off the source; return its fields and the number of lines up to its end.
 
     An empty source has no fields.
-
-    Raises
-    ------
-    InvalidInputError
-        The record is not a header.
     """
     data, blank, match = b"", 0, None
     while not (match and match[0].endswith(b"\n")) and (more := source.read(_HEADER_BYTES)):

@@ -44,20 +44,6 @@ def load(
     """Read all rows of an input.
 
     The table, of the size of the rows in Arrow, is held in memory; the text is held a block at a time.
-
-    Parameters
-    ----------
-    schema
-        The queue's canonical schema.
-    on_bytes
-        Called with the number of bytes that have been read since the last call.
-
-    Raises
-    ------
-    RowsRejected
-        Rows do not fit.
-    SchemaMismatchError
-        The header of a CSV does not.
     """
     rows, line = _format(source, schema, intake)
     if rows is None:

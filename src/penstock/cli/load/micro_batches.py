@@ -16,8 +16,7 @@ from penstock.arrow.schema import canonical_schema
 from penstock.cli.ddl import parse_ddl
 from penstock.cli.load.load import Intake, load
 from penstock.cli.load.rows import RowsRejected
-from penstock.cli.load.schemas import infer_schema
-from penstock.cli.load.source import Source, open_source
+from penstock.cli.load.source import Source, infer_schema, open_source
 from penstock.cli.units import counted
 from penstock.errors import InvalidInputError
 
@@ -30,26 +29,7 @@ def micro_batches(
     batch_rows: int | None = None,
     batch_column: str | None = None,
 ) -> list[pa.Table]:
-    """Read a file, or standard input for ``-``, as micro-batches that end at empty lines.
-
-    Parameters
-    ----------
-    ddl
-        The schema; that of the rows when None.
-    event_time
-        A column that holds times, even where they would be taken for text.
-    batch_rows
-        End a micro-batch after this many rows instead.
-    batch_column
-        End a micro-batch where this column's value changes instead.
-
-    Raises
-    ------
-    InvalidInputError
-        The file cannot be read, or is empty.
-    RowsRejected
-        Rows do not fit the schema.
-    """
+    """Read a file, or standard input for ``-``, as micro-batches that end at empty lines."""
     with open_source(path) as source:
         name, data = source.name, b"".join(iter(lambda: source.read(1 << 20), b""))
     table = _rows(name, data, _schemas(path, ddl, event_time))

@@ -65,17 +65,7 @@ class RowsRejected(SchemaMismatchError):
 
     @classmethod
     def of(cls, queue: str, problems: Sequence[RowProblem], count: int, more: bool) -> RowsRejected:
-        """Return the error.
-
-        Parameters
-        ----------
-        problems
-            Those to show.
-        count
-            How many rows do not fit.
-        more
-            Whether the search ended at that number.
-        """
+        """Return the error."""
         rows = f"{'at least ' if more else ''}{counted(count, 'row')} of the input"
         shown = f" (the first {len(problems)} of them are above)" if 0 < len(problems) < count else ""
         return cls(
@@ -99,13 +89,7 @@ class RowFormat(Protocol):
         """Return the end of the last whole row in the data; 0 when there is none."""
 
     def parse(self, data: bytes) -> pa.Table:
-        """Return whole rows as a table of the schema.
-
-        Raises
-        ------
-        Refused
-            A row does not fit, or the format has to look at each row to know.
-        """
+        """Return whole rows as a table of the schema; raise Refused where each row has to be looked at."""
 
     def parse_ready(self, data: bytes) -> pa.Table:
         """Do the same for the ``ready`` bytes of some records."""

@@ -1,7 +1,8 @@
-"""Sources of rows: a file, compressed or not, or standard input."""
+"""Files of rows, compressed or not, and standard input; and schemas of new queues, from DDL or such files."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -11,8 +12,153 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from penstock.cli.load.schemas import unreadable
+from penstock.arguments import in_quotes
+from penstock.arrow.schema import canonical_schema
+from penstock.cli.ddl import parse_ddl
 from penstock.errors import InvalidInputError
+
+SAMPLE_BYTES = 16 << 20
+
+
+def choose_schema(ddl: str | None, file: Path | None, like: Path | None) -> pa.Schema:
+    """Return the canonical schema from the one source that is not None."""
+    match ddl, file, like:
+        case str(), None, None:
+            return canonical_schema(parse_ddl(ddl))
+        case None, Path(), None:
+            return _from_file(file)
+        case None, None, Path():
+            return infer_schema(like)
+    raise InvalidInputError("a schema comes from one of --schema, --schema-file and --like: give exactly one")
+
+
+def _from_file(path: Path) -> pa.Schema:
+    """Read Spark's schema JSON, or DDL."""
+    text = read_bytes(path).decode("utf-8-sig", errors="replace").strip()
+    if not text.startswith("{"):
+        return canonical_schema(parse_ddl(text))
+    try:
+        return canonical_schema(json.loads(text))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InvalidInputError(
+            f"{in_quotes(str(path))} is not a schema in Spark's JSON ({error}); write what "
+            "StructType.json() returns",
+            condition="INVALID_SCHEMA",
+            file=str(path),
+        ) from error
+
+
+def read_bytes(path: Path, size: int = -1) -> bytes:
+    """Return the first ``size`` bytes of a file."""
+    try:
+        with path.open("rb") as file:
+            return file.read(size)
+    except OSError as error:
+        raise unreadable(str(path), error) from error
+
+
+def unreadable(path: str, error: OSError) -> InvalidInputError:
+    return InvalidInputError(
+        f"cannot read {in_quotes(path)}: {error.strerror or error}", condition="FILE_UNREADABLE", file=path
+    )
+
+
+def infer_schema(path: Path) -> pa.Schema:
+    """Return the canonical schema of a CSV, JSON lines, Parquet or Arrow file.
+
+    Of a text file only the first 16 MB are read; a column without a value there becomes a string. Every
+    column is nullable.
+    """
+    readers = {
+        ".csv": _csv_schema,
+        ".tsv": _csv_schema,
+        ".jsonl": _json_schema,
+        ".ndjson": _json_schema,
+        ".json": _json_schema,
+        ".parquet": _parquet_schema,
+        ".arrow": _arrow_schema,
+        ".feather": _arrow_schema,
+        ".ipc": _arrow_schema,
+    }
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise InvalidInputError(
+            f"--like needs a file's ending, one of {', '.join(readers)}, not {in_quotes(path.suffix)}",
+            file=str(path),
+        )
+    try:
+        found = reader(path)
+    except OSError as error:
+        raise unreadable(str(path), error) from error
+    except pa.ArrowException as error:
+        raise InvalidInputError(
+            f"cannot infer the schema of {in_quotes(str(path))}: {error}",
+            condition="INVALID_SCHEMA",
+            file=str(path),
+        ) from error
+    return canonical_schema(pa.schema([_with_strings(field) for field in found]))
+
+
+def _with_strings(field: pa.Field) -> pa.Field:
+    """Replace types that are unknown for want of values by strings."""
+    kind = field.type
+    if pa.types.is_null(kind):
+        return field.with_type(pa.string())
+    if pa.types.is_list(kind):
+        return field.with_type(pa.list_(_with_strings(kind.value_field)))
+    if pa.types.is_struct(kind):
+        return field.with_type(pa.struct([_with_strings(each) for each in kind]))
+    return field
+
+
+def _sample(path: Path) -> pa.BufferReader:
+    data = read_bytes(path, SAMPLE_BYTES)
+    if len(data) == SAMPLE_BYTES:
+        data = data[: data.rfind(b"\n") + 1] or data
+    return pa.BufferReader(data)
+
+
+def _csv_schema(path: Path) -> pa.Schema:
+    import pyarrow.csv
+
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    return pyarrow.csv.read_csv(
+        _sample(path),
+        read_options=pyarrow.csv.ReadOptions(block_size=SAMPLE_BYTES),
+        parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+    ).schema
+
+
+def _json_schema(path: Path) -> pa.Schema:
+    import pyarrow.json
+
+    sample = _sample(path)
+    # Arrow's reader crashes on a line that is not an object.
+    if any(line.strip()[:1] not in (b"", b"{") for line in sample.read_buffer().to_pybytes().splitlines()):
+        raise InvalidInputError(
+            f"{in_quotes(str(path))} is not a file of JSON lines: write one object in each line",
+            condition="INVALID_SCHEMA",
+        )
+    sample.seek(0)
+    return pyarrow.json.read_json(
+        sample, read_options=pyarrow.json.ReadOptions(block_size=SAMPLE_BYTES)
+    ).schema
+
+
+def _parquet_schema(path: Path) -> pa.Schema:
+    import pyarrow.parquet
+
+    return pyarrow.parquet.read_schema(path)
+
+
+def _arrow_schema(path: Path) -> pa.Schema:
+    with pa.OSFile(str(path), "rb") as file:
+        try:
+            return pa.ipc.open_file(file).schema
+        except pa.ArrowInvalid:
+            file.seek(0)
+            return pa.ipc.open_stream(file).schema
+
 
 _BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
@@ -80,13 +226,7 @@ def _uncompressed(name: str) -> str:
 
 @contextmanager
 def open_source(path: str) -> Iterator[Source]:
-    """Open a file, or standard input for ``-``.
-
-    Raises
-    ------
-    InvalidInputError
-        The file cannot be read, or is in UTF-16.
-    """
+    """Open a file, or standard input for ``-``."""
     if path == "-":
         if sys.stdin is None:
             raise InvalidInputError(

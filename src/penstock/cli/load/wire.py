@@ -52,13 +52,7 @@ def wire_type(kind: pa.DataType) -> pa.DataType:
 
 
 def decode(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast an array of the wire type to its canonical type.
-
-    Raises
-    ------
-    ValueError
-        A text is not a value of the type, or a value does not fit.
-    """
+    """Cast an array of the wire type to its canonical type."""
     if array.type.equals(kind, check_metadata=True):
         return array
     if pat.is_map(kind):
@@ -132,9 +126,7 @@ def _plain_values(column: pa.ChunkedArray, kind: pa.DataType) -> list[object]:
 
 
 def _encoded(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Convert times and decimals to text. Arrow does so for every date, Python only for the years 1 to
-    9999.
-    """
+    """Convert times and decimals to text by Arrow; Python knows only the years 1 to 9999."""
     if pat.is_map(kind):
         offsets, keys = _list_parts(array, array.keys)
         _, values = _list_parts(array, array.items)

@@ -12,18 +12,20 @@ from penstock.errors import InvalidInputError
 from penstock.modes.checking.emits import predict_emits
 from penstock.modes.checking.plan import Plan
 from penstock.modes.checking.report import MODES, REFUSED, UNSAFE, ModeReport, Problem, Report
-from penstock.modes.checking.rules.aggregates import aggregates, deduplications
-from penstock.modes.checking.rules.continuous import (
+from penstock.modes.checking.rules.joins import joins
+from penstock.modes.checking.rules.operators import operators, sorts_and_limits, stateful_chains
+from penstock.modes.checking.rules.state import state, unfinished_groups, watermarks
+from penstock.modes.checking.rules.stateful import aggregates, deduplications, functions, missing_requirements
+from penstock.modes.checking.rules.triggers import (
+    ALLOW_LIST,
     PENSTOCK_CONTINUOUS,
+    VERSION,
     penstock_continuous,
+    real_time,
+    real_time_plans,
     spark_continuous,
     spark_continuous_sources,
 )
-from penstock.modes.checking.rules.functions import functions, missing_requirements
-from penstock.modes.checking.rules.joins import joins
-from penstock.modes.checking.rules.operators import operators, sorts_and_limits, stateful_chains
-from penstock.modes.checking.rules.real_time import ALLOW_LIST, VERSION, real_time, real_time_plans
-from penstock.modes.checking.rules.state import state, unfinished_groups, watermarks
 from penstock.modes.checking.sinks import KNOWN_FROM, Sink, sink_of, sink_problems, table_refusals, unchecked
 from penstock.spark.internals.plan_text import plan_tree
 from penstock.spark.internals.query_start import Refusal, check_output_mode

@@ -159,9 +159,7 @@ def path_to(node: Node, below: Node) -> Iterator[Node]:
 
 
 def result_key(root: Node, aggregate: Node) -> tuple[str, ...]:
-    """Return the names of an aggregate's grouping columns in the result; none where one of them is missing
-    there.
-    """
+    """Return the names of an aggregate's grouping columns in the result; none where one is missing."""
     if len(aggregate.arguments) < 2:
         return ()
     key = [

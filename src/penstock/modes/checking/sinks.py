@@ -188,9 +188,7 @@ def _continuous(sink: Sink) -> Iterator[Problem]:
 def table_refusals(
     frame: DataFrame, sink: object, mode: str, *, continuous: bool = False
 ) -> Iterator[Problem]:
-    """Report why a pipeline of these rows to a ``TableSink`` would not start, by the check of the start
-    itself.
-    """
+    """Report why a pipeline to a ``TableSink`` would not start, by the check of the start itself."""
     check = getattr(sink, "refusal", None)
     error = None if check is None else check(frame, mode, continuous=continuous)
     if error is not None:

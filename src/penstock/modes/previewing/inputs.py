@@ -51,24 +51,7 @@ class Input:
 def input_of(
     spark: SparkSession, name: str, batches: object, schema: object, times: Collection[str] = ()
 ) -> Input:
-    """Convert one input's micro-batches to one schema.
-
-    Parameters
-    ----------
-    name
-        The input's name in messages.
-    schema
-        DDL text, a ``StructType`` or a ``pyarrow.Schema``; that of the rows when None.
-    times
-        Columns that are timestamps even where the rows hold text.
-
-    Raises
-    ------
-    InvalidInputError
-        When it is not a list of micro-batches, or a schema is needed.
-    SchemaMismatchError
-        When rows do not fit the schema.
-    """
+    """Convert one input's micro-batches to one schema."""
     wanted = None if schema is None else _struct(schema)
     parts = [
         _read(spark, batch, name, number, wanted) for number, batch in enumerate(_checked(name, batches))

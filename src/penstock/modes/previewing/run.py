@@ -58,13 +58,7 @@ def read_input(spark: SparkSession, preview_input: Input, folder: Path) -> DataF
 
 
 def run(frame: DataFrame, mode: str, inputs: list[Input], checkpoint: Path) -> ModePreview:
-    """Run a query to its end in one mode.
-
-    Raises
-    ------
-    Exception
-        What the transformation raised, as Spark reports it, with a note of the mode and micro-batch.
-    """
+    """Run a query to its end in one mode."""
     rows = _input_rows(inputs)
     emitted = _EmittedRows(len(rows) + MAX_WITHOUT_DATA)
     writer = frame.writeStream.outputMode(mode).option("checkpointLocation", checkpoint.as_uri())
@@ -131,9 +125,7 @@ class _EmittedRows:
 
 
 def _cause(error: StreamingQueryException, emitted: _EmittedRows, mode: str) -> Refusal | Exception:
-    """Return why a query failed: a refusal of the mode where Spark makes it only when planning the first
-    micro-batch.
-    """
+    """Return why a query failed; Spark may refuse the mode as late as it plans the first micro-batch."""
     cause = getattr(error, "_cause", None)
     if emitted.error is None and not emitted.tables and isinstance(cause, _REFUSALS):
         return _refusal(cause)

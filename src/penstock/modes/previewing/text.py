@@ -2,16 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import pyarrow as pa
+import pyarrow.types as pat
 
 from penstock.errors import MissingDependencyError
-from penstock.modes.previewing.cells import moment_text, rows_as_text
 from penstock.modes.previewing.micro_batches import MAX_WITHOUT_DATA, NO_DATA, MicroBatch, ModePreview
 
 if TYPE_CHECKING:
     from rich.console import Group
+
+_WINDOW = {"start", "end"}
+
+
+def rows_as_text(table: pa.Table) -> Iterator[tuple[str, ...]]:
+    """Format the values of a table, row by row."""
+    columns = [[_cell(value, column.type) for value in column.to_pylist()] for column in table.columns]
+    # By place: two columns may have one name.
+    return zip(*columns, strict=True)
+
+
+def moment_text(moment: datetime | None, time_zone: str) -> str:
+    """Format an instant in a time zone, or in UTC where Python does not know the zone."""
+    if moment is None:
+        return "none"
+    try:
+        return _moment(moment.astimezone(ZoneInfo(time_zone)))
+    except (ZoneInfoNotFoundError, ValueError):
+        return f"{_moment(moment)}Z"
+
+
+def _cell(value: object, kind: pa.DataType) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, str):
+        return value if value.isprintable() else repr(value)[1:-1]
+    if isinstance(value, datetime):
+        return _moment(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, bytes):
+        return f"0x{value.hex()}"
+    return _nested(value, kind) if pat.is_nested(kind) else str(value)
+
+
+def _nested(value: Any, kind: pa.DataType) -> str:
+    if pat.is_map(kind):
+        return _braces(f"{_cell(key, kind.key_type)}: {_cell(item, kind.item_type)}" for key, item in value)
+    if pat.is_struct(kind):
+        if value.keys() == _WINDOW and all(isinstance(end, datetime) for end in value.values()):
+            return _window(value["start"], value["end"])
+        return _braces(f"{field.name}={_cell(value[field.name], field.type)}" for field in kind)
+    return f"[{', '.join(_cell(item, kind.value_type) for item in value)}]"
+
+
+def _braces(parts: Iterator[str]) -> str:
+    return f"{{{', '.join(parts)}}}"
+
+
+def _window(start: datetime, end: datetime) -> str:
+    """Format a half-open window; its end has a date only where that differs."""
+    end_text = _moment(end)
+    return f"[{_moment(start)}, {end_text.partition(' ')[2] if start.date() == end.date() else end_text})"
+
+
+def _moment(moment: datetime) -> str:
+    return str(moment.replace(tzinfo=None))
+
 
 FIXED = ("batch", "in", "watermark", "state", "removed", "dropped", "emitted")
 RIGHT = frozenset(place for place, title in enumerate(FIXED) if title not in {"batch", "watermark"})
@@ -20,9 +82,7 @@ RIGHT = frozenset(place for place, title in enumerate(FIXED) if title not in {"b
 
 @dataclass(frozen=True)
 class Grid:
-    """One mode's micro-batches as cells: a line for each emitted row, the first of which describes the
-    micro-batch.
-    """
+    """One mode's micro-batches as cells: a line for each emitted row; the first also describes the batch."""
 
     titles: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
@@ -90,13 +150,7 @@ def _padded(line: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def rich_tables(modes: Sequence[ModePreview], time_zone: str) -> Group:
-    """Return a table for each mode, for rich.
-
-    Raises
-    ------
-    MissingDependencyError
-        When rich is not installed.
-    """
+    """Return a table for each mode, for rich."""
     try:
         from rich.console import Group
         from rich.table import Table

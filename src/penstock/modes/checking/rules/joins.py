@@ -37,10 +37,8 @@ def _anti(node: Node) -> Problem:
         node,
         "PENSTOCK_ANTI_JOIN",
         "a left anti join with a stream on the right would have to wait for the whole stream",
-        fix=(
-            "a left outer join with watermarks and a time range, then where(<a column of the right side> is "
-            "null)"
-        ),
+        fix="a left outer join with watermarks and a time range, then where(<a column of the right side> is "
+        "null)",
     )
 
 
@@ -94,8 +92,6 @@ def _with_batch(node: Node) -> Iterator[Problem]:
             "PENSTOCK_JOIN_WITH_BATCH",
             f"a {kind} join with the stream on the {side} would have to wait for the whole stream to know "
             "which rows of the batch have no match",
-            fix=(
-                "an inner join, or an outer join that keeps the stream's rows: the stream on the left of a "
-                "left outer join"
-            ),
+            fix="an inner join, or an outer join that keeps the stream's rows: the stream on the left of a "
+            "left outer join",
         )

@@ -95,10 +95,8 @@ def _set_operations(node: Node) -> Iterator[Problem]:
             node,
             "PENSTOCK_EXCEPT_STREAM",
             "the rows of a stream cannot be subtracted",
-            fix=(
-                "a left outer join with a watermark and a time range, and a filter that drops the matched "
-                "rows"
-            ),
+            fix="a left outer join with a watermark and a time range, and a filter that drops the matched "
+            "rows",
         )
 
 
@@ -119,17 +117,13 @@ def sorts_and_limits(plan: Plan, mode: str) -> Iterator[Problem]:
                 node,
                 "PENSTOCK_LIMIT_IN_UPDATE",
                 "in update mode a row may be emitted again with other values, so a limit cannot count rows",
-                fix=(
-                    "outputMode('append'), where a limit counts over the whole life of the query; or, after "
-                    "an aggregation, outputMode('complete'), where it is a limit for each micro-batch"
-                ),
+                fix="outputMode('append'), where a limit counts over the whole life of the query; or, after "
+                "an aggregation, outputMode('complete'), where it is a limit for each micro-batch",
             )
 
 
 def stateful_chains(plan: Plan, mode: str) -> Iterator[Problem]:
-    """Apply Spark's correctness check (4.2, 4.3): outside append mode an operator may emit rows that the
-    next drops as late.
-    """
+    """Apply Spark's check (4.2, 4.3) for operators that emit rows which the next one drops as late."""
     if mode == "append" or plan.settings.get(_CHECK_SETTING, "true") != "true":
         return
     for node in plan.stateful:

@@ -87,10 +87,8 @@ def state(plan: Plan, mode: str) -> Iterator[Problem]:
                 f"every {', '.join(names(grouping_expressions(node))) or 'row'} seen is kept in the state "
                 "forever",
                 UNSAFE,
-                fix=(
-                    "df.withWatermark('<event time>', '10 minutes').dropDuplicatesWithinWatermark([...]); or "
-                    "add the event time to the columns of dropDuplicates"
-                ),
+                fix="df.withWatermark('<event time>', '10 minutes').dropDuplicatesWithinWatermark([...]); or "
+                "add the event time to the columns of dropDuplicates",
             )
     for node in plan.functions:
         if keeps_forever(node):

@@ -1,10 +1,20 @@
-"""Snapshots of a store for the monitor page: what changed between two of them becomes rates."""
+"""Snapshots of a store for the monitor page: what changed between two of them becomes rates.
+
+One snapshot serves all viewers, and none is taken while nobody looks.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import penstock
 from penstock.errors import PenstockError, StoreNotFoundError, condition_of
@@ -13,10 +23,9 @@ from penstock.json_text import Json
 from penstock.redaction import secrets_of, sentence
 from penstock.ui.checkpoints import Checkpoints
 from penstock.ui.consumers import Consumers
-from penstock.ui.dead_letters import DeadLetters
 from penstock.ui.history import step_for
 from penstock.ui.queries import Queries
-from penstock.ui.queues import Queues
+from penstock.ui.queues import DeadLetters, Queues
 from penstock.ui.reading import StoreState, iso, open_read_only, read_store
 
 log = logging.getLogger("penstock.ui")
@@ -29,23 +38,7 @@ Snapshot = Json
 
 
 class Collector:
-    """Takes snapshots of a store, one at a time; not for several threads at once.
-
-    Parameters
-    ----------
-    url
-        The store, which must exist.
-    checkpoints
-        Checkpoints to show as well.
-    every
-        Seconds between two snapshots, for the page to know.
-    clock
-        Seconds, from any start.
-
-    Raises
-    ------
-    InvalidUrlError, StoreNotFoundError, StoreUnavailableError, StoreTooNewError, MissingDependencyError
-    """
+    """Takes snapshots of a store, one at a time; not for several threads at once."""
 
     def __init__(
         self,
@@ -129,12 +122,15 @@ class Collector:
         self._checkpoints.update()
         queues, consumers = self._queues.update(state), self._consumers.update(state)
         queries = self._queries.update(state, self._checkpoints.readable)
-        step = step_for(self._queues.count + self._consumers.count + self._queries.count)
+        charted = [*queues, *consumers, *queries]
+        step = step_for(len(charted))
+        for row in charted:
+            row["history"] = row["history"].every(step)
         return {
             **self._header(state.now),
-            "queues": _with_histories(queues, self._queues.histories(state, step)),
-            "consumers": _with_histories(consumers, self._consumers.histories(step)),
-            "queries": _with_histories(queries, self._queries.histories(step)),
+            "queues": queues,
+            "consumers": consumers,
+            "queries": queries,
             "ledger": _commits(state),
             "dead_letters": self._letters.update(state, self._database),
             "notes": [*self._queries.notes, *self._checkpoints.notes],
@@ -147,10 +143,6 @@ class Collector:
             "every_seconds": self._every,
             "store": {"url": self.url, "kind": _KINDS[self._database.dialect], "error": None},
         }
-
-
-def _with_histories(rows: list[Json], histories: list[list[Json]]) -> list[Json]:
-    return [{**row, "history": history} for row, history in zip(rows, histories, strict=True)]
 
 
 def _commits(state: StoreState) -> list[Json]:
@@ -175,3 +167,107 @@ def _sink_name(name: str) -> str:
     if kind == "queue":
         return rest.rpartition(":")[0]
     return rest if kind == "table" else name
+
+
+T = TypeVar("T")
+
+TIMEOUT_SECONDS = 5.0
+"""A viewer who has waited this long for a snapshot is shown that the store does not answer."""
+HEARTBEAT_SECONDS = 15.0
+"""A comment is sent after this time when there is nothing else to send."""
+FRESH = 0.9
+"""A snapshot younger than this share of the interval is as good as a new one."""
+MOST_VIEWERS = 100
+
+
+@dataclass(frozen=True)
+class TakenSnapshot:
+    """A snapshot, its JSON, and when it was taken."""
+
+    snapshot: Snapshot
+    text: bytes
+    at: float
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> TakenSnapshot:
+        return cls(snapshot, json.dumps(snapshot, separators=(",", ":")).encode(), time.monotonic())
+
+
+class SnapshotStream:
+    """Snapshots for viewers; used by one event loop."""
+
+    def __init__(self, collector: Collector, every: float) -> None:
+        self._collector, self._every = collector, every
+        self._last: TakenSnapshot | None = None
+        self._next: asyncio.Future[TakenSnapshot] | None = None
+        self._closing = asyncio.Event()
+        self.viewers = 0
+        """The number of open event streams."""
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another event stream."""
+        return self.viewers >= MOST_VIEWERS
+
+    def close(self) -> None:
+        """End all event streams."""
+        self._closing.set()
+
+    async def newest(self) -> TakenSnapshot:
+        """Return a fresh snapshot; where the store hangs, a stale one with an error."""
+        last = self._last
+        if last is not None and time.monotonic() - last.at < self._every * FRESH:
+            return last
+        if self._next is None or self._next.done():
+            self._next = _in_thread(lambda: TakenSnapshot.of(self._collector.collect()))
+        try:
+            self._last = await asyncio.wait_for(asyncio.shield(self._next), TIMEOUT_SECONDS)
+        except TimeoutError:
+            why = f"the store has not answered for {TIMEOUT_SECONDS:.0f} s"
+            return TakenSnapshot.of(self._collector.without_answer(why))
+        return self._last
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yield server-sent events, one snapshot each, until the viewer leaves or the server ends."""
+        self.viewers += 1
+        try:
+            yield b"retry: 2000\n\n"
+            while not self._closing.is_set():
+                began = time.monotonic()
+                taken = await self.newest()
+                yield b"event: snapshot\ndata: " + taken.text + b"\n\n"
+                while (left := self._every - (time.monotonic() - began)) > 0 and not self._closing.is_set():
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._closing.wait(), min(left, HEARTBEAT_SECONDS))
+                    if left > HEARTBEAT_SECONDS:
+                        yield b": still there\n\n"
+        finally:
+            self.viewers -= 1
+
+
+def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """Run work in a daemon thread: the program's end does not wait for a database that takes long to fail."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_outcome: Callable[[], None]) -> None:
+        if not future.cancelled():
+            set_outcome()
+
+    def run() -> None:
+        set_outcome: Callable[[], None]
+        try:
+            result = work()
+        except Exception as error:
+            log.exception(
+                "a look at the store failed", extra={"action": "look_failed", "error": condition_of(error)}
+            )
+            set_outcome = partial(future.set_exception, error)
+        else:
+            set_outcome = partial(future.set_result, result)
+        # The loop may have ended meanwhile.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, set_outcome)
+
+    threading.Thread(target=run, name="penstock-ui-look", daemon=True).start()
+    return future

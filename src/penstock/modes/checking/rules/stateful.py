@@ -1,0 +1,217 @@
+"""Rules of aggregations, deduplications and stateful functions (``transformWithState`` and older ones)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from penstock.modes.checking.plan import (
+    Plan,
+    above_aggregation,
+    expires,
+    is_map_groups,
+    names,
+    own_mode,
+    path_to,
+)
+from penstock.modes.checking.report import UNSAFE, WARNING, Problem
+from penstock.spark.internals.operators import Trait, traits_of
+from penstock.spark.internals.plan_text import (
+    Node,
+    grouping_expressions,
+    groups_by_session,
+    has_watermark,
+    list_items,
+)
+from penstock.spark.internals.sessions import ROCKSDB_PROVIDER
+
+MODE_CONDITION = "STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION"
+
+
+def aggregates(plan: Plan, mode: str) -> Iterator[Problem]:
+    """Apply the rules of Spark's checker for aggregations (4.2, 4.3)."""
+    if mode == "complete" and not plan.aggregates:
+        yield Problem(
+            "PENSTOCK_COMPLETE_WITHOUT_AGGREGATION",
+            "complete mode emits the whole result each time, and only an aggregation keeps one",
+            fix="use outputMode('append'), or aggregate: df.groupBy(...).agg(...)",
+            condition=MODE_CONDITION,
+        )
+    for node in plan.aggregates:
+        if mode == "append" and not expires(node):
+            yield _without_watermark(plan, node)
+        if mode == "update" and groups_by_session(node):
+            yield Problem.at(
+                node,
+                "PENSTOCK_SESSION_WINDOW_IN_UPDATE",
+                "a session window's bounds change while the session grows, so update mode cannot identify "
+                "the row to replace",
+                fix="use outputMode('append') with withWatermark(...), which emits each session once, when "
+                "it is closed; or outputMode('complete')",
+                condition=MODE_CONDITION,
+            )
+        if "(distinct " in node.text:
+            yield Problem.at(
+                node,
+                "PENSTOCK_DISTINCT_AGGREGATE",
+                "streams do not support an aggregate over distinct values",
+                fix="approx_count_distinct(...); or dropDuplicates(...) before the aggregation, in append "
+                "mode",
+            )
+
+
+def _without_watermark(plan: Plan, node: Node) -> Problem:
+    below = [watermark for watermark in plan.watermarks if watermark.node in node.walk()]
+    keys = ", ".join(names(grouping_expressions(node))) or "nothing"
+    if not below:
+        return Problem.at(
+            node,
+            "PENSTOCK_AGGREGATION_WITHOUT_WATERMARK",
+            f"append mode emits a group when it is finished, and without a watermark a group by {keys} never "
+            "is",
+            fix="df.withWatermark('<event time>', '10 minutes').groupBy(window('<event time>', '5 minutes'), "
+            "...); or outputMode('update') or outputMode('complete')",
+            condition=MODE_CONDITION,
+        )
+    column = below[0].column
+    losing = [step for step in path_to(node, below[0].node) if _loses(step)]
+    if losing:
+        return Problem.at(
+            losing[-1],
+            "PENSTOCK_EVENT_TIME_LOST",
+            f"the watermark on {column!r} does not reach the aggregation: the column is dropped or "
+            "recomputed on the way",
+            fix=f"keep {column!r} unchanged, and group by it or by window({column!r}, ...); or put "
+            "withWatermark right before groupBy, on the grouping column",
+            condition=MODE_CONDITION,
+        )
+    return Problem.at(
+        node,
+        "PENSTOCK_WATERMARK_NOT_IN_GROUPING",
+        f"append mode emits a group when the watermark has passed it; the watermark is on {column!r}, and "
+        f"the groups are by {keys}, which has no event time",
+        fix=f"groupBy(window({column!r}, '5 minutes'), ...); an expression such as date_trunc over "
+        f"{column!r} does not count, a window or the column itself does",
+        condition=MODE_CONDITION,
+    )
+
+
+def _loses(step: Node) -> bool:
+    """Whether no output column of a step has a watermark."""
+    if step.name == "Project":
+        return not any(has_watermark(item) for item in list_items(step.text))
+    return Trait.NEW_COLUMNS in traits_of(step.name) and "-T" not in (
+        step.arguments[-1] if step.arguments else ""
+    )
+
+
+def deduplications(plan: Plan, mode: str) -> Iterator[Problem]:
+    """Report deduplications without a watermark, and those of rows that are emitted again."""
+    for node in plan.deduplications:
+        if node.name == "DeduplicateWithinWatermark" and not plan.watermarks:
+            yield Problem.at(
+                node,
+                "PENSTOCK_DEDUPLICATION_WITHOUT_WATERMARK",
+                "dropDuplicatesWithinWatermark keeps a key for the watermark's delay, and the query has no "
+                "watermark",
+                fix="df.withWatermark('<event time>', '10 minutes').dropDuplicatesWithinWatermark([...])",
+            )
+        if mode != "append" and above_aggregation(node):
+            yield Problem.at(
+                node,
+                "PENSTOCK_DEDUPLICATION_OF_RESULTS",
+                f"in {mode} mode the aggregation below emits a group again when it changes, and the "
+                "deduplication drops all but the first: later values are lost",
+                UNSAFE,
+                fix="deduplicate before the aggregation; or outputMode('append')",
+            )
+
+
+_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+
+
+def functions(plan: Plan, mode: str) -> Iterator[Problem]:
+    """Apply the rules of Spark's checker for stateful functions (4.2, 4.3)."""
+    older = [node for node in plan.functions if Trait.TRANSFORM not in traits_of(node.name)]
+    if len(older) > 1 and (
+        any(Trait.PYTHON_STATE in traits_of(node.name) for node in older)
+        or any(own_mode(node) != "append" for node in older)
+    ):
+        yield Problem.at(
+            older[0],
+            "PENSTOCK_SEVERAL_STATEFUL_FUNCTIONS",
+            "a query may have one applyInPandasWithState, or several flatMapGroupsWithState if all are in "
+            "append mode",
+            fix="transformWithState, of which there may be several; or two queries with a queue between them",
+        )
+    for node in older:
+        yield from _older(plan, node, mode)
+    for node in plan.functions:
+        own = own_mode(node)
+        if node not in older and own is not None and own != mode and mode != "complete":
+            yield Problem.at(
+                node,
+                "PENSTOCK_FUNCTION_MODE_DIFFERS",
+                f"the function has output mode {own} and the query {mode}: Spark accepts that, and emits the "
+                "rows that the function returns",
+                WARNING,
+                fix=f"transformWithState(..., outputMode='{mode}', ...)",
+            )
+
+
+def missing_requirements(plan: Plan) -> Iterator[Problem]:
+    """Report what ``transformWithState`` lacks, which Spark (4.2, 4.3) reports only when the query runs."""
+    transforms = [node for node in plan.functions if Trait.TRANSFORM in traits_of(node.name)]
+    if not transforms:
+        return
+    if not plan.settings.get(_PROVIDER, "").endswith("RocksDBStateStoreProvider"):
+        yield Problem.at(
+            transforms[0],
+            "PENSTOCK_FUNCTION_NEEDS_ROCKSDB",
+            "transformWithState needs the RocksDB state store, and the session has another one",
+            fix=f"spark.conf.set('{_PROVIDER}', '{ROCKSDB_PROVIDER}')",
+        )
+    if Trait.PYTHON_STATE in traits_of(transforms[0].name) and not _has_protobuf():
+        yield Problem.at(
+            transforms[0],
+            "PENSTOCK_FUNCTION_NEEDS_PROTOBUF",
+            "transformWithState in Python needs the package protobuf, which is not installed",
+            fix="pip install protobuf",
+        )
+
+
+def _has_protobuf() -> bool:
+    return find_spec("google") is not None and find_spec("google.protobuf") is not None
+
+
+def _older(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
+    own = own_mode(node)
+    if is_map_groups(node) and mode != "update":
+        yield Problem.at(
+            node,
+            "PENSTOCK_MAP_GROUPS_MODE",
+            "mapGroupsWithState emits a row whenever a key changes, which only update mode allows",
+            fix="outputMode('update'); or flatMapGroupsWithState in append mode",
+        )
+        return
+    if above_aggregation(node):
+        yield Problem.at(
+            node,
+            "PENSTOCK_FUNCTION_AFTER_AGGREGATION",
+            "a stateful function cannot take the rows of an aggregation, which may be emitted again",
+            fix="transformWithState; or write the aggregation into a queue and read that",
+        )
+    elif own == "update" and plan.aggregates:
+        yield Problem.at(
+            node,
+            "PENSTOCK_FUNCTION_UPDATE_WITH_AGGREGATION",
+            "a stateful function in update mode emits rows again, which an aggregation would count twice",
+            fix="set outputMode='append' for the function",
+        )
+    elif not plan.aggregates and own is not None and own != mode and mode != "complete":
+        yield Problem.at(
+            node,
+            "PENSTOCK_FUNCTION_MODE",
+            f"the function has {own} mode and the query {mode} mode, and both must be the same",
+            fix=f"outputMode('{own}') for the query, or '{mode}' for the function",
+        )
