@@ -132,7 +132,7 @@ class Copy:
         options = SourceOptions(self.url, "in", self.consumer, fail_on_data_loss=self.fail_on_data_loss)
         source = QueueSourceDriver(options)
         logs = CheckpointLog(str(self.folder / "ck"))
-        sink = self.sink(logs.query_id)
+        sink = self.sink(logs.query_id())
         self.engine = LocalEngine(source, **more)
         found = ContinuousExecution(
             "copy", source, sink, self.engine, logs, Settings(interval, retain=3), limit=limit

@@ -80,7 +80,7 @@ def test_an_entry_of_another_driver_is_not_replaced_and_ends_this_one(
 ) -> None:
     monkeypatch.setattr(checkpoint_log, "is_local", lambda files: place == "local")
     mine, other = CheckpointLog(str(tmp_path)), CheckpointLog(str(tmp_path))
-    assert mine.query_id == other.query_id
+    assert mine.query_id() == other.query_id()
     other.write_offset(0, {"to": [2]}, 5)
     with pytest.raises(OwnerFencedError, match=r"offsets/0 of the checkpoint .* by another driver") as caught:
         mine.write_offset(0, {"to": [1]})
@@ -91,7 +91,7 @@ def test_an_entry_of_another_driver_is_not_replaced_and_ends_this_one(
         mine.write_commit(0)
     assert caught.value.condition == "OWNER_FENCED.CHECKPOINT"
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    assert mine.offset(0) == {"to": [2]}
+    assert mine.only_offset(0) == {"to": [2]}
     mine.write_offset(1, {"to": [3]})
     assert mine.unsettled() == 1, "the next one is free"
 
@@ -110,11 +110,11 @@ def test_the_checkpoint_of_two_drivers_that_begin_at_once_has_one_id(
 
     def meanwhile(*arguments: object) -> None:
         monkeypatch.setattr(owner, name, create)
-        others.append(CheckpointLog(str(tmp_path)).query_id)
+        others.append(CheckpointLog(str(tmp_path)).query_id())
         create(*arguments)
 
     monkeypatch.setattr(owner, name, meanwhile)
-    assert others == [CheckpointLog(str(tmp_path)).query_id]
+    assert others == [CheckpointLog(str(tmp_path)).query_id()]
 
 
 def test_a_query_whose_next_entry_is_there_ends_and_leaves_it(copy: Copy) -> None:
@@ -127,4 +127,4 @@ def test_a_query_whose_next_entry_is_there_ends_and_leaves_it(copy: Copy) -> Non
     assert query.join(PATIENCE)
     assert isinstance(query.failure, OwnerFencedError)
     assert query.failure.condition == "OWNER_FENCED.CHECKPOINT"
-    assert query._logs.offset(number) == theirs
+    assert query._logs.only_offset(number) == theirs

@@ -146,7 +146,7 @@ def test_an_epoch_that_the_sink_has_and_the_checkpoint_lacks_is_found_by_micro_b
     copy.add()
     assert query._execution.join(PATIENCE)
     assert isinstance(query._execution.failure, Died)
-    committed = query._execution._logs.last_committed()
+    committed = query._execution._logs.last_commit()
     assert query._execution._sink.newest().number == (0 if committed is None else committed + 1)
     copy.add()
     again = copy.start(NOW)
@@ -154,7 +154,7 @@ def test_an_epoch_that_the_sink_has_and_the_checkpoint_lacks_is_found_by_micro_b
     assert copy.rows() == copy.expected()
     assert again.id == query.id
     # The epoch, and a micro-batch for the rest.
-    assert query._execution._logs.last_committed() == (1 if committed is None else committed + 2)
+    assert query._execution._logs.last_commit() == (1 if committed is None else committed + 2)
     assert copy.store.consumer("c").lag("in").rows == 0
 
 
@@ -188,7 +188,7 @@ def test_a_micro_batch_that_the_checkpoint_has_lost_is_found_in_the_sink(
 @one_store
 def test_a_query_without_a_checkpoint_has_one_until_it_is_stopped(copy: Copy) -> None:
     query = copy.start(checkpoint=None)
-    place = Path(query._execution._logs.read.location)
+    place = Path(query._execution._logs.location)
     assert (place / "metadata").exists()
     copy.add()
     query.processAllAvailable()

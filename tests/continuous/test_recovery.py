@@ -56,7 +56,7 @@ class Place:
         return self
 
     def follow(self, ends: Any) -> None:
-        self.followed.append((ends, self.logs.last_committed()))
+        self.followed.append((ends, self.logs.last_commit()))
 
     def settle(self, newest: SinkEpoch | None, *, limited: bool = False, **more: object) -> int | None:
         return recover(self.logs, sink_at(newest, **more), self.follow, limited=limited)
@@ -90,7 +90,7 @@ def test_an_epoch_that_the_sink_alone_has_is_logged_when_the_source_has_followed
 ) -> None:
     assert place.committed(number - 1).settle(epoch(number)) == number
     assert place.files == ([*range(number + 1)], [*range(number + 1)])
-    assert place.logs.offset(number) == offset(number)
+    assert place.logs.only_offset(number) == offset(number)
     assert place.followed == [(offset(number), number - 1 if number else None)]
 
 
@@ -173,7 +173,7 @@ def test_what_the_micro_batch_engine_has_begun_and_the_sink_lacks_is_dropped(
 def test_what_the_micro_batch_engine_has_begun_and_the_sink_has_is_committed(place: Place) -> None:
     assert place.committed(1).begun(2, {"to": [99]}).settle(micro_batch(2)) == 2
     assert place.files == ([0, 1, 2], [0, 1, 2])
-    assert place.logs.offset(2) == {"to": [99]}
+    assert place.logs.only_offset(2) == {"to": [99]}
     assert place.followed == [], "the sink has moved the consumer"
 
 
@@ -193,7 +193,7 @@ def test_a_driver_that_died_between_the_two_entries_of_an_epoch_is_finished(plac
 def test_an_epoch_that_was_begun_with_other_rows_gives_way_to_the_one_that_the_sink_has(place: Place) -> None:
     assert place.committed(1).begun(2, {"to": [99]}).settle(epoch(2)) == 2
     assert place.files == ([0, 1, 2], [0, 1, 2])
-    assert place.logs.offset(2) == offset(2)
+    assert place.logs.only_offset(2) == offset(2)
 
 
 def test_an_epoch_that_is_committed_with_other_rows_is_another_drivers(
@@ -203,7 +203,7 @@ def test_an_epoch_that_is_committed_with_other_rows_is_another_drivers(
     monkeypatch.setattr(CheckpointLog, "has_offset", lambda logs, number: False)
     with pytest.raises(OwnerFencedError, match="has other rows in the checkpoint"):
         place.settle(SinkEpoch(1, {"to": [99]}, 10))
-    assert place.logs.offset(1) == offset(1)
+    assert place.logs.only_offset(1) == offset(1)
 
 
 def test_an_epoch_that_another_driver_logs_while_the_sink_is_asked_is_not_dropped(place: Place) -> None:
@@ -215,14 +215,14 @@ def test_an_epoch_that_another_driver_logs_while_the_sink_is_asked_is_not_droppe
 
     sink.newest = newest
     assert recover(place.committed(1).logs, sink, place.follow) == 1
-    assert place.logs.offset(2) == offset(2)
+    assert place.logs.only_offset(2) == offset(2)
 
 
 @pytest.mark.parametrize("last", [0, 1])
 def test_an_epoch_whose_offset_another_driver_has_dropped_is_logged_again(place: Place, last: int) -> None:
     place.committed(last).logs.drop_offset(last)
     assert place.settle(epoch(last), limited=True) == last
-    assert (place.logs.offset(last), place.logs.passed(last)) == (offset(last), 10 * (last + 1))
+    assert (place.logs.only_offset(last), place.logs.passed(last)) == (offset(last), 10 * (last + 1))
 
 
 @pytest.mark.parametrize("number", [0, 2])

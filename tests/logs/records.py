@@ -105,13 +105,13 @@ def _fields(tree: ast.Module, extra: ast.expr | None) -> tuple[str | None, tuple
 def _pairs(tree: ast.Module, fields: ast.Dict) -> Iterator[tuple[str, ast.expr]]:
     for key, value in zip(fields.keys, fields.values, strict=True):
         if key is None:
-            yield from _pairs(tree, _named(tree, ast.unparse(value).removeprefix("self.")))
+            yield from _pairs(tree, _named(tree, ast.unparse(value).removeprefix("self.").partition("(")[0]))
         else:
             yield _text(key) or "?", value
 
 
 def _named(tree: ast.Module, name: str) -> ast.Dict:
-    """The dict that a variable or a property of the module stands for."""
+    """The dict that a variable, a property or a function of the module stands for."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             assert isinstance(node.value, ast.Dict)

@@ -60,7 +60,7 @@ class ContinuousRun:
         source = QueueSourceDriver(plan.source)
         logs = CheckpointLog(plan.checkpoint)
         engine = Engine(self, source)
-        sink = self._sink(logs.query_id)
+        sink = self._sink(logs.query_id())
         execution = ContinuousExecution(
             "simulated",
             source,

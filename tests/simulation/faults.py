@@ -286,14 +286,14 @@ FAULTS = [
     Fault(
         "an epoch is planned for whichever queue has the name by now",
         "continuous/connectors/queue.py",
-        "        return self._pinned or self._look_up()\n",
-        "        return self._look_up()\n",
+        "        return self._pinned or _look_up(self.options)\n",
+        "        return _look_up(self.options)\n",
     ),
     Fault(
         "an epoch is committed to the queue as it is by now, not as its rows were placed",
         "continuous/connectors/queue.py",
         "        queue = writers.queue\n        if not self.exactly_once:\n",
-        "        queue = self._queue()\n        if not self.exactly_once:\n",
+        "        queue = _look_up(self.options)\n        if not self.exactly_once:\n",
     ),
     Fault(
         "an epoch begins after the rows that were trimmed, and not where the one before ended",
@@ -366,19 +366,19 @@ FAULTS = [
         "a reader's offsets include what it has read ahead",
         "continuous/connectors/queue.py",
         "        return dict(self._positions)\n",
-        "        return {**self._positions, **{ahead.partition: ahead.end for ahead in self._held}}\n",
+        "        return {**self._positions, **{ahead.partition: ahead.start + ahead.rows.num_rows for ahead in self._held}}\n",
     ),
     Fault(
         "the rest of a batch that was cut is dropped",
         "continuous/connectors/queue.py",
-        "                self._held.appendleft(ahead.after(left))\n",
+        "                self._held.appendleft(later)\n",
         "",
     ),
     Fault(
         "a continuous writer stages each group of segments over the one before",
         "continuous/connectors/queue.py",
-        "self._sink.queue, attempt, group, self._staged\n",
-        "self._sink.queue, attempt, group, 0\n",
+        "queue, attempt, group, self._staged)\n",
+        "queue, attempt, group, 0)\n",
     ),
     Fault(
         "partitions beyond the number of tasks are read by nobody",
@@ -621,7 +621,7 @@ FAULTS = [
     Fault(
         "an epoch that was begun with other rows stands in the way of the one that the sink has",
         "continuous/driver/checkpoint_log.py",
-        "        if epoch.number < _next(logs.last_committed()):\n",
+        "        if epoch.number < _next(logs.last_commit()):\n",
         "        if True:\n",
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""A task's connections to the driver and to Spark's JVM.
+"""A task's connections to the driver and to Spark's JVM, and the metadata columns of rows on the way there.
 
 To the driver it sends short messages in JSON over an authenticated socket. A task gets the driver's address
 with its pickled function, which Spark carries to executors as it carries all code.
@@ -28,10 +28,7 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class WholeBatchWriter:
-    """Stream writer with the interface and output of Arrow's, as far as Spark uses it.
-
-    For schemas without dictionaries.
-    """
+    """Stream writer in place of Arrow's, as far as Spark uses it, for schemas without dictionaries."""
 
     def __init__(self, stream: IO[bytes], schema: pa.Schema) -> None:
         self._stream = stream
@@ -100,7 +97,6 @@ def _repeated(name: str, value: int, count: int) -> pa.Array:
 
 
 def kinds_of(batch: pa.RecordBatch) -> bytes:
-    """Return the kind of each row."""
     kinds = batch.column(KIND)
     return bytes(kinds.buffers()[1].slice(kinds.offset, len(kinds)))
 
@@ -117,10 +113,6 @@ class CoordinatorAddress(Address):
     """The run's id: the coordinator ignores tasks of other runs."""
 
     def open(self, role: str, task: int) -> Channel:
-        """Connect a task's reader or writer.
-
-        Raises StoreUnavailableError when the driver does not answer.
-        """
         channel = Channel(self.connect())
         channel.send("hello", run=self.run, role=role, task=task)
         return channel
@@ -137,30 +129,19 @@ class Channel:
         return self._connection.fileno()
 
     def send(self, kind: str, **what: object) -> None:
-        """Send a message.
-
-        Raises ContinuousFailedError when the driver has closed it.
-        """
         try:
             self._connection.send_bytes(encode(kind, **what))
         except OSError as error:
             raise _closed() from error
 
     def receive(self, timeout: float = 0.0) -> Json | None:
-        """Return the next message; None if none comes within ``timeout`` seconds.
-
-        Raises ContinuousFailedError when the driver has closed it.
-        """
+        """Return the next message; None if none comes within ``timeout`` seconds."""
         try:
             return decode(self._connection.recv_bytes()) if self._connection.poll(timeout) else None
         except (OSError, EOFError) as error:
             raise _closed() from error
 
     def await_message(self) -> Json:
-        """Wait for the next message and return it.
-
-        Raises ContinuousFailedError when the driver has closed it.
-        """
         while (message := self.receive(_LONGEST_WAIT)) is None:
             pass
         return message
@@ -170,7 +151,6 @@ class Channel:
         self._connection.poll(timeout)
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
 

@@ -22,7 +22,6 @@ from penstock.continuous.user_functions import Function, arrow_runs, pandas_runs
 from penstock.errors import ContinuousRefusedError
 from penstock.spark.internals.hidden_columns import HiddenColumnRewriter, PlanPair
 from penstock.spark.internals.sessions import is_dataframe_attribute, na_functions
-from penstock.spark.internals.udf_wrapper import wrap_command
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,7 +76,6 @@ class ContinuousFrame:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> ContinuousFrame:
-        """Return what a function makes of this frame."""
         return transformed(self, lambda frame: func(frame, *args, **kwargs))
 
     def mapInArrow(
@@ -87,16 +85,10 @@ class ContinuousFrame:
         barrier: bool = False,
         profile: ResourceProfile | None = None,
     ) -> ContinuousFrame:
-        """Apply a function to record batches.
-
-        It is called again after each pause in the stream and each end of an epoch.
-        """
-        _refuse_profile(profile)
+        """Apply a function to record batches, again after each pause in the stream and each epoch."""
         plain = self._plain.mapInArrow(func, schema)
-        refuse_hidden_names(plain.columns)
-        return self._mapped(
-            plain, self.carried.mapInArrow(arrow_runs(func, plain.schema), _carried(plain.schema))
-        )
+        wrapped = arrow_runs(func, plain.schema)
+        return self._mapped(plain, self.carried.mapInArrow(wrapped, _carried(plain.schema)), profile)
 
     def mapInPandas(
         self,
@@ -105,22 +97,23 @@ class ContinuousFrame:
         barrier: bool = False,
         profile: ResourceProfile | None = None,
     ) -> ContinuousFrame:
-        """Apply a function to pandas DataFrames.
-
-        It is called again after each pause in the stream and each end of an epoch.
-        """
-        _refuse_profile(profile)
+        """Apply a function to pandas DataFrames, again after each pause in the stream and each epoch."""
         plain = self._plain.mapInPandas(func, schema)
-        refuse_hidden_names(plain.columns)
-        rows = self._carrier.without_nulls(self._known[0])
-        return self._mapped(plain, rows.mapInPandas(pandas_runs(func, plain.schema), _carried(plain.schema)))
+        rows, wrapped = self._carrier.without_nulls(self._known[0]), pandas_runs(func, plain.schema)
+        return self._mapped(plain, rows.mapInPandas(wrapped, _carried(plain.schema)), profile)
 
-    def _mapped(self, plain: DataFrame, carried: DataFrame) -> ContinuousFrame:
+    def _mapped(
+        self, plain: DataFrame, carried: DataFrame, profile: ResourceProfile | None
+    ) -> ContinuousFrame:
+        if profile is not None:
+            # All of a continuous query is one task.
+            raise unsupported("resource profile")
+        _refuse_hidden_names(plain.columns)
         made = self._carrier.carry_function(plain, carried)
         return ContinuousFrame(self._carrier, plain, (made, *self._known))
 
     def _derived(self, plain: DataFrame) -> ContinuousFrame:
-        refuse_hidden_names(plain.columns)
+        _refuse_hidden_names(plain.columns)
         made = self._carrier.carry(plain, self._known)
         return ContinuousFrame(self._carrier, plain, (made, *self._known))
 
@@ -153,12 +146,6 @@ class ContinuousFrame:
         return f"Continuous{self._plain!r}"
 
 
-def _refuse_profile(profile: ResourceProfile | None) -> None:
-    if profile is not None:
-        # All of a continuous query is one task.
-        raise unsupported("resource profile")
-
-
 def _carried(schema: StructType) -> StructType:
     """Return a function's schema with the metadata columns, without the metadata of its own columns."""
     return StructType([*(StructField(field.name, field.dataType) for field in schema), *_HIDDEN_FIELDS])
@@ -172,13 +159,9 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
 
 
 def begin_frame(carried: DataFrame) -> ContinuousFrame:
-    """Return the frame over a continuous query's reader: the source's columns, then the metadata columns.
-
-    Raises ContinuousRefusedError when a column of the source has the name of a metadata column.
-    """
-    columns = carried.columns
-    refuse_hidden_names(columns[:-2])
-    carrier = HiddenColumnRewriter(carried.sparkSession, check_operator, wrap_command)
+    """Return the frame over a continuous query's reader: the source's columns, then the metadata columns."""
+    _refuse_hidden_names(carried.columns[:-2])
+    carrier = HiddenColumnRewriter(carried.sparkSession, check_operator)
     begin = carrier.begin(carried)
     return ContinuousFrame(carrier, carrier.plain(begin), (begin,))
 
@@ -186,14 +169,7 @@ def begin_frame(carried: DataFrame) -> ContinuousFrame:
 def transformed(
     frame: ContinuousFrame, function: Callable[[ContinuousFrame], ContinuousFrame]
 ) -> ContinuousFrame:
-    """Return what a user's transform makes of a frame.
-
-    Raises
-    ------
-    ContinuousRefusedError
-        It has an operation that continuous queries do not support, or returns anything but a frame made from
-        this one.
-    """
+    """Return what a user's transform makes of a frame."""
     made = function(frame)
     if not isinstance(made, ContinuousFrame) or made._known[-1] is not frame._known[-1]:
         raise ContinuousRefusedError(
@@ -205,9 +181,9 @@ def transformed(
     return made
 
 
-def refuse_hidden_names(columns: list[str]) -> None:
-    """Refuse columns with the name of a metadata column; Spark ignores case."""
+def _refuse_hidden_names(columns: list[str]) -> None:
     for name in columns:
+        # Spark ignores case.
         if name.lower() in (KIND, EPOCH):
             raise ContinuousRefusedError(
                 f"A column of a continuous query cannot be called {name}: the engine has a metadata column "

@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING
 from penstock.errors import ContinuousRefusedError
 from penstock.spark.internals.operators import CONTINUOUS_GENERATORS, Trait, traits_of
 from penstock.spark.internals.plans import (
-    ARROW,
-    PANDAS,
-    PYTHON,
     Expression,
     Operator,
     analysed_plan,
@@ -64,20 +61,13 @@ _NOW = ("CurrentTimestamp", "CurrentBatchTimestamp", "CurrentDate", "CurrentTime
 _SPECIAL = ("now", "today", "tomorrow", "yesterday")
 _MAY_BE_SPECIAL = re.compile(rf"cast\( *({'|'.join(_SPECIAL)})\b[^()#]*as (date|timestamp)", re.IGNORECASE)
 _SUBQUERIES = (
-    "Exists",
-    "FunctionTableSubqueryArgumentExpression",
-    "InSubquery",
-    "LateralSubquery",
-    "ListQuery",
+    "Exists", "FunctionTableSubqueryArgumentExpression", "InSubquery", "LateralSubquery", "ListQuery",
     "ScalarSubquery",
-)
-MAP_IN_ARROW, MAP_IN_PANDAS = "mapInArrow", "mapInPandas"
-ARROW_UDF, PANDAS_UDF, PYTHON_UDF, PICKLED_UDF = "Arrow UDF", "pandas UDF", "Python UDF", "pickled UDF"
-_STAGES = {"MapInArrow": MAP_IN_ARROW, "MapInPandas": MAP_IN_PANDAS, "BatchEvalPython": PICKLED_UDF}
-_UDFS = {ARROW: ARROW_UDF, PANDAS: PANDAS_UDF, PYTHON: PYTHON_UDF}
+)  # fmt: skip
+_STAGES = {"MapInArrow": "mapInArrow", "MapInPandas": "mapInPandas", "BatchEvalPython": "pickled UDF"}
 _SLOW = {
-    PANDAS_UDF: "A pandas UDF holds each row back for tens of milliseconds; an Arrow UDF for a few.",
-    PICKLED_UDF: "A pickled Python UDF holds each row back for most of a second; an Arrow UDF for a few "
+    "pandas UDF": "A pandas UDF holds each row back for tens of milliseconds; an Arrow UDF for a few.",
+    "pickled UDF": "A pickled Python UDF holds each row back for most of a second; an Arrow UDF for a few "
     "milliseconds.",
 }
 MANY_ROWS, FEW_ROWS = 8192, 64
@@ -90,9 +80,8 @@ class CheckedPlan:
     """The plan that Spark runs between a continuous query's reader and its writer."""
 
     python_stages: tuple[str, ...]
-    """The stages that send rows through a Python worker of their own, in order: mapInArrow, mapInPandas,
-    Arrow UDF, pandas UDF, Python UDF (row by row, in Arrow batches), pickled UDF. UDFs that Spark runs
-    together are one stage."""
+    """The stages that send rows through a Python worker of their own, in order. UDFs that Spark runs together
+    are one stage."""
 
     def filler_rows(self, batch: int) -> int:
         """Return how many rows push the ones before them through all stages, in batches of ``batch`` rows."""
@@ -105,10 +94,7 @@ class CheckedPlan:
         return tuple(_SLOW[stage] for stage in dict.fromkeys(self.python_stages) if stage in _SLOW)
 
     def require_pipelined(self, pipelined: bool, version: str) -> None:
-        """Refuse Python stages if Spark would run them one by one, each waiting for the end of its input.
-
-        Spark before 4.3 always does, later ones without ``spark.python.udf.pipelined.enabled``.
-        """
+        """Refuse Python stages if Spark would run them one by one, each waiting for the end of its input."""
         old = parse_version(version) < (4, 3)
         if self.python_stages and (old or not pipelined):
             stages = ", ".join(dict.fromkeys(self.python_stages))
@@ -122,10 +108,7 @@ class CheckedPlan:
 
 
 def check_plan(carried: DataFrame) -> CheckedPlan:
-    """Check all operators of a continuous query, which begins with the reader, against the list.
-
-    Raises ContinuousRefusedError when an operator of the analysed or of the physical plan is not on it.
-    """
+    """Check all operators of a continuous query, which begins with the reader, against the list."""
     for operator in _operators(analysed_plan(carried)):
         if operator.name != "Range":
             check_operator(operator)
@@ -136,7 +119,7 @@ def check_plan(carried: DataFrame) -> CheckedPlan:
         if name not in PHYSICAL:
             raise unsupported(name)
         if name == "ArrowEvalPython":
-            stages.append(_UDFS[operator.udf_kind()])
+            stages.append(f"{operator.udf_kind()} UDF")
         elif name in _STAGES:
             stages.append(_STAGES[name])
     # The last is the reader.
@@ -155,10 +138,7 @@ def _operators(operator: Operator) -> Iterator[Operator]:
 
 
 def check_operator(operator: Operator) -> None:
-    """Check one operator of an analysed plan and its expressions.
-
-    Raises ContinuousRefusedError, which names it, when the operator or an expression is not supported.
-    """
+    """Check one operator of an analysed plan and its expressions."""
     name = operator.name
     if Trait.CONTINUOUS not in traits_of(name):
         raise unsupported(name)
@@ -166,19 +146,13 @@ def check_operator(operator: Operator) -> None:
         return
     # The JVM knows whether anything below uses them, without a call for each expression.
     if operator.has_time_or_subquery() or _MAY_BE_SPECIAL.search(operator.expressions_text()):
-        for expression in operator.expressions():
-            _check_expression(expression)
+        for part in operator.expressions():
+            if part.name in _NOW or _is_special(part):
+                raise current_time(part.sql, part.name)
+            if part.name in _SUBQUERIES:
+                raise unsupported(part.name)
     if name == "Generate" and operator.generator() not in CONTINUOUS_GENERATORS:
         raise unsupported(operator.generator())
-
-
-def _check_expression(expression: Expression) -> None:
-    for part in expression.walk():
-        name = part.name
-        if name in _NOW or _is_special(part):
-            raise current_time(part.sql, name)
-        if name in _SUBQUERIES:
-            raise unsupported(name)
 
 
 def _is_special(expression: Expression) -> bool:
@@ -202,7 +176,6 @@ def unsupported(operation: str, **values: object) -> ContinuousRefusedError:
 
 
 def current_time(expression: str, operation: str) -> ContinuousRefusedError:
-    """Return the error for an expression that depends on the current time."""
     return ContinuousRefusedError(
         f"Continuous processing does not support current time operations, and {expression} is one: it would "
         "stay at the time at which the query started. Use a time that comes with the rows or a Python "

@@ -1,12 +1,11 @@
-"""The reading and the writing half of a continuous query's task, and the metadata columns of its rows."""
+"""The reading and the writing half of a continuous query's task."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,10 +30,6 @@ from penstock.instants import now_micros
 from penstock.spark.error_boundary import iterate_without_tracebacks
 from penstock.spark.internals.python_workers import freeze_imports
 from penstock.spark.internals.udf_wrapper import ROW
-
-if TYPE_CHECKING:
-    pass
-
 
 MOST_TIMES = 1000
 """Instants of an epoch that are reported for its latencies."""
@@ -66,28 +61,22 @@ class ReadTask:
         return iterate_without_tracebacks(self._run())
 
     def _run(self) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        assert context is not None
-        freeze_imports()
-        task = context.partitionId()
-        channel = self.address.open(READER, task)
-        try:
+        with closing(self.address.open(READER, _task_number())) as channel:
             epoch, positions = await_start(channel)
-            source = self.source.open(positions)
-            try:
+            with closing(self.source.open(positions)) as source:
                 reading = ReadLoop(source, channel, epoch, self.filler_rows, large_batches=self.large_batches)
                 yield from with_whole_batches(reading.batches())
-            finally:
-                source.close()
-        finally:
-            channel.close()
+
+
+def _task_number() -> int:
+    context = TaskContext.get()
+    assert context is not None
+    freeze_imports()
+    return int(context.partitionId())
 
 
 def await_start(channel: Channel) -> tuple[int, dict[int, int]]:
-    """Wait for the driver to assign the first epoch, and the partitions with their offsets.
-
-    It does so once the last run has ended.
-    """
+    """Wait for the first epoch and the positions to read from, which come once the last run has ended."""
     message = channel.await_message()
     return message["epoch"], {int(partition): at for partition, at in message["positions"].items()}
 
@@ -122,7 +111,6 @@ class ReadLoop:
         self._times: list[tuple[int, int, int]] = []
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield rows, markers and fillers until the driver ends it."""
         while True:
             message = self._channel.receive()
             if message is not None:
@@ -162,7 +150,9 @@ class ReadLoop:
             self._channel.send("sent")
         self._rows += rows.num_rows
         self._sent_at = time.monotonic()
-        self._note_times()
+        if len(self._times) < MOST_TIMES:
+            now = now_micros()
+            self._times += [(made, now, count) for made, count in self._source.times()]
         self._last = rows.slice(rows.num_rows - 1)
         self._held = self._source.ahead
         self._report("pace", not self._large_batches and self._source.behind >= BEHIND_ROWS)
@@ -174,11 +164,6 @@ class ReadLoop:
         if self._labels is None:
             self._labels = Labels(rows.schema)
         return self._labels.beside(rows, kind, epoch)
-
-    def _note_times(self) -> None:
-        if len(self._times) < MOST_TIMES:
-            now = now_micros()
-            self._times += [(made, now, count) for made, count in self._source.times()]
 
     def _end_epoch(self, number: int) -> Iterator[pa.RecordBatch]:
         offsets = {str(partition): end for partition, end in self._source.offsets().items()}
@@ -225,25 +210,17 @@ class WriteTask:
         return iterate_without_tracebacks(self._run(iter(batches)))
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        assert context is not None
-        freeze_imports()
-        task = context.partitionId()
-        channel = self.address.open(WRITER, task)
-        try:
-            sink = self.sink.open(task)
-            try:
-                ended = WriteLoop(sink, channel, limited=self.limited).all(batches)
-            except Exception as error:
-                # Spark does not notice the failure of an idle task.
-                with suppress(ContinuousFailedError):
-                    channel.send("failed", error=_failure_text(task, error))
-                raise
-            finally:
-                sink.close()
+        task = _task_number()
+        with closing(self.address.open(WRITER, task)) as channel:
+            with closing(self.sink.open(task)) as sink:
+                try:
+                    ended = WriteLoop(sink, channel, limited=self.limited).all(batches)
+                except Exception as error:
+                    # Spark does not notice the failure of an idle task.
+                    with suppress(ContinuousFailedError):
+                        channel.send("failed", error=_failure_text(task, error))
+                    raise
             channel.send("done")
-        finally:
-            channel.close()
         yield pa.RecordBatch.from_pydict({"epochs": [ended]}, schema=_REPORT)
 
 

@@ -47,8 +47,7 @@ class _Piece(Generic[B]):
 class _Batches(Protocol[B]):
     """Operations on batches of one library."""
 
-    def hidden(self, batch: B) -> tuple[Kinds, EpochNumbers]:
-        """Return the two metadata columns as numpy arrays."""
+    def hidden(self, batch: B) -> tuple[Kinds, EpochNumbers]: ...
 
     def part(self, batch: B, start: int, end: int) -> B:
         """Return some rows, without the metadata columns."""
@@ -56,8 +55,7 @@ class _Batches(Protocol[B]):
     def checked(self, returned: object) -> B:
         """Check what the user's function returned, and return it ready for Spark."""
 
-    def last(self, rows: B) -> B:
-        """Return the last row."""
+    def last(self, rows: B) -> B: ...
 
     def copies(self, row: B | None, count: int) -> B:
         """Return copies of a row, or of nulls without one."""
@@ -112,13 +110,10 @@ class _Runs(Generic[B]):
 
 class _Arrow:
     def __init__(self, schema: StructType) -> None:
-        self._schema = schema
-        fields = arrow_schema(schema)
-        self._fields: list[pa.Field] = [pa.field(field.name, field.type) for field in fields]
+        self._fields = [pa.field(field.name, field.type) for field in arrow_schema(schema)]
 
     def hidden(self, batch: pa.RecordBatch) -> tuple[Kinds, EpochNumbers]:
-        count = batch.num_columns
-        kind, epoch = batch.column(count - 2), batch.column(count - 1)
+        kind, epoch = batch.columns[-2:]
         return kind.to_numpy(zero_copy_only=False), epoch.to_numpy(zero_copy_only=False)
 
     def part(self, batch: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
@@ -142,12 +137,10 @@ class _Arrow:
         return row.take(pa.array(np.zeros(count, dtype=np.int64)))
 
     def joined(self, rows: pa.RecordBatch, kind: Kinds, epoch: EpochNumbers) -> pa.RecordBatch:
-        columns = [
-            _as_declared(column, field.type) for column, field in zip(rows.columns, self._fields, strict=True)
-        ]
-        fields = [
-            pa.field(field.name, column.type) for field, column in zip(self._fields, columns, strict=True)
-        ]
+        declared = zip(rows.columns, self._fields, strict=True)
+        columns = [_as_declared(column, field.type) for column, field in declared]
+        own = zip(self._fields, columns, strict=True)
+        fields = [pa.field(field.name, column.type) for field, column in own]
         columns += [pa.array(kind, HIDDEN.field(0).type), pa.array(epoch, HIDDEN.field(1).type)]
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, *HIDDEN]))
 
@@ -201,13 +194,8 @@ class _Pandas:
 
 
 def _wrong_type(expected: str, returned: object) -> PySparkTypeError:
-    return PySparkTypeError(
-        errorClass="UDF_RETURN_TYPE",
-        messageParameters={
-            "expected": f"iterator of {expected}",
-            "actual": f"iterator of {type(returned).__name__}",
-        },
-    )
+    names = {"expected": f"iterator of {expected}", "actual": f"iterator of {type(returned).__name__}"}
+    return PySparkTypeError(errorClass="UDF_RETURN_TYPE", messageParameters=names)
 
 
 def _wrong_columns(operation: str, returned: list[object], expected: list[str]) -> SchemaMismatchError:

@@ -31,7 +31,7 @@ from penstock.limits.rows import STOP, RowLimit, is_one_to_one, rows_passed_in
 from penstock.spark.checkpoint import Checkpoint, redact_location
 from penstock.spark.internals.limit_state import UnreadableState, rows_passed
 from penstock.spark.internals.sessions import JvmError
-from penstock.spark.limit_pushdown import Quota
+from penstock.spark.options import Quota
 from penstock.spark.schemas import is_case_sensitive
 
 log = logging.getLogger("penstock.limits")

@@ -76,17 +76,17 @@ def start_continuous(
             shutil.rmtree(temporary, ignore_errors=True)
 
     try:
-        writes = continuous_sink.continuous_driver(spark, logs.query_id, guarantee, output_mode)
+        writes = continuous_sink.continuous_driver(spark, logs.query_id(), guarantee, output_mode)
         writes.check(engine.schema)
         # A lower limit that ends the query at once does not replace the one beside the checkpoint.
-        if limit is not None and limit.rows >= logs.passed(logs.last_committed()):
-            keep_record(logs.read, limit.rows)
+        if limit is not None and limit.rows >= logs.passed(logs.last_commit()):
+            keep_record(logs, limit.rows)
     except PenstockError:
         remove_temporary()
         raise
     retain, backlog = int(str(spark.conf.get(_RETAIN))), int(str(spark.conf.get(_BACKLOG)))
     target = monitor_target(spark, source, sink) if monitored else None
-    query_id, run_id = logs.query_id, str(uuid.uuid4())
+    query_id, run_id = logs.query_id(), str(uuid.uuid4())
     monitor = None if target is None else ContinuousMonitor(target, query_id, run_id, name, checkpoint)
     # The session's listener gets the same events.
     session_listener(spark, listen=False).claim(run_id, None)

@@ -249,7 +249,7 @@ def catch_up_with_sink(
     if not isinstance(sink, ContinuousSink) or Checkpoint(location).read("metadata") is None:
         return
     logs = CheckpointLog(location)
-    record = sink.record(spark, logs.query_id)
+    record = sink.record(spark, logs.query_id())
     if record is None:
         return
     if guarantee == "at_least_once":

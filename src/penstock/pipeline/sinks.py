@@ -17,7 +17,7 @@ from penstock.modes.checking.report import MODES
 from penstock.pipeline.sources import NO_OPTIONS, as_text, check_queue, url_of
 from penstock.spark.connectors import BatchSink, MicroBatch, Sink, WriteSettings
 from penstock.spark.internals.python_workers import check_reach
-from penstock.spark.options import STREAM_SINK, SinkOptions, sink_options, with_defaults
+from penstock.spark.options import SinkOptions, sink_options
 from penstock.spark.session import session_defaults
 from penstock.store.database import Transaction
 from penstock.store.records.catalog import find_queue, queue_sink
@@ -75,9 +75,7 @@ class QueueSink(Sink, ContinuousSink):
         return QueueSinkDriver(self._write_options(spark), query_id, True)
 
     def _write_options(self, spark: SparkSession) -> SinkOptions:
-        return sink_options(
-            with_defaults(self._options(), session_defaults(spark), STREAM_SINK), streaming=True
-        )
+        return sink_options(self._options(), session_defaults(spark), streaming=True)
 
 
 @dataclass(frozen=True)

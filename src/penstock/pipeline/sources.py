@@ -22,7 +22,7 @@ from penstock.spark.connectors import OwnedConsumer, Source
 from penstock.spark.error_boundary import raising_original_errors
 from penstock.spark.internals.plans import streaming_reads
 from penstock.spark.internals.python_workers import check_reach
-from penstock.spark.options import CONF_PREFIX, STREAM_SOURCE, source_options, with_defaults
+from penstock.spark.options import CONF_PREFIX, source_options
 from penstock.spark.session import default_url, register, session_defaults
 
 NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
@@ -82,8 +82,7 @@ class QueueSource(Source, ContinuousSource):
         return () if owned is None else (owned,)
 
     def continuous_driver(self, spark: SparkSession) -> QueueSourceDriver:
-        texts = with_defaults(self._options(), session_defaults(spark), STREAM_SOURCE)
-        options = source_options(texts, streaming=True)
+        options = source_options(self._options(), session_defaults(spark), streaming=True)
         check_reach(options.url, spark.conf.get("spark.master", None))
         return QueueSourceDriver(options)
 

@@ -42,6 +42,11 @@ class Checkpoint:
         self.files, self.root = _open(location)
         self._query_id: str | None = None
 
+    @property
+    def shown(self) -> str:
+        """Its location, without a password."""
+        return redact_location(self.location)
+
     def query_id(self) -> str:
         """Return the id that Spark gave the query when it created the checkpoint."""
         if self._query_id is None:
@@ -52,10 +57,7 @@ class Checkpoint:
         return self._query_id
 
     def require_query(self, writers: Iterable[str]) -> None:
-        """Refuse a checkpoint of another query than those whose ids the tasks of a micro-batch report.
-
-        Raises CheckpointMismatchError.
-        """
+        """Refuse a checkpoint of another query than those whose ids the tasks of a micro-batch report."""
         queries, expected = set(writers), self.query_id()
         if queries != {expected}:
             raise CheckpointMismatchError(
@@ -67,27 +69,20 @@ class Checkpoint:
             )
 
     def require_readable(self, guarantee: str) -> None:
-        """Refuse a checkpoint whose files this process cannot reach.
-
-        Raises CommitRefusedError.
-        """
+        """Refuse a checkpoint whose files this process cannot reach."""
         try:
             self.files.get_file_info(f"{self.root}/metadata")
         except Exception as error:
-            where = redact_location(self.location)
             raise CommitRefusedError(
-                f"guarantee={guarantee} reads the checkpoint's offset log, and {where!r} cannot be reached "
-                f"from this Python ({redacted_cause(error, self.location)}): check the address and the "
-                "credentials, or use guarantee=at_least_once",
+                f"guarantee={guarantee} reads the checkpoint's offset log, and {self.shown!r} cannot be "
+                f"reached from this Python ({redacted_cause(error, self.location)}): check the address and "
+                "the credentials, or use guarantee=at_least_once",
                 condition="COMMIT_REFUSED.CHECKPOINT_UNREACHABLE",
-                checkpoint=where,
+                checkpoint=self.shown,
             ) from error
 
     def offsets(self, batch_id: int) -> list[JsonValue]:
-        """Return the sources' offsets of a micro-batch; empty before the first one.
-
-        Raises CommitRefusedError when the file is missing or malformed.
-        """
+        """Return the sources' offsets of a micro-batch; empty before the first one."""
         return parse_offsets(self._read(f"offsets/{batch_id}")) if batch_id >= 0 else []
 
     def input_digest(self, batch_id: int) -> str:
@@ -107,10 +102,7 @@ class Checkpoint:
         rebind: bool = False,
         new_sink: bool = False,
     ) -> BatchCommit[T]:
-        """Return the commit of a micro-batch whose tasks are done; its app is the query's id by default.
-
-        Raises CommitRefusedError when the checkpoint cannot be read, or has two ranges of a consumer.
-        """
+        """Return the commit of a micro-batch whose tasks are done; its app is the query's id by default."""
         offsets = self.offsets(batch_id)
         query_id, stateful = self.query_id(), self.stateful()
         return BatchCommit(
@@ -130,12 +122,7 @@ class Checkpoint:
         )
 
     def limit_passed(self, batch_id: int) -> int | None:
-        """Return how many rows the limit of a continuous query had let through at the end of an epoch.
-
-        None if the query was not continuous or had no limit.
-
-        Raises CommitRefusedError when the file is missing or malformed.
-        """
+        """Return how many rows the limit of a continuous query had let through; None without such a limit."""
         name = f"offsets/{batch_id}"
         text = self._read(name)
         try:
@@ -146,16 +133,14 @@ class Checkpoint:
             raise self._malformed(name, error) from error
 
     def _malformed(self, name: str, error: Exception) -> CommitRefusedError:
-        where = redact_location(self.location)
         return CommitRefusedError(
-            f"the checkpoint's file {name} at {where} is malformed or truncated ({type(error).__name__}): "
-            "restore it from a copy, or start with a new checkpoint",
+            f"the checkpoint's file {name} at {self.shown} is malformed or truncated "
+            f"({type(error).__name__}): restore it from a copy, or start with a new checkpoint",
             condition="COMMIT_REFUSED.CHECKPOINT_DAMAGED",
-            checkpoint=where,
+            checkpoint=self.shown,
         )
 
     def stateful(self) -> bool:
-        """Return whether the query keeps state."""
         return bool(self.files.get_file_info(f"{self.root}/state").type == fs.FileType.Directory)
 
     def last_commit(self) -> int | None:
@@ -167,19 +152,13 @@ class Checkpoint:
         return self._last("offsets")
 
     def tree(self) -> dict[str, fs.FileInfo]:
-        """Return all files and folders by their path in the checkpoint.
-
-        Files that a running query deletes at the same time may be missing.
-        """
+        """Return all files and folders by path, as far as a running query does not delete them meanwhile."""
         infos = self.files.get_file_info(fs.FileSelector(self.root, allow_not_found=True, recursive=True))
         # A file system may put its own address in front of a path.
         return {info.path.partition(f"{self.root}/")[2]: info for info in infos}
 
     def read(self, name: str) -> bytes | None:
-        """Return the bytes of a file; None if it does not exist.
-
-        Raises OSError when it cannot be read.
-        """
+        """Return the bytes of a file; None if it does not exist."""
         try:
             with self.files.open_input_stream(f"{self.root}/{name}") as stream:
                 content = bytes(stream.read(MAX_FILE_BYTES + 1))
@@ -202,10 +181,10 @@ class Checkpoint:
             return content.decode()
         except Exception as error:
             raise CommitRefusedError(
-                f"the checkpoint's file {name} cannot be read at {redact_location(self.location)}: "
+                f"the checkpoint's file {name} cannot be read at {self.shown}: "
                 f"{type(error).__name__}; is it another query's, or was it deleted?",
                 condition="COMMIT_REFUSED.CHECKPOINT_DAMAGED",
-                checkpoint=redact_location(self.location),
+                checkpoint=self.shown,
             ) from error
 
 
@@ -220,10 +199,7 @@ def _restorable_offset(offsets: Sequence[JsonValue]) -> str | None:
 
 
 def parse_offsets(text: str) -> list[JsonValue]:
-    """Parse an offset log file into the offset of each source: parsed JSON, or text of another source.
-
-    None for no offset yet.
-    """
+    """Parse an offset log file into the offset of each source: JSON, other text, or None for none yet."""
     version, _, *lines = text.split("\n")
     if version not in ("v1", "v2"):
         raise CommitRefusedError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pyspark.sql.datasource import (
@@ -21,18 +21,7 @@ from penstock.queue.store import open_store
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.error_boundary import without_tracebacks
 from penstock.spark.internals.python_workers import check_reach
-from penstock.spark.options import (
-    ANY_SOURCE,
-    BATCH_SINK,
-    BATCH_SOURCE,
-    STREAM_SINK,
-    STREAM_SOURCE,
-    SinkOptions,
-    SourceOptions,
-    sink_options,
-    source_options,
-    with_defaults,
-)
+from penstock.spark.options import SinkOptions, SourceOptions, sink_options, source_options
 from penstock.spark.queue_readers import FilteringQueueReader, QueueReader
 from penstock.spark.queue_writers import QueueStreamWriter, QueueWriter
 from penstock.spark.schemas import check_writable, projection, source_schema, to_struct
@@ -45,58 +34,46 @@ _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 @without_tracebacks
 class PenstockDataSource(DataSource):
-    """Queues as Spark tables and streams.
-
-    ``penstock.register(spark)`` registers a subclass with the session's defaults.
-    """
+    """Queues as Spark tables and streams; ``penstock.register(spark)`` registers one with defaults."""
 
     defaults: ClassVar[Mapping[str, str]] = {}
     master: ClassVar[str | None] = None
 
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        super().__init__(options)
-
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format."""
         return "penstock"
 
     def schema(self) -> StructType:
-        """Return the queue's schema, with metadata columns if the option asks for them."""
         # Spark does not say here whether it is for a stream; the readers check the rest.
-        options = source_options(self._with_defaults(ANY_SOURCE), streaming=None)
+        options = source_options(self.options, self.defaults, streaming=None)
         return to_struct(source_schema(self._queue(options).schema, options.service_columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a batch read."""
-        options = source_options(self._with_defaults(BATCH_SOURCE), streaming=False)
+        options = source_options(self.options, self.defaults, streaming=False)
         queue = self._queue(options)
         kind = FilteringQueueReader if _PUSHDOWN_WORKER in sys.modules else QueueReader
         return kind(options, queue, projection(schema, source_schema(queue.schema, options.service_columns)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return a streaming read."""
-        options = source_options(self._with_defaults(STREAM_SOURCE), streaming=True)
+        options = source_options(self.options, self.defaults, streaming=True)
         queue = self._queue(options)
         columns = projection(schema, source_schema(queue.schema, options.service_columns))
         return QueueStreamReader(options, queue, columns)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """Return a batch write."""
         if overwrite:
             raise InvalidOptionError(
                 "a queue is append-only: write with mode('append'), and trim the queue to drop old rows"
             )
-        options = sink_options(self._with_defaults(BATCH_SINK), streaming=False)
+        options = sink_options(self.options, self.defaults, streaming=False)
         return QueueWriter(options, self._sink(options, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Return a streaming write."""
         if overwrite:
             raise InvalidOptionError(
                 "a queue is append-only: use outputMode('append'); complete mode rewrites all rows"
             )
-        options = sink_options(self._with_defaults(STREAM_SINK), streaming=True)
+        options = sink_options(self.options, self.defaults, streaming=True)
         if options.guarantee != "at_least_once" and options.checkpoint is not None:
             # Fail before the first row is read, not at the commit.
             Checkpoint(options.checkpoint).require_readable(options.guarantee)
@@ -111,6 +88,3 @@ class PenstockDataSource(DataSource):
         refuse_feed(queue)
         check_writable(schema, queue.schema, queue.name)
         return queue
-
-    def _with_defaults(self, names: Sequence[str]) -> dict[str, str]:
-        return with_defaults(self.options, self.defaults, names)

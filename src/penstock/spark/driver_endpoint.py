@@ -18,8 +18,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -32,7 +32,6 @@ from penstock.spark.internals.sessions import is_local
 log = logging.getLogger("penstock.spark")
 
 Answer = Callable[[bytes], bytes]
-_CONNECT_ERRORS = (OSError, EOFError, AuthenticationError)
 HANDSHAKE_SECONDS = 1.0
 """How long a handshake may take."""
 MAX_HANDSHAKES = 128
@@ -52,52 +51,41 @@ class Address:
     secret: bytes = field(repr=False)
 
     def ask(self, question: bytes) -> bytes:
-        """Send a question to the driver, and return its answer.
-
-        Raises StoreUnavailableError when the driver does not answer.
-        """
-        try:
-            with connect((self.host, self.port), authkey=self.secret) as connection:
-                connection.send_bytes(question)
-                return connection.recv_bytes()
-        except _CONNECT_ERRORS as error:
-            raise self._unreachable(error) from error
+        with self._translated_errors(), connect((self.host, self.port), authkey=self.secret) as connection:
+            connection.send_bytes(question)
+            return connection.recv_bytes()
 
     def connect(self) -> Connection:
-        """Connect to the driver.
-
-        Raises StoreUnavailableError when the driver does not answer.
-        """
-        try:
+        """Connect to the driver."""
+        with self._translated_errors():
             return connect((self.host, self.port), authkey=self.secret)
-        except _CONNECT_ERRORS as error:
-            raise self._unreachable(error) from error
 
-    def _unreachable(self, error: Exception) -> StoreUnavailableError:
-        if isinstance(error, AuthenticationError):
-            return StoreUnavailableError(
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except AuthenticationError as error:
+            raise StoreUnavailableError(
                 f"the process at {self.host}:{self.port} is not the driver of this task, which has probably "
                 "ended: start the query again",
                 condition="STORE_UNAVAILABLE.OTHER_DRIVER",
                 host=self.host,
                 port=self.port,
-            )
-        return StoreUnavailableError(
-            f"the driver at {self.host}:{self.port} does not answer ({type(error).__name__}): executors must "
-            "be able to reach spark.driver.host",
-            condition="STORE_UNAVAILABLE.DRIVER",
-            host=self.host,
-            port=self.port,
-        )
+            ) from error
+        except (OSError, EOFError) as error:
+            raise StoreUnavailableError(
+                f"the driver at {self.host}:{self.port} does not answer ({type(error).__name__}): executors "
+                "must be able to reach spark.driver.host",
+                condition="STORE_UNAVAILABLE.DRIVER",
+                host=self.host,
+                port=self.port,
+            ) from error
 
 
 def connect(where: tuple[str, int], authkey: bytes) -> Connection:
     """Connect to a driver, and retry if it closes the connection before the handshake is done.
 
     It does so after a second, which a task on a busy machine may need, and when strangers crowd its port.
-
-    Raises OSError, EOFError or AuthenticationError when nothing listens there, the driver does not respond,
-    or has another secret.
     """
     deadline, pause = time.monotonic() + _CONNECT_SECONDS, _FIRST_PAUSE
     while True:
@@ -160,11 +148,7 @@ class _Handshakes:
         return not full
 
     def authenticate(self, connection: Connection) -> None:
-        """Wait until both ends have proved that they know the secret.
-
-        Raises OSError, EOFError or AuthenticationError when the other end does not know it, takes too long,
-        or has disconnected.
-        """
+        """Wait until both ends have proved that they know the secret."""
         try:
             deliver_challenge(connection, self._secret)
             answer_challenge(connection, self._secret)
@@ -219,7 +203,6 @@ class AuthenticatedListener:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening."""
         if self.closed:
             return
         self.closed = True
@@ -300,7 +283,6 @@ class DriverEndpoint:
         return Address(self._host, self._listener.port, self._listener.secret)
 
     def close(self) -> None:
-        """Stop listening."""
         self._listener.close()
 
     def _serve(self, connection: Connection) -> None:

@@ -83,10 +83,7 @@ def order_codes(column: pa.Array) -> NDArray[np.int64]:
 
 
 def rows_equal(columns: Sequence[pa.Array], left: Indices, right: Indices) -> NDArray[np.bool_]:
-    """Return a mask of the pairs of rows, given by index, that are equal in all columns.
-
-    NaN may count as different.
-    """
+    """Return a mask of the pairs of rows, given by index, that are equal; NaN may count as different."""
     equal = np.ones(len(left), bool)
     for column in columns:
         if pat.is_nested(column.type) or pat.is_dictionary(column.type) or pat.is_null(column.type):
@@ -112,7 +109,6 @@ def cumcount(values: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def combine_codes(left: Codes, right: Codes) -> Codes:
-    """Return one code for each pair of codes."""
     if left.size * right.size >= _MAX_CODES:
         left, right = left.dense(), right.dense()
     return Codes(left.values * right.size + right.values, left.size * right.size)

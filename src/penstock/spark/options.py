@@ -11,7 +11,6 @@ from typing import TypeVar, overload
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidOptionError
 from penstock.instants import micros_of
-from penstock.spark.limit_pushdown import Quota
 
 T = TypeVar("T")
 
@@ -33,10 +32,7 @@ _EXCLUSIVE_GROUPS = ({"queue", "path"}, {"consumer", "startingoffsets", "startin
 
 
 class OptionReader:
-    """Parses options by their case-insensitive names, and refuses those that an operation does not have.
-
-    ``others`` are options of other operations, which the message mentions.
-    """
+    """Parses options by their case-insensitive names, and refuses those that an operation does not have."""
 
     def __init__(
         self, options: Mapping[str, str], known: Iterable[str], operation: str, others: Iterable[str] = ()
@@ -125,6 +121,37 @@ def parse_timestamp(text: str) -> int:
 
 
 @dataclass(frozen=True)
+class Quota:
+    """The limit of a query and its remaining rows when the query starts, passed to the source as options."""
+
+    rows: int
+    """How many rows the limit lets through over the whole life of the query."""
+    left: int | None
+    """How many more rows to read, if each passes the limit; None if the query may drop or add rows."""
+    since: tuple[int, ...] | None
+    """The positions from which ``left`` counts; None for the start of the query."""
+    checkpoint: str = field(repr=False)
+    """The location of the query's checkpoint."""
+
+    @classmethod
+    def of(cls, values: object, checkpoint: str | None) -> Quota | None:
+        """Parse the options ``limitRows`` and ``limitUrl``."""
+        if values is None and checkpoint is None:
+            return None
+        if not isinstance(values, Mapping) or checkpoint is None:
+            raise InvalidOptionError(
+                "limitRows and limitUrl are internal options: use stream.limit(n)", option="limitRows"
+            )
+        since: Sequence[int] | None = values.get("since")
+        return cls(values["rows"], values.get("left"), None if since is None else tuple(since), checkpoint)
+
+    def options(self) -> dict[str, str]:
+        """Return the options for the source; Spark redacts an option with ``url`` in its name."""
+        values = {"rows": self.rows, "left": self.left, "since": self.since}
+        return {"limitRows": json.dumps(values), "limitUrl": self.checkpoint}
+
+
+@dataclass(frozen=True)
 class SourceOptions:
     """Options of a read."""
 
@@ -132,12 +159,9 @@ class SourceOptions:
     queue: str
     consumer: str | None = None
     starting_offsets: str | dict[int, int] | None = None
-    """``earliest``, ``latest``, ``consumer``, or row indexes by partition.
-
-    ``earliest`` for partitions without one.
-    """
+    """``earliest``, ``latest``, ``consumer``, or row indexes; ``earliest`` for partitions without one."""
     ending_offsets: str | dict[int, int] = "latest"
-    """``earliest``, ``latest``, or row indexes by partition; ``latest`` for partitions without one."""
+    """``earliest``, ``latest``, or row indexes; ``latest`` for partitions without one."""
     starting_timestamp: int | None = None
     """Microseconds since 1970."""
     fail_on_data_loss: bool = True
@@ -169,18 +193,16 @@ class SinkOptions:
     query_name: str | None = None
 
 
-def source_options(options: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
-    """Parse the options of a read; ``streaming`` is None if Spark has not said yet which kind of read it is.
-
-    Raises InvalidOptionError for an unknown option, an invalid or a missing value, or options that exclude
-    each other.
-    """
+def source_options(
+    options: Mapping[str, str], defaults: Mapping[str, str] | None = None, *, streaming: bool | None
+) -> SourceOptions:
+    """Parse the options of a read; ``streaming`` is None if Spark has not said yet which kind it is."""
     known, operation = {
         None: (ANY_SOURCE, "read"),
         False: (BATCH_SOURCE, "batch read"),
         True: (STREAM_SOURCE, "streaming read"),
     }[streaming]
-    read = OptionReader(options, known, operation, ALL_OPTIONS)
+    read = OptionReader(with_defaults(options, defaults or {}, known), known, operation, ALL_OPTIONS)
     parsed = SourceOptions(
         url=read.required("url"),
         queue=_queue(read),
@@ -216,13 +238,12 @@ def _check_start(options: SourceOptions) -> None:
         )
 
 
-def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
-    """Parse the options of a write.
-
-    Raises InvalidOptionError as for :func:`source_options`.
-    """
+def sink_options(
+    options: Mapping[str, str], defaults: Mapping[str, str] | None = None, *, streaming: bool
+) -> SinkOptions:
+    """Parse the options of a write."""
     known, operation = (STREAM_SINK, "streaming write") if streaming else (BATCH_SINK, "batch write")
-    read = OptionReader(options, known, operation, ALL_OPTIONS)
+    read = OptionReader(with_defaults(options, defaults or {}, known), known, operation, ALL_OPTIONS)
     return SinkOptions(
         url=read.required("url"),
         queue=_queue(read),

@@ -22,6 +22,7 @@ from penstock.spark.internals.sessions import check_session, session_id
 log = logging.getLogger("penstock.progress")
 
 _MAX_CHARACTERS = 500
+_Event = QueryStartedEvent | QueryIdleEvent | QueryTerminatedEvent | StreamingQueryProgress
 
 _logged_sessions: set[str] = set()
 _lock = threading.Lock()
@@ -56,22 +57,15 @@ class ProgressLog(StreamingQueryListener):
         self._names: dict[str, str | None] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Log the start of a query."""
         with suppress(Exception):
             self._names[str(event.runId)] = event.name
             log.info(
                 "query %s has started",
                 event.name or event.id,
-                extra={
-                    "action": "started",
-                    "query": event.name,
-                    "query_id": str(event.id),
-                    "run_id": str(event.runId),
-                },
+                extra={"action": "started", **_ids(event, event.name)},
             )
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Log a micro-batch or an epoch."""
         if not log.isEnabledFor(logging.DEBUG):
             return
         with suppress(Exception):
@@ -83,9 +77,7 @@ class ProgressLog(StreamingQueryListener):
                 progress.numInputRows,
                 extra={
                     "action": "progress",
-                    "query": progress.name,
-                    "query_id": str(progress.id),
-                    "run_id": str(progress.runId),
+                    **_ids(progress, progress.name),
                     "batch": progress.batchId,
                     "rows": progress.numInputRows,
                     "rows_out": _known(progress.sink.numOutputRows),
@@ -98,25 +90,18 @@ class ProgressLog(StreamingQueryListener):
             )
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Log that a query is idle."""
         with suppress(Exception):
             name = self._names.get(str(event.runId))
             log.debug(
                 "query %s has nothing to do",
                 name or event.id,
-                extra={
-                    "action": "idle",
-                    "query": name,
-                    "query_id": str(event.id),
-                    "run_id": str(event.runId),
-                },
+                extra={"action": "idle", **_ids(event, name)},
             )
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Log the end of a query."""
         with suppress(Exception):
             name = self._names.pop(str(event.runId), None)
-            why = _first_line(event.exception)
+            why, condition = _first_line(event.exception), event.errorClassOnException
             log.log(
                 logging.INFO if why is None else logging.ERROR,
                 "query %s has ended: %s",
@@ -124,14 +109,14 @@ class ProgressLog(StreamingQueryListener):
                 why or "it was stopped or finished",
                 extra={
                     "action": "terminated",
-                    "query": name,
-                    "query_id": str(event.id),
-                    "run_id": str(event.runId),
-                    "error": event.errorClassOnException
-                    if why is None
-                    else event.errorClassOnException or "UNKNOWN",
+                    **_ids(event, name),
+                    "error": condition if why is None else condition or "UNKNOWN",
                 },
             )
+
+
+def _ids(event: _Event, name: str | None) -> dict[str, str | None]:
+    return {"query": name, "query_id": str(event.id), "run_id": str(event.runId)}
 
 
 def _known(rows: int | None) -> int | None:

@@ -72,7 +72,6 @@ class Scan:
     predicate: pa.compute.Expression | None = None
 
     def read(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of a task, in batches of a reasonable size."""
         if not isinstance(task, RangePartition):
             # Spark passes an empty partition if there is none.
             return iter(())
@@ -172,7 +171,6 @@ class QueueReader(DataSourceReader):
         self._bounds: tuple[int | None, int, int] = (None, 0, NO_ROW)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the tasks of the read."""
         start, end = open_store(self._options.url).database.run(self._range, write=False)
         only, low, high = self._bounds
         return [
@@ -189,16 +187,12 @@ class QueueReader(DataSourceReader):
         return start, end_positions(self._options, self._scan.queue, partitions, start)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of one task."""
         return self._scan.read(partition)
 
 
 @without_tracebacks
 class FilteringQueueReader(QueueReader):
-    """A reader with filter pushdown.
-
-    Spark refuses it if its setting spark.sql.python.filterPushdown.enabled is off.
-    """
+    """A reader with filter pushdown, which Spark takes if spark.sql.python.filterPushdown.enabled is on."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Push down the filters with the same meaning in Arrow, and return the others to Spark."""
@@ -218,10 +212,7 @@ class FilteringQueueReader(QueueReader):
 
 
 def to_arrow_expression(condition: Filter, schema: pa.Schema) -> pc.Expression | None:
-    """Return the Arrow expression of a filter, null where SQL's is null.
-
-    None to leave the filter to Spark.
-    """
+    """Return the Arrow expression of a filter, null where SQL's is null; None to leave it to Spark."""
     if isinstance(condition, Not):
         inner = to_arrow_expression(condition.child, schema)
         return None if inner is None else ~inner

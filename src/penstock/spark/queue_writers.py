@@ -165,9 +165,7 @@ class TaskWriter:
     ) -> TaskResult:
         """Append all rows in one transaction; for a repeated task this is a no-op.
 
-        ``origin`` is the query's id in its checkpoint, and ``covers`` a digest of the micro-batch's input,
-        empty if unknown. With ``new_sink`` the queue may have no rows of the query although the checkpoint is
-        not new.
+        ``origin`` is the query's id, and ``covers`` a digest of the micro-batch's input, empty if unknown.
         """
         segments = [segment for group in self._pieces.groups(batches) for segment in group]
         appended = append_task(
@@ -250,11 +248,9 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         return replace(wrote, stream=stream)
 
     def _stateless(self, stream: StreamTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a task, then raise an error if the query keeps state.
-
-        A task of an idempotent write appends visibly, so a refusal at the commit would come too late.
-        """
+        """Yield the rows of a task, then raise an error if the query keeps state."""
         yield from batches
+        # A task of an idempotent write appends visibly, so a refusal at the commit would come too late.
         if self._from_checkpoint(stream, Checkpoint.stateful):
             raise CommitRefusedError(_STATEFUL, condition="COMMIT_REFUSED.NOT_REPEATABLE")
 
@@ -342,7 +338,4 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         return location
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: Spark also calls this if a commit failed after its transaction.
-
-        An error here would hide the one that caused the abort.
-        """
+        """Do nothing: Spark also calls this if a commit failed after its transaction."""

@@ -24,10 +24,7 @@ log = logging.getLogger("penstock.spark")
 
 
 def parse_offset(offset: JsonValue) -> QueueOffset:
-    """Parse the offset of a queue in a checkpoint.
-
-    Raises CheckpointMismatchError for the offset of another source.
-    """
+    """Parse the offset of a queue in a checkpoint."""
     parsed = QueueOffset.of(offset)
     if parsed is None:
         raise CheckpointMismatchError(
@@ -41,10 +38,7 @@ def parse_offset(offset: JsonValue) -> QueueOffset:
 def start_positions(
     tx: Transaction, options: SourceOptions, queue: QueueRecord, partitions: Sequence[PartitionRecord]
 ) -> list[int]:
-    """Return the start of a read without a checkpoint, by partition; rows at the start may have been trimmed.
-
-    Raises InvalidPositionError when a row index is past the newest row, or its partition does not exist.
-    """
+    """Return the start of a read without a checkpoint, by partition; its first rows may be trimmed."""
     if options.consumer is not None:
         registration = consumers.find_registration(tx, options.consumer, queue.name)
         return list(pad(consumers.read_offsets(tx, registration)[0], len(partitions))[: len(partitions)])
@@ -60,10 +54,7 @@ def start_positions(
 def end_positions(
     options: SourceOptions, queue: QueueRecord, partitions: Sequence[PartitionRecord], start: Sequence[int]
 ) -> list[int]:
-    """Return the end of a batch read, by partition; never before its start.
-
-    Raises InvalidPositionError when a row index is past the newest row or before the start.
-    """
+    """Return the end of a batch read, by partition; never before its start."""
     end = options.ending_offsets
     if isinstance(end, str):
         ends = [part.first_index if end == "earliest" else part.next_index for part in partitions]
@@ -108,10 +99,7 @@ def _checked(
 def skip_trimmed(
     options: SourceOptions, partitions: Sequence[PartitionRecord], offsets: Sequence[int]
 ) -> list[int]:
-    """Return the offsets, moved to the first rows that have not been trimmed.
-
-    Raises DataLostError when rows after an offset have been trimmed, and ``failOnDataLoss`` is true.
-    """
+    """Return the offsets, moved to the first rows that have not been trimmed."""
     for part, offset in zip(partitions, offsets, strict=True):
         if offset < part.first_index:
             report_loss(
@@ -247,12 +235,7 @@ def _cut_bytes(tx: Transaction, queue: QueueRecord, backlog: Backlog, budget: fl
 def whole_appends(
     tx: Transaction, queue: QueueRecord, waiting: Sequence[Backlog], limited: Sequence[Backlog]
 ) -> list[Backlog]:
-    """Return the appends in ``waiting`` that are completely in ``limited``.
-
-    If there is none, the oldest, however large.
-
-    Append ids ascend inside each partition, so the rows up to an id are a prefix of every partition.
-    """
+    """Return the appends in ``waiting`` that are completely in ``limited``, or the oldest, however large."""
     cut = [
         _append_at(tx, queue, part.partition, part.end)
         for full, part in zip(waiting, limited, strict=True)

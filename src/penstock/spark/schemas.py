@@ -1,4 +1,4 @@
-"""Schemas of queues in Spark, and the metadata columns of a read."""
+"""Schemas of queues in Spark, the metadata columns of a read, and what feeds promise about their columns."""
 
 from __future__ import annotations
 
@@ -29,10 +29,7 @@ COORDINATES = ("_queue", "_generation", "_partition", "_row_index")
 
 
 def source_schema(schema: pa.Schema, service_columns: bool) -> pa.Schema:
-    """Return the Arrow schema of a read.
-
-    Raises SchemaMismatchError when a column of the queue has the name of a metadata column.
-    """
+    """Return the Arrow schema of a read."""
     if not service_columns:
         return schema
     taken = {name.lower() for name in schema.names}.intersection(field.name for field in SERVICE_FIELDS)
@@ -46,7 +43,6 @@ def source_schema(schema: pa.Schema, service_columns: bool) -> pa.Schema:
 
 
 def to_struct(schema: pa.Schema) -> StructType:
-    """Convert an Arrow schema into Spark's."""
     return StructType.fromJson(json.loads(spark_json(schema)))
 
 
@@ -56,15 +52,11 @@ def is_case_sensitive(spark: SparkSession) -> bool:
 
 
 def quote_column(name: str) -> str:
-    """Quote a column's name for Spark's expressions."""
     return f"`{name.replace('`', '``')}`"
 
 
 def projection(requested: StructType, full: pa.Schema) -> pa.Schema:
-    """Return the columns to read, those of the requested schema.
-
-    Raises SchemaMismatchError when a column does not exist, or has another type.
-    """
+    """Return the columns to read, those of the requested schema."""
     wanted = canonical_schema(requested)
     for field in wanted:
         index = full.get_field_index(field.name)
@@ -118,10 +110,7 @@ def _timestamps(chunk: Chunk) -> pa.Array:
 
 
 def check_writable(frame: StructType, queue: pa.Schema, name: str) -> None:
-    """Refuse a DataFrame that cannot be written into a queue, before anything runs.
-
-    Raises SchemaMismatchError with the column and the two types.
-    """
+    """Refuse a DataFrame that cannot be written into a queue, before anything runs."""
     schema = canonical_schema(frame)
     _check_columns(schema.names, queue, name)
     for field in queue:
@@ -204,34 +193,30 @@ def with_feed_metadata(
     ordered: str | None = None,
     split: bool = False,
 ) -> StructType:
-    """Add a feed's promises to the metadata of its schema.
+    """Add a feed's promises about its columns to their metadata, so that a sink finds them under any name.
 
-    Parameters
-    ----------
-    row_id
-        The columns that identify rows; those inside structs are ignored.
-    unchanged
-        The column with the names of the columns that have unchanged TOAST values.
-    sequence
-        The column that orders the changes of a row inside a commit.
-    ordered
-        A column that every selection of change rows keeps, if a commit may have several changes of a row: its
-        metadata says that ``sequence`` is required as well.
-    split
-        Whether such a commit may span several micro-batches.
+    Spark keeps the metadata of a column through selections and renames, and a computed column has none.
+    ``row_id`` identifies rows. ``unchanged`` has the names of the columns with unchanged TOAST values.
+    ``sequence`` orders the changes of a row inside a commit, which may span several micro-batches if
+    ``split``. ``ordered`` is a column that every selection of change rows keeps, if a commit may have several
+    changes of a row: its metadata says that ``sequence`` is required as well.
     """
-    fields = list(schema)
-    if unchanged is not None:
-        fields = [
-            _with(field, _UNCHANGED, True) if field.name == unchanged else _value(field) for field in fields
-        ]
-    fields = [_with(field, _ROW_ID, True) if field.name in row_id else field for field in fields]
-    fields = [_with(field, _STEP, True) if field.name == sequence else field for field in fields]
-    if split:
-        fields = [_with(field, _SPLIT, True) if field.name == sequence else field for field in fields]
-    if sequence in schema.names:
-        fields = [_with(field, _STEPS, sequence) if field.name == ordered else field for field in fields]
-    return StructType(fields)
+
+    def marked(field: StructField) -> StructField:
+        marks: dict[str, object] = {}
+        if field.name in row_id:
+            marks[_ROW_ID] = True
+        if field.name == unchanged:
+            marks[_UNCHANGED] = True
+        elif unchanged is not None:
+            field = _value(field)
+        if field.name == sequence:
+            marks |= {_STEP: True, _SPLIT: True} if split else {_STEP: True}
+        if field.name == ordered and sequence in schema.names:
+            marks[_STEPS] = sequence
+        return _with(field, marks)
+
+    return StructType([marked(field) for field in schema])
 
 
 def row_id_columns(schema: StructType) -> list[str]:
@@ -265,14 +250,12 @@ def feed_column(field: StructField) -> str | None:
 
 
 def _value(field: StructField) -> StructField:
-    kind = field.dataType
-    if isinstance(kind, StructType):
+    if isinstance(field.dataType, StructType):
         # A feed of several tables has a struct for each table, and lists the columns inside.
-        field = StructField(
-            field.name, StructType([_value(inner) for inner in kind]), field.nullable, field.metadata
-        )
-    return _with(field, _VALUE, field.name)
+        inner = StructType([_value(column) for column in field.dataType])
+        field = StructField(field.name, inner, field.nullable, field.metadata)
+    return _with(field, {_VALUE: field.name})
 
 
-def _with(field: StructField, key: str, value: object) -> StructField:
-    return StructField(field.name, field.dataType, field.nullable, {**field.metadata, key: value})
+def _with(field: StructField, marks: dict[str, object]) -> StructField:
+    return StructField(field.name, field.dataType, field.nullable, {**field.metadata, **marks})

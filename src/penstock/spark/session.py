@@ -207,7 +207,6 @@ def default_url(spark: SparkSession) -> str | None:
 
 
 def _url_with_password(redacted: str | None) -> str | None:
-    """Return the complete URL for the value of a session's setting."""
     return None if redacted is None else _urls_with_password.get(redacted, redacted)
 
 
@@ -225,13 +224,7 @@ def _hide_password(spark: SparkSession) -> None:
 
 
 def session_defaults(spark: SparkSession) -> dict[str, str]:
-    """Return the session's defaults for the options of the data source.
-
-    Raises
-    ------
-    InvalidOptionError
-        For an unknown setting ``spark.penstock.…``.
-    """
+    """Return the session's defaults for the options of the data source."""
     known = {name.lower(): name for name in ALL_OPTIONS}
     defaults = {}
     for setting, value in spark.conf.getAll.items():
@@ -255,11 +248,7 @@ def register_source(spark: SparkSession, source: type[DataSource], **attributes:
     the source in the active session only (4.3, ``DataSource.lookupDataSource``). A thread has none if it did
     not create the session, or if its connection to the JVM was closed, for example by an interrupt.
 
-    Parameters
-    ----------
-    attributes
-        Class attributes for a subclass of the source. It is pickled by value, so it reaches every Python
-        worker.
+    ``attributes`` are those of a subclass of the source, which is pickled by value, for every Python worker.
     """
     if is_classic(spark):
         activate(spark)

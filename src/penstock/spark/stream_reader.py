@@ -12,11 +12,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 
 from penstock.commit.offsets import QueueOffset, pad
 from penstock.commit.owner import Owner
+from penstock.errors import condition_of
 from penstock.json_text import Json
 from penstock.queue.store import Store, open_store
+from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.error_boundary import without_tracebacks
-from penstock.spark.limit_pushdown import RemainingQuota
-from penstock.spark.options import SourceOptions
+from penstock.spark.internals.limit_state import UnreadableState, rows_passed
+from penstock.spark.options import Quota, SourceOptions
 from penstock.spark.queue_readers import RangePartition, Scan
 from penstock.spark.ranges import (
     next_end,
@@ -72,7 +74,11 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Json:
         """Return the start of a query with a new checkpoint."""
         owner = self._own()
-        start = self._store().database.run(self._start, write=False)
+
+        def work(tx: Transaction) -> list[int]:
+            return start_positions(tx, self._options, self._queue, catalog.partitions(tx, self._queue))
+
+        start = self._store().database.run(work, write=False)
         return self._offset(start, start, owner).to_dict()
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
@@ -84,7 +90,10 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             last.require(self._store().uuid, queue.name, None, queue.generation)
         else:
             queue, partitions, draining = owner.observe(last)
-            self._maintain(queue, last)
+            if last.end != self._maintained:
+                # Retention may trim the rows that the logged micro-batch has made safe.
+                self._maintained = last.end
+                self._store().tend(queue, ())
         if draining:
             return start
         last.require_reached([part.next_index for part in partitions])
@@ -123,35 +132,22 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Do nothing: Spark calls it late, and never for the last micro-batch."""
 
     def stop(self) -> None:
-        """Release the consumer.
-
-        Spark does not call it reliably, and the end of the process has the same effect.
-        """
+        """Release the consumer, as the end of the process does: Spark does not call this reliably."""
         if self._owner is not None:
             self._owner.release()
-
-    def _maintain(self, queue: QueueRecord, logged: QueueOffset) -> None:
-        """Let retention trim the rows that a logged micro-batch has made safe."""
-        if logged.end != self._maintained:
-            self._maintained = logged.end
-            self._store().tend(queue, ())
 
     def _store(self) -> Store:
         return open_store(self._options.url)
 
     def _own(self) -> Owner | None:
         if self._options.consumer is not None and self._owner is None:
-            store = self._store()
             self._owner = Owner(
-                store.database,
+                self._store().database,
                 self._options.consumer,
                 self._queue.name,
                 moved_by_sink=self._options.moved_by_sink,
             )
         return self._owner
-
-    def _start(self, tx: Transaction) -> list[int]:
-        return start_positions(tx, self._options, self._queue, catalog.partitions(tx, self._queue))
 
     def _next_end(
         self,
@@ -164,10 +160,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if left is not None:
             options = replace(options, max_rows_per_trigger=min(left, options.max_rows_per_trigger or left))
 
-        def work(tx: Transaction) -> tuple[int, ...]:
-            return next_end(tx, queue, partitions, start, options, self._cap)
-
-        return self._store().database.run(work, write=False)
+        return self._store().database.run(
+            lambda tx: next_end(tx, queue, partitions, start, options, self._cap), write=False
+        )
 
     def _now(self) -> tuple[QueueRecord, list[PartitionRecord]]:
         def work(tx: Transaction) -> tuple[QueueRecord, list[PartitionRecord]]:
@@ -188,6 +183,51 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rows_per_task=self._options.rows_per_task,
             moved_by_sink=owner is not None and owner.moved_by_sink,
         )
+
+
+class RemainingQuota:
+    """The rows that a query may still read, at the start of each micro-batch."""
+
+    def __init__(self, quota: Quota | None, *, fail_on_data_loss: bool) -> None:
+        if quota is not None and not fail_on_data_loss:
+            # Trimmed rows lie between the positions but never pass the limit.
+            quota = replace(quota, left=None)
+        self._quota = quota
+        self._since = None if quota is None else quota.since
+        self._checked: tuple[int, bool] | None = None
+        """The last micro-batch whose state was read, and whether the limit was reached there."""
+
+    def left(self, start: Sequence[int]) -> int | None:
+        """Return how many rows may follow ``start``: 0 or less at the limit, None if unlimited."""
+        if self._quota is None:
+            return None
+        if self._quota.left is None:
+            return 0 if self._reached(self._quota) else None
+        if self._since is None:
+            self._since = tuple(start)
+        return self._quota.left - (sum(start) - sum(pad(self._since, len(start))))
+
+    def _reached(self, quota: Quota) -> bool:
+        """Return whether the limit is reached, according to the state of the last micro-batch."""
+        checkpoint = Checkpoint(quota.checkpoint)
+        last = checkpoint.last_commit()
+        if last is None:
+            return False
+        if self._checked is not None and self._checked[0] == last:
+            # An idle query asks again and again.
+            return self._checked[1]
+        try:
+            reached = rows_passed(checkpoint, last) >= quota.rows
+        except UnreadableState as unreadable:
+            # The driver counts as well, and stops the query; a micro-batch may start before it does.
+            log.debug(
+                "the limit's state cannot be read here: %s",
+                unreadable,
+                extra={"action": "limit_unread", "batch": last, "error": condition_of(unreadable)},
+            )
+            reached = False
+        self._checked = last, reached
+        return reached
 
 
 class BatchSizeWarnings:

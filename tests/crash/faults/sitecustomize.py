@@ -249,8 +249,7 @@ def _case(sink: Any) -> str:
 
 
 def patch_continuous_queues(module: ModuleType) -> None:
-    for kind in (module.QueueStagingWriter, module.QueueAppendWriter):
-        kind.end = _staged(kind.end)
+    module.QueueWriter.end = _staged(module.QueueWriter.end)
     _committed(module.QueueSinkDriver, lambda driver: str(driver.options.queue))
 
 
@@ -286,11 +285,11 @@ def patch_continuous_logs(module: ModuleType) -> None:
 
     def beginning(self: Any, number: int, offset: Any, passed: Any = None) -> None:
         write_offset(self, number, offset, passed)
-        stop(Path(self.read.location).name, "OFFSET", from_epoch(number))
+        stop(Path(self.location).name, "OFFSET", from_epoch(number))
 
     def logging(self: Any, number: int) -> None:
         write_commit(self, number)
-        stop(Path(self.read.location).name, "LOGGED", from_epoch(number))
+        stop(Path(self.location).name, "LOGGED", from_epoch(number))
 
     logs.write_offset, logs.write_commit = beginning, logging
 

@@ -66,10 +66,7 @@ class Commits:
         )
 
     def newest(self, ledger_name: str) -> SinkEpoch:
-        """Return the last epoch that the ledger has.
-
-        Raises CheckpointMismatchError when it was committed from another checkpoint.
-        """
+        """Return the last epoch that the ledger has."""
         entry = open_store(self.url).database.run(
             lambda tx: ledger.newest(tx, ledger_name, self.app_id), write=False
         )

@@ -35,13 +35,7 @@ class ContinuousSource(ABC):
 
     @abstractmethod
     def continuous_driver(self, spark: SparkSession) -> SourceDriver:
-        """Return its driver side for one query.
-
-        Raises
-        ------
-        ContinuousRefusedError
-            When it cannot be read with these settings.
-        """
+        """Return its driver side for one query, or raise ContinuousRefusedError."""
 
 
 class ContinuousSink(ABC):
@@ -51,13 +45,7 @@ class ContinuousSink(ABC):
     def continuous_driver(
         self, spark: SparkSession, query_id: str, guarantee: str, output_mode: str
     ) -> SinkDriver:
-        """Return its driver side for one query.
-
-        Raises
-        ------
-        ContinuousRefusedError
-            When it cannot be written to with these settings.
-        """
+        """Return its driver side for one query, or raise ContinuousRefusedError."""
 
     def record(self, spark: SparkSession, query_id: str) -> SinkRecord | None:
         """Return its record of a query's commits, for a query of micro-batches; None if it keeps none."""
@@ -74,45 +62,28 @@ class SourceDriver(ABC):
 
     @property
     @abstractmethod
-    def schema(self) -> pa.Schema:
-        """The schema of its rows."""
+    def schema(self) -> pa.Schema: ...
 
     def own(self) -> None:  # noqa: B027 - a source may have no other owner
-        """Take ownership of the source before each run; the previous owner is fenced.
-
-        Raises
-        ------
-        OwnerFencedError
-            When another query has taken over since the last run.
-        """
+        """Take ownership before each run, or raise OwnerFencedError if another query has taken over since."""
 
     @abstractmethod
     def start(self, logged: JsonValue) -> Positions:
-        """Return where a run begins.
-
-        Parameters
-        ----------
-        logged
-            The offset of the last committed epoch; None with a new checkpoint.
-        """
+        """Return where a run begins: after the last committed epoch, or None with a new checkpoint."""
 
     @abstractmethod
     def ends(self) -> Positions:
         """Return where the partitions end now."""
 
     @abstractmethod
-    def readers(self) -> ReaderFactory:
-        """Return what is carried to the tasks of a run to read with."""
+    def readers(self) -> ReaderFactory: ...
 
     @abstractmethod
     def plan(self, start: Positions, end: Positions, last_times: Mapping[int, int]) -> JsonValue:
         """Return the offset to log for an epoch, and record that the epoch is in flight.
 
-        Parameters
-        ----------
-        last_times
-            When the last row of each partition that was read was created, in microseconds since 1970, as far
-            as its reader knows: the source may have other rows by now.
+        ``last_times`` says when the last row read of each partition was created, in microseconds since 1970,
+        as far as its reader knows: the source may have other rows by now.
         """
 
     def follow(self, offset: JsonValue) -> None:  # noqa: B027 - a source may have nothing to move
@@ -121,23 +92,12 @@ class SourceDriver(ABC):
     def logged(self, offset: JsonValue) -> bool:
         """Record that an epoch is committed and logged; return whether the source asks the query to end.
 
-        Also called now and then while nothing is committed.
-
-        Raises
-        ------
-        OwnerFencedError
-            When another query has taken over.
+        Also called now and then while nothing is committed. Raises OwnerFencedError.
         """
         return False
 
     def require_at(self, start: Positions) -> None:  # noqa: B027 - a source may not be restored
-        """Check, while no epoch is committed, that the source still reaches where the run began.
-
-        Raises
-        ------
-        CheckpointMismatchError
-            When it does not: it was restored from a backup.
-        """
+        """Check, while no epoch is committed, that the source was not restored to before the run's start."""
 
     def release(self, ended: JsonValue) -> None:  # noqa: B027 - a source may have no other owner
         """Give up ownership after the last run; everything up to this offset is committed."""
@@ -205,8 +165,7 @@ class SinkEpoch:
     number: int
     """-1 when it has none."""
     offset: JsonValue = None
-    """The offset that the checkpoint logs for it; None for a micro-batch, which Spark logs before the
-    commit."""
+    """What the checkpoint logs for it; None for a micro-batch, which Spark logs before the commit."""
     rows: int = 0
 
 
@@ -221,10 +180,7 @@ class SinkRecord(ABC):
     def newest(self) -> SinkEpoch | None:
         """Return the last epoch that the sink has; None when it keeps no record.
 
-        Raises
-        ------
-        CheckpointMismatchError
-            When another checkpoint wrote the record.
+        Raises CheckpointMismatchError when another checkpoint wrote the record.
         """
         return None
 
@@ -248,33 +204,17 @@ class SinkDriver(SinkRecord):
         return False
 
     def check(self, schema: StructType) -> None:
-        """Refuse rows that the sink cannot take.
-
-        Raises
-        ------
-        SchemaMismatchError
-        """
+        """Refuse rows that the sink cannot take."""
 
     def clear(self) -> None:
         """Drop what earlier runs have staged; called when none of their tasks is active."""
 
     @abstractmethod
-    def writers(self) -> WriterFactory:
-        """Return what is carried to the tasks of a run to write with."""
+    def writers(self) -> WriterFactory: ...
 
     @abstractmethod
     def commit(self, writers: WriterFactory, epoch: Epoch, offset: JsonValue) -> None:
-        """Make an epoch visible, once, before the checkpoint logs it.
-
-        Parameters
-        ----------
-        writers
-            What the tasks of the epoch wrote with.
-        epoch
-            Its number, and what the tasks reported.
-        offset
-            The offset that the checkpoint will log.
-        """
+        """Make an epoch of tasks with these writers visible, once, before the checkpoint logs its offset."""
 
 
 class SinkWriter(ABC):
@@ -286,10 +226,7 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def end(self, epoch: int) -> Json:
-        """End an epoch whose rows are all written.
-
-        Return what its commit has to know by attempt, such as how much was staged.
-        """
+        """End an epoch whose rows are all written; return what its commit has to know, by attempt."""
 
     def close(self) -> None:  # noqa: B027 - it may hold none
         """Release its resources."""

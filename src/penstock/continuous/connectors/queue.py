@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -44,7 +44,6 @@ from penstock.spark.ranges import parse_offset, skip_trimmed, start_positions
 from penstock.spark.schemas import check_writable, source_schema
 from penstock.store import staging
 from penstock.store.database import Transaction
-from penstock.store.log.segmenting import Segment
 from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord, queue_sink
 from penstock.store.staging import Attempt
@@ -57,7 +56,6 @@ class QueueSourceDriver(SourceDriver):
 
     options: SourceOptions = field(repr=False)
     _owner: Owner | None = field(default=None, init=False)
-    _schema: pa.Schema | None = field(default=None, init=False)
     _pinned: QueueRecord | None = field(default=None, init=False)
     """The queue that the current run reads: another one may have its name by the time an epoch is planned."""
 
@@ -65,12 +63,10 @@ class QueueSourceDriver(SourceDriver):
     def description(self) -> str:
         return f"queue {in_quotes(self.options.queue)}"
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
-        """The schema of its rows: the columns that the queue had when the query began, for all its runs."""
-        if self._schema is None:
-            self._schema = source_schema(self._look_up().schema, self.options.service_columns)
-        return self._schema
+        """The columns that the queue had when the query began, for all its runs."""
+        return source_schema(_look_up(self.options).schema, self.options.service_columns)
 
     def own(self) -> None:
         self._pinned = None
@@ -88,7 +84,7 @@ class QueueSourceDriver(SourceDriver):
             )
 
     def start(self, logged: JsonValue) -> Positions:
-        store, self._pinned = self._store(), self._look_up()
+        store, self._pinned = self._store(), _look_up(self.options)
         queue = self._pinned
 
         def work(tx: Transaction) -> Positions:
@@ -145,11 +141,8 @@ class QueueSourceDriver(SourceDriver):
     def release(self, ended: JsonValue) -> None:
         self._release_owner()
         if self.options.consumer is not None and ended is not None:
-            level(
-                self._store().database,
-                parse_offset(ended),
-                moved_by_sink=self.options.moved_by_sink,
-            )
+            offset = parse_offset(ended)
+            level(self._store().database, offset, moved_by_sink=self.options.moved_by_sink)
 
     def _release_owner(self) -> None:
         if self._owner is not None:
@@ -160,13 +153,15 @@ class QueueSourceDriver(SourceDriver):
         return open_store(self.options.url)
 
     def _queue(self) -> QueueRecord:
-        return self._pinned or self._look_up()
-
-    def _look_up(self) -> QueueRecord:
-        return self._store().database.run(lambda tx: catalog.find_queue(tx, self.options.queue), write=False)
+        return self._pinned or _look_up(self.options)
 
     def _generation(self, queue: QueueRecord) -> int:
         return queue.generation if self._owner is None else self._owner.generation
+
+
+def _look_up(options: SourceOptions | SinkOptions) -> QueueRecord:
+    database = open_store(options.url).database
+    return database.run(lambda tx: catalog.find_queue(tx, options.queue), write=False)
 
 
 def _listed(positions: Positions, length: int) -> tuple[int, ...]:
@@ -190,16 +185,17 @@ class QueueSinkDriver(SinkDriver):
         return not self.exactly_once
 
     def check(self, schema: StructType) -> None:
-        queue = self._queue()
+        queue = _look_up(self.options)
         refuse_feed(queue)
         check_writable(schema, queue.schema, queue.name)
 
     def writers(self) -> QueueWriterFactory:
         app_id = self._commits.app_id if self.exactly_once else None
-        return QueueWriterFactory(self.options.url, self._queue(), app_id, self.options.max_rows_per_write)
+        queue = _look_up(self.options)
+        return QueueWriterFactory(self.options.url, queue, app_id, self.options.max_rows_per_write)
 
     def newest(self) -> SinkEpoch:
-        return self._commits.newest(queue_sink(self._queue()))
+        return self._commits.newest(queue_sink(_look_up(self.options)))
 
     @property
     def may_be_new(self) -> bool:
@@ -227,11 +223,6 @@ class QueueSinkDriver(SinkDriver):
             new_sink=options.allow_new_sink,
         )
 
-    def _queue(self) -> QueueRecord:
-        return open_store(self.options.url).database.run(
-            lambda tx: catalog.find_queue(tx, self.options.queue), write=False
-        )
-
 
 _MAX_WAIT_SECONDS = 1.0
 _AHEAD_ROWS = 131_072
@@ -248,24 +239,13 @@ class QueueReaderFactory(Scan, ReaderFactory):
 
 @dataclass(frozen=True)
 class _Ahead:
-    """Rows that were read ahead."""
+    """Rows that were read ahead, from the index ``start``."""
 
     partition: int
     appended: int
     """When the rows were appended, in microseconds since 1970."""
     start: int
-    """The index of the first row."""
     rows: pa.RecordBatch
-
-    @property
-    def end(self) -> int:
-        return self.start + int(self.rows.num_rows)
-
-    def upto(self, count: int) -> _Ahead:
-        return replace(self, rows=self.rows.slice(0, count))
-
-    def after(self, count: int) -> _Ahead:
-        return replace(self, start=self.start + count, rows=self.rows.slice(count))
 
 
 class QueueReader(SourceReader):
@@ -289,17 +269,18 @@ class QueueReader(SourceReader):
         while self._held and left:
             ahead = self._held.popleft()
             if ahead.rows.num_rows > left:
-                self._held.appendleft(ahead.after(left))
-                ahead = ahead.upto(left)
-            left -= ahead.rows.num_rows
-            self._positions[ahead.partition] = ahead.end
+                later = replace(ahead, start=ahead.start + left, rows=ahead.rows.slice(left))
+                self._held.appendleft(later)
+                ahead = replace(ahead, rows=ahead.rows.slice(0, left))
+            count = ahead.rows.num_rows
+            left -= count
+            self._positions[ahead.partition] = ahead.start + count
             self._last_times[ahead.partition] = ahead.appended
-            self._times.append((ahead.appended, ahead.rows.num_rows))
+            self._times.append((ahead.appended, count))
             batches.append(ahead.rows)
         return pa.concat_batches(batches) if len(batches) > 1 else batches[0] if batches else None
 
     def _fetch(self) -> None:
-        """Read ahead, in whole segments."""
         ends, self._ends = self._ends or self._watch.wait(self._positions, 0).ends, {}
         for partition, end in ends.items():
             start = self._positions[partition]
@@ -358,55 +339,31 @@ class QueueWriterFactory(WriterFactory):
 
     def open(self, task: int) -> SinkWriter:
         check_reach(self.url, None)
-        return (
-            QueueAppendWriter(self, task)
-            if self.app_id is None
-            else QueueStagingWriter(self, task, self.app_id)
-        )
+        return QueueWriter(self, task)
 
 
-class _QueueWriter(SinkWriter):
-    """Writer of one task; the process keeps its store open."""
+class QueueWriter(SinkWriter):
+    """Writer of one task: a write is an append, or staged for the driver to promote with its epoch."""
 
     def __init__(self, sink: QueueWriterFactory, task: int) -> None:
-        self._sink, self._task = sink, task
+        self._sink, self._task, self._attempt = sink, task, str(uuid.uuid4())
+        # The process keeps the store open.
         self._store = open_store(sink.url)
         self._placement = placement_of(self._store.database, sink.queue)
-
-    def _groups(self, rows: list[pa.RecordBatch]) -> Iterator[list[Segment]]:
-        pieces = SegmentGroups(self._sink.queue, self._placement, self._task, self._sink.max_rows)
-        return pieces.groups(iter(rows))
-
-
-class QueueAppendWriter(_QueueWriter):
-    """Writer whose every write is an append."""
-
-    def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
-        crowded: set[int] = set()
-        for group in self._groups(rows):
-            appended = append_task(self._store.database, self._sink.queue, None, group)
-            crowded.update(() if appended is None else appended.crowded)
-        if crowded:
-            self._store.tend(self._sink.queue, tuple(crowded))
-
-    def end(self, epoch: int) -> dict[str, int]:
-        return {}
-
-
-class QueueStagingWriter(_QueueWriter):
-    """Writer whose writes are staged; the driver promotes or deletes them with their epoch."""
-
-    def __init__(self, sink: QueueWriterFactory, task: int, app_id: str) -> None:
-        super().__init__(sink, task)
-        self._app_id, self._attempt = app_id, str(uuid.uuid4())
         self._staged = 0
 
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
-        attempt = Attempt(self._app_id, epoch, self._task, self._attempt)
-        for group in self._groups(rows):
-            self._staged += staging.stage_segments(
-                self._store.database, self._sink.queue, attempt, group, self._staged
-            )
+        database, queue, app_id = self._store.database, self._sink.queue, self._sink.app_id
+        segments = SegmentGroups(queue, self._placement, self._task, self._sink.max_rows)
+        crowded: set[int] = set()
+        for group in segments.groups(iter(rows)):
+            if app_id is not None:
+                attempt = Attempt(app_id, epoch, self._task, self._attempt)
+                self._staged += staging.stage_segments(database, queue, attempt, group, self._staged)
+            elif (appended := append_task(database, queue, None, group)) is not None:
+                crowded.update(appended.crowded)
+        if crowded:
+            self._store.tend(queue, tuple(crowded))
 
     def end(self, epoch: int) -> dict[str, int]:
         staged, self._staged = self._staged, 0

@@ -97,12 +97,8 @@ def _text(value: object, longest: int) -> str:
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]], *, left: bool) -> list[str]:
     widths = [max(3, *(len(cells[n]) for cells in [names, *rows])) for n in range(len(names))]
     rule = "+" + "+".join("-" * width for width in widths) + "+"
-    lines = [
-        "|"
-        + "|".join(cell.ljust(w) if left else cell.rjust(w) for cell, w in zip(cells, widths, strict=True))
-        + "|"
-        for cells in [names, *rows]
-    ]
+    pad = str.ljust if left else str.rjust
+    lines = [f"|{'|'.join(map(pad, cells, widths))}|" for cells in [names, *rows]]
     return [rule, lines[0], rule, *lines[1:], rule, ""] if names else []
 
 
@@ -214,7 +210,6 @@ class RateDriver(SourceDriver):
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema of its rows."""
         return SCHEMA
 
     def start(self, logged: JsonValue) -> Positions:

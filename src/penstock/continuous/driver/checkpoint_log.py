@@ -34,54 +34,35 @@ from penstock.errors import (
     OwnerFencedError,
 )
 from penstock.json_text import JsonValue
-from penstock.spark.checkpoint import LIMIT_PASSED_SETTING, Checkpoint, is_batch_number, redact_location
+from penstock.spark.checkpoint import LIMIT_PASSED_SETTING, Checkpoint, is_batch_number
 
 _COMMITTED = 'v1\n{"nextBatchWatermarkMs":0}'
 
 
-class CheckpointLog:
+class CheckpointLog(Checkpoint):
     """The checkpoint of a continuous query, in a folder or at a URL; created if it does not exist."""
 
     def __init__(self, location: str) -> None:
-        self.read = Checkpoint(location)
-        self._files, self._root = self.read.files, self.read.root
+        super().__init__(location)
         for folder in ("offsets", "commits", "sources/0"):
-            self._files.create_dir(f"{self._root}/{folder}", recursive=True)
+            self.files.create_dir(f"{self.root}/{folder}", recursive=True)
         self._oldest = {folder: self._first(folder) for folder in ("offsets", "commits")}
-        if self._files.get_file_info(f"{self._root}/metadata").type == fs.FileType.NotFound:
+        if self.files.get_file_info(f"{self.root}/metadata").type == fs.FileType.NotFound:
             # If another driver is first, the query has the id that it wrote.
             with suppress(FileExistsError):
                 self._create("metadata", json.dumps({"id": str(uuid.uuid4())}))
 
-    @property
-    def location(self) -> str:
-        """The location of the checkpoint, without a password."""
-        return redact_location(self.read.location)
-
-    @property
-    def query_id(self) -> str:
-        """The query's id, the same over all runs."""
-        return self.read.query_id()
-
-    def last_committed(self) -> int | None:
-        """Return the last committed epoch or micro-batch whose offsets Spark has not pruned."""
-        return self.read.last_commit()
-
     def unsettled(self) -> int | None:
         """Return the epoch or micro-batch that was begun and not committed; None if there is none."""
-        begun, committed = self.read.last_planned(), self.last_committed()
+        begun, committed = self.last_planned(), self.last_commit()
         return begun if begun is not None and begun != committed else None
 
     def has_offset(self, number: int) -> bool:
-        """Return whether it has the offset of an epoch or micro-batch."""
-        return self.read.read(f"offsets/{number}") is not None
+        return self.read(f"offsets/{number}") is not None
 
-    def offset(self, number: int) -> JsonValue:
-        """Return the offset of the one source.
-
-        Raises CommitRefusedError when the query had several sources.
-        """
-        offsets = self.read.offsets(number)
+    def only_offset(self, number: int) -> JsonValue:
+        """Return the offset of the one source."""
+        offsets = self.offsets(number)
         if len(offsets) != 1:
             raise CommitRefusedError(
                 f"the checkpoint belongs to a query with {len(offsets)} sources, and a continuous query has "
@@ -91,37 +72,27 @@ class CheckpointLog:
         return offsets[0]
 
     def passed(self, number: int | None) -> int:
-        """Return how many rows a limit had let through at the end of an epoch; 0 if there is none yet.
-
-        Raises CheckpointMismatchError when the query ran without a limit, or Spark counted.
-        """
+        """Return how many rows a limit had let through at the end of an epoch; 0 if there is none yet."""
         if number is None:
             return 0
-        rows = self.read.limit_passed(number)
+        rows = self.limit_passed(number)
         if rows is None:
             raise CheckpointMismatchError(
-                f"the query at {self.location!r} has run without a limit before, or with one that a trigger "
+                f"the query at {self.shown!r} has run without a limit before, or with one that a trigger "
                 "of micro-batches counts: keep it as it was, or use a new checkpoint; the query then resumes "
                 "at the consumer's offset",
                 condition="CHECKPOINT_MISMATCH.LIMIT",
-                checkpoint=self.location,
+                checkpoint=self.shown,
             )
         return rows
 
     def write_offset(self, number: int, offset: object, passed: int | None = None) -> None:
-        """Log the offset of an epoch that the sink has committed, and the rows that a limit has let through.
-
-        Raises OwnerFencedError when another driver has logged this epoch.
-        """
+        """Log the offset of an epoch that the sink has, and the rows that a limit has let through."""
         conf = {} if passed is None else {LIMIT_PASSED_SETTING: str(passed)}
         about = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": conf}
         self._add(f"offsets/{number}", "\n".join(["v1", json.dumps(about), json.dumps(offset)]))
 
     def write_commit(self, number: int) -> None:
-        """Log that an epoch is committed.
-
-        Raises OwnerFencedError when another driver has logged it.
-        """
         self._add(f"commits/{number}", _COMMITTED)
 
     def drop_offset(self, number: int) -> None:
@@ -129,14 +100,13 @@ class CheckpointLog:
         self._delete(f"offsets/{number}")
 
     def prune(self, last: int, keep: int) -> None:
-        """Delete the files of all but the last epochs."""
         for folder, oldest in self._oldest.items():
             for number in range(oldest, last - keep + 1):
                 self._delete(f"{folder}/{number}")
             self._oldest[folder] = max(oldest, last - keep + 1)
 
     def _first(self, folder: str) -> int:
-        entries = self._files.get_file_info(fs.FileSelector(f"{self._root}/{folder}"))
+        entries = self.files.get_file_info(fs.FileSelector(f"{self.root}/{folder}"))
         return min((int(info.base_name) for info in entries if is_batch_number(info.base_name)), default=0)
 
     def _add(self, name: str, text: str) -> None:
@@ -144,47 +114,39 @@ class CheckpointLog:
             self._create(name, text)
         except FileExistsError:
             raise OwnerFencedError(
-                f"{name} of the checkpoint at {self.location!r} was written by another driver of the query: "
+                f"{name} of the checkpoint at {self.shown!r} was written by another driver of the query: "
                 "run each query once",
                 condition="OWNER_FENCED.CHECKPOINT",
-                checkpoint=self.location,
+                checkpoint=self.shown,
                 file=name,
             ) from None
 
     def _create(self, name: str, text: str) -> None:
-        """Create a file, whole or not at all.
-
-        Raises FileExistsError.
-        """
-        path = f"{self._root}/{name}"
-        if is_local(self._files):
+        path = f"{self.root}/{name}"
+        if is_local(self.files):
             self._drop_checksum(name)
             create_durably(path, text.encode())
             return
         # Object stores show a file once it is complete, and few can refuse to replace one.
-        if self._files.get_file_info(path).type != fs.FileType.NotFound:
+        if self.files.get_file_info(path).type != fs.FileType.NotFound:
             raise FileExistsError(path)
-        with self._files.open_output_stream(path) as stream:
+        with self.files.open_output_stream(path) as stream:
             stream.write(text.encode())
 
     def _delete(self, name: str) -> None:
         with suppress(FileNotFoundError):
-            self._files.delete_file(f"{self._root}/{name}")
+            self.files.delete_file(f"{self.root}/{name}")
         self._drop_checksum(name)
 
     def _drop_checksum(self, name: str) -> None:
-        """Delete the checksum that Hadoop keeps beside a local file.
-
-        It would take the new file for a damaged one.
-        """
-        folder, _, base = f"{self._root}/{name}".rpartition("/")
+        """Delete Hadoop's checksum of a local file, which would make the new file look damaged."""
+        folder, _, base = f"{self.root}/{name}".rpartition("/")
         checksum = f"{folder}/.{base}.crc"
-        if self._files.get_file_info(checksum).type != fs.FileType.NotFound:
-            self._files.delete_file(checksum)
+        if self.files.get_file_info(checksum).type != fs.FileType.NotFound:
+            self.files.delete_file(checksum)
 
 
 def is_local(files: fs.FileSystem) -> bool:
-    """Return whether files are on this machine's disks, where a link can create one."""
     return isinstance(files, fs.LocalFileSystem)
 
 
@@ -202,10 +164,7 @@ def _link(temporary: str, path: str) -> None:
 
 
 def create_durably(path: str, content: bytes) -> None:
-    """Create a local file, whole or not at all; when this returns, it survives a loss of power.
-
-    Raises FileExistsError.
-    """
+    """Create a local file, whole or not at all; when this returns, it survives a loss of power."""
     folder, base = os.path.split(path)
     temporary = os.path.join(folder, f".{base}.{uuid.uuid4()}.tmp")
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -227,18 +186,18 @@ def create_durably(path: str, content: bytes) -> None:
 
 
 Follow = Callable[[JsonValue], None]
+Clock = Callable[[], float]
 
 
 def recover(logs: CheckpointLog, sink: SinkRecord, follow: Follow, *, limited: bool = False) -> int | None:
     """Prepare a checkpoint for a run of the continuous engine; return its last committed epoch.
 
-    An epoch that was logged and not committed, as by the micro-batch engine, is dropped. Parameters and
-    errors are those of :func:`catch_up`.
+    An epoch that was logged and not committed, as by the micro-batch engine, is dropped.
     """
     # Before the sink is asked: what another driver commits and logs after that must not be dropped.
     begun = logs.unsettled()
     newest = catch_up(logs, sink, follow, limited=limited)
-    last = logs.last_committed()
+    last = logs.last_commit()
     if begun is None or begun < _next(last):
         return last
     if newest is not None and newest.number == begun:
@@ -258,15 +217,11 @@ def catch_up(
     with several sources or with state, a micro-batch that Spark has begun is left to Spark, which repeats it.
 
     ``follow`` gets the offset before it is logged, for a source whose consumer the sink does not move.
-
-    Raises CheckpointMismatchError when the sink lacks epochs that the checkpoint has committed: its store was
-    restored from an older backup. Raises CheckpointRewoundError when the checkpoint lacks more than one epoch
-    that the sink has: it is an old copy. Raises OwnerFencedError when another driver writes the checkpoint.
     """
     newest = sink.newest()
     if newest is None:
         return None
-    last = logs.last_committed()
+    last = logs.last_commit()
     _require_same_time(sink, newest, last)
     if newest.offset is not None:
         follow(newest.offset)
@@ -280,8 +235,6 @@ def require_not_behind(logs: CheckpointLog, sink: SinkRecord) -> None:
     """Refuse a sink that lacks what the checkpoint has committed: its store is an older backup.
 
     For a query that may repeat rows, whose sink may be ahead.
-
-    Raises CheckpointMismatchError.
     """
     try:
         newest = sink.newest()
@@ -289,7 +242,7 @@ def require_not_behind(logs: CheckpointLog, sink: SinkRecord) -> None:
         # Another checkpoint has written under the same id: rows are repeated, and none are lost.
         return
     if newest is not None:
-        _require_not_behind(sink, newest, _next(logs.last_committed()))
+        _require_not_behind(sink, newest, _next(logs.last_commit()))
 
 
 def _next(last: int | None) -> int:
@@ -321,13 +274,13 @@ def _log(logs: CheckpointLog, epoch: SinkEpoch, passed: int | None) -> None:
     """
     with suppress(OwnerFencedError):
         logs.write_offset(epoch.number, epoch.offset, passed)
-    if logs.offset(epoch.number) != epoch.offset:
-        if epoch.number < _next(logs.last_committed()):
+    if logs.only_offset(epoch.number) != epoch.offset:
+        if epoch.number < _next(logs.last_commit()):
             raise OwnerFencedError(
-                f"epoch {epoch.number} has other rows in the checkpoint at {logs.location!r} than in the "
+                f"epoch {epoch.number} has other rows in the checkpoint at {logs.shown!r} than in the "
                 "sink: another driver writes the checkpoint. Run each query once",
                 condition="OWNER_FENCED.CHECKPOINT",
-                checkpoint=logs.location,
+                checkpoint=logs.shown,
             )
         logs.drop_offset(epoch.number)
         logs.write_offset(epoch.number, epoch.offset, passed)
@@ -336,16 +289,18 @@ def _log(logs: CheckpointLog, epoch: SinkEpoch, passed: int | None) -> None:
 
 
 class CommittedEpochs:
-    """How far a query has come, over all its runs; ``limited`` if its rows count towards a limit."""
+    """How far a query has come, over all its runs; ``limited`` if its rows count towards a limit.
+
+    The durable steps that commit an epoch:
+
+        source's plan -> sink's transaction -> offsets/e -> commits/e -> the source is notified
+
+    The sink comes before the checkpoint: after a driver dies in between, the next one finds there what the
+    checkpoint lacks.
+    """
 
     def __init__(
-        self,
-        source: SourceDriver,
-        sink: SinkDriver,
-        logs: CheckpointLog,
-        clock: Callable[[], float],
-        *,
-        limited: bool,
+        self, source: SourceDriver, sink: SinkDriver, logs: CheckpointLog, clock: Clock, *, limited: bool
     ) -> None:
         self._source, self._sink, self._logs = source, sink, logs
         self._clock, self._limited = clock, limited
@@ -364,7 +319,7 @@ class CommittedEpochs:
         if not first_run:
             self._require_own_checkpoint()
         last = recover(self._logs, self._sink, self._source.follow, limited=self._limited)
-        self._offset = None if last is None else self._logs.offset(last)
+        self._offset = None if last is None else self._logs.only_offset(last)
         self.last = -1 if last is None else last
         if self._limited:
             self.rows = self._logs.passed(last)
@@ -374,13 +329,13 @@ class CommittedEpochs:
 
     def _require_own_checkpoint(self) -> None:
         """Refuse to repeat a run after another driver has committed; only the checkpoint may show that."""
-        last = self._logs.last_committed()
+        last = self._logs.last_commit()
         if last not in (None, self.last, self._logging):
             raise OwnerFencedError(
-                f"the checkpoint at {self._logs.location!r} has epochs up to {last}, and this driver has "
+                f"the checkpoint at {self._logs.shown!r} has epochs up to {last}, and this driver has "
                 f"committed {self.last}: another driver runs the query. Run each query once",
                 condition="OWNER_FENCED.CHECKPOINT",
-                checkpoint=self._logs.location,
+                checkpoint=self._logs.shown,
             )
 
     def commit(self, writers: WriterFactory, epoch: Epoch) -> JsonValue:
@@ -405,9 +360,8 @@ class CommittedEpochs:
 
     @property
     def idle_seconds(self) -> float:
-        """The time since the source was last notified."""
+        """The seconds since the source was last notified."""
         return self._clock() - self._notified_at
 
     def release(self) -> None:
-        """Give up ownership of the source."""
         self._source.release(self._offset)

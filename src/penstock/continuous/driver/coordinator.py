@@ -20,8 +20,7 @@ from penstock.continuous.channel import READER, WRITER, CoordinatorAddress, deco
 from penstock.continuous.driver.epochs import Epoch, Epochs
 from penstock.errors import ContinuousFailedError, PenstockError, condition_of
 from penstock.json_text import Json
-from penstock.spark.driver_endpoint import AuthenticatedListener
-from penstock.spark.driver_endpoint import shut_down as _shut
+from penstock.spark.driver_endpoint import AuthenticatedListener, shut_down
 
 log = logging.getLogger("penstock.continuous")
 
@@ -52,15 +51,11 @@ class Quota:
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing is left."""
         return self.left <= 0
 
 
 class EpochCoordinator:
-    """Server for the readers and writers of a run, which tells the readers when an epoch ends.
-
-    Executors reach it at ``host``; it listens at ``bind``.
-    """
+    """Server for the readers and writers of a run; executors reach it at ``host``, it listens at ``bind``."""
 
     def __init__(self, host: str, bind: str, epochs: Epochs) -> None:
         self.run = str(uuid.uuid4())
@@ -88,10 +83,6 @@ class EpochCoordinator:
     # For the driver.
 
     def await_tasks(self, timeout: float, alive: Callable[[], bool]) -> None:
-        """Wait until all readers and writers are connected.
-
-        Raises ContinuousFailedError when some do not connect in time, or the job has ended.
-        """
         wanted = {(role, task) for role in (READER, WRITER) for task in range(self._epochs.tasks)}
         deadline = time.monotonic() + timeout
         with self._changed:
@@ -127,7 +118,6 @@ class EpochCoordinator:
         return number
 
     def pause(self) -> None:
-        """Make the readers stop reading."""
         with self._changed:
             self._send_to_readers(encode("pause"))
 
@@ -137,10 +127,7 @@ class EpochCoordinator:
             self._send_to_readers(encode("finish"))
 
     def complete(self, timeout: float) -> Epoch | None:
-        """Return the next epoch to commit; None after ``timeout`` seconds, or when anything else has changed.
-
-        Raises ContinuousFailedError when a task has failed, or its connection has broken.
-        """
+        """Return the next epoch to commit; None after ``timeout`` seconds, or on any other change."""
         with self._changed:
             if not self._news and timeout > 0:
                 self._changed.wait(timeout)
@@ -149,13 +136,11 @@ class EpochCoordinator:
             return self._epochs.complete()
 
     def committed(self, number: int) -> None:
-        """Record that an epoch is committed."""
         with self._changed:
             self._epochs.committed(number)
             self._notify()
 
     def wake(self) -> None:
-        """Make waiting threads check their condition again."""
         with self._changed:
             self._notify()
 
@@ -171,15 +156,13 @@ class EpochCoordinator:
 
     @property
     def exhausted(self) -> bool:
-        """Whether a limit leaves nothing."""
         return self.quota is not None and self.quota.exhausted
 
     def close(self) -> None:
-        """Close all connections, and accept no more."""
         self._listening.close()
         with self._changed:
             for line in self._lines.values():
-                _shut(line)
+                shut_down(line)
 
     # Messages from the tasks.
 
@@ -208,18 +191,17 @@ class EpochCoordinator:
                     pass
             except Exception as error:
                 # The connection has broken, or what it carried is no message.
+                role, task = who
                 log.debug(
                     "the connection of %s %d is closed: %s",
                     *who,
                     error,
-                    extra={
-                        "action": "line_closed",
-                        "role": who[0],
-                        "task": who[1],
-                        "error": condition_of(error),
-                    },
+                    extra={"action": "line_closed", "role": role, "task": task, "error": condition_of(error)},
                 )
-                self._disconnected(who)
+                with self._changed:
+                    if who not in self._done and not self._listening.closed:
+                        self._fail(_broken(role, task))
+                    self._notify()
 
     def _identify(self, line: Connection) -> tuple[str, int] | None:
         """Return the role and task of a connection; None for one of another run."""
@@ -232,9 +214,8 @@ class EpochCoordinator:
             if self._listening.closed or hello["kind"] != "hello" or hello.get("run") != self.run:
                 return None
             if who in self._lines:
-                self._fail(
-                    ContinuousFailedError(f"Spark has started {who[0]} {who[1]} of the query a second time")
-                )
+                twice = f"Spark has started {who[0]} {who[1]} of the query a second time"
+                self._fail(ContinuousFailedError(twice))
                 return None
             self._lines[who] = line
             self._notify()
@@ -288,12 +269,6 @@ class EpochCoordinator:
             if epoch <= self._epochs.first or self.quota.exhausted:
                 del self._wants[task]
                 self._send(WRITER, task, encode("granted", rows=self.quota.take(rows)))
-
-    def _disconnected(self, who: tuple[str, int]) -> None:
-        with self._changed:
-            if who not in self._done and not self._listening.closed:
-                self._fail(_broken(*who))
-            self._notify()
 
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error

@@ -81,11 +81,6 @@ class Epochs:
     _open: dict[int, dict[int, _Task]] = field(default_factory=dict)
 
     @property
-    def in_flight(self) -> int:
-        """How many epochs are begun and not committed."""
-        return len(self._open)
-
-    @property
     def idle(self) -> bool:
         """Whether everything that readers have sent is committed."""
         return not self._open and not self._sent
@@ -102,12 +97,7 @@ class Epochs:
         self._sent.add(task)
 
     def begin(self) -> int | None:
-        """Begin an epoch and return its number.
-
-        None when no reader has sent rows for one, or one has yet to end its part of the epoch before.
-
-        Raises ContinuousFailedError when too many epochs are in flight.
-        """
+        """Begin an epoch and return its number; None without rows, or while the one before is being read."""
         if not self._sent or any(
             part.offsets is None for parts in self._open.values() for part in parts.values()
         ):
@@ -171,7 +161,6 @@ class Epochs:
         )
 
     def committed(self, number: int) -> None:
-        """Record that an epoch is in the sink and in the logs."""
         if not self._open or number != min(self._open):
             raise _broken(f"epoch {number} is not the next one to commit")
         del self._open[number]

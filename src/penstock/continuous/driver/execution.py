@@ -14,9 +14,9 @@ from penstock.commit.protocol import OTHER_INPUT
 from penstock.continuous.connectors.protocol import Positions, SinkDriver, SourceDriver
 from penstock.continuous.driver.checkpoint_log import CheckpointLog, CommittedEpochs
 from penstock.continuous.driver.coordinator import EpochCoordinator, Limit, Quota
-from penstock.continuous.driver.epochs import Epoch
+from penstock.continuous.driver.epochs import Epoch, Epochs
 from penstock.continuous.driver.progress import ListenerDispatch, Progress, timestamp
-from penstock.continuous.driver.runs import Engine, Run, partitions_by_task
+from penstock.continuous.driver.runs import Run, SparkEngine, partitions_by_task
 from penstock.continuous.tasks import BEHIND_ROWS
 from penstock.errors import ContinuousFailedError, PenstockError, condition_of
 from penstock.store.records.catalog import QueueGrown
@@ -36,7 +36,7 @@ _IDLE_SECONDS = 5.0
 
 
 class State(Enum):
-    """The state of a query (as in Spark's ContinuousExecution)."""
+    """The state of a query, as in Spark's ContinuousExecution."""
 
     INITIALIZING = "INITIALIZING"
     ACTIVE = "ACTIVE"
@@ -59,17 +59,14 @@ class Settings:
 
 
 class ContinuousExecution:
-    """The driver side of a query, and the thread that runs it.
-
-    ``clean_up`` is called at the end, unless the query has failed; ``clock`` returns seconds.
-    """
+    """The driver side of a query, and its thread, which calls ``clean_up`` unless the query has failed."""
 
     def __init__(
         self,
         name: str | None,
         source: SourceDriver,
         sink: SinkDriver,
-        engine: Engine,
+        engine: SparkEngine,
         logs: CheckpointLog,
         settings: Settings,
         *,
@@ -79,7 +76,7 @@ class ContinuousExecution:
         clean_up: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.name, self.id, self.run_id = name, logs.query_id, run_id or str(uuid.uuid4())
+        self.name, self.id, self.run_id = name, logs.query_id(), run_id or str(uuid.uuid4())
         self._source, self._sink, self._engine, self._logs = source, sink, engine, logs
         self._settings, self._clock, self._limit, self._clean_up = settings, clock, limit, clean_up
         self.progress = Progress(self.id, self.run_id, name, clock, source.description, sink.description)
@@ -114,20 +111,17 @@ class ContinuousExecution:
         self._stopping = True
         with self._changed:
             self._changed.notify_all()
-        coordinator = self._coordinator
-        if coordinator is not None:
+        if (coordinator := self._coordinator) is not None:
             coordinator.wake()
         self._thread.join(timeout)
         if not self._thread.is_alive():
             return self.failure is None
-        coordinator = self._coordinator
-        if coordinator is not None:
+        if (coordinator := self._coordinator) is not None:
             coordinator.close()
         self._thread.join(timeout)
         return False
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait for its end; return whether it has ended in time."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -140,7 +134,6 @@ class ContinuousExecution:
         return self.committed.last >= number
 
     def await_offsets(self, reached: Callable[[Positions], bool]) -> None:
-        """Wait until the committed offsets fulfil a condition."""
         with self._changed:
             self._changed.wait_for(
                 lambda: reached(self.committed.positions) or self.state is State.TERMINATED
@@ -156,7 +149,7 @@ class ContinuousExecution:
                 "query %s failed: %s",
                 self._called,
                 error,
-                extra={"action": "query_failed", **self._fields, "error": condition_of(error)},
+                extra={"action": "query_failed", **self._with_error(error)},
             )
             self.failure = error
         finally:
@@ -171,7 +164,7 @@ class ContinuousExecution:
                 "query %s: its source could not be released: %s",
                 self._called,
                 error,
-                extra={"action": "release_failed", **self._fields, "error": condition_of(error)},
+                extra={"action": "release_failed", **self._with_error(error)},
             )
         if self.failure is None:
             self._clean_up()
@@ -188,6 +181,9 @@ class ContinuousExecution:
     @property
     def _fields(self) -> dict[str, str | None]:
         return {"query": self.name, "query_id": self.id, "run_id": self.run_id}
+
+    def _with_error(self, error: Exception) -> dict[str, str | int | None]:
+        return {**self._fields, "epoch": self.committed.last, "error": condition_of(error)}
 
     def _runs(self) -> None:
         failures = 0
@@ -208,13 +204,7 @@ class ContinuousExecution:
                     self._called,
                     self.committed.last,
                     error,
-                    extra={
-                        "action": "restart",
-                        **self._fields,
-                        "epoch": self.committed.last,
-                        "failures": failures,
-                        "error": condition_of(error),
-                    },
+                    extra={"action": "restart", **self._with_error(error), "failures": failures},
                 )
                 with self._changed:
                     wait = min(_BACK_OFF * 2**failures, _LONGEST_BACK_OFF)
@@ -228,12 +218,7 @@ class ContinuousExecution:
                 self._called,
                 self.committed.last,
                 error,
-                extra={
-                    "action": "stopped_short",
-                    **self._fields,
-                    "epoch": self.committed.last,
-                    "error": condition_of(error),
-                },
+                extra={"action": "stopped_short", **self._with_error(error)},
             )
         return self._stopping
 
@@ -265,7 +250,10 @@ class ContinuousExecution:
             job.join(_JOB_FAILURE_SECONDS)
             raise job.failure() or error from None
         finally:
-            run.end(_FINISH_SECONDS)
+            # Whatever its tasks are doing.
+            job.cancel()
+            coordinator.close()
+            job.join(_FINISH_SECONDS)
             self._coordinator = None
 
     def _next_run(self) -> Run:
@@ -286,14 +274,11 @@ class ContinuousExecution:
         )
 
     def _plan_run(self, tasks: int, *, large_batches: bool) -> Run:
-        return Run.plan(
-            self._engine,
-            tasks,
-            self._sink.writers(),
-            self._settings.backlog,
-            large_batches=large_batches,
-            limited=self._limit is not None,
-        )
+        writers = self._sink.writers()
+        coordinator = self._engine.coordinator(Epochs(tasks, 0, self._settings.backlog))
+        limited = self._limit is not None
+        job = self._engine.job(coordinator, tasks, writers, large_batches=large_batches, limited=limited)
+        return Run(coordinator, job, writers, large_batches)
 
     def _drop_next(self) -> None:
         run, self._next = self._next, None
@@ -404,10 +389,7 @@ def _needs_other_batches(run: Run) -> bool:
 
 
 def _may_be_repeated(error: Exception) -> bool:
-    """Return whether the next run may succeed.
-
-    It writes to a sink that has got more partitions, and finds an epoch that another driver has committed.
-    """
+    """Return whether the next run may succeed, as with a sink that has got more partitions."""
     if isinstance(error, ContinuousFailedError | QueueGrown) or not isinstance(error, PenstockError):
         return True
     return error.condition == OTHER_INPUT

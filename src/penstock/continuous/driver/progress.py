@@ -21,6 +21,7 @@ from penstock.continuous.driver.epochs import Epoch
 from penstock.errors import PenstockError, condition_of
 from penstock.instants import moment_text, now_micros
 from penstock.json_text import Json, JsonValue
+from penstock.spark.internals.listeners import ListenerBus
 
 log = logging.getLogger("penstock.continuous")
 
@@ -137,7 +138,6 @@ class Progress:
 
     @property
     def last(self) -> StreamingQueryProgress | None:
-        """The last epoch."""
         recent = self.recent
         return recent[-1] if recent else None
 
@@ -158,18 +158,13 @@ def _seconds_since_read(epoch: Epoch, now: int) -> float:
 
 
 def _latencies(epoch: Epoch, visible: int | None) -> dict[str, float]:
-    """Return the milliseconds from a row's creation until it was visible; empty if the source does not know.
-
-    ``visible`` is None if rows became visible when they were written.
-    """
+    """Return the milliseconds from a row's creation until it was visible; by default, when it was written."""
     latencies = sorted(
         ((times.written if visible is None else visible) - times.made, times.rows) for times in epoch.times
     )
-    return (
-        {name: _percentile(latencies, share) / 1000 for name, share in _PERCENTILES.items()}
-        if latencies
-        else {}
-    )
+    if not latencies:
+        return {}
+    return {name: _percentile(latencies, share) / 1000 for name, share in _PERCENTILES.items()}
 
 
 def _percentile(latencies: Sequence[tuple[int, int]], share: float) -> int:
@@ -179,16 +174,6 @@ def _percentile(latencies: Sequence[tuple[int, int]], share: float) -> int:
         if wanted <= 0:
             return micros
     return latencies[-1][0]
-
-
-class Listeners(Protocol):
-    """Spark's listeners; each call returns when they have handled the event, or raises."""
-
-    def started(self, name: str | None, timestamp: str) -> None: ...
-
-    def progressed(self, progress: str) -> None: ...
-
-    def terminated(self, exception: str | None, condition: str | None) -> None: ...
 
 
 class QueryMonitor(Protocol):
@@ -210,7 +195,7 @@ class ListenerDispatch:
     def __init__(
         self,
         called: str,
-        listeners: Listeners | None,
+        listeners: ListenerBus | None,
         original: Callable[[Exception], Exception] = lambda error: error,
         monitor: QueryMonitor | None = None,
     ) -> None:
@@ -247,10 +232,7 @@ class ListenerDispatch:
                 self._changed.notify_all()
 
     def terminated(self, error: Exception | None, timeout: float) -> None:
-        """Dispatch that the query has ended, with an error or without.
-
-        Wait up to ``timeout`` seconds for all events.
-        """
+        """Dispatch that the query has ended; wait up to ``timeout`` seconds for all events."""
         listeners, thread = self._listeners, self._thread
         if listeners is not None:
             with self._changed:

@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
@@ -34,79 +33,19 @@ from penstock.spark.session import PIPELINED
 log = logging.getLogger("penstock.continuous")
 
 
-class Job(Protocol):
-    """The Spark job of one run."""
-
-    def start(self) -> None: ...
-
-    def alive(self) -> bool: ...
-
-    def join(self, timeout: float) -> bool: ...
-
-    def cancel(self) -> None: ...
-
-    def failure(self) -> Exception | None: ...
-
-
-class Engine(Protocol):
-    """Factory of the coordinator and the job of a run: Spark's, except in tests of the protocol."""
-
-    def tasks(self, partitions: int) -> int:
-        """Return how many tasks read so many partitions."""
-
-    def coordinator(self, epochs: Epochs) -> EpochCoordinator: ...
-
-    def job(
-        self,
-        coordinator: EpochCoordinator,
-        tasks: int,
-        sink: WriterFactory,
-        *,
-        large_batches: bool,
-        limited: bool,
-    ) -> Job: ...
-
-
 @dataclass
 class Run:
     """A run whose job is planned, and possibly started."""
 
     coordinator: EpochCoordinator
-    job: Job
+    job: SparkJob
     sink: WriterFactory
     """What its tasks write with."""
     large_batches: bool
     """Whether it is for throughput rather than latency."""
 
-    @classmethod
-    def plan(
-        cls,
-        engine: Engine,
-        tasks: int,
-        sink: WriterFactory,
-        backlog: int,
-        *,
-        large_batches: bool,
-        limited: bool,
-    ) -> Run:
-        """Plan a run with a coordinator of its own."""
-        coordinator = engine.coordinator(Epochs(tasks, 0, backlog))
-        return cls(
-            coordinator,
-            engine.job(coordinator, tasks, sink, large_batches=large_batches, limited=limited),
-            sink,
-            large_batches,
-        )
-
-    def end(self, timeout: float) -> None:
-        """End it, whatever its tasks are doing."""
-        self.job.cancel()
-        self.coordinator.close()
-        self.job.join(timeout)
-
 
 def partitions_by_task(positions: Positions, tasks: int) -> Sequence[Positions]:
-    """Return the positions of each task's partitions."""
     partitions = sorted(positions)
     return [{p: positions[p] for p in partitions[task::tasks]} for task in range(tasks)]
 
@@ -130,10 +69,7 @@ ContinuousTransform = Callable[[ContinuousFrame], ContinuousFrame]
 
 
 class SparkEngine:
-    """Engine that runs a continuous query as Spark jobs, in copies of the user's session.
-
-    Raises ContinuousRefusedError when the query has an operation that does not work row by row.
-    """
+    """Factory of the coordinators and Spark jobs of a query's runs, in copies of the user's session."""
 
     def __init__(
         self,
@@ -148,7 +84,6 @@ class SparkEngine:
         self._plan = check_plan(frame.carried)
         self._plan.require_pipelined(spark.conf.get(PIPELINED, "false") == "true", spark.version)
         self.schema: StructType = frame.schema
-        """The schema of the transformed rows."""
         for note in self._plan.notes:
             log.warning("query %s: %s", called, note, extra={"action": "python_stages", "query": called})
 
@@ -156,12 +91,7 @@ class SparkEngine:
         return EpochCoordinator(*driver_addresses(self._spark), epochs)
 
     def tasks(self, partitions: int) -> int:
-        """Return how many tasks a run has.
-
-        Each occupies a task slot to the end; one slot is left for other jobs if there are several.
-
-        Raises ContinuousFailedError when there is no slot.
-        """
+        """Return how many tasks read so many partitions; one of several task slots is left for other jobs."""
         slots = task_slots(self._spark)
         if not slots:
             raise ContinuousFailedError(
@@ -200,7 +130,7 @@ class SparkEngine:
 
 
 class SparkJob:
-    """A job that ends when its readers do."""
+    """The Spark job of one run, which ends when its readers do."""
 
     def __init__(self, frame: DataFrame, called: str) -> None:
         self._frame, self._called = frame, called

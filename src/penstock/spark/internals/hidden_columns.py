@@ -30,6 +30,7 @@ from penstock.spark.internals.plans import (
     with_children,
 )
 from penstock.spark.internals.sessions import JvmException, jvm_of
+from penstock.spark.internals.udf_wrapper import wrap_command
 
 
 @dataclass(frozen=True)
@@ -50,18 +51,15 @@ class HiddenColumnRewriter:
     ``check`` is called with each operator of the user, and raises an error for unsupported ones.
     """
 
-    def __init__(self, spark: SparkSession, check: Callable[[Operator], None], wrap: FunctionWrapper) -> None:
+    def __init__(self, spark: SparkSession, check: Callable[[Operator], None]) -> None:
         self.spark = spark
         self._jvm = jvm_of(spark)
         self._plans = self._jvm.org.apache.spark.sql.catalyst.plans.logical
-        self._check, self._wrap = check, wrap
+        self._check = check
         self._to_seq = partial(to_seq, self._jvm)
 
     def begin(self, carried: DataFrame) -> PlanPair:
-        """Start from a DataFrame whose last two columns are hidden.
-
-        The user's columns become a relation of their own, which Spark's messages may show.
-        """
+        """Start from a DataFrame whose last two columns are hidden; Spark's messages may show the others."""
         plan = analysed(carried)
         *own, kind, epoch = to_list(plan.output())
         nothing = self._jvm.scala.Option.empty()
@@ -69,11 +67,9 @@ class HiddenColumnRewriter:
         return PlanPair(empty, plan, kind, epoch)
 
     def plain(self, pair: PlanPair) -> DataFrame:
-        """Return the DataFrame of the user's columns."""
         return to_dataframe(self.spark, pair.plain)
 
     def carried(self, pair: PlanPair) -> DataFrame:
-        """Return the DataFrame with the hidden columns."""
         return to_dataframe(self.spark, pair.carried)
 
     def carry(self, plain: DataFrame, known: tuple[PlanPair, ...]) -> PlanPair:
@@ -95,10 +91,7 @@ class HiddenColumnRewriter:
         return PlanPair(analysed(plain), rebuilt, output[-2], output[-1])
 
     def without_nulls(self, pair: PlanPair) -> DataFrame:
-        """Return the carried DataFrame without nulls in markers and fillers.
-
-        One null would turn the integers of a whole pandas batch into floats.
-        """
+        """Return the carried DataFrame with other values for the nulls of markers and fillers."""
         guards = self._guards(pair)
         columns = [guards.without_null(attribute) for attribute in to_list(pair.plain.output())]
         projected = self._to_seq([*columns, pair.kind, pair.epoch])
@@ -138,14 +131,9 @@ class HiddenColumnRewriter:
         return with_children(self._jvm, plan, [below.carried])
 
     def _guards(self, pair: PlanPair) -> Guards:
-        return Guards(self.spark, pair.kind, self._wrap)
+        return Guards(self.spark, pair.kind)
 
 
-FunctionWrapper = Callable[[bytes, int, str], bytes]
-"""Wraps a pickled Python function, so that it is called with real rows only.
-
-Called with the pickled command, Spark's number for the kind of function, and its return type as JSON.
-"""
 _UNGUARDED = ("AttributeReference", "Literal")
 _ONE_ROW_GENERATORS = ("JsonTuple",)
 """Generators that produce exactly one row for each input row."""
@@ -154,8 +142,8 @@ _ONE_ROW_GENERATORS = ("JsonTuple",)
 class Guards:
     """Builds the guarded form of resolved expressions; ``kind`` is the carried plan's attribute for it."""
 
-    def __init__(self, spark: SparkSession, kind: JavaObject, wrap: FunctionWrapper) -> None:
-        self._kind, self._wrap = kind, wrap
+    def __init__(self, spark: SparkSession, kind: JavaObject) -> None:
+        self._kind = kind
         self._jvm = jvm = jvm_of(spark)
         self._expressions = expressions = jvm.org.apache.spark.sql.catalyst.expressions
         # To look up a name in the JVM takes as long as to call it.
@@ -236,7 +224,7 @@ class Guards:
         function = udf.func()
         command = bytes(function.command().toArray(self._jvm.scala.reflect.ClassTag.Byte()))
         wrapped = self._jvm.org.apache.spark.api.python.SimplePythonFunction(
-            bytearray(self._wrap(command, udf.evalType(), udf.dataType().json())),
+            bytearray(wrap_command(command, udf.evalType(), udf.dataType().json())),
             function.envVars(),
             function.pythonIncludes(),
             function.pythonExec(),

@@ -46,10 +46,7 @@ class UnreadableState(Exception):
 
 
 def rows_passed(checkpoint: Checkpoint, batch_id: int) -> int:
-    """Return how many rows the limit had let through at the end of a micro-batch.
-
-    Raises UnreadableState.
-    """
+    """Return how many rows the limit had let through at the end of a micro-batch."""
     try:
         return _rows_passed(checkpoint, f"state/{limit_operator(checkpoint)}/0", batch_id + 1)
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
@@ -72,10 +69,7 @@ def _rows_passed(checkpoint: Checkpoint, folder: str, newest: int) -> int:
 
 
 def limit_operator(checkpoint: Checkpoint) -> int:
-    """Return the id of the only limit among the stateful operators.
-
-    Raises UnreadableState when there is none, or several.
-    """
+    """Return the id of the only limit among the stateful operators."""
     operators = _numbered_entries(checkpoint, "state")
     limits = [number for number in operators if _operator_name(checkpoint, number) == _LIMIT_OPERATOR]
     if len(limits) != 1:
@@ -103,7 +97,6 @@ def _numbered_entries(checkpoint: Checkpoint, folder: str) -> list[int]:
 
 
 def _count(file: bytes) -> int | None:
-    """Return the number in a file; None if it has none."""
     number = None
     for value in _values(b"".join(_blocks(file))):
         if value is None or len(value) != _VALUE.size:

@@ -120,5 +120,4 @@ CONTINUOUS_GENERATORS = ("Explode", "PosExplode", "Inline", "JsonTuple")
 
 
 def traits_of(name: str) -> Trait:
-    """Return the traits of an operator."""
     return _TRAITS.get(name, Trait(0))

@@ -55,12 +55,10 @@ class Node:
     children: tuple[Node, ...]
 
     def walk(self) -> Iterator[Node]:
-        """Yield the node and its descendants, from the top."""
         yield self
         yield from self.below()
 
     def below(self) -> Iterator[Node]:
-        """Yield the descendants."""
         for child in self.children:
             yield from child.walk()
 
@@ -104,7 +102,6 @@ def _walk_jvm(plan: JavaObject, numbers: Iterator[int]) -> Node:
 
 
 def parse(text: str) -> Node:
-    """Parse a printed plan."""
     rows: list[tuple[int, str, str, bool]] = []
     for line in text.splitlines():
         match = _LINE.match(line)
@@ -144,26 +141,20 @@ def split_list(text: str) -> Iterator[str]:
 
 
 def list_items(argument: str) -> list[str]:
-    """Return the items of a list in square brackets."""
     inner = argument[1:-1] if argument.startswith("[") and argument.endswith("]") else argument
     return list(split_list(inner))
 
 
 def has_watermark(expression: str) -> bool:
-    """Return whether an expression is a column with a watermark."""
     return _WATERMARKED.search(expression) is not None
 
 
 def without_ids(expression: str) -> str:
-    """Remove the ids of columns from an expression."""
     return _ID.sub("", expression)
 
 
 def first_gathering_operator(frame: DataFrame) -> str | None:
-    """Return the first operator that may change the tasks of a repeated micro-batch.
-
-    None over Spark Connect, which does not show its plan.
-    """
+    """Return the first operator that may change the tasks of a repeated micro-batch; None if unknown."""
     if not is_classic(frame):
         return None
     names = (node.name for node in plan_tree(frame).walk())
@@ -171,10 +162,7 @@ def first_gathering_operator(frame: DataFrame) -> str | None:
 
 
 def may_retain_rows(frame: DataFrame) -> bool:
-    """Return whether rows may wait in a state store for a watermark.
-
-    False over Spark Connect, where that is unknown.
-    """
+    """Return whether rows are known to wait in a state store for a watermark."""
     if not is_classic(frame):
         return False
     names = {node.name for node in plan_tree(frame).walk()}

@@ -32,17 +32,14 @@ _ARROW_UDFS = (PythonEvalType.SQL_SCALAR_ARROW_UDF, PythonEvalType.SQL_SCALAR_AR
 
 
 def to_list(seq: JavaObject) -> list[JavaObject]:
-    """Copy a Scala sequence into a list."""
     return [seq.apply(index) for index in range(seq.size())]
 
 
 def to_seq(jvm: JVMView, items: Iterable[JavaObject]) -> JavaObject:
-    """Copy JVM objects into a Scala sequence."""
     return jvm.PythonUtils.toSeq(list(items))
 
 
 def children(tree: JavaObject) -> list[JavaObject]:
-    """Return the children of a plan node or an expression."""
     return to_list(tree.children())
 
 
@@ -52,7 +49,6 @@ def with_children(jvm: JVMView, tree: JavaObject, new: Iterable[JavaObject]) -> 
 
 
 def walk(tree: JavaObject) -> Iterator[JavaObject]:
-    """Yield a plan node or an expression and its descendants, from the top."""
     yield tree
     for child in children(tree):
         yield from walk(child)
@@ -64,7 +60,6 @@ def node_name(tree: JavaObject) -> str:
 
 
 def java_frame(frame: DataFrame) -> JavaObject:
-    """Return the JVM's Dataset of a classic DataFrame."""
     return cast("ClassicDataFrame", frame)._jdf
 
 
@@ -93,10 +88,6 @@ class Expression:
     def sql(self) -> str:
         return str(self.java.sql())
 
-    def walk(self) -> Iterator[Expression]:
-        """Yield the expression and its descendants."""
-        yield from map(Expression, walk(self.java))
-
     def cast_text(self) -> tuple[str, str] | None:
         """Return the text and the type name of a literal's cast; None for any other expression."""
         if self.name != "Cast" or node_name(self.java.child()) != "Literal":
@@ -118,8 +109,10 @@ class Operator:
     def children(self) -> list[Operator]:
         return [Operator(child, self.jvm) for child in children(self.java)]
 
-    def expressions(self) -> list[Expression]:
-        return [Expression(expression) for expression in to_list(self.java.expressions())]
+    def expressions(self) -> Iterator[Expression]:
+        """Yield its expressions, each before those in it."""
+        for expression in to_list(self.java.expressions()):
+            yield from map(Expression, walk(expression))
 
     def expressions_text(self) -> str:
         """Print all expressions, in one call to the JVM."""
@@ -134,7 +127,6 @@ class Operator:
         )
 
     def generator(self) -> str:
-        """Return the name of the generator of a Generate."""
         return node_name(self.java.generator())
 
     def udf_kind(self) -> str:
@@ -146,12 +138,10 @@ class Operator:
 
 
 def analysed_plan(frame: DataFrame) -> Operator:
-    """Return the root of a classic DataFrame's analysed plan."""
     return Operator(analysed(frame), jvm_of(frame.sparkSession))
 
 
 def executed_plan(frame: DataFrame) -> Operator:
-    """Return the root of a classic DataFrame's physical plan."""
     return Operator(java_frame(frame).queryExecution().executedPlan(), jvm_of(frame.sparkSession))
 
 
@@ -171,7 +161,6 @@ class StreamingRead:
 
     @classmethod
     def of(cls, leaf: JavaObject) -> StreamingRead:
-        """Describe a leaf of a JVM plan."""
         if node_name(leaf) != "StreamingRelationV2":
             return cls("", {}, leaf)
         return cls(str(leaf.sourceName()).lower(), dict(leaf.extraOptions()), leaf)
@@ -182,10 +171,7 @@ class StreamingRead:
 
 
 def streaming_reads(frame: DataFrame) -> list[StreamingRead] | None:
-    """Return the streaming reads of a plan, from left to right.
-
-    None over Spark Connect, which does not show them.
-    """
+    """Return the streaming reads of a plan, from left to right; None over Spark Connect."""
     if not is_classic(frame):
         return None
     return [StreamingRead.of(leaf) for leaf in to_list(analysed(frame).collectLeaves()) if leaf.isStreaming()]

@@ -28,12 +28,7 @@ _PROBE = "import importlib.util as u, sys; print(','.join(n for n in sys.argv[1:
 
 
 def check_workers(spark: SparkSession) -> None:
-    """Refuse a session whose workers' Python lacks a package; Spark itself reports that only after a while.
-
-    Only classic sessions say which Python that is.
-
-    Raises MissingDependencyError with the Python and the missing packages.
-    """
+    """Refuse a classic session whose workers' Python lacks a package, which Spark reports late."""
     if not is_classic(spark):
         return
     context = spark.sparkContext
@@ -80,10 +75,7 @@ def _missing_on_executor(_application: str) -> tuple[str, ...]:
 
 
 def check_reach(url: str, master: str | None) -> None:
-    """Refuse an embedded store on a cluster, whose executors could not see the file.
-
-    Spark's master URL is read from the properties of the running task when None.
-    """
+    """Refuse a SQLite store on a cluster; ``master`` is the running task's if None."""
     if master is None:
         context = TaskContext.get()
         master = context.getLocalProperty("spark.master") if context is not None else None
@@ -98,10 +90,7 @@ def check_reach(url: str, master: str | None) -> None:
 
 
 def freeze_imports() -> None:
-    """Exclude the objects that this worker holds so far from garbage collection.
-
-    Outside of a task, do nothing.
-    """
+    """Exclude what this worker holds so far from garbage collection."""
     if TaskContext.get() is not None:
         _freeze()
 
@@ -126,10 +115,7 @@ def arrow_type(data_type: DataType) -> pa.DataType:
 
 
 def round_trip_type(data_type: pa.DataType) -> pa.DataType | None:
-    """Return the Arrow type in which Spark sends back values that it got in another.
-
-    None if Spark does not support the type.
-    """
+    """Return the Arrow type in which Spark sends back values of a type; None if it does not support that."""
     from pyspark.sql.pandas.types import from_arrow_type
 
     try:
@@ -139,5 +125,4 @@ def round_trip_type(data_type: pa.DataType) -> pa.DataType | None:
 
 
 def parse_type(text: str) -> DataType:
-    """Parse a type from Spark's JSON."""
     return _parse_datatype_json_string(text)

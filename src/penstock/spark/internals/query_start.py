@@ -74,10 +74,7 @@ def refusal_of_error(error: Exception) -> Refusal:
 
 @lru_cache(maxsize=1)
 def _checker(jvm: JVMView) -> tuple[JavaObject, dict[str, JavaObject]]:
-    """Return the checker's class and the output modes.
-
-    Each name on the way to them would be a call to the JVM.
-    """
+    """Return the checker's class and the output modes; each name on the way is a call to the JVM."""
     sql = jvm.org.apache.spark.sql
     output_mode = sql.streaming.OutputMode
     modes = {

@@ -37,31 +37,19 @@ JvmException = Py4JJavaError
 
 
 def check_session(spark: object) -> None:
-    """Refuse anything but a Spark session, classic or Spark Connect; the two have no base class in common.
-
-    Raises InvalidInputError.
-    """
+    """Refuse anything but a Spark session, classic or Spark Connect; the two have no base class in common."""
     if not hasattr(type(spark), "readStream"):
         raise refusal("spark", spark, "a Spark session, such as penstock.session() returns")
 
 
 def parse_version(text: str) -> tuple[int, int]:
-    """Return the first two numbers of a version, such as 4.3 of ``4.3.0``.
-
-    Vendors append names of their own.
-    """
+    """Return the first two numbers of a version; vendors append names of their own."""
     match = _VERSION.match(text)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def check_version(spark: SparkSession) -> None:
-    """Refuse an unknown version of Spark, where code on its private API could go wrong without an error.
-
-    Raises
-    ------
-    MissingDependencyError
-        SPARK_VERSION.
-    """
+    """Refuse an unknown version of Spark, where code on its private API could go wrong without an error."""
     if parse_version(spark.version) in SUPPORTED:
         return
     known = " and ".join(f"{major}.{minor}" for major, minor in SUPPORTED)
@@ -80,15 +68,11 @@ def is_classic(candidate: SparkSession | DataFrame | object) -> bool:
 
 
 def jvm_of(spark: SparkSession) -> JVMView:
-    """Return the JVM of a classic session."""
     return spark._jvm
 
 
 def clone_session(spark: SparkSession) -> SparkSession:
-    """Return a session with the settings, views and functions of a classic one.
-
-    Changes to it do not affect the original.
-    """
+    """Return a session with the settings, views and functions of a classic one."""
     return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
 
 
@@ -110,16 +94,12 @@ def is_local(master: str) -> bool:
 
 
 def task_slots(spark: SparkSession) -> int:
-    """Return how many tasks of a job run at the same time."""
     context = cast(JavaObject, spark.sparkContext._jsc).sc()
     return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
 
 
 def default_file_system(spark: SparkSession) -> str | None:
-    """Return Hadoop's default file system, used for paths without a scheme.
-
-    None if that is the local disk.
-    """
+    """Return Hadoop's default file system, for paths without a scheme; None if it is the local disk."""
     java = getattr(spark, "_jsc", None)
     location = None if java is None else java.hadoopConfiguration().get("fs.defaultFS")
     return None if location is None or str(location).startswith("file:") else str(location)
@@ -132,7 +112,6 @@ def remove_folder(spark: SparkSession, location: str) -> None:
 
 
 def running_context() -> SparkContext | None:
-    """Return the active Spark context of this process."""
     return SparkContext._active_spark_context
 
 

@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyspark.sql.types import DataType, StructType
 
 from penstock.errors import SchemaMismatchError
 from penstock.spark.internals.python_workers import arrow_type, parse_type
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
-    from numpy.typing import NDArray
     from pyspark.serializers import CloudPickleSerializer
 
-    Indices = NDArray[np.int64]
 
+Indices = NDArray[np.int64]
 Function = Callable[..., object]
 ROW = 0
 """The kind of a real row, the default of a number; markers and fillers have other kinds."""
@@ -35,7 +35,7 @@ ROW = 0
 def wrap_command(command: bytes, eval_type: int, return_type: str) -> bytes:
     """Wrap a pickled Python function with its return type, or a pickled broadcast of that, as Spark holds it.
 
-    The other parameters are Spark's number for the kind of function, and the return type as JSON.
+    ``eval_type`` is Spark's number for the kind of function, and ``return_type`` JSON.
     """
     wrapped = _Pickled(command, eval_type), parse_type(return_type)
     return bytes(_serializer().dumps(wrapped))  # type: ignore[no-untyped-call]  # Spark's
@@ -98,11 +98,7 @@ class _Columns(Protocol[V]):
 
     def take(self, column: V, indices: Indices) -> V: ...
 
-    def last(self, column: V) -> V:
-        """Return a column of the last value."""
-
-    def nulls(self, count: int) -> V:
-        """Return a column of `count` nulls."""
+    def nulls(self, count: int) -> V: ...
 
 
 def _by_columns(function: Callable[..., V], columns: _Columns[V]) -> Callable[..., V]:
@@ -161,7 +157,7 @@ def _real_rows(batches: Iterator[Batch[V]], columns: _Columns[V], sent: deque[_S
         if len(rows):
             if len(rows) < count:
                 arguments = [columns.take(column, rows) for column in arguments]
-            last = [columns.last(column) for column in arguments]
+            last = [columns.take(column, np.array([len(rows) - 1])) for column in arguments]
             sent.append(_Sent(count, rows))
         else:
             arguments = last
@@ -197,8 +193,6 @@ def _checked(result: V, expected: int) -> V:
 
 def _result_indices(rows: Indices, count: int) -> Indices:
     """Return the index of the result for each of `count` rows; markers and fillers get any."""
-    import numpy as np
-
     indices = np.zeros(count, dtype=np.int64)
     indices[rows] = np.arange(len(rows))
     return indices
@@ -218,9 +212,6 @@ class _Pandas:
         series = column if hasattr(column, "iloc") else pd.Series(column)
         return series.iloc[indices].reset_index(drop=True)
 
-    def last(self, column: pd.Series) -> pd.Series:
-        return column.iloc[-1:].reset_index(drop=True)
-
     def nulls(self, count: int) -> pd.Series | pd.DataFrame:
         import pandas as pd
 
@@ -239,9 +230,6 @@ class _Arrow:
 
     def take(self, column: pa.Array, indices: Indices) -> pa.Array:
         return column.take(pa.array(indices))
-
-    def last(self, column: pa.Array) -> pa.Array:
-        return column.slice(len(column) - 1)
 
     def nulls(self, count: int) -> pa.Array:
         return pa.nulls(count, arrow_type(self._return_type))
