@@ -15,7 +15,7 @@ from penstock import redaction
 from penstock.errors import InvalidUrlError
 from penstock.lake.storage import without_secrets
 from penstock.modes.previewing.run import _refusal
-from penstock.pipeline.monitoring.progress_format import ends_of, error_of
+from penstock.pipeline.progress_format import ends_of, error_of
 from penstock.redaction import redact, sentence, without_user_info
 from penstock.spark.checkpoint import redact_location, redacted_cause
 from penstock.spark.error_boundary import original_error

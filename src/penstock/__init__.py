@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.peek.sample import take_sample as take_sample
     from penstock.peek.take import take as take
     from penstock.pipeline.continuous import ContinuousQuery as ContinuousQuery
-    from penstock.pipeline.monitoring.monitor import monitor as monitor
+    from penstock.pipeline.monitor import monitor as monitor
     from penstock.pipeline.query import Query as Query
     from penstock.pipeline.query import Trigger as Trigger
     from penstock.pipeline.sinks import ConsoleSink as ConsoleSink
@@ -99,7 +99,7 @@ _HOMES = {
     "connect": "penstock.queue.store",
     "exactly_once": "penstock.tables.exactly_once",
     "log_progress": "penstock.spark.progress_log",
-    "monitor": "penstock.pipeline.monitoring.monitor",
+    "monitor": "penstock.pipeline.monitor",
     "register": "penstock.spark.session",
     "session": "penstock.spark.session",
     "stream": "penstock.pipeline.stream",

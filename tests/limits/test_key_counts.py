@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.limits.per_key_tasks import KeyCounts
+from penstock.limits.per_key import KeyCounts
 
 KEYS = st.tuples(
     st.sampled_from(["a", "b", "ä", None]), st.sampled_from([0.0, -0.0, float("nan"), 1.5, None])

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from penstock.json_text import Json
-from penstock.pipeline.monitoring.monitor import SessionListener
+from penstock.pipeline.monitor import SessionListener
 
 
 def told(run_id: str, batch: int) -> Json:

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock.errors import InvalidOptionError, StoreNotFoundError
 from penstock.json_text import Json
-from penstock.pipeline.monitoring import monitor as listening
-from penstock.pipeline.monitoring import publisher as module
+from penstock.pipeline import monitor as listening
+from penstock.pipeline import publisher as module
 from penstock.store.records import queries
 from penstock.ui import queries as shown
 from penstock.ui.snapshots import Collector

@@ -14,9 +14,9 @@ import pytest
 import penstock
 from penstock.errors import QueryFailedError, QueueNotFoundError
 from penstock.json_text import Json
-from penstock.pipeline.monitoring import publisher as module
-from penstock.pipeline.monitoring.progress_format import ends_of, error_of, progress_of, rows_of
-from penstock.pipeline.monitoring.publisher import Publisher
+from penstock.pipeline import publisher as module
+from penstock.pipeline.progress_format import ends_of, error_of, progress_of, rows_of
+from penstock.pipeline.publisher import Publisher
 from penstock.store.database import Transaction
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryRun

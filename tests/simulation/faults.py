@@ -578,7 +578,7 @@ FAULTS = [
     ),
     Fault(
         "a replay puts what it has staged into the table again",
-        "tables/sql/target.py",
+        "tables/sql/writer.py",
         "    def discard(self, tx: Transaction, batch: BatchCommit[int]) -> None:\n        self.stage.drop(tx)\n",
         "    def discard(self, tx: Transaction, batch: BatchCommit[int]) -> None:\n        self.write(tx, dict(batch.attempts))\n",
     ),

@@ -161,7 +161,7 @@ def _replacements() -> dict[str, Any]:
         "penstock.store.log.compact.MERGE_FAN_IN": 3,
         "penstock.queue.maintenance.MERGE_FAN_IN": 3,
         "penstock.spark.queue_writers.FLUSH_SEGMENTS": 1,
-        "penstock.tables.chunks.CHUNK_ROWS": 3,
+        "penstock.tables.row_encoding.CHUNK_ROWS": 3,
         "penstock.tables.continuous.CHUNK_ROWS": 3,
         "penstock.queue.store.connect": lambda url, **_: machine().store(url),
         "penstock.queue.store.parse_url": cache(parse_url),

@@ -18,7 +18,7 @@ import pytest
 
 import penstock
 from penstock.errors import InvalidUrlError, StoreNotFoundError, StoreUnsafeError
-from penstock.pipeline.monitoring.publisher import _without_waits
+from penstock.pipeline.publisher import _without_waits
 from penstock.store.sqlite import files, wakeups
 from penstock.store.url import parse_url
 from tests.store.programs import SCHEMA

@@ -16,10 +16,10 @@ from pyspark.sql import types as spark
 from penstock.errors import CommitRefusedError, TableRefusedError
 from penstock.lake.storage import DeltaPlace
 from penstock.tables.columns import VALID_FROM, VALID_TO
-from penstock.tables.delta.apply.applied_table import AppliedTable
-from penstock.tables.delta.apply.events import PRESENT, SEQUENCE, EventTask
-from penstock.tables.delta.apply.merge_plan import plan_history, plan_latest
-from penstock.tables.delta.apply.writer import ChangesWriter, changes_writer
+from penstock.tables.delta.applied_table import AppliedTable
+from penstock.tables.delta.change_events import PRESENT, SEQUENCE, EventTask
+from penstock.tables.delta.changes_writer import ChangesWriter, changes_writer
+from penstock.tables.delta.merge_plan import plan_history, plan_latest
 from penstock.tables.delta.stage import DeltaStage
 from penstock.tables.delta.transactions import AppTransaction
 from tests.tables.test_history import Event, deliveries
@@ -292,7 +292,7 @@ def test_a_table_that_never_rests_is_left_alone(tmp_path: Path, hooks: Hooks) ->
 
 
 def test_what_is_remembered_stays_in_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.tables.delta.apply.applied_table._MOST_FILES", 3)
+    monkeypatch.setattr("penstock.tables.delta.applied_table._MOST_FILES", 3)
     driver = Driver(tmp_path, 2)
     for number in range(8):
         driver.apply(number, [("a", number, 2 * number, 1), ("a", 0, 2 * number + 1, 0)])

@@ -161,27 +161,6 @@ def test_a_driver_that_was_stopped_while_another_one_went_on_writes_nothing(
     assert ids(database) == [0, 1, 2]
 
 
-def test_the_ledger_of_an_earlier_version_goes_on(connect: Connect, database: str) -> None:
-    query(
-        database,
-        "create table penstock_exactly_once (sink varchar(255) not null, app_id varchar(255) not null, "
-        "batch_id bigint not null, committed_at timestamp default current_timestamp not null, primary key "
-        "(sink, app_id, batch_id))",
-    )
-    query(
-        database,
-        "insert into penstock_exactly_once (sink, app_id, batch_id) values ('t', 'app', 5), ('t', 'app', 6), "
-        "('t', 'other', 9)",
-    )
-    assert not write(connect, 6)
-    with pytest.raises(CheckpointRewoundError):
-        write(connect, 5)
-    assert write(connect, 7, query_id="one")
-    assert not write(connect, 7)
-    found = query(database, "select app_id, batch_id, query_id from penstock_exactly_once order by app_id")
-    assert found == [("app", 7, "one"), ("other", 9, None)]
-
-
 def test_a_block_that_fails_leaves_nothing(connect: Connect, database: str) -> None:
     def fail() -> None:
         with connect() as connection, penstock.exactly_once(connection, "t", "app", 0) as batch:

@@ -19,7 +19,7 @@ from penstock.tables.names import resolve
 from penstock.tables.row_encoding import database_schema, to_database_types
 from penstock.tables.sql import apply, ddl
 from penstock.tables.sql.staging import PostgresStage, SegmentStage, Stage
-from penstock.tables.sql.target import TableTarget
+from penstock.tables.sql.writer import TableTarget
 from tests.support.sql_tables import named, query, rows, sql_name
 from tests.support.waiting import wait_until
 
@@ -113,7 +113,7 @@ def test_a_later_try_of_an_app_drops_what_the_earlier_one_staged_and_the_earlier
     staged = table.put(slow, ("a", 1))
     again = table.stage()
     table.write(again, "update", table.put(again, ("a", 2)))
-    with pytest.raises(CommitRefusedError, match="another run of the query took over"):
+    with pytest.raises(CommitRefusedError, match="dropped by another run"):
         table.write(slow, "update", staged)
     assert table.rows() == [("a", 2)]
 

@@ -85,3 +85,19 @@ def first_rows(batches: Iterable[Rows], count: int) -> Iterator[Rows]:
         left -= batch.num_rows
         if left <= 0:
             return
+
+
+def grouped(batches: Iterable[pa.RecordBatch], rows: int, size: int) -> Iterator[list[pa.RecordBatch]]:
+    """Group batches that are not empty until they have so many rows or bytes."""
+    group: list[pa.RecordBatch] = []
+    group_rows = group_bytes = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        group.append(batch)
+        group_rows, group_bytes = group_rows + batch.num_rows, group_bytes + batch.nbytes
+        if group_rows >= rows or group_bytes >= size:
+            yield group
+            group, group_rows, group_bytes = [], 0, 0
+    if group:
+        yield group

@@ -1,53 +1,61 @@
-"""The first rows of each key, of a stream or of a batch."""
+"""The first rows of each key, of a stream or of a batch.
+
+The shuffle has 64 places, each with the keys that hash to it. A stateful call therefore processes many keys
+at once, and its state is one table of them, with no call and no Python object for each key.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark import TaskContext
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming.state import GroupStateTimeout
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from penstock.arguments import column_names, did_you_mean, in_quotes, require
-from penstock.arrow.key_hash import check_key
+from penstock.arrow.arrays import grouped
+from penstock.arrow.key_hash import check_key, key_hash
 from penstock.arrow.schema import canonical_schema
-from penstock.errors import InvalidInputError, InvalidOptionError
+from penstock.arrow.segments import kept_table
+from penstock.errors import CheckpointMismatchError, InvalidInputError, InvalidOptionError
 from penstock.instants import interval_micros
-from penstock.limits.per_key_tasks import PACKED, CountInState, FirstRowsOfBatch, KeyColumns, PackRows
 from penstock.limits.rows import check_rows
+from penstock.spark import shuffle_batches
+from penstock.spark.error_boundary import iterate_without_tracebacks
+from penstock.spark.factorize import cumcount, factorize
 from penstock.spark.schemas import is_case_sensitive, to_struct
-from penstock.spark.shuffle_batches import PLACE, SCHEMA, unpack
+from penstock.spark.shuffle_batches import PLACE, ROWS, SCHEMA, unpack
 
+_KEY = "key_"
+_COUNT, _LAST = "count", "last"
+ORDER = "__penstock_order"
+PACKED = pa.schema([*shuffle_batches.SCHEMA, pa.field(ORDER, pa.int64(), nullable=False)])
+PLACES = 64
+"""Part of the state: the place of a key must not change."""
+_CHUNK_ROWS, _CHUNK_BYTES = 1_000_000, 128 << 20
+_BATCH_ROWS = 65_536
 _STATE = StructType([StructField("seen", BinaryType())])
 
 
 @dataclass(frozen=True)
 class KeyLimit:
-    """A limit on the rows of each key, as a transformation.
-
-    Parameters
-    ----------
-    rows
-        How many rows of each key pass.
-    per
-        The columns of the key.
-    forget_ms
-        Milliseconds after a key's last row after which its count is dropped; never when None.
-    """
+    """A limit on the rows of each key, as a transformation."""
 
     rows: int
     per: tuple[str, ...]
     forget_ms: int | None = None
+    """Milliseconds after a key's last row after which its count is dropped."""
 
     @classmethod
     def of(cls, rows: int, per: Sequence[str], ttl: str | None) -> KeyLimit:
-        """Check and convert the arguments of ``stream.limit`` and ``first_rows``.
-
-        Raises
-        ------
-        InvalidInputError
-        """
+        """Check and convert the arguments of ``stream.limit`` and ``first_rows``."""
         check_rows(rows)
         names = column_names("per", per)
         if not names or len(set(names)) != len(names):
@@ -71,7 +79,7 @@ class KeyLimit:
         )
         return counted.mapInArrow(unpack, frame.schema)
 
-    def _key(self, frame: DataFrame) -> KeyColumns:
+    def _key(self, frame: DataFrame) -> tuple[int, ...]:
         exact = is_case_sensitive(frame.sparkSession)
         names = [name if exact else name.lower() for name in frame.columns]
         places = []
@@ -87,7 +95,7 @@ class KeyLimit:
             places.append(names.index(wanted))
         fields = StructType([frame.schema.fields[place] for place in places])
         check_key(canonical_schema(fields), fields.names)
-        return KeyColumns(tuple(places))
+        return tuple(places)
 
 
 def first_rows(df: DataFrame, n: int, *, per: Sequence[str], ttl: str | None = None) -> DataFrame:
@@ -133,3 +141,168 @@ def _milliseconds(text: object) -> int | None:
             option="ttl",
         )
     return micros // 1_000
+
+
+@dataclass(frozen=True)
+class KeyCounts:
+    """The keys seen so far, with their rows that passed, and the last row's time in milliseconds."""
+
+    table: pa.Table
+
+    @classmethod
+    def nothing(cls, keys: list[pa.Array]) -> KeyCounts:
+        """Return no counts, for keys with these types."""
+        kinds = [(f"{_KEY}{place}", column.type) for place, column in enumerate(keys)]
+        return cls(pa.schema([*kinds, (_COUNT, pa.int32()), (_LAST, pa.int64())]).empty_table())
+
+    @classmethod
+    def from_bytes(cls, kept: bytes) -> KeyCounts:
+        try:
+            return cls(kept_table(kept))
+        except ValueError as error:
+            raise CheckpointMismatchError(
+                f"the state of the limit is malformed ({error}): restore the checkpoint from a copy, or "
+                "start with a new one",
+                condition="CHECKPOINT_MISMATCH.MALFORMED",
+            ) from error
+
+    def to_bytes(self) -> bytes:
+        return _ipc_bytes(self.table)
+
+    def since(self, moment: int, now: int) -> KeyCounts:
+        """Return the counts of keys that had a row at ``moment`` or later; keys counted before times were
+        recorded count as seen ``now``.
+        """
+        last = self.table[_LAST].to_numpy()
+        last = np.where(last == 0, now, last)
+        place = self.table.schema.get_field_index(_LAST)
+        dated = self.table.set_column(place, self.table.schema.field(place), pa.array(last, pa.int64()))
+        return KeyCounts(dated.filter(pa.array(last >= moment)))
+
+    def take(self, keys: list[pa.Array], rows: int, now: int) -> tuple[NDArray[np.bool_], KeyCounts]:
+        """Return which of some new rows are among the first of their keys, and the counts after them."""
+        known = self.table.num_rows
+        together = [self._with(place, column) for place, column in enumerate(keys)]
+        codes = factorize(together).dense()
+        before, last = np.zeros(codes.size, np.int64), np.zeros(codes.size, np.int64)
+        old, new = codes.values[:known], codes.values[known:]
+        before[old], last[old] = self.table[_COUNT].to_numpy(), self.table[_LAST].to_numpy()
+        passes = before[new] + cumcount(new) < rows
+        after = np.minimum(before + np.bincount(new, minlength=codes.size), np.maximum(before, rows))
+        last[new] = now
+        where = np.zeros(codes.size, np.int64)
+        where[codes.values[::-1]] = np.arange(len(codes.values))[::-1]
+        columns = [column.take(pa.array(where)) for column in together]
+        columns += [pa.array(after, pa.int32()), pa.array(last, pa.int64())]
+        return passes, KeyCounts(pa.table(columns, schema=self.table.schema))
+
+    def _with(self, place: int, column: pa.Array) -> pa.Array:
+        kept = self.table.column(place)
+        return pa.concat_arrays([*kept.chunks, column.cast(kept.type)])
+
+
+def key_arrays(table: pa.Table, key: tuple[int, ...]) -> list[pa.Array]:
+    """Return the key columns of some rows."""
+    return [table.column(place).combine_chunks() for place in key]
+
+
+@dataclass(frozen=True)
+class PackRows:
+    """Drop rows that cannot be among the first of their keys, and pack the others for the shuffle."""
+
+    key: tuple[int, ...]
+    """The positions of the key columns."""
+    rows: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return iterate_without_tracebacks(self._packed(batches))
+
+    def _packed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        # Tasks are numbered in the order of the source's partitions, and of the ranges within each.
+        number = 0 if context is None else context.partitionId() << 32
+        for chunk in grouped(batches, _CHUNK_ROWS, _CHUNK_BYTES):
+            table = first_rows_of_keys(pa.Table.from_batches(chunk), self.key, self.rows)
+            for packed in shuffle_batches.pack(
+                table, self._targets(table), shuffle_batches.shuffle_keys(PLACES)
+            ):
+                order = np.arange(number, number + packed.num_rows)
+                number += packed.num_rows
+                yield pa.RecordBatch.from_arrays([*packed.columns, pa.array(order)], schema=PACKED)
+
+    def _targets(self, table: pa.Table) -> NDArray[np.uint8]:
+        names = [str(place) for place in range(len(self.key))]
+        hashes = key_hash(pa.RecordBatch.from_arrays(key_arrays(table, self.key), names), names).to_numpy()
+        targets: NDArray[np.uint8] = (hashes % np.uint32(PLACES)).astype(np.uint8)
+        return targets
+
+
+def first_rows_of_keys(table: pa.Table, key: tuple[int, ...], rows: int) -> pa.Table:
+    """Return the first rows of each key."""
+    among = cumcount(factorize(key_arrays(table, key)).values) < rows
+    return table if among.all() else table.filter(pa.array(among))
+
+
+@dataclass(frozen=True)
+class CountInState:
+    """Return a place's rows that are among the first of their keys in all micro-batches."""
+
+    key: tuple[int, ...]
+    rows: int
+    forget_ms: int | None
+
+    def __call__(
+        self, place: tuple[int], frames: Iterator[pd.DataFrame], state: GroupState
+    ) -> Iterator[pd.DataFrame]:
+        # Read each frame completely before the next one: they are views of one buffer.
+        packed = [pair for frame in frames for pair in zip(frame[ORDER], frame[ROWS], strict=True)]
+        if not packed:
+            return
+        table = pa.concat_tables([_opened(rows) for _, rows in sorted(packed, key=lambda pair: pair[0])])
+        keys = key_arrays(table, self.key)
+        seen = KeyCounts.from_bytes(state.get[0]) if state.exists else KeyCounts.nothing(keys)
+        now = 0
+        if self.forget_ms is not None:
+            # The time of the micro-batch, the same when it is repeated.
+            now = state.getCurrentProcessingTimeMs()
+            seen = seen.since(now - self.forget_ms, now)
+        passes, after = seen.take(keys, self.rows, now)
+        if passes.any() or self.forget_ms is not None:
+            state.update((after.to_bytes(),))
+        if passes.any():
+            rows = table.filter(pa.array(passes))
+            yield pd.DataFrame({PLACE: [place[0]], ROWS: [_ipc_bytes(rows)]})
+
+
+@dataclass(frozen=True)
+class FirstRowsOfBatch:
+    """Return the rows of a batch that are among the first of their keys."""
+
+    key: tuple[int, ...]
+    rows: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return iterate_without_tracebacks(self._rows(batches))
+
+    def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        packed_rows: list[tuple[int, int, pa.Scalar]] = []
+        for batch in batches:
+            places, rows, order = (
+                batch.column(PACKED.get_field_index(each)) for each in (PLACE, ROWS, ORDER)
+            )
+            packed_rows += zip(places.to_pylist(), order.to_pylist(), rows, strict=True)
+        packed_rows.sort(key=lambda each: each[:2])
+        for _, packed in groupby(packed_rows, key=lambda each: each[0]):
+            table = pa.concat_tables([_opened(rows.as_buffer()) for *_, rows in packed])
+            yield from first_rows_of_keys(table, self.key, self.rows).to_batches(max_chunksize=_BATCH_ROWS)
+
+
+def _opened(rows: bytes | pa.Buffer) -> pa.Table:
+    return pa.ipc.open_stream(rows).read_all()
+
+
+def _ipc_bytes(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())

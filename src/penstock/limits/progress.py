@@ -61,11 +61,11 @@ def limit_progress(checkpoint: str | os.PathLike[str], *, spark: SparkSession | 
         When the state cannot be read.
     """
     opened = Checkpoint(path_text("checkpoint", checkpoint))
-    record = read_record(opened)
-    if record is None:
+    rows = read_record(opened)
+    if rows is None:
         raise _no_limit(opened)
     session = spark or SparkSession.getActiveSession()
-    return LimitProgress(count_passed(session, opened, opened.last_commit()), record.rows)
+    return LimitProgress(count_passed(session, opened, opened.last_commit()), rows)
 
 
 def _no_limit(checkpoint: Checkpoint) -> NotFoundError:
@@ -89,19 +89,7 @@ def _no_limit(checkpoint: Checkpoint) -> NotFoundError:
 
 
 def count_passed(spark: SparkSession | None, checkpoint: Checkpoint, batch_id: int | None) -> int:
-    """Return the rows that had passed at the end of a micro-batch; 0 before the first one.
-
-    Parameters
-    ----------
-    spark
-        Reads the state if plain Python cannot.
-
-    Raises
-    ------
-    StateRefusedError
-        When plain Python cannot read the state, and neither can the session; or when the offsets of the
-        micro-batch are missing.
-    """
+    """Return the rows that had passed at the end of a micro-batch; 0 before the first one."""
     if batch_id is None:
         return 0
     try:

@@ -21,13 +21,6 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class LimitRecord:
-    """A limit on all rows."""
-
-    rows: int
-
-
-@dataclass(frozen=True)
 class KeyRecord:
     """A limit on the rows of each key."""
 
@@ -40,9 +33,9 @@ class KeyRecord:
         return f"limit({self.rows}, {_shown(self.per)}{forgotten})"
 
 
-def read_record(checkpoint: Checkpoint) -> LimitRecord | None:
-    """Return the limit in a checkpoint; None if its query has run without one, or never."""
-    return _read(checkpoint, _FILE, lambda content: LimitRecord(int(content["rows"])))
+def read_record(checkpoint: Checkpoint) -> int | None:
+    """Return the limit on all rows in a checkpoint; None if its query has run without one, or never."""
+    return _read(checkpoint, _FILE, lambda content: int(content["rows"]))
 
 
 def read_key_record(checkpoint: Checkpoint) -> KeyRecord | None:
@@ -57,33 +50,13 @@ def read_key_record(checkpoint: Checkpoint) -> KeyRecord | None:
 
 
 def keep_record(checkpoint: Checkpoint, rows: int) -> None:
-    """Store a limit in the checkpoint.
-
-    Raises
-    ------
-    CommitRefusedError
-        When it cannot be written.
-    """
-    if read_record(checkpoint) != LimitRecord(rows):
+    """Store a limit in the checkpoint."""
+    if read_record(checkpoint) != rows:
         _write(checkpoint, _FILE, {"version": 1, "rows": rows})
 
 
 def keep_key_record(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) -> None:
-    """Store a limit for each key in the checkpoint, before a micro-batch that counts towards it.
-
-    Parameters
-    ----------
-    exact
-        Whether column names are case-sensitive.
-
-    Raises
-    ------
-    CheckpointMismatchError
-        When the checkpoint has counted the keys of other columns, or none.
-    CommitRefusedError
-        When a micro-batch was started with another limit and not committed; or when the limit cannot be
-        written.
-    """
+    """Store a limit for each key in the checkpoint, before a micro-batch that counts towards it."""
     before, planned = read_key_record(checkpoint), checkpoint.last_planned()
     if planned is not None:
         if before is None:
@@ -113,7 +86,7 @@ def limit_changed(checkpoint: Checkpoint, planned: int, before: object, now: obj
 def _not_counted(checkpoint: Checkpoint) -> CheckpointMismatchError:
     where = redact_location(checkpoint.location)
     limit = read_record(checkpoint)
-    how = "without a limit" if limit is None else f"with limit({limit.rows})"
+    how = "without a limit" if limit is None else f"with limit({limit})"
     return CheckpointMismatchError(
         f"the query at {where!r} has run {how} before, and did not count by key: {NEW_CHECKPOINT}",
         condition="CHECKPOINT_MISMATCH.LIMIT_PER",

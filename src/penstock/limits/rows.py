@@ -23,16 +23,7 @@ _AGGREGATES = {"Aggregate", "Distinct"}
 
 @dataclass(frozen=True)
 class RowLimit:
-    """Spark's own limit, which counts in the state store over the whole life of a query in append mode.
-
-    Parameters
-    ----------
-    rows
-        How many rows pass.
-    on_limit
-        ``stop``: the query ends with the micro-batch that reaches the limit. ``keep``: it keeps running and
-        drops rows.
-    """
+    """Spark's own limit, which counts in the state store over the whole life of a query in append mode."""
 
     rows: int
     on_limit: str = STOP
@@ -51,12 +42,7 @@ class RowLimit:
 
 
 def check_rows(rows: object) -> None:
-    """Refuse a limit that is not a number of rows.
-
-    Raises
-    ------
-    InvalidOptionError
-    """
+    """Refuse a limit that is not a number of rows."""
     if type(rows) is not int or not 1 <= rows <= MOST_ROWS:
         raise InvalidOptionError(
             f"a limit is a whole number from 1 to {MOST_ROWS:,}, not {in_quotes(rows)}", option="n"
@@ -71,13 +57,7 @@ def rows_passed_in(progress: StreamingQueryProgress) -> int:
 
 
 def is_one_to_one(frame: DataFrame) -> bool:
-    """Return whether each row that a query reads reaches its limit as one row.
-
-    Raises
-    ------
-    InvalidInputError
-        When the plan has another limit, because Spark's counts of the two cannot be told apart.
-    """
+    """Return whether each row that a query reads reaches its limit as one row."""
     limits = [node for node in plan_tree(frame).walk() if node.name == "GlobalLimit" and node.streaming]
     if len(limits) != 1:
         raise InvalidInputError(

@@ -22,7 +22,6 @@ from penstock.limits.record import (
     NEW_CHECKPOINT,
     KeyRecord,
     keep_key_record,
-    keep_record,
     limit_changed,
     read_key_record,
     read_record,
@@ -68,18 +67,7 @@ class LimitRun:
 
     @classmethod
     def of(cls, spark: SparkSession, limit: RowLimit, location: str) -> LimitRun:
-        """Read from the checkpoint how many rows have passed.
-
-        Raises
-        ------
-        CheckpointMismatchError
-            When the query ran without this limit before.
-        CommitRefusedError
-            When a micro-batch was started with another limit and not committed; or the checkpoint cannot be
-            read.
-        StateRefusedError
-            When the count cannot be read.
-        """
+        """Read from the checkpoint how many rows have passed."""
         checkpoint = Checkpoint(location)
         return cls(limit, checkpoint, _resumed(spark, checkpoint, limit.rows))
 
@@ -102,31 +90,16 @@ class LimitRun:
         return f"query {query!r} ends at once: {reason}"
 
     def trigger_arguments(self, arguments: Mapping[str, str | bool]) -> Mapping[str, str | bool]:
-        """Return the arguments of Spark's trigger: if all rows have passed, those that run the unfinished
-        micro-batch alone.
-        """
+        """Return the trigger's arguments; once all rows have passed, only an unfinished micro-batch runs."""
         is_last = self.limit.on_limit == STOP and self.resumed.passed >= self.limit.rows
         return {"once": True} if is_last else arguments
 
     def options(self, frame: DataFrame, *, of_a_queue: bool) -> dict[str, str]:
-        """Return options that make a queue source read only what the limit leaves; none for other sources
-        and limits.
-
-        Raises
-        ------
-        InvalidInputError
-            When the plan has another limit.
-        CheckpointMismatchError
-            When the checkpoint has the offsets of another source.
-        """
+        """Return options that make a queue source read only what the limit leaves; none for others."""
         exact = is_one_to_one(frame)
         if self.limit.on_limit != STOP or not of_a_queue:
             return {}
         return remaining_quota(self.checkpoint, self.resumed, self.limit.rows, exact=exact).options()
-
-    def keep(self) -> None:
-        """Store the limit in the checkpoint, before the first micro-batch that counts towards it."""
-        keep_record(self.checkpoint, self.limit.rows)
 
     def watch(self, query: LimitedQuery) -> None:
         """Start a thread that stops the query when all rows have passed."""
@@ -139,7 +112,7 @@ def _resumed(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> LimitSta
     where = redact_location(checkpoint.location)
     try:
         last, planned = checkpoint.last_commit(), checkpoint.last_planned()
-        record = read_record(checkpoint)
+        before = read_record(checkpoint)
     except Exception as error:
         raise CommitRefusedError(
             f"a limit counts in the checkpoint, and {where!r} cannot be read from this Python "
@@ -154,7 +127,7 @@ def _resumed(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> LimitSta
             condition="CHECKPOINT_MISMATCH.LIMIT",
             checkpoint=where,
         )
-    if planned is not None and record is None:
+    if planned is not None and before is None:
         keyed = read_key_record(checkpoint)
         how = "without a limit before, and counted nothing" if keyed is None else f"with {keyed} before"
         raise CheckpointMismatchError(
@@ -162,24 +135,13 @@ def _resumed(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> LimitSta
             condition="CHECKPOINT_MISMATCH.LIMIT",
             checkpoint=where,
         )
-    if record is not None and record.rows != rows and planned is not None and planned != last:
-        raise limit_changed(checkpoint, planned, record.rows, rows)
+    if before not in (None, rows) and planned is not None and planned != last:
+        raise limit_changed(checkpoint, planned, before, rows)
     return LimitState(count_passed(spark, checkpoint, last), last, planned)
 
 
 def remaining_quota(checkpoint: Checkpoint, resumed: LimitState, rows: int, *, exact: bool) -> Quota:
-    """Return how many rows a limit leaves to read of the one queue that the query reads.
-
-    Parameters
-    ----------
-    exact
-        Whether each row that is read passes.
-
-    Raises
-    ------
-    CheckpointMismatchError
-        When the checkpoint has the offsets of another source.
-    """
+    """Return how many rows a limit leaves to read; ``exact`` when each row that is read passes."""
     if not exact:
         return Quota(rows, None, None, checkpoint.location)
     return Quota(rows, rows - resumed.passed, _since(checkpoint, resumed), checkpoint.location)
@@ -202,15 +164,7 @@ def _since(checkpoint: Checkpoint, resumed: LimitState) -> tuple[int, ...] | Non
 
 
 def keep_key_limit(spark: SparkSession, limit: KeyLimit, location: str) -> None:
-    """Store a limit for each key in the checkpoint, if the driver can reach it.
-
-    Raises
-    ------
-    CheckpointMismatchError
-        When the query has counted by other columns there, or not at all.
-    CommitRefusedError
-        When a micro-batch was started with another limit and not committed.
-    """
+    """Store a limit for each key in the checkpoint, if the driver can reach it."""
     record = KeyRecord(limit.per, limit.rows, limit.forget_ms)
     try:
         keep_key_record(Checkpoint(location), record, exact=is_case_sensitive(spark))
@@ -254,11 +208,8 @@ class LimitedQuery(Protocol):
 class _Watch:
     """Counts the rows after each micro-batch, and stops the query at its limit.
 
-    Parameters
-    ----------
-    passed
-        The rows that passed in earlier runs. If the state cannot be read, those in the progress of this run
-        are added.
+    If the state cannot be read, the rows in the progress of this run are added to those that ``passed`` in
+    earlier runs.
     """
 
     def __init__(self, query: LimitedQuery, checkpoint: Checkpoint, rows: int, passed: int) -> None:
@@ -292,9 +243,7 @@ class _Watch:
             time.sleep(_POLL_SECONDS)
 
     def _passed(self, new: Sequence[StreamingQueryProgress]) -> int:
-        """Return how many rows have passed, by the state, which counts a row once even if it was computed
-        twice.
-        """
+        """Return how many rows have passed, by the state, which counts recomputed rows once."""
         self._observed += sum(rows_passed_in(progress) for progress in new)
         try:
             last = self._checkpoint.last_commit()
@@ -314,7 +263,5 @@ class _Watch:
 
 
 def _has_run(progress: StreamingQueryProgress) -> bool:
-    """Return whether the micro-batch of a progress has run; an idle query reports the next one before it
-    runs.
-    """
+    """Whether the micro-batch of a progress has run; an idle query reports the next one early."""
     return "addBatch" in progress.durationMs

@@ -23,7 +23,7 @@ from penstock.json_text import Json
 from penstock.limits.per_key import KeyLimit
 from penstock.limits.record import keep_record
 from penstock.limits.rows import STOP, RowLimit
-from penstock.pipeline.monitoring.monitor import ContinuousMonitor, monitor_target, session_listener
+from penstock.pipeline.monitor import ContinuousMonitor, monitor_target, session_listener
 from penstock.pipeline.query import STOP_SECONDS, Query, Trigger
 from penstock.spark.connectors import Sink, Source
 from penstock.spark.error_boundary import original_error
@@ -51,11 +51,7 @@ def start_continuous(
     trigger: Trigger,
     monitored: bool = True,
 ) -> ContinuousQuery:
-    """Start a pipeline with the continuous trigger.
-
-    Raises ContinuousRefusedError when the source, the sink or the transformation does not work row by row, or
-    the session is Spark Connect's. Raises InvalidOptionError when the engine does not keep the guarantee.
-    """
+    """Start a pipeline with the continuous trigger."""
     if guarantee not in _GUARANTEES:
         raise InvalidOptionError(
             f"the continuous trigger keeps guarantee {' or '.join(_GUARANTEES)}, not {in_quotes(guarantee)}",
@@ -135,10 +131,7 @@ def _connectors(spark: SparkSession, source: Source, sink: Sink) -> tuple[Contin
 
 
 def _without_limit(transforms: Sequence[Transform]) -> tuple[Sequence[Transform], RowLimit | None]:
-    """Return the transformations before a limit, and the limit, which the engine itself keeps.
-
-    Raises ContinuousRefusedError when it is a limit for each key, or not the last thing that is done.
-    """
+    """Return the transformations before a limit, and the limit, which the engine itself keeps."""
     last = transforms[-1] if transforms else None
     limit = last if isinstance(last, RowLimit) else None
     before = transforms if limit is None else transforms[:-1]

@@ -8,7 +8,7 @@ data (Spark 4.2, 4.3). So each run begins with one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ from penstock.spark.session import register_source
 
 log = logging.getLogger("penstock.pipeline")
 
-FORMAT = "penstock_waking"
+FORMAT = "penstock_initial_batch"
 _NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
@@ -69,16 +69,11 @@ def _no_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 class InitialBatchSource(DataSource):
     """Data source without rows."""
 
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        super().__init__(options)
-
     @classmethod
     def name(cls) -> str:
-        """Return the format's name."""
         return FORMAT
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return a reader."""
         return InitialBatchReader()
 
 
@@ -92,11 +87,9 @@ class InitialBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Do nothing: nothing follows the first micro-batch."""
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return no limit."""
         return ReadAllAvailable()
 
     def initialOffset(self) -> Json:
-        """Return the offset before the first run."""
         return {RUNS_KEY: 0}
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
@@ -106,11 +99,9 @@ class InitialBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {RUNS_KEY: self._run}
 
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
-        """Return no tasks."""
         return []
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield no rows."""
         return iter(())
 
 

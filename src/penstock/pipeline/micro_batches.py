@@ -241,9 +241,6 @@ def catch_up_with_sink(
 
     The driver of a continuous query may die between the two, and a machine may lose its power with what Spark
     wrote last. A query that is ``at_least_once`` repeats it instead.
-
-    Raises CheckpointMismatchError, CheckpointRewoundError or OwnerFencedError when the sink and the
-    checkpoint are of different times.
     """
     # After the very first epoch, the checkpoint may have the query's id and nothing else.
     if not isinstance(sink, ContinuousSink) or Checkpoint(location).read("metadata") is None:
@@ -263,8 +260,7 @@ def move_consumer(consumers: Sequence[OwnedConsumer], offset: object) -> None:
     parsed = QueueOffset.of(offset)
     for owned in consumers:
         if parsed is not None and (parsed.queue, parsed.consumer) == (owned.queue, owned.consumer):
-            store = open_store(owned.url)
-            follow(store.database, parsed)
+            follow(open_store(owned.url).database, parsed)
 
 
 def sync_consumers(called: str, location: str, consumers: Sequence[OwnedConsumer]) -> None:

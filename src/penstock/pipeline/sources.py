@@ -161,12 +161,7 @@ class DataFrameSource(Source):
 
 
 def as_source(source: Source | Feed | DataFrame) -> Source:
-    """Return a source for what a user gave as one.
-
-    Raises
-    ------
-    InvalidInputError
-    """
+    """Return a source for what a user gave as one."""
     if isinstance(source, Source):
         return source
     if isinstance(source, DataFrame):

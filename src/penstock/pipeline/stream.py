@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
@@ -15,10 +15,11 @@ from penstock.arguments import did_you_mean, in_quotes, path_text, require
 from penstock.errors import CommitRefusedError, InvalidInputError, InvalidOptionError, PenstockError
 from penstock.feeds.protocol import Feed
 from penstock.limits.per_key import KeyLimit
+from penstock.limits.record import keep_record
 from penstock.limits.rows import STOP, RowLimit, is_per_micro_batch
 from penstock.limits.run import LimitRun, keep_key_limit
 from penstock.modes.checking.check import check as check_modes
-from penstock.pipeline.continuous import ContinuousQuery, start_continuous
+from penstock.pipeline.continuous import ContinuousQuery, Transform, start_continuous
 from penstock.pipeline.initial_batch import no_data_batches, with_initial_batch
 from penstock.pipeline.micro_batches import (
     MicroBatchQuery,
@@ -26,7 +27,7 @@ from penstock.pipeline.micro_batches import (
     expected_epochs,
     sync_consumers,
 )
-from penstock.pipeline.monitoring.monitor import monitor_target, start_monitored
+from penstock.pipeline.monitor import monitor_target, start_monitored
 from penstock.pipeline.query import EndedQuery, Query, Trigger, stop_on_sigterm
 from penstock.pipeline.sources import as_source, owned_consumer
 from penstock.queue.store import connect
@@ -39,8 +40,6 @@ from penstock.spark.options import GUARANTEES
 from penstock.spark.session import register
 
 log = logging.getLogger("penstock.pipeline")
-
-Transform = Callable[[DataFrame], DataFrame]
 
 _TRIGGERS = (
     "one of penstock.Trigger.processing_time('10 seconds'), penstock.Trigger.available_now() and "
@@ -307,7 +306,7 @@ class Pipeline:
                 sync_consumers(name or ended.id, location, self._consumers(frame)[0])
                 return ended
             frame = self._limited(limiting, frame)
-            limiting.keep()
+            keep_record(limiting.checkpoint, limiting.limit.rows)
         arguments: Mapping[str, str | bool] = (trigger or Trigger.processing_time()).arguments()
         if limiting is not None:
             arguments = limiting.trigger_arguments(arguments)

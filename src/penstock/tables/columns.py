@@ -105,9 +105,7 @@ class Layout:
 
     @property
     def order(self) -> list[str]:
-        """The staged columns that order the changes of a key; a change that sets the row sorts after one that
-        removes it.
-        """
+        """The staged columns that order the changes of a key; one that sets the row sorts last."""
         return staged_order(self.ties)
 
     @property
@@ -122,9 +120,7 @@ class Layout:
 
     @property
     def stored(self) -> Layout:
-        """The table in the database; with history a version's key includes the sequence with which it
-        began.
-        """
+        """The table in the database; with history, a version's key includes its first sequence."""
         if self.sequence is None or not self.history:
             return self
         begins = replace(self.sequence, name=VALID_FROM, key=True)
@@ -144,17 +140,8 @@ def layout_of(
 ) -> Layout:
     """Return the layout of the table for a DataFrame's schema.
 
-    Parameters
-    ----------
-    changes
-        For change rows: the column that orders the changes of a key.
-    ties
-        The columns that order changes of a key with one value of ``changes``.
-
-    Raises
-    ------
-    UnsupportedTypeError, SchemaMismatchError, InvalidInputError
-        When a column has no SQL type, or a key is missing or nested.
+    Change rows have a column ``changes`` that orders the changes of a key, and ``ties`` that order those with
+    one value of it.
     """
     fields = list(canonical_schema(schema))
     sequence, tied = None, [sequence_of(fields, name, dialect) for name in ties]
@@ -180,8 +167,13 @@ def layout_of(
                 "its fields as keys",
                 parameter="keys",
             )
-    if history:
-        _refuse_validity_columns(names)
+    clashing = [name for name in (VALID_FROM, VALID_TO) if name in names]
+    if history and clashing:
+        raise InvalidInputError(
+            f"scd_type=2 adds the columns {VALID_FROM} and {VALID_TO}, and the rows already have "
+            f"{clashing[0]}: rename it",
+            parameter="scd_type",
+        )
     return Layout(name, columns, dialect, sequence, history, unchanged, tuple(tied))
 
 
@@ -191,30 +183,12 @@ def metadata_columns(unchanged: UnchangedValues | None) -> tuple[str, ...]:
 
 
 def staged_order(ties: Sequence[object]) -> list[str]:
-    """Return the staged columns that order the changes of a key, where ``t0`` and so on are those of
-    ``ties``.
-    """
+    """Return the staged columns that order the changes of a key; ``t0`` and so on are tie breakers."""
     return ["sequence", *(f"t{n}" for n in range(len(ties))), "present"]
 
 
-def _refuse_validity_columns(names: Sequence[str]) -> None:
-    clashing = [name for name in (VALID_FROM, VALID_TO) if name in names]
-    if clashing:
-        raise InvalidInputError(
-            f"scd_type=2 adds the columns {VALID_FROM} and {VALID_TO}, and the rows already have "
-            f"{clashing[0]}: rename it",
-            parameter="scd_type",
-        )
-
-
 def sequence_of(fields: Sequence[pa.Field], name: str, dialect: str) -> Column:
-    """Return the column that orders the changes of a key.
-
-    Raises
-    ------
-    InvalidInputError
-        When the rows are not change rows, or the database does not order the column as Spark does.
-    """
+    """Return the column that orders the changes of a key."""
     by_name = {field.name: field for field in fields}
     require_change_columns(by_name, name)
     kind = by_name[name].type

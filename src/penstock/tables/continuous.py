@@ -21,15 +21,13 @@ from penstock.json_text import JsonValue
 from penstock.queue.store import open_store
 from penstock.spark.internals.python_workers import check_reach
 from penstock.store.staging import Attempt
-from penstock.tables.chunks import CHUNK_BYTES, CHUNK_ROWS, chunked
 from penstock.tables.columns import Layout
 from penstock.tables.names import resolve
-from penstock.tables.row_encoding import project_rows
+from penstock.tables.row_encoding import CHUNK_BYTES, CHUNK_ROWS, chunked, project_rows
 from penstock.tables.sql import ddl, upsert
-from penstock.tables.sql.loading import refusing_nul_characters
-from penstock.tables.sql.staging import SegmentStage, drop_earlier_attempts
-from penstock.tables.sql.target import TableTarget
+from penstock.tables.sql.staging import SegmentStage, drop_earlier_attempts, refusing_nul_characters
 from penstock.tables.sql.write_task import RowEncoder, insert_chunk
+from penstock.tables.sql.writer import TableTarget
 
 if TYPE_CHECKING:
     from penstock.continuous.dataframe import ContinuousFrame
@@ -71,10 +69,7 @@ class TableInsertWriter(SinkWriter):
 
 
 class TableStagingWriter(SinkWriter):
-    """Writer that gathers rows and stages them when they are many or their epoch ends.
-
-    Staging earlier would not make them visible any earlier.
-    """
+    """Writer that stages the rows that it gathers when they are many or their epoch ends."""
 
     def __init__(self, sink: TableWriterFactory, task: int, app_id: str) -> None:
         self._encoder, self._task, self._app_id = sink.encoder, task, app_id
@@ -109,19 +104,12 @@ class TableStagingWriter(SinkWriter):
 
 @dataclass
 class TableSinkDriver(SinkDriver):
-    """Driver side of a table that rows are added to.
-
-    Parameters
-    ----------
-    name
-        The table's name, as its user wrote it.
-    prepare
-        Creates the table, or checks that it takes rows of a schema.
-    """
+    """Driver side of a table that rows are added to."""
 
     name: str
     url: str = field(repr=False)
     prepare: Callable[[StructType], Layout]
+    """Creates the table, or checks that it takes rows of a schema."""
     commits: Commits
     exactly_once: bool
     _encoder: RowEncoder | None = field(default=None, init=False)

@@ -1,22 +1,38 @@
 """``exactly_once``: a ledger for user-written ``foreachBatch`` functions, in the database that they write
-to.
+to, through their own connection: psycopg 3, sqlite3 or SQLAlchemy.
 """
 
 from __future__ import annotations
 
+import sqlite3
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from penstock.arguments import refusal
-from penstock.errors import CheckpointMismatchError, CheckpointRewoundError, InvalidNameError
+from penstock.errors import (
+    CheckpointMismatchError,
+    CheckpointRewoundError,
+    InvalidInputError,
+    InvalidNameError,
+)
 from penstock.json_text import Json
 from penstock.queue.checks import check_name
-from penstock.store.postgres.session import LOCK_WAIT
-from penstock.tables.connections import CallerConnection, wrap_connection
+from penstock.store.postgres.session import LOCK_WAIT, SEARCH_PATH
+from penstock.store.statements import bind
 from penstock.tables.names import quoted
 
+if TYPE_CHECKING:
+    import psycopg
+    import sqlalchemy
+    from sqlalchemy import CursorResult
+
+_LOOK_UP = "select pg_catalog.set_config('search_path', :path, true)"
+_KINDS = "an open connection of psycopg 3, of sqlite3, or of SQLAlchemy to PostgreSQL or SQLite"
 LEDGER = "penstock_exactly_once"
 # Creation is serialised: of two concurrent CREATE TABLEs one fails.
 _LOCK = 7235416081274634
@@ -32,18 +48,6 @@ create table if not exists {ledger} (
     primary key (sink, app_id)
 )
 """
-# A ledger of an earlier version has a row for each micro-batch, and no query_id.
-_ADD_QUERY = "alter table {ledger} add column query_id varchar(255)"
-_KEEP_NEWEST = (
-    "delete from {ledger} as one where exists (select 1 from {ledger} as later where later.sink = one.sink "
-    "and later.app_id = one.app_id and later.batch_id > one.batch_id)"
-)
-_IS_CURRENT = f"select count(*) from pragma_table_info('{LEDGER}') where name = 'query_id'"
-_IS_CURRENT_IN = (
-    "select count(*) from pg_attribute as a join pg_class as c on c.oid = a.attrelid "
-    "join pg_namespace as n on n.oid = c.relnamespace "
-    f"where n.nspname = :schema and c.relname = '{LEDGER}' and a.attname = 'query_id'"
-)
 # By the caller's search path: the existing ledger, and the schema in which it would be created.
 _LOCATE = f"select cast(pg_catalog.to_regclass('{LEDGER}') as pg_catalog.oid), pg_catalog.current_schema()"
 _SCHEMA_OF = (
@@ -51,7 +55,7 @@ _SCHEMA_OF = (
     "where c.oid = cast(:oid as oid)"
 )
 _OF_APP = "sink = :sink and app_id = :app_id"
-_NEWEST = f"select batch_id, query_id from {{ledger}} where {_OF_APP} order by batch_id desc limit 1"
+_NEWEST = f"select batch_id, query_id from {{ledger}} where {_OF_APP}"
 _FIRST = (
     "insert into {ledger} (sink, app_id, batch_id, query_id) values (:sink, :app_id, :batch_id, :query_id) "
     "on conflict do nothing"
@@ -88,9 +92,6 @@ class _Entry:
 
     def app(self) -> dict[str, str]:
         return {"sink": self.sink, "app_id": self.app_id}
-
-    def fields(self) -> dict[str, object]:
-        return {**self.app(), "batch_id": self.batch_id, "query_id": self.query_id}
 
 
 @contextmanager
@@ -153,13 +154,20 @@ def _enter(connection: CallerConnection, entry: _Entry) -> bool:
     """Enter the micro-batch; False when it is the newest one already."""
     located = connection.row(_LOCATE) if connection.dialect == "postgres" else None
     with connection.trusted_search_path():
-        ledger = _Ledger(connection, None if located is None else _schema(connection, *located))
-        ledger.ensure_exists()
+        if located is None:
+            ledger = _Ledger(connection, LEDGER)
+            ledger.create()
+        else:
+            oid, first = located
+            ledger = _Ledger(connection, _qualified(connection, oid, first))
+            if oid is None:
+                _wait_for_other_creators(connection)
+                ledger.create()
         return ledger.enter(entry)
 
 
-def _schema(connection: CallerConnection, oid: int | None, first: str | None) -> str:
-    """Return the schema of the ledger, by default the first one of the search path."""
+def _qualified(connection: CallerConnection, oid: int | None, first: str | None) -> str:
+    """Return the name of the ledger in its schema, by default the first one of the search path."""
     row = None if oid is None else connection.row(_SCHEMA_OF, oid=oid)
     schema = first if row is None else str(row[0])
     if schema is None:
@@ -167,14 +175,21 @@ def _schema(connection: CallerConnection, oid: int | None, first: str | None) ->
             "the connection's search path has no schema for the ledger of exactly_once: set one, as in "
             "`set search_path to orders`"
         )
-    return schema
+    if ":" not in schema:
+        return f"{quoted(schema)}.{LEDGER}"
+    # A colon would be read as a parameter.
+    escaped = quoted(schema.replace("\\", "\\\\").replace(":", "\\003A"))
+    return f"U&{escaped}.{LEDGER}"
 
 
-def _identifier(name: str) -> str:
-    """Quote a name, escaping a colon, which would be read as a parameter."""
-    if ":" not in name:
-        return quoted(name)
-    return "U&" + quoted(name.replace("\\", "\\\\").replace(":", "\\003A"))
+def _wait_for_other_creators(connection: CallerConnection) -> None:
+    """Take the creation lock. Any role that may connect can hold it, so the wait has a limit."""
+    deadline = time.monotonic() + LOCK_WAIT
+    while time.monotonic() < deadline:
+        row = connection.row("select pg_try_advisory_xact_lock(:lock)", lock=_LOCK)
+        if row is not None and row[0]:
+            return
+        time.sleep(_PAUSE_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -182,23 +197,21 @@ class _Ledger:
     """The ledger table, accessed through the caller's connection."""
 
     connection: CallerConnection
-    schema: str | None
-    """None in SQLite."""
+    name: str
 
-    @property
-    def name(self) -> str:
-        return LEDGER if self.schema is None else f"{_identifier(self.schema)}.{LEDGER}"
+    def create(self) -> None:
+        self._change(_CREATE)
 
     def enter(self, entry: _Entry) -> bool:
         while True:
             newest = self._newest(entry)
             if newest is None:
-                entered = self._change(_FIRST, **entry.fields())
+                entered = self._change(_FIRST, **vars(entry))
             else:
                 _require_next(entry, *newest)
                 if newest[0] == entry.batch_id:
                     return False
-                entered = self._change(_NEXT, newest=newest[0], **entry.fields())
+                entered = self._change(_NEXT, newest=newest[0], **vars(entry))
             # When nothing was entered, another driver of the query was faster: read its entry.
             if entered:
                 return True
@@ -207,33 +220,6 @@ class _Ledger:
         """Return the newest micro-batch of the sink and app, and its query."""
         row = self.connection.row(_NEWEST.format(ledger=self.name), **entry.app())
         return None if row is None else (row[0], row[1])
-
-    def ensure_exists(self) -> None:
-        if self._is_current():
-            return
-        if self.schema is not None:
-            self._wait_for_other_creators()
-        self._change(_CREATE)
-        if not self._is_current():
-            self._change(_ADD_QUERY)
-            self._change(_KEEP_NEWEST)
-
-    def _wait_for_other_creators(self) -> None:
-        """Take the creation lock. Any role that may connect can hold it, so the wait has a limit."""
-        deadline = time.monotonic() + LOCK_WAIT
-        while time.monotonic() < deadline:
-            row = self.connection.row("select pg_try_advisory_xact_lock(:lock)", lock=_LOCK)
-            if row is not None and row[0]:
-                return
-            time.sleep(_PAUSE_SECONDS)
-
-    def _is_current(self) -> bool:
-        row = (
-            self.connection.row(_IS_CURRENT)
-            if self.schema is None
-            else self.connection.row(_IS_CURRENT_IN, schema=self.schema)
-        )
-        return row is not None and row[0] > 0
 
     def _change(self, text: str, **parameters: object) -> int:
         return self.connection.change(text.format(ledger=self.name), **parameters)
@@ -264,3 +250,135 @@ def _require_next(entry: _Entry, newest: int, query_id: str | None) -> None:
             condition="CHECKPOINT_MISMATCH.BATCHES_MISSING",
             **parameters,
         )
+
+
+class CallerConnection(ABC):
+    """A caller's connection, which takes statements with ``:name`` parameters."""
+
+    dialect: str
+
+    @abstractmethod
+    def change(self, text: str, **parameters: object) -> int:
+        """Execute a statement and return the number of rows that it changed."""
+
+    @abstractmethod
+    def row(self, text: str, **parameters: object) -> Sequence[Any] | None:
+        """Execute a query and return its first row."""
+
+    @abstractmethod
+    def transaction(self) -> AbstractContextManager[object]:
+        """Open a transaction; inside an open one a savepoint, which the caller commits."""
+
+    @contextmanager
+    def trusted_search_path(self) -> Iterator[None]:
+        """Use the store's own search path inside the block; a rollback restores the caller's too."""
+        if self.dialect != "postgres":
+            yield
+            return
+        row = self.row("select pg_catalog.current_setting('search_path')")
+        assert row is not None
+        self.row(_LOOK_UP, path=SEARCH_PATH)
+        yield
+        self.row(_LOOK_UP, path=row[0])
+
+
+def wrap_connection(connection: object) -> CallerConnection:
+    """Wrap a caller's connection."""
+    if isinstance(connection, sqlite3.Connection):
+        return _Sqlite(connection)
+    psycopg = sys.modules.get("psycopg")
+    if psycopg is not None and isinstance(connection, psycopg.Connection):
+        return _Psycopg(connection)
+    alchemy = sys.modules.get("sqlalchemy")
+    if alchemy is not None and isinstance(connection, alchemy.Connection):
+        return _Alchemy(connection)
+    raise refusal("connection", connection, _KINDS)
+
+
+class _Sqlite(CallerConnection):
+    dialect = "sqlite"
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def change(self, text: str, **parameters: object) -> int:
+        return self._cursor().execute(text, parameters).rowcount
+
+    def row(self, text: str, **parameters: object) -> Sequence[Any] | None:
+        cursor = self._cursor()
+        row: Sequence[Any] | None = cursor.execute(text, parameters).fetchone()
+        cursor.close()  # a statement with unread rows blocks the commit
+        return row
+
+    def _cursor(self) -> sqlite3.Cursor:
+        cursor = self._connection.cursor()
+        cursor.row_factory = None  # the caller's connection may have one
+        return cursor
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        inner = self._connection.in_transaction
+        begin, end, undo = (
+            ("savepoint exactly_once", "release exactly_once", "rollback to exactly_once")
+            if inner
+            else ("begin immediate", "commit", "rollback")
+        )
+        self._connection.execute(begin)
+        try:
+            yield
+        except BaseException:
+            # An error may have ended the whole transaction already.
+            if self._connection.in_transaction:
+                self._connection.execute(undo)
+                if inner:
+                    self._connection.execute(end)
+            raise
+        self._connection.execute(end)
+
+
+class _Psycopg(CallerConnection):
+    dialect = "postgres"
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        from psycopg import Cursor
+        from psycopg.rows import tuple_row
+
+        self._connection = connection
+        # Not the connection's own kind of cursor, which is the caller's choice.
+        self._cursor: Cursor[Any] = Cursor(connection, row_factory=tuple_row)
+
+    def change(self, text: str, **parameters: object) -> int:
+        return self._cursor.execute(bind(text, self.dialect).encode(), parameters).rowcount
+
+    def row(self, text: str, **parameters: object) -> Sequence[Any] | None:
+        return self._cursor.execute(bind(text, self.dialect).encode(), parameters).fetchone()
+
+    def transaction(self) -> AbstractContextManager[object]:
+        return self._connection.transaction()
+
+
+class _Alchemy(CallerConnection):
+    def __init__(self, connection: sqlalchemy.Connection) -> None:
+        names = {"postgresql": "postgres", "sqlite": "sqlite"}
+        if connection.dialect.name not in names:
+            raise InvalidInputError(
+                f"connection leads to {connection.dialect.name}, and exactly_once supports PostgreSQL and "
+                "SQLite: connect to one of them",
+                parameter="connection",
+            )
+        self.dialect = names[connection.dialect.name]
+        self._connection = connection
+
+    def change(self, text: str, **parameters: object) -> int:
+        return int(self._execute(text, parameters).rowcount)
+
+    def row(self, text: str, **parameters: object) -> Sequence[Any] | None:
+        return self._execute(text, parameters).first()
+
+    def _execute(self, text: str, parameters: dict[str, object]) -> CursorResult[Any]:
+        # The caller has imported it, to make the connection.
+        return self._connection.execute(sys.modules["sqlalchemy"].text(text), parameters)
+
+    def transaction(self) -> AbstractContextManager[object]:
+        nested = self._connection.in_transaction()
+        return self._connection.begin_nested() if nested else self._connection.begin()

@@ -43,16 +43,9 @@ class TableName:
 def resolve(tx: Transaction, name: str) -> TableName:
     """Resolve the table name that a user wrote.
 
-    Parameters
-    ----------
-    name
-        In PostgreSQL ``schema.table``, or a table in the first schema of the search path that the role, the
-        database or the URL sets; a part with a dot is written in double quotes. In SQLite the name as it is.
-
-    Raises
-    ------
-    InvalidNameError
-        When the database does not accept it, or it is one of the store's own tables.
+    In PostgreSQL it is ``schema.table``, or a table in the first schema of the search path that the role, the
+    database or the URL sets; a part with a dot is written in double quotes. In SQLite it is the name as it
+    is.
     """
     check_name("table", name)
     return _sqlite(name) if tx.dialect == "sqlite" else _postgres(tx, name)

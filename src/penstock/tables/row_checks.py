@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
@@ -20,14 +21,6 @@ def tie_breakers(schema: StructType, sequence_by: str) -> tuple[str, ...]:
     column metadata.
 
     A commit may change a row more than once; for most feeds there are no such columns.
-
-    Raises
-    ------
-    InvalidOptionError
-        When ``sequence_by`` restarts in each commit, or does not distinguish changes that may arrive in
-        several micro-batches.
-    InvalidInputError
-        When the rows have lost the column that orders them.
     """
     step, needed = sequence_column(schema), required_sequence(schema)
     if step == sequence_by:
@@ -57,12 +50,7 @@ def tie_breakers(schema: StructType, sequence_by: str) -> tuple[str, ...]:
 
 
 def require_row_id(schema: StructType, keys: Sequence[str]) -> None:
-    """Refuse keys without a column that identifies the feed's rows.
-
-    Raises
-    ------
-    InvalidOptionError
-    """
+    """Refuse keys without a column that identifies the feed's rows."""
     missing = [name for name in row_id_columns(schema) if name not in keys]
     # Keys that are not columns are refused elsewhere.
     if missing and set(keys) <= set(schema.names):
@@ -75,12 +63,7 @@ def require_row_id(schema: StructType, keys: Sequence[str]) -> None:
 
 
 def require_change_columns(names: Collection[str], sequence_by: str) -> None:
-    """Refuse rows that are not change rows.
-
-    Raises
-    ------
-    InvalidInputError
-    """
+    """Refuse rows that are not change rows."""
     for wanted in (CHANGE_TYPE, sequence_by):
         if wanted not in names:
             raise InvalidInputError(
@@ -91,28 +74,14 @@ def require_change_columns(names: Collection[str], sequence_by: str) -> None:
 
 
 def present() -> Column:
-    """Return the column ``present``: 0 where a change removes its row, 1 where it sets it, null for an
-    unknown change type.
-    """
+    """Return the column ``present``: 0 for a change that removes its row, 1 for one that sets it, or null."""
     kind = F.col(CHANGE_TYPE)
     removes, sets = kind.isin("delete", "update_preimage"), kind.isin("insert", "update_postimage")
     return F.when(removes, 0).when(sets, 1).cast("int").alias("present")
 
 
 def require_changes(chunk: pa.RecordBatch, sequence_by: str) -> None:
-    """Refuse changes of an unknown type, and those without a sequence.
-
-    Parameters
-    ----------
-    chunk
-        Rows with the columns ``present`` and ``sequence``.
-    sequence_by
-        The user's name of the column that orders the changes of a key.
-
-    Raises
-    ------
-    TableRefusedError
-    """
+    """Refuse changes of an unknown type, and those without a sequence."""
     if chunk.column("present").null_count:
         raise TableRefusedError(
             f"a change has a {CHANGE_TYPE} other than insert, delete, update_preimage and update_postimage: "
@@ -128,13 +97,16 @@ def require_changes(chunk: pa.RecordBatch, sequence_by: str) -> None:
         )
 
 
-def require_key_value(array: pa.Array, column: str, table: str) -> None:
-    """Refuse nulls in a key column.
+def first_repeated_key(keys: pa.Table) -> dict[str, object] | None:
+    """Return a key that several rows have; None if there is none."""
+    counted = keys.group_by(keys.column_names).aggregate([([], "count_all")])
+    repeated = counted.filter(pc.greater(counted["count_all"], 1)).select(keys.column_names)
+    first: dict[str, object] | None = next(iter(repeated.slice(0, 1).to_pylist()), None)
+    return first
 
-    Raises
-    ------
-    TableRefusedError
-    """
+
+def require_key_value(array: pa.Array, column: str, table: str) -> None:
+    """Refuse nulls in a key column."""
     if array.null_count:
         raise TableRefusedError(
             f"a row has no value in {in_quotes(column)}, which is a key of {table}: fill it, as "

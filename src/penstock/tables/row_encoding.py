@@ -1,4 +1,5 @@
-"""Encoding of rows for a database: the projection that Spark computes, and the Arrow conversion in its tasks.
+"""Rows on their way to a table: the projection that Spark computes, the chunks that tasks gather, and their
+conversion for a database.
 
 Projected rows have the columns ``c0``, ``c1`` and so on, nested values as JSON text, and binary values in
 PostgreSQL's text form. Change rows have more: ``sequence``; ``present``, which is 0 where a change removes
@@ -8,6 +9,7 @@ its row, 1 where it sets it, and null for an unknown change type; ``t0`` and so 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
@@ -17,6 +19,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from penstock.arrow.arrays import grouped
 from penstock.spark.schemas import quote_column
 from penstock.tables.columns import Column, Layout
 from penstock.tables.row_checks import present
@@ -34,6 +37,9 @@ JSON = {
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
 """How nested values are written: every field, the times in UTC and to the microsecond."""
+CHUNK_ROWS = 131_072
+CHUNK_BYTES = 32 << 20
+"""How much a task gathers before it writes."""
 _DAY, _SECOND = 86_400_000_000, 1_000_000
 
 
@@ -47,6 +53,11 @@ def project_rows(frame: Frame, layout: Layout) -> Frame:
         columns += [layout.unchanged.unknown()]
     selected: Frame = frame.select(*columns)
     return selected
+
+
+def chunked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Concatenate batches to chunks of at least `CHUNK_ROWS` or `CHUNK_BYTES`, but for the last one."""
+    return (pa.concat_batches(group) for group in grouped(batches, CHUNK_ROWS, CHUNK_BYTES))
 
 
 def _projected(column: Column, dialect: str) -> SparkColumn:
@@ -109,9 +120,7 @@ def _converted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _interval(micros: pa.Array) -> pa.Array:
-    """Format intervals in whole numbers, which PostgreSQL 13 reads too; division truncates, so all parts have
-    one sign.
-    """
+    """Format intervals in whole numbers, which PostgreSQL 13 reads too; all parts have one sign."""
     days = pc.divide(micros, _DAY)
     rest = pc.subtract(micros, pc.multiply(days, _DAY))
     seconds = pc.divide(rest, _SECOND)

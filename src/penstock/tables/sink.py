@@ -36,13 +36,12 @@ from penstock.store.database import Transaction
 from penstock.store.url import parse_url
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.continuous import TableSinkDriver
-from penstock.tables.delta.apply.writer import accepted_changes, changes_writer
+from penstock.tables.delta.changes_writer import accepted_changes, changes_writer
 from penstock.tables.delta.writer import DeltaWriter, accepted_rows, delta_writer
 from penstock.tables.names import TableName, resolve
 from penstock.tables.row_checks import require_row_id, tie_breakers
 from penstock.tables.sql import apply, ddl
-from penstock.tables.sql.target import CHANGES
-from penstock.tables.sql.writer import TableWriter
+from penstock.tables.sql.writer import CHANGES, TableWriter
 from penstock.tables.unchanged_values import UnchangedValues
 
 MODES = ("append", "update", "complete")
@@ -140,12 +139,7 @@ class TableSink(Sink, ContinuousSink):
             )
 
     def check(self, guarantee: str, output_mode: str) -> None:
-        """Refuse a combination of settings that no table supports.
-
-        Raises
-        ------
-        InvalidOptionError
-        """
+        """Refuse a combination of settings that no table supports."""
         if guarantee == "idempotent":
             self._check_idempotent(output_mode)
         if output_mode not in MODES:
@@ -170,13 +164,7 @@ class TableSink(Sink, ContinuousSink):
     def refusal(
         self, frame: DataFrame, output_mode: str, *, continuous: bool = False
     ) -> PenstockError | None:
-        """Return the error with which a pipeline of these rows would not start; the table itself is not read.
-
-        Parameters
-        ----------
-        continuous
-            Whether it is started with ``Trigger.continuous``.
-        """
+        """Return the error with which a pipeline of these rows would not start; the table is not read."""
         try:
             self.check("exactly_once", output_mode)
             self._check_rows(frame, output_mode, continuous)
@@ -218,13 +206,7 @@ class TableSink(Sink, ContinuousSink):
     def writer(
         self, frame: DataFrame, guarantee: str, output_mode: str, location: str
     ) -> TableWriter | DeltaWriter:
-        """Create or check the table, and return the function that the query calls with each micro-batch.
-
-        Raises
-        ------
-        SchemaMismatchError, UnsupportedTypeError, InvalidNameError, TableRefusedError
-            When the table cannot take the rows, or the session is Spark Connect's.
-        """
+        """Create or check the table, and return the function that the query calls with each micro-batch."""
         self.check(guarantee, output_mode)
         if not is_classic(frame):
             raise TableRefusedError(
@@ -240,7 +222,12 @@ class TableSink(Sink, ContinuousSink):
         spark = frame.sparkSession
         url = self.place(spark)
         if is_delta(url):
-            _check_delta(guarantee)
+            if guarantee == "idempotent":
+                raise InvalidOptionError(
+                    "guarantee=idempotent needs unique keys, which a Delta table does not enforce: use "
+                    "guarantee=exactly_once",
+                    option="guarantee",
+                )
             place = DeltaPlace.of(url, self.name)
             if self.apply_changes:
                 order = self.sequence_by or COMMIT_VERSION
@@ -326,21 +313,14 @@ class TableSink(Sink, ContinuousSink):
         url = self.url or default_url(spark)
         if url is None:
             raise InvalidOptionError(
-                f"no store is named for the table {in_quotes(self.name)}: pass url, or set {URL_SETTING} "
-                "on the "
-                "session",
+                f"no store is named for the table {in_quotes(self.name)}: pass url, or set {URL_SETTING} on "
+                "the session",
                 option="url",
             )
         return url
 
     def prepared(self, url: str, schema: StructType, output_mode: str, keys: Sequence[str]) -> Layout:
-        """Create the table, or check that the existing one takes rows of a schema; return its layout.
-
-        Raises
-        ------
-        SchemaMismatchError, UnsupportedTypeError, InvalidNameError, TableRefusedError
-            When it cannot take the rows.
-        """
+        """Create the table, or check that the existing one takes rows of a schema; return its layout."""
 
         def work(tx: Transaction) -> Layout:
             layout = self._layout(resolve(tx, self.name), schema, keys, tx.dialect)
@@ -365,19 +345,8 @@ def _check_store(url: str) -> None:
         raise InvalidUrlError(message, condition=error.condition, **error.parameters) from None
 
 
-def _check_delta(guarantee: str) -> None:
-    if guarantee == "idempotent":
-        raise InvalidOptionError(
-            "guarantee=idempotent needs unique keys, which a Delta table does not enforce: use "
-            "guarantee=exactly_once",
-            option="guarantee",
-        )
-
-
 def _require_coordinates(frame: DataFrame) -> None:
-    """Refuse rows without the coordinates of their source, and rows of several reads, which may share
-    them.
-    """
+    """Refuse rows without their source's coordinates, and rows of several reads, which may share them."""
     lacking = [name for name in COORDINATES if name not in frame.columns]
     if lacking:
         raise InvalidInputError(
@@ -395,9 +364,7 @@ def _require_coordinates(frame: DataFrame) -> None:
 
 
 def _refuse_session_windows(frame: DataFrame) -> None:
-    """Refuse session windows in output mode update: a session's key changes as it grows, so rows cannot be
-    upserted by it.
-    """
+    """Refuse session windows in output mode update: a session's key changes as it grows."""
     if not any(node.name == "Aggregate" and groups_by_session(node) for node in plan_tree(frame).walk()):
         return
     raise TableRefusedError(
@@ -409,12 +376,7 @@ def _refuse_session_windows(frame: DataFrame) -> None:
 
 
 def require_append_only(table: TableSink, url: str, guarantee: str, output_mode: str) -> None:
-    """Refuse a table that a continuous query, which only appends rows, cannot write.
-
-    Raises
-    ------
-    ContinuousRefusedError
-    """
+    """Refuse a table that a continuous query, which only appends rows, cannot write."""
     sink, wrong = f"TableSink({in_quotes(table.name)})", ""
     otherwise = "or use Trigger.processing_time"
     if is_delta(url):

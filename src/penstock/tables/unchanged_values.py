@@ -40,9 +40,7 @@ _LONG = (ArrayType, BinaryType, DecimalType, MapType, StringType, StructType, Va
 
 @dataclass(frozen=True)
 class UnchangedValues:
-    """The column that names the values a change leaves out, and the places of these among a table's
-    columns.
-    """
+    """The column that names the values a change leaves out, and their places in a table."""
 
     column: str
     places: tuple[tuple[str, tuple[int, ...]], ...]
@@ -52,13 +50,7 @@ class UnchangedValues:
 
     @classmethod
     def of(cls, schema: StructType, keys: Sequence[str]) -> UnchangedValues | None:
-        """Read the column metadata of a schema; None where the feed never leaves values out.
-
-        Raises
-        ------
-        InvalidInputError
-            When the feed may leave values out, and the column that names them is not among the rows.
-        """
+        """Read the column metadata of a schema; None where the feed never leaves values out."""
         column = unchanged_column(schema)
         if column is None:
             _require_no_values_left_out(schema, keys)
@@ -80,9 +72,7 @@ class UnchangedValues:
         return sorted(number for _, numbers in self.places for number in numbers)
 
     def unknown(self) -> Column:
-        """Return the expression of `UNKNOWN`: column numbers, or a sign and a name for a value that no
-        earlier row has.
-        """
+        """Return the expression of `UNKNOWN`; a sign and a name stand for a value that no row has."""
         names, kind = F.col(quote_column(self.column)), F.col(CHANGE_TYPE)
         listed = F.array_join(F.transform(names, self._numbers), "")
         key_changed = (kind == "insert") & (listed != "")
@@ -99,12 +89,7 @@ class UnchangedValues:
         return listed
 
     def require_known(self, unknown: pa.Array, table: str) -> None:
-        """Refuse changes that leave out values which no earlier row can have.
-
-        Raises
-        ------
-        TableRefusedError
-        """
+        """Refuse changes that leave out values which no earlier row can have."""
         signs = pc.utf8_slice_codeunits(unknown, 0, 1)
         for sign, why in (
             (_KEY_CHANGED, "the change gives the row another key"),
@@ -134,14 +119,7 @@ def column_numbers(unknown: Iterable[str]) -> list[int]:
 
 
 def has_value(unknown: str, number: int) -> str:
-    """Return the SQL condition that a change has a value for a column; PostgreSQL, SQLite and deltalake
-    accept it.
-
-    Parameters
-    ----------
-    unknown
-        The column with `UNKNOWN`, in SQL.
-    """
+    """Return the SQL condition, for any database, that a change has a value for a column."""
     return f"coalesce({unknown}, '') not like '%,{number},%'"
 
 

@@ -305,7 +305,7 @@ PATCHES = {
     "penstock.tables.sql.write_task": patch_table_tasks,
     "penstock.tables.delta.stage": patch_delta_tasks,
     "penstock.tables.delta.writer": patch_delta_writer,
-    "penstock.tables.delta.apply.applied_table": patch_delta_applied,
+    "penstock.tables.delta.applied_table": patch_delta_applied,
 }
 
 

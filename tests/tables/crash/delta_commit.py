@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.tables.delta.apply.applied_table import AppliedTable
-from penstock.tables.delta.apply.writer import ChangesWriter
+from penstock.tables.delta.applied_table import AppliedTable
+from penstock.tables.delta.changes_writer import ChangesWriter
 from tests.tables.test_delta_events import SECOND, Driver
 
 

@@ -48,15 +48,7 @@ class DeltaLayout:
 
 
 def rows_layout(rows: spark.StructType, keys: Sequence[str]) -> DeltaLayout:
-    """Return the layout for a query's schema.
-
-    Raises
-    ------
-    UnsupportedTypeError
-        With each column that Delta has no type for.
-    InvalidInputError
-        When a key is missing or nested.
-    """
+    """Return the layout for a query's schema."""
     unknown = [
         f"{in_quotes(field.name)} is {field.dataType.simpleString()}"
         for field in rows.fields
@@ -72,13 +64,7 @@ def rows_layout(rows: spark.StructType, keys: Sequence[str]) -> DeltaLayout:
 
 
 def match_table(place: DeltaPlace, layout: DeltaLayout, table: DeltaTable) -> DeltaLayout:
-    """Return the layout with the table's names for its columns.
-
-    Raises
-    ------
-    SchemaMismatchError
-        With every difference.
-    """
+    """Return the layout with the table's names for its columns."""
     existing = {field["name"]: field for field in json.loads(table.schema().to_json())["fields"]}
     with place.translating_errors():
         rows = library("deltalake").Schema.from_arrow(layout.schema)

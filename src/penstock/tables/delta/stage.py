@@ -20,9 +20,9 @@ from penstock.arrow.coerce import conform
 from penstock.errors import CommitRefusedError, PenstockError, condition_of
 from penstock.lake.storage import DeltaPlace
 from penstock.spark.error_boundary import iterate_without_tracebacks
-from penstock.tables.chunks import chunked
 from penstock.tables.delta.schema import DeltaLayout
 from penstock.tables.row_checks import require_key_value
+from penstock.tables.row_encoding import chunked
 
 log = logging.getLogger("penstock.tables")
 
@@ -70,12 +70,7 @@ class DeltaStage:
             return pa.Table.from_batches(self.batches(files, schema), schema)
 
     def require_files(self, files: Sequence[str]) -> None:
-        """Refuse to commit when staged files are missing.
-
-        Raises
-        ------
-        CommitRefusedError
-        """
+        """Refuse to commit when staged files are missing."""
         from pyarrow.fs import FileType
 
         with self.place.translating_errors():
@@ -90,9 +85,7 @@ class DeltaStage:
             )
 
     def drop(self) -> None:
-        """Delete everything that was staged up to the micro-batch; what cannot be deleted is left to a later
-        clean-up.
-        """
+        """Delete what was staged up to the micro-batch; errors leave it to a later clean-up."""
         try:
             staged = _staged(self.place).items()
             _delete(
@@ -110,9 +103,7 @@ def to_reader(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.Record
 
 
 def _ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Read batches ahead in another thread: deltalake asks for them in one in which its storage does not
-    answer.
-    """
+    """Read ahead in another thread: in the one in which deltalake asks, its storage does not answer."""
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, batches, None)
         while (batch := coming.result()) is not None:
@@ -174,11 +165,7 @@ class DeltaStageTask:
         assert context is not None
         name, rows = self.put(batches)
         query = context.getLocalProperty("sql.streaming.queryId")
-        columns: list[list[object]] = [[name], [rows], [query]]
-        yield pa.RecordBatch.from_arrays(
-            [pa.array(values, kind.type) for values, kind in zip(columns, _REPORT, strict=True)],
-            schema=_REPORT,
-        )
+        yield pa.RecordBatch.from_pydict({"file": [name], "rows": [rows], "query": [query]}, schema=_REPORT)
 
     def put(self, batches: Iterator[pa.RecordBatch]) -> tuple[str | None, int]:
         """Stage the rows, and return the file, None where there are none, and the number of rows."""

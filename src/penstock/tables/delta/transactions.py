@@ -79,33 +79,24 @@ class AppTransaction:
         return dict(zip(self._names, (self.batch_id, self.input), strict=True))
 
     def committed(self, table: DeltaTable) -> bool:
-        """Return whether the table has the micro-batch already.
-
-        Raises
-        ------
-        CheckpointRewoundError
-            When it has later ones of the app.
-        CheckpointMismatchError
-            When it has the micro-batch with other input.
-        """
+        """Return whether the table has the micro-batch already."""
         last, last_input = (table.transaction_version(name) for name in self._names)
         if last is None or last < self.batch_id:
             return False
         if last > self.batch_id:
             raise CheckpointRewoundError(
-                f"app {self.app_id!r} is at micro-batch {last} in the Delta table and its checkpoint at "
-                f"{self.batch_id}: another process runs the same query, or the checkpoint is an old copy or "
-                "a new one. Use the newest checkpoint; a new one needs a new app_id (leave it out to get "
-                "one)",
+                f"app {self.app_id!r} is at micro-batch {last} in the Delta table and at {self.batch_id} in "
+                "its checkpoint: another process runs the query, or the checkpoint is not the newest. Use "
+                "the newest one, or a new app_id with a new checkpoint",
                 app_id=self.app_id,
                 batch_id=self.batch_id,
                 last=last,
             )
         if last_input != self.input:
             raise CheckpointMismatchError(
-                f"app {self.app_id!r} has committed micro-batch {self.batch_id} to the Delta table before, "
-                "with other input: the checkpoint is an old copy or a new one. Use the newest checkpoint; a "
-                "new one needs a new app_id (leave it out to get one)",
+                f"app {self.app_id!r} has committed micro-batch {self.batch_id} to the Delta table with "
+                "other input: the checkpoint is an old copy or a new one. Use the newest checkpoint, or a "
+                "new app_id with a new one",
                 condition="CHECKPOINT_MISMATCH.OTHER_INPUT",
                 app_id=self.app_id,
                 batch_id=self.batch_id,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
@@ -21,7 +20,7 @@ from penstock.spark.schemas import quote_column
 from penstock.tables.delta.schema import DeltaLayout, match_table, rows_layout
 from penstock.tables.delta.stage import REPORT, DeltaStage, DeltaStageTask, delete_abandoned
 from penstock.tables.delta.transactions import AppTransaction, commit_properties, merge_by_keys
-from penstock.tables.row_checks import rows_with_one_key
+from penstock.tables.row_checks import first_repeated_key, rows_with_one_key
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -38,16 +37,7 @@ def delta_writer(
     location: str,
     app_id: str | None,
 ) -> DeltaWriter:
-    """Create or check the table, and return the ``foreachBatch`` function.
-
-    Raises
-    ------
-    InvalidOptionError
-        For keys in output mode append.
-    SchemaMismatchError, UnsupportedTypeError, InvalidInputError
-        When the table cannot take the rows.
-    StoreUnavailableError, MissingDependencyError
-    """
+    """Create or check the table, and return the ``foreachBatch`` function."""
     layout = accepted_rows(frame.schema, keys, output_mode)
     table = place.find()
     if table is None:
@@ -59,14 +49,7 @@ def delta_writer(
 
 
 def accepted_rows(schema: StructType, keys: Sequence[str], output_mode: str) -> DeltaLayout:
-    """Return the layout of rows that a Delta table can take.
-
-    Raises
-    ------
-    InvalidOptionError
-        For keys in output mode append.
-    UnsupportedTypeError, InvalidInputError
-    """
+    """Return the layout of rows that a Delta table can take."""
     if output_mode == "append" and keys:
         raise InvalidOptionError(
             "a Delta table has no unique keys, so output mode append cannot refuse an existing key: leave "
@@ -106,9 +89,7 @@ def create_table(place: DeltaPlace, layout: DeltaLayout) -> DeltaLayout:
 
 @dataclass(frozen=True)
 class DeltaWriter:
-    """The ``foreachBatch`` function: tasks stage the rows in one action, then one commit adds them to the
-    table.
-    """
+    """The ``foreachBatch`` function: tasks stage rows in one action, then one commit adds them."""
 
     place: DeltaPlace
     layout: DeltaLayout
@@ -208,12 +189,9 @@ class DeltaWriter:
         names = list(self.layout.keys)
         if not names:
             return
-        keys = stage.columns(files, names)
-        counted = keys.group_by(names).aggregate([([], "count_all")])
-        repeated = counted.filter(pc.greater(counted["count_all"], 1))
-        if repeated.num_rows:
-            first = repeated.select(names).slice(0, 1).to_pylist()[0]
-            raise rows_with_one_key(shown_key(first), f"the Delta table {self.place.shown}")
+        repeated = first_repeated_key(stage.columns(files, names))
+        if repeated is not None:
+            raise rows_with_one_key(shown_key(repeated), f"the Delta table {self.place.shown}")
 
 
 def shown_key(values: Mapping[str, object]) -> str:

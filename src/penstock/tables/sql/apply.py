@@ -22,25 +22,20 @@ from penstock.errors import SchemaMismatchError
 from penstock.store.database import Transaction
 from penstock.tables.columns import VALID_FROM, VALID_TO, Layout
 from penstock.tables.names import TableName, quoted
+from penstock.tables.row_checks import ambiguous_order
 from penstock.tables.sql import ddl, upsert
-from penstock.tables.sql.latest import collect, fill_from_table
-from penstock.tables.sql.loading import StagedRows
+from penstock.tables.sql.staging import StagedRows
+from penstock.tables.unchanged_values import UNKNOWN, column_numbers, has_value
 
 _FROM, _TO = quoted(VALID_FROM), quoted(VALID_TO)
 
 
 def apply_changes(tx: Transaction, layout: Layout, source: StagedRows) -> int:
-    """Apply staged changes, and return the number of those that were new.
-
-    Raises
-    ------
-    TableRefusedError
-        When a key has several last changes that differ, or with history several with one sequence.
-    CommitRefusedError
-        When staged rows are gone.
-    """
+    """Apply staged changes, and return the number of those that were new."""
     beside = _applied_relation(tx, layout)
-    _lock(tx, beside)
+    if tx.dialect == "postgres":
+        # Serialises writers, each of which compares its changes with what the one before has applied.
+        tx.execute(f"lock table {beside.sql} in share row exclusive mode")
     latest = collect(tx, layout, source)
     if layout.history:
         _drop_known_versions(tx, layout, beside, latest)
@@ -109,9 +104,7 @@ def _end_versions(tx: Transaction, layout: Layout, latest: str) -> None:
 
 
 def _insert_versions(tx: Transaction, layout: Layout, beside: TableName, latest: str) -> None:
-    """Insert the new versions, each valid up to the next change: a new one, a stored version or a recorded
-    delete.
-    """
+    """Insert the new versions, each valid up to the next change, which may be stored or deleted."""
     names = ", ".join(column.sql for column in layout.stored.columns)
     columns = ", ".join(f"c{n}" for n in range(len(layout.columns)))
     following = (
@@ -144,13 +137,7 @@ def _applied_relation(tx: Transaction, layout: Layout) -> TableName:
 
 
 def prepare(tx: Transaction, layout: Layout) -> None:
-    """Create the table and the relation, or check them; a new table gets a new relation.
-
-    Raises
-    ------
-    SchemaMismatchError
-        When the table does not take the rows, or its changes were ordered by a column of another type before.
-    """
+    """Create the table and the relation, or check them; a new table gets a new relation."""
     new_table = ddl.find_table(tx, layout.name) is None
     ddl.ensure_table(tx, layout.stored, complete=False)
     if new_table and layout.history:
@@ -190,14 +177,118 @@ def _key_names(layout: Layout) -> list[str]:
 
 
 def _same_applied_key(layout: Layout, staged: str) -> str:
-    """Return the SQL condition that a row of the relation, aliased ``applied``, and a staged row have the
-    same key.
-    """
+    """Return the SQL condition that a relation's row, ``applied``, and a staged one have the same key."""
     pairs = zip(_key_names(layout), layout.staged_keys, strict=True)
     return " and ".join(f"applied.{key} = {staged}.{column}" for key, column in pairs)
 
 
-def _lock(tx: Transaction, applied: TableName) -> None:
-    """Serialise writers, each of which compares its changes with what the one before has applied."""
+_RELATION = {"postgres": "pg_temp.penstock_latest", "sqlite": "temp.penstock_latest"}
+
+
+def collect(tx: Transaction, layout: Layout, source: StagedRows) -> str:
+    """Collect the last change of each key, and with history the last one of each key and sequence.
+
+    The relation has the columns ``c0``, ``c1`` and so on, which but for the keys are null in a delete,
+    ``sequence``, ``present``, and ``unknown`` where changes may leave values out. The caller drops it.
+    """
+    upsert.require_all(tx, source)
+    latest = _RELATION[tx.dialect]
+    place = [*layout.staged_keys, "sequence"] if layout.history else layout.staged_keys
+    columns = ", ".join(
+        f"c{n}" if column.key else f"case when present = 1 then c{n} end as c{n}"
+        for n, column in enumerate(layout.columns)
+    )
+    unknown = "" if layout.unchanged is None else f", {UNKNOWN}"
+    order = ", ".join(f"{name} desc" for name in layout.order)
+    name = latest.partition(".")[2]
+    tx.execute(f"drop table if exists {latest}")
+    tx.execute(
+        f"create temporary table {name} as select distinct {columns}, sequence, present{unknown} from ("
+        f"select *, rank() over (partition by {', '.join(place)} order by {order}) as place "
+        f"from {_carried(tx, layout, source)}) as ranked where place = 1"
+    )
+    tx.execute(f"create index penstock_latest_place on {name} ({', '.join(layout.staged_keys)}, sequence)")
     if tx.dialect == "postgres":
-        tx.execute(f"lock table {applied.sql} in share row exclusive mode")
+        tx.execute(f"analyze {latest}")
+    _require_unambiguous(tx, layout, latest, place)
+    return latest
+
+
+def _require_unambiguous(tx: Transaction, layout: Layout, latest: str, place: list[str]) -> None:
+    keys = ", ".join(layout.staged_keys)
+    ambiguous = tx.query(
+        f"select {keys} from {latest} group by {', '.join(place)} having count(*) > 1 limit 1"
+    )
+    if ambiguous:
+        assert layout.sequence is not None
+        key = upsert.shown_key(layout.keys, ambiguous[0])
+        raise ambiguous_order(key, layout.name.sql, layout.sequence.name)
+
+
+def _carried(tx: Transaction, layout: Layout, source: StagedRows) -> str:
+    """Return the staged rows in SQL, with unchanged values carried over from earlier changes of the key.
+
+    ``unknown`` has the columns whose value no earlier change has.
+    """
+    plain = f"{source.relation} where {source.where}"
+    numbers = [] if layout.unchanged is None else _left_out(tx, plain)
+    if not numbers:
+        return plain
+    keys, order = ", ".join(layout.staged_keys), ", ".join(layout.order)
+    # Rows that follow one with a value have its number, up to the next one with a value.
+    counted = ", ".join(
+        f"sum(case when present = 1 and {has_value(UNKNOWN, n)} then 1 else 0 end) "
+        f"over (partition by {keys} order by {order}) as n{n}"
+        for n in numbers
+    )
+    first = ", ".join(
+        f"first_value(c{n}) over (partition by {keys}, n{n} order by {order}) as f{n}" for n in numbers
+    )
+    columns = [
+        f"case when n{n} > 0 and not ({has_value(UNKNOWN, n)}) then f{n} else c{n} end as c{n}"
+        if n in numbers
+        else f"c{n}"
+        for n in range(len(layout.columns))
+    ]
+    left = " || ".join(
+        f"case when n{n} > 0 or {has_value(UNKNOWN, n)} then '' else ',{n},' end" for n in numbers
+    )
+    selected = ", ".join([*columns, *layout.order, f"nullif({left}, '') as {UNKNOWN}"])
+    return (
+        f"(select {selected} from (select *, {first} from (select *, {counted} from {plain}) as counted) as "
+        "firsts) as carried"
+    )
+
+
+def fill_from_table(tx: Transaction, layout: Layout, latest: str) -> None:
+    """Fill the values that are still left out from the rows of the table that the changes updated."""
+    numbers = [] if layout.unchanged is None else _left_out(tx, f"{latest} where true")
+    if not numbers:
+        return
+    values = ", ".join(
+        f"c{n} = case when {has_value(f'{latest}.{UNKNOWN}', n)} then {latest}.c{n} "
+        f"else kept.{layout.columns[n].sql} end"
+        for n in numbers
+    )
+    updated = f"{latest}.{UNKNOWN} is not null and {layout.same_key('kept', latest)}"
+    if layout.history:
+        begins, ends = f"kept.{quoted(VALID_FROM)}", f"kept.{quoted(VALID_TO)}"
+        sequence = f"{latest}.sequence"
+        updated += f" and {begins} < {sequence} and ({ends} is null or {sequence} < {ends})"
+    tx.change(
+        f"update {latest} set {values}, {UNKNOWN} = null from {layout.name.sql} as kept where {updated}"
+    )
+    keys = ", ".join(layout.staged_keys)
+    left = tx.query(f"select {UNKNOWN}, {keys} from {latest} where {UNKNOWN} is not null limit 1")
+    if left:
+        assert layout.unchanged is not None
+        name = layout.columns[column_numbers([left[0][0]])[0]].name
+        key = upsert.shown_key(layout.keys, left[0][1:])
+        raise layout.unchanged.not_stored(name, layout.name.sql, key)
+
+
+def _left_out(tx: Transaction, rows: str) -> list[int]:
+    """Return the numbers of the columns whose values some rows leave out."""
+    return column_numbers(
+        row[0] for row in tx.query(f"select distinct {UNKNOWN} from {rows} and {UNKNOWN} is not null")
+    )

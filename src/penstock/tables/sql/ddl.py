@@ -61,13 +61,7 @@ class ExistingTable:
 
 
 def find_table(tx: Transaction, name: TableName) -> ExistingTable | None:
-    """Read the definition of a table; None when it does not exist.
-
-    Raises
-    ------
-    TableRefusedError
-        When the name is that of a view or another object.
-    """
+    """Read the definition of a table; None when it does not exist."""
     return _find_sqlite(tx, name) if tx.dialect == "sqlite" else _find_postgres(tx, name)
 
 
@@ -148,13 +142,7 @@ def index_current_versions(tx: Transaction, layout: Layout) -> None:
 
 
 def drop_table(tx: Transaction, layout: Layout) -> None:
-    """Drop the table, to recreate it with other columns.
-
-    Raises
-    ------
-    TableRefusedError
-        When something in the database depends on it.
-    """
+    """Drop the table, to recreate it with other columns."""
     try:
         tx.execute(f"drop table {layout.name.sql}")
     except Exception as error:
@@ -168,13 +156,7 @@ def drop_table(tx: Transaction, layout: Layout) -> None:
 
 
 def differences(layout: Layout, existing: ExistingTable, *, complete: bool) -> list[str]:
-    """Describe what keeps the rows from going into the table.
-
-    Parameters
-    ----------
-    complete
-        Whether the rows replace all others: then the table must not have more columns.
-    """
+    """Describe what keeps the rows from going into the table, or from replacing all of its rows."""
     names = {column.name for column in layout.columns}
     described = [_difference(column, existing, layout) for column in layout.columns]
     extra = set(existing.types) - names if complete else existing.required - names
@@ -232,13 +214,7 @@ def _postgres_takes(needed: str, kind: str) -> bool:
 
 
 def ensure_table(tx: Transaction, layout: Layout, *, complete: bool) -> None:
-    """Create the table, or check that the existing one takes the rows.
-
-    Raises
-    ------
-    SchemaMismatchError
-        When it does not, with every difference.
-    """
+    """Create the table, or check that the existing one takes the rows."""
     existing = find_table(tx, layout.name)
     if existing is None:
         create_table(tx, layout)
@@ -247,15 +223,7 @@ def ensure_table(tx: Transaction, layout: Layout, *, complete: bool) -> None:
 
 
 def require_compatible(tx: Transaction, layout: Layout) -> None:
-    """Check that the table still exists and takes the rows.
-
-    Raises
-    ------
-    TableRefusedError
-        When it is gone.
-    SchemaMismatchError
-        When it does not take them.
-    """
+    """Check that the table still exists and takes the rows."""
     existing = find_table(tx, layout.name)
     if existing is None:
         raise TableRefusedError(

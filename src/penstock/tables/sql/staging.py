@@ -1,4 +1,5 @@
-"""Staging of a micro-batch: where tasks put rows, invisible to readers, until the driver publishes them.
+"""Staging of a micro-batch: where tasks put rows, invisible to readers, until the driver publishes them; and
+the relations from which SQL statements read them.
 
 SQLite stages all rows as compressed segments beside those of queues, so that rows become SQL values once.
 PostgreSQL stages micro-batches in an unlogged relation, and the epochs of continuous queries in segments: a
@@ -10,29 +11,114 @@ from __future__ import annotations
 import hashlib
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 
 import pyarrow as pa
+import pyarrow.csv as pacsv
 
 from penstock.arrow.segments import decode
-from penstock.errors import CommitRefusedError
+from penstock.errors import CommitRefusedError, PenstockError, TableRefusedError
 from penstock.store import staging
 from penstock.store.database import Database, Transaction
 from penstock.store.log.segmenting import Segment, to_segments
 from penstock.store.postgres import staging_relations
 from penstock.store.staging import Attempt
-from penstock.tables.chunks import chunked
 from penstock.tables.columns import Layout
-from penstock.tables.sql.loading import (
-    StagedRows,
-    as_csv,
-    clear,
-    load,
-    refusing_nul_characters,
-    relation_columns,
-)
+from penstock.tables.row_encoding import chunked
+from penstock.tables.unchanged_values import UNKNOWN
+
+_CSV = pacsv.WriteOptions(include_header=False)
+_NUL_CHARACTER = ("22021", "22P05")
+
+
+@dataclass(frozen=True)
+class StagedRows:
+    """Staged rows as SQL reads them, in the columns c0, c1 and so on."""
+
+    relation: str
+    where: str = "true"
+    rows: int | None = None
+    """How many there must be; None where they were counted before."""
+
+
+def relation_columns(layout: Layout, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the column definitions of a relation for encoded rows; SQLite needs no types."""
+    if layout.dialect == "sqlite":
+        return tuple(names)
+    columns = [f"c{n} {column.sql_type}" for n, column in enumerate(layout.columns)]
+    if layout.sequence is not None:
+        columns += [f"sequence {layout.sequence.declared}", "present integer"]
+    columns += [f"t{n} {tie.declared}" for n, tie in enumerate(layout.ties)]
+    if layout.unchanged is not None:
+        columns += [f"{UNKNOWN} text"]
+    return tuple(columns)
+
+
+def load(tx: Transaction, columns: Sequence[str], chunks: Iterable[pa.RecordBatch]) -> StagedRows:
+    """Load chunks into a temporary relation with some `relation_columns`; the caller clears it."""
+    relation = _empty_relation(tx, columns)
+    for chunk in chunks:
+        _add(tx, relation, chunk)
+    return StagedRows(relation)
+
+
+def clear(tx: Transaction, columns: Sequence[str]) -> None:
+    """Remove rows that were loaded; PostgreSQL does so itself when the transaction ends."""
+    if tx.dialect == "sqlite":
+        tx.execute(f"drop table if exists {_relation(tx, columns)}")
+
+
+def _relation(tx: Transaction, columns: Sequence[str]) -> str:
+    digest = hashlib.sha256(", ".join(columns).encode()).hexdigest()[:32]
+    return f"{'temp' if tx.dialect == 'sqlite' else 'pg_temp'}.penstock_rows_{digest}"
+
+
+def _empty_relation(tx: Transaction, columns: Sequence[str]) -> str:
+    """Create the relation; PostgreSQL reuses the connection's, since each new one bloats its catalog."""
+    relation = _relation(tx, columns)
+    name = relation.partition(".")[2]
+    if tx.dialect == "sqlite":
+        clear(tx, columns)
+        tx.execute(f"create temporary table {name} ({', '.join(columns)})")
+    elif not tx.query("select to_regclass(:relation) is not null", relation=relation)[0][0]:
+        tx.execute(f"create temporary table {name} ({', '.join(columns)}) on commit delete rows")
+    return relation
+
+
+def _add(tx: Transaction, relation: str, chunk: pa.RecordBatch) -> None:
+    names = ", ".join(chunk.schema.names)
+    if tx.dialect == "postgres":
+        tx.load(f"copy {relation} ({names}) from stdin (format csv)", [as_csv(chunk)])
+    else:
+        values = ", ".join("?" * chunk.num_columns)
+        rows = zip(*(column.to_pylist() for column in chunk.columns), strict=True)
+        tx.load(f"insert into {relation} values ({values})", rows)
+
+
+def as_csv(chunk: pa.RecordBatch) -> memoryview:
+    """Write rows as the CSV of PostgreSQL's COPY."""
+    sink = pa.BufferOutputStream()
+    pacsv.write_csv(chunk, sink, _CSV)
+    return memoryview(sink.getvalue())
+
+
+@contextmanager
+def refusing_nul_characters() -> Iterator[None]:
+    """Raise a clear error for text that PostgreSQL cannot store."""
+    try:
+        yield
+    except PenstockError as error:
+        if getattr(error.__cause__, "sqlstate", None) not in _NUL_CHARACTER:
+            raise
+        raise TableRefusedError(
+            "a text has the character NUL, which PostgreSQL cannot store: remove it, as translate(column, "
+            "chr(0), '') does",
+            condition="TABLE_REFUSED.NUL_CHARACTER",
+        ) from error
+
 
 _ALL_BATCHES = 2**62
 _CHUNKS_BITS = 20
@@ -49,14 +135,7 @@ class TaskWriter(ABC):
     def put(
         self, database: Database, task: int, attempt: int, chunks: Iterator[pa.RecordBatch]
     ) -> dict[str, int]:
-        """Write the rows of one attempt of a task, and return how much it staged, by names that no other
-        attempt has.
-
-        Parameters
-        ----------
-        attempt
-            Spark's number of the attempt, which is unique in the application.
-        """
+        """Write the rows of a task's attempt, and return how much it staged, by names of its own."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +149,7 @@ class Stage(TaskWriter):
 
     @abstractmethod
     def take(self, tx: Transaction, attempts: Mapping[str, int]) -> StagedRows:
-        """Return the rows of the acknowledged attempts, for the transaction that publishes them.
-
-        Raises
-        ------
-        CommitRefusedError
-            When some of them are gone.
-        """
+        """Return the rows of the acknowledged attempts, for the transaction that publishes them."""
 
     @abstractmethod
     def drop(self, tx: Transaction) -> None:
@@ -84,9 +157,9 @@ class Stage(TaskWriter):
 
     def rows_gone(self) -> CommitRefusedError:
         return CommitRefusedError(
-            f"some rows that {self.app_id!r} staged for its batch {self.batch_id} are gone: they were "
-            "cleaned up as too old, another run of the query took over, or the server lost them in a crash. "
-            "Nothing of the batch is visible: restart the query, it repeats the micro-batch",
+            f"rows that {self.app_id!r} staged for batch {self.batch_id} are gone: cleaned up as too old, "
+            "dropped by another run, or lost in a server crash. Nothing of the batch is visible: restart the "
+            "query, it repeats the micro-batch",
             condition="COMMIT_REFUSED.STAGING_LOST",
             batch_id=self.batch_id,
         )
@@ -115,13 +188,7 @@ class SegmentStage(Stage):
         return {own.attempt: staged} if staged else {}
 
     def add(self, database: Database, attempt: Attempt, chunk: pa.RecordBatch, staged: int) -> int:
-        """Stage rows, and return the number of their segments.
-
-        Parameters
-        ----------
-        staged
-            How many segments the attempt has staged before.
-        """
+        """Stage rows after ``staged`` segments of the attempt, and return the number of their segments."""
         segments: list[Segment] = to_segments(chunk, 0)
         owner = _SegmentOwner(self.sink)
         database.run(lambda tx: staging.stage(tx, owner, attempt, segments, staged), idempotent=True)
@@ -192,7 +259,11 @@ class PostgresStage(Stage):
             number = next(numbers)
             columns = ", ".join(["piece", *chunk.schema.names])
             where = staging_relations.qualified(tx, self.relation)
-            tx.load(f"copy {where} ({columns}) from stdin (format csv)", [as_csv(_numbered(number, chunk))])
+            piece = pa.repeat(pa.scalar(number, pa.int64()), chunk.num_rows)
+            numbered = pa.RecordBatch.from_arrays(
+                [piece, *chunk.columns], names=["piece", *chunk.schema.names]
+            )
+            tx.load(f"copy {where} ({columns}) from stdin (format csv)", [as_csv(numbered)])
             return number
 
         with refusing_nul_characters():
@@ -211,13 +282,6 @@ class PostgresStage(Stage):
 
     def drop(self, tx: Transaction) -> None:
         staging_relations.drop(tx, self.relation)
-
-
-def _numbered(number: int, chunk: pa.RecordBatch) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [pa.repeat(pa.scalar(number, pa.int64()), chunk.num_rows), *chunk.columns],
-        names=["piece", *chunk.schema.names],
-    )
 
 
 def drop_earlier_attempts(database: Database, sink: str, app_id: str) -> None:

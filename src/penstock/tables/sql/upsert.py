@@ -8,7 +8,7 @@ from penstock.store.database import Transaction
 from penstock.tables.columns import Column, Layout
 from penstock.tables.row_checks import rows_with_one_key
 from penstock.tables.sql import ddl
-from penstock.tables.sql.loading import StagedRows
+from penstock.tables.sql.staging import StagedRows
 
 _CARDINALITY_VIOLATION = "21000"
 _UNIQUE_VIOLATION = "23505"
@@ -16,13 +16,7 @@ _UNDEFINED = ("42P01", "42703")
 
 
 def insert(tx: Transaction, layout: Layout, source: StagedRows) -> int:
-    """Insert the rows.
-
-    Raises
-    ------
-    TableRefusedError
-        When a key exists already, or twice among the rows.
-    """
+    """Insert the rows."""
     statement = f"insert into {layout.name.sql} ({_names(layout)}) {_rows(layout, source)}"
     return _change(tx, layout, source, statement)
 
@@ -37,13 +31,7 @@ def insert_new(tx: Transaction, layout: Layout, source: StagedRows) -> None:
 
 
 def upsert(tx: Transaction, layout: Layout, source: StagedRows) -> int:
-    """Insert the rows or replace those with their keys; rows that are equal in every column count as one.
-
-    Raises
-    ------
-    TableRefusedError
-        When rows have equal keys and differ.
-    """
+    """Insert the rows or replace those with their keys; rows that are equal in every column count as one."""
     others = [column for column in layout.columns if not column.key]
     statements = [_on_conflict(layout, _rows(layout, source))]
     if tx.merges and others:
@@ -70,12 +58,7 @@ def replace(tx: Transaction, layout: Layout, source: StagedRows) -> int:
 
 
 def require_all(tx: Transaction, source: StagedRows) -> None:
-    """Count the staged rows, for statements whose row count does not show that some are gone.
-
-    Raises
-    ------
-    CommitRefusedError
-    """
+    """Count the staged rows, for statements whose row count does not show that some are gone."""
     if source.rows is not None:
         _require_count(tx.query(f"select count(*) from {source.relation} where {source.where}")[0][0], source)
 
@@ -90,9 +73,7 @@ def _rows(layout: Layout, source: StagedRows, *, distinct: bool = False) -> str:
 
 
 def _merge(layout: Layout, rows: str) -> str:
-    """Return a MERGE: a third faster than ON CONFLICT, but it fails when another transaction inserts one of
-    its keys.
-    """
+    """Return a MERGE, a third faster than ON CONFLICT; it fails on a key that is inserted meanwhile."""
     own, coming = "present_rows", "incoming_rows"
     numbered = list(enumerate(layout.columns))
     same = " and ".join(f"{own}.{column.sql} = {coming}.c{n}" for n, column in numbered if column.key)
@@ -105,9 +86,7 @@ def _merge(layout: Layout, rows: str) -> str:
 
 
 def _on_conflict(layout: Layout, rows: str) -> str:
-    """Return an INSERT … ON CONFLICT, which both databases have, and which tolerates concurrent writers of
-    the same keys.
-    """
+    """Return an INSERT … ON CONFLICT, which both databases have, and which tolerates other writers."""
     keys = ", ".join(column.sql for column in layout.keys)
     changes = ", ".join(
         f"{column.sql} = excluded.{column.sql}" for column in layout.columns if not column.key
@@ -117,9 +96,7 @@ def _on_conflict(layout: Layout, rows: str) -> str:
 
 
 def _keys_repeat(tx: Transaction, layout: Layout, source: StagedRows) -> bool:
-    """Whether keys repeat; PostgreSQL fails with a cardinality violation instead, so no query is
-    needed.
-    """
+    """Whether keys repeat in SQLite; PostgreSQL fails with a cardinality violation instead."""
     return tx.dialect != "postgres" and _first_repeated_key(tx, layout, source.relation) is not None
 
 
@@ -169,9 +146,7 @@ def _change(tx: Transaction, layout: Layout, source: StagedRows, statement: str)
 
 
 def _require_count(touched: int, source: StagedRows) -> int:
-    """Refuse to write fewer rows than were staged: an unlogged relation is empty after a crash of the
-    server.
-    """
+    """Refuse to write fewer rows than were staged: a crash of the server empties an unlogged relation."""
     if source.rows is not None and touched != source.rows:
         raise CommitRefusedError(
             f"{source.rows} rows were staged and {touched} are left: the server lost them in a crash, or "

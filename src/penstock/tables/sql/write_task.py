@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from penstock.arrow.coerce import conform
@@ -15,23 +14,23 @@ from penstock.queue.store import open_store
 from penstock.spark.error_boundary import iterate_without_tracebacks
 from penstock.spark.internals.python_workers import check_reach, freeze_imports
 from penstock.store.database import Database, Transaction
-from penstock.tables.chunks import chunked
 from penstock.tables.columns import Layout
-from penstock.tables.row_checks import require_changes, require_key_value
-from penstock.tables.row_encoding import database_schema, projected_schema, to_database_types
+from penstock.tables.row_checks import first_repeated_key, require_changes, require_key_value
+from penstock.tables.row_encoding import chunked, database_schema, projected_schema, to_database_types
 from penstock.tables.sql import upsert
-from penstock.tables.sql.loading import StagedRows, clear, load, refusing_nul_characters, relation_columns
-from penstock.tables.sql.staging import TaskWriter
+from penstock.tables.sql.staging import (
+    StagedRows,
+    TaskWriter,
+    clear,
+    load,
+    refusing_nul_characters,
+    relation_columns,
+)
 from penstock.tables.unchanged_values import UNKNOWN
 
 REPORT = "attempt string, staged bigint, rows bigint, query string"
 _REPORT = pa.schema(
-    [
-        ("attempt", pa.string()),
-        ("staged", pa.int64()),
-        ("rows", pa.int64()),
-        ("query", pa.string()),
-    ]
+    [("attempt", pa.string()), ("staged", pa.int64()), ("rows", pa.int64()), ("query", pa.string())]
 )
 
 
@@ -50,14 +49,7 @@ class RowEncoder:
         return cls(layout, projected, database_schema(projected, layout.dialect))
 
     def encode(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
-        """Check and encode projected rows.
-
-        Raises
-        ------
-        TableRefusedError
-            When a key is null, or a change has an unknown type, no sequence, or leaves out a value that no
-            row has.
-        """
+        """Check and encode projected rows."""
         rows = conform(chunk, self.projected)
         for array, column in zip(rows.columns, self.layout.columns, strict=False):
             if column.key:
@@ -88,13 +80,13 @@ class StageTask:
         self._rows = 0
         staged = self.put(context, batches)
         query = context.getLocalProperty("sql.streaming.queryId")
-        attempts, counts = [*staged, None], [*staged.values(), 0]
-        rows = [0] * len(staged) + [self._rows]
-        columns = [attempts, counts, rows, [query] * len(rows)]
-        yield pa.RecordBatch.from_arrays(
-            [pa.array(values, kind.type) for values, kind in zip(columns, _REPORT, strict=True)],
-            schema=_REPORT,
-        )
+        reports = {
+            "attempt": [*staged, None],
+            "staged": [*staged.values(), 0],
+            "rows": [0] * len(staged) + [self._rows],
+            "query": [query] * (len(staged) + 1),
+        }
+        yield pa.RecordBatch.from_pydict(reports, schema=_REPORT)
 
     def put(self, context: TaskContext, batches: Iterator[pa.RecordBatch]) -> dict[str, int]:
         """Write the rows, and return how much was staged by attempt."""
@@ -152,11 +144,10 @@ class IdempotentInsert(TaskWriter):
         One task has all of them, since a query that shuffles its rows to other tasks is refused when it
         starts.
         """
-        counted = keys.group_by(keys.column_names).aggregate([([], "count_all")])
-        repeated = counted.filter(pc.greater(counted["count_all"], 1)).select(keys.column_names)
-        if not repeated.num_rows:
+        repeated = first_repeated_key(keys)
+        if repeated is None:
             return
-        shown = upsert.shown_key(self.layout.keys, tuple(repeated.slice(0, 1).to_pylist()[0].values()))
+        shown = upsert.shown_key(self.layout.keys, tuple(repeated.values()))
         raise TableRefusedError(
             f"the transformation makes several rows of the source row with {shown}, of which "
             f"guarantee=idempotent keeps only one in {self.layout.name.sql}: use guarantee=exactly_once, or "

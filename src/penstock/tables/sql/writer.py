@@ -1,4 +1,6 @@
-"""Driver side of a SQL table: the ``foreachBatch`` function of a query."""
+"""Driver side of a SQL table: the ``foreachBatch`` function of a query, and what the transaction of a
+micro-batch does to the table.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +12,108 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row
 
-from penstock.commit.micro_batch import Target
+from penstock.commit.micro_batch import BatchCommit, Target
 from penstock.commit.protocol import commit_batch, note_batch
 from penstock.errors import CommitRefusedError, PenstockError
 from penstock.queue.store import Store, open_store
 from penstock.spark.checkpoint import Checkpoint
+from penstock.store.database import Transaction
 from penstock.store.records.ledger import LedgerKey
 from penstock.tables.columns import Layout
 from penstock.tables.row_encoding import project_rows
+from penstock.tables.sql import ddl, upsert
+from penstock.tables.sql.apply import apply_changes
 from penstock.tables.sql.staging import PostgresStage, SegmentStage, Stage, TaskWriter
-from penstock.tables.sql.target import TableTarget, WrittenTarget
 from penstock.tables.sql.write_task import REPORT, IdempotentInsert, RowEncoder, StageTask
+
+CHANGES = "changes"
+"""The write mode of change rows, whose output mode is append."""
+
+# The store's connections disable these plans, since its own statements walk along indexes; a table's
+# statements read all rows.
+_ALL_PLANS = "; ".join(
+    f"set local enable_{what} = on" for what in ("seqscan", "bitmapscan", "hashjoin", "mergejoin")
+)
+
+
+@dataclass(frozen=True)
+class _Table(Target[int]):
+    """A SQL table as the target of a commit."""
+
+    layout: Layout
+    called: str
+    """The table's name as the user wrote it."""
+
+    @property
+    def name(self) -> str:
+        return self.called
+
+    @property
+    def ledger_name(self) -> str:
+        return self.layout.name.ledger_name
+
+    def __str__(self) -> str:
+        return f"table {self.called!r}"
+
+
+@dataclass(frozen=True)
+class TableTarget(_Table):
+    """A table whose staged rows are inserted, upserted, applied, or replace all others."""
+
+    mode: str
+    stage: Stage
+
+    def publish(self, tx: Transaction, batch: BatchCommit[int]) -> int:
+        return self.write(tx, dict(batch.attempts))
+
+    def write(self, tx: Transaction, attempts: dict[str, int]) -> int:
+        """Make the rows of the acknowledged attempts visible, and drop everything that was staged."""
+        if tx.dialect == "postgres":
+            tx.execute(_ALL_PLANS)
+        source = self.stage.take(tx, attempts)
+        if self.mode == "complete":
+            self._recreate_when_changed(tx)
+            written = upsert.replace(tx, self.layout, source)
+        elif self.mode == CHANGES:
+            written = apply_changes(tx, self.layout, source)
+        elif self.mode == "update":
+            written = upsert.upsert(tx, self.layout, source)
+        else:
+            written = upsert.insert(tx, self.layout, source)
+        self.stage.drop(tx)
+        return written
+
+    def _recreate_when_changed(self, tx: Transaction) -> None:
+        """Create the table, or recreate it for other columns, as only output mode complete may."""
+        existing = ddl.find_table(tx, self.layout.name)
+        if existing is not None and tx.dialect == "postgres":
+            # Serialises writers, so that each replaces all rows of the one before; readers do not wait.
+            tx.execute(f"lock table {self.layout.name.sql} in share row exclusive mode")
+            existing = ddl.find_table(tx, self.layout.name)
+        if existing is not None and ddl.differences(self.layout, existing, complete=True):
+            ddl.drop_table(tx, self.layout)
+            existing = None
+        if existing is None:
+            ddl.create_table(tx, self.layout)
+
+    def discard(self, tx: Transaction, batch: BatchCommit[int]) -> None:
+        self.stage.drop(tx)
+
+
+@dataclass(frozen=True)
+class WrittenTarget(_Table):
+    """A table that the tasks have written themselves, with idempotent inserts."""
+
+    def publish(self, tx: Transaction, batch: BatchCommit[int]) -> int:
+        return batch.rows
+
+    def discard(self, tx: Transaction, batch: BatchCommit[int]) -> None:
+        """Do nothing: repeated rows were skipped when they were inserted."""
 
 
 @dataclass(frozen=True)
 class TableWriter:
-    """The ``foreachBatch`` function: tasks stage or insert the rows in one action, then one transaction
-    commits them.
-    """
+    """The ``foreachBatch`` function: tasks write rows in one action, then one transaction commits them."""
 
     url: str = field(repr=False)
     layout: Layout

@@ -1,4 +1,5 @@
-"""Planning of a merge: what staged events change in a Delta table, computed with Arrow from their keys alone.
+"""Planning of a merge: what staged events change in a Delta table, computed with Arrow from their keys alone;
+and the values that events leave out, filled from the stored rows that they updated.
 
 Each event is a line with the columns of its key, ``SEQUENCE`` and ``PRESENT``. The lines are sorted by key
 and sequence, and each is compared with its neighbours.
@@ -6,7 +7,7 @@ and sequence, and each is compared with its neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.tables.columns import VALID_FROM, VALID_TO
-from penstock.tables.delta.apply.events import PRESENT, SEQUENCE
+from penstock.tables.delta.change_events import PRESENT, SEQUENCE, UNKNOWN
+from penstock.tables.delta.transactions import SOURCE, TARGET, source_columns
+from penstock.tables.names import quoted
+from penstock.tables.unchanged_values import column_numbers, has_value
 
 _NUMBER, _END, _STORED = "_penstock_number", "_penstock_end", 2
+_ROW, _VERSION = "_penstock_row", "_penstock_version"
 
 
 @dataclass(frozen=True)
@@ -39,15 +44,7 @@ class MergePlan:
 
 
 def plan_latest(keys: Sequence[str], staged: pa.Table, known: pa.Table) -> MergePlan:
-    """Plan type 1: a staged event counts when it sorts after the last known one of its key.
-
-    Parameters
-    ----------
-    staged
-        One event of each key.
-    known
-        At most one event of each of those keys.
-    """
+    """Plan type 1: the staged event of a key counts when it sorts after the last known one."""
     order = [("descending", SEQUENCE), ("descending", PRESENT), ("ascending", _NUMBER)]
     lines = _sorted(keys, [numbered(staged, _NUMBER), _unnumbered(known)], order)
     first = lines.filter(_starts(lines, keys))
@@ -58,14 +55,8 @@ def plan_latest(keys: Sequence[str], staged: pa.Table, known: pa.Table) -> Merge
 def plan_history(keys: Sequence[str], staged: pa.Table, ended: pa.Table, stored: pa.Table) -> MergePlan:
     """Plan type 2: each row is valid from its event to the next one of its key.
 
-    Parameters
-    ----------
-    staged
-        One event of each key and sequence.
-    ended
-        The known deletes of those keys.
-    stored
-        Key, ``VALID_FROM`` and ``VALID_TO`` of all stored rows that have those keys.
+    There is one staged event of each key and sequence; ``ended`` has the known deletes of those keys, and
+    ``stored`` key, ``VALID_FROM`` and ``VALID_TO`` of all stored rows that have those keys.
     """
     versions = stored.filter(pc.is_valid(stored[VALID_FROM])).rename_columns([*keys, SEQUENCE, _END])
     kind = pa.array(np.full(versions.num_rows, _STORED), pa.int32())
@@ -137,3 +128,69 @@ def _chosen(lines: pa.Table, count: int) -> pa.BooleanArray:
     chosen = np.zeros(count, dtype=bool)
     chosen[lines[_NUMBER].to_numpy()] = True
     return pa.array(chosen)
+
+
+def incomplete(staged: pa.Table, taken: pa.BooleanArray) -> pa.Table:
+    """Return the events to merge that leave values out."""
+    return staged.filter(pc.and_(taken, pc.is_valid(staged[UNKNOWN])))
+
+
+def _matched_versions(keys: Sequence[str], events: pa.Table, stored: pa.Table) -> pa.Table:
+    """Join events with the stored versions that they updated, as row numbers of both."""
+    left = numbered(events.select([*keys, SEQUENCE]), _ROW)
+    right = numbered(stored.select([*keys, VALID_FROM, VALID_TO]), _VERSION)
+    both = left.join(right, keys=list(keys), join_type="inner")
+    begun = pc.less(both[VALID_FROM], both[SEQUENCE])
+    not_ended = pc.fill_null(pc.less(both[SEQUENCE], both[VALID_TO]), True)
+    return both.filter(pc.and_(begun, not_ended)).select([_ROW, _VERSION])
+
+
+def without_row(keys: Sequence[str], events: pa.Table, rows: pa.Table) -> pa.Table:
+    """Return the events whose key no row has."""
+    unmatched = numbered(events.select(keys), _ROW).join(
+        rows.select(keys), keys=list(keys), join_type="left anti"
+    )
+    return events.take(unmatched[_ROW])
+
+
+def without_version(keys: Sequence[str], events: pa.Table, stored: pa.Table) -> pa.Table:
+    """Return the events that updated no stored version."""
+    matched = _matched_versions(keys, events, stored)[_ROW]
+    return events.filter(pc.invert(pc.is_in(np.arange(events.num_rows), matched.combine_chunks())))
+
+
+def fill(rows: pa.Table, keys: Sequence[str], read: Callable[[pa.Table, list[str]], pa.Table]) -> pa.Table:
+    """Fill the values that events leave out from the versions that they updated.
+
+    ``read`` takes keys, and returns the rows that have them: the keys, ``VALID_FROM``, ``VALID_TO`` and the
+    columns of its second argument.
+    """
+    unknown = rows[UNKNOWN]
+    places = np.flatnonzero(pc.is_valid(unknown).to_numpy())
+    if not len(places):
+        return rows
+    numbers = column_numbers(pc.unique(unknown).drop_null().to_pylist())
+    events = rows.take(places)
+    stored = read(events.select(keys), [rows.column_names[n] for n in numbers])
+    matched = _matched_versions(keys, events, stored)
+    source = np.arange(rows.num_rows)
+    source[places[matched[_ROW].to_numpy()]] = rows.num_rows + matched[_VERSION].to_numpy()
+    for number in numbers:
+        name = rows.column_names[number]
+        left_out = pc.fill_null(pc.match_substring(unknown, f",{number},"), False).to_numpy()
+        both = pa.chunked_array(
+            [*rows[name].chunks, *stored[name].cast(rows[name].type).chunks], rows[name].type
+        )
+        taken = both.take(np.where(left_out, source, np.arange(rows.num_rows)))
+        rows = rows.set_column(number, rows.schema.field(number), taken)
+    return rows
+
+
+def source_or_stored(names: Sequence[str], numbers: Sequence[int]) -> dict[str, str]:
+    """Return a merge's assignments: the source's values, or stored ones where it leaves them out."""
+    columns = source_columns(names)
+    for number in numbers:
+        name = quoted(names[number])
+        in_source = has_value(f"{SOURCE}.{quoted(UNKNOWN)}", number)
+        columns[name] = f"case when {in_source} then {SOURCE}.{name} else {TARGET}.{name} end"
+    return columns

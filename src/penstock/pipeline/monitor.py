@@ -20,8 +20,8 @@ from penstock.arguments import require
 from penstock.errors import InvalidOptionError, PenstockError, condition_of
 from penstock.instants import now_micros
 from penstock.json_text import Json
-from penstock.pipeline.monitoring.progress_format import error_of, text_of
-from penstock.pipeline.monitoring.publisher import LedgerName, Publisher, in_no_ledger, publisher_of
+from penstock.pipeline.progress_format import error_of, text_of
+from penstock.pipeline.publisher import LedgerName, Publisher, in_no_ledger, publisher_of
 from penstock.queue.store import connect
 from penstock.spark.checkpoint import redact_location
 from penstock.spark.connectors import OwnedConsumer, Sink, Source
@@ -151,13 +151,7 @@ class ContinuousMonitor:
 def start_monitored(
     spark: SparkSession, target: MonitorTarget | None, start: Callable[[], StreamingQuery], checkpoint: str
 ) -> tuple[StreamingQuery, OnEnd]:
-    """Start a query that Spark runs, and report it.
-
-    Returns
-    -------
-    tuple
-        Spark's query, and the function to call at its end.
-    """
+    """Start a query that Spark runs and report it; return it with the function to call at its end."""
     try:
         listener = session_listener(spark, listen=target is not None)
     except Exception as error:
@@ -234,18 +228,14 @@ class SessionListener:
         """By run; None for runs that it does not report."""
         self._starting = 0
         self._parked: list[Callable[[], None]] = []
-        self._others: Publisher | None = None
+        self.others: Publisher | None = None
+        """The publisher for queries that are not a pipeline's."""
         self._spark_ui: str | None = None
 
     def publish_others(self, publisher: Publisher, spark_ui: str | None) -> None:
         """Report all queries that are not a pipeline's to this publisher from now on."""
         with self._guard:
-            self._others, self._spark_ui = publisher, spark_ui
-
-    @property
-    def others(self) -> Publisher | None:
-        """The publisher for queries that are not a pipeline's."""
-        return self._others
+            self.others, self._spark_ui = publisher, spark_ui
 
     @contextmanager
     def starting(self) -> Iterator[None]:
@@ -285,7 +275,7 @@ class SessionListener:
         if self._parks(run_id, lambda: self.started(query_id, run_id, name)):
             return
         with self._guard:
-            publisher, known = self._others, run_id in self._runs
+            publisher, known = self.others, run_id in self._runs
             if known or publisher is None:
                 return
             self._runs[run_id] = publisher

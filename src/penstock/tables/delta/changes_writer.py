@@ -15,24 +15,26 @@ from penstock.arguments import in_quotes
 from penstock.errors import SchemaMismatchError
 from penstock.lake.storage import DeltaPlace
 from penstock.tables.columns import VALID_FROM, VALID_TO
-from penstock.tables.delta.apply.applied_table import AppliedTable, rows_with_keys
-from penstock.tables.delta.apply.collapse import collapse
-from penstock.tables.delta.apply.events import (
+from penstock.tables.delta.applied_table import AppliedTable, rows_with_keys
+from penstock.tables.delta.change_events import (
     PRESENT,
     SEQUENCE,
     UNKNOWN,
     EventLayout,
     EventTask,
+    collapse,
     event_layout,
 )
-from penstock.tables.delta.apply.fill import (
+from penstock.tables.delta.merge_plan import (
+    MergePlan,
     fill,
     incomplete,
+    plan_history,
+    plan_latest,
     source_or_stored,
     without_row,
     without_version,
 )
-from penstock.tables.delta.apply.merge_plan import MergePlan, plan_history, plan_latest
 from penstock.tables.delta.schema import DeltaLayout, match_table
 from penstock.tables.delta.stage import REPORT, DeltaStage, delete_abandoned, to_reader
 from penstock.tables.delta.transactions import (
@@ -66,14 +68,7 @@ def changes_writer(
     location: str,
     app_id: str | None,
 ) -> ChangesWriter:
-    """Create or check the table and its applied-events table, and return the ``foreachBatch`` function.
-
-    Raises
-    ------
-    SchemaMismatchError, UnsupportedTypeError, InvalidInputError
-        When the table cannot take the changes.
-    StoreUnavailableError, MissingDependencyError
-    """
+    """Create or check the table and its applied-events table, and return the ``foreachBatch`` function."""
     events = accepted_changes(frame.schema, place, keys, sequence_by, scd_type)
     table = place.find()
     if table is None:
@@ -97,12 +92,7 @@ def changes_writer(
 def accepted_changes(
     schema: StructType, place: DeltaPlace, keys: Sequence[str], sequence_by: str, scd_type: int
 ) -> EventLayout:
-    """Return the layout of change events that a Delta table can take.
-
-    Raises
-    ------
-    UnsupportedTypeError, InvalidInputError
-    """
+    """Return the layout of change events that a Delta table can take."""
     table = f"the Delta table {place.shown}"
     events = event_layout(schema, keys, sequence_by, history=scd_type == 2, table=table)
     refuse_backticks(events.rows)
@@ -121,9 +111,7 @@ def _refuse_history(place: DeltaPlace, table: DeltaTable) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangesWriter(DeltaWriter):
-    """The ``foreachBatch`` function: tasks stage events; then these are recorded, and the table takes them in
-    one commit.
-    """
+    """The ``foreachBatch`` function: stages change events, records them, and merges them in one commit."""
 
     events: EventLayout
     applied: AppliedTable
@@ -181,9 +169,7 @@ class ChangesWriter(DeltaWriter):
     def _require_stored(
         self, staged: pa.Table, plan: MergePlan, unmatched: Callable[[pa.Table], pa.Table]
     ) -> None:
-        """Refuse events that leave out values which no stored row has; all are checked before anything is
-        written.
-        """
+        """Refuse events that leave out values which no stored row has, before anything is written."""
         if self.events.unchanged is None:
             return
         refused = unmatched(incomplete(staged, plan.taken))
@@ -213,9 +199,7 @@ class ChangesWriter(DeltaWriter):
     def _rows(
         self, table: DeltaTable, stage: DeltaStage, files: Sequence[str], plan: MergePlan
     ) -> pa.RecordBatchReader:
-        """Stream the rows to merge: with history those of the table, else those of staged events with
-        ``PRESENT``.
-        """
+        """Stream the rows to merge: those of the table, or without history staged events."""
         if self.events.history:
             schema = self.events.table.schema
         else:

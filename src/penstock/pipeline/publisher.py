@@ -13,11 +13,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from penstock.errors import InvalidInputError, NotFoundError, PenstockError, condition_of
 from penstock.json_text import Json
-from penstock.pipeline.monitoring.progress_format import ends_of, progress_of, rows_of
+from penstock.pipeline.progress_format import ends_of, progress_of, rows_of
 from penstock.redaction import secrets_of
 from penstock.store.database import Database, Transaction
 from penstock.store.forks import Forkable, watch
@@ -51,10 +51,6 @@ class _Unwritten:
     progress: Json
     rows_in: int
     rows_out: int | None
-
-    @classmethod
-    def of(cls, progress: Json) -> _Unwritten:
-        return cls(progress, *rows_of(progress))
 
     def merged_with(self, later: _Unwritten | None) -> _Unwritten:
         if later is None:
@@ -96,7 +92,7 @@ class _Note:
     followed: _Followed
     begins: bool
     news: _Unwritten | None
-    ends: bool = field(default=False)
+    ends: bool
 
 
 class Publisher(Forkable):
@@ -138,7 +134,7 @@ class Publisher(Forkable):
             if followed is None:
                 return
             first = followed.news is None
-            news = _Unwritten.of(progress)
+            news = _Unwritten(progress, *rows_of(progress))
             followed.news = news if followed.news is None else followed.news.merged_with(news)
             # The thread has to compute its pause again for the first one alone.
             if first:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock.arrow.arrays import grouped
 from penstock.errors import SchemaMismatchError, TableRefusedError
 from penstock.lake.storage import DeltaPlace, library
-from penstock.tables.chunks import grouped
-from penstock.tables.delta.apply.events import PRESENT, SEQUENCE, EventLayout
-from penstock.tables.delta.apply.merge_plan import numbered
+from penstock.tables.delta.change_events import PRESENT, SEQUENCE, EventLayout
+from penstock.tables.delta.merge_plan import numbered
 from penstock.tables.delta.stage import FOLDER
 from penstock.tables.delta.transactions import commit_properties, merge_by_keys
 from penstock.tables.names import quoted
@@ -59,13 +59,7 @@ class AppliedTable:
         return f"penstock:{self.place.path.rpartition('/')[2]}"
 
     def named_by(self, table: DeltaTable) -> int:
-        """Return the version that goes with a version of the first table.
-
-        Raises
-        ------
-        TableRefusedError
-            When the table has lost its app transaction.
-        """
+        """Return the version that goes with a version of the first table."""
         version = table.transaction_version(self.transaction)
         if version is None:
             raise TableRefusedError(
@@ -78,13 +72,7 @@ class AppliedTable:
         return int(version)
 
     def prepare(self, table: DeltaTable) -> None:
-        """Create it if it does not exist, and name it in the first table.
-
-        Raises
-        ------
-        SchemaMismatchError
-            When the changes had other keys or another order before.
-        """
+        """Create it if it does not exist, and name it in the first table."""
         deltalake = library("deltalake")
         with self.place.translating_errors():
             wanted = deltalake.Schema.from_arrow(self.schema)
@@ -106,21 +94,13 @@ class AppliedTable:
                 self.name_in(table, 0)
 
     def name_in(self, table: DeltaTable, version: int, others: Mapping[str, int] | None = None) -> None:
-        """Name a version in the first table, in a commit without rows.
-
-        Parameters
-        ----------
-        others
-            The versions of other app transactions of the commit.
-        """
+        """Name a version in the first table, in a commit without rows, and with other app transactions."""
         no_rows = pa.schema(table.schema().to_arrow()).empty_table()
         properties = commit_properties({**(others or {}), self.transaction: version})
         library("deltalake").write_deltalake(table, no_rows, mode="append", commit_properties=properties)
 
     def vacuum(self, version: int) -> None:
-        """Delete files of old versions; skipped when this table is newer than the version that the first one
-        names.
-        """
+        """Delete files of old versions, unless a newer one than the first table names exists."""
         table = self.place.open()
         if table.version() == version:
             with self.place.translating_errors():
@@ -135,13 +115,7 @@ class AppliedTable:
         return rows_with_keys(self.place, table, touched, self.schema)
 
     def record(self, version: int, events: pa.Table) -> int:
-        """Record events, each later than what a version has of its key, and return the version that has them.
-
-        Raises
-        ------
-        CommitFailedError
-            Of deltalake, when other writers have committed in the meantime.
-        """
+        """Record events, each later than what a version has of its key; return the version that has them."""
         if not events.num_rows:
             return version
         token = uuid.uuid4().int >> 66
@@ -164,15 +138,7 @@ class AppliedTable:
 
 
 def rows_with_keys(place: DeltaPlace, table: DeltaTable, touched: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Read the rows of a table that have some keys.
-
-    Parameters
-    ----------
-    touched
-        The keys.
-    schema
-        The columns to read, with the table's names.
-    """
+    """Read some columns of the rows of a table that have the ``touched`` keys."""
     columns = ", ".join(map(quoted, schema.names))
     with place.translating_errors():
         # Not by an Arrow dataset: the threads that read it for deltalake sometimes abort a process that is

@@ -1,1 +1,0 @@
-"""Reports of queries to a store, for the monitor page in another process."""

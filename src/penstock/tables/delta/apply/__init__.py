@@ -1,1 +1,0 @@
-"""Change rows applied to a Delta table."""
