@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.changes import commit_tracker as module
-from penstock.changes.commit_reports import Scope, SeenCommits, commits_in
 from penstock.changes.commit_tracker import COMPACT_EVERY, FeedMemory, Journal, Versions
+from penstock.changes.stage import Scope, SeenCommits, commits_in
 from penstock.errors import ChangelogContractViolationError, StoreUnavailableError
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.driver_endpoint import Address, DriverEndpoint

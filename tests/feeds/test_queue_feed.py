@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.changes import local
+from penstock.changes import reading
 from penstock.errors import (
     AlreadyExistsError,
     ChangelogContractViolationError,
@@ -76,7 +76,7 @@ def test_a_feed_gets_columns_and_its_writers_and_readers_go_on(
     notes = [(n, row["note"]) for n, row in _read(feed, wide)]
     assert sorted(notes, key=str) == [(0, None), (1, None), (2, None), (3, "new"), (4, "newer")]
     assert sorted(n for n, _ in _read(feed, known)) == [0, 1, 2, 3, 4]
-    (net,) = local.changes(feed.open(), -1, 4, mode="netChanges", compute_updates=False)
+    (net,) = reading.local_changes(feed.open(), -1, 4, mode="netChanges", compute_updates=False)
     assert net.select(["id", "note"]).to_pylist()[3:] == [
         {"id": 3, "note": "new"},
         {"id": 4, "note": "newer"},
@@ -241,12 +241,12 @@ def test_changes_in_one_process_are_the_same_in_pieces(
         feed.append_commit(version, at(version), inserts(version, version + 10))
 
     def found(mode: str) -> list[list[int]]:
-        tables = local.changes(feed.open(), -1, 5, mode=mode, compute_updates=False)
+        tables = reading.local_changes(feed.open(), -1, 5, mode=mode, compute_updates=False)
         return [sorted(table["id"].to_pylist()) for table in tables]
 
     whole = sorted([*range(6), *range(10, 16)])
     assert found("dropCarryovers") == found("netChanges") == [whole]
-    monkeypatch.setattr(local, "_ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(reading, "_ROWS_AT_ONCE", 5)
     assert found("dropCarryovers") == [[0, 1, 10, 11], [2, 3, 12, 13], [4, 5, 14, 15]]
     assert found("netChanges") == [whole]
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.changes.dead_letters import DEAD_LETTERS
+from penstock.feeds.contract import DEAD_LETTERS
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
 from penstock.ui import queues

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from penstock.extras import lazy_names
 
 if TYPE_CHECKING:
-    from penstock.changes.dead_letters import DEAD_LETTERS as DEAD_LETTERS
     from penstock.changes.differences import diff as diff
     from penstock.changes.post_processing import post_process as post_process
     from penstock.changes.reading import read as read
     from penstock.changes.reading import read_stream as read_stream
+    from penstock.feeds.contract import DEAD_LETTERS as DEAD_LETTERS
     from penstock.feeds.urls import parse as parse
 
 _HOMES = {
-    "DEAD_LETTERS": "penstock.changes.dead_letters",
+    "DEAD_LETTERS": "penstock.feeds.contract",
     "diff": "penstock.changes.differences",
     "parse": "penstock.feeds.urls",
     "post_process": "penstock.changes.post_processing",

@@ -6,8 +6,8 @@ import logging
 import re
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterable
-from typing import TypeAlias
+from collections.abc import Callable, Iterable
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +16,8 @@ from pyarrow import fs
 from pyspark.sql import SparkSession
 
 from penstock.arrow.segments import MAX_UNPACKED, kept_table
-from penstock.changes.commit_reports import Scope, SeenCommits, ipc_stream, refusal
 from penstock.changes.passes.rows import EVENT_TIME
+from penstock.changes.stage import Scope, SeenCommits, ipc_stream, refusal
 from penstock.errors import (
     ChangelogContractViolationError,
     CommitRefusedError,
@@ -32,6 +32,7 @@ from penstock.spark.internals.plans import watermarks_above
 from penstock.spark.internals.sessions import running_checkpoint, running_plan
 from penstock.store.forks import Guard
 
+T = TypeVar("T")
 Version: TypeAlias = int | str
 log = logging.getLogger("penstock.changes")
 GENERATION = 50_000
@@ -97,13 +98,22 @@ class CommitTracker:
             key = (scope.query, scope.feed)
             if key not in self._feeds or self._feeds[key].run != scope.run:
                 if scope.delay_ms is not None:
-                    refuse_watermarks(_plan(self._spark, scope.query))
+                    refuse_watermarks(self._plan(scope.query))
                 # A run may repeat an earlier micro-batch, so each begins with the journal.
                 self._feeds[key] = FeedMemory(scope, journal_of(self._spark, scope.query, scope.feed))
             self._feeds.move_to_end(key)
             if len(self._feeds) > _STREAMS:
                 self._feeds.popitem(last=False)
             return self._feeds[key]
+
+    def _plan(self, query_id: str) -> object:
+        """Return the JVM's logical plan of a running query; None if it has ended."""
+        return _or_none(
+            lambda: running_plan(self._spark, query_id),
+            query_id,
+            "plan_unseen",
+            "the plan of query %s cannot be inspected: %s",
+        )
 
 
 class FeedMemory:
@@ -164,7 +174,6 @@ class Commits:
         self.times: dict[Version, int] = {}
 
     def add_commits(self, commits: pa.Table) -> None:
-        """Add commits."""
         versions, times = commits.column(0).to_pylist(), commits.column(1).to_pylist()
         by_version = dict(zip(versions, times, strict=True))
         if len(by_version) < len(versions):
@@ -200,7 +209,6 @@ class WholeCommits(Commits):
         self.times, self.batch = {}, batch
 
     def add_commits(self, commits: pa.Table) -> None:
-        """Add commits of the micro-batch in flight."""
         again = self._earlier.among(commits.column(0).to_pylist())
         if again:
             raise ChangelogContractViolationError(
@@ -224,7 +232,6 @@ class LateCommits(Commits):
         self._greatest: int | None = None
 
     def begin_batch(self, batch: int) -> None:
-        """Begin a micro-batch: the commits so far belong to earlier ones."""
         self.batch = batch
         if self.times:
             greatest = max(self.times.values()) // 1000
@@ -233,7 +240,6 @@ class LateCommits(Commits):
             self.times = {version: time for version, time in self.times.items() if time // 1000 > open_from}
 
     def add_commits(self, commits: pa.Table) -> None:
-        """Add commits of the micro-batch in flight."""
         if self._greatest is not None:
             limit = self._greatest - self._delay_ms
             late = np.flatnonzero(commits.column(1).to_numpy() // 1000 <= limit)
@@ -269,7 +275,6 @@ class LateCommits(Commits):
 
 
 def moment(micros: int) -> str:
-    """Format a time in UTC, for people."""
     return moment_of(micros).isoformat()
 
 
@@ -287,7 +292,6 @@ class Versions:
             self._young = set()
 
     def among(self, versions: Iterable[Version]) -> list[Version]:
-        """Return the versions that are in the set."""
         candidates = list(versions)
         known = self._young.intersection(candidates)
         if self._old and candidates:
@@ -384,34 +388,25 @@ def refuse_watermarks(plan: object) -> None:
         )
 
 
-def _plan(spark: SparkSession, query_id: str) -> object:
-    """Return the JVM's logical plan of a running query; None if it has ended."""
-    try:
-        return running_plan(spark, query_id)
-    except Exception as error:
-        log.warning(
-            "the plan of query %s cannot be inspected: %s",
-            query_id,
-            type(error).__name__,
-            extra={"action": "plan_unseen", "query_id": query_id, "error": condition_of(error)},
-        )
-        return None
-
-
 def journal_of(spark: SparkSession, query_id: str, feed: str) -> Journal | None:
     """Return the journal in a query's checkpoint; None, with a warning, if Python cannot access it."""
+    return _or_none(
+        lambda: Journal(Checkpoint(running_checkpoint(spark, query_id)), feed),
+        query_id,
+        "commit_tracker_without_journal",
+        "the checkpoint of query %s cannot be accessed from Python (%s): repeated commits are detected only "
+        "while this driver runs",
+    )
+
+
+def _or_none(work: Callable[[], T], query_id: str, action: str, message: str) -> T | None:
     try:
-        return Journal(Checkpoint(running_checkpoint(spark, query_id)), feed)
+        return work()
     except Exception as error:
         log.warning(
-            "the checkpoint of query %s cannot be accessed from Python (%s): repeated commits are detected "
-            "only while this driver runs",
+            message,
             query_id,
             type(error).__name__,
-            extra={
-                "action": "commit_tracker_without_journal",
-                "query_id": query_id,
-                "error": condition_of(error),
-            },
+            extra={"action": action, "query_id": query_id, "error": condition_of(error)},
         )
         return None

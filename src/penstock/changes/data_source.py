@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from penstock.changes.options import ChangeRange
+from penstock.changes.options import ENDING, STARTING, ChangeRange
 from penstock.errors import (
     CheckpointMismatchError,
     FeedUnavailableError,
@@ -40,8 +40,6 @@ _STATE = "state"
 """Key of an offset: what the feed keeps with a version."""
 _WARNINGS = "warnings"
 """Key of a query's progress: warnings of the feed's system."""
-STARTING = ("startingVersion", "startingTimestamp", "startingBoundInclusive")
-ENDING = ("endingVersion", "endingTimestamp", "endingBoundInclusive")
 LIMITS = ("maxCommitsPerTrigger", "maxRowsPerTrigger")
 BATCH = ("url", *STARTING, *ENDING, "rowsPerTask")
 STREAM = (*BATCH, *LIMITS, "readOnly")
@@ -66,13 +64,8 @@ class ReadOptions:
     some_columns: bool = False
     """Whether the user named the columns."""
 
-    def planned(self, columns: Sequence[str]) -> PlannedRead:
-        """Return the read of some columns as it was planned."""
-        return PlannedRead(self.plan, columns, self.some_columns)
-
 
 def read_options(options: Mapping[str, str], known: Sequence[str], what: str) -> ReadOptions:
-    """Parse the options of a read."""
     if any(name.lower() in _PASSES for name in options):
         raise InvalidChangeOptionError(
             f"format({FORMAT!r}) returns unprocessed change rows: pass deduplicationMode and computeUpdates "
@@ -85,14 +78,7 @@ def read_options(options: Mapping[str, str], known: Sequence[str], what: str) ->
     plan = OptionReader(planned, _PLANNED, what)
     return ReadOptions(
         url=read.required("url"),
-        range=ChangeRange.of(
-            starting_version=read.text("startingVersion"),
-            ending_version=read.text("endingVersion"),
-            starting_timestamp=read.text("startingTimestamp"),
-            ending_timestamp=read.text("endingTimestamp"),
-            starting_bound_inclusive=read.text("startingBoundInclusive") or True,
-            ending_bound_inclusive=read.text("endingBoundInclusive") or True,
-        ),
+        range=ChangeRange.of({name: read.text(name) for name in (*STARTING, *ENDING)}),
         rows_per_task=read.value("rowsPerTask", parse_positive, ReadOptions.rows_per_task),
         max_commits=read.value("maxCommitsPerTrigger", parse_positive),
         max_rows=read.value("maxRowsPerTrigger", parse_positive),
@@ -106,29 +92,19 @@ def read_options(options: Mapping[str, str], known: Sequence[str], what: str) ->
 class ChangesDataSource(DataSource):
     """Change rows of the feed with a URL."""
 
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        super().__init__(options)
-
     @classmethod
     def name(cls) -> str:
-        """Return the format's name."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return the feed's schema."""
-        with closing(parse(self._options(STREAM, "read").url).open()) as feed:
+        with closing(parse(read_options(self.options, STREAM, "read").url).open()) as feed:
             return to_struct(feed.describe().schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a batch reader."""
-        return ChangesReader(self._options(BATCH, "batch read of changes"), schema)
+        return ChangesReader(read_options(self.options, BATCH, "batch read of changes"), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return a streaming reader."""
-        return ChangesStreamReader(self._options(STREAM, "streaming read of changes"), schema)
-
-    def _options(self, known: Sequence[str], what: str) -> ReadOptions:
-        return read_options(self.options, known, what)
+        return ChangesStreamReader(read_options(self.options, STREAM, "streaming read of changes"), schema)
 
 
 class ChangesTask(InputPartition):
@@ -146,11 +122,11 @@ class FeedReader:
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options, self._requested = options, schema
         self._feed = parse(options.url)
-        self._opened: OpenFeed = self._feed.open(options.planned(schema.names))
+        planned = PlannedRead(options.plan, schema.names, options.some_columns)
+        self._opened: OpenFeed = self._feed.open(planned)
         self._known: tuple[str, pa.Schema] | None = None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read the rows of one task, on an executor."""
         # Spark passes an empty partition if there are none.
         if isinstance(partition, ChangesTask):
             freeze_imports()
@@ -182,7 +158,6 @@ class ChangesReader(FeedReader, DataSourceReader):
         self._described()
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the tasks of the read."""
         after = self._options.range.start(self._opened)
         return self._tasks(after, self._options.range.end(self._opened, after))
 
@@ -208,11 +183,9 @@ class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAva
         self._ends_here = True
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return no limit; this source has its own."""
         return ReadAllAvailable()
 
     def initialOffset(self) -> Json:
-        """Return where a query with a new checkpoint starts."""
         is_open = self._options.range.is_open and not self._options.read_only
         self._initial = self._opened.prepare() if is_open else self._options.range.start(self._opened)
         self._note_end(self._initial)
@@ -238,7 +211,6 @@ class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAva
         return self._offset(after, upto, self._opened.stream_state(upto, state))
 
     def reportLatestOffset(self) -> Json | None:
-        """Return where the feed ends now, for the query's progress."""
         start = self._initial if self._initial is not None else self._opened.oldest()
         newest = self._capped(self._opened.newest(start))
         warnings = self._opened.warnings()

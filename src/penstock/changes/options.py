@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -12,6 +13,8 @@ from penstock.instants import UNITS, interval_micros, micros_of
 from penstock.spark.options import parse_boolean, parse_timestamp
 
 MODES = ("none", "dropCarryovers", "netChanges")
+STARTING = ("startingVersion", "startingTimestamp", "startingBoundInclusive")
+ENDING = ("endingVersion", "endingTimestamp", "endingBoundInclusive")
 STRATEGIES = ("auto", "micro_batch", "watermark")
 EVER = 0
 """Net changes of the whole range."""
@@ -40,12 +43,8 @@ def one_of(name: str, value: str, known: tuple[str, ...], condition: str) -> str
     """Return the known value that is meant, whatever its case."""
     match = {name.lower(): name for name in known}.get(str(value).lower())
     if match is None:
-        raise InvalidChangeOptionError(
-            f"{name}={in_quotes(value)}: give one of {', '.join(known)}.{did_you_mean(str(value), known)}",
-            condition=f"INVALID_CDC_OPTION.{condition}",
-            option=name,
-            value=value,
-        )
+        advice = f"give one of {', '.join(known)}.{did_you_mean(str(value), known)}"
+        raise invalid_option(name, value, advice, condition)
     return match
 
 
@@ -54,20 +53,18 @@ def flag(name: str, value: object) -> bool:
     try:
         return parse_boolean(str(value))
     except ValueError as error:
-        raise InvalidChangeOptionError(
-            f"{name}={in_quotes(value)}: {error}", option=name, value=value
-        ) from None
+        raise invalid_option(name, value, str(error)) from None
 
 
 def interval(name: str, text: str) -> int:
     """Parse an interval such as ``1 hour`` or ``1 minute 30 seconds`` into microseconds."""
     micros = interval_micros(str(text))
     if micros is None:
-        raise InvalidChangeOptionError(
-            f"{name}={in_quotes(text)}: give an interval such as '10 seconds' or '1 hour' "
-            f"({', '.join(UNITS)}; no months or years, whose length varies)",
-            option=name,
-            value=text,
+        raise invalid_option(
+            name,
+            text,
+            f"give an interval such as '10 seconds' or '1 hour' ({', '.join(UNITS)}; no months or years, "
+            "whose length varies)",
         )
     return micros
 
@@ -80,18 +77,10 @@ def parse_net_window(text: str | None) -> int:
         return COMMIT
     size = interval("net_window", text)
     if size <= 0:
-        raise InvalidChangeOptionError(
-            f"net_window={in_quotes(text)}: give 'commit', or an interval above zero",
-            option="net_window",
-            value=text,
-        )
+        raise invalid_option("net_window", text, "give 'commit', or an interval above zero")
     if size % 1000:
-        raise InvalidChangeOptionError(
-            f"net_window={in_quotes(text)}: give a whole number of milliseconds, which is what Spark's "
-            "watermark counts in",
-            option="net_window",
-            value=text,
-        )
+        advice = "give a whole number of milliseconds, which is what Spark's watermark counts in"
+        raise invalid_option("net_window", text, advice)
     return size
 
 
@@ -105,27 +94,21 @@ class ChangeRange:
     last_time: int | None = None
 
     @classmethod
-    def of(
-        cls,
-        *,
-        starting_version: object = None,
-        ending_version: object = None,
-        starting_timestamp: object = None,
-        ending_timestamp: object = None,
-        starting_bound_inclusive: object = True,
-        ending_bound_inclusive: object = True,
-    ) -> ChangeRange:
+    def of(cls, options: Mapping[str, object]) -> ChangeRange:
         """Check the options as Spark 4.3 does, and that the range is not reversed."""
-        versions = [_version("startingVersion", starting_version), _version("endingVersion", ending_version)]
-        times = [_time("startingTimestamp", starting_timestamp), _time("endingTimestamp", ending_timestamp)]
+        versions = [_version(name, options.get(name)) for name in ("startingVersion", "endingVersion")]
+        times = [_time(name, options.get(name)) for name in ("startingTimestamp", "endingTimestamp")]
         if any(bound is not None for bound in versions) and any(bound is not None for bound in times):
             raise _invalid(
                 "CONFLICTING_RANGE_TYPES", "a range is by version or by timestamp: give bounds of one kind"
             )
         _check("Version", *versions)
         _check("Timestamp", *times)
-        first = 0 if flag("startingBoundInclusive", starting_bound_inclusive) else 1
-        last = 0 if flag("endingBoundInclusive", ending_bound_inclusive) else 1
+        inclusive = [
+            options.get(name) is None or flag(name, options[name])
+            for name in ("startingBoundInclusive", "endingBoundInclusive")
+        ]
+        first, last = (0 if is_inclusive else 1 for is_inclusive in inclusive)
         return cls(
             _moved(versions[0], first),
             _moved(versions[1], -last),
@@ -135,7 +118,6 @@ class ChangeRange:
 
     @property
     def is_open(self) -> bool:
-        """Whether the range has no start."""
         return self.first_version is None and self.first_time is None
 
     def start(self, feed: OpenFeed) -> int:
@@ -193,12 +175,7 @@ def _version(name: str, value: object) -> int | None:
             raise ValueError
         return int(str(value))
     except ValueError:
-        raise _invalid(
-            "INVALID_VERSION",
-            f"{name}={in_quotes(value)}: a version is a whole number",
-            option=name,
-            value=value,
-        ) from None
+        raise invalid_option(name, value, "a version is a whole number", "INVALID_VERSION") from None
 
 
 def _time(name: str, value: object) -> int | None:
@@ -209,9 +186,18 @@ def _time(name: str, value: object) -> int | None:
             return micros_of(value)
         return parse_timestamp(str(value))
     except ValueError as error:
-        raise _invalid(
-            "INVALID_TIMESTAMP", f"{name}={in_quotes(value)}: {error}", option=name, value=value
-        ) from None
+        raise invalid_option(name, value, str(error), "INVALID_TIMESTAMP") from None
+
+
+def invalid_option(
+    name: str, value: object, advice: str, condition: str | None = None
+) -> InvalidChangeOptionError:
+    return InvalidChangeOptionError(
+        f"{name}={in_quotes(value)}: {advice}",
+        condition=condition and f"INVALID_CDC_OPTION.{condition}",
+        option=name,
+        value=value,
+    )
 
 
 def _invalid(condition: str, message: str, **parameters: object) -> InvalidChangeOptionError:

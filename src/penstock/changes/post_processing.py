@@ -12,7 +12,6 @@ from pyspark.sql.types import StructField, StructType
 
 from penstock.arguments import require
 from penstock.arrow.schema import canonical_schema
-from penstock.changes.commit_reports import CommitReporter
 from penstock.changes.commit_tracker import commit_tracker_address
 from penstock.changes.options import (
     COMMIT,
@@ -28,7 +27,7 @@ from penstock.changes.options import (
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import EVENT_TIME, Layout, Path
 from penstock.changes.schema import layout_of, type_at, with_contract_metadata
-from penstock.changes.stage import AllPasses, FirstPass, Packing, is_hashable
+from penstock.changes.stage import AllPasses, CommitReporter, FirstPass, Packing, is_hashable
 from penstock.errors import InvalidChangeOptionError
 from penstock.feeds.contract import ChangeContract
 from penstock.spark.internals.plans import fingerprint
@@ -93,12 +92,8 @@ def post_process(
         When the query runs, if the feed violates its contract.
     """
     require("df", df, DataFrame, "a DataFrame with change rows")
-    require(
-        "contract",
-        contract,
-        ChangeContract,
-        "a penstock.ChangeContract, such as penstock.ChangeContract('id')",
-    )
+    wanted = "a penstock.ChangeContract, such as penstock.ChangeContract('id')"
+    require("contract", contract, ChangeContract, wanted)
     net_changes = str(deduplication_mode).lower() == "netchanges"
     _warn_of_unneeded_passes(contract, net_changes, flag("computeUpdates", compute_updates))
     if net_window is not None and not net_changes:
@@ -155,7 +150,12 @@ def process(
     plan = Plan(df, layout, passes, fingerprint(df, repr(contract)))
     if not df.isStreaming:
         return plan.stateless()
-    _check_classic(df)
+    if not is_classic(df.sparkSession):
+        raise InvalidChangeOptionError(
+            "the passes of a stream track commits in the driver, which a Spark Connect session cannot reach: "
+            "use a classic session (SparkSession.builder.master(...)), or read the feed as a batch",
+            condition="INVALID_CDC_OPTION.CLASSIC_SESSION_NEEDED",
+        )
     if _stream_strategy(chosen, contract, passes) == "watermark":
         return plan.by_watermark(delay // 1000, keep_watermark=keep_watermark)
     done = plan.stateless()
@@ -164,15 +164,6 @@ def process(
 
 def _watermarked(df: DataFrame, name: str, delay: int) -> DataFrame:
     return df.withWatermark(name, f"{delay // 1000} milliseconds") if df.isStreaming else df
-
-
-def _check_classic(df: DataFrame) -> None:
-    if not is_classic(df.sparkSession):
-        raise InvalidChangeOptionError(
-            "the passes of a stream track commits in the driver, which a Spark Connect session cannot reach: "
-            "use a classic session (SparkSession.builder.master(...)), or read the feed as a batch",
-            condition="INVALID_CDC_OPTION.CLASSIC_SESSION_NEEDED",
-        )
 
 
 def _warn_of_unneeded_passes(contract: ChangeContract, net_changes: bool, updates: bool) -> None:
@@ -307,7 +298,12 @@ class Plan:
         return df.mapInArrow(stage, schema or self.df.schema)
 
     def _column(self, path: Path) -> Column:
-        return F.col(_path(self.df.schema, path))
+        names, struct = [], self.df.schema
+        for index in path:
+            field = struct.fields[index]
+            names.append(quote_column(field.name))
+            struct = field.dataType  # type: ignore[assignment]  # a struct, except for the last one
+        return F.col(".".join(names))
 
     def _with_watermark(self, delay_ms: int) -> StructType:
         fields = list(self.df.schema.fields)
@@ -315,12 +311,3 @@ class Plan:
         metadata = {**field.metadata, _WATERMARK: delay_ms}
         fields[self.layout.timestamp] = StructField(field.name, field.dataType, field.nullable, metadata)
         return StructType(fields)
-
-
-def _path(schema: StructType, path: Path) -> str:
-    names, struct = [], schema
-    for index in path:
-        field = struct.fields[index]
-        names.append(quote_column(field.name))
-        struct = field.dataType  # type: ignore[assignment]  # a struct, except for the last one
-    return ".".join(names)

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
 from typing import Unpack
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.arguments import column_names, require
 from penstock.changes.data_source import BATCH, FORMAT, STREAM, ChangesDataSource, read_options
-from penstock.changes.options import MODES, one_of
+from penstock.changes.options import ENDING, EVER, MODES, STARTING, ChangeOptions, one_of
+from penstock.changes.passes.passes import Passes
+from penstock.changes.passes.rows import ChangeRows, Layout
+from penstock.changes.passes.violations import check_rows
 from penstock.changes.post_processing import PassOptions, process
-from penstock.changes.schema import narrowed, with_contract_metadata
+from penstock.changes.schema import layout_of, narrowed, with_contract_metadata
 from penstock.errors import InvalidChangelogSchemaError
 from penstock.feeds.contract import COMMIT_VERSION, ChangeContract
-from penstock.feeds.protocol import Feed
+from penstock.feeds.protocol import Description, Feed, OpenFeed
 from penstock.feeds.urls import parse
 from penstock.spark.internals.sessions import check_session
 from penstock.spark.schemas import is_case_sensitive, to_struct
 from penstock.spark.session import register_source
+
+_ROWS_AT_ONCE = 500_000
+_ROWS_PER_TASK = 1_000_000
+_IN_ORDER = [(COMMIT_VERSION, "ascending")]
 
 
 def read(
@@ -65,20 +73,13 @@ def read(
     ------
     InvalidChangeOptionError, InvalidChangelogSchemaError, FeedUnavailableError, DataLostError
     """
-    require("options", options, Mapping | None, "a mapping such as {'rowsPerTask': 100_000}")
     return _changes(
         spark,
         feed,
         columns,
-        {
-            "startingVersion": starting_version,
-            "endingVersion": ending_version,
-            "startingTimestamp": starting_timestamp,
-            "endingTimestamp": ending_timestamp,
-            "startingBoundInclusive": starting_bound_inclusive,
-            "endingBoundInclusive": ending_bound_inclusive,
-            **(options or {}),
-        },
+        starting=(starting_version, starting_timestamp, starting_bound_inclusive),
+        ending=(ending_version, ending_timestamp, ending_bound_inclusive),
+        options=options,
         streaming=False,
         deduplication_mode=deduplication_mode,
         compute_updates=compute_updates,
@@ -130,20 +131,13 @@ def read_stream(
     ------
     InvalidChangeOptionError, InvalidChangelogSchemaError, FeedUnavailableError
     """
-    require("options", options, Mapping | None, "a mapping such as {'rowsPerTask': 100_000}")
     return _changes(
         spark,
         feed,
         columns,
-        {
-            "startingVersion": starting_version,
-            "endingVersion": ending_version,
-            "startingTimestamp": starting_timestamp,
-            "endingTimestamp": ending_timestamp,
-            "startingBoundInclusive": starting_bound_inclusive,
-            "endingBoundInclusive": ending_bound_inclusive,
-            **(options or {}),
-        },
+        starting=(starting_version, starting_timestamp, starting_bound_inclusive),
+        ending=(ending_version, ending_timestamp, ending_bound_inclusive),
+        options=options,
         streaming=True,
         deduplication_mode=deduplication_mode,
         compute_updates=compute_updates,
@@ -158,17 +152,21 @@ def _changes(
     spark: SparkSession,
     feed: Feed | str,
     columns: str | Sequence[str] | None,
-    options: Mapping[str, object],
     *,
+    starting: tuple[object, ...],
+    ending: tuple[object, ...],
+    options: Mapping[str, object] | None,
     streaming: bool,
     deduplication_mode: str,
     **passes: Unpack[PassOptions],
 ) -> DataFrame:
+    require("options", options, Mapping | None, "a mapping such as {'rowsPerTask': 100_000}")
     check_session(spark)
     feed = parse(feed) if isinstance(feed, str) else feed
     require("feed", feed, Feed, "a change feed, such as penstock.DeltaFeed('/data/orders'), or its URL")
     net = one_of("deduplicationMode", deduplication_mode, MODES, "INVALID_DEDUPLICATION_MODE") == "netChanges"
-    texts = {name: _text(value) for name, value in options.items() if value is not None}
+    bounds = dict(zip((*STARTING, *ENDING), (*starting, *ending), strict=True))
+    texts = {name: _text(value) for name, value in {**bounds, **(options or {})}.items() if value is not None}
     # Checked now rather than when the query runs: these are the caller's errors.
     read_options({"url": feed.url, **texts}, STREAM if streaming else BATCH, "read of changes")
     first = texts.get("startingVersion")
@@ -202,3 +200,52 @@ def _text(value: object) -> str:
     if isinstance(value, datetime):
         return value.isoformat()
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def local_changes(
+    feed: OpenFeed,
+    after: int,
+    upto: int,
+    *,
+    mode: str,
+    compute_updates: bool,
+    net_window: int = EVER,
+    description: Description | None = None,
+) -> Iterator[pa.Table]:
+    """Yield the changes of a range in commit order, some commits at a time; its net changes all at once.
+
+    It runs in this process, without a Spark session.
+    """
+    description = description or feed.describe(after)
+    options = ChangeOptions(mode, compute_updates, net_window)
+    passes = Passes() if description.contract is None else Passes.of(description.contract, options)
+    schema, layout = description.planned_schema, None
+    if passes and description.contract is not None:
+        layout = layout_of(to_struct(description.schema), description.contract, case_sensitive=True)
+    ranges = [(after, upto)] if passes.net == EVER else _pieces(feed, after, upto)
+    for first, last in ranges:
+        batches = [
+            batch for task in feed.tasks(first, last, _ROWS_PER_TASK) for batch in feed.read(task, schema)
+        ]
+        table = pa.Table.from_batches(batches, schema=description.schema)
+        yield _processed(table, layout, passes).sort_by(_IN_ORDER)
+
+
+def _processed(table: pa.Table, layout: Layout | None, passes: Passes) -> pa.Table:
+    if layout is None or not table.num_rows:
+        return table
+    rows = ChangeRows(table, layout)
+    check_rows(rows, needs_content=passes.needs_content)
+    return passes.whole(rows).table
+
+
+def _pieces(feed: OpenFeed, after: int, upto: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of whole commits that fit into memory, or of single commits."""
+    rows, first, last = 0, after, after
+    for commit in feed.commits(after, upto):
+        if rows and rows + commit.rows > _ROWS_AT_ONCE:
+            yield first, last
+            rows, first = 0, last
+        rows, last = rows + commit.rows, commit.version
+    if last > first:
+        yield first, last

@@ -18,6 +18,7 @@ from pyspark.sql.types import (
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.changes.passes.rows import Layout, Path
+from penstock.errors import InvalidChangelogSchemaError
 from penstock.feeds.contract import (
     CHANGE_TYPE,
     COMMIT_TIMESTAMP,
@@ -42,7 +43,10 @@ def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: b
     finder = _Finder(schema, case_sensitive)
     metadata = {name: finder.top(name) for name in _TYPES}
     for name, place in metadata.items():
-        _check_type(name, schema.fields[place].dataType, _TYPES[name])
+        kind, wanted = schema.fields[place].dataType, _TYPES[name]
+        if not isinstance(kind, wanted):
+            names = " or ".join(type_().simpleString() for type_ in wanted)
+            raise _wrong_type("column", name, kind, f"not {names}: cast it")
     row_id = tuple(finder.path(name) for name in contract.row_id)
     for name, path in zip(contract.row_id, row_id, strict=True):
         _check_groups(name, type_at(schema, path))
@@ -63,7 +67,10 @@ def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: b
         )
     unchanged = (finder.top(contract.unchanged),) if contract.unchanged is not None else None
     if unchanged is not None:
-        _check_names(str(contract.unchanged), schema.fields[unchanged[0]].dataType)
+        kind = schema.fields[unchanged[0]].dataType
+        if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StringType):
+            name = str(contract.unchanged)
+            raise _wrong_type("column", name, kind, "not array<string>: give it the names of columns")
     others = {*metadata.values(), *(sequence[:1] if sequence is not None and len(sequence) == 1 else ())}
     data = tuple((place,) for place in range(len(schema.fields)) if place not in others)
     return Layout(
@@ -169,34 +176,15 @@ class _Finder:
         return name if self._case_sensitive else name.lower()
 
 
-def _check_type(name: str, kind: DataType, wanted: tuple[type[DataType], ...]) -> None:
-    if not isinstance(kind, wanted):
-        names = " or ".join(type_().simpleString() for type_ in wanted)
-        raise invalid_schema(
-            "INVALID_COLUMN_TYPE",
-            name,
-            f"the column {in_quotes(name)} is {kind.simpleString()}, not {names}: cast it",
-        )
-
-
-def _check_names(name: str, kind: DataType) -> None:
-    if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StringType):
-        raise invalid_schema(
-            "INVALID_COLUMN_TYPE",
-            name,
-            f"the column {in_quotes(name)} is {kind.simpleString()}, not array<string>: give it the names of "
-            "columns",
-        )
+def _wrong_type(what: str, name: str, kind: DataType, why: str) -> InvalidChangelogSchemaError:
+    return invalid_schema(
+        "INVALID_COLUMN_TYPE", name, f"the {what} {in_quotes(name)} is {kind.simpleString()}, {why}"
+    )
 
 
 def _check_groups(name: str, kind: DataType) -> None:
     if isinstance(kind, MapType | VariantType):
-        raise invalid_schema(
-            "INVALID_COLUMN_TYPE",
-            name,
-            f"the row id {in_quotes(name)} is {kind.simpleString()}, which Spark cannot group by: use other "
-            "columns",
-        )
+        raise _wrong_type("row id", name, kind, "which Spark cannot group by: use other columns")
     for inner in kind.fields if isinstance(kind, StructType) else ():
         _check_groups(f"{name}.{inner.name}", inner.dataType)
     if isinstance(kind, ArrayType):

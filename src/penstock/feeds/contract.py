@@ -1,9 +1,11 @@
-"""Contract of a change feed: what it promises about its rows."""
+"""Contract of a change feed: what it promises about its rows; and the form of the rows that it refuses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import pyarrow as pa
 
 from penstock.arguments import column_names, in_quotes, require
 from penstock.errors import InvalidChangelogSchemaError
@@ -14,6 +16,18 @@ INSERT, DELETE, PREIMAGE, POSTIMAGE = "insert", "delete", "update_preimage", "up
 TYPES = (INSERT, DELETE, POSTIMAGE, PREIMAGE)
 IS_INSERT, IS_DELETE, IS_POSTIMAGE, IS_PREIMAGE = range(4)
 """Change types as numbers: their indexes in TYPES."""
+REASON, VALUE = "reason", "value"
+COORDINATES = ("topic", "partition", "offset")
+DEAD_LETTERS = pa.schema(
+    [
+        pa.field(REASON, pa.string(), nullable=False),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field(VALUE, pa.string()),
+    ]
+)
+"""The schema of a dead letter queue: the reason, where the event came from, and the event itself."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +82,8 @@ class ChangeContract:
     unchanged: str | None = None
 
     def __post_init__(self) -> None:
-        for flag in (
-            "carryover_rows",
-            "intermediate_changes",
-            "updates_as_delete_and_insert",
-            "nullable_row_id",
-        ):
+        flags = "carryover_rows", "intermediate_changes", "updates_as_delete_and_insert", "nullable_row_id"
+        for flag in flags:
             require(flag, getattr(self, flag), bool, "True or False")
         require("whole_commits", self.whole_commits, bool | None, "True, False or None")
         for name in ("row_version", "sequence", "unchanged"):

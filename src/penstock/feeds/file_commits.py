@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -69,7 +69,6 @@ class Planned:
         return cls(sys.maxsize, 0) if plan is None else cls(**json.loads(plan))
 
     def to_json(self) -> str:
-        """Return the plan as JSON, for a feed's description."""
         return json.dumps(asdict(self))
 
     def check(self, name: str, version: int, read: Iterable[Column], now: Sequence[Column]) -> None:
@@ -153,11 +152,8 @@ class Slice:
     piece: Piece
 
 
-@dataclass(frozen=True)
-class Task:
-    """The pieces that one Spark task reads."""
-
-    slices: tuple[Slice, ...]
+Task: TypeAlias = tuple[Slice, ...]
+"""The pieces that one Spark task reads."""
 
 
 def cut(commits: Iterable[FileCommit], rows_per_task: int) -> list[Task]:
@@ -174,7 +170,7 @@ def cut(commits: Iterable[FileCommit], rows_per_task: int) -> list[Task]:
                 for piece in cuts:
                     yield Slice(alone, file, kind, piece), rows // len(cuts)
 
-    return [Task(group) for group in grouped(slices(), rows_per_task)]
+    return list(grouped(slices(), rows_per_task))
 
 
 def grouped(parts: Iterable[tuple[Part, int]], rows_per_task: int) -> Iterator[tuple[Part, ...]]:
@@ -245,9 +241,8 @@ class FileFeed(OpenFeed):
         return count
 
     def read(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Read the rows of some files, a batch at a time."""
         planned, columns = Planned.of(schema), columns_of(schema)
-        for part in task.slices:
+        for part in task:
             self._check(part, planned, columns)
             yield from self._rows(part, schema)
 

@@ -1,12 +1,13 @@
 """The interface between connectors of change feeds and the Spark data source.
 
-A connector is two classes. A :class:`Changelog` is a frozen description of what to read, which opens nothing;
+A connector is two classes. A :class:`Feed` is a frozen description of what to read, which opens nothing;
 it can be rebuilt in every process from its URL. An :class:`OpenFeed` holds what one process has open for
 it.
 """
 
 from __future__ import annotations
 
+import binascii
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from penstock.arguments import did_you_mean, in_quotes
@@ -108,28 +110,15 @@ class OpenFeed(ABC):
     def describe(self, after: int | None = None) -> Description:
         """Describe the feed; called in the driver, once for each query.
 
-        Parameters
-        ----------
-        after
-            Where the read begins; the oldest version when None. Only a feed whose columns may change while a
-            query runs depends on it.
-
-        Raises
-        ------
-        FeedUnavailableError
-            When the system refuses, with what to do about it.
+        ``after`` is where the read begins, the oldest version when None: only a feed whose columns may change
+        while a query runs depends on it. It raises ``FeedUnavailableError`` when the system refuses.
         """
 
     def prepare(self) -> int:
         """Return the version after which a new streaming query without a start reads; called in the driver.
 
         If the system has to keep something for such a query, this creates it. It may be called again until
-        the query has logged something.
-
-        Raises
-        ------
-        FeedUnavailableError
-            When a new query would miss rows that the feed was asked for.
+        the query has logged something. It raises ``FeedUnavailableError`` if the query would miss rows.
         """
         oldest = self.oldest()
         if self.beginning is not None and oldest > self.beginning:
@@ -156,37 +145,23 @@ class OpenFeed(ABC):
 
     @abstractmethod
     def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
-        """Yield the commits of a range in order, read lazily.
+        """Yield the commits of a range in order, read lazily; the caller stops after that many ``rows``.
 
-        Parameters
-        ----------
-        rows
-            The caller stops once the commits have that many rows together.
-
-        Raises
-        ------
-        DataLostError
-            When a part of the range is gone, naming the versions that are left.
+        It raises ``DataLostError`` when a part of the range is gone, naming the versions that are left.
         """
 
     @abstractmethod
     def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Task]:
         """Divide a range into picklable tasks of about that many rows that can run in parallel.
 
-        Raises
-        ------
-        DataLostError
-            As :meth:`commits`.
+        It raises ``DataLostError`` as :meth:`commits` does.
         """
 
     @abstractmethod
     def read(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Read the change rows of a task, on an executor, in batches of exactly that schema.
 
-        Parameters
-        ----------
-        schema
-            Some or all of the described columns, in any order.
+        The schema has some or all of the described columns, in any order.
         """
 
     def logged(self, upto: int) -> None:
@@ -209,27 +184,16 @@ class OpenFeed(ABC):
         return None
 
     def stream_end(self, after: int, state: Json | None) -> int:
-        """Return the version up to which a stream's plan fits.
+        """Return the version up to which a stream's plan fits; ``state`` was kept with ``after``.
 
-        Parameters
-        ----------
-        state
-            What was kept with ``after``.
-
-        Raises
-        ------
-        FeedUnavailableError
-            When the next commit does not fit the plan.
+        It raises ``FeedUnavailableError`` when the next commit does not fit the plan.
         """
         return self.newest(after)
 
     def stream_state(self, upto: int, state: Json | None) -> Json | None:
         """Return what to keep in the checkpoint with a version up to the end that was found last.
 
-        Parameters
-        ----------
-        state
-            What was kept with the version before.
+        ``state`` was kept with the version before.
         """
         return None
 
@@ -253,11 +217,8 @@ class Feed(Protocol):
     def open(self, planned: PlannedRead | None = None) -> OpenFeed:
         """Open the feed in this process.
 
-        Parameters
-        ----------
-        planned
-            The read that was planned, for feeds whose columns may change while a query runs. Rows that do not
-            fit it end the query before they are read.
+        ``planned`` is the read that was planned, for feeds whose columns may change while a query runs. Rows
+        that do not fit it end the query before they are read.
         """
 
 
@@ -304,6 +265,28 @@ def lists_of(values: pa.Array, sizes: NDArray[np.integer]) -> pa.ListArray:
     """Return values as lists of some sizes, one for each row; null for an empty one."""
     ends = np.r_[0, np.cumsum(sizes)].astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(ends, mask=np.r_[sizes == 0, False]), values)
+
+
+def bytes_from_hex(text: pa.StringArray) -> pa.BinaryArray:
+    """Decode pairs of hex digits; raise ``pa.ArrowInvalid`` for other text."""
+    sizes = pc.binary_length(text).fill_null(0).to_numpy(zero_copy_only=False)
+    if (sizes % 2).any():
+        raise pa.ArrowInvalid("an odd number of hex digits")
+    whole = pa.ListArray.from_arrays(pa.array([0, len(text)], pa.int32()), text.fill_null(""))
+    try:
+        data = binascii.unhexlify(pc.binary_join(whole, "")[0].as_py())
+    except ValueError:
+        raise pa.ArrowInvalid("an invalid hex digit") from None
+    return binary_array(text, data, sizes // 2)
+
+
+def binary_array(
+    like: pa.Array, data: bytes | NDArray[np.uint8], sizes: NDArray[np.integer]
+) -> pa.BinaryArray:
+    """Return values of some sizes, which lie one after another; null where another array is null."""
+    ends = np.r_[0, np.cumsum(sizes)].astype(np.int32)
+    valid = pa.array(like.is_valid().to_numpy(zero_copy_only=False)).buffers()[1]
+    return pa.Array.from_buffers(pa.binary(), len(like), [valid, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
 def check_reserved(names: Iterable[str], what: str, more: Iterable[str] = ()) -> None:

@@ -112,7 +112,6 @@ class OpenSnapshotFeed(FileFeed):
         self._folder = Folder(feed.path, feed.name)
 
     def describe(self, after: int | None = None) -> Description:
-        """Describe the newest snapshot."""
         self._folder = Folder(self._feed.path, self.name)
         newest = self._first(newest=True)
         data = self._data_schema(newest.files[0], newest.version)
@@ -141,7 +140,6 @@ class OpenSnapshotFeed(FileFeed):
         return 0 if first == 1 else first
 
     def newest(self, after: int) -> int:
-        """Return the last snapshot's version; lists the folder."""
         return max(after, self._first(newest=True).version)
 
     def _first(self, *, newest: bool = False) -> Snapshot:
@@ -163,7 +161,6 @@ class OpenSnapshotFeed(FileFeed):
             yield Commit(commit.version, commit.timestamp, count)
 
     def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Task]:
-        """Divide the files of a range."""
         return cut(map(self._with_columns, self._range(after, upto)), rows_per_task)
 
     def _with_columns(self, commit: FileCommit) -> FileCommit:
@@ -300,7 +297,6 @@ class Folder:
         return status.st_dev, status.st_ino
 
     def open(self, path: str) -> pa.NativeFile:
-        """Open a file for random access."""
         return self._files.open_input_file(path)
 
     @contextmanager

@@ -45,7 +45,6 @@ class FeedUrl:
 
     @classmethod
     def of(cls, text: str) -> FeedUrl:
-        """Parse a URL."""
         kind, colon, rest = str(text).partition(":")
         target, _, query = rest.partition("?")
         if not colon or not target:
@@ -55,7 +54,6 @@ class FeedUrl:
         return cls(kind.lower(), unquote(target), tuple(parameters))
 
     def all(self, name: str) -> tuple[str, ...]:
-        """Return all values of a parameter."""
         return tuple(value for key, value in self.parameters if key == name)
 
     def one(self, name: str) -> str | None:
@@ -79,7 +77,6 @@ class FeedUrl:
         }
 
     def require_known(self, known: Iterable[str], prefixes: tuple[str, ...] = ()) -> None:
-        """Refuse unknown parameters."""
         names = list(known)
         for name, _ in self.parameters:
             if name not in names and not name.startswith(prefixes or ("\0",)):

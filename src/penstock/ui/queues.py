@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from penstock.changes.dead_letters import DEAD_LETTERS, REASON, VALUE
 from penstock.errors import PenstockError
+from penstock.feeds.contract import DEAD_LETTERS, REASON, VALUE
 from penstock.json_text import Json
 from penstock.redaction import sentence
 from penstock.store.database import Database

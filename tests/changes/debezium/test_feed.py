@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock
-from penstock.changes.dead_letters import DEAD_LETTERS
 from penstock.changes.debezium import DebeziumFeed
 from penstock.errors import (
     InvalidChangelogSchemaError,
@@ -28,6 +27,7 @@ from penstock.errors import (
     QueueNotFoundError,
     SchemaMismatchError,
 )
+from penstock.feeds.contract import DEAD_LETTERS
 from penstock.json_text import Json
 from penstock.testing import replay_last_batch
 from tests.changes.debezium.test_values import to_base64

@@ -256,10 +256,10 @@ def test_a_log_that_was_cleaned_up_is_read_from_its_checkpoint_on(path: Path) ->
     with refused("BEGINS_LATE", "starting_version=3"):
         opened.prepare()
     with refused("BEGINS_LATE", "starting_version=3"):
-        ChangeRange.of(starting_timestamp="2020-01-01T00:00:00Z").start(opened)
+        ChangeRange.of({"startingTimestamp": "2020-01-01T00:00:00Z"}).start(opened)
     times = [datetime.fromtimestamp(commit.timestamp / 1e6, UTC) for commit in opened.commits(2, 4)]
     assert times[0] < times[1]
-    assert ChangeRange.of(starting_timestamp=times[1]).start(opened) == 3
+    assert ChangeRange.of({"startingTimestamp": times[1]}).start(opened) == 3
     with pytest.raises(DataLostError, match="versions 3 to 4 are left"):
         opened.tasks(0, 4, 10)
     with pytest.raises(DataLostError, match="versions 3 to 4 are left"):

@@ -216,7 +216,7 @@ def test_a_broken_log_and_a_broken_file_are_named(path: Path) -> None:
     history.append(rows((1, "a", 1.0)))
     feed = DeltaFeed(path).open()
     (task,) = feed.tasks(-1, 1, 10)
-    (path / task.slices[0].file.path).write_bytes(b"no Parquet at all")
+    (path / task[0].file.path).write_bytes(b"no Parquet at all")
     with refused("UNREADABLE_FILE", "part-"):
         list(feed.read(task, feed.describe().schema))
     log_file(path, 1).write_text("{}\nnot JSON")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.changes import local
+from penstock.changes import reading
 from penstock.changes.schema import narrowed
 from penstock.errors import ChangelogContractViolationError, DataLostError
 from penstock.feeds.postgres import server
@@ -404,7 +404,7 @@ def test_net_changes_have_long_values_that_an_update_did_not_touch(source: Sourc
 
     def net(after: int) -> list[Row]:
         upto = feed.newest(after)
-        done = local.changes(feed, after, upto, mode="netChanges", compute_updates=False)
+        done = reading.local_changes(feed, after, upto, mode="netChanges", compute_updates=False)
         return [row for part in done for row in part.to_pylist()]
 
     (row,) = net(feed.oldest())

@@ -12,7 +12,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
-from penstock.errors import InvalidChangeOptionError
+from penstock.changes.options import invalid_option
 
 CONNECTORS = ("postgresql", "mysql", "mariadb", "oracle", "sqlserver")
 _BROKEN = "__penstock_broken"
@@ -28,24 +28,12 @@ _TRANSACTION = ("data_collections", "event_count", "id", "status", "ts_ms")
 _TOMBSTONE = r'^\s*(null|\{\s*"schema"\s*:\s*null\s*,\s*"payload"\s*:\s*null\s*\})\s*$'
 
 
-@dataclass(frozen=True)
-class Place:
-    """A field of the envelope, such as ``source.lsn``."""
-
-    parent: str
-    field: str
-
-    @classmethod
-    def named(cls, path: str) -> Place:
-        """Parse a path."""
-        parent, dot, field = path.partition(".")
-        if not dot or not field or "." in field or parent not in ("source", "transaction"):
-            raise InvalidChangeOptionError(
-                f"version={path!r}: give a field of source or transaction, such as source.ts_ms",
-                option="version",
-                value=path,
-            )
-        return cls(parent, field)
+def split_path(path: str) -> tuple[str, str]:
+    """Split the path of a field of the envelope, such as ``source.lsn``."""
+    parent, dot, field = path.partition(".")
+    if not dot or not field or "." in field or parent not in ("source", "transaction"):
+        raise invalid_option("version", path, "give a field of source or transaction, such as source.ts_ms")
+    return parent, field
 
 
 @dataclass(frozen=True)
@@ -62,11 +50,11 @@ class Envelope:
         source += [StructField(name, StringType()) for name in _TEXTS]
         transaction = [StructField("total_order", LongType())]
         if self.version_field is not None:
-            place = Place.named(self.version_field)
+            parent, name = split_path(self.version_field)
             # As text, also if it is one of the fields above.
-            fields = source if place.parent == "source" else transaction
-            fields[:] = [field for field in fields if field.name != place.field]
-            fields.append(StructField(place.field, StringType()))
+            fields = source if parent == "source" else transaction
+            fields[:] = [field for field in fields if field.name != name]
+            fields.append(StructField(name, StringType()))
         return StructType(
             [
                 StructField("before", image),
@@ -88,14 +76,12 @@ class Envelope:
         return F.from_json(raw, both, options)
 
     def opened(self, parsed: Column) -> Column:
-        """Return the envelope of a parsed event."""
         names = ("before", "after", "op", "ts_ms", "source", "transaction")
         bare = F.struct(*(parsed[name].alias(name) for name in names))
         return F.coalesce(parsed["payload"], bare)
 
     @property
     def broken(self) -> Column:
-        """Whether the event could not be parsed."""
         return F.col("parsed").isNull() | F.col("parsed")[_BROKEN].isNotNull()
 
     def tombstone(self, raw: Column) -> Column:

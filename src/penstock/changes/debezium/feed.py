@@ -12,13 +12,19 @@ from pyspark.sql.types import DataType, LongType, StringType, StructField, Struc
 
 from penstock.arguments import column_names, did_you_mean, in_quotes, require
 from penstock.arrow.schema import canonical_schema
-from penstock.changes.dead_letters import COORDINATES, REASON
-from penstock.changes.debezium.envelope import CONNECTORS, Envelope, Place
+from penstock.changes.debezium.envelope import CONNECTORS, Envelope, split_path
 from penstock.changes.debezium.images import ExpectedColumns, Reading, can_be_read, is_text
 from penstock.changes.debezium.tasks import OWN, SEQUENCE, EventConverter, Letters, QueueAddress
+from penstock.changes.options import invalid_option
 from penstock.changes.post_processing import process
-from penstock.errors import InvalidChangeOptionError
-from penstock.feeds.contract import CHANGE_TYPE, ChangeContract, convert_fields, invalid_schema
+from penstock.feeds.contract import (
+    CHANGE_TYPE,
+    COORDINATES,
+    REASON,
+    ChangeContract,
+    convert_fields,
+    invalid_schema,
+)
 from penstock.feeds.protocol import check_reserved
 from penstock.spark.internals.plans import fingerprint
 from penstock.spark.schemas import quote_column, to_struct, with_feed_metadata
@@ -142,14 +148,10 @@ class DebeziumFeed:
             *(("timestamps", unit, _UNITS) for unit in units),
         ):
             if value not in known:
-                raise InvalidChangeOptionError(
-                    f"{option}={in_quotes(value)}: give one of {', '.join(known)}."
-                    f"{did_you_mean(str(value), known)}",
-                    option=option,
-                    value=value,
-                )
+                advice = f"give one of {', '.join(known)}.{did_you_mean(str(value), known)}"
+                raise invalid_option(option, value, advice)
         if self.version is not None:
-            Place.named(self.version)
+            split_path(self.version)
 
     @property
     def contract(self) -> ChangeContract:
@@ -286,11 +288,11 @@ class DebeziumFeed:
         return columns
 
     def _reading(self, columns: StructType) -> Reading:
+        units = self.timestamps
         return Reading(
             canonical_schema(columns),
             tuple(self.row_id),
-            self.timestamps if isinstance(self.timestamps, str) else _UNITS[0],
-            {} if isinstance(self.timestamps, str) else dict(self.timestamps),
+            dict.fromkeys(columns.names, units) if isinstance(units, str) else dict(units),
             self.decimals == "precise",
             self.binaries,
             self.unavailable,

@@ -14,6 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
+from penstock.feeds.protocol import binary_array, bytes_from_hex
+
 Bytes: TypeAlias = NDArray[np.uint8]
 Sizes: TypeAlias = NDArray[np.int64]
 Parser: TypeAlias = Callable[[pa.Array], pa.Array]
@@ -39,7 +41,6 @@ class ExpectedColumns:
 
     @property
     def matter(self) -> bool:
-        """Whether any columns are checked."""
         return "*" not in self.optional or "*" not in self.ignored
 
     def reasons(self, names: pa.ListArray, used: pa.Array, reasons: pa.Array) -> pa.Array:
@@ -76,8 +77,8 @@ class Reading:
     schema: pa.Schema
     """The names, types and nullability of the columns."""
     row_id: tuple[str, ...]
-    unit: str
     units: Mapping[str, str]
+    """The units of counts for timestamps, by column; microseconds for others."""
     precise: bool
     binaries: str
     unavailable: str | None
@@ -122,10 +123,11 @@ class Reading:
         if pat.is_date(kind):
             return _dates
         if pat.is_timestamp(kind):
-            return partial(_timestamps, kind=kind, unit=self.units.get(field.name, self.unit))
+            return partial(_timestamps, kind=kind, unit=self.units.get(field.name, "micros"))
         if pat.is_binary(kind):
             return binary_reader(self.binaries)
-        return partial(_plain, kind=kind)
+        # A decimal that would be rounded is refused.
+        return lambda column: column.cast(kind)
 
     def _unavailable(self, column: pa.Array, kind: pa.DataType) -> pa.Array | None:
         if self.unavailable is None or not (pat.is_string(kind) or pat.is_binary(kind)):
@@ -141,17 +143,9 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def can_be_read(kind: pa.DataType) -> bool:
-    """Whether columns of a type can be parsed."""
-    plain = (
-        pat.is_boolean,
-        pat.is_integer,
-        pat.is_floating,
-        pat.is_decimal,
-        pat.is_string,
-        pat.is_binary,
-        pat.is_date,
-    )
-    return pat.is_nested(kind) or pat.is_timestamp(kind) or any(is_one(kind) for is_one in plain)
+    numbers = pat.is_boolean, pat.is_integer, pat.is_floating, pat.is_decimal
+    others = pat.is_string, pat.is_binary, pat.is_date, pat.is_timestamp, pat.is_nested
+    return any(is_one(kind) for is_one in (*numbers, *others))
 
 
 def parsed(column: pa.Array, parser: Parser, kind: pa.DataType) -> pa.Array:
@@ -164,11 +158,6 @@ def parsed(column: pa.Array, parser: Parser, kind: pa.DataType) -> pa.Array:
         half = len(column) // 2
         parts = (column.slice(0, half), column.slice(half))
         return pa.concat_arrays([parsed(part, parser, kind) for part in parts])
-
-
-def _plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Parse numbers and booleans; a decimal that would be rounded is refused."""
-    return column.cast(kind)
 
 
 def _dates(column: pa.Array) -> pa.Array:
@@ -234,14 +223,9 @@ _BAD = 0xFF
 _PAD = ord("=")
 
 
-def _table(alphabet: bytes) -> Bytes:
-    codes = np.full(256, _BAD, np.uint8)
-    codes[np.frombuffer(alphabet, np.uint8)] = np.arange(len(alphabet), dtype=np.uint8)
-    return codes
-
-
-_BASE64 = _table(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")
-_HEX = _table(b"0123456789abcdef")
+_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+_BASE64: Bytes = np.full(256, _BAD, np.uint8)
+_BASE64[np.frombuffer(_ALPHABET, np.uint8)] = np.arange(64)
 
 
 def from_base64(column: pa.Array) -> pa.Array:
@@ -261,25 +245,14 @@ def from_base64(column: pa.Array) -> pa.Array:
     triples = np.stack([whole >> 16, whole >> 8, whole], axis=1).astype(np.uint8)
     count = 3 - padded.sum(axis=1)
     data = triples[np.arange(3) < count[:, None]]
-    return _binary(column, data, sizes // 4 * 3 - _sums(pads, sizes))
-
-
-def from_hex(column: pa.Array) -> pa.Array:
-    """Decode hex digits."""
-    text, sizes = _joined(pc.ascii_lower(column))
-    digits = _HEX[text]
-    if (sizes % 2).any() or (digits == _BAD).any():
-        raise pa.ArrowInvalid("invalid hex")
-    return _binary(column, (digits[::2] << np.uint8(4)) | digits[1::2], sizes // 2)
+    return binary_array(column, data, sizes // 4 * 3 - _sums(pads, sizes))
 
 
 def binary_reader(encoding: str) -> Callable[[pa.Array], pa.Array]:
-    """Return the decoder of an encoding."""
-    return from_hex if encoding == "hex" else from_base64
+    return bytes_from_hex if encoding == "hex" else from_base64
 
 
 def encoded(data: bytes, encoding: str) -> str:
-    """Encode bytes."""
     return data.hex() if encoding == "hex" else base64.b64encode(data).decode()
 
 
@@ -312,13 +285,6 @@ def _joined(column: pa.Array) -> tuple[Bytes, Sizes]:
     data = filled.buffers()[2]
     whole = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
     return whole[offsets[0] : offsets[-1]], np.diff(offsets)
-
-
-def _binary(column: pa.Array, data: Bytes, sizes: Sizes) -> pa.Array:
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-    valid = pa.array(column.is_valid().to_numpy(zero_copy_only=False)).buffers()[1]
-    buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
-    return pa.Array.from_buffers(pa.binary(), len(column), buffers)
 
 
 def _sums(flags: NDArray[np.bool_], sizes: Sizes) -> Sizes:

@@ -12,17 +12,19 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from penstock.changes.dead_letters import COORDINATES, DEAD_LETTERS, REASON
 from penstock.changes.debezium.images import Reading
 from penstock.errors import ChangelogContractViolationError, InvalidOptionError, SchemaMismatchError
 from penstock.feeds.contract import (
     CHANGE_TYPE,
     COMMIT_TIMESTAMP,
     COMMIT_VERSION,
+    COORDINATES,
+    DEAD_LETTERS,
     DELETE,
     INSERT,
     POSTIMAGE,
     PREIMAGE,
+    REASON,
 )
 from penstock.queue.store import open_store
 from penstock.spark.error_boundary import iterate_without_tracebacks

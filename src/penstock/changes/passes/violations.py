@@ -19,8 +19,6 @@ from penstock.feeds.contract import (
 )
 from penstock.spark.factorize import combine_codes, factorize
 
-_EPOCH = 0
-
 
 def check_rows(rows: ChangeRows, *, needs_content: bool) -> None:
     """Refuse rows that no pass could treat correctly."""
@@ -51,7 +49,7 @@ def _check_timestamps(rows: ChangeRows) -> None:
     bad = column.is_null()
     if not field.nullable:
         # Spark reads a NULL in a column that is declared NOT NULL as zero.
-        bad = pc.or_(bad, pc.equal(column.cast(pa.int64()), _EPOCH).fill_null(True))
+        bad = pc.or_(bad, pc.equal(column.cast(pa.int64()), 0).fill_null(True))
     if pc.any(bad).as_py():
         place = pc.index(bad, True).as_py()
         raise _violation(

@@ -161,12 +161,12 @@ class _ChangePrinter:
     def show(self, after: int, upto: int, limit: int | None) -> None:
         """Print the changes of a range, at most ``limit`` of them."""
         from penstock.arrow.arrays import first_rows
-        from penstock.changes.local import changes
+        from penstock.changes.reading import local_changes
         from penstock.cli.load.wire import plain_rows
 
         if after >= upto:
             return
-        tables = changes(
+        tables = local_changes(
             self._feed,
             after,
             upto,
@@ -206,15 +206,15 @@ def _parse_range(start: str | None, end: str | None = None) -> ChangeRange:
     from penstock.changes.options import ChangeRange
 
     try:
-        return ChangeRange.of(**_bound("starting", start), **_bound("ending", end))
+        return ChangeRange.of({**_bound("starting", start), **_bound("ending", end)})
     except InvalidChangeOptionError as error:
         message = _BOUND.sub(lambda match: _OPTIONS[match[1]], error.message)
         raise InvalidChangeOptionError(message, condition=error.condition, **error.parameters) from None
 
 
 def _bound(which: str, text: str | None) -> dict[str, str]:
-    """Return a bound as a parameter of ``changes.read``: digits are a version, anything else is a time."""
+    """Return a bound as an option of a read: digits are a version, anything else is a time."""
     if text is None:
         return {}
-    kind = "version" if text.lstrip("-").isdigit() else "timestamp"
-    return {f"{which}_{kind}": text}
+    kind = "Version" if text.lstrip("-").isdigit() else "Timestamp"
+    return {f"{which}{kind}": text}

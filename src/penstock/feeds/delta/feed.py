@@ -130,7 +130,6 @@ class OpenDeltaFeed(FileFeed):
         self._logged: int | None = None
 
     def describe(self, after: int | None = None) -> Description:
-        """Describe the newest version of the table."""
         library("deltalake")
         self._opened = None
         newest = self._log.newest()
@@ -201,20 +200,17 @@ class OpenDeltaFeed(FileFeed):
         return self._log.horizon.oldest(refused)
 
     def newest(self, after: int) -> int:
-        """Return the newest version; lists one or two files."""
         newest = self._log.newest()
         if newest < after == self._logged:
             raise history_changed(self.table, after, newest)
         return max(after, newest)
 
     def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
-        """Yield the versions of a range, including those without changes."""
         for commit, _ in self._states(after, upto):
             count = self._count_rows(commit.version, [file for _, file in commit.needed], rows)
             yield Commit(commit.version, commit.timestamp, count)
 
     def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Task]:
-        """Divide the files of a range: small ones together, large ones by their row groups."""
         commits: list[FileCommit] = []
         refused: list[int] = []
         for commit, state in self._states(after, upto):
@@ -280,7 +276,6 @@ class OpenDeltaFeed(FileFeed):
         )
 
     def _constants(self, part: Slice, schema: pa.Schema) -> dict[str, pa.Scalar]:
-        """Return the values of the partition columns."""
         names = {name.lower(): name for name in schema.names}
         values = {names[name.lower()]: text for name, text in part.file.values if name.lower() in names}
         return {name: partition_value(name, text, schema.field(name).type) for name, text in values.items()}
@@ -298,7 +293,6 @@ class OpenDeltaFeed(FileFeed):
             raise self._log.horizon.lost(version, path) from None
 
     def commit_name(self, version: int) -> str | None:
-        """Return a digest of the commit file."""
         if not self._log.first <= version <= self._log.seen:
             return None
         try:

@@ -31,7 +31,6 @@ _PROBES = 20
 
 
 def data_file(action: Json) -> DataFile:
-    """Return the file of an action."""
     rows = _ROWS.search(action.get("stats") or "")
     return DataFile(
         path=unquote(action["path"]),
@@ -186,11 +185,9 @@ class Log:
 
     @property
     def seen(self) -> int:
-        """The newest version that has been seen."""
         return self._newest
 
     def newest(self) -> int:
-        """Look up the newest version."""
         for _ in range(_PROBES):
             current, following = self._storage.info(_file(self._newest), _file(self._newest + 1))
             if current.type != FileType.File or (current.size, current.mtime_ns) != self._mark:
@@ -208,7 +205,6 @@ class Log:
         return self._newest
 
     def commit(self, version: int) -> CommitFile:
-        """Return one commit."""
         if version not in self._commits:
             self._keep(self._parsed(version))
         self._commits.move_to_end(version)
@@ -254,7 +250,6 @@ class Log:
             self._kept_files -= self._commits.popitem(last=False)[1].files
 
     def commits(self, after: int, upto: int) -> Iterator[CommitFile]:
-        """Yield the commits of a range."""
         return self._read(range(after + 1, upto + 1))
 
     def backwards(self, version: int) -> Iterator[CommitFile]:
@@ -292,7 +287,6 @@ class Log:
         return self._checkpoint(self.first - 1)[0]
 
     def protocol(self, version: int) -> Protocol:
-        """Return the protocol that a reader of a version needs."""
         for commit in self.backwards(version):
             protocol = commit.protocol or self._checkpoint(commit.version)[1]
             if protocol is not None:

@@ -21,8 +21,7 @@ from penstock.feeds.contract import ChangeContract
 from penstock.feeds.file_commits import Planned
 from penstock.feeds.iceberg import scan
 from penstock.feeds.iceberg.feed import IcebergFeed
-from penstock.feeds.iceberg.history import History
-from penstock.feeds.iceberg.manifests import Manifest
+from penstock.feeds.iceberg.history import History, Manifest
 from penstock.feeds.iceberg.planning import Planner
 from penstock.feeds.iceberg.scan import ReadTask, TableView
 from penstock.feeds.protocol import (
@@ -114,7 +113,6 @@ class OpenIcebergFeed(OpenFeed):
         return scan.rows(task, schema)
 
     def commit_name(self, version: int) -> str | None:
-        """Return the snapshot's id."""
         snapshot = self._history_upto(version).chain.get(version)
         return None if snapshot is None else str(snapshot.snapshot_id)
 

@@ -19,8 +19,7 @@ from pyiceberg.transforms import IdentityTransform
 from penstock.errors import FeedUnavailableError
 from penstock.feeds.contract import DELETE, INSERT
 from penstock.feeds.file_commits import Column, grouped
-from penstock.feeds.iceberg.history import Change
-from penstock.feeds.iceberg.manifests import Entry, File, Manifest, entries, manifests
+from penstock.feeds.iceberg.history import Change, Entry, File, Manifest, entries, manifests
 from penstock.feeds.iceberg.scan import DeleteFile, FileRows, ReadTask, TableView, columns_of
 from penstock.feeds.urls import row_id_forms
 from penstock.lake.parquet import Piece, pieces
@@ -56,7 +55,6 @@ class Planner:
         self._view, self._rows_per_task = view, rows_per_task
 
     def tasks(self, changes: Iterable[Change]) -> list[ReadTask]:
-        """Group parts of files into tasks."""
         parts = chain.from_iterable(map(self._parts, changes))
         return [ReadTask(self._view, group) for group in grouped(parts, self._rows_per_task)]
 
@@ -238,8 +236,9 @@ def _applies(delete: Entry, data: Entry) -> bool:
         return False
     if file.partition != data_file.partition:
         return False
-    if file.referenced_data_file is not None:
-        return file.referenced_data_file == data_file.file_path
+    only: str | None = file.referenced_data_file
+    if only is not None:
+        return only == data_file.file_path
     path = data_file.file_path.encode()
     low = (file.lower_bounds or {}).get(_PATH_FIELD)
     high = (file.upper_bounds or {}).get(_PATH_FIELD)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 
 import pyarrow as pa
@@ -51,7 +52,6 @@ class Table:
 
     @classmethod
     def from_json(cls, value: Json) -> Table:
-        """Return a table from ``asdict`` of it."""
         return cls(
             Relation.from_json(value["relation"]),
             tuple((kind, modifier) for kind, modifier in value["bases"]),
@@ -62,13 +62,12 @@ class Table:
             tuple((name, kind) for name, kind in value["read_as"]),
         )
 
-    @property
+    @cached_property
     def name(self) -> str:
         return self.relation.name
 
     @property
     def types(self) -> tuple[pa.DataType, ...]:
-        """The Arrow types of the columns."""
         read_as = dict(self.read_as)
         return tuple(
             AS_TYPES[read_as[column.name]] if column.name in read_as else arrow_type(*base)
@@ -76,7 +75,6 @@ class Table:
         )
 
     def fields(self) -> list[pa.Field]:
-        """Return the table's columns in Arrow."""
         return [
             pa.field(column.name, kind, nullable=not (self.keyed and column.name in self.key))
             for column, kind in zip(self.relation.columns, self.types, strict=True)
@@ -108,7 +106,6 @@ class Tables:
         }
 
     def schema(self) -> pa.Schema:
-        """Return the columns of the feed."""
         if not self.several:
             return pa.schema([*self.tables[0].fields(), *_ADDED])
         structs = []
@@ -182,7 +179,7 @@ class Tables:
         tables = sorted([*logged, *removed], key=lambda table: table.name) if removed else logged
         return replace(self, tables=tuple(tables), several=len(tables) > 1)
 
-    def reading_as(self, types: Mapping[str, str]) -> Tables:
+    def reading_as(self, server: Statements, types: Mapping[str, str]) -> Tables:
         """Return the tables with some columns, named with or without their table, read as text or double."""
         left = set(types)
         tables = []
@@ -196,11 +193,14 @@ class Tables:
                     read_as.append((column.name, kind))
             tables.append(replace(table, read_as=tuple(read_as)))
         if left:
-            raise KeyError(min(left))
+            raise server.unavailable(
+                "COLUMN_UNKNOWN",
+                f"types names the column {min(left)!r}, which no table has: remove or correct it",
+                column=min(left),
+            )
         return replace(self, tables=tuple(tables))
 
     def to_json(self) -> str:
-        """Return the tables as JSON, for another process."""
         value = asdict(self) | {"domains": list(self.domains.items())}
         return json.dumps(value, separators=(",", ":"))
 
@@ -242,7 +242,13 @@ def load_tables(server: Statements, publication: str, chosen: Sequence[str] | No
         )
     changes_rows = bool(rows[0].changes_rows)
     for table in tables:
-        _check_key(server, table, changes_rows)
+        if changes_rows and not table.key:
+            raise server.unavailable(
+                "NO_REPLICA_IDENTITY",
+                f"nothing identifies the rows of {table.name}: give it a primary key, or alter table "
+                f"{table.name} replica identity full; or publish inserts only",
+                table=table.name,
+            )
     loaded = Tables(tuple(tables), len(tables) > 1, changes_rows, chosen is not None, domains)
     check_names(server, loaded)
     return loaded
@@ -263,7 +269,6 @@ def domains_of(server: Statements, types: Collection[int]) -> dict[int, BaseType
 
 
 def missing_publication(server: Statements, publication: str) -> FeedUnavailableError:
-    """Return the error for a publication that does not exist."""
     return server.unavailable(
         "PUBLICATION_MISSING",
         f"there is no publication {publication!r} in this database: create publication {publication} for "
@@ -305,16 +310,6 @@ def _named(server: Statements, publication: str, tables: Sequence[Table], name: 
         f"add table {name}",
         table=name,
     )
-
-
-def _check_key(server: Statements, table: Table, changes_rows: bool) -> None:
-    if changes_rows and not table.key:
-        raise server.unavailable(
-            "NO_REPLICA_IDENTITY",
-            f"nothing identifies the rows of {table.name}: give it a primary key, or alter table "
-            f"{table.name} replica identity full; or publish inserts only",
-            table=table.name,
-        )
 
 
 def check_names(server: Statements, tables: Tables) -> None:

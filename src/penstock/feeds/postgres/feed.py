@@ -180,7 +180,6 @@ class OpenPostgresFeed(OpenFeed):
         return Description(self._identity(), tables.schema(), tables.contract(), tables.to_json())
 
     def prepare(self) -> int:
-        """Return the start of a new query; with ``snapshot="initial"``, create the slot if needed."""
         if self.settings.snapshot == "none":
             return self.oldest()
         self._snapshots.create(self._known_tables().tables, self._check_plan)
@@ -191,7 +190,6 @@ class OpenPostgresFeed(OpenFeed):
         return oldest
 
     def oldest(self) -> int:
-        """Return the position of the slot, or just before its snapshot."""
         return self._oldest(self._slot.state(), self._snapshots.find())
 
     def newest(self, after: int) -> int:
@@ -213,7 +211,6 @@ class OpenPostgresFeed(OpenFeed):
         return after
 
     def stream_start(self) -> Json:
-        """Return the state of the publication at the start of a new query."""
         snapshot = self._snapshots.find()
         if snapshot is not None:
             return dict(snapshot.publication)
@@ -238,11 +235,9 @@ class OpenPostgresFeed(OpenFeed):
         return end
 
     def stream_state(self, upto: int, state: Json | None) -> Json | None:
-        """Return the state of the publication before a version's commit, or at it."""
         return state if self._lookahead is None else self._lookahead.state_at(upto, state)
 
     def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
-        """Yield the transactions of a range; the server counts their rows."""
         self._known_tables()
         snapshot = self._snapshots.find()
         self._require(after, self._slot.state(), snapshot)
@@ -297,11 +292,9 @@ class OpenPostgresFeed(OpenFeed):
         self._slot.advance(upto)
 
     def lag(self) -> SlotLag:
-        """Return how much log the slot keeps and how much is unconfirmed, and the oldest transaction."""
         return replace(self._slot.state().lag, open_transaction=self._transactions.oldest())
 
     def warnings(self) -> list[str]:
-        """Return a warning of a transaction that has been open on the server for too long."""
         warning = self._transactions.warning(lambda: self._slot.state().lag.retained)
         return [] if warning is None else [warning]
 
@@ -338,22 +331,14 @@ class OpenPostgresFeed(OpenFeed):
             logged = self._slot.relations(
                 start, upto, skipped=self.settings.skip or (), messages=_PLANNING_MESSAGES
             )
-            relations += [use.relation for use in logged.uses if use.relation.schema != SNAPSHOT_SCHEMA]
+            relations += [relation for relation in logged.uses if relation.schema != SNAPSHOT_SCHEMA]
         types = {column.type for relation in relations for column in relation.columns}
         domains = {**tables.domains, **domains_of(self._server, types)}
         return self._with_types(replace(tables, domains=domains).as_logged(relations))
 
     def _with_types(self, tables: Tables) -> Tables:
         check_names(self._server, tables)
-        try:
-            return tables.reading_as(self.settings.types or {})
-        except KeyError as error:
-            (name,) = error.args
-            raise self._server.unavailable(
-                "COLUMN_UNKNOWN",
-                f"types names the column {name!r}, which no table has: remove or correct it",
-                column=name,
-            ) from None
+        return tables.reading_as(self._server, self.settings.types or {})
 
     def _check_plan(self, session: Session) -> Json:
         """Check the tables in the session that copies them; return the state of the publication."""

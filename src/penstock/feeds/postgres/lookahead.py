@@ -8,9 +8,9 @@ proves that no table was changed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from operator import itemgetter
 
 from penstock.errors import FeedUnavailableError
 from penstock.feeds.postgres.catalog import Table, Tables, identity_key, published
@@ -22,7 +22,7 @@ from penstock.feeds.postgres.publication import (
     doubtful_columns,
     passed_partitions,
     passed_tables,
-    refusal,
+    refuse,
     state_of,
     unlogged_changes,
 )
@@ -33,17 +33,9 @@ from penstock.feeds.postgres.slot import LogRelations, Slot
 from penstock.json_text import Json
 
 log = logging.getLogger("penstock.feeds")
-_NO_RELATIONS = LogRelations([], [], [])
+_NO_RELATIONS = LogRelations({}, [], [])
 _EARLIER = "earlier"
 """The key, in what a checkpoint keeps, of a state of the publication that is not newer than its rows."""
-
-
-@dataclass(frozen=True)
-class _Refused:
-    """A commit that cannot be read, and the error."""
-
-    version: int
-    error: FeedUnavailableError
 
 
 class Lookahead:
@@ -99,7 +91,7 @@ class Lookahead:
                 else _NO_RELATIONS
             )
             self._refuse_passing_partitions(log_relations.others, before, state)
-            self._refuse_passing_tables([use.relation for use in log_relations.uses], known, state)
+            self._refuse_passing_tables(log_relations.uses, known, state)
             fitting = self._fitting(log_relations, upto, state, rows_before)
             self._refuse_doubtful(log_relations, fitting, _earlier(before), state)
             settled = fitting == upto and not busy and self._catalog_fits(state)
@@ -142,6 +134,9 @@ class Lookahead:
             isinstance(self._fit.reads(relation), SchemaChange) for relation in described
         )
 
+    def _refuse(self, changes: Sequence[Unlogged]) -> None:
+        refuse(self._name, changes, self._settings.accept or ())
+
     def _refuse_unlogged(self, before: PublicationState, now: PublicationState) -> None:
         changes = unlogged_changes(
             self._server,
@@ -152,9 +147,7 @@ class Lookahead:
             self._fit.columns(),
             keeps_emptied=self._settings.truncate == "skip",
         )
-        error = refusal(self._name, changes, self._settings.accept or ())
-        if error is not None:
-            raise error
+        self._refuse(changes)
         altered = altered_columns(before, now) if self._is_new else []
         self._is_new = False
         if altered:
@@ -170,15 +163,13 @@ class Lookahead:
     ) -> None:
         """Refuse rows whose columns may be others than those of the same names are now."""
         changes: dict[str, Unlogged] = {}
-        for use in log.uses:
-            earlier = [state for position, state in self._states if position < use.version][-1:]
+        for relation, version in log.uses.items():
+            earlier = [state for position, state in self._states if position < version][-1:]
             known = earlier[0] if earlier else before
-            if known is not None and use.version <= upto:
-                found = doubtful_columns(use.relation, known, now, self._fit.columns())
+            if known is not None and version <= upto:
+                found = doubtful_columns(relation, known, now, self._fit.columns())
                 changes |= {change.token: change for change in found}
-        error = refusal(self._name, list(changes.values()), self._settings.accept or ())
-        if error is not None:
-            raise error
+        self._refuse(list(changes.values()))
 
     def _refuse_passing_partitions(
         self, others: Sequence[Relation], before: Json | None, now: PublicationState
@@ -193,12 +184,10 @@ class Lookahead:
             [relation for relation in others if relation.oid not in known],
             keeps_emptied=self._settings.truncate == "skip",
         )
-        error = refusal(self._name, changes, self._settings.accept or ())
-        if error is not None:
-            raise error
+        self._refuse(changes)
 
     def _refuse_passing_tables(
-        self, relations: Sequence[Relation], before: PublicationState | None, now: PublicationState
+        self, relations: Iterable[Relation], before: PublicationState | None, now: PublicationState
     ) -> None:
         """Refuse tables that joined and left the publication since the log was last searched."""
         known = now.oids() | (before.oids() if before is not None else set())
@@ -208,9 +197,7 @@ class Lookahead:
             if relation.oid not in known and self._fit.reads(relation) is not None
         ]
         changes = passed_tables(self._server, self._settings.publication, read)
-        error = refusal(self._name, changes, self._settings.accept or ())
-        if error is not None:
-            raise error
+        self._refuse(changes)
 
     def _fitting(self, relations: LogRelations, upto: int, state: PublicationState, rows_before: bool) -> int:
         readable: dict[str, int] = {}
@@ -219,13 +206,16 @@ class Lookahead:
             if not rows_before:
                 self._require_published(state, readable)
             return upto
-        if rows_before or min(readable.values(), default=refused.version) < refused.version:
-            return refused.version - 1
-        raise refused.error
+        version, error = refused
+        if rows_before or min(readable.values(), default=version) < version:
+            return version - 1
+        raise error
 
-    def _first_refused(self, relations: LogRelations, readable: dict[str, int]) -> _Refused | None:
-        """Return the first commit that cannot be read; add readable tables to ``readable``."""
-        uses = [(use.version, self._table_of(use.relation)) for use in relations.uses]
+    def _first_refused(
+        self, relations: LogRelations, readable: dict[str, int]
+    ) -> tuple[int, FeedUnavailableError] | None:
+        """Return the first commit that cannot be read, and the error; add readable tables to ``readable``."""
+        uses = [(version, self._table_of(relation)) for relation, version in relations.uses.items()]
         for version, table in uses:
             if isinstance(table, Table):
                 readable.setdefault(table.name, version)
@@ -234,12 +224,12 @@ class Lookahead:
             if isinstance(change, SchemaChange):
                 within = readable.get(change.parameters.get("table", "")) == version
                 error_of = change.in_one_commit if within else change.in_stream
-                refused.append(_Refused(version, error_of(self._name, version)))
+                refused.append((version, error_of(self._name, version)))
         for truncation in relations.truncations:
-            error = truncated(self._settings, self._fit, truncation.relations, truncation.version)
+            error = truncated(self._settings, self._fit, truncation)
             if error is not None:
-                refused.append(_Refused(truncation.version, error))
-        return min(refused, key=lambda commit: commit.version, default=None)
+                refused.append((truncation.version, error))
+        return min(refused, key=itemgetter(0), default=None)
 
     def _table_of(self, relation: Relation) -> Table | SchemaChange | None:
         table = self._fit.reads(relation)

@@ -6,10 +6,10 @@ is decoded column by column: each step decodes one column of all rows together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -55,18 +55,16 @@ class Relation:
     identity: str = "d"
     """The first letter of the replica identity: default, index, full or nothing."""
 
-    @property
+    @cached_property
     def name(self) -> str:
         return f"{self.schema}.{self.table}"
 
     @classmethod
     def from_json(cls, value: Json) -> Relation:
-        """Return a relation from ``asdict`` of it."""
         return cls(**{**value, "columns": tuple(Column(**column) for column in value["columns"])})
 
     @classmethod
     def of(cls, message: bytes) -> Relation:
-        """Parse a Relation message."""
         oid = int.from_bytes(message[1:5], "big")
         schema, place = _text(message, 5)
         table, place = _text(message, place)
@@ -91,7 +89,6 @@ def _text(message: bytes, start: int) -> tuple[str, int]:
 
 
 def truncated_relations(message: bytes) -> list[int]:
-    """Return the object ids in a Truncate message."""
     oids: list[int] = np.frombuffer(message, ">u4", offset=6).tolist()
     return oids
 
@@ -124,7 +121,14 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Values:
+class Truncation:
+    """Relations that a transaction has truncated."""
+
+    relations: list[Relation]
+    version: int
+
+
+class Values(NamedTuple):
     """One column of some tuples: the kind of each value, and its offsets in the buffer."""
 
     kinds: Bytes
@@ -228,34 +232,18 @@ class Changes:
 
 
 class Decoder:
-    """Decodes the messages of a slot, keeping track of transactions and relations.
+    """Decodes a range of a slot's transactions, without skipped ones; keeps track of their relations.
 
-    Parameters
-    ----------
-    after, upto
-        The range of transactions to decode.
-    wanted
-        Called with each relation and the transaction of its first row; False leaves its rows out. It raises
-        if the rows cannot be read.
-    truncated
-        Called with the relations that a transaction in the range has truncated, and the transaction.
-    skipped
-        Transactions to leave out.
+    ``wanted`` is called with each relation and the transaction of its first row. It says whether the rows are
+    decoded, and raises if they cannot be read. Other rows are not counted in the order of a transaction.
     """
 
     def __init__(
-        self,
-        after: int,
-        upto: int,
-        wanted: Callable[[Relation, int], bool],
-        truncated: Callable[[Sequence[Relation], int], None],
-        skipped: Collection[int] = (),
+        self, after: int, upto: int, wanted: Callable[[Relation, int], bool], skipped: Collection[int] = ()
     ) -> None:
-        self._after, self._upto = after, upto
-        self._wanted, self._truncated = wanted, truncated
+        self._after, self._upto, self._wanted = after, upto, wanted
         self._skipped = np.array(sorted(skipped), np.int64)
         self._relations: dict[int, Relation] = {}
-        self._is_wanted: dict[Relation, bool] = {}
         self._version = self._timestamp = self._sequence = 0
 
     def begin(self, version: int, timestamp: int, sequence: int, relation: Relation) -> None:
@@ -263,34 +251,31 @@ class Decoder:
         self._version, self._timestamp, self._sequence = version, timestamp, sequence
         self._relations[relation.oid] = relation
 
-    def decode(self, messages: Sequence[bytes]) -> list[list[Changes]]:
-        """Decode messages into changes, in parts within which each relation has one form."""
+    def decode(self, messages: Sequence[bytes]) -> Iterator[list[Changes] | Truncation]:
+        """Yield changes, in parts in which each relation has one form, and the truncations between them."""
         buffer = Buffer(messages)
         kinds = buffer.bytes[buffer.starts]
-        parts, start = [], 0
+        start = 0
         for index in np.flatnonzero((kinds == RELATION) | (kinds == TRUNCATE)).tolist():
             message = buffer.message(index)
             if kinds[index] == TRUNCATE:
-                parts.append(self._part(buffer, kinds, start, index))
-                self._truncate(message)
+                yield self._part(buffer, kinds, start, index)
                 start = index
+                if self._in_range(np.array([self._version]))[0]:
+                    oids = truncated_relations(message)
+                    relations = [self._relations[oid] for oid in oids if oid in self._relations]
+                    yield Truncation(relations, self._version)
                 continue
             relation = Relation.of(message)
             if self._relations.get(relation.oid, relation) != relation:
-                parts.append(self._part(buffer, kinds, start, index))
+                yield self._part(buffer, kinds, start, index)
                 start = index
             self._relations[relation.oid] = relation
-        parts.append(self._part(buffer, kinds, start, len(messages)))
-        return [part for part in parts if part]
+        yield self._part(buffer, kinds, start, len(messages))
 
     def _in_range(self, versions: Integers) -> Mask:
         in_range = (versions > self._after) & (versions <= self._upto)
         return in_range & ~np.isin(versions, self._skipped) if len(self._skipped) else in_range
-
-    def _truncate(self, message: bytes) -> None:
-        oids = truncated_relations(message)
-        if self._in_range(np.array([self._version]))[0]:
-            self._truncated([self._relations[oid] for oid in oids if oid in self._relations], self._version)
 
     def _part(self, buffer: Buffer, all_kinds: Bytes, low: int, high: int) -> list[Changes]:
         starts, kinds = buffer.starts[low:high], all_kinds[low:high]
@@ -305,19 +290,16 @@ class Decoder:
         oids, firsts, which = np.unique(
             buffer.int32(starts[rows] + 1) & 0xFFFFFFFF, return_index=True, return_inverse=True
         )
-        relations = [
-            self._relation(oid, int(versions[transaction[first]]))
-            for oid, first in zip(oids.tolist(), firsts.tolist(), strict=True)
-        ]
-        wanted = np.array([is_wanted for _, is_wanted in relations], bool)
+        relations = [self._relation(oid) for oid in oids.tolist()]
+        versions_of_first = versions[transaction[firsts]].tolist()
+        wanted = np.array(list(map(self._wanted, relations, versions_of_first)), bool)
         if not wanted.all():
             keep = wanted[which]
             rows, transaction, which = rows[keep], transaction[keep], which[keep]
-        by_relation = [
-            (Changes(buffer, relation, starts[rows[which == place]]), np.flatnonzero(which == place))
-            for place, (relation, is_wanted) in enumerate(relations)
-            if is_wanted
-        ]
+        by_relation = []
+        for group in np.flatnonzero(wanted).tolist():
+            places = np.flatnonzero(which == group)
+            by_relation.append((Changes(buffer, relations[group], starts[rows[places]]), places))
         width = np.ones(len(rows), np.int64)
         for changes, places in by_relation:
             width[places] += np.bincount(changes.message, minlength=len(places)) - 1
@@ -331,17 +313,14 @@ class Decoder:
             changes.sequence = sequence[message] + second
             changes.version = versions[transaction[message]]
             changes.timestamp = stamps[transaction[message]]
-        return [changes for changes, _ in by_relation if len(changes)]
+        return [changes for changes, _ in by_relation]
 
-    def _relation(self, oid: int, version: int) -> tuple[Relation, bool]:
+    def _relation(self, oid: int) -> Relation:
         if oid not in self._relations:
             raise ChangelogContractViolationError(
                 f"pgoutput sent a row of relation {oid} before the relation"
             )
-        relation = self._relations[oid]
-        if relation not in self._is_wanted:
-            self._is_wanted[relation] = self._wanted(relation, version)
-        return relation, self._is_wanted[relation]
+        return self._relations[oid]
 
     def _sequences(self, transaction: Integers, first: Integers, begun: int, total: int) -> Integers:
         """Return each message's position in its transaction, continued from the previous buffer."""

@@ -64,12 +64,11 @@ class PublicationState:
             value["tables"],
             partitions,
             columns,
-            value.get("widths") or {name: _width(numbers) for name, numbers in columns.items()},
+            value["widths"],
             {},
         )
 
     def oids(self) -> set[int]:
-        """Return the object ids of the tables and partitions."""
         return {_oid(entry) for entry in self.tables.values()} | set(
             chain.from_iterable(self.partitions.values())
         )
@@ -100,10 +99,6 @@ def state_of(server: Statements, publication: str, tables: Tables) -> Publicatio
         {row.name: row.width for row in rows},
         {row.name: row.stamp for row in rows},
     )
-
-
-def _width(columns: Columns) -> int:
-    return max((number for number, *_ in columns.values()), default=0)
 
 
 def _columns(columns: Mapping[str, Sequence[int]]) -> Columns:
@@ -154,7 +149,7 @@ def unlogged_changes(
     replaced = list(_replaced(before, now, columns))
     if before.definitions()[:3] == now.definitions()[:3]:
         return replaced
-    new = _Origins(server, publication, before.transaction)
+    older = _older_tables(server, publication, before, now)
     changes = []
     if before.publication != now.publication:
         changes.append(
@@ -164,8 +159,8 @@ def unlogged_changes(
                 token=f"publication:{now.publication}",
             )
         )
-    changes += _tables(before, now, tables, new)
-    changes += _partitions(before, now, new, keeps_emptied)
+    changes += _tables(before, now, tables, older)
+    changes += _partitions(before, now, older, keeps_emptied)
     return changes + replaced
 
 
@@ -203,11 +198,10 @@ def doubtful_columns(
     columns
         The columns that are read, by table.
     """
-    names = {_oid(entry): name for name, entry in now.tables.items()}
-    earlier = {_oid(entry): name for name, entry in before.tables.items()}
-    if not {relation.oid} <= names.keys() & earlier.keys():
+    both = (pair for pair in _same_tables(before, now) if _oid(now.tables[pair[1]]) == relation.oid)
+    was, name = next(both, ("", ""))
+    if not name:
         return
-    name, was = names[relation.oid], earlier[relation.oid]
     old, new = before.columns[was], now.columns[name]
     logged = [column.name for column in relation.columns]
     existed = {number for number, *_ in old.values()}
@@ -275,7 +269,7 @@ def altered_columns(before: PublicationState, now: PublicationState) -> list[str
 
 
 def _tables(
-    before: PublicationState, now: PublicationState, tables: Tables, new: _Origins
+    before: PublicationState, now: PublicationState, tables: Tables, older: Collection[int]
 ) -> Iterator[Unlogged]:
     names = {_oid(entry): name for name, entry in before.tables.items()}
     for name, entry in now.tables.items():
@@ -308,7 +302,7 @@ def _tables(
                     token=token,
                     table=name,
                 )
-        elif not new.is_logged(oid):
+        elif oid in older:
             yield Unlogged(
                 condition="FEED_UNAVAILABLE.TABLE_NOT_COPIED",
                 what=f"{name} has joined the publication, and its earlier rows are not in the log",
@@ -318,7 +312,7 @@ def _tables(
 
 
 def _partitions(
-    before: PublicationState, now: PublicationState, new: _Origins, keeps_emptied: bool
+    before: PublicationState, now: PublicationState, older: Mapping[int, str], keeps_emptied: bool
 ) -> Iterator[Unlogged]:
     for name, oids in now.partitions.items():
         if name not in before.partitions or before.tables.get(name) != now.tables[name]:
@@ -331,9 +325,9 @@ def _partitions(
                 token=f"{name}:" + "".join(f"-{oid}" for oid in sorted(detached)),
                 table=name,
             )
-        attached = [oid for oid in sorted(set(oids) - set(before.partitions[name])) if not new.is_logged(oid)]
+        attached = sorted(older.keys() & set(oids) - set(before.partitions[name]))
         if attached:
-            listed = ", ".join(new.name(oid) for oid in attached[:3])
+            listed = ", ".join(older[oid] for oid in attached[:3])
             yield Unlogged(
                 condition="FEED_UNAVAILABLE.PARTITION_ATTACHED",
                 what=f"{listed} became a partition of {name}, and its earlier rows are not in the log",
@@ -386,38 +380,30 @@ def passed_tables(server: Statements, publication: str, relations: Sequence[Rela
     ]
 
 
-class _Origins:
-    """The creation of tables: those newer than a state have all rows in the log."""
-
-    def __init__(self, server: Statements, publication: str, since: int) -> None:
-        self._server, self._publication, self._since = server, publication, since
-        self._known: dict[int, Row | None] = {}
-
-    def is_logged(self, oid: int) -> bool:
-        """Whether all rows of a table are in the log."""
-        row = self._find(oid)
-        return row is None or (row.created >= self._since and row.created_as_is and not row.named)
-
-    def name(self, oid: int) -> str:
-        row = self._find(oid)
-        return row.name if row is not None else str(oid)
-
-    def _find(self, oid: int) -> Row | None:
-        if oid not in self._known:
-            rows = self._server.fetch("origins", oids=[oid], publication=self._publication)
-            self._known[oid] = rows[0] if rows else None
-        return self._known[oid]
+def _older_tables(
+    server: Statements, publication: str, before: PublicationState, now: PublicationState
+) -> dict[int, str]:
+    """Return the new tables and partitions whose rows are not all in the log: those not created since."""
+    oids = {_oid(entry) for entry in now.tables.values()} - {_oid(entry) for entry in before.tables.values()}
+    for name, partitions in now.partitions.items():
+        oids.update(set(partitions) - set(before.partitions.get(name, ())))
+    rows = server.fetch("origins", oids=sorted(oids), publication=publication) if oids else ()
+    return {
+        row.oid: row.name
+        for row in rows
+        if row.created < before.transaction or not row.created_as_is or row.named
+    }
 
 
-def refusal(name: str, changes: Sequence[Unlogged], accepted: Collection[str]) -> FeedUnavailableError | None:
-    """Return the error for the changes that are not accepted; None if all are."""
+def refuse(name: str, changes: Sequence[Unlogged], accepted: Collection[str]) -> None:
+    """Raise the error for the changes that are not accepted."""
     refused = [change for change in changes if change.token not in accepted]
     if not refused:
-        return None
+        return
     first = refused[0]
     others = f" ({len(refused) - 1} more)" if len(refused) > 1 else ""
     tokens = [change.token for change in refused]
-    return FeedUnavailableError(
+    raise FeedUnavailableError(
         f"{name}: {first.what}{others}. Start over with a new slot, a new checkpoint and an empty sink; or "
         f"continue with accept={tokens!r}, if the copy may lack those rows or you correct it",
         condition=first.condition,

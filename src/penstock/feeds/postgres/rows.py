@@ -24,7 +24,7 @@ from penstock.feeds.contract import (
 )
 from penstock.feeds.postgres import pgoutput
 from penstock.feeds.postgres.catalog import KEY, SEQUENCE, TABLE, UNCHANGED_COLUMNS, Table, Tables
-from penstock.feeds.postgres.pgoutput import Changes, Decoder, Integers, Item, Mask, Relation
+from penstock.feeds.postgres.pgoutput import Changes, Decoder, Integers, Item, Mask, Relation, Truncation
 from penstock.feeds.postgres.schema_changes import Fit, SchemaChange, truncated
 from penstock.feeds.postgres.settings import FeedSettings
 from penstock.feeds.postgres.values import fits_type, from_text
@@ -55,12 +55,11 @@ class RowReader:
         self._last = (-1, -1)
         self._structs = tables.columns()
         self._fit = Fit(tables, tables.selected_columns(self._columns), settings.accept or ())
-        self._table_of: dict[Relation, Table] = {}
+        self._table_of: dict[Relation, Table | None] = {}
         self._invalid: Counter[tuple[str, str]] = Counter()
         """How many values were replaced with null, by table and column."""
 
     def decoder(self, after: int, upto: int) -> Decoder:
-        """Return a decoder of the commits of a range."""
         skipped = [version for version in self._settings.skip or () if after < version <= upto]
         if skipped:
             log.warning(
@@ -68,19 +67,21 @@ class RowReader:
                 skipped,
                 extra={"action": "commits_skipped", "slot": self._settings.slot, "versions": skipped},
             )
-        return Decoder(after, upto, self._is_wanted, self._refuse_truncation, skipped)
+        return Decoder(after, upto, self._is_wanted, skipped)
 
     def batches(self, decoder: Decoder, chunks: Iterator[list[bytes]]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of messages, except those that were given before."""
         for messages in chunks:
             for part in decoder.decode(messages):
+                if isinstance(part, Truncation):
+                    self._refuse_truncation(part)
+                    continue
                 rows = self._batch(part)
                 if rows is not None:
                     yield rows.select(self._schema.names) if len(rows.schema) > len(self._schema) else rows
                     self._last = (rows[COMMIT_VERSION][-1].as_py(), rows[SEQUENCE][-1].as_py())
 
     def report_invalid(self) -> None:
-        """Log how many values were replaced with null."""
         for (table, column), count in self._invalid.items():
             log.warning(
                 "%s of %s has %d values that its type cannot hold; they are read as NULL",
@@ -92,15 +93,15 @@ class RowReader:
 
     def _is_wanted(self, relation: Relation, version: int) -> bool:
         """Whether a relation's rows belong to the feed; raises if they do not fit the plan."""
-        table = self._fit.reads(relation)
-        if isinstance(table, SchemaChange):
-            raise table.in_range(self._name, self._first, version)
-        if table is not None:
+        if relation not in self._table_of:
+            table = self._fit.reads(relation)
+            if isinstance(table, SchemaChange):
+                raise table.in_range(self._name, self._first, version)
             self._table_of[relation] = table
-        return table is not None
+        return self._table_of[relation] is not None
 
-    def _refuse_truncation(self, relations: Sequence[Relation], version: int) -> None:
-        error = truncated(self._settings, self._fit, relations, version)
+    def _refuse_truncation(self, truncation: Truncation) -> None:
+        error = truncated(self._settings, self._fit, truncation)
         if error is not None:
             raise error
 
@@ -108,16 +109,15 @@ class RowReader:
         """Return the rows of the changes of several tables, in the order of the log."""
         rows_and_places = [self._rows(changes) for changes in part]
         batches = [rows for rows, _ in rows_and_places if rows.num_rows]
-        if not batches:
-            return None
-        if len(batches) == 1:
-            return batches[0]
+        if len(batches) <= 1:
+            return batches[0] if batches else None
         places = np.concatenate([places for _, places in rows_and_places])
         table = pa.Table.from_batches(batches).combine_chunks()
         return table.take(pa.array(np.argsort(places, kind="stable"))).combine_chunks().to_batches()[0]
 
     def _rows(self, changes: Changes) -> tuple[pa.RecordBatch, Integers]:
         table = self._table_of[changes.relation]
+        assert table is not None
         columns = _TableColumns(self, table, changes)
         kinds, keep = columns.kinds()
         version, sequence = self._last
@@ -302,7 +302,6 @@ class _TableColumns:
 
 
 def json_strings(text: pa.StringArray) -> pa.StringArray:
-    """Return text as JSON strings."""
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"')):
         text = pc.replace_substring(text, plain, escaped)
     if pc.any(pc.match_substring_regex(text, "[\x01-\x1f]")).as_py():

@@ -7,19 +7,20 @@ one. Any other change ends the query before the first row that does not fit, wit
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import takewhile
 
 from penstock.errors import FeedUnavailableError
 from penstock.feeds.postgres.catalog import SNAPSHOT_SCHEMA, BaseType, Table, Tables
-from penstock.feeds.postgres.pgoutput import Relation
+from penstock.feeds.postgres.pgoutput import Relation, Truncation
 from penstock.feeds.postgres.settings import FeedSettings
+from penstock.feeds.postgres.values import NUMERIC, digits
 from penstock.json_text import Json
 
 _WHOLE_NUMBERS = (21, 23, 20)
 """smallint, integer and bigint: each holds the values of those before it."""
-_TEXT, _VARCHAR, _NUMERIC = 25, 1043, 1700
+_TEXT, _VARCHAR = 25, 1043
 _TIMES = (1083, 1114, 1184, 1266)
 """Times and timestamps, whose modifier is the number of digits of a second."""
 _NAMES = {
@@ -245,22 +246,21 @@ def table_removed(name: str, table: Table) -> FeedUnavailableError:
     )
 
 
-def truncated(
-    settings: FeedSettings, fit: Fit, relations: Sequence[Relation], version: int
-) -> FeedUnavailableError | None:
+def truncated(settings: FeedSettings, fit: Fit, truncation: Truncation) -> FeedUnavailableError | None:
     """Return the error of a TRUNCATE; None if its tables are not read, or it is skipped."""
     if settings.truncate == "skip":
         return None
-    names = ", ".join(relation.name for relation in relations if isinstance(fit.table_of(relation), Table))
+    tables = [relation for relation in truncation.relations if isinstance(fit.table_of(relation), Table)]
+    names = ", ".join(relation.name for relation in tables)
     if not names:
         return None
     return FeedUnavailableError(
-        f"{settings.name}: TRUNCATE has emptied {names} in commit {version}, and its rows are not in the "
-        "log. Start over with a new slot, a new checkpoint and an empty sink; or continue with "
+        f"{settings.name}: TRUNCATE has emptied {names} in commit {truncation.version}, and its rows are "
+        "not in the log. Start over with a new slot, a new checkpoint and an empty sink; or continue with "
         'truncate="skip", if the copy may keep the rows',
         condition="FEED_UNAVAILABLE.TRUNCATED",
         tables=names,
-        version=version,
+        version=truncation.version,
     )
 
 
@@ -299,10 +299,9 @@ def holds(planned: BaseType, logged: BaseType) -> bool:
         return _no_less(modifier, other_modifier)
     if kind == other and kind in _TIMES:
         return _no_less(modifier, other_modifier)
-    if kind == other == _NUMERIC and modifier >= 4 and other_modifier >= 4:
-        return _scale(modifier) == _scale(other_modifier) and _precision(other_modifier) <= _precision(
-            modifier
-        )
+    if kind == other == NUMERIC and modifier >= 4 and other_modifier >= 4:
+        (precision, scale), (other_precision, other_scale) = map(digits, (modifier, other_modifier))
+        return scale == other_scale and other_precision <= precision
     return False
 
 
@@ -311,21 +310,12 @@ def _no_less(modifier: int, other: int) -> bool:
     return other < 0 or 0 <= modifier <= other
 
 
-def _scale(modifier: int) -> int:
-    return (modifier - 4) & 0x7FF
-
-
-def _precision(modifier: int) -> int:
-    return (modifier - 4) >> 16
-
-
 def type_name(base: BaseType) -> str:
-    """Return a type as SQL writes it."""
     kind, modifier = base
     name = _NAMES.get(kind, f"the type with object id {kind}")
-    if kind == _NUMERIC and modifier >= 4:
-        scale = _scale(modifier)
-        return f"{name}({_precision(modifier)}, {scale - 0x800 if scale >= 0x400 else scale})"
+    if kind == NUMERIC and modifier >= 4:
+        precision, scale = digits(modifier)
+        return f"{name}({precision}, {scale})"
     if kind in (_VARCHAR, 1042) and modifier >= 4:
         return f"{name}({modifier - 4})"
     if kind in _TIMES and modifier >= 0:

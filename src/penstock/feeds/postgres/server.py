@@ -48,7 +48,6 @@ _LOGIN = ("authentication failed", "no password supplied", "no pg_hba.conf entry
 
 @cache
 def statements() -> dict[str, str]:
-    """Load the feed's SQL by name."""
     text = resources.files(__package__).joinpath("statements.sql").read_text(encoding="utf-8")
     return {name: bind(body, "postgres") for name, body in parse(text).items()}
 
@@ -80,11 +79,9 @@ class Session:
         self._server, self._connection = server, connection
 
     def fetch(self, statement: str, /, **parameters: object) -> list[Row]:
-        """Fetch the rows of a named statement."""
         return run(self._connection, statement, **parameters)
 
     def unavailable(self, condition: str, message: str, **parameters: object) -> FeedUnavailableError:
-        """Return an error of the feed."""
         return self._server.unavailable(condition, message, **parameters)
 
 
@@ -126,7 +123,6 @@ class Server:
         return connection
 
     def fetch(self, statement: str, /, **parameters: object) -> list[Row]:
-        """Fetch the rows of a named statement, with retries."""
         return self.on_connection(lambda connection: run(connection, statement, **parameters))
 
     def on_connection(self, work: Callable[[Connection], T]) -> T:
@@ -272,7 +268,6 @@ class Server:
         return self.unavailable("QUERY", text)
 
     def unavailable(self, condition: str, message: str, **parameters: object) -> FeedUnavailableError:
-        """Return an error of this feed."""
         return FeedUnavailableError(
             f"{self.name}: {message}", condition=f"FEED_UNAVAILABLE.{condition}", **parameters
         )
@@ -304,7 +299,6 @@ def _halved(chunk: list[bytes], size: int) -> Iterator[list[bytes]]:
 
 
 def run(connection: Connection, statement: str, /, **parameters: object) -> list[Row]:
-    """Execute a named statement and fetch its rows."""
     cursor = connection.execute(statements()[statement], parameters)
     return cursor.fetchall() if cursor.description else []
 
@@ -315,5 +309,4 @@ def lsn(position: int) -> str:
 
 
 def quoted(name: str) -> str:
-    """Quote an identifier."""
     return '"' + name.replace('"', '""') + '"'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import ModuleType
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -55,14 +56,13 @@ class FeedSettings:
         self._check()
         convert_fields(self, url=self._joined(server))
 
-    @property
+    @cached_property
     def server(self) -> StoreUrl:
         """The URL of the database alone."""
         return split(self.url)[0]
 
     @property
     def name(self) -> str:
-        """The feed for messages, without a password."""
         return f"{self.server}, slot {self.slot!r}"
 
     def _completed(self, own: Mapping[str, list[str]]) -> dict[str, object]:
@@ -150,7 +150,6 @@ class FeedSettings:
 
 
 def driver() -> ModuleType:
-    """Import psycopg; raise :class:`MissingDependencyError` when it is not installed."""
     try:
         import psycopg
     except ImportError:

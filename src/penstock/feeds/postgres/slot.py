@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
 from penstock.errors import FeedUnavailableError
 from penstock.feeds.postgres.catalog import missing_publication
-from penstock.feeds.postgres.pgoutput import TRUNCATE, Relation, truncated_relations
+from penstock.feeds.postgres.pgoutput import TRUNCATE, Relation, Truncation, truncated_relations
 from penstock.feeds.postgres.server import WAL_LEVEL, Server, SlotInUse, lsn, quoted, statements
 from penstock.feeds.protocol import Commit
 from penstock.redaction import sentence
@@ -59,29 +59,13 @@ class SlotState:
 
 
 @dataclass(frozen=True)
-class RelationUse:
-    """A relation that rows of the log were written with."""
-
-    relation: Relation
-    version: int
-    """The first commit with such rows."""
-
-
-@dataclass(frozen=True)
-class Truncation:
-    """Relations that a commit has truncated."""
-
-    relations: list[Relation]
-    version: int
-
-
-@dataclass(frozen=True)
 class LogRelations:
-    """The relations in a range of the log; each list is in the order of the log."""
+    """The relations in a range of the log, in its order."""
 
-    uses: list[RelationUse]
-    truncations: list[Truncation]
-    others: list[Relation]
+    uses: Mapping[Relation, int]
+    """Relations that rows were written with, each with the first commit of such rows."""
+    truncations: Sequence[Truncation]
+    others: Sequence[Relation]
     """Relations without rows of their own: partitions, whose rows are published under their table."""
 
 
@@ -139,7 +123,6 @@ class Slot:
         return state
 
     def state(self) -> SlotState:
-        """Return the positions of the slot."""
         state = self.find()
         if state is None:
             raise self._missing()
@@ -181,7 +164,6 @@ class Slot:
         return [row.oid for row in self._server.fetch("others", chosen=oids, names=list(chosen or ()))]
 
     def has_changes(self, after: int, upto: int) -> bool:
-        """Whether a commit of a range has rows."""
         others, messages = self._others(), 1
         while True:
             (row,) = self._server.fetch(
@@ -225,13 +207,13 @@ class Slot:
             others=self._others(),
         )
         known: dict[int, Relation] = {}
-        uses: dict[Relation, RelationUse] = {}
+        uses: dict[Relation, int] = {}
         truncations = []
         for row in rows:
             if row.oid is not None:
                 relation = known[row.oid]
                 if row.version <= upto:
-                    uses.setdefault(relation, RelationUse(relation, row.version))
+                    uses.setdefault(relation, row.version)
             elif row.data[:1] == b"R":
                 relation = Relation.of(row.data)
                 known[relation.oid] = relation
@@ -241,7 +223,7 @@ class Slot:
         with_rows = {relation.oid for relation in uses}
         with_rows |= {relation.oid for truncation in truncations for relation in truncation.relations}
         others = [relation for oid, relation in known.items() if oid not in with_rows]
-        return LogRelations(list(uses.values()), truncations, others)
+        return LogRelations(uses, truncations, others)
 
     def descriptions(self, upto: int) -> list[Relation] | None:
         """Return the relations in the log up to a commit; None if it has a truncation."""
@@ -385,12 +367,8 @@ class OpenTransactions:
         hidden = row.query == _HIDDEN
         seconds = time.monotonic() - self._first_seen[1] if row.seconds is None else max(0.0, row.seconds)
         # A prepared transaction is ended by its name.
-        query = row.query if row.pid is None else _without_values(row.query or "")
+        query = row.query if row.pid is None else sentence(_LITERAL.sub("'…'", row.query or ""), _MOST_TEXT)
         return row.number, OpenTransaction(row.pid, seconds, None if hidden else row.state, query)
-
-
-def _without_values(query: str) -> str:
-    return sentence(_LITERAL.sub("'…'", query), _MOST_TEXT)
 
 
 def _age(seconds: float) -> str:

@@ -14,7 +14,6 @@ import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 from penstock.arguments import in_quotes
 from penstock.errors import DataLostError
@@ -23,9 +22,6 @@ from penstock.feeds.postgres.pgoutput import INSERT, NEW, NULL, TEXT, Relation
 from penstock.feeds.postgres.server import Connection, Row, Server, Session, SlotInUse, quoted, run
 from penstock.feeds.postgres.slot import FAILOVER_SINCE, Slot
 from penstock.json_text import Json
-
-if TYPE_CHECKING:
-    pass
 
 _SYNTAX_15 = 150_000
 _LOCK_WAIT = 60.0
@@ -43,7 +39,6 @@ class Copy:
 
     @classmethod
     def from_json(cls, value: Json) -> Copy:
-        """Return a copy from ``asdict`` of it."""
         return cls(value["place"], Relation.from_json(value["relation"]), value["rows"])
 
 

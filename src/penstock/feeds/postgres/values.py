@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
-from numpy.typing import NDArray
 
-from penstock.feeds.protocol import INSTANT
+from penstock.feeds.protocol import INSTANT, bytes_from_hex
 
 _SIMPLE = {
     16: pa.bool_(),
@@ -23,7 +21,7 @@ _SIMPLE = {
     1114: pa.timestamp("us"),
     1184: INSTANT,
 }
-_NUMERIC = 1700
+NUMERIC = 1700
 _DIGITS = 38
 """The most digits of a Spark decimal."""
 AS_TYPES = {"text": pa.string(), "double": pa.float64()}
@@ -41,12 +39,17 @@ def arrow_type(oid: int, modifier: int = -1) -> pa.DataType:
 
     A numeric without a precision, or with more than 38 digits, is a string, which keeps all digits.
     """
-    if oid == _NUMERIC and modifier >= 4:
-        precision, scale = (modifier - 4) >> 16, (modifier - 4) & 0x7FF
-        scale = scale - 0x800 if scale >= 0x400 else scale
+    if oid == NUMERIC and modifier >= 4:
+        precision, scale = digits(modifier)
         precision = precision - scale if scale < 0 else max(precision, scale)
         return pa.decimal128(precision, max(scale, 0)) if precision <= _DIGITS else pa.string()
     return _SIMPLE.get(oid, pa.string())
+
+
+def digits(modifier: int) -> tuple[int, int]:
+    """Return the precision and the scale, which may be negative, in the modifier of a numeric."""
+    precision, scale = (modifier - 4) >> 16, (modifier - 4) & 0x7FF
+    return precision, scale - 0x800 if scale >= 0x400 else scale
 
 
 def from_text(text: pa.StringArray, target: pa.DataType) -> pa.Array:
@@ -59,7 +62,9 @@ def from_text(text: pa.StringArray, target: pa.DataType) -> pa.Array:
     if pat.is_boolean(target):
         return _booleans(text)
     if pat.is_binary(target):
-        return _bytes(text)
+        if not pc.all(pc.starts_with(text, "\\x"), min_count=0).as_py():
+            raise pa.ArrowInvalid("bytes do not begin with \\x")
+        return bytes_from_hex(pc.utf8_slice_codeunits(text, 2))
     try:
         return text.cast(target)
     except pa.ArrowInvalid:
@@ -95,33 +100,3 @@ def _finite(text: pa.StringArray, target: pa.DataType) -> pa.StringArray:
     for name, end in _ENDS["date" if pat.is_date(target) else "timestamp"].items():
         text = pc.if_else(pc.equal(text, name), pa.scalar(end + zone), text)
     return text
-
-
-def _bytes(text: pa.StringArray) -> pa.BinaryArray:
-    """Convert bytes from a backslash, an x, and two hex digits for each byte."""
-    offsets = np.frombuffer(text.buffers()[1], np.int32)[text.offset : text.offset + len(text) + 1]
-    lengths = np.diff(offsets)
-    data = _data(text)[offsets[0] : offsets[-1]]
-    not_null = lengths > 0
-    keep = np.ones(len(data), bool)
-    heads = (offsets[:-1] - offsets[0])[not_null]
-    if len(data) and not ((data[heads] == ord("\\")) & (data[heads + 1] == ord("x"))).all():
-        raise pa.ArrowInvalid("bytes do not begin with \\x")
-    keep[heads] = keep[heads + 1] = False
-    digits = _HEX[data[keep]]
-    if (digits > 15).any():
-        raise pa.ArrowInvalid("bytes have an invalid hex digit")
-    decoded = (digits[0::2] << 4) | digits[1::2]
-    ends = np.r_[0, np.cumsum(np.where(not_null, lengths // 2 - 1, 0))].astype(np.int32)
-    validity = pc.is_valid(text)
-    buffers = [validity.buffers()[1], pa.py_buffer(ends), pa.py_buffer(decoded.tobytes())]
-    return pa.Array.from_buffers(pa.binary(), len(text), buffers)
-
-
-def _data(text: pa.StringArray) -> NDArray[np.uint8]:
-    data = text.buffers()[2]
-    return np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
-
-
-_HEX = np.full(256, 255, np.uint8)
-_HEX[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
