@@ -312,7 +312,7 @@ def errors_page(module: Any) -> str:
     assert tree is not None
     lines = _head(
         "penstock.errors",
-        "Everything that Penstock raises on purpose. Each error has a `condition` (a stable name to test "
+        "The errors that Penstock raises. Each has a `condition` (a stable name to test "
         "for), `parameters` (the values it is about) and a message that says what happened, with which "
         "value, and what to do.",
     )
@@ -324,7 +324,7 @@ def errors_page(module: Any) -> str:
         "except penstock.errors.QueueNotFoundError as error:",
     ]
     lines += ["    print(error.condition, error.parameters)", "```", "", "## Conditions", ""]
-    lines += [f"[What each means, and what to do]({PAGE}).", ""]
+    lines += [f"[Errors, by code]({PAGE}) explains each condition and what to do.", ""]
     lines += ["| condition | error | |", "|---|---|---|"]
     found = conditions.raised()
     parts = conditions.subconditions(found)
@@ -332,7 +332,7 @@ def errors_page(module: Any) -> str:
     for condition, each in own.items():
         told = _way(condition) if condition in {*found, *parts} else f"`{condition}`"
         lines.append(f"| {told} | `{each.name}` | {_one_line(_text(each).partition('. ')[0])} |")
-    lines += ["", "These come with a class that has another condition of its own:", ""]
+    lines += ["", "Other conditions, and the class of the error that has them:", ""]
     lines += ["| condition | error |", "|---|---|"]
     for condition, names in found.items():
         if condition not in own and "." not in condition:
@@ -341,7 +341,7 @@ def errors_page(module: Any) -> str:
         "",
         "## Sub-conditions",
         "",
-        "Some conditions have a second part, which says what is amiss.",
+        "Some conditions have a second part, which names the cause.",
         "",
     ]
     lines += ["| condition | sub-conditions |", "|---|---|"]
