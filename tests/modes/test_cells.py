@@ -18,9 +18,9 @@ from tests.modes.live import LIVE
 from tests.modes.sparks_version import as_in_the_docs
 
 _INTRODUCTION = (
-    "Written by the tests, which start every one of these queries: *yes* means that Spark starts it and "
-    "nothing is known that loses or repeats rows or keeps state for ever, *unsafe* that Spark starts it all "
-    "the same, *no* that it does not. [Each problem](../reference/problems.md) has a section of its own."
+    "The tests start each of these queries. *yes*: Spark starts it, and no known problem loses or repeats "
+    "rows or keeps state forever. *unsafe*: Spark starts it despite such a problem. *no*: Spark refuses it. "
+    "[Each problem](../reference/problems.md) has a section of its own."
 )
 TABLE = Path(__file__).resolve().parents[2] / "docs/modes/table.md"
 
