@@ -171,6 +171,7 @@ class Commits:
     """The commits of a batch query, or of the micro-batch in flight."""
 
     def __init__(self) -> None:
+        self.batch = -1
         self.times: dict[Version, int] = {}
 
     def add_commits(self, commits: pa.Table) -> None:
@@ -200,7 +201,6 @@ class WholeCommits(Commits):
 
     def __init__(self) -> None:
         super().__init__()
-        self.batch = -1
         self._earlier = Versions()
 
     def begin_batch(self, batch: int) -> None:
@@ -227,7 +227,6 @@ class LateCommits(Commits):
 
     def __init__(self, delay_ms: int) -> None:
         super().__init__()
-        self.batch = -1
         self._delay_ms = delay_ms
         self._greatest: int | None = None
 

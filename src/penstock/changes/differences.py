@@ -22,7 +22,6 @@ from penstock.feeds.protocol import check_reserved
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
 
 def diff(
@@ -113,21 +112,17 @@ def _check(before: DataFrame, after: DataFrame) -> None:
         if frame.isStreaming:
             raise InvalidInputError(f"{name} is a streaming DataFrame: diff compares two batch DataFrames")
         check_reserved(frame.columns, name)
-    _check_same(before.schema, after.schema)
-
-
-def _check_same(before: StructType, after: StructType) -> None:
-    for schema, other, where in ((before, after, "after"), (after, before, "before")):
-        for name in schema.names:
-            if name not in other.names:
-                hint = did_you_mean(name, other.names)
+    for frame, other, where in ((before, after, "after"), (after, before, "before")):
+        for name in frame.columns:
+            if name not in other.columns:
+                hint = did_you_mean(name, other.columns)
                 raise invalid_schema(
                     "SCHEMA_DIFFERS",
                     name,
                     f"{where} has no column {in_quotes(name)}.{hint} Select the same columns from both",
                 )
-    for name in before.names:
-        old, new = before[name].dataType, after[name].dataType
+    for name in before.columns:
+        old, new = before.schema[name].dataType, after.schema[name].dataType
         if old != new and old.simpleString() != new.simpleString():
             raise invalid_schema(
                 "SCHEMA_DIFFERS",

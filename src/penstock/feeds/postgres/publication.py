@@ -128,7 +128,11 @@ class Unlogged:
     """A clause that describes it."""
     token: str
     """What the user lists in ``accept`` to continue."""
-    table: str = ""
+    table: str
+
+
+def _unlogged(condition: str, what: str, token: str, table: str = "") -> Unlogged:
+    return Unlogged(f"FEED_UNAVAILABLE.{condition}", what, token, table)
 
 
 def unlogged_changes(
@@ -153,10 +157,10 @@ def unlogged_changes(
     changes = []
     if before.publication != now.publication:
         changes.append(
-            Unlogged(
-                condition="FEED_UNAVAILABLE.PUBLICATION_CHANGED",
-                what=f"the publication {publication!r} was altered, and may have left out changes meanwhile",
-                token=f"publication:{now.publication}",
+            _unlogged(
+                "PUBLICATION_CHANGED",
+                f"the publication {publication!r} was altered, and may have left out changes meanwhile",
+                f"publication:{now.publication}",
             )
         )
     changes += _tables(before, now, tables, older)
@@ -175,12 +179,8 @@ def _replaced(
 
 
 def _other_column(table: str, column: str, number: int, what: str) -> Unlogged:
-    return Unlogged(
-        condition="FEED_UNAVAILABLE.COLUMN_REPLACED",
-        what=f"the column {column!r} of {table} {what}: update {table} set {column} = {column} sends them",
-        token=f"{table}.{column}:{number}",
-        table=table,
-    )
+    clause = f"the column {column!r} of {table} {what}: update {table} set {column} = {column} sends them"
+    return _unlogged("COLUMN_REPLACED", clause, f"{table}.{column}:{number}", table)
 
 
 def doubtful_columns(
@@ -279,36 +279,24 @@ def _tables(
         if was == entry:
             continue
         if was is not None and _oid(was) == oid:
-            yield Unlogged(
-                condition="FEED_UNAVAILABLE.TABLE_PUBLISHED_AGAIN",
-                what=f"{name} was removed from the publication and added again: rows written "
-                "meanwhile are not in the log",
-                token=token,
-                table=name,
+            what = (
+                f"{name} was removed from the publication and added again: rows written meanwhile are not in "
+                "the log"
             )
+            yield _unlogged("TABLE_PUBLISHED_AGAIN", what, token, name)
         elif was is not None:
-            yield Unlogged(
-                condition="FEED_UNAVAILABLE.TABLE_RECREATED",
-                what=f"{name} was recreated, and the rows of the earlier table were not deleted in the log",
-                token=token,
-                table=name,
-            )
+            what = f"{name} was recreated, and the rows of the earlier table were not deleted in the log"
+            yield _unlogged("TABLE_RECREATED", what, token, name)
         elif oid in names:
             if tables.several or tables.chosen:
-                yield Unlogged(
-                    condition="FEED_UNAVAILABLE.TABLE_RENAMED",
-                    what=f"{names[oid]} was renamed to {name}, so its rows have another _table now (alter "
-                    f"table {name} rename to {names[oid].partition('.')[2]} undoes it)",
-                    token=token,
-                    table=name,
+                what = (
+                    f"{names[oid]} was renamed to {name}, so its rows have another _table now (alter table "
+                    f"{name} rename to {names[oid].partition('.')[2]} undoes it)"
                 )
+                yield _unlogged("TABLE_RENAMED", what, token, name)
         elif oid in older:
-            yield Unlogged(
-                condition="FEED_UNAVAILABLE.TABLE_NOT_COPIED",
-                what=f"{name} has joined the publication, and its earlier rows are not in the log",
-                token=token,
-                table=name,
-            )
+            what = f"{name} has joined the publication, and its earlier rows are not in the log"
+            yield _unlogged("TABLE_NOT_COPIED", what, token, name)
 
 
 def _partitions(
@@ -319,21 +307,15 @@ def _partitions(
             continue
         detached = set(before.partitions[name]) - set(oids)
         if detached and not keeps_emptied:
-            yield Unlogged(
-                condition="FEED_UNAVAILABLE.PARTITION_DETACHED",
-                what=f"{len(detached)} partition(s) of {name} were detached or dropped without deletes",
-                token=f"{name}:" + "".join(f"-{oid}" for oid in sorted(detached)),
-                table=name,
-            )
+            what = f"{len(detached)} partition(s) of {name} were detached or dropped without deletes"
+            token = f"{name}:" + "".join(f"-{oid}" for oid in sorted(detached))
+            yield _unlogged("PARTITION_DETACHED", what, token, name)
         attached = sorted(older.keys() & set(oids) - set(before.partitions[name]))
         if attached:
             listed = ", ".join(older[oid] for oid in attached[:3])
-            yield Unlogged(
-                condition="FEED_UNAVAILABLE.PARTITION_ATTACHED",
-                what=f"{listed} became a partition of {name}, and its earlier rows are not in the log",
-                token=f"{name}:" + "".join(f"+{oid}" for oid in attached),
-                table=name,
-            )
+            what = f"{listed} became a partition of {name}, and its earlier rows are not in the log"
+            token = f"{name}:" + "".join(f"+{oid}" for oid in attached)
+            yield _unlogged("PARTITION_ATTACHED", what, token, name)
 
 
 def passed_partitions(
@@ -348,12 +330,12 @@ def passed_partitions(
     rows = server.fetch("partition_roots", oids=[relation.oid for relation in relations])
     others = {row.oid for row in rows if row.root not in {table.relation.oid for table in tables.tables}}
     return [
-        Unlogged(
-            condition="FEED_UNAVAILABLE.PARTITION_DETACHED",
-            what=f"the partition {relation.name} was attached and detached: rows that came or left with "
-            "it are not in the log",
-            token=f"{relation.name}:-{relation.oid}",
-            table=relation.name,
+        _unlogged(
+            "PARTITION_DETACHED",
+            f"the partition {relation.name} was attached and detached: rows that came or left with it are "
+            "not in the log",
+            f"{relation.name}:-{relation.oid}",
+            relation.name,
         )
         for relation in relations
         if relation.oid not in others
@@ -369,11 +351,11 @@ def passed_tables(server: Statements, publication: str, relations: Sequence[Rela
     rows = server.fetch("origins", oids=list(names), publication=publication) if names else []
     existing = {row.oid for row in rows}
     return [
-        Unlogged(
-            condition="FEED_UNAVAILABLE.TABLE_NOT_COPIED",
-            what=f"{name} was in the publication for a while, and its other rows are not in the log",
-            token=f"{name}:{oid}",
-            table=name,
+        _unlogged(
+            "TABLE_NOT_COPIED",
+            f"{name} was in the publication for a while, and its other rows are not in the log",
+            f"{name}:{oid}",
+            name,
         )
         for oid, name in names.items()
         if oid in existing

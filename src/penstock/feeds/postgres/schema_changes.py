@@ -111,8 +111,16 @@ class Fit:
                 return self._renamed(table, relation) or table
         named = next((table for table in self._tables.tables if table.name == relation.name), None)
         if named is not None:
-            return named if self._is_accepted(relation) else _recreated(relation)
-        return None if self._tables.chosen else _table_added(relation)
+            if self._is_accepted(relation):
+                return named
+            what = f"{relation.name} was recreated: the earlier table of that name was dropped or renamed"
+            return _schema_change("TABLE_RECREATED", relation.name, what)
+        if self._tables.chosen:
+            return None
+        what = f"the publication has a table {relation.name} that was added after the query was planned"
+        return _schema_change(
+            "TABLE_ADDED", relation.name, what, "; or name the tables to read, with tables=[…]"
+        )
 
     def columns(self) -> dict[str, list[str]]:
         """Return the columns that are read, by table."""
@@ -135,11 +143,8 @@ class Fit:
     def _renamed(self, table: Table, relation: Relation) -> SchemaChange | None:
         if relation.name == table.name or not (self._tables.several or self._tables.chosen):
             return None
-        return SchemaChange(
-            condition="FEED_UNAVAILABLE.TABLE_RENAMED",
-            what=f"{table.name} was renamed to {relation.name}",
-            parameters={"table": table.name},
-        )
+        what = f"{table.name} was renamed to {relation.name}"
+        return _schema_change("TABLE_RENAMED", table.name, what)
 
     def _other_key(self, table: Table, relation: Relation) -> SchemaChange | None:
         if not self._tables.changes_rows:
@@ -158,23 +163,21 @@ class Fit:
             if name not in logged:
                 added = next((column for column in logged if column not in known), None)
                 but = f", and a new one {added!r}" if added is not None else ""
-                return SchemaChange(
-                    condition="FEED_UNAVAILABLE.COLUMN_DROPPED",
-                    what=f"{table.name} has no column {name!r} any more{but}",
-                    parameters={"table": table.name, "column": name},
-                )
+                what = f"{table.name} has no column {name!r} any more{but}"
+                return _schema_change("COLUMN_DROPPED", table.name, what, column=name)
         return None
 
     def _retyped(self, table: Table, logged: dict[str, BaseType]) -> SchemaChange | None:
         planned = dict(zip((column.name for column in table.relation.columns), table.bases, strict=True))
         for name in self._of_interest(table):
             if not holds(planned[name], logged[name]):
-                return SchemaChange(
-                    condition="FEED_UNAVAILABLE.COLUMN_TYPE_CHANGED",
-                    what=f"the column {name!r} of {table.name} changed from {type_name(planned[name])} to "
-                    f"{type_name(logged[name])}",
-                    advice=f". Then update {table.name} set {name} = {name} sends the rewritten values",
-                    parameters={"table": table.name, "column": name},
+                before, after = type_name(planned[name]), type_name(logged[name])
+                return _schema_change(
+                    "COLUMN_TYPE_CHANGED",
+                    table.name,
+                    f"the column {name!r} of {table.name} changed from {before} to {after}",
+                    f". Then update {table.name} set {name} = {name} sends the rewritten values",
+                    column=name,
                 )
         return None
 
@@ -191,11 +194,13 @@ class Fit:
         if not names:
             return None
         values = ", ".join(f"{name} = {name}" for name in names)
-        return SchemaChange(
-            condition="FEED_UNAVAILABLE.COLUMN_REPLACED",
-            what=f"the columns {_listed(names)} of {table.name} were replaced by others of these names",
-            advice=f". Then update {table.name} set {values} sends their values",
-            parameters={"table": table.name, "column": names[0], "columns": names},
+        return _schema_change(
+            "COLUMN_REPLACED",
+            table.name,
+            f"the columns {_listed(names)} of {table.name} were replaced by others of these names",
+            f". Then update {table.name} set {values} sends their values",
+            column=names[0],
+            columns=names,
         )
 
     def _added(self, table: Table, logged: dict[str, BaseType]) -> SchemaChange | None:
@@ -205,12 +210,13 @@ class Fit:
         added = next((name for name in logged if name not in known), None)
         if added is None:
             return None
-        return SchemaChange(
-            condition="FEED_UNAVAILABLE.COLUMN_ADDED",
-            what=f"{table.name} has a new column {added!r}",
-            advice=". If the column has a default, older rows have it at the source: give the copy's column "
+        return _schema_change(
+            "COLUMN_ADDED",
+            table.name,
+            f"{table.name} has a new column {added!r}",
+            ". If the column has a default, older rows have it at the source: give the copy's column "
             f"the same default, or have the rows sent by update {table.name} set {added} = {added}",
-            parameters={"table": table.name, "column": added},
+            column=added,
         )
 
     def _of_interest(self, table: Table) -> list[str]:
@@ -228,11 +234,8 @@ class Fit:
 
 def key_changed(table: Table, key: Collection[str]) -> SchemaChange:
     """Return the change of a table whose rows are identified by other columns than planned."""
-    return SchemaChange(
-        condition="FEED_UNAVAILABLE.KEY_CHANGED",
-        what=f"the rows of {table.name} are identified by {_listed(key)}, no longer by {_listed(table.key)}",
-        parameters={"table": table.name, "key": list(key)},
-    )
+    what = f"the rows of {table.name} are identified by {_listed(key)}, no longer by {_listed(table.key)}"
+    return _schema_change("KEY_CHANGED", table.name, what, key=list(key))
 
 
 def table_removed(name: str, table: Table) -> FeedUnavailableError:
@@ -264,21 +267,10 @@ def truncated(settings: FeedSettings, fit: Fit, truncation: Truncation) -> FeedU
     )
 
 
-def _table_added(relation: Relation) -> SchemaChange:
-    return SchemaChange(
-        condition="FEED_UNAVAILABLE.TABLE_ADDED",
-        what=f"the publication has a table {relation.name} that was added after the query was planned",
-        advice="; or name the tables to read, with tables=[…]",
-        parameters={"table": relation.name},
-    )
-
-
-def _recreated(relation: Relation) -> SchemaChange:
-    return SchemaChange(
-        condition="FEED_UNAVAILABLE.TABLE_RECREATED",
-        what=f"{relation.name} was recreated: the earlier table of that name was dropped or renamed",
-        parameters={"table": relation.name},
-    )
+def _schema_change(
+    condition: str, table: str, what: str, advice: str = "", **parameters: object
+) -> SchemaChange:
+    return SchemaChange(f"FEED_UNAVAILABLE.{condition}", what, advice, {"table": table, **parameters})
 
 
 def _listed(names: Collection[str]) -> str:
