@@ -11,6 +11,7 @@ import pytest
 import penstock
 from penstock import Retention
 from penstock.commit.protocol import commit_batch, note_batch
+from penstock.continuous.connectors.ledger import Commits
 from penstock.errors import (
     CheckpointMismatchError,
     CheckpointRewoundError,
@@ -388,6 +389,20 @@ def test_a_sink_that_may_repeat_rows_takes_an_old_copy_of_the_checkpoint(
     database, key = pair.into.database, pair.batch("app", 0).key
     for number in (0, 1, 2, 3, 4, 1, 2, 3, 4, 5):
         note_batch(database, replace(key, batch_id=number), "app", 1, new_sink=False)
+
+
+@pytest.mark.parametrize("exactly_once", [True, False])
+def test_only_a_record_of_exactly_once_says_which_rows_a_micro_batch_had(
+    pair: Pair, store_url: str, exactly_once: bool
+) -> None:
+    batch = pair.batch("app", 0, pair.planned(pair.own(), (0, 0), (5, 2)), ids=None)
+    if exactly_once:
+        pair.commit(batch)
+    else:
+        note_batch(pair.into.database, batch.key, batch.origin, 7, new_sink=False)
+    commits = Commits(store_url, batch.origin, "app", rebind=False, new_sink=False)
+    newest = commits.newest(batch.key.sink)
+    assert (newest.number, newest.identified) == (0, exactly_once)
 
 
 def test_a_commit_whose_outcome_is_unknown_is_repeated_and_happens_once(

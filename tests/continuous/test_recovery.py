@@ -177,6 +177,14 @@ def test_what_the_micro_batch_engine_has_begun_and_the_sink_has_is_committed(pla
     assert place.followed == [], "the sink has moved the consumer"
 
 
+def test_a_begun_micro_batch_is_repeated_if_the_sink_may_have_other_rows_under_its_number(
+    place: Place,
+) -> None:
+    newest = SinkEpoch(2, None, 10, identified=False)
+    assert place.committed(1).begun(2, {"to": [99]}).settle(newest) == 1
+    assert place.files == ([0, 1], [0, 1])
+
+
 @pytest.mark.parametrize("newest", [epoch(1), micro_batch(1), micro_batch(2)])
 def test_what_the_micro_batch_engine_has_begun_stays_for_it_to_repeat(
     place: Place, newest: SinkEpoch

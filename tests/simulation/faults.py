@@ -268,8 +268,8 @@ FAULTS = [
     Fault(
         "a micro-batch that was begun counts as committed when a continuous query starts",
         "continuous/driver/checkpoint_log.py",
-        "    if newest is not None and newest.number == begun:\n",
-        "    if newest is not None and newest.number <= begun:\n",
+        "    if newest is not None and newest.number == begun and newest.identified:\n",
+        "    if newest is not None and newest.number <= begun and newest.identified:\n",
     ),
     Fault(
         "the ledger does not have the offset of an epoch",

@@ -20,9 +20,7 @@ from tests.simulation.operator import Late, Operator
 from tests.simulation.scenario import (
     ADDED,
     CONSUMER,
-    CONTINUOUS,
     FOREIGN,
-    MICRO_BATCH,
     SCHEMA,
     SINK,
     SOURCE,
@@ -259,8 +257,7 @@ def stop(op: Operator, rng: random.Random) -> None:
 
 def other_engine(op: Operator, rng: random.Random) -> None:
     """For the next run."""
-    if op.scenario.pipeline and op.scenario.guarantee != "idempotent" and op.scenario.sink != "table":
-        op.engine = CONTINUOUS if op.engine == MICRO_BATCH else MICRO_BATCH
+    op.switch_engine()
 
 
 def change_options(op: Operator, rng: random.Random) -> None:

@@ -22,7 +22,16 @@ from tests.simulation.continuous import ContinuousRun
 from tests.simulation.database import Server
 from tests.simulation.disk import SparkError
 from tests.simulation.micro_batch import MicroBatchRun
-from tests.simulation.scenario import CONSUMER, MICRO_BATCH, PROGRAM, SCHEMA, SINK, SOURCE, Scenario
+from tests.simulation.scenario import (
+    CONSUMER,
+    CONTINUOUS,
+    MICRO_BATCH,
+    PROGRAM,
+    SCHEMA,
+    SINK,
+    SOURCE,
+    Scenario,
+)
 from tests.simulation.scheduler import Process
 from tests.simulation.virtual import Machine
 
@@ -229,19 +238,31 @@ class Operator:
         self._halted_until = self.world.now + seconds
 
     def start(self) -> None:
+        alone = not any(other.alive for other, _ in self.runs)
+        if self.scenario.switches and self.runs and alone and self.machine.random.random() < 0.5:
+            self.switch_engine()
         driver = self.world.start("driver")
         plan = self.scenario.plan(
             self.source.url, self.sink.url, self.checkpoint, self.engine, self.rows_per_task
         )
         kind = MicroBatchRun if self.engine == MICRO_BATCH else ContinuousRun
         run: Run = kind(self.machine, driver, plan)
-        if any(other.alive for other, _ in self.runs):
+        if not alone:
             # Another driver may have the lock for now, and both may write the same rows.
             self.loose.add(driver)
             self.machine.repeats += 1
         self.runs.append((driver, run))
         self.world.note(f"{driver!r} starts, {self.engine}")
         driver.spawn(run.run, "query")
+
+    def switch_engine(self) -> None:
+        """Let the next run be of the other engine, where that can take the query over."""
+        if (
+            self.scenario.pipeline
+            and self.scenario.guarantee != "idempotent"
+            and self.scenario.sink != "table"
+        ):
+            self.engine = CONTINUOUS if self.engine == MICRO_BATCH else MICRO_BATCH
 
     @property
     def committed(self) -> bool:

@@ -55,6 +55,8 @@ class Scenario:
     """Whether segments are merged and staging is cleaned up all the while."""
     quiet_start: float
     """Seconds before anything is appended."""
+    switches: bool
+    """Whether each run may be of the other engine than the one before it."""
     programs: int
     """How many Python programs compete for the source's rows, through a consumer of their own."""
 
@@ -87,6 +89,7 @@ class Scenario:
             fail_on_data_loss=bool(one("fail on data loss", True, True, False)),
             maintained=bool(one("maintained", False, False, True)),
             quiet_start=one("quiet start", 0.0, 0.0, 4.0),
+            switches=bool(one("switches", False, False, True)),
             programs=one("programs", 0, 0, 0, 0, 1, 2),
         )
 

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -99,6 +100,8 @@ class History:
     moments: list[Moment] = field(default_factory=list)
     altered: set[str] = field(default_factory=set)
     """Columns whose values may have changed without being logged, since all rows were sent."""
+    replaced: set[str] = field(default_factory=set)
+    """Columns that were replaced, which the stream reports unless something else stops it first."""
     unlogged: int | None = None
     """From which moment on rows may have come or gone without being logged."""
     applied: int = 0
@@ -354,6 +357,7 @@ class History:
         before = len(self.moments)
         if self.run(*statements):
             self.altered |= altered
+            self.replaced |= {column} if what == "replace" else set()
             if unlogged and self.unlogged is None:
                 self.unlogged = before
 
@@ -414,7 +418,8 @@ class History:
         self.stream.end()
         self.stream, self.copy, self.plan, self.applied = Stream(), {}, {}, 0
         self.written_by = None
-        self.moments, self.altered, self.unlogged, self.last_stop = [], set(), None, None
+        self.moments, self.altered, self.replaced = [], set(), set()
+        self.unlogged, self.last_stop = None, None
         self.options = {}
         self.note()
         self.start()
@@ -462,9 +467,11 @@ class History:
         names = {name for name in one.keys() & other.keys() if one[name] is not UNKNOWN} - self.altered
         assert {name: repr(one[name]) for name in names} == {name: repr(other[name]) for name in names}
 
-    def compare(self, *, at_the_end: bool = False, everything: bool = False) -> None:
+    def compare(
+        self, *, at_the_end: bool = False, everything: bool = False, without: AbstractSet[str] = frozenset()
+    ) -> None:
         """The copy is what the source was at the stream's position, or is now where the stream has come to
-        the end."""
+        the end; but for columns ``without`` a comparison."""
         position = self.stream.offsets[self.stream.committed - 1]["to"] + 1 if self.stream.committed else 0
         known = [
             number
@@ -482,7 +489,7 @@ class History:
             names = [
                 column
                 for column in self.plan[name].columns
-                if everything or (column not in self.altered and all(column in row for row in rows))
+                if everything or (column not in self.altered | without and all(column in row for row in rows))
             ]
             if everything:
                 assert all(set(row) == set(names) for row in rows), (rows[:1], names)
@@ -551,7 +558,7 @@ class History:
         self.stops.append(condition)
         # Values of columns that were replaced are not in the log.
         self.altered |= set(error.parameters.get("columns", ()))
-        self.compare()
+        self.compare(without=frozenset() if condition == "COLUMN_REPLACED" else self.replaced)
         about = error.parameters.get("version"), error.parameters.get("table")
         place = condition, about, len(self.stream.offsets)
         if condition == "VALUE":

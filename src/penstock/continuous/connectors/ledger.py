@@ -72,7 +72,8 @@ class Commits:
         )
         if entry is None:
             return SinkEpoch(-1)
-        if json.loads(entry.ranges)[0] != self.query_id:
+        query_id, *covered = json.loads(entry.ranges)
+        if query_id != self.query_id:
             raise CheckpointMismatchError(
                 f"app {self.app_id!r} has written to {ledger_name} from another checkpoint before: a new "
                 "checkpoint needs a new appId (leave the option out to get one)",
@@ -80,4 +81,4 @@ class Commits:
                 app_id=self.app_id,
             )
         logged = None if entry.logged is None else json.loads(entry.logged)
-        return SinkEpoch(entry.batch_id, logged, entry.rows)
+        return SinkEpoch(entry.batch_id, logged, entry.rows, identified=covered != [[]])

@@ -167,6 +167,9 @@ class SinkEpoch:
     offset: JsonValue = None
     """What the checkpoint logs for it; None for a micro-batch, which Spark logs before the commit."""
     rows: int = 0
+    identified: bool = True
+    """Whether the record says which rows they are. False for a micro-batch of a sink that may repeat rows:
+    another copy of the checkpoint may have written it, with other rows."""
 
 
 class SinkRecord(ABC):

@@ -192,7 +192,8 @@ Clock = Callable[[], float]
 def recover(logs: CheckpointLog, sink: SinkRecord, follow: Follow, *, limited: bool = False) -> int | None:
     """Prepare a checkpoint for a run of the continuous engine; return its last committed epoch.
 
-    An epoch that was logged and not committed, as by the micro-batch engine, is dropped.
+    An epoch that was logged and not committed, as by the micro-batch engine, is dropped, unless the sink has
+    exactly its rows.
     """
     # Before the sink is asked: what another driver commits and logs after that must not be dropped.
     begun = logs.unsettled()
@@ -200,7 +201,7 @@ def recover(logs: CheckpointLog, sink: SinkRecord, follow: Follow, *, limited: b
     last = logs.last_commit()
     if begun is None or begun < _next(last):
         return last
-    if newest is not None and newest.number == begun:
+    if newest is not None and newest.number == begun and newest.identified:
         logs.write_commit(begun)
         return begun
     logs.drop_offset(begun)
