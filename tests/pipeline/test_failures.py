@@ -58,7 +58,7 @@ def test_the_end_of_spark_is_told_with_what_to_do(error: Exception) -> None:
     found = original_error(error)
     assert isinstance(found, QueryFailedError)
     assert found.condition == "QUERY_FAILED.SPARK_SHUT_DOWN"
-    assert "send it to the driver alone" in str(found)
+    assert "to the driver's process alone" in str(found)
 
 
 def test_any_other_error_stays_what_it_is() -> None:

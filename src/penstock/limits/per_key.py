@@ -65,7 +65,6 @@ class KeyLimit:
         return cls(rows, names, _milliseconds(ttl))
 
     def __call__(self, frame: DataFrame) -> DataFrame:
-        """Return the first rows of each key."""
         key = self._key(frame)
         packed = frame.mapInArrow(PackRows(key, self.rows), to_struct(PACKED))
         if not frame.isStreaming:
@@ -202,7 +201,6 @@ class KeyCounts:
 
 
 def key_arrays(table: pa.Table, key: tuple[int, ...]) -> list[pa.Array]:
-    """Return the key columns of some rows."""
     return [table.column(place).combine_chunks() for place in key]
 
 
@@ -238,7 +236,6 @@ class PackRows:
 
 
 def first_rows_of_keys(table: pa.Table, key: tuple[int, ...], rows: int) -> pa.Table:
-    """Return the first rows of each key."""
     among = cumcount(factorize(key_arrays(table, key)).values) < rows
     return table if among.all() else table.filter(pa.array(among))
 

@@ -50,7 +50,6 @@ def read_key_record(checkpoint: Checkpoint) -> KeyRecord | None:
 
 
 def keep_record(checkpoint: Checkpoint, rows: int) -> None:
-    """Store a limit in the checkpoint."""
     if read_record(checkpoint) != rows:
         _write(checkpoint, _FILE, {"version": 1, "rows": rows})
 

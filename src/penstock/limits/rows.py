@@ -37,7 +37,6 @@ class RowLimit:
             )
 
     def __call__(self, frame: DataFrame) -> DataFrame:
-        """Return the first rows."""
         return frame.limit(self.rows).observe(_METRIC, F.count(F.lit(1)).alias("rows"))
 
 

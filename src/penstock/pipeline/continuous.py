@@ -51,7 +51,6 @@ def start_continuous(
     trigger: Trigger,
     monitored: bool = True,
 ) -> ContinuousQuery:
-    """Start a pipeline with the continuous trigger."""
     if guarantee not in _GUARANTEES:
         raise InvalidOptionError(
             f"the continuous trigger keeps guarantee {' or '.join(_GUARANTEES)}, not {in_quotes(guarantee)}",

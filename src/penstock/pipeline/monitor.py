@@ -84,7 +84,6 @@ class MonitorTarget:
     def begin(
         self, query_id: str, run_id: str, name: str | None, engine: str, checkpoint: str | None
     ) -> None:
-        """Report that a query has begun."""
         secrets = self.publisher.secrets
         run = QueryRun(
             query_id,
@@ -134,11 +133,9 @@ class ContinuousMonitor:
         self._about = (query_id, run_id, name, CONTINUOUS, checkpoint)
 
     def started(self) -> None:
-        """Report that the query begins."""
         self._target.begin(*self._about)
 
     def progressed(self, progress: Json) -> None:
-        """Report that an epoch is committed."""
         self._target.publisher.progressed(self._run_id, progress)
 
     def terminated(self, error: Exception | None, timeout: float) -> None:
@@ -258,7 +255,6 @@ class SessionListener:
                 self._runs[run_id] = publisher
 
     def forget(self, run_id: str) -> None:
-        """Drop a run that has ended."""
         with self._guard:
             self._runs.pop(run_id, None)
             self._guard.notify_all()
@@ -271,7 +267,6 @@ class SessionListener:
     # Called by Spark, from threads of its own.
 
     def started(self, query_id: str, run_id: str, name: str | None) -> None:
-        """Handle the start of a query."""
         if self._parks(run_id, lambda: self.started(query_id, run_id, name)):
             return
         with self._guard:
@@ -284,7 +279,6 @@ class SessionListener:
         publisher.begin(run)
 
     def progressed(self, progress: Json) -> None:
-        """Handle a query's progress."""
         run_id = str(progress["runId"])
         if not self._parks(run_id, lambda: self.progressed(progress)):
             publisher = self._runs.get(run_id)
@@ -292,7 +286,6 @@ class SessionListener:
                 publisher.progressed(run_id, progress)
 
     def terminated(self, run_id: str, exception: str | None, condition: str | None) -> None:
-        """Handle the end of a query."""
         if self._parks(run_id, lambda: self.terminated(run_id, exception, condition)):
             return
         publisher = self._runs.get(run_id)

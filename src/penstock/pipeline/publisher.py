@@ -119,7 +119,6 @@ class Publisher(Forkable):
     # For callers; none of it waits.
 
     def begin(self, run: QueryRun, ledger_name: LedgerName = in_no_ledger) -> None:
-        """Report that a run begins."""
         with self._changed:
             self._followed[run.run_id] = _Followed(run, ledger_name)
             if self._thread is None:
@@ -141,7 +140,6 @@ class Publisher(Forkable):
                 self._changed.notify_all()
 
     def end(self, run_id: str, error: QueryError | None) -> None:
-        """Report that a run has ended."""
         with self._changed:
             followed = self._followed.get(run_id)
             if followed is not None and not followed.ended:

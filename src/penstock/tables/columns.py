@@ -56,8 +56,6 @@ _SQLITE = {
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table."""
-
     name: str
     type: pa.DataType
     """The canonical Arrow type of the DataFrame's column."""

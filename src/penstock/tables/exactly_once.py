@@ -83,8 +83,6 @@ class Batch:
 
 @dataclass(frozen=True)
 class _Entry:
-    """The ledger row of a micro-batch."""
-
     sink: str
     app_id: str
     batch_id: int
@@ -283,7 +281,6 @@ class CallerConnection(ABC):
 
 
 def wrap_connection(connection: object) -> CallerConnection:
-    """Wrap a caller's connection."""
     if isinstance(connection, sqlite3.Connection):
         return _Sqlite(connection)
     psycopg = sys.modules.get("psycopg")

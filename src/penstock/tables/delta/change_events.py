@@ -40,8 +40,6 @@ _RESERVED = (VALID_FROM, VALID_TO, SEQUENCE, PRESENT, UNKNOWN)
 
 @dataclass(frozen=True)
 class EventLayout:
-    """The columns of a query's change events."""
-
     rows: DeltaLayout
     """The rows that they set, with the table's column names."""
     columns: tuple[str, ...]

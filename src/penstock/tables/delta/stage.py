@@ -52,7 +52,6 @@ class DeltaStage:
         return hashlib.sha256(self.app_id.encode()).hexdigest()[:32]
 
     def reader(self, files: Sequence[str]) -> pa.RecordBatchReader:
-        """Stream the staged rows."""
         return to_reader(self.layout.schema, self.batches(files, self.layout.schema))
 
     def batches(self, files: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -64,7 +63,6 @@ class DeltaStage:
                     yield batch.select(schema.names).cast(schema)
 
     def columns(self, files: Sequence[str], names: Sequence[str]) -> pa.Table:
-        """Read some columns of all staged rows."""
         schema = pa.schema([self.layout.schema.field(name) for name in names])
         with self.place.translating_errors():
             return pa.Table.from_batches(self.batches(files, schema), schema)

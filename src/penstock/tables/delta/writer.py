@@ -74,7 +74,6 @@ def refuse_backticks(layout: DeltaLayout) -> None:
 
 
 def create_table(place: DeltaPlace, layout: DeltaLayout) -> DeltaLayout:
-    """Create the table and return its layout."""
     deltalake = library("deltalake")
     with place.translating_errors():
         # Another process may create it at the same moment.
@@ -100,7 +99,6 @@ class DeltaWriter:
     app_id: str | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Write a micro-batch."""
         try:
             self._write(frame, batch_id)
         except PenstockError as error:
@@ -195,7 +193,6 @@ class DeltaWriter:
 
 
 def shown_key(values: Mapping[str, object]) -> str:
-    """Format a key for messages."""
     return ", ".join(f"{in_quotes(name)} = {in_quotes(value)}" for name, value in values.items())
 
 

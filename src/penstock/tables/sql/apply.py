@@ -129,7 +129,6 @@ def _record_deletes(tx: Transaction, layout: Layout, beside: TableName, latest: 
 
 
 def _applied_relation(tx: Transaction, layout: Layout) -> TableName:
-    """Return the name of the relation."""
     digest = hashlib.sha256(layout.name.ledger_name.encode()).hexdigest()[:32]
     if tx.dialect == "sqlite":
         return TableName("main", f"penstock_applied_{digest}")

@@ -50,8 +50,6 @@ _NUMERIC = re.compile(r"numeric\((\d+),(\d+)\)")
 
 @dataclass(frozen=True)
 class ExistingTable:
-    """The definition of a table in the database."""
-
     types: dict[str, str]
     """The SQL type of each column, in SQLite its affinity."""
     required: frozenset[str]

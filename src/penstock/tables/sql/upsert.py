@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from penstock.arguments import brief, in_quotes
 from penstock.errors import CommitRefusedError, TableRefusedError
 from penstock.store.database import Transaction
@@ -16,7 +18,6 @@ _UNDEFINED = ("42P01", "42703")
 
 
 def insert(tx: Transaction, layout: Layout, source: StagedRows) -> int:
-    """Insert the rows."""
     statement = f"insert into {layout.name.sql} ({_names(layout)}) {_rows(layout, source)}"
     return _change(tx, layout, source, statement)
 
@@ -38,8 +39,8 @@ def upsert(tx: Transaction, layout: Layout, source: StagedRows) -> int:
         statements.insert(0, _merge(layout, _rows(layout, source)))
     if not _keys_repeat(tx, layout, source):
         for statement in statements:
-            touched = _try(tx, statement)
-            if touched is not None:
+            touched = _attempt(tx, statement, _is_ambiguous_or_late)
+            if isinstance(touched, int):
                 if others:
                     return _require_count(touched, source)
                 require_all(tx, source)
@@ -52,7 +53,6 @@ def upsert(tx: Transaction, layout: Layout, source: StagedRows) -> int:
 
 
 def replace(tx: Transaction, layout: Layout, source: StagedRows) -> int:
-    """Replace all rows of the table."""
     tx.execute(f"delete from {layout.name.sql}")
     return insert(tx, layout, source)
 
@@ -108,41 +108,39 @@ def _first_repeated_key(tx: Transaction, layout: Layout, rows: str) -> str | Non
 
 
 def shown_key(keys: tuple[Column, ...], values: tuple[object, ...]) -> str:
-    """Format a key for messages."""
     return brief(
         ", ".join(f"{in_quotes(key.name)} = {value!r}" for key, value in zip(keys, values, strict=True))
     )
 
 
-def _try(tx: Transaction, statement: str) -> int | None:
-    """Execute a statement; None when keys repeat, or another transaction has just inserted one of them."""
+def _attempt(tx: Transaction, statement: str, expected: Callable[[Exception], bool]) -> int | Exception:
+    """Execute a statement, and return how many rows it touched; undo it and return an expected error."""
     tx.execute("savepoint merging")
     try:
         touched = tx.change(statement)
     except Exception as error:
-        if getattr(error, "sqlstate", None) not in (_CARDINALITY_VIOLATION, _UNIQUE_VIOLATION):
+        if not expected(error):
             raise
         tx.execute("rollback to savepoint merging")
-        return None
+        return error
     tx.execute("release savepoint merging")
     return touched
 
 
 def _change(tx: Transaction, layout: Layout, source: StagedRows, statement: str) -> int:
-    tx.execute("savepoint merging")
-    try:
-        touched = tx.change(statement)
-    except Exception as error:
-        if not _is_key_clash(error) and not _is_undefined(error):
-            raise
-        tx.execute("rollback to savepoint merging")
-        if _is_key_clash(error):
-            raise _key_clash(tx, layout, source, error) from error
-        # Raises an error that names what is wrong with the table, if that is the cause.
-        ddl.require_compatible(tx, layout)
-        raise
-    tx.execute("release savepoint merging")
-    return _require_count(touched, source)
+    touched = _attempt(tx, statement, lambda error: _is_key_clash(error) or _is_undefined(error))
+    if isinstance(touched, int):
+        return _require_count(touched, source)
+    if _is_key_clash(touched):
+        raise _key_clash(tx, layout, source, touched) from touched
+    # Raises an error that names what is wrong with the table, if that is the cause.
+    ddl.require_compatible(tx, layout)
+    raise touched
+
+
+def _is_ambiguous_or_late(error: Exception) -> bool:
+    """Whether keys repeat, or another transaction has just inserted one of them."""
+    return getattr(error, "sqlstate", None) in (_CARDINALITY_VIOLATION, _UNIQUE_VIOLATION)
 
 
 def _require_count(touched: int, source: StagedRows) -> int:

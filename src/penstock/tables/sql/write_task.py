@@ -49,7 +49,6 @@ class RowEncoder:
         return cls(layout, projected, database_schema(projected, layout.dialect))
 
     def encode(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
-        """Check and encode projected rows."""
         rows = conform(chunk, self.projected)
         for array, column in zip(rows.columns, self.layout.columns, strict=False):
             if column.key:

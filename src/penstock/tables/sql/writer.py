@@ -127,7 +127,6 @@ class TableWriter:
     new_sink: bool = False
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Write a micro-batch."""
         try:
             self._write(frame, batch_id)
         except PenstockError as error:
