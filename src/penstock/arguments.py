@@ -37,7 +37,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def require(name: str, value: object, kind: type | UnionType, wanted: str) -> None:
-    """Refuse an argument of the wrong type."""
     if not isinstance(value, kind):
         raise refusal(name, value, wanted)
 

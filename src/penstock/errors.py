@@ -101,8 +101,8 @@ def condition_of(error: BaseException) -> str:
 
 def error_class(name: str) -> type[PenstockError] | None:
     """Return the exception class of this module with that name, or None."""
-    found = globals().get(name)
-    return found if isinstance(found, type) and issubclass(found, PenstockError) else None
+    value = globals().get(name)
+    return value if isinstance(value, type) and issubclass(value, PenstockError) else None
 
 
 class InvalidInputError(PenstockError, ValueError):

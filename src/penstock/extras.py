@@ -28,7 +28,6 @@ EXTRAS = {
 
 
 def missing(package: str, what: str) -> MissingDependencyError:
-    """Return the error that says what to install."""
     extra = EXTRAS[package]
     return MissingDependencyError(
         f"{what} needs {package}: pip install 'penstock-spark[{extra}]'", package=package, extra=extra
@@ -42,7 +41,6 @@ def instead(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError | Miss
 
 
 def load(home: str, name: str, what: str) -> Any:
-    """Import a module and return one of its names."""
     try:
         return getattr(import_module(home), name)
     except ModuleNotFoundError as error:
@@ -64,7 +62,6 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object
 
 
 def deltalake(name: str, what: str) -> ModuleType:
-    """Import a module of deltalake."""
     try:
         return import_module(name)
     except ModuleNotFoundError:

@@ -12,12 +12,10 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def now_micros() -> int:
-    """Return the current time by this machine's clock."""
     return time.time_ns() // 1000
 
 
 def micros_of(moment: datetime) -> int:
-    """Return an instant in microseconds."""
     if moment.tzinfo is None:
         raise ValueError("give the time zone too, such as datetime(…, tzinfo=UTC)")
     return (moment - _EPOCH) // _MICROSECOND

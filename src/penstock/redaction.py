@@ -47,15 +47,15 @@ def secrets_of(url: str) -> list[str]:
     except ValueError:
         query = {}
     user_info = url.partition("://")[2].partition("?")[0].rpartition("@")[0]
-    found = {user_info.partition(":")[2], *query.get("password", []), *query.get("sslpassword", [])}
-    found |= {unquote(secret) for secret in found}
+    passwords = {user_info.partition(":")[2], *query.get("password", []), *query.get("sslpassword", [])}
+    passwords |= {unquote(secret) for secret in passwords}
     # A shorter one would redact letters everywhere; it is still removed from URLs.
-    return sorted((secret for secret in found if len(secret) >= _SHORTEST_SECRET), key=len, reverse=True)
+    return sorted((secret for secret in passwords if len(secret) >= _SHORTEST_SECRET), key=len, reverse=True)
 
 
 def without(text: str, secret: str) -> str:
     """Return a text without a secret; a secret such as ``postgres`` is kept in the scheme of a URL."""
-    return re.sub(rf"({_SCHEME})|{re.escape(secret)}", lambda found: found[1] or "***", text)
+    return re.sub(rf"({_SCHEME})|{re.escape(secret)}", lambda match: match[1] or "***", text)
 
 
 def redact(text: str, secrets: Sequence[str] = ()) -> str:
@@ -68,8 +68,8 @@ def redact(text: str, secrets: Sequence[str] = ()) -> str:
     return f"{shown}…" if cut else shown
 
 
-def _starred(found: re.Match[str]) -> str:
-    return f"{found[1] or found[2]}***"
+def _starred(match: re.Match[str]) -> str:
+    return f"{match[1] or match[2]}***"
 
 
 def without_user_info(text: str, *, cut: bool = False) -> str:

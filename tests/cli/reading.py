@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from penstock.arrow.schema import canonical_schema
 from penstock.cli.ddl import parse_ddl
-from penstock.cli.load.load import Intake, load
+from penstock.cli.load.load import load
 from penstock.cli.load.rows import RowsRejected
 from penstock.cli.load.source import Source
 from penstock.cli.load.wire import plain_rows
@@ -21,7 +21,7 @@ def schema_of(ddl: str) -> pa.Schema:
 
 def read_table(schema: pa.Schema, data: bytes | str, **intake: Any) -> pa.Table:
     raw = data.encode() if isinstance(data, str) else data
-    table = load(Source("input", io.BytesIO(raw), len(raw)), "q", schema, Intake(**intake), lambda size: None)
+    table = load(Source("input", io.BytesIO(raw), len(raw)), "q", schema, **intake)
     assert table.schema.equals(schema, check_metadata=True)
     table.validate(full=True)
     return table

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,11 +29,16 @@ def nothing_stays(
     """No query, no file in the place for temporary ones, no thread, no setting."""
     place = tmp_path_factory.mktemp("temporary")
 
-    def mkdtemp(prefix: str, dir: str | None) -> str:
-        return tempfile.mkdtemp(prefix=prefix, dir=dir or place)
+    def temporary(
+        prefix: str, dir: str | None, ignore_cleanup_errors: bool
+    ) -> tempfile.TemporaryDirectory[str]:
+        folder = dir or str(place)
+        return tempfile.TemporaryDirectory(
+            prefix=prefix, dir=folder, ignore_cleanup_errors=ignore_cleanup_errors
+        )
 
     # Others run at the same time, and have the machine's own place.
-    monkeypatch.setattr(query, "tempfile", SimpleNamespace(mkdtemp=mkdtemp))
+    monkeypatch.setattr(query, "TemporaryDirectory", temporary)
     settings = dict(spark.conf.getAll)
     yield
     assert [active.name for active in spark.streams.active] == []

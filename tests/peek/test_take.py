@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 import penstock
 from penstock.errors import ConsumerNotFoundError, DataLostError
-from penstock.peek import local_read, take
+from penstock.peek import penstock_reads, take
 from penstock.peek.query import Deadline, RowCollector
 from tests.support.spark_queues import fill, make_queue, one_store, stream
 from tests.support.waiting import wait_until
@@ -136,7 +136,7 @@ def test_values_of_every_type_are_those_that_a_query_gives(
 def test_what_a_few_rows_do_not_hold_is_read_by_spark_from_there(
     spark: SparkSession, store: penstock.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_read, "_MOST", 3_000)
+    monkeypatch.setattr(penstock_reads, "_MOST", 3_000)
     orders = make_queue(store, partitions=2)
     fill(orders, range(4_000), each=1_000)
     fill(orders, range(10_000, 16_000), partition=1, each=1_000)
@@ -157,12 +157,12 @@ def test_what_sparks_executors_read_begins_behind_the_rows_that_were_looked_at(
     frame = stream(spark, store_url)
     own = take.single_penstock_read(frame)
     assert own is not None
-    monkeypatch.setattr(local_read, "_MOST", 150)
+    monkeypatch.setattr(penstock_reads, "_MOST", 150)
     adding = threading.Thread(
         target=lambda: (wait_until(lambda: found.rows), fill(orders, range(100, 400)))  # type: ignore[func-returns-value]
     )
     adding.start()
-    assert local_read.LocalRead(frame, own).into(found, clock) is None
+    assert penstock_reads.LocalRead(frame, own).into(found, clock) is None
     adding.join()
     assert [number for table in found.tables for number in table["id"].to_pylist()] == list(range(200))
 
@@ -174,7 +174,7 @@ def test_rare_rows_of_a_backlog_are_looked_for_by_sparks_executors(
 ) -> None:
     """A few rows tell how many more to read; what is found then is among all that there is, once each."""
     for name, value in {"_MOST": 200, "_ESTIMATE_ROWS": 100, "_FIRST_ROWS": 50, "_MAX_FACTOR": 4}.items():
-        monkeypatch.setattr(local_read, name, value)
+        monkeypatch.setattr(penstock_reads, name, value)
     orders = make_queue(store, partitions=2)
     for partition in range(2):
         fill(orders, range(partition * 5_000, partition * 5_000 + 4_000), partition=partition, each=1_000)
@@ -191,13 +191,15 @@ def test_rare_rows_of_a_backlog_are_looked_for_by_sparks_executors(
 def test_rows_that_were_found_are_given_when_the_time_ends_before_they_come_again(
     spark: SparkSession, store: penstock.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_read, "_MOST", 1_500)
+    monkeypatch.setattr(penstock_reads, "_MOST", 1_500)
 
-    def read_by_spark(_read: local_read.LocalRead, stands: Any, _found: RowCollector, clock: Deadline) -> Any:
+    def read_by_spark(
+        _read: penstock_reads.LocalRead, stands: Any, _found: RowCollector, clock: Deadline
+    ) -> Any:
         monkeypatch.setattr(clock, "_seconds", 0.0)
         return stands
 
-    monkeypatch.setattr(local_read.LocalRead, "_read_by_spark", read_by_spark)
+    monkeypatch.setattr(penstock_reads.LocalRead, "_read_by_spark", read_by_spark)
     fill(make_queue(store), range(3_000), each=1_500)
     rows = penstock.take(stream(spark, store_url).where("id % 100 = 7"), 1_000)
     assert (ids(rows), rows.complete) == ([100 * n + 7 for n in range(10)], False)
@@ -381,7 +383,7 @@ def test_a_change_feed_gives_what_a_batch_of_it_gives(
     rows: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(local_read, "_RANGE_ROWS", rows)
+    monkeypatch.setattr(penstock_reads, "_RANGE_ROWS", rows)
     options: dict[str, Any] = {"deduplication_mode": mode, "compute_updates": mode != "none"}
     wanted = content(penstock.changes.read(spark, feed, **options))
     found = penstock.take(penstock.changes.read_stream(spark, feed, **options), len(wanted), timeout=60)
@@ -394,8 +396,8 @@ def test_a_change_feed_gives_what_a_batch_of_it_gives(
 def test_the_rest_of_a_change_feed_is_read_by_spark_in_whole_commits(
     spark: SparkSession, feed: penstock.QueueFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_read, "_RANGE_ROWS", 1)
-    monkeypatch.setattr(local_read, "_MOST", 50)
+    monkeypatch.setattr(penstock_reads, "_RANGE_ROWS", 1)
+    monkeypatch.setattr(penstock_reads, "_MOST", 50)
     wanted = content(penstock.changes.read(spark, feed, compute_updates=True))
     found = penstock.take(penstock.changes.read_stream(spark, feed, compute_updates=True), len(wanted))
     assert content(found) == wanted
@@ -413,5 +415,5 @@ def test_a_change_feed_with_an_end_has_no_more(
     frame = penstock.changes.read_stream(spark, feed, **start, **bounds)
     found = penstock.take(frame, 1_000, timeout=3)
     assert (content(found), found.complete) == (wanted, False)
-    monkeypatch.setattr(local_read, "_MOST", 30)
+    monkeypatch.setattr(penstock_reads, "_MOST", 30)
     assert content(penstock.take(frame, len(wanted))) == wanted

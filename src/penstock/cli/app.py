@@ -10,7 +10,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from penstock.arguments import brief
-from penstock.cli.commands import changes, checkpoint, consumer, modes, queue, queue_rows, store
+from penstock.cli.commands import changes, checkpoint, consumer, modes, queue_rows, store
 from penstock.cli.commands.shared import (
     BROKEN_PIPE,
     FAILED,
@@ -53,12 +53,11 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(store.group, name="store")
-app.add_typer(queue.group, name="queue")
+app.add_typer(queue_rows.group, name="queue")
 app.add_typer(consumer.group, name="consumer")
 app.add_typer(changes.group, name="changes")
 app.add_typer(modes.group, name="modes")
 app.add_typer(checkpoint.group, name="checkpoint")
-queue_rows.add_to(queue.group)
 
 
 def _show_version(wanted: bool) -> None:
@@ -130,7 +129,6 @@ def ui(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line and return its exit code."""
     as_json = "--json" in arguments
     if sys.stderr is None:
         # With no standard error, print would write to standard output, between the results.

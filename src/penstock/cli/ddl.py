@@ -291,7 +291,6 @@ def schema_ddl(schema: pa.Schema) -> list[str]:
 
 
 def type_ddl(field: pa.Field) -> str:
-    """Return the DDL of one column's type."""
     return _type(json.loads(spark_json(pa.schema([field])))["fields"][0]["type"])
 
 

@@ -63,19 +63,19 @@ def import_function(target: str) -> Function:
             f"{in_quotes(target)}",
             value=target,
         )
-    found: object = _import_module(module_name)
+    member: object = _import_module(module_name)
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(member, part):
             raise InvalidInputError(
-                f"module {in_quotes(module_name)} has no {in_quotes(name)}.{did_you_mean(part, dir(found))}",
+                f"module {in_quotes(module_name)} has no {in_quotes(name)}.{did_you_mean(part, dir(member))}",
                 value=target,
             )
-        found = getattr(found, part)
-    if not callable(found):
+        member = getattr(member, part)
+    if not callable(member):
         raise InvalidInputError(
-            f"{in_quotes(target)} is a {type(found).__name__}, not a function", value=target
+            f"{in_quotes(target)} is a {type(member).__name__}, not a function", value=target
         )
-    return found
+    return member
 
 
 def _import_module(name: str) -> ModuleType:

@@ -37,8 +37,6 @@ class _Console(Console):
 
 
 class TextOutput(Output):
-    """Tables and sentences."""
-
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self._is_terminal = sys.stdout.isatty()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -95,7 +94,6 @@ class Deadline:
 
     @property
     def passed(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self._began
 
     @property
@@ -112,8 +110,12 @@ class Deadline:
         self._pause = min(self._pause * 1.5, _MAX_PAUSE)
 
     def reset_pause(self) -> None:
-        """Make the next pause short, because rows were read."""
         self._pause = _MIN_PAUSE
+
+
+def with_numbered_columns(batch: DataFrame) -> DataFrame:
+    """Rename columns to their numbers, since two may have one name."""
+    return batch.toDF(*(f"c{number}" for number in range(len(batch.columns))))
 
 
 OnBatch = Callable[[DataFrame, int], None]
@@ -197,11 +199,9 @@ def _checkpoint(spark: SparkSession, folder: str | None, name: str) -> Iterator[
             with ThreadPoolExecutor(1, "penstock-take") as worker:
                 worker.submit(remove_folder, spark, place).result()
         return
-    local = tempfile.mkdtemp(prefix=f"{name}-", dir=None if folder is None else os.path.abspath(folder))
-    try:
+    parent = None if folder is None else os.path.abspath(folder)
+    with TemporaryDirectory(prefix=f"{name}-", dir=parent, ignore_cleanup_errors=True) as local:
         yield f"file://{local}"
-    finally:
-        shutil.rmtree(local, ignore_errors=True)
 
 
 def check_folder(frame: DataFrame, folder: str | None) -> None:

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.conversion import ArrowTableToRowsConversion
 from pyspark.sql.types import StructType
 
-from penstock.modes.previewing.text import rows_as_text
+from penstock.modes.previewing.text import aligned, rows_as_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 SHOWN_ROWS = 50
 SHOWN_CHARACTERS = 60
-_GAP = "  "
 
 
 @dataclass(frozen=True)
@@ -52,18 +51,10 @@ class TextTable:
 
     def text(self) -> str:
         """Return the table as text, in aligned columns."""
-        lines = [self.heads, *self.lines]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        shown = [self._padded(line, widths) for line in lines]
-        shown.insert(1, _GAP.join("-" * width for width in widths))
+        rule = ["-" * max(map(len, column)) for column in zip(self.heads, *self.lines, strict=True)]
+        right = [place for place, is_number in enumerate(self.are_numbers) if is_number]
+        shown = aligned([self.heads, rule, *self.lines], right, margin="")
         return "\n".join([*shown, *(f"({note})" for note in self.notes)])
-
-    def _padded(self, cells: Sequence[str], widths: Sequence[int]) -> str:
-        padded = [
-            cell.rjust(width) if is_number else cell.ljust(width)
-            for cell, width, is_number in zip(cells, widths, self.are_numbers, strict=True)
-        ]
-        return _GAP.join(padded).rstrip()
 
     def html(self) -> str:
         """Return the table as HTML; a column's type is the tooltip of its name."""
@@ -151,7 +142,6 @@ class TakeResult(Sequence[Row]):
         complete: bool,
         seen: int | None = None,
     ) -> TakeResult:
-        """Create a result from tables with the columns of a DataFrame."""
         spark = df.sparkSession
         table = pa.concat_tables(tables) if tables else spark.createDataFrame([], df.schema).toArrow()
         zone = str(spark.conf.get("spark.sql.session.timeZone"))

@@ -29,6 +29,7 @@ from penstock.peek.query import (
     require_append,
     restore_interrupts,
     run_query,
+    with_numbered_columns,
 )
 from penstock.peek.result import TakeResult
 from penstock.peek.take import check_arguments, folder_text, is_duration, without_side_effects
@@ -50,7 +51,6 @@ class Reservoir:
         self._held = 0
 
     def add(self, table: pa.Table, keys: Keys) -> None:
-        """Add rows with their keys."""
         places = np.flatnonzero(keys < self._bound)
         if not places.size:
             return
@@ -175,8 +175,7 @@ class _Drawing:
 
 def _drawn(batch: DataFrame, rows: int, seed: list[int] | None) -> DataFrame:
     """Return each task's rows and their keys, and in its first row the number of rows that it has read."""
-    # Columns by number: two may have one name.
-    numbered = batch.toDF(*(f"c{number}" for number in range(len(batch.columns))))
+    numbered = with_numbered_columns(batch)
     schema = StructType(
         [*numbered.schema.fields, StructField(_KEY, DoubleType()), StructField(_SEEN, LongType())]
     )

@@ -13,8 +13,7 @@ from pyspark.sql import DataFrame
 from penstock.arguments import refusal, require
 from penstock.errors import InvalidInputError
 from penstock.limits.rows import MOST_ROWS
-from penstock.peek.local_read import LocalRead
-from penstock.peek.penstock_reads import PenstockRead, RowScope, may_keep_state, row_scope
+from penstock.peek.penstock_reads import LocalRead, PenstockRead, RowScope, may_keep_state, row_scope
 from penstock.peek.query import (
     Deadline,
     RowCollector,
@@ -23,6 +22,7 @@ from penstock.peek.query import (
     require_append,
     restore_interrupts,
     run_query,
+    with_numbered_columns,
 )
 from penstock.peek.result import TakeResult
 from penstock.spark.error_boundary import original_error
@@ -185,8 +185,7 @@ class _BatchTaker:
 
 def first_of_each_task(batch: DataFrame, rows: int) -> DataFrame:
     """Return the first rows of each task, which reads all rows, as it commits its state after the last."""
-    # Columns by number: two may have one name.
-    numbered = batch.toDF(*(f"c{number}" for number in range(len(batch.columns))))
+    numbered = with_numbered_columns(batch)
 
     def cut(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         left = rows

@@ -14,9 +14,9 @@ from penstock.errors import StateRefusedError
 from penstock.instants import moment_text
 from penstock.json_text import Json
 from penstock.limits.record import read_record
-from penstock.state.layout import Layout, read_layout
+from penstock.modes.previewing.text import aligned
 from penstock.state.logs import CONTINUOUS, Batch, Files, Source
-from penstock.state.operators import StateOperator
+from penstock.state.operators import Layout, StateOperator, read_layout
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -119,17 +119,7 @@ def text(blocks: Iterable[Block]) -> str:
 
 def _text_lines(block: Block) -> list[str]:
     table: Sequence[Sequence[str]] = [block.titles, *block.lines] if block.titles else block.pairs
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [_padded(line, widths, block.right) for line in table]
-
-
-def _padded(line: Sequence[str], widths: Sequence[int], right: frozenset[int]) -> str:
-    cells = [
-        cell.rjust(width) if place in right else cell.ljust(width)
-        for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        if width
-    ]
-    return "  " + "  ".join(cells).rstrip()
+    return aligned(table, block.right)
 
 
 def show(spark: SparkSession | None, checkpoint: str | os.PathLike[str]) -> CheckpointState:
@@ -189,7 +179,7 @@ def _counted(spark: SparkSession | None, layout: Layout) -> tuple[tuple[StateOpe
     if not layout.logs.batches:
         why = "Spark reads the state of a committed batch, and there is none"
         return layout.operators, (f"columns and rows of the state: {why}",)
-    from penstock.state.counting import count_rows
+    from penstock.state.reading import count_rows
 
     return count_rows(spark, layout, layout.logs.batches[-1]), ()
 

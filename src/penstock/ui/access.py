@@ -32,8 +32,6 @@ _WRONG_HOST = "This server is only for this machine: open the page as localhost 
 
 @dataclass(frozen=True)
 class Access:
-    """The conditions for a request."""
-
     host: str
     token: str | None = field(default=None, repr=False)
 
@@ -120,7 +118,6 @@ def _is_of_another_site(request: Request) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is one of this machine's loopback addresses."""
     if host.lower() == "localhost":
         return True
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from penstock.errors import PenstockError
 from penstock.instants import micros_of
@@ -32,13 +31,12 @@ class Checkpoint:
         """When a batch was last planned or committed, in microseconds since 1970."""
         batches = [batch for batch in (self.state.committed, self.state.planned) if batch is not None]
         moments = [moment for batch in batches for moment in (batch.planned_at, batch.committed_at)]
-        return max((micros_of(_aware(moment)) for moment in moments if moment is not None), default=None)
+        return max((micros_of(moment) for moment in moments if moment is not None), default=None)
 
     @property
     def watermark(self) -> str | None:
-        """The watermark of the next batch."""
         moment = self.state.watermark
-        return None if moment is None else iso(micros_of(_aware(moment)))
+        return None if moment is None else iso(micros_of(moment))
 
     @property
     def state_bytes(self) -> int | None:
@@ -65,13 +63,7 @@ class Checkpoint:
         }
 
 
-def _aware(moment: datetime) -> datetime:
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-
-
 class Checkpoints:
-    """The checkpoints at some locations."""
-
     def __init__(self, locations: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._locations, self._clock = tuple(locations), clock
         self._next = clock()

@@ -88,7 +88,7 @@ class Consumers:
                     }
                 )
         self._tracked = tracked
-        rows.sort(key=_order)
+        rows.sort(key=lambda row: (not row["stuck"], -row["lag_seconds"], row["consumer"], row["queue"]))
         return rows
 
     def _lag(self, tracked: _Tracked, offsets: list[_Offset], now: int) -> Json:
@@ -137,10 +137,6 @@ def _offsets(state: StoreState) -> defaultdict[Key, list[_Offset]]:
         if partition is not None:
             offsets[position.consumer_id, position.queue_id].append(_Offset(position, partition))
     return offsets
-
-
-def _order(row: Json) -> tuple[bool, float, str, str]:
-    return not row["stuck"], -row["lag_seconds"], row["consumer"], row["queue"]
 
 
 def _owner(row: RegistrationRow, query_names: dict[str, str | None], *, alive: bool) -> Json | None:

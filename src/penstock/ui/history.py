@@ -32,8 +32,6 @@ class History:
 
 
 class Percentiles:
-    """Percentiles of the newest numbers."""
-
     def __init__(self, most: int) -> None:
         self._most = most
         self._newest: deque[float] = deque()

@@ -98,7 +98,6 @@ class Queries:
         return max(self._last_report - OVERLAP, 0)
 
     def update(self, state: StoreState, checkpoints: Sequence[Checkpoint]) -> list[Json]:
-        """Return the queries for the page, by their states."""
         ids = {row.query_id for row in state.queries}
         self._tracked = {row.query_id: self._tracked.get(row.query_id, _Tracked()) for row in state.queries}
         for progress in state.progress:

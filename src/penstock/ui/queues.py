@@ -32,7 +32,6 @@ class Queues:
         self._tracked: dict[int, _Tracked] = {}
 
     def update(self, state: StoreState) -> list[Json]:
-        """Return the queues for the page, by name."""
         partitions = state.partitions_by_queue()
         rows = [self._row(record, partitions[record.queue_id], state.now) for record in state.queues]
         self._tracked = {record.queue_id: self._tracked[record.queue_id] for record in state.queues}
@@ -113,7 +112,6 @@ class DeadLetters:
         self._newest: dict[int, _Newest] = {}
 
     def update(self, state: StoreState, database: Database) -> list[Json]:
-        """Return the queues for the page, by name."""
         all_partitions = state.partitions_by_queue()
         rows, newest = [], {}
         for record in state.queues:

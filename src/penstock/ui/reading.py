@@ -99,8 +99,6 @@ class CommitRow(Protocol):
 
 @dataclass(frozen=True)
 class StoreState:
-    """What one transaction has read."""
-
     uuid: str
     now: int
     """Microseconds since 1970, by the store's clock."""

@@ -100,7 +100,6 @@ _SHUTDOWN_SECONDS = 3
 
 
 def make_app(stream: SnapshotStream, access: Access, page: Path = PAGE) -> FastAPI:
-    """Return the web application."""
     app = FastAPI(title="Penstock", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard, access=access)
 
@@ -185,7 +184,6 @@ class Server(uvicorn.Server):
         self.run(sockets=[self._listening])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the event streams, then the rest."""
         self.stream.close()
         await super().shutdown(sockets)
 

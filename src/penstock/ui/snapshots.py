@@ -59,11 +59,9 @@ class Collector:
 
     @property
     def url(self) -> str:
-        """The store's URL without its password."""
         return str(self._database.url)
 
     def close(self) -> None:
-        """Close the connections."""
         self._database.close()
 
     def collect(self) -> Snapshot:
@@ -146,7 +144,6 @@ class Collector:
 
 
 def _commits(state: StoreState) -> list[Json]:
-    """Return the newest commits of the ledger, newest first."""
     names = state.query_names
     return [
         {
@@ -182,8 +179,6 @@ MOST_VIEWERS = 100
 
 @dataclass(frozen=True)
 class TakenSnapshot:
-    """A snapshot, its JSON, and when it was taken."""
-
     snapshot: Snapshot
     text: bytes
     at: float
@@ -210,7 +205,6 @@ class SnapshotStream:
         return self.viewers >= MOST_VIEWERS
 
     def close(self) -> None:
-        """End all event streams."""
         self._closing.set()
 
     async def newest(self) -> TakenSnapshot:

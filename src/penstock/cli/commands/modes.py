@@ -235,8 +235,8 @@ def _preview_section(mode: ModePreview, time_zone: str) -> Section:
 
     if mode.refusal is not None:
         return Section(heading(mode))
-    cells = grid(mode, time_zone)
-    return Section.of_cells(heading(mode), cells.titles, cells.lines, right=RIGHT)
+    titles, *lines = grid(mode, time_zone)
+    return Section.of_cells(heading(mode), titles, lines, right=RIGHT)
 
 
 def _preview_data(mode: ModePreview) -> Json:

@@ -11,6 +11,7 @@ import typer
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.cli.commands.queue import PartitionOption, QueueName, check_partition, listed
+from penstock.cli.commands.queue import group as group
 from penstock.cli.commands.shared import Run, argument, command, option
 from penstock.cli.output import Column, as_json_text, output_is_closed
 from penstock.cli.units import counted
@@ -40,29 +41,13 @@ class Format(StrEnum):
     CSV = "csv"
 
 
-def add_to(group: typer.Typer) -> None:
-    """Add the commands to the group of queues, after its own."""
-    command(
-        group,
-        "put",
-        "penstock queue put orders orders.jsonl",
-        "penstock queue put flights flights.csv.gz --null NA --batch-rows 100000",
-        "zcat events.gz | penstock queue put events --format jsonl --session events-2024-01-31",
-    )(put)
-    command(
-        group,
-        "peek",
-        "penstock queue peek orders -n 5",
-        "penstock queue peek orders --partition 2 --from 1000 --json",
-    )(peek)
-    command(
-        group,
-        "tail",
-        "penstock queue tail orders",
-        "penstock queue tail orders --follow --json | jq .amount",
-    )(tail)
-
-
+@command(
+    group,
+    "put",
+    "penstock queue put orders orders.jsonl",
+    "penstock queue put flights flights.csv.gz --null NA --batch-rows 100000",
+    "zcat events.gz | penstock queue put events --format jsonl --session events-2024-01-31",
+)
 def put(
     run: Run,
     name: QueueName,
@@ -145,14 +130,22 @@ def put(
 def _read(
     run: Run, queue: Queue, file: str, format: Format, delimiter: str | None, nulls: list[str], shown: int
 ) -> pa.Table:
-    from penstock.cli.load.load import Intake, load
+    from penstock.cli.load.load import load
     from penstock.cli.load.source import open_source
 
     if file == "-" and sys.stdin is not None and sys.stdin.isatty():
         run.output.note("reading rows from the terminal; Ctrl-D ends them")
-    intake = Intake(format.value, delimiter, nulls, shown)
     with open_source(file) as source, run.output.progress("reading", source.size) as advance:
-        return load(source, queue.name, queue.schema, intake, advance)
+        return load(
+            source,
+            queue.name,
+            queue.schema,
+            advance,
+            format=format.value,
+            delimiter=delimiter,
+            nulls=nulls,
+            shown_errors=shown,
+        )
 
 
 def _append(
@@ -200,6 +193,12 @@ IndexOption = Annotated[
 ]
 
 
+@command(
+    group,
+    "peek",
+    "penstock queue peek orders -n 5",
+    "penstock queue peek orders --partition 2 --from 1000 --json",
+)
 def peek(
     run: Run,
     name: QueueName,
@@ -237,6 +236,12 @@ def peek(
             left -= stop - first
 
 
+@command(
+    group,
+    "tail",
+    "penstock queue tail orders",
+    "penstock queue tail orders --follow --json | jq .amount",
+)
 def tail(
     run: Run,
     name: QueueName,

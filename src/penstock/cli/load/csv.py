@@ -34,8 +34,6 @@ _HEADER_BYTES = 1 << 20
 
 
 class CsvRows:
-    """Reader of rows in CSV."""
-
     def __init__(
         self, schema: pa.Schema, header: Sequence[str], *, delimiter: str = ",", nulls: Sequence[str] = ("",)
     ) -> None:
@@ -202,7 +200,6 @@ def _decoded(array: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def split_record(raw: bytes, delimiter: str) -> list[str]:
-    """Return the fields of one record."""
     csv.field_size_limit(sys.maxsize)
     text = raw.decode().rstrip("\r\n")
     return next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), [])

@@ -108,12 +108,12 @@ class JsonLines:
     def _spelled_as(self, data: bytes) -> pa.Schema:
         """Return the wire types under the names of the first row, which may write them in another case."""
         try:
-            found = list(_a(dict, _load(data[: data.find(b"\n") + 1] or data)))
-            places = match_names(found, self._nullable, "")
+            written = list(_a(dict, _load(data[: data.find(b"\n") + 1] or data)))
+            places = match_names(written, self._nullable, "")
         except (ValueError, TypeError, RecursionError, Misfit):
             return self._wire
         names = [
-            field.name if place is None else found[place]
+            field.name if place is None else written[place]
             for place, field in zip(places, self._wire, strict=True)
         ]
         return pa.schema([field.with_name(name) for name, field in zip(names, self._wire, strict=True)])
@@ -152,9 +152,9 @@ class JsonLines:
             places = match_names(list(value), list(self._schema), "")
         except Misfit as misfit:
             return RowProblem(_name_problem(misfit, self._schema.names), misfit.column)
-        found = list(value.values())
+        values = list(value.values())
         for place, field in zip(places, self._schema, strict=True):
-            problem = None if place is None else self._explain_value(field, found[place])
+            problem = None if place is None else self._explain_value(field, values[place])
             if problem is not None:
                 return problem
         return RowProblem("does not fit the queue's schema")
@@ -199,12 +199,12 @@ def _load(line: bytes) -> object:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         doubled = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the key {in_quotes(doubled)} occurs twice")
-    return found
+    return fields
 
 
 def _rewriter(kind: pa.DataType) -> Rewrite | None:
@@ -246,16 +246,16 @@ def _object_rewriter(fields: list[pa.Field]) -> Rewrite:
     rewriters = {field.name: _rewriter(field.type) for field in fields}
 
     def rewrite(value: object) -> object:
-        found = _a(dict, value)
-        if not found.keys() <= rewriters.keys():
-            names = list(found)
+        values = _a(dict, value)
+        if not values.keys() <= rewriters.keys():
+            names = list(values)
             places = match_names(names, fields, "")
-            found = {
-                field.name: found[names[place]]
+            values = {
+                field.name: values[names[place]]
                 for field, place in zip(fields, places, strict=True)
                 if place is not None
             }
-        return {name: _each(rewriters[name], each) for name, each in found.items()}
+        return {name: _each(rewriters[name], each) for name, each in values.items()}
 
     return rewrite
 

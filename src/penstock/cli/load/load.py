@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -16,49 +16,43 @@ BLOCK_BYTES = 8 << 20
 COUNTED_ERRORS = 1000
 
 
-@dataclass(frozen=True)
-class Intake:
-    """How to read an input."""
-
-    format: str = "auto"
-    """``auto``, ``jsonl`` or ``csv``."""
-    delimiter: str | None = None
-    """Of a CSV; None for the one that its name implies."""
-    nulls: Sequence[str] = ("",)
-    """The texts that stand for a null in a CSV."""
-    shown_errors: int = 10
-    block_bytes: int = BLOCK_BYTES
-
-
-@dataclass(frozen=True)
-class Block:
-    """Whole rows, and the 1-based line on which they start."""
-
-    data: bytes
-    line: int
-
-
 def load(
-    source: Source, queue: str, schema: pa.Schema, intake: Intake, on_bytes: Callable[[int], None]
+    source: Source,
+    queue: str,
+    schema: pa.Schema,
+    on_bytes: Callable[[int], None] = lambda size: None,
+    *,
+    format: str = "auto",
+    delimiter: str | None = None,
+    nulls: Sequence[str] = ("",),
+    shown_errors: int = 10,
+    block_bytes: int = BLOCK_BYTES,
 ) -> pa.Table:
-    """Read all rows of an input.
+    """Read all rows of an input; ``nulls`` are the texts that stand for a null in a CSV.
 
     The table, of the size of the rows in Arrow, is held in memory; the text is held a block at a time.
     """
-    rows, line = _format(source, schema, intake)
-    if rows is None:
-        return schema.empty_table()
+    rows: RowFormat
+    line = 1
+    if source.format(format) == "jsonl":
+        rows = JsonLines(schema)
+    else:
+        delimiter = delimiter or source.delimiter()
+        header, lines = read_header(source, delimiter)
+        if not header:
+            return schema.empty_table()
+        rows, line = CsvRows(schema, header, delimiter=delimiter, nulls=nulls), 1 + lines
     tables: list[pa.Table] = []
     problems: list[RowProblem] = []
     count = 0
-    for block in _blocks(source, rows, line, intake.block_bytes):
-        table, bad = _sift(rows, block.data, COUNTED_ERRORS - count)
-        for record in bad[: intake.shown_errors - len(problems)]:
-            problems.append(replace(rows.explain(record), line=block.line + record.line))
+    for data, first_line in _blocks(source, rows, line, block_bytes):
+        table, bad = _sift(rows, data, COUNTED_ERRORS - count)
+        for record in bad[: shown_errors - len(problems)]:
+            problems.append(replace(rows.explain(record), line=first_line + record.line))
         count += len(bad)
         if count == 0:
             tables.append(table)
-        on_bytes(len(block.data))
+        on_bytes(len(data))
         if count == COUNTED_ERRORS:
             break
     if count:
@@ -66,28 +60,19 @@ def load(
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
-def _format(source: Source, schema: pa.Schema, intake: Intake) -> tuple[RowFormat | None, int]:
-    if source.format(intake.format) == "jsonl":
-        return JsonLines(schema), 1
-    delimiter = intake.delimiter or source.delimiter()
-    header, lines = read_header(source, delimiter)
-    if not header:
-        return None, lines
-    return CsvRows(schema, header, delimiter=delimiter, nulls=intake.nulls), 1 + lines
-
-
-def _blocks(source: Source, rows: RowFormat, line: int, size: int) -> Iterator[Block]:
+def _blocks(source: Source, rows: RowFormat, line: int, size: int) -> Iterator[tuple[bytes, int]]:
+    """Yield blocks of whole rows, each with the 1-based line on which it starts."""
     pending = b""
     # Read twice as much as long as no row ends, so that a giant row is not copied over and over.
     while more := source.read(max(size, len(pending))):
         pending += more
         end = rows.cut(pending)
         if end:
-            yield Block(pending[:end], line)
+            yield pending[:end], line
             line += pending.count(b"\n", 0, end)
             pending = pending[end:]
     if pending:
-        yield Block(pending, line)
+        yield pending, line
 
 
 def _sift(rows: RowFormat, data: bytes, limit: int) -> tuple[pa.Table, list[Record]]:

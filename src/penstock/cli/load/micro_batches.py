@@ -14,7 +14,7 @@ import pyarrow.types as pat
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import canonical_schema
 from penstock.cli.ddl import parse_ddl
-from penstock.cli.load.load import Intake, load
+from penstock.cli.load.load import load
 from penstock.cli.load.rows import RowsRejected
 from penstock.cli.load.source import Source, infer_schema, open_source
 from penstock.cli.units import counted
@@ -45,20 +45,20 @@ def _schemas(path: str, ddl: str | None, event_time: str | None) -> list[pa.Sche
         return [canonical_schema(parse_ddl(ddl))]
     if path == "-":
         raise InvalidInputError("the schema of standard input cannot be inferred: add --schema")
-    found = infer_schema(Path(path))
-    if event_time is not None and event_time not in found.names:
+    schema = infer_schema(Path(path))
+    if event_time is not None and event_time not in schema.names:
         raise InvalidInputError(
-            f"no row has a column {in_quotes(event_time)}.{did_you_mean(event_time, found.names)}",
+            f"no row has a column {in_quotes(event_time)}.{did_you_mean(event_time, schema.names)}",
             column=event_time,
         )
     times = {
         field.name
-        for field in found
+        for field in schema
         if pat.is_timestamp(field.type) or (field.name == event_time and pat.is_string(field.type))
     }
     kinds = [pa.timestamp("us", "UTC"), pa.timestamp("us")] if times else [None]
     return [
-        pa.schema([field.with_type(kind) if field.name in times else field for field in found])
+        pa.schema([field.with_type(kind) if field.name in times else field for field in schema])
         for kind in kinds
     ]
 
@@ -66,9 +66,7 @@ def _schemas(path: str, ddl: str | None, event_time: str | None) -> list[pa.Sche
 def _rows(name: str, data: bytes, schemas: list[pa.Schema]) -> pa.Table:
     for schema in schemas:
         try:
-            return load(
-                Source(name, io.BytesIO(data), len(data)), name, schema, Intake("jsonl"), lambda size: None
-            )
+            return load(Source(name, io.BytesIO(data), len(data)), name, schema, format="jsonl")
         except RowsRejected as error:
             rejected = error
     parameters = {key: value for key, value in rejected.parameters.items() if key != "queue"}

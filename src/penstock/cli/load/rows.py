@@ -30,8 +30,6 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Record:
-    """The text of one row."""
-
     line: int
     """The 0-based line on which it starts, counted from the start of its block."""
     raw: bytes
@@ -41,8 +39,6 @@ class Record:
 
 @dataclass(frozen=True)
 class RowProblem:
-    """Why a row does not fit."""
-
     reason: str
     column: str | None = None
     value: str | None = None
@@ -65,7 +61,6 @@ class RowsRejected(SchemaMismatchError):
 
     @classmethod
     def of(cls, queue: str, problems: Sequence[RowProblem], count: int, more: bool) -> RowsRejected:
-        """Return the error."""
         rows = f"{'at least ' if more else ''}{counted(count, 'row')} of the input"
         shown = f" (the first {len(problems)} of them are above)" if 0 < len(problems) < count else ""
         return cls(

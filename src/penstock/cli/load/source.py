@@ -49,7 +49,6 @@ def _from_file(path: Path) -> pa.Schema:
 
 
 def read_bytes(path: Path, size: int = -1) -> bytes:
-    """Return the first ``size`` bytes of a file."""
     try:
         with path.open("rb") as file:
             return file.read(size)
@@ -87,7 +86,7 @@ def infer_schema(path: Path) -> pa.Schema:
             file=str(path),
         )
     try:
-        found = reader(path)
+        inferred = reader(path)
     except OSError as error:
         raise unreadable(str(path), error) from error
     except pa.ArrowException as error:
@@ -96,7 +95,7 @@ def infer_schema(path: Path) -> pa.Schema:
             condition="INVALID_SCHEMA",
             file=str(path),
         ) from error
-    return canonical_schema(pa.schema([_with_strings(field) for field in found]))
+    return canonical_schema(pa.schema([_with_strings(field) for field in inferred]))
 
 
 def _with_strings(field: pa.Field) -> pa.Field:
@@ -226,7 +225,6 @@ def _uncompressed(name: str) -> str:
 
 @contextmanager
 def open_source(path: str) -> Iterator[Source]:
-    """Open a file, or standard input for ``-``."""
     if path == "-":
         if sys.stdin is None:
             raise InvalidInputError(

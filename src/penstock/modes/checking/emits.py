@@ -96,12 +96,9 @@ def predict_emits(plan: Plan, mode: str) -> Emits:
     if top.name == "Join" and unmatched_sides(top):
         rows = MATCHED if unmatched_sides(top) <= evicted_sides(top) else ONLY_MATCHED
         return Emits(rows, AFTER_WATERMARK, state, ADD)
-    return Emits(NEW_ROWS, AFTER_WATERMARK if _waits(plan, top, mode) else AT_ONCE, state, ADD)
-
-
-def _waits(plan: Plan, top: Node, mode: str) -> bool:
-    """Whether rows that pass an operator at once come from an aggregation below that holds them back."""
-    return mode == "append" and any(node in plan.aggregates for node in top.below())
+    # Rows that pass this operator at once may come from an aggregation below that holds them back.
+    waits = mode == "append" and any(node in plan.aggregates for node in top.below())
+    return Emits(NEW_ROWS, AFTER_WATERMARK if waits else AT_ONCE, state, ADD)
 
 
 def _state(node: Node, mode: str) -> str:

@@ -73,27 +73,20 @@ def _bounds(node: Node) -> Iterator[frozenset[str]]:
 def has_equality(node: Node) -> bool:
     """Whether a join's condition has an equality between its sides."""
     sides = _columns(node)
-    pairs = (
-        [_split_outside(part, " = ") for part in _conjuncts(node.arguments[1])]
-        if len(node.arguments) > 1
-        else []
-    )
+    conjuncts = _conjuncts(node.arguments[1]) if len(node.arguments) > 1 else ()
+    pairs = [_split_outside(part, " = ") for part in conjuncts]
     return any(len(terms) == 2 and {_side(term, sides) for term in terms} == BOTH for terms in pairs)
 
 
 def _columns(node: Node) -> list[set[str]]:
     """Return the column numbers of each side."""
     known = [set(_ATTRIBUTE.findall(" ".join(part.text for part in child.walk()))) for child in node.children]
-    # Some relations, such as a range of numbers, are printed without their columns.
     others = set(_ATTRIBUTE.findall(node.text)).difference(*known)
-    return [
-        columns | (others if any(_prints_no_columns(part) for part in child.walk()) else set())
-        for columns, child in zip(known, node.children, strict=True)
-    ]
-
-
-def _prints_no_columns(node: Node) -> bool:
-    return not node.children and _ATTRIBUTE.search(node.text) is None
+    for columns, child in zip(known, node.children, strict=True):
+        # Some relations, such as a range of numbers, are printed without their columns.
+        if any(not part.children and not _ATTRIBUTE.search(part.text) for part in child.walk()):
+            columns |= others
+    return known
 
 
 def _conjuncts(condition: str) -> Iterator[str]:
@@ -111,7 +104,6 @@ def _conjuncts(condition: str) -> Iterator[str]:
 
 
 def _without_outer_brackets(text: str) -> str:
-    """Remove the brackets around the whole text."""
     depth = 0
     for place, letter in enumerate(text):
         depth += {"(": 1, ")": -1}.get(letter, 0)

@@ -89,12 +89,8 @@ class Plan:
 def _watermark(node: Node) -> Watermark:
     match = _WATERMARK.match(node.text)
     column, delay = (match[1], match[2]) if match else (node.text, "")
-    return Watermark(node, column, delay, _source(node))
-
-
-def _source(node: Node) -> str:
     leaf = next((child for child in node.walk() if child.streaming and not child.children), node)
-    return source_of(leaf)
+    return Watermark(node, column, delay, source_of(leaf))
 
 
 def source_of(leaf: Node) -> str:

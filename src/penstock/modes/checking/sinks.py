@@ -20,21 +20,19 @@ DEBUG = ("console", "memory", "noop")
 FUNCTIONS = {"foreach": "foreach", "foreachbatch": "foreachBatch"}
 _OLDER = (*FILES, "delta", "foreachbatch")
 _KNOWN = (*DEBUG, *_OLDER, "foreach", "kafka", "penstock", "penstock table")
-READ_IN_SOURCE = ("delta", "kafka")
-"""Formats known from their packages' source, also where a session does not have the package."""
 KNOWN_FROM = {
     "delta": "the source of Delta Lake 4.0 (DeltaDataSource; DeltaSink, which respects overwriteSchema only "
     "in complete mode), not tested here",
     "kafka": "the source of Spark 4.3 (KafkaTable, KafkaWriteBuilder), not tested here",
 }
-"""The source code from which a sink's capabilities are known, where no test runs it."""
+"""The source code from which formats are known that no test writes to, also where a session has no package
+for them.
+"""
 _FILE_MODE = "STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE"
 
 
 @dataclass(frozen=True)
 class Sink:
-    """A sink and its capabilities."""
-
     name: str
     format: Format = field(default_factory=Format)
     instance: object = None
@@ -54,7 +52,7 @@ def sink_of(frame: DataFrame, sink: object) -> Sink | None:
     name = named.lower()
     if name not in _KNOWN:
         return Sink(named, look_up_format(frame, named) if is_classic(frame) else Format())
-    missing = look_up_format(frame, name).missing if name in READ_IN_SOURCE and is_classic(frame) else None
+    missing = look_up_format(frame, name).missing if name in KNOWN_FROM and is_classic(frame) else None
     known = Format(python=name == "penstock", older=name in _OLDER, files=name in FILES, missing=missing)
     return Sink(name, known, None if isinstance(sink, str) else sink)
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from penstock.spark.internals.query_start import Refusal
-
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from penstock.spark.internals.query_start import Refusal
 
 DATA, NO_DATA, NOT_ALLOWED = "data", "no data", "not allowed"
 MAX_WITHOUT_DATA = 5

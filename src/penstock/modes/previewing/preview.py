@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -79,7 +78,9 @@ def preview(
     inputs = _inputs(spark, batches, schema, event_time)
     _check_transform(transform, inputs if isinstance(batches, Mapping) else None)
     session = _preview_session(spark, folder)
-    with _keeping_active_session(), _temporary(folder) as place:
+    temporary = TemporaryDirectory(prefix="penstock-preview-", dir=folder, ignore_cleanup_errors=True)
+    with _keeping_active_session(), temporary as name:
+        place = Path(name).resolve()
         frames = {name: _streamed(session, name, part, place, event_time) for name, part in inputs.items()}
         result = transform(**frames) if isinstance(batches, Mapping) else transform(frames[_ONE_INPUT])
         _check_result(result)
@@ -196,15 +197,6 @@ def _keeping_active_session() -> Iterator[None]:
         if active is not None:
             # The public way to activate a session, for Python and the JVM.
             active.createDataFrame([], "none int")
-
-
-@contextmanager
-def _temporary(folder: str | Path | None) -> Iterator[Path]:
-    place = Path(tempfile.mkdtemp(prefix="penstock-preview-", dir=folder)).resolve()
-    try:
-        yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def _streamed(spark: SparkSession, name: str, part: Input, place: Path, event_time: object) -> DataFrame:

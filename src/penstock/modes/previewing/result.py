@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidInputError
 from penstock.json_text import Json
-from penstock.modes.previewing.micro_batches import NOT_ALLOWED, MicroBatch, ModePreview
+from penstock.modes.previewing.micro_batches import NOT_ALLOWED, ModePreview
 from penstock.modes.previewing.svg import svg
 from penstock.modes.previewing.text import rich_tables, text
 
@@ -56,7 +56,13 @@ class Preview:
         The columns are mode, batch, kind, input_rows, watermark, state_rows, removed_rows, dropped_rows,
         emitted (a list of the emitted rows), and reason, why a mode is not allowed.
         """
-        cells = [cell for mode in self.modes for cell in _cells(mode)]
+        cells: list[Json] = []
+        for mode in self.modes:
+            if mode.refusal is not None:
+                refused = {"kind": NOT_ALLOWED, "reason": mode.refusal.message, "emitted": None}
+                cells.append({"mode": mode.mode, **refused})
+            for batch in mode.batches:
+                cells.append({"mode": mode.mode, **{name: getattr(batch, name) for name in _OF_BATCHES}})
         plain = pa.Table.from_pylist(
             [{name: value for name, value in cell.items() if name != "emitted"} for cell in cells], _SCHEMA
         )
@@ -112,17 +118,7 @@ _SCHEMA = pa.schema(
         ("reason", pa.string()),
     ]
 )
-
-
-def _cells(mode: ModePreview) -> list[Json]:
-    if mode.refusal is not None:
-        return [{"mode": mode.mode, "kind": NOT_ALLOWED, "reason": mode.refusal.message, "emitted": None}]
-    return [{"mode": mode.mode, **_batch_cells(batch)} for batch in mode.batches]
-
-
-def _batch_cells(batch: MicroBatch) -> Json:
-    names = [name for name in _SCHEMA.names if name not in ("mode", "reason")]
-    return {name: getattr(batch, name) for name in (*names, "emitted")}
+_OF_BATCHES = (*_SCHEMA.names[1:-1], "emitted")
 
 
 def _lists(tables: Sequence[pa.Table | None]) -> pa.Array:

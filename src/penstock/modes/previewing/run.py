@@ -58,7 +58,6 @@ def read_input(spark: SparkSession, preview_input: Input, folder: Path) -> DataF
 
 
 def run(frame: DataFrame, mode: str, inputs: list[Input], checkpoint: Path) -> ModePreview:
-    """Run a query to its end in one mode."""
     rows = _input_rows(inputs)
     emitted = _EmittedRows(len(rows) + MAX_WITHOUT_DATA)
     writer = frame.writeStream.outputMode(mode).option("checkpointLocation", checkpoint.as_uri())

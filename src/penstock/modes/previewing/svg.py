@@ -67,7 +67,6 @@ class _Lane:
 
 
 def svg(modes: Sequence[ModePreview], time_zone: str) -> str:
-    """Return a self-contained SVG document."""
     lanes = [_Lane(mode, tuple(_cell(batch, time_zone) for batch in mode.batches)) for mode in modes]
     columns = max((len(lane.cells) for lane in lanes), default=0)
     widths = [

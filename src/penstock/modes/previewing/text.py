@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -80,18 +79,10 @@ RIGHT = frozenset(place for place, title in enumerate(FIXED) if title not in {"b
 """The places of the numeric columns, which are aligned to the right."""
 
 
-@dataclass(frozen=True)
-class Grid:
-    """One mode's micro-batches as cells: a line for each emitted row; the first also describes the batch."""
-
-    titles: tuple[str, ...]
-    lines: tuple[tuple[str, ...], ...]
-
-
-def grid(mode: ModePreview, time_zone: str) -> Grid:
-    """Lay out a mode that is allowed."""
-    lines = tuple(line for batch in mode.batches for line in _lines(batch, len(mode.columns), time_zone))
-    return Grid((*FIXED, *mode.columns), lines)
+def grid(mode: ModePreview, time_zone: str) -> list[tuple[str, ...]]:
+    """Return the titles, and a line of cells for each emitted row, or an empty micro-batch."""
+    lines = [line for batch in mode.batches for line in _lines(batch, len(mode.columns), time_zone)]
+    return [(*FIXED, *mode.columns), *lines]
 
 
 def _lines(batch: MicroBatch, width: int, time_zone: str) -> list[tuple[str, ...]]:
@@ -119,10 +110,9 @@ def heading(mode: ModePreview) -> str:
 
 
 def text(modes: Sequence[ModePreview], time_zone: str) -> str:
-    """Return a block of aligned lines for each mode."""
     blocks = []
     for mode in modes:
-        lines = [] if mode.refusal else _aligned(grid(mode, time_zone))
+        lines = [] if mode.refusal else aligned(grid(mode, time_zone), RIGHT)
         blocks.append("\n".join([heading(mode), *lines]))
     if note := zone_note(modes, time_zone):
         blocks.append(note)
@@ -135,22 +125,21 @@ def zone_note(modes: Sequence[ModePreview], time_zone: str) -> str:
     return f"Times are in {time_zone}." if has_times else ""
 
 
-def _aligned(cells: Grid) -> list[str]:
-    table = [cells.titles, *cells.lines]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [_padded(line, widths) for line in table]
-
-
-def _padded(line: Sequence[str], widths: Sequence[int]) -> str:
-    cells = [
-        cell.rjust(width) if place in RIGHT else cell.ljust(width)
-        for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+def aligned(lines: Sequence[Sequence[str]], right: Collection[int], margin: str = "  ") -> list[str]:
+    """Pad cells to the width of their columns, which are aligned to the right at some places."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = [
+        [
+            cell.rjust(width) if place in right else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+            if width
+        ]
+        for line in lines
     ]
-    return "  " + "  ".join(cells).rstrip()
+    return [margin + "  ".join(cells).rstrip() for cells in padded]
 
 
 def rich_tables(modes: Sequence[ModePreview], time_zone: str) -> Group:
-    """Return a table for each mode, for rich."""
     try:
         from rich.console import Group
         from rich.table import Table
@@ -165,16 +154,16 @@ def rich_tables(modes: Sequence[ModePreview], time_zone: str) -> Group:
     for mode in modes:
         parts.append(Text(heading(mode), style="bold" if mode.allowed else "yellow"))
         if mode.refusal is None:
-            cells = grid(mode, time_zone)
+            titles, *lines = grid(mode, time_zone)
             table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-            for place, title in enumerate(cells.titles):
+            for place, title in enumerate(titles):
                 table.add_column(
                     Text(title),
                     justify="right" if place in RIGHT else "left",
                     no_wrap=place < len(FIXED),
                     overflow="fold",
                 )
-            for line in cells.lines:
+            for line in lines:
                 table.add_row(*map(Text, line))
             parts.append(table)
         parts.append(Text(""))

@@ -171,17 +171,14 @@ def missing_requirements(plan: Plan) -> Iterator[Problem]:
             "transformWithState needs the RocksDB state store, and the session has another one",
             fix=f"spark.conf.set('{_PROVIDER}', '{ROCKSDB_PROVIDER}')",
         )
-    if Trait.PYTHON_STATE in traits_of(transforms[0].name) and not _has_protobuf():
+    has_protobuf = find_spec("google") is not None and find_spec("google.protobuf") is not None
+    if Trait.PYTHON_STATE in traits_of(transforms[0].name) and not has_protobuf:
         yield Problem.at(
             transforms[0],
             "PENSTOCK_FUNCTION_NEEDS_PROTOBUF",
             "transformWithState in Python needs the package protobuf, which is not installed",
             fix="pip install protobuf",
         )
-
-
-def _has_protobuf() -> bool:
-    return find_spec("google") is not None and find_spec("google.protobuf") is not None
 
 
 def _older(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
