@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^()\s]+)(?=\))")
+_CODE_CELL = re.compile(r"^\| `(?P<code>[A-Z][A-Z_0-9.]+)` \|", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -28,7 +29,22 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return f"{config.repo_url}/blob/main/{place}{mark}{anchor}"
 
     # Of two headings with one anchor, the second is counted by "_1" here and by "-1" on a repository page.
-    return re.sub(r"(?<=\(#penstock)([a-z]+)-(\d+)(?=\))", r"\1_\2", _LINK.sub(target, markdown))
+    markdown = re.sub(r"(?<=\(#penstock)([a-z]+)-(\d+)(?=\))", r"\1_\2", _LINK.sub(target, markdown))
+    return with_code_anchors(markdown) if page.file.src_uri == "problems.md" else markdown
+
+
+def with_code_anchors(markdown: str) -> str:
+    """Give each row of the tables of error codes an anchor, which ``PenstockError.help_url`` leads to.
+
+    A row whose code is also a heading needs none.
+    """
+
+    def anchored(match: re.Match[str]) -> str:
+        code = match["code"]
+        anchor = code.lower().replace(".", "-")
+        return match[0] if f"## {code}\n" in markdown else f'| <span id="{anchor}"></span>`{code}` |'
+
+    return _CODE_CELL.sub(anchored, markdown)
 
 
 def heading_id(text: str, separator: str) -> str:

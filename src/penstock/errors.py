@@ -50,13 +50,15 @@
     ├── ContinuousFailedError                 a continuous query failed
     └── QueryFailedError                      a streaming query ended with an error
 
-Each error has a ``condition`` (a stable name to test for), ``parameters`` (the values it is about) and a
-message that says what failed, with which value, and what to do.
+Each error has a ``condition`` (a stable name to test for), ``parameters`` (the values it is about), a message
+that says what failed, with which value, and what to do, and a ``help_url``, which a traceback shows too.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+DOCS_URL = "https://penstock-spark.github.io/penstock/"
 
 
 class PenstockError(Exception):
@@ -80,6 +82,13 @@ class PenstockError(Exception):
         self.parameters: dict[str, Any] = parameters
         if condition is not None:
             self.condition = condition
+        if self.help_url is not None:
+            self.add_note(f"Help: {self.help_url}")
+
+    @property
+    def help_url(self) -> str | None:
+        """The address of the condition's description in the documentation; None if it has none."""
+        return f"{DOCS_URL}problems/#{self.condition.lower().replace('.', '-')}"
 
     def __str__(self) -> str:
         return f"[{self.condition}] {self.message}"
@@ -351,6 +360,11 @@ class OutputModeRefusedError(PenstockError):
     """An output mode would lose or repeat rows, or Spark does not start it; the report says why."""
 
     condition = "OUTPUT_MODE_REFUSED"
+
+    @property
+    def help_url(self) -> str | None:
+        """The address of the section about the first problem."""
+        return self.parameters.get("page") or super().help_url
 
 
 class ContinuousRefusedError(PenstockError):

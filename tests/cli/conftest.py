@@ -23,6 +23,9 @@ class Result:
     code: int
     out: str
     err: str
+    """Without the link of an error."""
+    help: str
+    """The link."""
 
     @property
     def json(self) -> Any:
@@ -53,7 +56,8 @@ def run_penstock(*words: object, stdin: bytes | str = b"", code: int = 0) -> Res
     out.flush()
     err.flush()
     texts = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
-    result = Result(ended, *texts)
+    said, _, link = texts[1].partition("help: ") if "\nhelp: " in texts[1] else (texts[1], "", "")
+    result = Result(ended, texts[0], said, link.strip())
     assert ended == code, f"{words} ended with {ended}\n{result.out}\n{result.err}"
     return result
 

@@ -108,12 +108,13 @@ def test_an_output_that_takes_nothing_is_one_line(tmp_path: Path, words: str, un
         said = (
             f"cannot write to standard output: {why}; send it to another place, such as a file or /dev/null"
         )
+        page = "https://penstock-spark.github.io/penstock/problems/#output_unwritable"
         assert done.returncode == 1
         if "--json" in words:
-            told = {"error": "OUTPUT_UNWRITABLE", "message": said, "parameters": {}}
+            told = {"error": "OUTPUT_UNWRITABLE", "message": said, "parameters": {}, "help": page}
             assert json.loads(done.stderr) == told
         else:
-            assert done.stderr == f"error: [OUTPUT_UNWRITABLE] {said}\n"
+            assert done.stderr == f"error: [OUTPUT_UNWRITABLE] {said}\nhelp: {page}\n"
 
 
 def test_a_closed_standard_error_leaves_errors_out_of_the_results(tmp_path: Path) -> None:

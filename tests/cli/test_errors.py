@@ -17,17 +17,20 @@ from penstock.redaction import redact, secrets_of, sentence
 from tests.cli.conftest import Penstock, run_penstock
 
 
-def test_an_error_is_one_line(penstock_sqlite: Penstock) -> None:
+def test_an_error_is_one_line_and_a_link(penstock_sqlite: Penstock) -> None:
     penstock_sqlite("queue", "create", "orders", "--schema", "id int")
     said = penstock_sqlite("queue", "show", "ordres", code=1)
     assert said.out == ""
+    page = "https://penstock-spark.github.io/penstock/problems/#queue_not_found"
     assert said.err == "error: [QUEUE_NOT_FOUND] there is no queue 'ordres'. Did you mean 'orders'?\n"
+    assert said.help == page
     told = penstock_sqlite("queue", "show", "ordres", "--json", code=1)
     assert told.out == ""
     assert told.error == {
         "error": "QUEUE_NOT_FOUND",
         "message": "there is no queue 'ordres'. Did you mean 'orders'?",
         "parameters": {"queue": "ordres"},
+        "help": page,
     }
 
 

@@ -59,8 +59,8 @@ def test_a_closed_standard_input_is_an_error(sqlite_queue: Penstock) -> None:
 
     said = put("put", "q", "-")
     assert said.returncode == 1
-    assert said.stderr == (
-        "error: [FILE_UNREADABLE] standard input is closed: name a file, or pipe the rows in\n"
+    assert said.stderr.startswith(
+        "error: [FILE_UNREADABLE] standard input is closed: name a file, or pipe the rows in\nhelp: "
     )
     assert json.loads(put("put", "q", "--json").stderr)["error"] == "FILE_UNREADABLE"
     assert "[CONFIRMATION_NEEDED]" in put("drop", "q").stderr

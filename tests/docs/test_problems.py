@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import traceback
 
 import pytest
 
 from penstock import errors
+from penstock.errors import PenstockError
 from scripts import conditions
+from scripts.site_links import with_code_anchors
 from tests.docs.pages import DOCS
 
 PAGE = (DOCS / "problems.md").read_text()
@@ -75,3 +78,18 @@ def test_conditions_are_found_in_each_way_that_they_are_written() -> None:
 def test_each_comes_with_a_public_error() -> None:
     for names in RAISED.values():
         assert all(issubclass(getattr(errors, name), errors.PenstockError) for name in names)
+
+
+def test_the_link_of_an_error_leads_to_its_row() -> None:
+    page = with_code_anchors(PAGE)
+    anchors = set(re.findall(r'<span id="([^"]+)">', page)) | {name.lower() for name in SECTIONS}
+    for code in RAISED:
+        address, _, anchor = str(PenstockError("", condition=code).help_url).partition("#")
+        assert address.endswith("/problems/")
+        assert anchor in anchors, code
+
+
+def test_a_traceback_ends_with_the_link() -> None:
+    error = errors.QueueNotFoundError("there is no queue 'a'")
+    assert traceback.format_exception(error)[-1].endswith("/problems/#queue_not_found\n")
+    assert str(error) == "[QUEUE_NOT_FOUND] there is no queue 'a'"

@@ -176,7 +176,12 @@ class JsonOutput(Output):
 
     def error(self, error: PenstockError) -> None:
         self._print_error(
-            {"error": error.condition, "message": error.message, "parameters": error.parameters}
+            {
+                "error": error.condition,
+                "message": error.message,
+                "parameters": error.parameters,
+                "help": error.help_url,
+            }
         )
 
     def _print_error(self, value: Mapping[str, object]) -> None:

@@ -196,17 +196,23 @@ def _one_line_errors() -> Iterator[None]:
         raise _in_one_line(error) from error
 
 
+class _SparkError(PenstockError):
+    """An error with Spark's condition."""
+
+    help_url = None
+
+
 def _in_one_line(error: PySparkException) -> PenstockError:
     from pyspark.errors import PythonException
 
     text = str(error)
     condition = error.getCondition() or "SPARK"
     if isinstance(error, PythonException):
-        # The last line of the traceback is the error itself.
+        # The last line of the traceback, but for the note of Penstock's errors, is the error itself.
         condition = "PYTHON_EXCEPTION"
         lines = [line.strip() for line in text.splitlines() if line.strip() and "SQLSTATE" not in line]
-        message = lines[-1]
+        message = next(line for line in reversed(lines) if not line.startswith("Help: "))
     else:
         message = text.removeprefix(f"[{condition}] ").split(";\n")[0].split(" SQLSTATE")[0]
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
-    return PenstockError(f"{' '.join(message.split())}{notes}", condition=condition)
+    return _SparkError(f"{' '.join(message.split())}{notes}", condition=condition)

@@ -91,6 +91,8 @@ class TextOutput(Output):
         for line in getattr(error, "details", []):
             self.note(line)
         self.note(f"error: {error}")
+        if error.help_url is not None:
+            self.note(f"help: {error.help_url}")
 
     def progress(self, text: str, total: int | None) -> AbstractContextManager[Advance]:
         return _progress_bar(text, total) if sys.stderr.isatty() else no_progress()

@@ -135,6 +135,7 @@ def require_append(frame: DataFrame) -> None:
         f"{first.message}.{fix}\n" + "\n".join(report.lines()),
         mode=_MODE,
         problems=[problem.code for problem in report.problems],
+        page=first.page,
     )
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import InvalidInputError, OutputModeRefusedError
+from penstock.errors import DOCS_URL, InvalidInputError, OutputModeRefusedError
 from penstock.modes.checking.emits import Emits
 from penstock.spark.internals.plan_text import Node
 
 MODES = ("append", "update", "complete")
 REFUSED, UNSAFE, WARNING = "refused", "unsafe", "warning"
-DOCS = "https://penstock-spark.github.io/penstock/modes/problems"
+DOCS = f"{DOCS_URL}modes/problems"
 _PAGES = {
     "aggregations": (
         "PENSTOCK_AGGREGATION_WITHOUT_WATERMARK",
@@ -233,4 +233,5 @@ class Report:
             f"{first.message} ({ways}check=False starts it anyway)\n" + "\n".join(report.lines()),
             mode=report.mode,
             problems=[problem.code for problem in report.problems],
+            page=first.page,
         )
