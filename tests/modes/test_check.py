@@ -147,6 +147,7 @@ def test_the_report_is_text_for_people(streams: Inputs) -> None:
     assert "append: allowed\n  Each group comes out once" in text
     assert "complete: allowed, not safe" in text
     assert "fix  outputMode('update')" in text
+    assert "see  https://" in text
 
 
 @pytest.mark.parametrize(

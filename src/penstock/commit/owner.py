@@ -242,7 +242,7 @@ def _source_behind(
         f"the checkpoint has committed consumer {registration.consumer!r} on queue {registration.queue!r} "
         f"up to {list(committed)}, and the store has {consumers.read_offsets(tx, registration)[0]}: was the "
         "store restored from an older backup? Then restore the checkpoint of the same time, or use a new "
-        "one, which resumes at the consumer's offset",
+        "one",
         condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
         consumer=registration.consumer,
         queue=registration.queue,

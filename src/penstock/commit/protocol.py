@@ -106,8 +106,7 @@ def sink_behind(sink: str, batch_id: int, last: int | None) -> CheckpointMismatc
     has = "nothing of this query" if last is None else f"the query's micro-batches up to {last}"
     return CheckpointMismatchError(
         f"the checkpoint has committed micro-batch {batch_id - 1}, and {sink} has {has}: was its store "
-        "restored from an older backup? Then restore the checkpoint of the same moment; a new one resumes "
-        "where the consumer stands, so seek that first where it is in another store. If the query writes "
+        "restored from an older backup? Then restore the checkpoint of the same moment. If the query writes "
         "to this sink for the first time, set allowNewSink=true",
         condition="CHECKPOINT_MISMATCH.SINK_BEHIND",
         batch_id=batch_id,
@@ -142,7 +141,7 @@ def _same(batch: BatchCommit[T], before: str) -> None:
         raise CheckpointMismatchError(
             f"app {batch.app_id!r} already committed micro-batch {batch.batch_id} to {batch.sink}, with "
             "other input: the checkpoint is an old copy, or a new one with the appId of another. Use the "
-            "newest checkpoint; a new one needs a new appId (leave the option out to get one)",
+            "newest checkpoint; with a new one, leave appId out",
             condition=OTHER_INPUT,
             app_id=batch.app_id,
             batch_id=batch.batch_id,
@@ -192,9 +191,8 @@ def _check_tasks(tx: Transaction, batch: BatchCommit[T]) -> None:
 def _unrepeatable(key: LedgerKey, before: object, now: object) -> CommitRefusedError:
     return CommitRefusedError(
         f"micro-batch {key.batch_id} of app {key.app_id!r} had other tasks or other rows when it was "
-        f"repeated (rows by task: {before} before, {now} now), so guarantee=idempotent cannot tell which "
-        "rows are already written: repeat it with its original settings, and use guarantee=exactly_once "
-        "from then on",
+        f"repeated (rows by task: {before} before, {now} now), so it is unknown which rows are written: "
+        "repeat it with its original settings, and use guarantee=exactly_once from then on",
         condition="COMMIT_REFUSED.NOT_REPEATABLE",
         app_id=key.app_id,
         batch_id=key.batch_id,
@@ -300,8 +298,7 @@ def _moved(source: QueueOffset, expected: dict[int, int], found: dict[int, int])
     return OffsetConflictError(
         f"consumer {source.consumer!r} on queue {source.queue!r} is at {found}, and this query's checkpoint "
         f"at {expected}: another program moved the consumer. Start the query with a new checkpoint, which "
-        "resumes at the consumer's offset; to read the rows in between too, seek the consumer to "
-        f"{expected} first. Give each query and program a consumer of its own",
+        f"resumes at the consumer's offset; to read the rows in between too, seek it to {expected} first",
         condition="OFFSET_CONFLICT.CHECKPOINT",
         consumer=source.consumer,
         queue=source.queue,
@@ -344,8 +341,7 @@ def _refuse_bound(batch: BatchCommit[T], source: QueueOffset, app_id: str) -> No
         raise ConsumerBoundError(
             f"consumer {source.consumer!r} on queue {source.queue!r} belongs to the checkpoint of app "
             f"{app_id!r}; a stateful query with a new checkpoint would resume there without its state. Use "
-            "that checkpoint, or seek the consumer and drop the query's output, or set "
-            "allowNewCheckpoint=true to start with empty state",
+            "that checkpoint, or set allowNewCheckpoint=true to start with empty state",
             consumer=source.consumer,
             bound=app_id,
             app_id=batch.app_id,
@@ -382,7 +378,7 @@ def _fence_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset, nam
     raise CheckpointMismatchError(
         f"consumer {source.consumer!r} on queue {source.queue!r} was moved by a seek, or registered again, "
         f"and {batch.sink} has rows from after that: start the query with a new checkpoint, which resumes "
-        "at the consumer's offset. If the consumer's store was restored from a backup, seek it first",
+        "at the consumer's offset",
         condition="CHECKPOINT_MISMATCH.CONSUMER_MOVED",
         consumer=source.consumer,
         queue=source.queue,

@@ -124,9 +124,8 @@ class OpenFeed(ABC):
         if self.beginning is not None and oldest > self.beginning:
             raise FeedUnavailableError(
                 f"{self.name}: its changes can be read from version {oldest + 1} on; earlier ones were "
-                "cleaned up, or have another form, and a new query would miss them. Give "
-                f"starting_version={oldest + 1} to read what is left, and load the earlier rows separately "
-                "if needed",
+                "cleaned up, or have another form, and a new query would miss them. Set "
+                f"starting_version={oldest + 1} to read what is left, and load the earlier rows separately",
                 condition="FEED_UNAVAILABLE.BEGINS_LATE",
                 first=oldest + 1,
             )

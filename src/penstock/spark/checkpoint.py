@@ -246,8 +246,8 @@ def _by_fsspec(location: str) -> tuple[fs.FileSystem, str]:
         raise CommitRefusedError(
             f"the checkpoint at {redact_location(location)} cannot be read from Python "
             f"({redacted_cause(error, location)}), and the sink must read its offset log for this guarantee: "
-            "install an fsspec driver for the scheme (pip install fsspec), or put the checkpoint where "
-            "pyarrow or fsspec reach it, or use guarantee=at_least_once",
+            "install the scheme's fsspec driver, put the checkpoint where pyarrow can read it, or use "
+            "guarantee=at_least_once",
             condition="COMMIT_REFUSED.CHECKPOINT_UNREACHABLE",
             checkpoint=redact_location(location),
         ) from error

@@ -181,9 +181,9 @@ class RowReader:
     def missing_key(self, table: Table, column: str) -> FeedUnavailableError:
         """Return the error for a row that came without a column of its key."""
         return FeedUnavailableError(
-            f"{self._name}: a change of {table.name} has no {column!r}, which identifies its rows, as a "
-            "partition with another replica identity sends it. Run alter table … replica identity default "
-            "for each partition, and start over with a new slot and a new checkpoint",
+            f"{self._name}: a change of {table.name} has no {column!r}, which identifies its rows: a "
+            "partition has another replica identity. Run alter table … replica identity default for each "
+            "partition, and start over with a new slot and a new checkpoint",
             condition="FEED_UNAVAILABLE.KEY_UNKNOWN",
             table=table.name,
             column=column,

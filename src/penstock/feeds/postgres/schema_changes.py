@@ -60,8 +60,8 @@ class SchemaChange:
         """Return the error of a stream whose next commit has rows from before and after the change."""
         return self._error(
             f"{name}: {self.what}, within commit {version}, and no query reads its rows from both before and "
-            "after. Start over with a new slot, a new checkpoint and an empty sink; or leave the commit out "
-            f"with skip=[{version}], if the copy may lack its rows",
+            "after. Start over with a new slot, a new checkpoint and an empty sink; or skip the commit with "
+            f"skip=[{version}]",
             version,
             condition="FEED_UNAVAILABLE.CHANGED_IN_COMMIT",
         )

@@ -151,8 +151,8 @@ class Slot:
             "SLOT_USED",
             f"the slot {self.name!r} has been read up to {oldest}, or was created by hand: a query with a "
             "new checkpoint would miss earlier changes. Use the checkpoint of the query that has read it; or "
-            f"start over: select pg_drop_replication_slot('{self.name}') and empty the sink; or read what is "
-            'left with snapshot="none" (snapshot=none in the URL)',
+            f"select pg_drop_replication_slot('{self.name}') and empty the sink; or read what is left with "
+            'snapshot="none"',
             slot=self.name,
             oldest=oldest,
         )

@@ -157,6 +157,7 @@ class Problem:
             yield f"{_UNDER}fix  {self.fix}"
         if self.source:
             yield f"{_UNDER}from {self.source}"
+        yield f"{_UNDER}see  {self.page}"
 
 
 @dataclass(frozen=True)

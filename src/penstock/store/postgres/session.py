@@ -79,9 +79,9 @@ def warn_in_clear(connection: PgConnection, shown: str) -> None:
         return
     _warned.add(shown)
     log.warning(
-        "the connection to %s is not encrypted: whoever is on the way can read and change the rows, and "
-        "may learn the password. Write sslmode=verify-full in its URL, with sslrootcert=… where the "
-        "server's certificate is of an authority of your own",
+        "the connection to %s is not encrypted: anybody on the network path can read and change the rows, "
+        "and may learn the password. Set sslmode=verify-full in its URL, and sslrootcert=… for a private "
+        "certificate authority",
         shown,
         extra={"action": "not_encrypted", "store": shown},
     )

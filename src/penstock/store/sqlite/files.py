@@ -170,8 +170,8 @@ class StoreFiles:
             return
         raise StoreUnsafeError(
             f"the file {path} of a store belongs to {_user(status.st_uid)}, who could hold its locks or "
-            "change what is in it: use a store of this process's user, or run as that one, or write "
-            "trust=folder in its URL if that user may",
+            "change its rows: use a store of this process's user, run as that one, or allow it with "
+            "trust=folder in the URL",
             condition="STORE_UNSAFE.FILE_OWNER",
             file=path,
             owner=_user(status.st_uid),
