@@ -155,7 +155,8 @@ def aim(op: Operator, rng: random.Random) -> None:
     Something else happens then, before the query goes on.
     """
     who, what = rng.choice(PLACES)
-    left, following = rng.randrange(4), rng.choices(*zip(*FOLLOWING.items(), strict=True))[0]
+    chances = {kind: chance for kind, chance in FOLLOWING.items() if kind in op.kinds or not kind}
+    left, following = rng.randrange(4), rng.choices(*zip(*chances.items(), strict=True))[0]
 
     def at(task: Task, step: str) -> bool:
         nonlocal left

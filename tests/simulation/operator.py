@@ -6,7 +6,7 @@ It starts a driver where none is, takes over from one that stands still, and giv
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -88,6 +88,8 @@ class Operator:
         self.process = machine.world.start("operator")
         self.engine = scenario.engine
         self.rows_per_task = scenario.rows_per_task
+        self.kinds: Collection[str] = ()
+        """The kinds of moves that may be made."""
         self.checkpoint = "/checkpoint0"
         self.runs: list[tuple[Process, Run]] = []
         self.quiet = False

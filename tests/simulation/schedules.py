@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -18,6 +19,8 @@ from tests.simulation.virtual import Machine, use
 
 MOST_STEPS = 60_000
 MOST_MOVES = 6
+SWARM = 5
+"""Kinds of moves, besides ``aim``, where a schedule has only a few."""
 SPREAD = 500
 """Steps over which what disturbs is spread."""
 QUIET_SECONDS = 240.0
@@ -100,6 +103,7 @@ class _Schedule:
         self.operator = Operator(machine, scenario, self.history, source, sink)
         self._reader = Reader(machine, scenario, source, sink)
         self.operator.reader = self._reader.snapshot
+        self.operator.kinds = MOVES.keys()
         self._servers = [source, sink]
         self._moves = sorted(self._drawn(choices))
         self._quiet_since: float | None = None
@@ -108,11 +112,18 @@ class _Schedule:
         self._caught_up = False
 
     def _drawn(self, choices: Choices) -> Iterator[tuple[int, str, int]]:
+        """Draw the moves; in half of the schedules from a few kinds, which brings up rare combinations more
+        often (swarm testing: Groce et al., ISSTA 2012).
+        """
+        swarm = choices.draw("swarm", 1 << 16, 0.5)
+        if swarm:
+            self.operator.kinds = set(random.Random(swarm).sample(sorted(MOVES), SWARM))
+        kinds = [kind for kind in KINDS if kind in self.operator.kinds or kind == "aim"]
         for number in range(choices.draw("moves", 1 + MOST_MOVES)):
             kind = choices.draw(f"m{number}", 1 + len(KINDS))
             if kind:
                 step = choices.draw(f"m{number}.step", SPREAD)
-                yield step, KINDS[kind - 1], choices.draw(f"m{number}.seed", 1 << 16)
+                yield step, kinds[(kind - 1) % len(kinds)], choices.draw(f"m{number}.seed", 1 << 16)
 
     def failure(self) -> Failure | None:
         self.operator.prepare()

@@ -558,6 +558,9 @@ class History:
         self.stops.append(condition)
         # Values of columns that were replaced are not in the log.
         self.altered |= set(error.parameters.get("columns", ()))
+        if condition == "COLUMN_TYPE_CHANGED":
+            # Its name may be another column's by now, whose values the error's advice has sent.
+            self.altered.add(error.parameters["column"])
         self.compare(without=frozenset() if condition == "COLUMN_REPLACED" else self.replaced)
         about = error.parameters.get("version"), error.parameters.get("table")
         place = condition, about, len(self.stream.offsets)
