@@ -6,8 +6,8 @@ import logging
 import re
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
-from typing import TypeAlias, TypeVar
+from collections.abc import Iterable
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +32,6 @@ from penstock.spark.internals.plans import watermarks_above
 from penstock.spark.internals.sessions import running_checkpoint, running_plan
 from penstock.store.forks import Guard
 
-T = TypeVar("T")
 Version: TypeAlias = int | str
 log = logging.getLogger("penstock.changes")
 GENERATION = 50_000
@@ -108,12 +107,16 @@ class CommitTracker:
 
     def _plan(self, query_id: str) -> object:
         """Return the JVM's logical plan of a running query; None if it has ended."""
-        return _or_none(
-            lambda: running_plan(self._spark, query_id),
-            query_id,
-            "plan_unseen",
-            "the plan of query %s cannot be inspected: %s",
-        )
+        try:
+            return running_plan(self._spark, query_id)
+        except Exception as error:
+            log.warning(
+                "the plan of query %s cannot be inspected: %s",
+                query_id,
+                type(error).__name__,
+                extra={"action": "plan_unseen", "query_id": query_id, "error": condition_of(error)},
+            )
+            return None
 
 
 class FeedMemory:
@@ -389,23 +392,18 @@ def refuse_watermarks(plan: object) -> None:
 
 def journal_of(spark: SparkSession, query_id: str, feed: str) -> Journal | None:
     """Return the journal in a query's checkpoint; None, with a warning, if Python cannot access it."""
-    return _or_none(
-        lambda: Journal(Checkpoint(running_checkpoint(spark, query_id)), feed),
-        query_id,
-        "commit_tracker_without_journal",
-        "the checkpoint of query %s cannot be accessed from Python (%s): repeated commits are detected only "
-        "while this driver runs",
-    )
-
-
-def _or_none(work: Callable[[], T], query_id: str, action: str, message: str) -> T | None:
     try:
-        return work()
+        return Journal(Checkpoint(running_checkpoint(spark, query_id)), feed)
     except Exception as error:
         log.warning(
-            message,
+            "the checkpoint of query %s cannot be accessed from Python (%s): repeated commits are detected "
+            "only while this driver runs",
             query_id,
             type(error).__name__,
-            extra={"action": action, "query_id": query_id, "error": condition_of(error)},
+            extra={
+                "action": "commit_tracker_without_journal",
+                "query_id": query_id,
+                "error": condition_of(error),
+            },
         )
         return None
