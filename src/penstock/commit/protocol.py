@@ -298,8 +298,8 @@ def _moved(source: QueueOffset, expected: dict[int, int], found: dict[int, int])
     return OffsetConflictError(
         f"consumer {source.consumer!r} on queue {source.queue!r} is at {found}, and this query's checkpoint "
         f"at {expected}: another program moved the consumer. Start the query with a new checkpoint, which "
-        "resumes at the consumer's offset; to read the rows in between too, seek the consumer to "
-        f"{expected} first",
+        "resumes at the consumer's offset; only if this query's sink lacks the rows in between, "
+        f"seek the consumer to {expected} first",
         condition="OFFSET_CONFLICT.CHECKPOINT",
         consumer=source.consumer,
         queue=source.queue,

@@ -172,7 +172,9 @@ def find_queue(tx: Transaction, name: str, *, lock: bool = False) -> QueueRecord
     if row is None:
         known = [queue.name for queue in tx.all("list_queues")]
         raise QueueNotFoundError(
-            f"there is no queue {in_quotes(name)}.{did_you_mean(name, known)}", queue=name
+            f"there is no queue {in_quotes(name)}."
+            + (did_you_mean(name, known) or " Create it with store.create_queue or `penstock queue create`"),
+            queue=name,
         )
     return _record(row)
 

@@ -83,7 +83,12 @@ def find_consumer(tx: Transaction, name: str) -> int:
     if row is None:
         known = [consumer.name for consumer in tx.all("list_consumers")]
         raise ConsumerNotFoundError(
-            f"there is no consumer {in_quotes(name)}.{did_you_mean(name, known)}", consumer=name
+            f"there is no consumer {in_quotes(name)}."
+            + (
+                did_you_mean(name, known)
+                or " Create it with store.create_consumer or `penstock consumer create`"
+            ),
+            consumer=name,
         )
     return int(row.consumer_id)
 

@@ -158,9 +158,8 @@ def differences(layout: Layout, existing: ExistingTable, *, complete: bool) -> l
     names = {column.name for column in layout.columns}
     described = [_difference(column, existing, layout) for column in layout.columns]
     extra = set(existing.types) - names if complete else existing.required - names
-    described += [
-        f"the table has a column {in_quotes(name)}, which the rows do not have" for name in sorted(extra)
-    ]
+    why = "" if complete else " is NOT NULL without a default, and"
+    described += [f"the table's column {in_quotes(name)}{why} is not in the rows" for name in sorted(extra)]
     keys = frozenset(column.name for column in layout.keys)
     if keys and keys not in existing.unique:
         described.append(
