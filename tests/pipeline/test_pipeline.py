@@ -17,6 +17,7 @@ from penstock.errors import (
     ConsumerInUseError,
     InvalidInputError,
     InvalidOptionError,
+    NotRegisteredError,
     OffsetConflictError,
     QueueNotFoundError,
 )
@@ -43,6 +44,17 @@ def even(spark: SparkSession, url: str) -> penstock.Pipeline:
         .transform(lambda df: df.where("id % 2 = 0"))
         .write(penstock.QueueSink("out", url=url))
     )
+
+
+def test_a_consumer_that_is_not_registered_is_refused_at_the_start(
+    spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
+) -> None:
+    make_queue(store, "in")
+    make_queue(store, "out")
+    store.create_consumer("c")
+    with pytest.raises(NotRegisteredError, match=r"store.consumer\('c'\).register\('in'\)"):
+        even(spark, store_url).start(name="even", checkpoint=tmp_path / "c")
+    assert not spark.streams.active
 
 
 def test_what_is_there_goes_through_once_and_all_is_level(

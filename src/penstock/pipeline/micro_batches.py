@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -21,7 +21,7 @@ from penstock.commit.offsets import QueueOffset, batch_ranges
 from penstock.commit.owner import drain, follow, level
 from penstock.continuous.connectors.protocol import ContinuousSink
 from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up, require_not_behind
-from penstock.errors import PenstockError, condition_of
+from penstock.errors import NotRegisteredError, PenstockError, condition_of
 from penstock.json_text import Json
 from penstock.pipeline.query import STOP_SECONDS, Query
 from penstock.queue.store import Store, connect, open_store
@@ -225,12 +225,19 @@ class MicroBatchQuery(Query):
 
 
 def expected_epochs(sources: Sequence[OwnedConsumer]) -> dict[OwnedConsumer, int]:
-    """Return the owner epochs that a query will have if it starts now and no other one does before."""
+    """Return the owner epochs that a query will have if it starts now and no other one does before.
+
+    Raises NotRegisteredError when a consumer is not registered on its queue.
+    """
     epochs = {}
     for source in sources:
-        # The query itself reports what is wrong with a source.
-        with suppress(PenstockError), connect(source.url, create=False) as store:
-            epochs[source] = store.consumer(source.consumer).registration(source.queue).epoch + 1
+        try:
+            with connect(source.url, create=False) as store:
+                epochs[source] = store.consumer(source.consumer).registration(source.queue).epoch + 1
+        except PenstockError as error:
+            # The query itself reports anything else that is wrong with a source.
+            if isinstance(error, NotRegisteredError):
+                raise
     return epochs
 
 
