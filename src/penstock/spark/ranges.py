@@ -15,7 +15,7 @@ from penstock.errors import CheckpointMismatchError, DataLostError, InvalidPosit
 from penstock.json_text import JsonValue
 from penstock.spark.options import SourceOptions
 from penstock.store.database import Transaction
-from penstock.store.log.partition_log import PAGE_SEGMENTS
+from penstock.store.log.partition_log import segments_from
 from penstock.store.log.segmenting import Runs
 from penstock.store.records import consumers
 from penstock.store.records.catalog import PartitionRecord, QueueRecord
@@ -209,26 +209,18 @@ def _within_bytes(
 
 
 def _cut_bytes(tx: Transaction, queue: QueueRecord, backlog: Backlog, budget: float) -> Backlog:
+    if not backlog.rows:
+        return backlog
     position = backlog.start
-    while position < backlog.end:
-        page = tx.all(
-            "read_segments",
-            queue_id=queue.queue_id,
-            partition=backlog.partition,
-            start_index=position,
-            max_segments=PAGE_SEGMENTS,
-        )
-        for segment in page:
-            rows = min(segment.end_index, backlog.end) - max(segment.start_index, position)
-            cost = segment.bytes * rows / (segment.end_index - segment.start_index)
-            if cost > budget:
-                return backlog.upto(position + int(rows * budget / cost))
-            budget -= cost
-            position = segment.end_index
-            if position >= backlog.end:
-                return backlog
-        if not page:
-            break
+    for segment in segments_from(tx, queue, backlog.partition, position):
+        rows = min(segment.end_index, backlog.end) - max(segment.start_index, position)
+        cost = segment.bytes * rows / (segment.end_index - segment.start_index)
+        if cost > budget:
+            return backlog.upto(position + int(rows * budget / cost))
+        budget -= cost
+        position = segment.end_index
+        if position >= backlog.end:
+            return backlog
     return backlog.upto(position)
 
 

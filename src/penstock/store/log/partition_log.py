@@ -271,6 +271,19 @@ def _page(
     return database.run(work, write=False)
 
 
+def segments_from(tx: Transaction, queue: QueueRecord, partition: int, start: int) -> Iterator[Row]:
+    """Yield the segments of a partition that end after a row index, without their rows, page by page."""
+    while page := tx.all(
+        "read_segments",
+        queue_id=queue.queue_id,
+        partition=partition,
+        start_index=start,
+        max_segments=PAGE_SEGMENTS,
+    ):
+        yield from page
+        start = page[-1].end_index
+
+
 def _chunk(row: Row, decoder: Decoder, position: int, end: int) -> Chunk:
     batch = decoder.rows(row)
     if batch.num_rows != row.end_index - row.start_index:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from penstock.store.database import AHEAD, Row, Transaction
-from penstock.store.log.partition_log import PAGE_SEGMENTS
+from penstock.store.log.partition_log import segments_from
 from penstock.store.log.segmenting import Runs
 from penstock.store.records.catalog import (
     PartitionRecord,
@@ -111,20 +111,12 @@ def _bytes_bound(
     """Drop whole segments, oldest first, until the rest fits; the newest one always stays."""
     excess = record.bytes - (limits.bytes or 0)
     bound = record.first_index
-    while excess > 0:
-        page = tx.all(
-            "read_segments",
-            queue_id=queue.queue_id,
-            partition=record.partition,
-            start_index=bound,
-            max_segments=PAGE_SEGMENTS,
-        )
-        for segment in page:
-            if excess <= 0 or segment.end_index >= record.next_index:
-                return bound
-            excess -= segment.bytes
-            bound = segment.end_index
-        if not page:
+    for segment in segments_from(tx, queue, record.partition, bound):
+        if segment.end_index >= record.next_index:
+            break
+        excess -= segment.bytes
+        bound = segment.end_index
+        if excess <= 0:
             break
     return bound
 
