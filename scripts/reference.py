@@ -373,9 +373,7 @@ def problems_page() -> str:
         lines += ["", f"## [{title}](../modes/problems/{path.name})", "", "| code | | |", "|---|---|---|"]
         for section in sections:
             code = section.partition("\n")[0]
-            found = re.search(
-                r"^\*(.*?)\.\*\n.*?^\*\*Why\.\*\* (.*?\.)(?: |\n)", section, re.DOTALL | re.MULTILINE
-            )
+            found = _VERDICT.search(section)
             assert found is not None, code
             way = f"../modes/problems/{path.name}#{code.lower().replace('.', '')}"
             lines.append(f"| [`{code}`]({way}) | {found[1]} | {_one_line(found[2])} |")

@@ -56,8 +56,8 @@ def run_penstock(*words: object, stdin: bytes | str = b"", code: int = 0) -> Res
     out.flush()
     err.flush()
     texts = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
-    said, _, link = texts[1].partition("help: ") if "\nhelp: " in texts[1] else (texts[1], "", "")
-    result = Result(ended, texts[0], said, link.strip())
+    said, found, link = texts[1].partition("\nhelp: ")
+    result = Result(ended, texts[0], f"{said}\n" if found else said, link.strip())
     assert ended == code, f"{words} ended with {ended}\n{result.out}\n{result.err}"
     return result
 

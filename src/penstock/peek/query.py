@@ -20,9 +20,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.arguments import in_quotes
 from penstock.arrow.arrays import first_rows
-from penstock.errors import InvalidInputError, OutputModeRefusedError
+from penstock.errors import InvalidInputError
 from penstock.modes.checking.check import check
-from penstock.modes.checking.report import WARNING
+from penstock.modes.checking.report import first_problem, refusal
 from penstock.pipeline.initial_batch import no_data_batches
 from penstock.spark.error_boundary import original_error
 from penstock.spark.internals.sessions import JvmError, is_local, remove_folder
@@ -128,14 +128,12 @@ def require_append(frame: DataFrame) -> None:
     report = check(frame)[_MODE]
     if report.allowed:
         return
-    first = next(problem for problem in report.problems if problem.severity != WARNING)
+    first = first_problem(report)
     fix = f" Fix: {first.fix}." if first.fix else ""
-    raise OutputModeRefusedError(
+    raise refusal(
+        report,
         "rows are taken from a streaming query in output mode append, which is not allowed for this one: "
-        f"{first.message}.{fix}\n" + "\n".join(report.lines()),
-        mode=_MODE,
-        problems=[problem.code for problem in report.problems],
-        page=first.page,
+        f"{first.message}.{fix}",
     )
 
 

@@ -234,10 +234,11 @@ def expected_epochs(sources: Sequence[OwnedConsumer]) -> dict[OwnedConsumer, int
         try:
             with connect(source.url, create=False) as store:
                 epochs[source] = store.consumer(source.consumer).registration(source.queue).epoch + 1
-        except PenstockError as error:
+        except NotRegisteredError:
+            raise
+        except PenstockError:
             # The query itself reports anything else that is wrong with a source.
-            if isinstance(error, NotRegisteredError):
-                raise
+            continue
     return epochs
 
 

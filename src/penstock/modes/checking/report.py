@@ -97,6 +97,7 @@ _PAGES = {
     ),
 }
 """Codes by the page of the documentation that describes them."""
+_PAGE_OF = {code: page for page, codes in _PAGES.items() for code in codes}
 _UNDER = " " * 6
 
 
@@ -144,9 +145,8 @@ class Problem:
     @property
     def page(self) -> str:
         """The problem's section in the documentation."""
-        page = next((page for page, codes in _PAGES.items() if self.code in codes), "unchecked")
-        anchor = self.code if self.code in _PAGES[page] else "PENSTOCK_REFUSED_BY_SPARK"
-        return f"{DOCS}/{page}/#{anchor.lower().replace('.', '')}"
+        code = self.code if self.code in _PAGE_OF else "PENSTOCK_REFUSED_BY_SPARK"
+        return f"{DOCS}/{_PAGE_OF[code]}/#{code.lower().replace('.', '')}"
 
     def lines(self) -> Iterator[str]:
         """Format the problem."""
@@ -226,13 +226,23 @@ class Report:
         report = self[mode]
         if report.safe:
             return
-        first = next(problem for problem in report.problems if problem.severity != WARNING)
         usable = [other.mode for other in self.modes if other.safe]
         ways = f"output mode {' or '.join(usable)} has no such problem; " if usable else ""
-        raise OutputModeRefusedError(
-            f"output mode {report.mode} is {'not safe' if report.allowed else 'not allowed'} for this query: "
-            f"{first.message} ({ways}check=False starts it anyway)\n" + "\n".join(report.lines()),
-            mode=report.mode,
-            problems=[problem.code for problem in report.problems],
-            page=first.page,
-        )
+        verdict = "not safe" if report.allowed else "not allowed"
+        message = f"output mode {report.mode} is {verdict} for this query: {first_problem(report).message}"
+        raise refusal(report, f"{message} ({ways}check=False starts it anyway)")
+
+
+def first_problem(report: ModeReport) -> Problem:
+    """Return the first problem that is more than a warning."""
+    return next(problem for problem in report.problems if problem.severity != WARNING)
+
+
+def refusal(report: ModeReport, message: str) -> OutputModeRefusedError:
+    """Return the error for a mode that is not used because of its report, which follows the message."""
+    return OutputModeRefusedError(
+        "\n".join([message, *report.lines()]),
+        mode=report.mode,
+        problems=[problem.code for problem in report.problems],
+        page=first_problem(report).page,
+    )

@@ -324,7 +324,7 @@ class PostgresDatabase(Database):
         if not isinstance(error, self._psycopg.Error):
             return None
         state = error.sqlstate or ""
-        text = "; ".join(line.strip() for line in self.url.scrubbed(str(error)).splitlines())
+        text = self.url.scrubbed(str(error))
         if state.startswith("28") or "authentication failed" in text or "no password supplied" in text:
             return StoreError(
                 f"{self.url} refused the login: check user and password",
