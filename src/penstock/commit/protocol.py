@@ -141,7 +141,7 @@ def _same(batch: BatchCommit[T], before: str) -> None:
         raise CheckpointMismatchError(
             f"app {batch.app_id!r} already committed micro-batch {batch.batch_id} to {batch.sink}, with "
             "other input: the checkpoint is an old copy, or a new one with the appId of another. Use the "
-            "newest checkpoint; with a new one, leave appId out",
+            "newest checkpoint; a new one needs a new appId",
             condition=OTHER_INPUT,
             app_id=batch.app_id,
             batch_id=batch.batch_id,

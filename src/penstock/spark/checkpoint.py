@@ -246,7 +246,7 @@ def _by_fsspec(location: str) -> tuple[fs.FileSystem, str]:
         raise CommitRefusedError(
             f"the checkpoint at {redact_location(location)} cannot be read from Python "
             f"({redacted_cause(error, location)}), and the sink must read its offset log for this guarantee: "
-            "install the scheme's fsspec driver, put the checkpoint where pyarrow can read it, or use "
+            "install an fsspec driver for the scheme, put the checkpoint where pyarrow can read it, or use "
             "guarantee=at_least_once",
             condition="COMMIT_REFUSED.CHECKPOINT_UNREACHABLE",
             checkpoint=redact_location(location),
