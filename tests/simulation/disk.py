@@ -41,12 +41,15 @@ class Disk:
         self._unsynced: list[tuple[str, float]] = []
         """What was written since the newest file that is on the disk for sure, and when; oldest first."""
 
-    def cut_power(self, lost: int) -> None:
-        """The machine goes off: at most so many of the newest files that nobody has synced are gone."""
+    def cut_power(self, lost: int, counted: str) -> int:
+        """The machine goes off: at most so many of the newest files that nobody has synced are gone.
+
+        Returns how many of them had a path that begins with ``counted``.
+        """
         recent = [path for path, written in self._unsynced if written > self.world.now - UNSYNCED_SECONDS]
-        for path in recent[::-1][:lost]:
-            self.files.pop(path, None)
+        gone = [path for path in recent[::-1][:lost] if self.files.pop(path, None) is not None]
         self._unsynced = []
+        return sum(path.startswith(counted) for path in gone)
 
     def cut(self, checkpoint: str, last: int, *, committed: bool) -> None:
         """Leave of a checkpoint what it was when the entry of this number was the last one.

@@ -20,8 +20,8 @@ from tests.simulation.operator import Late, Operator
 from tests.simulation.scenario import (
     ADDED,
     CONSUMER,
+    CONTINUOUS,
     FOREIGN,
-    SCHEMA,
     SINK,
     SOURCE,
 )
@@ -70,7 +70,8 @@ def cut_power(op: Operator, rng: random.Random) -> None:
     files = rng.randrange(4)
     if not (op.history.restored and op.scenario.two_stores):
         # Else only the checkpoint remembers what the restored store had.
-        op.machine.disk.cut_power(files)
+        # Each micro-batch whose commit is gone runs again.
+        op.machine.repeats += op.machine.disk.cut_power(files, f"{op.checkpoint}/commits/")
     if not op.committed and not op.scenario.consumer:
         # It begins at the first row that is left.
         op.history.may_lack |= op.history.trimmed
@@ -303,11 +304,13 @@ def recreate_sink(op: Operator, rng: random.Random) -> None:
         with suppress(CommitOutcomeUnknownError):
             store.drop_queue(SINK)
         op.history.may_lack.update(each for rows in op.reader().source for each in rows)
-        with suppress(CommitOutcomeUnknownError):
-            key = ("key",) if op.scenario.sink == "keyed" else ()
-            store.create_queue(SINK, SCHEMA, partitions=op.scenario.sink_partitions, key=key)
+        op.create_sink(store)
 
     op.may_refuse |= {SINK_BEHIND, NO_QUEUE}
+    if op.scenario.pipeline and op.engine == CONTINUOUS:
+        # A driver that wakes writes to the checkpoint what it has committed to the queue that was dropped;
+        # its successor has committed the same epoch to the new one.
+        op.may_refuse.add(CONFLICT)
     op.with_store(op.sink, work)
 
 
@@ -319,9 +322,7 @@ def recreate_source(op: Operator, rng: random.Random) -> None:
         op.history.recreated = True
         with suppress(CommitOutcomeUnknownError):
             store.drop_queue(SOURCE, force=True)
-        with suppress(CommitOutcomeUnknownError):
-            store.create_queue(SOURCE, SCHEMA, partitions=op.scenario.source_partitions)
-        op.register(store)
+        op.create_source(store)
         # They own a consumer of the queue that is gone.
         op.loose.update(driver for driver, _ in op.runs)
         op.produce(SOURCE, op.fresh_ids(), 2 + rng.randrange(8))
@@ -564,6 +565,7 @@ def restore(op: Operator, rng: random.Random) -> None:
     needed = f"{op.checkpoint}/{'commits/' if op.scenario.two_stores else 'metadata'}"
     if stopped and rng.random() < 0.3 and any(path.startswith(needed) for path in backup.files):
         op.machine.disk.files = dict(backup.files)
+    op.later(0.0, op.create_missing)
     op.history.restored = True
     op.may_refuse |= {MISMATCH, SOURCE_BEHIND, SINK_BEHIND, OTHER_INPUT, REWOUND, CONFLICT}
     # Whoever restores goes on producing; without a consumer, when the query has been started again.

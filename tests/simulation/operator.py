@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from penstock.errors import PenstockError
+from penstock.errors import CommitOutcomeUnknownError, PenstockError
 from penstock.queue.maintenance import clean_staging, maintain_partitions
 from penstock.queue.store import open_store
 from penstock.store.log import compact
@@ -123,17 +123,13 @@ class Operator:
 
         def work() -> None:
             store = open_store(self.source.url)
-            store.create_queue(SOURCE, SCHEMA, partitions=scenario.source_partitions)
             if scenario.consumer:
                 store.create_consumer(CONSUMER)
             if scenario.programs:
                 store.create_consumer(PROGRAM)
-            self.register(store)
+            self.create_source(store)
             if scenario.sink != "table":
-                key = ("key",) if scenario.sink == "keyed" else ()
-                open_store(self.sink.url).create_queue(
-                    SINK, SCHEMA, partitions=scenario.sink_partitions, key=key
-                )
+                self.create_sink(open_store(self.sink.url))
             self.backup, self.prepared = self.copied(), True
             self.produce_later(scenario.quiet_start, 0, scenario.appends)
             for _ in range(scenario.programs):
@@ -143,6 +139,26 @@ class Operator:
                 self.process.spawn(self.maintain_on, "maintain")
 
         self.process.spawn(work, "prepare")
+
+    def create_source(self, store: Any) -> None:
+        with suppress(CommitOutcomeUnknownError):
+            store.create_queue(SOURCE, SCHEMA, partitions=self.scenario.source_partitions)
+        self.register(store)
+
+    def create_sink(self, store: Any) -> None:
+        key = ("key",) if self.scenario.sink == "keyed" else ()
+        with suppress(CommitOutcomeUnknownError):
+            store.create_queue(SINK, SCHEMA, partitions=self.scenario.sink_partitions, key=key)
+
+    def create_missing(self) -> None:
+        """Create what a restored backup lacks, since it was taken while a queue was recreated."""
+        source, sink = open_store(self.source.url), open_store(self.sink.url)
+        if SOURCE in source.queues():
+            self.register(source)
+        else:
+            self.create_source(source)
+        if self.scenario.sink != "table" and SINK not in sink.queues():
+            self.create_sink(sink)
 
     def register(self, store: Any) -> None:
         """Register the consumers on a new source."""
