@@ -62,7 +62,8 @@ def test_the_changes_of_any_history_replayed_are_the_table_at_every_version(
     newest = history.table.version()
     delta = DeltaFeed(path, "id").open()
     contract = delta.describe().contract
-    assert (contract.carryover_rows, contract.updates_as_delete_and_insert) == (not feed, not feed)
+    rewritten = not feed or any(overwrites(path, version) for version in range(newest + 1))
+    assert (contract.carryover_rows, contract.updates_as_delete_and_insert) == (rewritten, rewritten)
     cuts = sorted({-1, newest, *data.draw(st.lists(st.integers(-1, newest), max_size=3))})
     per_task = data.draw(st.integers(1, 12))
     found = pa.concat_tables(
@@ -77,6 +78,18 @@ def test_the_changes_of_any_history_replayed_are_the_table_at_every_version(
         assert counted(found) == counted(load_cdf(path))
     for commit in delta.commits(-1, newest, 10**9):
         assert commit.rows == found.filter(pc.equal(found[COMMIT_VERSION], commit.version)).num_rows
+
+
+def overwrites(path: Path, version: int) -> bool:
+    """Whether a version replaces files and has no change data files."""
+    actions = [json.loads(line) for line in log_file(path, version).read_text().splitlines()]
+    kinds = {
+        kind
+        for action in actions
+        for kind, value in action.items()
+        if value.get("dataChange") or kind == "cdc"
+    }
+    return {"add", "remove"} <= kinds and "cdc" not in kinds
 
 
 def load_cdf(path: Path | str) -> pa.Table:
@@ -121,26 +134,44 @@ def test_a_removed_file_of_an_unknown_partition_is_refused(path: Path) -> None:
         DeltaFeed(path, "id").open().tasks(-1, history.table.version(), 10)
 
 
-def test_an_overwrite_beside_the_feed(path: Path) -> None:
+def test_an_overwrite_beside_the_feed(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     history = History(path, feed=True, partitioned=False)
     history.append(rows((1, "a", 1.0), (2, "b", 2.0), (3, "c", 3.0)))
+    running, expecting = DeltaFeed(path, "id").open(), DeltaFeed(path, "id", overwrites=True).open()
+    planned, expected = running.describe(), expecting.describe()
+    assert (planned.contract.carryover_rows, expected.contract.carryover_rows) == (False, True)
     history.overwrite(rows((1, "a", 1.0), (2, "b", 5.0), (4, "d", 4.0)))
-    as_delta_has_it = DeltaFeed(path, "id").open()
-    assert not as_delta_has_it.describe().contract.carryover_rows
-    assert passed(as_delta_has_it, changes(as_delta_has_it)).num_rows == 3 + 6
-    feed = DeltaFeed.from_url(DeltaFeed(path, "id", overwrites=True).url)
-    opened = feed.open()
-    assert feed == DeltaFeed(path, "id", overwrites=True)
     newest = history.table.version()
-    last = passed(opened, changes(opened, newest - 1), updates=True).to_pylist()
-    assert {(row["id"], row[CHANGE_TYPE]) for row in last} == {
-        (2, "update_preimage"),
-        (2, "update_postimage"),
-        (3, "delete"),
-        (4, "insert"),
-    }
+
+    (task,) = running.tasks(newest - 1, newest, 100)
+    with refused("ROWS_OVERWRITTEN", f"version {newest} .*create the query again"):
+        list(running.read(task, planned.planned_schema))
+    (task,) = expecting.tasks(newest - 1, newest, 100)
+    assert sum(batch.num_rows for batch in expecting.read(task, expected.planned_schema)) == 6
+    for feed in (DeltaFeed(path, "id"), DeltaFeed(path, "id", overwrites=True)):
+        opened = feed.open()
+        last = passed(opened, changes(opened, newest - 1), updates=True).to_pylist()
+        assert {(row["id"], row[CHANGE_TYPE]) for row in last} == {
+            (2, "update_preimage"),
+            (2, "update_postimage"),
+            (3, "delete"),
+            (4, "insert"),
+        }
+
+    as_delta_has_it = DeltaFeed(path).open()
+    with caplog.at_level("WARNING", "penstock.feeds"):
+        assert as_delta_has_it.describe().contract is None
+    (record,) = caplog.records
+    assert (record.action, record.versions) == ("rows_overwritten", [newest])
+    assert changes(as_delta_has_it).num_rows == 3 + 6
+
+
+def test_the_url_of_a_feed_that_expects_overwrites(path: Path) -> None:
+    feed = DeltaFeed(path, "id", overwrites=True)
+    assert DeltaFeed.from_url(feed.url) == feed
     with pytest.raises(InvalidUrlError, match="give true or false"):
         DeltaFeed.from_url("delta:/t?row_id=id&overwrites=treu")
+    History(path, feed=True, partitioned=False)
     with pytest.raises(InvalidChangelogSchemaError, match=r"is overwritten.*row_id"):
         DeltaFeed(path, overwrites=True).open().describe()
 
@@ -195,7 +226,7 @@ def test_a_feed_turned_off_under_a_query_is_refused_and_resumes_with_a_new_query
     switch(path, False)
     history.update(rows((1, "a", 1.0)))
     (task,) = feed.tasks(1, 3, 100)
-    with refused("FEED_NOT_ENABLED", "version 3"):
+    with refused("ROWS_OVERWRITTEN", "version 3"):
         list(feed.read(task, planned))
     assert feed.describe().contract.carryover_rows
     check_replay(path, passed(feed, changes(feed)))

@@ -228,7 +228,7 @@ def test_a_read_of_chosen_columns_minds_those_alone(path: Path) -> None:
 
 def test_a_comment_and_the_order_of_columns_change_nothing_for_a_running_query(path: Path) -> None:
     history = History(path, feed=True, partitioned=False)
-    feed = DeltaFeed(path, "id").open()
+    feed = DeltaFeed(path).open()
     planned = feed.describe().planned_schema
     history.table.alter.set_column_metadata("v", {"comment": "a value"})
     history.append(rows((1, "a", 1.0)))

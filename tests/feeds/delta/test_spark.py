@@ -53,7 +53,7 @@ def test_a_query_that_was_made_before_the_feed_was_turned_off_does_not_give_unch
     query = penstock.changes.read(spark, feed)
     switch(tmp_path / "table", False)
     history.update(rows())
-    with pytest.raises(Exception, match="FEED_NOT_ENABLED"):
+    with pytest.raises(Exception, match="ROWS_OVERWRITTEN"):
         query.count()
     check_replay(tmp_path / "table", penstock.changes.read(spark, feed).toArrow())
 

@@ -114,7 +114,7 @@ def replaced(shown: str, version: int) -> FeedUnavailableError:
 def no_feed(shown: str, versions: Sequence[int]) -> FeedUnavailableError:
     """Return the error for versions that rewrote files without recording which rows changed."""
     return FeedUnavailableError(
-        f"{_ranges(versions)} of the Delta table {shown} rewrote files while its change data feed was off, "
+        f"{ranges(versions)} of the Delta table {shown} rewrote files while its change data feed was off, "
         f"so changed rows cannot be distinguished: begin after version {versions[-1]}, or give the columns "
         f"that identify rows: {row_id_forms('delta', 'path', 'DeltaFeed')}",
         condition="FEED_UNAVAILABLE.FEED_NOT_ENABLED",
@@ -122,7 +122,7 @@ def no_feed(shown: str, versions: Sequence[int]) -> FeedUnavailableError:
     )
 
 
-def _ranges(versions: Sequence[int]) -> str:
+def ranges(versions: Sequence[int]) -> str:
     """Format versions, as in "versions 2, 5 to 9"."""
     runs: list[list[int]] = []
     for version in versions:

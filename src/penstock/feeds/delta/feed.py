@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from penstock.feeds.delta.checks import (
     data_schema,
     no_feed,
     partition_value,
+    ranges,
     replaced,
 )
 from penstock.feeds.delta.log import CommitFile, Log, Metadata
@@ -44,15 +46,17 @@ from penstock.feeds.urls import FeedUrl, pairs, prefixed, row_id_forms
 from penstock.lake.parquet import readable
 from penstock.lake.storage import Storage, absolute, library, shown_path
 
+log = logging.getLogger("penstock.feeds")
+
 
 @dataclass(frozen=True)
 class DeltaFeed:
     """The changes of a Delta table; a version of the table is a commit.
 
-    A version that was written with the change data feed on has the rows that the writer recorded, or else, as
-    Delta defines it, the rows of the files that it added and removed. A version that was written without it
-    has the rows of all files that it added and removed; they include unchanged rows, as in every
-    copy-on-write table, which carry-over removal takes out. ``OPTIMIZE`` and ``VACUUM`` change nothing.
+    A version that was written with the change data feed on has the rows that the writer recorded. A version
+    without recorded rows, which the feed being off or an overwrite or ``RESTORE`` leaves, has all rows of the
+    files that it removed as deletes and of those that it added as inserts; with ``row_id``, carry-over removal
+    takes out the unchanged ones. ``OPTIMIZE`` and ``VACUUM`` change nothing.
 
     Parameters
     ----------
@@ -60,14 +64,15 @@ class DeltaFeed:
         The table's folder, or its URL in an object store.
     row_id
         The columns that identify rows, needed if the table's change data feed is off. With them a table whose
-        feed was turned on or off is read from any version on; without them from the version that turned it
-        on.
+        feed was turned on or off is read from any version on, without unchanged rows; without them from the
+        version that turned the feed on, with all rows of an overwrite (logged as ``rows_overwritten``).
     storage_options
         deltalake's storage options, such as credentials.
     overwrites
-        Whether commits overwrite the table, or files of it, beside the change data feed. Delta then has all
-        rows as deletes and inserts; unchanged ones are dropped as carry-overs, and the others become updates.
-        That needs ``row_id``, and a shuffle.
+        Whether the feed, which needs ``row_id`` then, expects overwrites although the table's change data
+        feed is on. The shuffle that removes unchanged rows is then always part of the query. Otherwise it is
+        when a version in the table's log needs it, and a query stops at a first such version that comes
+        later, until you start it again.
     """
 
     path: str
@@ -159,6 +164,7 @@ class OpenDeltaFeed(FileFeed):
         """Return the contract, and whether all rows are changes."""
         if self._feed.row_id is None:
             if metadata.feed and not self._feed.overwrites:
+                self._warn_of_overwrites(newest)
                 return None, True
             why, instead = (
                 ("is overwritten, so unchanged rows have to be found", "")
@@ -176,7 +182,7 @@ class OpenDeltaFeed(FileFeed):
         rewritten = (
             self._feed.overwrites
             or not metadata.feed
-            or next(self._rewritten_without_feed(newest), None) is not None
+            or next((True for commit, _ in self._remaining(newest) if commit.rewrites), False)
         )
         contract = ChangeContract(
             self._feed.row_id,
@@ -187,16 +193,33 @@ class OpenDeltaFeed(FileFeed):
         )
         return contract, not rewritten
 
-    def _rewritten_without_feed(self, newest: int) -> Iterator[int]:
-        """Yield the remaining versions with unchanged rows."""
-        for commit, state in self._log.states(self._log.first - 1, newest):
-            if _has_unchanged_rows(commit, state):
-                yield commit.version
+    def _warn_of_overwrites(self, newest: int) -> None:
+        overwritten = [
+            commit.version
+            for commit, state in self._remaining(newest)
+            if commit.rewrites and _has_feed(state)
+        ]
+        if overwritten:
+            log.warning(
+                "%s of %s overwrote rows, and all of these are changes, unchanged ones too: set row_id to get only "
+                "the rows that differ",
+                ranges(overwritten),
+                self.table,
+                extra={"action": "rows_overwritten", "table": self.name, "versions": overwritten},
+            )
+
+    def _remaining(self, newest: int) -> Iterator[tuple[CommitFile, Metadata | None]]:
+        """Yield the versions that are left in the log, each with its metadata."""
+        return self._log.states(self._log.first - 1, newest)
 
     def oldest(self) -> int:
         """Return the version after which all files exist, with the change data feed where it is needed."""
         newest = self._log.newest()
-        refused = set(self._rewritten_without_feed(newest)) if self._feed.row_id is None else ()
+        refused = (
+            {commit.version for commit, state in self._remaining(newest) if _lacks_feed(commit, state)}
+            if self._feed.row_id is None
+            else ()
+        )
         return self._log.horizon.oldest(refused)
 
     def newest(self, after: int) -> int:
@@ -215,11 +238,12 @@ class OpenDeltaFeed(FileFeed):
         refused: list[int] = []
         for commit, state in self._states(after, upto):
             self._check_commit(commit, state)
-            rewritten = _has_unchanged_rows(commit, state)
-            if rewritten and self._feed.row_id is None:
+            if self._feed.row_id is None and _lacks_feed(commit, state):
                 refused.append(commit.version)
             columns = self._columns(commit.version, state)
-            commits.append(FileCommit(commit.version, commit.timestamp, commit.needed, rewritten, columns))
+            commits.append(
+                FileCommit(commit.version, commit.timestamp, commit.needed, commit.rewrites, columns)
+            )
         if refused:
             raise no_feed(self.name, refused)
         needed = [(commit.version, file.path) for commit in commits for _, file in commit.files]
@@ -257,12 +281,14 @@ class OpenDeltaFeed(FileFeed):
     def _check(self, part: Slice, planned: Planned, columns: tuple[Column, ...]) -> None:
         super()._check(part, planned, columns)
         version = part.commit.version
-        if planned.only_changes and part.commit.rewritten:
+        if planned.only_changes and part.commit.rewritten and self._feed.row_id is not None:
             raise FeedUnavailableError(
-                f"version {version} of {self.table} was written without the change data feed, which was on "
-                "when this query was planned: create the query again, so that it removes unchanged rows",
-                condition="FEED_UNAVAILABLE.FEED_NOT_ENABLED",
-                versions=[version],
+                f"version {version} of {self.table} rewrites rows without recording which ones changed, and "
+                "this query was planned when no version did: create the query again, so that it removes "
+                "unchanged rows",
+                condition="FEED_UNAVAILABLE.ROWS_OVERWRITTEN",
+                table=self.name,
+                version=version,
             )
 
     def _refused(self, part: Slice, reason: str) -> FeedUnavailableError:
@@ -317,6 +343,10 @@ class OpenDeltaFeed(FileFeed):
         return self._opened
 
 
-def _has_unchanged_rows(commit: CommitFile, state: Metadata | None) -> bool:
-    """Whether a commit's files have rows that did not change."""
-    return commit.rewrites and not (state is not None and state.feed)
+def _has_feed(state: Metadata | None) -> bool:
+    return state is not None and state.feed
+
+
+def _lacks_feed(commit: CommitFile, state: Metadata | None) -> bool:
+    """Whether a commit rewrote rows while no change data feed could record which ones changed."""
+    return commit.rewrites and not _has_feed(state)
