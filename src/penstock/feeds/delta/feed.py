@@ -53,10 +53,10 @@ log = logging.getLogger("penstock.feeds")
 class DeltaFeed:
     """The changes of a Delta table; a version of the table is a commit.
 
-    A version that was written with the change data feed on has the rows that the writer recorded. A version
-    without recorded rows, which the feed being off or an overwrite or ``RESTORE`` leaves, has all rows of the
-    files that it removed as deletes and of those that it added as inserts; with ``row_id``, carry-over removal
-    takes out the unchanged ones. ``OPTIMIZE`` and ``VACUUM`` change nothing.
+    A version that was written with the change data feed on has the rows that the writer recorded. Without
+    recorded rows (the feed was off, or the version is an overwrite or a ``RESTORE``), all rows of the files
+    that it removed are deletes and those of the files that it added are inserts; with ``row_id``, unchanged
+    rows are removed from these. ``OPTIMIZE`` and ``VACUUM`` change nothing.
 
     Parameters
     ----------
@@ -201,8 +201,8 @@ class OpenDeltaFeed(FileFeed):
         ]
         if overwritten:
             log.warning(
-                "%s of %s overwrote rows, and all of these are changes, unchanged ones too: set row_id to get only "
-                "the rows that differ",
+                "%s of %s overwrote rows, and all of these are changes, unchanged ones too: set row_id to get "
+                "only the rows that differ",
                 ranges(overwritten),
                 self.table,
                 extra={"action": "rows_overwritten", "table": self.name, "versions": overwritten},
