@@ -230,6 +230,24 @@ def test_the_rows_of_a_batch_are_those_that_its_queues_have_anew(
     assert (found.id, found.rows) == (7, rows)
 
 
+def test_a_source_without_new_rows_reads_from_where_it_stands_to_there(tmp_path: Path) -> None:
+    feed = {"feed": "delta:orders", "from": 3, "to": 5}
+    for number, offsets in ((6, [OF_QUEUE, feed, RUN]), (7, [OF_QUEUE, feed, RUN])):
+        file = tmp_path / f"offsets/{number}"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("\n".join(["v1", "{}", *map(json.dumps, offsets)]))
+    found = show(None, str(tmp_path))
+    assert found.planned is not None
+    assert [source.kind for source in found.planned.sources] == ["queue", "feed", "starts"]
+    assert found.planned.sources[0].to_dict()["partitions"] == [
+        {"partition": 0, "from": 8, "to": 8},
+        {"partition": 1, "from": 2, "to": 2},
+    ]
+    lines = [line.split() for line in str(found).splitlines()]
+    assert ["1", "feed", "delta:orders", "5", "5"] in lines
+    assert "nothing: counts the query's starts" in str(found)
+
+
 @one_store
 def test_a_continuous_query_has_epochs_and_no_state(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path

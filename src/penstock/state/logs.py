@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -123,19 +123,35 @@ class Source:
     """The source's name, where the log has names (its format 2)."""
     offset: JsonValue
     """The logged offset: JSON or text; None where the source had none yet."""
+    repeated: bool = False
+    """Whether it is the offset of the batch before, so that this batch reads nothing from the source."""
 
     @property
     def queue(self) -> QueueOffset | None:
         """The rows of a queue in the batch; None for another kind of source."""
-        return QueueOffset.of(self.offset)
+        found = QueueOffset.of(self.offset)
+        return replace(found, start=found.end) if found is not None and self.repeated else found
+
+    @property
+    def feed(self) -> tuple[str, JsonValue, JsonValue] | None:
+        """The feed, and the offsets between which the batch reads it; None for another kind of source."""
+        if not isinstance(self.offset, dict) or self.offset.keys() != {"feed", "from", "to"}:
+            return None
+        end = self.offset["to"]
+        return str(self.offset["feed"]), end if self.repeated else self.offset["from"], end
+
+    @property
+    def starts(self) -> int | None:
+        """How often the query was started; None for a source that is not the counter of starts."""
+        if not isinstance(self.offset, dict) or self.offset.keys() != {RUNS_KEY}:
+            return None
+        return int(str(self.offset[RUNS_KEY]))
 
     @property
     def kind(self) -> str:
-        """``queue``, ``feed`` or ``other``."""
-        if self.queue is not None:
-            return "queue"
-        is_feed = isinstance(self.offset, Mapping) and self.offset.keys() == {"feed", "from", "to"}
-        return "feed" if is_feed else "other"
+        """``queue``, ``feed``, ``starts`` (a counter of the query's starts, without rows) or ``other``."""
+        found = {"queue": self.queue, "feed": self.feed, "starts": self.starts}
+        return next((kind for kind, value in found.items() if value is not None), "other")
 
     def to_dict(self) -> Json:
         """Return all of it as plain values, for JSON."""
@@ -225,7 +241,8 @@ def _planned(files: Files, number: int, unknown: list[str]) -> Batch:
     name = f"offsets/{number}"
     try:
         text = files.text(name)
-        metadata, sources = _metadata(text), _sources(text)
+        before = _offsets_before(files, number)
+        metadata, sources = _metadata(text), _sources(text, before or [])
     except (ValueError, CommitRefusedError) as error:
         unknown.append(f"offsets of batch {number}: the file {name!r} cannot be used ({_brief(error)})")
         return Batch(number)
@@ -236,28 +253,27 @@ def _planned(files: Files, number: int, unknown: list[str]) -> Batch:
         planned_at=_moment(metadata.get("batchTimestampMs")),
         watermark=_moment(metadata.get("batchWatermarkMs")),
         sources=sources,
-        rows=_rows(files, number, sources),
+        rows=None if before is None else _rows(sources),
     )
 
 
-def _rows(files: Files, number: int, sources: tuple[Source, ...]) -> int | None:
-    """Count the rows of a batch; a source without new rows repeats the offset of the batch before."""
+def _offsets_before(files: Files, number: int) -> list[JsonValue] | None:
+    """Return the offsets of the batch before; None if Spark has removed them, or they cannot be used."""
+    if not number:
+        return []
     try:
-        before = [source.offset for source in _sources(files.text(f"offsets/{number - 1}"))] if number else []
+        return parse_offsets(files.text(f"offsets/{number - 1}"))
     except (ValueError, CommitRefusedError):
         return None
-    counts: list[int] = []
-    for source in sources:
-        queue = source.queue
-        if queue is not None:
-            counts.append(0 if source.offset in before else sum(queue.end) - sum(queue.start))
-        elif source.offset is not None and not _has_no_rows(source):
-            return None
+
+
+def _rows(sources: tuple[Source, ...]) -> int | None:
+    """Count the rows that a batch reads from queues."""
+    queues = [source.queue for source in sources]
+    if any(source.offset is not None and source.kind in ("feed", "other") for source in sources):
+        return None
+    counts = [sum(queue.end) - sum(queue.start) for queue in queues if queue is not None]
     return sum(counts) if counts else None
-
-
-def _has_no_rows(source: Source) -> bool:
-    return isinstance(source.offset, dict) and source.offset.keys() == {RUNS_KEY}
 
 
 def _committed(files: Files, number: int, unknown: list[str]) -> Batch:
@@ -285,12 +301,12 @@ def _metadata(text: str) -> Json:
     return parse_json_object(lines[0]) if lines[0] else {}
 
 
-def _sources(text: str) -> tuple[Source, ...]:
+def _sources(text: str, before: Sequence[JsonValue]) -> tuple[Source, ...]:
     version, _, *lines = text.split("\n")
     named = [line.partition(":")[0] for line in lines if line]
     names: list[str | None] = [*named] if version == "v2" else [None] * len(named)
     return tuple(
-        Source(place, name, offset)
+        Source(place, name, offset, repeated=offset is not None and offset in before)
         for place, (name, offset) in enumerate(zip(names, parse_offsets(text), strict=True))
     )
 

@@ -53,15 +53,16 @@ def offsets_block(batch: Batch) -> Block:
 
 
 def _source_lines(source: Source) -> Iterator[tuple[str, ...]]:
-    name, queue = source.name or str(source.position), source.queue
+    name, queue, feed = source.name or str(source.position), source.queue, source.feed
     if queue is not None:
         consumer = f", consumer {queue.consumer}" if queue.consumer else ""
         described = (name, f"queue {queue.queue}{consumer}")
         for partition, (start, end) in enumerate(zip(queue.start, queue.end, strict=True)):
             yield (*(described if partition == 0 else ("", "")), str(partition), str(start), str(end))
-    elif source.kind == "feed" and isinstance(source.offset, dict):
-        ends = (_plain(source.offset[key]) for key in ("from", "to"))
-        yield (name, f"feed {source.offset['feed']}", "", *ends)
+    elif feed is not None:
+        yield (name, f"feed {feed[0]}", "", *map(_plain, feed[1:]))
+    elif source.starts is not None:
+        yield (name, "nothing: counts the query's starts", "", "", str(source.starts))
     else:
         yield (name, "", "", "", _plain(source.offset))
 
