@@ -58,6 +58,7 @@ def test_a_query_of_sparks_is_told_from_start_to_end_once(
     assert {(each["query_id"], each["run_id"]) for each in found} == {(str(query.id), str(query.runId))}
     (progress,) = found[1:-1]
     assert (progress["batch"], progress["rows"], progress["state_rows"]) == (0, 2, 2)
+    assert progress["rows_late"] == 0
     assert progress["duration_ms"]["triggerExecution"] > 0
     assert found[-1]["error"] is None
 

@@ -80,6 +80,19 @@ def test_only_the_newest_is_told_with_the_rows_of_all(publisher: Publisher, stor
     assert all(later.reported_at - point.reported_at > 900_000 for point, later in pairwise(points[:-1]))
 
 
+def test_rows_dropped_as_late_are_counted_for_the_run_and_logged_once(
+    publisher: Publisher, store: penstock.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher.begin(RUN)
+    for batch, late in enumerate((0, 2, 3, 0)):
+        publisher.progressed("run", told(batch, 10, stateOperators=[{"numRowsDroppedByWatermark": late}]))
+    publisher.end("run", None)
+    assert publisher.settle("run", 10)
+    assert "5 rows have been dropped since this run began" in progress(store)[-1].warnings
+    (record,) = [each for each in caplog.records if each.name == "penstock.pipeline"]
+    assert (record.action, record.rows) == ("rows_late", 2)  # type: ignore[attr-defined] # by extra
+
+
 def test_what_is_said_behind_the_end_or_of_a_stranger_is_not_heard(
     publisher: Publisher, store: penstock.Store
 ) -> None:

@@ -28,9 +28,21 @@ _OBJECT = re.compile(r"(?<![\w.])(?:\w+\.)+([\w$]+)@[0-9a-f]+")
 
 
 def progress_of(
-    progress: Json, rows_in: int, rows_out: int | None, secrets: Sequence[str] = ()
+    progress: Json, rows_in: int, rows_out: int | None, secrets: Sequence[str] = (), late: int = 0
 ) -> QueryProgress:
-    """Return Spark's progress as the store has it, with the rows since the last one that was written."""
+    """Return Spark's progress as the store has it.
+
+    Parameters
+    ----------
+    progress
+        The newest, in the form of Spark's JSON.
+    rows_in, rows_out
+        The rows since the last progress that was written.
+    secrets
+        Texts that are replaced.
+    late
+        Rows that this run has dropped as late.
+    """
     durations = {phase: float(taken) for phase, taken in (progress.get("durationMs") or {}).items()}
     operators = progress.get("stateOperators") or []
     return QueryProgress(
@@ -43,7 +55,10 @@ def progress_of(
         watermark=_watermark((progress.get("eventTime") or {}).get("watermark")),
         state_rows=_sum(operators, "numRowsTotal"),
         state_bytes=_sum(operators, "memoryUsedBytes"),
-        warnings=tuple(_warnings(progress.get("sources") or [], secrets)),
+        warnings=(
+            *_warnings(progress.get("sources") or [], secrets),
+            *([_late_text(late)] if late else []),
+        ),
     )
 
 
@@ -51,6 +66,18 @@ def rows_of(progress: Json) -> tuple[int, int | None]:
     """Return the rows that were read and written; None where Spark does not count them."""
     out = (progress.get("sink") or {}).get("numOutputRows", -1)
     return int(progress.get("numInputRows") or 0), None if out is None or out < 0 else int(out)
+
+
+def late_of(progress: Json) -> int:
+    """Return how many rows a micro-batch has dropped because they were older than the watermark."""
+    return _sum(progress.get("stateOperators") or [], "numRowsDroppedByWatermark") or 0
+
+
+def _late_text(rows: int) -> str:
+    return (
+        f"{rows} row{'s have' if rows > 1 else ' has'} been dropped since this run began, because "
+        f"{'they were' if rows > 1 else 'it was'} older than the watermark"
+    )
 
 
 def ends_of(progress: Json, secrets: Sequence[str]) -> tuple[str | None, str | None]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from penstock.errors import InvalidInputError, NotFoundError, PenstockError, condition_of
 from penstock.json_text import Json
-from penstock.pipeline.progress_format import ends_of, progress_of, rows_of
+from penstock.pipeline.progress_format import ends_of, late_of, progress_of, rows_of
 from penstock.redaction import secrets_of
 from penstock.store.database import Database, Transaction
 from penstock.store.forks import Forkable, watch
@@ -71,6 +71,8 @@ class _Followed:
     ended_at: float | None = None
     error: QueryError | None = None
     written_at: float = 0.0
+    late: int = 0
+    """Rows that were dropped because they were older than the watermark."""
     batch: int | None = None
     """The last micro-batch whose rows were looked up in the ledger."""
 
@@ -132,12 +134,23 @@ class Publisher(Forkable):
             followed = self._followed.get(run_id)
             if followed is None:
                 return
+            self._add_late(followed, late_of(progress))
             first = followed.news is None
             news = _Unwritten(progress, *rows_of(progress))
             followed.news = news if followed.news is None else followed.news.merged_with(news)
             # The thread has to compute its pause again for the first one alone.
             if first:
                 self._changed.notify_all()
+
+    def _add_late(self, followed: _Followed, rows: int) -> None:
+        if rows and not followed.late:
+            # Once for each run; the monitor page counts them.
+            log.warning(
+                "query %s drops rows because they are older than its watermark",
+                followed.run.name or followed.run.query_id,
+                extra={"action": "rows_late", "query": followed.run.name, "rows": rows},
+            )
+        followed.late += rows
 
     def end(self, run_id: str, error: QueryError | None) -> None:
         with self._changed:
@@ -275,7 +288,7 @@ def _write(tx: Transaction, notes: list[_Note], secrets: list[str]) -> None:
 
 
 def _progress(tx: Transaction, followed: _Followed, news: _Unwritten, secrets: list[str]) -> QueryProgress:
-    progress = progress_of(news.progress, news.rows_in, news.rows_out, secrets)
+    progress = progress_of(news.progress, news.rows_in, news.rows_out, secrets, followed.late)
     if progress.rows_out is not None:
         return progress
     return replace(progress, rows_out=_rows_out(tx, followed, progress.batch_id))

@@ -84,6 +84,7 @@ class ProgressLog(StreamingQueryListener):
                     "rows_per_second": progress.processedRowsPerSecond,
                     "duration_ms": dict(progress.durationMs),
                     "watermark": progress.eventTime.get("watermark"),
+                    "rows_late": _total(progress, "numRowsDroppedByWatermark"),
                     "state_rows": _total(progress, "numRowsTotal"),
                     "state_bytes": _total(progress, "memoryUsedBytes"),
                 },
