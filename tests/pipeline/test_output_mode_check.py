@@ -45,6 +45,27 @@ def test_what_is_not_safe_is_refused_with_the_report_and_nothing_starts(
 
 
 @one_store
+def test_warnings_are_logged_when_the_query_starts(
+    spark: SparkSession,
+    store: penstock.Store,
+    store_url: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    make_queue(store, "in")
+    fill(store.queue("in"), [1, 2, 2])
+    pipeline = (
+        penstock.stream(spark, stream(spark, store_url, "in"))
+        .transform(lambda frame: frame.groupBy("id").count())
+        .write(penstock.TableSink("counts", url=store_url, keys=["id"]), output_mode="update")
+    )
+    pipeline.start(checkpoint=tmp_path / "c", trigger=NOW).awaitTermination()
+    (record,) = [each for each in caplog.records if vars(each).get("action") == "output_mode_warning"]
+    assert vars(record)["problem"] == "PENSTOCK_STATE_FOR_EACH_KEY"
+    assert "the state has a row for each id ever seen" in record.getMessage()
+
+
+@one_store
 def test_the_user_may_know_better(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from penstock.limits.record import keep_record
 from penstock.limits.rows import STOP, RowLimit, is_per_micro_batch
 from penstock.limits.run import LimitRun, keep_key_limit
 from penstock.modes.checking.check import check as check_modes
+from penstock.modes.checking.report import ModeReport
 from penstock.pipeline.continuous import ContinuousQuery, Transform, start_continuous
 from penstock.pipeline.initial_batch import no_data_batches, with_initial_batch
 from penstock.pipeline.micro_batches import (
@@ -292,7 +293,9 @@ class Pipeline:
         frame = self.stream.to_df()
         if check:
             # The sink itself refuses rows below.
-            check_modes(frame, self.sink.format, trigger).require(self.output_mode)
+            report = check_modes(frame, self.sink.format, trigger)
+            report.require(self.output_mode)
+            _log_warnings(report[self.output_mode], name)
         self._check(frame, location)
         register(self.stream.spark)
         if (keyed := self.stream.key_limit) is not None:
@@ -427,6 +430,23 @@ class Pipeline:
                 owned_consumer(spark, read.options) if read.format == "penstock" else None for read in reads
             ]
         return tuple(dict.fromkeys(each for each in owned if each is not None)), None in owned
+
+
+def _log_warnings(report: ModeReport, name: str | None) -> None:
+    # A mode that is not refused has nothing but warnings.
+    for problem in report.problems:
+        log.warning(
+            "in output mode %s, %s (%s)",
+            report.mode,
+            problem.message,
+            problem.page,
+            extra={
+                "action": "output_mode_warning",
+                "query": name,
+                "output_mode": report.mode,
+                "problem": problem.code,
+            },
+        )
 
 
 def _location(spark: SparkSession, checkpoint: str | os.PathLike[str] | None) -> str:
