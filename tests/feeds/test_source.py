@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import penstock
-from penstock.changes.data_source import STREAM, ChangesStreamReader, read_options
+from penstock.changes.data_source import STREAM, ChangesDataSource, ChangesStreamReader, read_options
 from penstock.errors import (
     InvalidChangelogSchemaError,
     InvalidChangeOptionError,
@@ -113,8 +113,23 @@ def test_batch_ranges_and_passes(spark: SparkSession, feed: penstock.QueueFeed) 
     assert versions(read(spark, feed, starting_version=9)) == {}
     net = read(spark, feed, deduplication_mode="netChanges", compute_updates=True).toArrow()
     assert Counter(net["_change_type"].to_pylist()) == {"update_preimage": 1, "update_postimage": 1}
-    plain = spark.read.format("penstock_changes").option("url", feed.url).option("startingVersion", 5).load()
-    assert versions(plain) == {5: 6, 8: 6}
+    plain = spark.read.format("penstock_changes").option("startingVersion", 5)
+    for frame in (plain.load(feed.url), plain.option("url", feed.url).load()):
+        assert versions(frame) == {5: 6, 8: 6}
+
+
+def test_a_batch_read_that_starts_beyond_the_next_version_is_warned_of(
+    feed: penstock.QueueFeed, caplog: pytest.LogCaptureFixture
+) -> None:
+    def partitions(first: int) -> Sequence[object]:
+        options = {"url": feed.url, "startingVersion": str(first)}
+        source = ChangesDataSource(options)
+        return source.reader(source.schema()).partitions()
+
+    assert list(partitions(9)) == []
+    assert not caplog.records
+    assert list(partitions(10)) == []
+    assert "is read from version 10, and its newest is 8" in caplog.records[-1].getMessage()
 
 
 @pytest.mark.parametrize(

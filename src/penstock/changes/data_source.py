@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ from penstock.spark.internals.python_workers import freeze_imports
 from penstock.spark.options import OptionReader, parse_boolean, parse_positive
 from penstock.spark.schemas import projection, to_struct
 
+log = logging.getLogger("penstock.changes")
+
 FORMAT = "penstock_changes"
 _COMMIT = "commit"
 """Key of an offset: what distinguishes its last commit from another one of the same version."""
@@ -50,7 +53,7 @@ _PLANNED = ("plan", "somecolumns")
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Options of a read of a feed."""
+    """Options of a read of a feed; its URL may also come as ``load`` passes it, as ``path``."""
 
     url: str = field(repr=False)
     range: ChangeRange
@@ -71,6 +74,8 @@ def read_options(options: Mapping[str, str], known: Sequence[str], what: str) ->
             f"format({FORMAT!r}) returns unprocessed change rows: pass deduplicationMode and computeUpdates "
             "to penstock.changes.read, read_stream or post_process"
         )
+    if not any(name.lower() == "url" for name in options):
+        options = {("url" if name.lower() == "path" else name): text for name, text in options.items()}
     planned = {name: value for name, value in options.items() if name.lower() in _PLANNED}
     read = OptionReader(
         {name: value for name, value in options.items() if name not in planned}, known, what, STREAM
@@ -159,7 +164,25 @@ class ChangesReader(FeedReader, DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         after = self._options.range.start(self._opened)
-        return self._tasks(after, self._options.range.end(self._opened, after))
+        upto = self._options.range.end(self._opened, after)
+        if upto == after:
+            self._warn_if_ahead()
+        return self._tasks(after, upto)
+
+    def _warn_if_ahead(self) -> None:
+        """Warn of a first version beyond the next one, which may be a mistake, or another table's version."""
+        first = self._options.range.first_version
+        if first is None:
+            return
+        newest = self._opened.newest(self._opened.oldest())
+        if first > newest + 1:
+            log.warning(
+                "%s is read from version %d, and its newest is %d: there are no changes to read",
+                self._opened.name,
+                first,
+                newest,
+                extra={"action": "version_ahead", "table": self._opened.name, "version": first},
+            )
 
 
 @without_tracebacks

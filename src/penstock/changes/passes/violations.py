@@ -84,9 +84,10 @@ def check_single(rows: ChangeRows, *, asks_for_sequence: bool) -> None:
     """Refuse several changes of one row in one commit, whose order is unknown."""
     groups = rows.changes
     advice = (
-        "name the column that orders them as the contract's sequence"
+        "name the column that orders its changes as the contract's sequence"
         if asks_for_sequence
-        else "set intermediate_changes=True in the contract, and name the column that orders them as sequence"
+        else "set intermediate_changes=True in the contract, and name the column that orders its changes as "
+        "sequence"
     )
     place = _first_duplicate(rows, groups)
     if place is not None:
@@ -95,7 +96,8 @@ def check_single(rows: ChangeRows, *, asks_for_sequence: bool) -> None:
             "UNEXPECTED_MULTIPLE_CHANGES_PER_ROW_VERSION",
             rows,
             place,
-            f"one commit has {', '.join(sorted(names))} of this row: {advice}",
+            f"one commit has {', '.join(sorted(names))} of this row: choose a row_id that is unique in the "
+            f"table, or, if a commit may change a row several times, {advice}",
         )
 
 
@@ -141,7 +143,7 @@ def check_order_known(rows: ChangeRows) -> None:
             int(np.argmax(groups.holding(unclear))),
             "one commit inserts this row and deletes it with the same content, in unknown order: name the "
             "column that orders them as the contract's sequence, or set carryover_rows=True if commits "
-            "rewrite unchanged rows (DeltaFeed(overwrites=True))",
+            "rewrite unchanged rows",
         )
 
 
