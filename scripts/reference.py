@@ -10,6 +10,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -252,9 +253,10 @@ def _sections(thing: Any) -> Iterator[str]:
             yield from (_text(section.value), "")
         elif kind == "parameters":
             yield from ("| parameter | |", "|---|---|")
-            for parameter in section.value:
-                names = parameter.name.replace(", ", "`, `")
-                yield f"| `{names}` | {_one_line(_text(parameter.description))} |"
+            # Names that share a line of the docstring come one by one, with the same description.
+            for description, together in groupby(section.value, key=lambda each: each.description):
+                names = ", ".join(f"`{each.name}`" for each in together)
+                yield f"| {names} | {_one_line(_text(description))} |"
             yield ""
         elif kind == "raises":
             yield "Raises: " + "; ".join(_raised(each) for each in section.value) + "."
@@ -268,7 +270,9 @@ def _sections(thing: Any) -> Iterator[str]:
 def _raised(each: Any) -> str:
     names = ", ".join(f"`{name.strip()}`" for name in str(each.annotation).strip("()").split(","))
     told = _one_line(_text(each.description or "")).rstrip(".")
-    return f"{names} ({told[0].lower() + told[1:]})" if told else names
+    if told and not told[:2].isupper():
+        told = told[0].lower() + told[1:]
+    return f"{names} ({told})" if told else names
 
 
 def _text(told: Any) -> str:

@@ -61,8 +61,13 @@ def read(
         The same by commit time: a ``datetime`` with a time zone, or text such as ``2026-01-31T12:00:00Z``.
     starting_bound_inclusive, ending_bound_inclusive
         Whether the bounds belong to the range.
-    deduplication_mode, compute_updates, net_window
-        As for :func:`~penstock.changes.post_process`.
+    deduplication_mode
+        ``none``, ``dropCarryovers`` or ``netChanges``, as for :func:`~penstock.changes.post_process`.
+    compute_updates
+        Whether a delete and an insert of one row in one commit become an update.
+    net_window
+        For ``netChanges``: ``commit``, or an interval of commit time such as ``1 hour``; the whole range when
+        None.
     columns
         The column or columns to read; all when None. Spark does not tell a Python data source which columns a
         query uses, and each one costs. The three metadata columns are always read, and those of the contract.
@@ -110,19 +115,29 @@ def read_stream(
 
     Parameters
     ----------
-    spark, feed, starting_version, starting_timestamp, starting_bound_inclusive
-        As for :func:`read`; a query with a checkpoint resumes from there instead.
+    spark
+        The session.
+    feed
+        A feed, or its URL.
+    starting_version, starting_timestamp, starting_bound_inclusive
+        Where a new query begins, as for :func:`read`. A query that has a checkpoint goes on from there.
     ending_version, ending_timestamp, ending_bound_inclusive
         Where the stream ends. By time, it stops at the first commit whose time is after the end.
-    deduplication_mode, compute_updates, strategy, keep_watermark, net_window
-        As for :func:`~penstock.changes.post_process`. An interval as ``net_window`` is longer than a
-        micro-batch, so it needs the ``watermark`` strategy: append mode, and a state store.
-    watermark_delay
-        As for :func:`~penstock.changes.post_process`: under the ``watermark`` strategy, how far a commit's
-        time may lie behind the newest one of earlier micro-batches. A feed whose times repeat or go backwards
-        needs one; otherwise such a commit fails the query.
-    columns
+    deduplication_mode, compute_updates
         As for :func:`read`.
+    strategy
+        ``micro_batch`` for commits that are whole in a micro-batch (stateless; append and update mode),
+        ``watermark`` for others (append mode), or ``auto``, which follows the feed's contract.
+    watermark_delay
+        For ``watermark``: how far a commit's time may lie behind the newest one of earlier micro-batches. A
+        feed whose times repeat or go backwards needs one; otherwise such a commit fails the query.
+    keep_watermark
+        For ``watermark``: whether the result keeps a watermark on the commit time.
+    net_window
+        For ``netChanges``: ``commit``, or an interval of commit time such as ``1 hour``. An interval needs
+        the ``watermark`` strategy, since it is longer than a micro-batch.
+    columns
+        The column or columns to read, as for :func:`read`.
     options
         Further options of the data source: ``maxCommitsPerTrigger`` and ``maxRowsPerTrigger`` (rounded up to
         a whole commit), ``rowsPerTask``.

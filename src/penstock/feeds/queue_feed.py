@@ -183,8 +183,10 @@ class QueueFeed:
             columns.
         store
             The URL of an existing store.
-        partitions, retention
-            As for ``Store.create_queue``.
+        partitions
+            1 to 4096.
+        retention
+            How many rows to keep; everything by default.
 
         Raises
         ------

@@ -113,7 +113,8 @@ def take_sample(
     seed
         A number from 0 with which the same tasks draw the same sample again.
     folder
-        As for :func:`take`.
+        The directory or URL of the query's temporary checkpoint, by default this machine's folder for
+        temporary files; see :func:`take`.
 
     Returns
     -------

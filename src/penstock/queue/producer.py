@@ -59,7 +59,7 @@ class Producer:
             last were appended before and are skipped. After an error, repeat the same rows first: they may
             have been appended.
         partition
-            As for ``Queue.append``.
+            The partition; by default that of each row's key, or any one if the queue has no key.
 
         Raises
         ------

@@ -312,8 +312,11 @@ class Queue:
         ----------
         consumer
             The name of an existing consumer.
-        vital, start
-            As for ``Consumer.register``.
+        vital
+            Whether trimming waits for this consumer; by default False, or as registered already.
+        start
+            ``earliest``, ``latest``, a datetime with a time zone (the first row at or after it) or
+            ``{partition: row index}``.
 
         Raises
         ------
