@@ -120,11 +120,14 @@ def read_stream(
     feed
         A feed, or its URL.
     starting_version, starting_timestamp, starting_bound_inclusive
-        Where a new query begins, as for :func:`read`. A query that has a checkpoint goes on from there.
+        Where a new query begins, as for :func:`read`. A query with a checkpoint resumes from
+        there.
     ending_version, ending_timestamp, ending_bound_inclusive
         Where the stream ends. By time, it stops at the first commit whose time is after the end.
-    deduplication_mode, compute_updates
-        As for :func:`read`.
+    deduplication_mode
+        ``none``, ``dropCarryovers`` or ``netChanges``, as for :func:`~penstock.changes.post_process`.
+    compute_updates
+        Whether a delete and an insert of one row in one commit become an update.
     strategy
         ``micro_batch`` for commits that are whole in a micro-batch (stateless; append and update mode),
         ``watermark`` for others (append mode), or ``auto``, which follows the feed's contract.
