@@ -18,6 +18,8 @@ from penstock.spark.internals.plan_text import (
 )
 
 _NO_TIME = ("NoTimeout", "NoTime")
+# The options of a relation that reads a queue.
+_QUEUE = re.compile(r", penstock, .*\[(?:[^\]]*, )?queue=([\w.-]+)[,\]]")
 _WINDOW = re.compile(r"window#\d+")
 _WATERMARK = re.compile(r"(?:[0-9a-f-]{36}, )?(.+?)#\d+L?(?:-T\d+ms)?(?:: [^,]+)?, (.+)$")
 _COLUMN = re.compile(r"(.*)#(\d+)L?(?:-T\d+ms)?", re.DOTALL)
@@ -31,7 +33,7 @@ class Watermark:
     column: str
     delay: str
     source: str
-    """The source below it."""
+    """The queue or the source below it."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ def _watermark(node: Node) -> Watermark:
     match = _WATERMARK.match(node.text)
     column, delay = (match[1], match[2]) if match else (node.text, "")
     leaf = next((child for child in node.walk() if child.streaming and not child.children), node)
-    return Watermark(node, column, delay, source_of(leaf))
+    queue = _QUEUE.search(leaf.text)
+    return Watermark(node, column, delay, f"queue {queue[1]!r}" if queue else source_of(leaf))
 
 
 def source_of(leaf: Node) -> str:
