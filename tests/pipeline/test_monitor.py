@@ -182,6 +182,19 @@ def test_a_table_is_told_as_sink_and_another_store_as_well(
 
 
 @one_store
+def test_a_union_is_reported_with_all_its_queues(
+    spark: SparkSession, store: penstock.Store, store_url: str, source: penstock.Queue, tmp_path: Path
+) -> None:
+    store.consumer("c").register(store.create_queue("second", SCHEMA).name)
+    second = penstock.stream(spark, penstock.QueueSource("second", "c", store_url)).to_df()
+    query = pipeline(spark, store_url, lambda df: df.union(second)).start(
+        name=NAME, checkpoint=tmp_path / "ck", trigger=NOW
+    )
+    query.awaitTermination()
+    assert rows(store)[NAME].source == "queue 'in', queue 'second'"
+
+
+@one_store
 def test_other_queries_of_a_session_are_told_where_ps_publish_says(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:

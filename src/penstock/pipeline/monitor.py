@@ -116,11 +116,11 @@ def monitor_target(
     publisher = listener.others if url is None else publisher_of(url)
     if publisher is None:
         return None
-    queues = ", ".join(dict.fromkeys(f"queue {owned.queue!r}" for owned in consumers))
+    # A transformation may read further queues.
+    sources = dict.fromkeys([source.description, *(f"queue {owned.queue!r}" for owned in consumers)])
     ledger_name = sink.ledger_name if url is not None and url == sink_url else in_no_ledger
-    return MonitorTarget(
-        spark, publisher, source.description or queues or None, sink.description, ledger_name
-    )
+    described = ", ".join(filter(None, sources)) or None
+    return MonitorTarget(spark, publisher, described, sink.description, ledger_name)
 
 
 class ContinuousMonitor:
