@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-version=$1
+version=${1:?usage: ensure_postgres.sh VERSION, such as 17}
 
 say() { printf '%s\n' "$*" >&2; }
 

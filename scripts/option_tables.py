@@ -28,7 +28,7 @@ READING = {
     "endingOffsets": "`latest`, or row indexes",
     "failOnDataLoss": "fail when rows of the range have been trimmed; "
     "`false` continues after them and logs the range",
-    "includeServiceColumns": "add `_queue`, `_generation`, `_partition`, `_row_index`, `_timestamp`",
+    "includeMetadataColumns": "add `_queue`, `_generation`, `_partition`, `_row_index`, `_timestamp`",
     "rowsPerTask": "a partition with more rows is read by several tasks",
     "maxRowsPerTrigger": "rows of a micro-batch, shared among the partitions by their backlog",
     "maxRowsPerPartition": "rows of a micro-batch from each partition",
@@ -76,7 +76,7 @@ _UNSET = {
 }
 _UNSET_OF_CHANGES = {"startingTimestamp": "all"}
 _FIELDS = {
-    "includeServiceColumns": "service_columns",
+    "includeMetadataColumns": "metadata_columns",
     "maxCommitsPerTrigger": "max_commits",
     "startingBoundInclusive": "starting_bound_inclusive",
 }

@@ -59,7 +59,7 @@ def test_filters_and_functions_see_only_as_many_rows_as_it_takes(
     spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     fill(make_queue(store), range(50_000), each=5_000)
-    frame = stream(spark, store_url, includeServiceColumns="true").withWatermark("_timestamp", "1 hour")
+    frame = stream(spark, store_url, includeMetadataColumns="true").withWatermark("_timestamp", "1 hour")
     frame = frame.where("id % 100 = 7").select("id", "name", (F.col("id") * 2).alias("twice"))
     rows = penstock.take(frame, 25)
     assert [(row.id, row.twice) for row in rows] == [(100 * n + 7, 200 * n + 14) for n in range(25)]
@@ -120,7 +120,7 @@ def test_values_of_every_type_are_those_that_a_query_gives(
     empty: list[Any] = [2, *[None] * 9]
     columns = [pa.array(values, field.type) for *values, field in zip(full, empty, EVERY_KIND, strict=True)]
     store.create_queue("kinds", EVERY_KIND).append(pa.table(columns, schema=EVERY_KIND))
-    frame = stream(spark, store_url, "kinds", includeServiceColumns="true").drop("_timestamp", "_queue")
+    frame = stream(spark, store_url, "kinds", includeMetadataColumns="true").drop("_timestamp", "_queue")
     query = frame.writeStream.format("memory").queryName("kinds").trigger(availableNow=True).start()
     query.awaitTermination()
     wanted = spark.table("kinds")

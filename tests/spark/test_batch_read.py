@@ -26,7 +26,7 @@ def test_all_rows_of_all_partitions(spark: SparkSession, store: Store, store_url
 
 def test_an_empty_queue(spark: SparkSession, store: Store, store_url: str) -> None:
     make_queue(store, partitions=2)
-    frame = batch(spark, store_url, includeServiceColumns=True)
+    frame = batch(spark, store_url, includeMetadataColumns=True)
     assert frame.collect() == []
     assert frame.count() == 0
 
@@ -151,7 +151,7 @@ def test_a_read_is_planned_once(spark: SparkSession, store: Store, store_url: st
         strict.count()
 
 
-def test_service_columns(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_metadata_columns(spark: SparkSession, store: Store, store_url: str) -> None:
     queue = make_queue(store, partitions=2)
     fill(queue, [1, 2], partition=1)
     first = datetime.now(UTC)
@@ -164,12 +164,12 @@ def test_service_columns(spark: SparkSession, store: Store, store_url: str) -> N
     assert [row[:5] for row in before] == places
     times = [row[5] for row in before]
     assert times[0] == times[1] < times[2]
-    only = batch(spark, store_url, includeServiceColumns=True).select("_row_index").collect()
+    only = batch(spark, store_url, includeMetadataColumns=True).select("_row_index").collect()
     assert sorted(row[0] for row in only) == [0, 1, 2]
 
 
 def _service(spark: SparkSession, url: str) -> list[tuple[Any, ...]]:
-    frame = batch(spark, url, includeServiceColumns=True).drop("name")
+    frame = batch(spark, url, includeMetadataColumns=True).drop("name")
     return sorted(tuple(row) for row in frame.collect())
 
 
@@ -179,7 +179,7 @@ def test_a_queue_with_columns_of_those_names(spark: SparkSession, store: Store, 
     store.create_queue("own", pa.schema([("_Row_Index", pa.int64())])).append([{"_Row_Index": 7}])
     assert column(batch(spark, store_url, "own"), "_Row_Index") == [7]
     with pytest.raises(Exception, match="leave the option out"):
-        batch(spark, store_url, "own", includeServiceColumns=True)
+        batch(spark, store_url, "own", includeMetadataColumns=True)
 
 
 def test_a_schema_of_ones_own_is_a_projection(spark: SparkSession, store: Store, store_url: str) -> None:
@@ -191,8 +191,8 @@ def test_a_schema_of_ones_own_is_a_projection(spark: SparkSession, store: Store,
 
     assert read("name string") == [("n1",), ("n2",)]
     assert read("name string, id bigint") == [("n1", 1), ("n2", 2)]
-    assert read("_row_index bigint", includeServiceColumns=True) == [(0,), (1,)]
-    assert read("_partition int, name string", includeServiceColumns=True) == [(0, "n1"), (0, "n2")]
+    assert read("_row_index bigint", includeMetadataColumns=True) == [(0,), (1,)]
+    assert read("_partition int, name string", includeMetadataColumns=True) == [(0, "n1"), (0, "n2")]
     for schema, words in (
         ("nme string", "Did you mean 'name'"),
         ("id int", "read it as that, then cast it"),

@@ -29,7 +29,7 @@ def test_rows_of_all_tasks_in_one_append(spark: SparkSession, store: Store, stor
     assert sorted(ids_in(queue)) == list(range(20))
     queue.compact()
     times = (
-        batch(spark, store_url, includeServiceColumns=True).groupBy("_timestamp").agg(fn.collect_set("id"))
+        batch(spark, store_url, includeMetadataColumns=True).groupBy("_timestamp").agg(fn.collect_set("id"))
     )
     assert sorted(sorted(row[1]) for row in times.collect()) == [list(range(10)), list(range(10, 20))]
 
@@ -103,12 +103,12 @@ def test_equal_keys_share_a_partition(spark: SparkSession, store: Store, store_u
     write(frame, store_url)
     queue.append([{"id": 100 + i, "name": f"k{i}"} for i in range(7)])
     homes = (
-        batch(spark, store_url, includeServiceColumns=True)
+        batch(spark, store_url, includeMetadataColumns=True)
         .groupBy("name")
         .agg(fn.count_distinct("_partition").alias("homes"), fn.count("*").alias("rows"))
     )
     assert {row.homes for row in homes.collect()} == {1}
-    assert len({row._partition for row in batch(spark, store_url, includeServiceColumns=True).collect()}) > 1
+    assert len({row._partition for row in batch(spark, store_url, includeMetadataColumns=True).collect()}) > 1
 
 
 def test_keys_stay_home_when_the_queue_grows(spark: SparkSession, store: Store, store_url: str) -> None:
@@ -118,7 +118,7 @@ def test_keys_stay_home_when_the_queue_grows(spark: SparkSession, store: Store, 
     queue.add_partitions(3)
     write(frame.selectExpr("id + 100 as id", "name"), store_url)
     homes = (
-        batch(spark, store_url, includeServiceColumns=True)
+        batch(spark, store_url, includeMetadataColumns=True)
         .groupBy("name")
         .agg(fn.count_distinct("_partition"))
     )

@@ -125,7 +125,7 @@ def test_a_batch_reads_rows_of_all_ages(spark: SparkSession, store: Store, store
     assert [row.id for row in frame.where("note = 'note 2'").collect()] == [2]
     assert sorted(row.id for row in frame.where("note is null").collect()) == [0, 1, 3]
     assert [row.note for row in frame.select("note").orderBy("id").collect()] == [None, None, "note 2", None]
-    served = batch(spark, store_url, includeServiceColumns=True).orderBy("_row_index")
+    served = batch(spark, store_url, includeMetadataColumns=True).orderBy("_row_index")
     assert [(row.note, row._row_index) for row in served.collect()] == [
         (None, 0),
         (None, 1),

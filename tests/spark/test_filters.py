@@ -153,18 +153,18 @@ def test_a_pushed_filter_is_not_left_to_spark(spark: SparkSession, both: tuple[s
     assert "f#" in left
 
 
-def test_service_columns_choose_the_tasks(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_metadata_columns_choose_the_tasks(spark: SparkSession, store: Store, store_url: str) -> None:
     queue = make_queue(store, partitions=2)
     for partition in (0, 1):
         fill(queue, range(partition * 100, partition * 100 + 10), partition=partition, each=3)
     for pushdown in ("true", "false"):
         spark.conf.set(SETTING, pushdown)
         try:
-            frame = batch(spark, store_url, includeServiceColumns=True, rowsPerTask=2)
+            frame = batch(spark, store_url, includeMetadataColumns=True, rowsPerTask=2)
             few = frame.where("_partition = 1 and _row_index >= 3 and _row_index < 5")
             assert sorted(row["id"] for row in few.collect()) == [103, 104]
             assert few.rdd.getNumPartitions() == (2 if pushdown == "true" else 10)
-            none = batch(spark, store_url, includeServiceColumns=True).where(
+            none = batch(spark, store_url, includeMetadataColumns=True).where(
                 "_partition = 0 and _partition = 1"
             )
             assert none.collect() == []

@@ -148,17 +148,21 @@ def test_defaults_of_the_session(
     fill(queue, range(6))
     queue.register(store.create_consumer("billing").name)
     defaults(
-        url=store_url, includeServiceColumns=True, maxRowsPerTrigger=4, queue="out", guarantee="at_least_once"
+        url=store_url,
+        includeMetadataColumns=True,
+        maxRowsPerTrigger=4,
+        queue="out",
+        guarantee="at_least_once",
     )
     frame = spark.read.format("penstock").load("orders")
     assert frame.columns == ["id", "name", "_queue", "_generation", "_partition", "_row_index", "_timestamp"]
     assert frame.count() == 6
     assert spark.read.format("penstock").load().count() == 0, "the default queue"
-    assert spark.read.format("penstock").option("includeServiceColumns", False).load("orders").columns == [
+    assert spark.read.format("penstock").option("includeMetadataColumns", False).load("orders").columns == [
         "id",
         "name",
     ]
-    source = spark.readStream.format("penstock").option("includeServiceColumns", False).load("orders")
+    source = spark.readStream.format("penstock").option("includeMetadataColumns", False).load("orders")
     writer = source.writeStream.format("penstock").option("checkpointLocation", str(tmp_path / "ck"))
     query = writer.trigger(availableNow=True).start("out")
     query.awaitTermination()
@@ -213,7 +217,7 @@ def test_hostile_names(spark: SparkSession, store: Store, store_url: str, tmp_pa
     for number, name in enumerate(HOSTILE):
         queue = make_queue(store, name)
         fill(queue, [number])
-        assert column(batch(spark, store_url, name, includeServiceColumns=True), "_queue") == [name]
+        assert column(batch(spark, store_url, name, includeMetadataColumns=True), "_queue") == [name]
     queue = store.queue(HOSTILE[2])
     queue.register(store.create_consumer(HOSTILE[0]).name)
     make_queue(store, "'out' \n\"out\"")

@@ -77,14 +77,14 @@ def test_from_where_the_consumer_stands(
 
 
 @one_store
-def test_a_projection_and_service_columns(
+def test_a_projection_and_metadata_columns(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     import pyarrow as pa
 
     fill(make_queue(store, partitions=2), [7, 8], partition=1)
     out = store.create_queue("out", pa.schema([("_row_index", pa.int64()), ("_partition", pa.int32())]))
-    reader = spark.readStream.format("penstock").options(url=store_url, includeServiceColumns=True)
+    reader = spark.readStream.format("penstock").options(url=store_url, includeMetadataColumns=True)
     frame = reader.schema("_partition int, _row_index bigint").load("orders")
     run(frame, store_url, "out", tmp_path / "ck")
     assert out.read(0, 0).to_pylist() == [

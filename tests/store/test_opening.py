@@ -132,7 +132,8 @@ def test_a_database_that_is_not_there_is_said_at_once(pg_url: str) -> None:
     began = time.monotonic()
     shown = _failure(urlsplit(pg_url)._replace(path="/nosuchdb").geturl())
     assert time.monotonic() - began < 5
-    assert 'database "nosuchdb" does not exist' in shown
+    assert "[STORE_ERROR.NO_DATABASE]" in shown
+    assert "nosuchdb: the server has no database of that name" in shown
 
 
 def test_a_server_that_is_not_there_is_tried_for_a_moment(caplog: pytest.LogCaptureFixture) -> None:

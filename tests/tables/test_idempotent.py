@@ -28,7 +28,7 @@ class Copy(Feed):
     """A queue with its rows' places, and the query that copies it."""
 
     def pipeline(self, sink: penstock.TableSink, transform: Any = None, **more: Any) -> penstock.Pipeline:
-        options = {"includeServiceColumns": more.pop("places", True)}
+        options = {"includeMetadataColumns": more.pop("places", True)}
         stream = penstock.stream(self.spark, penstock.QueueSource("in", "c", self.url, options=options))
         if transform is not None:
             stream = stream.transform(transform)
@@ -73,7 +73,7 @@ def test_a_queue_that_is_made_anew_has_rows_of_its_own(feed: Copy) -> None:
     feed.queue = feed.store.create_queue("in", SCHEMA)
     feed.store.create_consumer("d").register("in")
     feed.add(row(2))
-    source = penstock.QueueSource("in", "d", feed.url, options={"includeServiceColumns": True})
+    source = penstock.QueueSource("in", "d", feed.url, options={"includeMetadataColumns": True})
     penstock.stream(feed.spark, source).write(feed.table("copy"), guarantee="idempotent").start(
         checkpoint=feed.folder / "d", trigger=NOW
     ).awaitTermination()
@@ -91,7 +91,7 @@ def test_several_rows_of_one_are_refused(feed: Copy) -> None:
 @one_store
 def test_what_it_cannot_serve_is_told_at_once(feed: Copy) -> None:
     sink = feed.table("copy")
-    with pytest.raises(InvalidInputError, match="includeServiceColumns"):
+    with pytest.raises(InvalidInputError, match="includeMetadataColumns"):
         feed.run(sink, places=False)
     with pytest.raises(CommitRefusedError, match="Repartition"):
         feed.run(sink, lambda frame: frame.repartition("id"))

@@ -151,6 +151,7 @@ class DeltaPlace:
             raise StoreUnavailableError(
                 f"the storage of the Delta table {self.shown} failed: {self.message(error)}. Check the path, "
                 "the storage options and the credentials",
+                condition="STORE_UNAVAILABLE.TABLE_STORAGE",
                 table=self.shown,
             ) from None
         except Exception as error:

@@ -129,7 +129,7 @@ class PenstockRead:
         )
         check_reach(options.url, self.spark.conf.get("spark.master", None))
         queue = open_store(options.url, verify=True).queue(options.queue).record
-        columns = projection(self.schema, source_schema(queue.schema, options.service_columns))
+        columns = projection(self.schema, source_schema(queue.schema, options.metadata_columns))
         return QueueStreamReader(options, queue, columns)
 
     def stream(self, after: Offset | None = None, *, rows: int | None = None) -> DataFrame:

@@ -46,18 +46,18 @@ class PenstockDataSource(DataSource):
     def schema(self) -> StructType:
         # Spark does not say here whether it is for a stream; the readers check the rest.
         options = source_options(self.options, self.defaults, streaming=None)
-        return to_struct(source_schema(self._queue(options).schema, options.service_columns))
+        return to_struct(source_schema(self._queue(options).schema, options.metadata_columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = source_options(self.options, self.defaults, streaming=False)
         queue = self._queue(options)
         kind = FilteringQueueReader if _PUSHDOWN_WORKER in sys.modules else QueueReader
-        return kind(options, queue, projection(schema, source_schema(queue.schema, options.service_columns)))
+        return kind(options, queue, projection(schema, source_schema(queue.schema, options.metadata_columns)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = source_options(self.options, self.defaults, streaming=True)
         queue = self._queue(options)
-        columns = projection(schema, source_schema(queue.schema, options.service_columns))
+        columns = projection(schema, source_schema(queue.schema, options.metadata_columns))
         return QueueStreamReader(options, queue, columns)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:

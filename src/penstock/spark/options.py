@@ -18,7 +18,7 @@ CONF_PREFIX = "spark.penstock."
 GUARANTEES = ("at_least_once", "exactly_once", "idempotent")
 COMMON = ("url", "queue")
 SOURCE = (*COMMON, "consumer", "startingOffsets", "startingTimestamp", "failOnDataLoss",
-          "includeServiceColumns", "rowsPerTask")  # fmt: skip
+          "includeMetadataColumns", "rowsPerTask")  # fmt: skip
 BATCH_SOURCE = (*SOURCE, "endingOffsets")
 STREAM_SOURCE = (*SOURCE, "maxRowsPerPartition", "maxRowsPerTrigger", "maxBytesPerTrigger", "alignToAppends",
                  "limitRows", "limitUrl", "movedBySink")  # fmt: skip
@@ -165,7 +165,7 @@ class SourceOptions:
     starting_timestamp: int | None = None
     """Microseconds since 1970."""
     fail_on_data_loss: bool = True
-    service_columns: bool = False
+    metadata_columns: bool = False
     rows_per_task: int = 2_000_000
     max_rows_per_partition: int | None = None
     max_rows_per_trigger: int | None = None
@@ -211,7 +211,7 @@ def source_options(
         ending_offsets=read.value("endingOffsets", _ending, SourceOptions.ending_offsets),
         starting_timestamp=read.value("startingTimestamp", parse_timestamp),
         fail_on_data_loss=read.value("failOnDataLoss", parse_boolean, True),
-        service_columns=read.value("includeServiceColumns", parse_boolean, False),
+        metadata_columns=read.value("includeMetadataColumns", parse_boolean, False),
         rows_per_task=read.value("rowsPerTask", parse_positive, SourceOptions.rows_per_task),
         max_rows_per_partition=read.value("maxRowsPerPartition", parse_positive),
         max_rows_per_trigger=read.value("maxRowsPerTrigger", parse_positive),

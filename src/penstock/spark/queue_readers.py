@@ -206,7 +206,7 @@ class FilteringQueueReader(QueueReader):
                 expressions.append(expression)
         if expressions:
             self._scan = replace(self._scan, predicate=reduce(and_, expressions))
-        if self._options.service_columns:
+        if self._options.metadata_columns:
             self._bounds = row_bounds(pushed)
         return left
 

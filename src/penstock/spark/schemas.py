@@ -28,14 +28,14 @@ COORDINATES = ("_queue", "_generation", "_partition", "_row_index")
 """The metadata columns that identify a row; a recreated queue has another generation."""
 
 
-def source_schema(schema: pa.Schema, service_columns: bool) -> pa.Schema:
+def source_schema(schema: pa.Schema, metadata_columns: bool) -> pa.Schema:
     """Return the Arrow schema of a read."""
-    if not service_columns:
+    if not metadata_columns:
         return schema
     taken = {name.lower() for name in schema.names}.intersection(field.name for field in SERVICE_FIELDS)
     if taken:
         raise SchemaMismatchError(
-            f"includeServiceColumns adds {', '.join(sorted(taken))}, which the queue has already: leave the "
+            f"includeMetadataColumns adds {', '.join(sorted(taken))}, which the queue has already: leave the "
             "option out",
             columns=sorted(taken),
         )

@@ -22,6 +22,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0}
 _TIME = re.compile(r"([0-9]{1,6})(ms|s|min)")
 _SCHEMES = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres"}
 _HOST = re.compile(r"(\[[^\]]*\]|[^:=\s]*)(:\d*)?")
+_LINE_END = re.compile(r"(?<=[^\s.:,;?!])\s*\n")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # A libpq keyword string may have a password anywhere: with blanks around its =, quoted, with escapes.
 _KEYWORD = re.compile(r"((?:ssl)?password).*", re.IGNORECASE | re.DOTALL)
@@ -59,8 +60,8 @@ class StoreUrl:
         return self.redacted
 
     def scrubbed(self, text: str) -> str:
-        """The text on one line, without the URL's secrets."""
-        text = " ".join(text.split())
+        """The text on one line, with a full stop after each line, and without the URL's secrets."""
+        text = " ".join(_LINE_END.sub(". ", text.strip()).split())
         for secret in self.secrets:
             text = without(text, secret)
         return text

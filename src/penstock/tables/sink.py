@@ -351,7 +351,7 @@ def _require_coordinates(frame: DataFrame) -> None:
     if lacking:
         raise InvalidInputError(
             "guarantee=idempotent identifies rows by metadata columns, and these have no "
-            f"{', '.join(lacking)}: read the queue with QueueSource(…, options={{'includeServiceColumns': "
+            f"{', '.join(lacking)}: read the queue with QueueSource(…, options={{'includeMetadataColumns': "
             "True}), and keep the columns",
             parameter="guarantee",
         )

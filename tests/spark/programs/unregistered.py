@@ -27,7 +27,7 @@ with penstock.connect(url) as store:
 spark = make_spark(folder, "local[2]")
 spark.sparkContext.setLogLevel("INFO")
 
-frame = batch(spark, url, includeServiceColumns=True)
+frame = batch(spark, url, includeMetadataColumns=True)
 print("READ", frame.count())
 frame.where("id = 1").explain(True)
 frame.select("id", "name").write.format("penstock").option("url", url).mode("append").save("out")

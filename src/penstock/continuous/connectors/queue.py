@@ -66,7 +66,7 @@ class QueueSourceDriver(SourceDriver):
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns that the queue had when the query began, for all its runs."""
-        return source_schema(_look_up(self.options).schema, self.options.service_columns)
+        return source_schema(_look_up(self.options).schema, self.options.metadata_columns)
 
     def own(self) -> None:
         self._pinned = None

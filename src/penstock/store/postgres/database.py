@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 import weakref
@@ -76,7 +77,6 @@ _CONDITIONS: dict[str, type[StoreError]] = {
 _ADVICE = {
     StoreFullError: "free some disk space on the server; nothing of this was written",
     StoreReadOnlyError: "the server or the role may not write: check its grants on the store's schema",
-    StoreUnavailableError: "the server is unavailable or busy",
 }
 # For the caller's transaction alone.
 _LOOK_UP = b"select pg_catalog.set_config('search_path', %s, true)"
@@ -86,6 +86,9 @@ _LOOK_UP_SAFELY = (
 _NO_SUCH = ("42P01", "42704", "42883")
 _TRIES, _PAUSE = 10, 0.05
 _IDLE = "25P03"
+_NO_DATABASE = "3D000"
+# A refused connection has no SQLSTATE.
+_DATABASE_MISSING = re.compile(r'FATAL:\s+database "[^"]*" does not exist')
 _IDLED_OUT = "STORE_UNAVAILABLE.IDLE_IN_TRANSACTION"
 # The server says that nothing is committed.
 _ROLLED_BACK = ("40001", "40P01", "55P03")
@@ -330,6 +333,12 @@ class PostgresDatabase(Database):
                 f"{self.url} refused the login: check user and password",
                 condition="STORE_ERROR.LOGIN_REFUSED",
             )
+        if state == _NO_DATABASE or _DATABASE_MISSING.search(text):
+            return StoreError(
+                f"{self.url}: the server has no database of that name. Create it (createdb), or correct the "
+                "URL",
+                condition="STORE_ERROR.NO_DATABASE",
+            )
         if state == _IDLE:
             return self._idled()
         if state in _NO_SUCH and error.diag.context:
@@ -340,6 +349,8 @@ class PostgresDatabase(Database):
         if kind is None:
             away = state.startswith("08") or (not state and self._lost(error, text))
             kind = StoreUnavailableError if away else StoreError
+        if kind is StoreUnavailableError:
+            return StoreUnavailableError(f"{self.url}: {text} (the server is unavailable or busy)")
         advice = _ADVICE.get(kind)
         return kind(f"{self.url}: {text}" + (f" ({advice})" if advice else ""))
 
