@@ -135,7 +135,7 @@ def test_a_contract_without_a_row_id_says_so(row_id: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"checkpoint": None}, "checkpoint is a path, or a URL, not None"),
+        ({"checkpoint": None}, "a query of micro-batches needs a checkpoint"),
         ({"checkpoint": ""}, "checkpoint is a path, or a URL, not ''"),
         ({"checkpoint": "c", "trigger": "1 second"}, r"penstock\.Trigger\.processing_time.*not '1 second'"),
         ({"checkpoint": "c", "name": 5}, "name is text, not 5"),

@@ -15,7 +15,7 @@ import penstock
 from penstock import Queue, Store
 from penstock.json_text import Json
 from penstock.queue.checks import METADATA_COLUMNS
-from penstock.spark.schemas import SERVICE_FIELDS
+from penstock.spark.schemas import QUEUE_METADATA
 from penstock.testing import replay_last_batch
 from tests.support.spark_queues import (
     SCHEMA,
@@ -49,7 +49,7 @@ def plain(*ids: int) -> list[Json]:
 
 
 def test_readers_names_are_those_that_no_column_gets() -> None:
-    assert tuple(field.name for field in SERVICE_FIELDS) == METADATA_COLUMNS
+    assert tuple(field.name for field in QUEUE_METADATA) == METADATA_COLUMNS
 
 
 def test_a_running_query_goes_on_with_its_columns_and_has_the_new_ones_when_it_is_started_again(

@@ -451,6 +451,12 @@ def _log_warnings(report: ModeReport, name: str | None) -> None:
 
 def _location(spark: SparkSession, checkpoint: str | os.PathLike[str] | None) -> str:
     """Return the checkpoint as an absolute path or URL: Spark's workers may have another directory."""
+    if checkpoint is None:
+        raise InvalidInputError(
+            "a query of micro-batches needs a checkpoint: start(checkpoint='checkpoints/orders'), a "
+            "folder of its own or the URL of one, where Spark keeps the query's progress",
+            parameter="checkpoint",
+        )
     text = path_text("checkpoint", checkpoint)
     if urlsplit(text).scheme:
         return text

@@ -17,7 +17,7 @@ from penstock.errors import SchemaMismatchError
 from penstock.store.log.partition_log import Chunk
 from penstock.store.records.catalog import QueueRecord
 
-SERVICE_FIELDS = (
+QUEUE_METADATA = (
     pa.field("_queue", pa.string(), nullable=False),
     pa.field("_generation", pa.int64(), nullable=False),
     pa.field("_partition", pa.int32(), nullable=False),
@@ -32,14 +32,14 @@ def source_schema(schema: pa.Schema, metadata_columns: bool) -> pa.Schema:
     """Return the Arrow schema of a read."""
     if not metadata_columns:
         return schema
-    taken = {name.lower() for name in schema.names}.intersection(field.name for field in SERVICE_FIELDS)
+    taken = {name.lower() for name in schema.names}.intersection(field.name for field in QUEUE_METADATA)
     if taken:
         raise SchemaMismatchError(
             f"includeMetadataColumns adds {', '.join(sorted(taken))}, which the queue has already: leave the "
             "option out",
             columns=sorted(taken),
         )
-    return pa.schema([*schema, *SERVICE_FIELDS])
+    return pa.schema([*schema, *QUEUE_METADATA])
 
 
 def to_struct(schema: pa.Schema) -> StructType:
@@ -105,8 +105,8 @@ def _consecutive(start: int, count: int) -> pa.Array:
 
 def _timestamps(chunk: Chunk) -> pa.Array:
     if chunk.runs is not None:
-        return chunk.runs.timestamps().view(SERVICE_FIELDS[-1].type)
-    return pa.repeat(pa.scalar(chunk.first_timestamp, SERVICE_FIELDS[-1].type), chunk.batch.num_rows)
+        return chunk.runs.timestamps().view(QUEUE_METADATA[-1].type)
+    return pa.repeat(pa.scalar(chunk.first_timestamp, QUEUE_METADATA[-1].type), chunk.batch.num_rows)
 
 
 def check_writable(frame: StructType, queue: pa.Schema, name: str) -> None:
