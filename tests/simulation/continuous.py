@@ -114,7 +114,7 @@ class ContinuousRun:
 
         if self.driver.alive and not self.ended:
             self.driver.spawn(work, "stop")
-            self._world.wait(ended, seconds=timeout)
+            self._world.wait(ended, seconds=timeout + 10.0)
         self.driver.kill()
 
 

@@ -231,26 +231,37 @@ def clock(op: Operator, rng: random.Random) -> None:
 
 
 def take_over(op: Operator, rng: random.Random) -> None:
-    """A rolling restart: the new query starts, and the old one is stopped once the new one runs."""
+    """A rolling restart: the new query starts, and the old one is stopped once the new one runs.
+
+    The old one may stand still until then.
+    """
     old = op.current
     if old is None or not old[0].alive:
         return
+    if rng.random() < 0.3:
+        op.stand_still(old[0], rng.choice([2.0, 6.0]))
     op.start()
     op.later(rng.choice([0.0, 0.4, 2.0, 6.0]), lambda: old[1].stop())
 
 
 def stop(op: Operator, rng: random.Random) -> None:
-    """A graceful stop, and a start a while later, perhaps on the other engine."""
+    """A stop that waits for the end of the micro-batch, mostly, and a start a while later.
+
+    It may start on the other engine, or with a new checkpoint.
+    """
     old = op.current
     if old is None or not old[0].alive or op.halted:
         return
     op.halted = True
+    timeout, start_over = rng.choice([30.0, 30.0, 0.0]), rng.random() < 0.2
 
     def work() -> None:
         try:
-            old[1].stop()
+            old[1].stop(timeout)
         finally:
             op.halted = False
+        if start_over:
+            lose_checkpoint(op, rng)
 
     if rng.random() < 0.5:
         other_engine(op, rng)
@@ -497,8 +508,11 @@ def lose_checkpoint(op: Operator, rng: random.Random) -> None:
     """
     # Where only the sink was restored, the consumer has to be sought first.
     lost = op.history.restored and op.scenario.two_stores
-    if op.scenario.consumer and op.scenario.guarantee == "exactly_once" and not lost:
-        if op.scenario.two_stores:
+    if op.scenario.consumer and op.scenario.guarantee != "idempotent" and not lost:
+        if op.scenario.guarantee == "at_least_once":
+            # The consumer is where the checkpoint was committed, and the sink may have more.
+            op.machine.repeats += 1
+        elif op.scenario.two_stores:
             # The consumer may not have followed yet what the sink has.
             op.may_refuse.add(CONFLICT)
         _new_checkpoint(op)
@@ -524,7 +538,7 @@ def restore_checkpoint(op: Operator, rng: random.Random) -> None:
     begun = op.machine.disk.numbers(f"{op.checkpoint}/offsets")
     if not begun:
         return
-    last = rng.choice([max(begun) - 1, rng.randrange(-1, max(begun) + 1)])
+    last = rng.choice([max(begun) - 1, rng.randrange(-1, max(begun) + 1), -1])
     op.machine.disk.cut(op.checkpoint, last, committed=rng.random() < 0.5)
     op.machine.repeats += 1
     op.may_refuse |= {REWOUND, OTHER_INPUT, CONFLICT, LOST}
