@@ -105,9 +105,12 @@ class Producer:
         """The session; None when another process goes on with it by now."""
         while process is self.process:
             try:
-                return open_store(self._url).producer(self._queue, self._name)
+                session = open_store(self._url).producer(self._queue, self._name)
             except PenstockError:
                 self._world.sleep(_RETRY_SECONDS)
+                continue
+            # Whoever was replaced meanwhile must not use numbers that its successor has for other rows.
+            return session if process is self.process else None
         return None
 
     def _appended(self, process: Process, known: _Progress, session: Any) -> bool:

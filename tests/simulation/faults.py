@@ -114,10 +114,10 @@ FAULTS = [
         "if registration.epoch < self.epoch:",
     ),
     Fault(
-        "an owner does not notice that its consumer was sought elsewhere",
-        "commit/owner.py",
-        "if registration.generation != self.generation:",
-        "if False:",
+        "a program seeks a consumer that a query owns",
+        "queue/consumer.py",
+        '                self._refuse_when_owned(tx, registration, "seek")\n',
+        "",
     ),
     Fault(
         "what the checkpoint has logged never becomes safe",
