@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.arrow.row_text import rows_as_text
 from penstock.errors import MissingDependencyError
 from penstock.modes.previewing.micro_batches import DATA, NO_DATA, MicroBatch, ModePreview, StateRows
 from penstock.modes.previewing.result import Preview
-from penstock.modes.previewing.text import rows_as_text
 from penstock.spark.internals.query_start import Refusal
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.conversion import ArrowTableToRowsConversion
 from pyspark.sql.types import StructType
 
-from penstock.modes.previewing.text import aligned, rows_as_text
+from penstock.arrow.row_text import aligned, rows_as_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,11 +10,11 @@ from datetime import datetime
 from html import escape
 from typing import TYPE_CHECKING
 
+from penstock.arrow.row_text import aligned
 from penstock.errors import StateRefusedError
 from penstock.instants import moment_text
 from penstock.json_text import Json
 from penstock.limits.record import read_record
-from penstock.modes.previewing.text import aligned
 from penstock.state.logs import CONTINUOUS, Batch, Files, Source
 from penstock.state.operators import Layout, StateOperator, read_layout
 

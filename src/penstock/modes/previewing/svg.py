@@ -12,8 +12,9 @@ from html import escape
 from itertools import accumulate, islice
 from textwrap import wrap
 
+from penstock.arrow.row_text import rows_as_text
 from penstock.modes.previewing.micro_batches import NO_DATA, MicroBatch, ModePreview
-from penstock.modes.previewing.text import moment_text, rows_as_text
+from penstock.modes.previewing.text import moment_text
 
 _MAX_BOXES = 8
 _MAX_CHARACTERS, _NAME_CHARACTERS, _REASON_CHARACTERS = 44, 17, 72

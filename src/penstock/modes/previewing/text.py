@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-import pyarrow as pa
-import pyarrow.types as pat
-
+from penstock.arrow.row_text import aligned, rows_as_text, wall_clock
 from penstock.errors import MissingDependencyError
 from penstock.modes.previewing.micro_batches import MAX_WITHOUT_DATA, NO_DATA, MicroBatch, ModePreview
 
 if TYPE_CHECKING:
     from rich.console import Group
-
-_WINDOW = {"start", "end"}
-
-
-def rows_as_text(table: pa.Table) -> Iterator[tuple[str, ...]]:
-    """Format the values of a table, row by row."""
-    columns = [[_cell(value, column.type) for value in column.to_pylist()] for column in table.columns]
-    # By place: two columns may have one name.
-    return zip(*columns, strict=True)
 
 
 def moment_text(moment: datetime | None, time_zone: str) -> str:
@@ -31,47 +20,9 @@ def moment_text(moment: datetime | None, time_zone: str) -> str:
     if moment is None:
         return "none"
     try:
-        return _moment(moment.astimezone(ZoneInfo(time_zone)))
+        return wall_clock(moment.astimezone(ZoneInfo(time_zone)))
     except (ZoneInfoNotFoundError, ValueError):
-        return f"{_moment(moment)}Z"
-
-
-def _cell(value: object, kind: pa.DataType) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, str):
-        return value if value.isprintable() else repr(value)[1:-1]
-    if isinstance(value, datetime):
-        return _moment(value)
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, bytes):
-        return f"0x{value.hex()}"
-    return _nested(value, kind) if pat.is_nested(kind) else str(value)
-
-
-def _nested(value: Any, kind: pa.DataType) -> str:
-    if pat.is_map(kind):
-        return _braces(f"{_cell(key, kind.key_type)}: {_cell(item, kind.item_type)}" for key, item in value)
-    if pat.is_struct(kind):
-        if value.keys() == _WINDOW and all(isinstance(end, datetime) for end in value.values()):
-            return _window(value["start"], value["end"])
-        return _braces(f"{field.name}={_cell(value[field.name], field.type)}" for field in kind)
-    return f"[{', '.join(_cell(item, kind.value_type) for item in value)}]"
-
-
-def _braces(parts: Iterator[str]) -> str:
-    return f"{{{', '.join(parts)}}}"
-
-
-def _window(start: datetime, end: datetime) -> str:
-    """Format a half-open window; its end has a date only where that differs."""
-    end_text = _moment(end)
-    return f"[{_moment(start)}, {end_text.partition(' ')[2] if start.date() == end.date() else end_text})"
-
-
-def _moment(moment: datetime) -> str:
-    return str(moment.replace(tzinfo=None))
+        return f"{wall_clock(moment)}Z"
 
 
 FIXED = ("batch", "in", "watermark", "state", "removed", "dropped", "emitted")
@@ -123,20 +74,6 @@ def zone_note(modes: Sequence[ModePreview], time_zone: str) -> str:
     """Return a sentence with the time zone of the times; empty where there are no watermarks."""
     has_times = any(batch.watermark for mode in modes for batch in mode.batches)
     return f"Times are in {time_zone}." if has_times else ""
-
-
-def aligned(lines: Sequence[Sequence[str]], right: Collection[int], margin: str = "  ") -> list[str]:
-    """Pad cells to the width of their columns, which are aligned to the right at some places."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = [
-        [
-            cell.rjust(width) if place in right else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-            if width
-        ]
-        for line in lines
-    ]
-    return [margin + "  ".join(cells).rstrip() for cells in padded]
 
 
 def rich_tables(modes: Sequence[ModePreview], time_zone: str) -> Group:
