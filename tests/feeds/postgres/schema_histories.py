@@ -397,7 +397,9 @@ class History:
             ]
             self.copy[name] = {tuple(row[column] for column in table.key): row for row in known}
             retyped = any(table.columns[column] != old.columns.get(column) for column in table.key)
-            over |= retyped or len(self.copy[name]) < len(known)
+            # A key column that was added later has no value in rows from before.
+            unknown = any(UNKNOWN in key for key in self.copy[name])
+            over |= retyped or unknown or len(self.copy[name]) < len(known)
             self.altered |= {
                 column for column, kind in table.columns.items() if kind != old.columns.get(column, kind)
             }
