@@ -89,7 +89,11 @@ LINES = [
     (HOW_TO + "micro-batch-size.md", " s in SQLite, ", merged("merged-postgres")),
     (HOW_TO + "micro-batch-size.md", "relative to one large append | ", faster("merged-sqlite")),
     (HOW_TO + "micro-batch-size.md", "| 1.03 in SQLite, ", faster("merged-postgres")),
-    (HOW_TO + "guarantee.md", "relative to `at_least_once`, micro-batches of 1,000 rows | ", faster("stream-small-sqlite")),
+    (
+        HOW_TO + "guarantee.md",
+        "relative to `at_least_once`, micro-batches of 1,000 rows | ",
+        faster("stream-small-sqlite"),
+    ),
     (HOW_TO + "guarantee.md", "0.97 (SQLite), ", faster("stream-small-postgres")),
     (HOW_TO + "guarantee.md", "| the same, micro-batches of 500,000 rows | ", faster("stream-large-sqlite")),
     (HOW_TO + "guarantee.md", "1.01 (SQLite), ", faster("stream-large-postgres")),

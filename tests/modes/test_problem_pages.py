@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock.modes.checking.report import DOCS as SITE
 from penstock.modes.checking.report import MODES, Problem
-from penstock.spark.internals.sessions import ROCKSDB_PROVIDER
 from tests.docs.pages import DOCS, ROOT, anchors
 from tests.modes.sparks_version import as_in_the_docs
 
@@ -86,9 +85,9 @@ def test_a_program_shows_the_problem_and_runs_without_it(
         reports.append(check(*words, **options))
         return reports[-1]
 
-    def session(*_: Any, stateful: bool = False, **__: Any) -> SparkSession:
-        if stateful:
-            spark.conf.set(_PROVIDER, ROCKSDB_PROVIDER)
+    def session(*_: Any, conf: dict[str, str] | None = None, **__: Any) -> SparkSession:
+        for name, value in (conf or {}).items():
+            spark.conf.set(name, value)
         penstock.register(spark)
         return spark
 

@@ -52,7 +52,8 @@ def _is_needed(frame: DataFrame, location: str) -> bool:
     except Exception as error:
         # A guarantee that needs the checkpoint has refused it before; the others do without.
         log.info(
-            "the query does not begin with a micro-batch, since its checkpoint cannot be read: %s",
+            "the query does not begin with a micro-batch without data, since its checkpoint cannot be "
+            "read: %s",
             type(error).__name__,
             extra={"action": "not_woken", "error": condition_of(error)},
         )

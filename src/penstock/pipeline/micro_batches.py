@@ -122,7 +122,7 @@ class MicroBatchQuery(Query):
         except Exception as error:
             # How the query itself ends is what counts.
             log.warning(
-                "query %r is stopped without the end of its micro-batch, which the next run repeats: %s",
+                "query %r stopped before its micro-batch ended, and the next run repeats it: %s",
                 self._called,
                 error,
                 extra={"action": "drain_failed", "query": self._called, "error": condition_of(error)},
@@ -296,7 +296,8 @@ def _logging_errors(called: str) -> Iterator[None]:
         yield
     except Exception as error:
         log.warning(
-            "query %r has ended, and the next run moves its consumer to where its checkpoint ends: %s",
+            "query %r has ended, but its consumer could not be moved to the end of its checkpoint; the next "
+            "run does that: %s",
             called,
             error,
             extra={"action": "level_failed", "query": called, "error": condition_of(error)},

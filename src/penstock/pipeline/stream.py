@@ -364,8 +364,8 @@ class Pipeline:
             return None
         if self.output_mode == "complete" and is_per_micro_batch(frame):
             log.info(
-                "in output mode complete limit(%d) after an aggregation is Spark's, for each micro-batch: "
-                "the query runs on",
+                "in output mode complete, limit(%d) after an aggregation is applied by Spark to each "
+                "micro-batch, and does not end the query",
                 limit.rows,
                 extra={"action": "limit_per_trigger", "limit": limit.rows},
             )

@@ -115,7 +115,7 @@ def report_loss(queue: str, partition: int, start: int, end: int, *, fail: bool)
     )
     if not fail:
         log.warning(
-            "continuing without lost rows: %s",
+            "rows are lost, and the query continues without them: %s",
             lost,
             extra={"action": "data_lost", "queue": queue, "partition": partition, "start": start, "end": end},
         )

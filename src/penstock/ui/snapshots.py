@@ -254,7 +254,7 @@ def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
             result = work()
         except Exception as error:
             log.exception(
-                "a look at the store failed", extra={"action": "look_failed", "error": condition_of(error)}
+                "the store cannot be read", extra={"action": "look_failed", "error": condition_of(error)}
             )
             set_outcome = partial(future.set_exception, error)
         else:

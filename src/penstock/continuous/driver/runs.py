@@ -85,7 +85,12 @@ class SparkEngine:
         self._plan.require_pipelined(spark.conf.get(PIPELINED, "false") == "true", spark.version)
         self.schema: StructType = frame.schema
         for note in self._plan.notes:
-            log.warning("query %s: %s", called, note, extra={"action": "python_stages", "query": called})
+            log.warning(
+                "query %s has slow Python stages: %s",
+                called,
+                note,
+                extra={"action": "python_stages", "query": called},
+            )
 
     def coordinator(self, epochs: Epochs) -> EpochCoordinator:
         return EpochCoordinator(*driver_addresses(self._spark), epochs)

@@ -201,8 +201,8 @@ class OpenDeltaFeed(FileFeed):
         ]
         if overwritten:
             log.warning(
-                "%s of %s overwrote rows, and all of these are changes, unchanged ones too: set row_id to "
-                "get only the rows that differ",
+                "%s of %s overwrote rows, which all count as changes, even unchanged ones: set row_id to get "
+                "only the rows that differ",
                 ranges(overwritten),
                 self.table,
                 extra={"action": "rows_overwritten", "table": self.name, "versions": overwritten},

@@ -215,8 +215,8 @@ def _keys(queue: QueueRecord, record: PartitionRecord) -> dict[str, int]:
 
 def _warn_ahead(queue: QueueRecord, record: PartitionRecord, now: int) -> None:
     log.warning(
-        "rows of queue %r, partition %d, are dated up to %s, ahead of the clock, which says %s: one of the "
-        "two is wrong. Until the clock has caught up, retention goes by when it first sees rows",
+        "rows of queue %r, partition %d, have timestamps up to %s, ahead of this clock (%s). Until the clock "
+        "catches up, retention counts from when it first saw the rows",
         queue.name,
         record.partition,
         _moment(record.last_timestamp),

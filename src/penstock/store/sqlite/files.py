@@ -190,7 +190,8 @@ class StoreFiles:
             return
         _warned.add(self.path)
         log.warning(
-            "others may %s the store's file %s: run `chmod %s %s`, or write mode=%s in its URL if they may",
+            "others can %s the store's file %s: run `chmod %s %s`, or, if that is intended, put mode=%s in "
+            "its URL",
             "write" if wider & 0o022 else "read",
             self.path,
             _octal(self.mode),
