@@ -109,7 +109,7 @@ def test_an_open_store_stays_open_and_is_warned_of_once(
     (record,) = [each for each in caplog.records if getattr(each, "action", "") == "store_open_to_others"]
     assert record.levelno == logging.WARNING
     assert f"run `chmod 0600 {file}`, or, if that is intended, put mode=0664 in its URL" in record.getMessage()
-    assert "others may write" in record.getMessage()
+    assert "others can write" in record.getMessage()
 
 
 def test_no_warning_where_the_url_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
