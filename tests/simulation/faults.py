@@ -144,6 +144,12 @@ FAULTS = [
         "        if same:\n",
     ),
     Fault(
+        "a consumer that has not planned an epoch of its sink is moved over it",
+        "commit/owner.py",
+        "        if same and offsets == begins and _planned_from(registration, begins):\n",
+        "        if same and offsets == begins:\n",
+    ),
+    Fault(
         "a query that stops drains whoever owns its consumer",
         "commit/owner.py",
         "        if epoch == registration.epoch:\n",
@@ -215,12 +221,6 @@ FAULTS = [
         "store/sql/common.sql",
         "where source = :source and partition = :partition and next_index = :old;",
         "where source = :source and partition = :partition;",
-    ),
-    Fault(
-        "a mark takes commits of an older generation",
-        "store/sql/common.sql",
-        "update penstock.marked_source set app_id = :app_id where source = :source and generation = :generation;",
-        "update penstock.marked_source set app_id = :app_id where source = :source and generation >= :generation;",
     ),
     Fault(
         "an attempt that was not acknowledged is promoted all the same",
