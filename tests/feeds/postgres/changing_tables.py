@@ -1,0 +1,315 @@
+"""Tables of a real PostgreSQL whose rows and definitions are changed at random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from random import Random
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from tests.feeds.postgres.source import Row, Source
+
+KINDS = ("one", "chosen", "several", "partitioned")
+TYPES = (
+    "int", "bigint", "smallint", "text", "varchar(20)", "varchar(30)", "numeric(10, 2)", "numeric(10, 3)",
+    "numeric(8, 2)", "numeric",
+    "real", "double precision", "timestamp", "timestamp(0)", "timestamptz", "boolean", "uuid",
+)  # fmt: skip
+NAMES = ("v", "w", "x")
+ROWS = ("insert", "insert", "insert", "update", "update", "update_key", "delete", "transaction")
+DEFINITIONS = (
+    "add", "add_default", "drop", "rename", "retype", "exchange", "replace", "identity", "key",
+    "rename_key", "truncate", "recreate",
+    "rename_table", "unpublish", "publish_again", "publish_flags", "second_table", "drop_second",
+    "partition", "attach", "detach",
+    "identity_of_partition",
+)  # fmt: skip
+
+
+@dataclass
+class Moment:
+    """What the published tables held at a position of the log."""
+
+    position: int
+    rows: dict[str, list[Row]]
+
+
+@dataclass
+class ChangingTables:
+    """The tables of one history, and what they held at each moment."""
+
+    source: Source
+    kind: str
+    log: list[str] = field(default_factory=list)
+    numbers: int = 0
+    moments: list[Moment] = field(default_factory=list)
+    altered: set[str] = field(default_factory=set)
+    """Columns whose values may have changed without being logged, since all rows were sent."""
+    replaced: set[str] = field(default_factory=set)
+    """Columns that were replaced, which the stream reports unless something else stops it first."""
+    unlogged: int | None = None
+    """From which moment on rows may have come or gone without being logged."""
+
+    @property
+    def table(self) -> str:
+        return f"{self.source.name}.t"
+
+    def make(self) -> None:
+        name = self.source.name
+        partitions = self.kind == "partitioned"
+        self.source.run(
+            f"CREATE TABLE {name}.t (id int not null, code int not null, v int, w text, PRIMARY KEY (id))"
+            + (" PARTITION BY RANGE (id)" if partitions else "")
+        )
+        if partitions:
+            self.source.run(
+                f"CREATE TABLE {name}.t1 PARTITION OF {name}.t FOR VALUES FROM (0) TO (40)",
+                f"CREATE UNIQUE INDEX t1_code ON {name}.t1 (code)",
+                f"ALTER PUBLICATION {name} SET (publish_via_partition_root)",
+            )
+        else:
+            self.source.run(f"ALTER TABLE {name}.t ADD CONSTRAINT t_code UNIQUE (code)")
+        self.source.run(f"ALTER PUBLICATION {name} ADD TABLE {name}.t")
+        if self.kind == "several":
+            self.source.run(
+                f"CREATE TABLE {name}.u (n int primary key, v int)",
+                f"ALTER PUBLICATION {name} ADD TABLE {name}.u",
+            )
+
+    def run(self, *statements: str) -> bool:
+        """Run statements in one transaction; whether the server took them."""
+        try:
+            with self.source.connection.transaction():
+                self.source.run(*statements)
+        except psycopg.Error:
+            return False
+        self.log += [*statements]
+        self.note()
+        return True
+
+    def note(self) -> None:
+        (row,) = self.source.rows("SELECT pg_current_wal_flush_lsn() - '0/0'")
+        self.moments.append(Moment(int(row[0]), self.held()))
+
+    def held(self) -> dict[str, list[Row]]:
+        """What the published tables hold now."""
+        tables = self.source.rows(
+            "SELECT schemaname || '.' || tablename FROM pg_publication_tables"
+            f" WHERE pubname = '{self.source.name}' ORDER BY 1"
+        )
+        found = {}
+        for (table,) in tables:
+            if self.kind == "chosen" and table != self.table:
+                continue
+            cursor = self.source.connection.execute(f"SELECT * FROM {table}".encode())
+            names = [column.name for column in cursor.description or ()]
+            found[table] = [dict(zip(names, map(plain, row), strict=True)) for row in cursor.fetchall()]
+        return found
+
+    def columns(self, table: str) -> dict[str, str]:
+        rows = self.source.rows(
+            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute"
+            f" WHERE attrelid = to_regclass('{table}') AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
+        )
+        return dict(rows)
+
+    def tables(self) -> list[str]:
+        found = [self.table]
+        if self.columns(f"{self.source.name}.u"):
+            found.append(f"{self.source.name}.u")
+        return found
+
+    # Rows.
+
+    def value(self, kind: str) -> str:
+        self.numbers += 1
+        number = self.numbers % 90
+        if kind.startswith("timestamp"):
+            return f"'2026-01-01 00:00:{number % 60:02}'::timestamp"
+        if kind == "boolean":
+            return str(number % 2 == 0)
+        if kind.startswith("numeric(") and number % 11 == 0:
+            return "'NaN'"
+        if kind == "uuid":
+            return f"'00000000-0000-0000-0000-{number:012}'"
+        return f"'{number}'" if kind.startswith(("text", "character")) else str(number)
+
+    def statement(self, what: str, chance: Random) -> str:
+        table = chance.choice(self.tables())
+        columns = self.columns(table)
+        first = next(iter(columns), "id")
+        where = f"WHERE {first} IN (SELECT {first} FROM {table} ORDER BY 1 LIMIT {chance.randint(1, 3)})"
+        others = [name for name in columns if name not in ("id", "code", "n", "number")] or [first]
+        if what == "insert":
+            values = {name: self.value(kind) for name, kind in columns.items()}
+            for name in others:
+                if chance.random() < 0.2:
+                    values[name] = "NULL"
+            names, parameters = ", ".join(values), ", ".join(values.values())
+            return f"INSERT INTO {table} ({names}) VALUES ({parameters}) ON CONFLICT DO NOTHING"
+        if what == "delete":
+            return f"DELETE FROM {table} {where}"
+        name = chance.choice(others if what == "update" else list(columns) or [first])
+        one = f"WHERE {first} = (SELECT min({first}) FROM {table})" if what == "update_key" else where
+        return f"UPDATE {table} SET {name} = {self.value(columns.get(name, 'int'))} {one}"
+
+    def rows(self, what: str, chance: Random) -> None:
+        if what == "transaction":
+            self.run(
+                *(self.statement(chance.choice(("insert", "update", "delete")), chance) for _ in range(3))
+            )
+        else:
+            self.run(self.statement(what, chance))
+
+    # Definitions.
+
+    def define(self, what: str, chance: Random) -> None:
+        """Change a definition, in a transaction of its own or in one with rows."""
+        name, table = self.source.name, chance.choice(self.tables())
+        columns = self.columns(table)
+        spare = [each for each in NAMES if each not in columns]
+        own = [each for each in columns if each in NAMES]
+        column, new = (chance.choice(each) if each else "none" for each in (own, spare))
+        statements, altered, unlogged = [], set(), False
+        if what == "add":
+            statements = [f"ALTER TABLE {table} ADD {new} {chance.choice(TYPES)}"]
+        elif what == "add_default":
+            statements = [f"ALTER TABLE {table} ADD {new} int DEFAULT {chance.randint(1, 9)}"]
+        elif what == "drop":
+            statements = [f"ALTER TABLE {table} DROP {column}"]
+        elif what == "rename":
+            statements = [f"ALTER TABLE {table} RENAME {column} TO {new}"]
+        elif what == "retype":
+            kind = chance.choice(TYPES)
+            using = chance.choice((f"{column}::text::{kind}", f"{column}::{kind}", "NULL"))
+            statements, altered = [f"ALTER TABLE {table} ALTER {column} TYPE {kind} USING {using}"], {column}
+        elif what == "exchange" and len(own) > 1:
+            statements = [
+                f"ALTER TABLE {table} RENAME {own[0]} TO z",
+                f"ALTER TABLE {table} RENAME {own[1]} TO {own[0]}",
+                f"ALTER TABLE {table} RENAME z TO {own[1]}",
+            ]
+            # There and back again leaves rows from in between with the other's values, until they are sent
+            # again.
+            altered = {own[0], own[1]}
+        elif what == "replace":
+            kind = columns.get(column, "int")
+            statements = [f"ALTER TABLE {table} DROP {column}", f"ALTER TABLE {table} ADD {column} {kind}"]
+        elif what == "identity":
+            identity = chance.choice(("FULL", "DEFAULT", "USING INDEX t_code"))
+            statements = [f"ALTER TABLE {table} REPLICA IDENTITY {identity}"]
+        elif what == "key":
+            key = chance.choice(("id", "code", "id, code", "number"))
+            statements = [
+                f"ALTER TABLE {name}.t DROP CONSTRAINT t_pkey",
+                f"ALTER TABLE {name}.t ADD CONSTRAINT t_pkey PRIMARY KEY ({key})",
+            ]
+        elif what == "rename_key":
+            old, other = ("id", "number") if "id" in columns else ("number", "id")
+            statements, altered = [f"ALTER TABLE {name}.t RENAME {old} TO {other}"], {old, other}
+        elif what == "truncate":
+            statements, unlogged = [f"TRUNCATE {table}"], True
+        elif what == "recreate":
+            statements = [f"CREATE TABLE {name}.other (LIKE {table} INCLUDING ALL)"]
+            if self.kind == "partitioned":
+                return
+            statements += [
+                f"DROP TABLE {table}",
+                f"ALTER TABLE {name}.other RENAME TO {table.partition('.')[2]}",
+                f"ALTER PUBLICATION {name} ADD TABLE {table}",
+            ]
+            unlogged = True
+        elif what == "rename_table":
+            statements = [f"ALTER TABLE {name}.u RENAME TO u2", f"ALTER TABLE {name}.u2 RENAME TO u"]
+            if chance.random() < 0.3:
+                statements = [f"ALTER TABLE {name}.u RENAME TO {chance.choice(('other_name', 'q'))}"]
+            unlogged = True
+        elif what == "unpublish":
+            statements, unlogged = [f"ALTER PUBLICATION {name} DROP TABLE {table}"], True
+        elif what == "publish_again":
+            statements, unlogged = [f"ALTER PUBLICATION {name} ADD TABLE {table}"], True
+        elif what == "publish_flags":
+            flags = chance.choice(("insert, update, delete, truncate", "insert, update", "insert, delete"))
+            statements, unlogged = [f"ALTER PUBLICATION {name} SET (publish = '{flags}')"], True
+        elif what == "second_table":
+            statements = [
+                f"CREATE TABLE {name}.u (n int primary key, v int)",
+                f"INSERT INTO {name}.u VALUES (1, 1)",
+                f"ALTER PUBLICATION {name} ADD TABLE {name}.u",
+            ]
+            unlogged = True
+        elif what == "drop_second":
+            statements, unlogged = [f"DROP TABLE {name}.u"], True
+        elif self.kind == "partitioned" and what == "partition":
+            low = chance.choice((40, 50, 60))
+            statements = [
+                f"CREATE TABLE {name}.t{low} PARTITION OF {name}.t FOR VALUES FROM ({low}) TO ({low + 10})"
+            ]
+        elif self.kind == "partitioned" and what == "attach":
+            low = chance.choice((70, 80))
+            made = self.run(
+                f"CREATE TABLE {name}.t{low} (LIKE {name}.t INCLUDING ALL)",
+                *(
+                    [
+                        (
+                            f"INSERT INTO {name}.t{low} ({', '.join(columns)}) VALUES "
+                            f"({', '.join(self.at(low, columns))})"
+                        )
+                    ]
+                    if chance.random() < 0.7
+                    else []
+                ),
+            )
+            if made:
+                statements = [
+                    (
+                        f"ALTER TABLE {name}.t ATTACH PARTITION {name}.t{low} FOR VALUES FROM ({low}) TO "
+                        f"({low + 10})"
+                    )
+                ]
+                unlogged = True
+        elif self.kind == "partitioned" and what == "detach":
+            there = self.source.rows(
+                f"SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = '{name}.t'::regclass "
+                "ORDER BY 1"
+            )
+            partition = chance.choice([each for (each,) in there] or [f"{name}.t1"])
+            statements = chance.choice(
+                ([f"ALTER TABLE {name}.t DETACH PARTITION {partition}"], [f"DROP TABLE {partition}"])
+            )
+            unlogged = True
+        elif self.kind == "partitioned" and what == "identity_of_partition":
+            identity = chance.choice(("FULL", "DEFAULT", "NOTHING", "USING INDEX t1_code"))
+            statements = [f"ALTER TABLE {name}.t1 REPLICA IDENTITY {identity}"]
+        if not statements:
+            return
+        if chance.random() < 0.25:
+            # Rows in the transaction that changes the definition, from before and after the change.
+            statements = [
+                self.statement("insert", chance),
+                *statements,
+                f"UPDATE {table} SET {column} = {column}"
+                if what in ("retype", "add_default")
+                else self.statement("delete", chance),
+            ]
+        before = len(self.moments)
+        if self.run(*statements):
+            self.altered |= altered
+            self.replaced |= {column} if what == "replace" else set()
+            if unlogged and self.unlogged is None:
+                self.unlogged = before
+
+    def at(self, low: int, columns: dict[str, str]) -> list[str]:
+        first = next(iter(columns))
+        return [str(low) if name == first else self.value(kind) for name, kind in columns.items()]
+
+
+def plain(value: Any) -> Any:
+    """A value as both drivers have it."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone(UTC)
+    return str(value) if isinstance(value, Decimal | UUID) else value
