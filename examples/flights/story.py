@@ -168,9 +168,9 @@ def _changes(result: DemoResult) -> Step:
         f"computed from pairs of a delete and an insert. The net changes of the last {LAST_DAY_HOURS} hours, "
         f"as a batch over the same feed: {day or 'none'}.",
         "Spark 4.2 and later have these passes for connectors that implement them on the JVM, but not for "
-        "Python data sources. By hand it is a window over row id and version in a batch. On a stream it is "
-        "a watermark with state, which emits a commit only when a later one has arrived, and silently drops "
-        "late rows.",
+        "Python data sources. In a batch you can write them as a window over row id and version. A stream "
+        "needs a watermark and state: it emits a commit only when a later one has arrived, and silently "
+        "drops late rows.",
         (_proof_table("The last day as a batch", result.proofs, (DAY,)),),
     )
 
@@ -182,9 +182,9 @@ def _modes(result: DemoResult) -> Step:
         "starting the real query. Two plain SQL tables were then maintained exactly once: the current "
         "flights, by their changes, and each carrier's totals in update mode. The pipeline checked both "
         "before it started them.",
-        "What a mode emits is found by trial. A Python data source has no update mode, so it is "
-        "foreachBatch with a merge written by hand, which repeats itself after a crash unless it keeps a "
-        "ledger of batch ids in the same transaction.",
+        "You find out by trial what a mode emits. A Python data source has no update mode, so you write a "
+        "merge by hand in foreachBatch. After a crash it merges a batch twice, unless it records batch ids in "
+        "the same transaction.",
         (_proof_table("The SQL tables", result.proofs, (CURRENT, TOTALS)),),
         text=result.preview,
         pictures={"What each output mode emits, micro-batch by micro-batch": result.preview_picture},
@@ -223,7 +223,8 @@ def _limit(result: DemoResult) -> Step:
         f"limit({CANCELLED_LIMIT}): {_flight_list(result.cancelled)}. The progress in its checkpoint is "
         f"{result.limit}; {ending}.",
         "df.limit(n) on a stream counts in Spark's state, and the query keeps reading and drops what it "
-        "reads. To stop it takes a listener, a count of your own, and a race between the two.",
+        "reads. To stop it you need a listener and a count of your own, and by the time the listener is "
+        "called, the next batch is running.",
         (_proof_table("The first ones, exactly", result.proofs, (CANCELLED,)),),
     )
 
