@@ -183,8 +183,8 @@ def _modes(result: DemoResult) -> Step:
         "flights, by their changes, and each carrier's totals in update mode. The pipeline checked both "
         "before it started them.",
         "You find out by trial what a mode emits. A Python data source has no update mode, so you write a "
-        "merge by hand in foreachBatch. After a crash it merges a batch twice, unless it records batch ids in "
-        "the same transaction.",
+        "merge by hand in foreachBatch. After a crash it merges a batch twice, unless it records batch ids "
+        "in the same transaction.",
         (_proof_table("The SQL tables", result.proofs, (CURRENT, TOTALS)),),
         text=result.preview,
         pictures={"What each output mode emits, micro-batch by micro-batch": result.preview_picture},
