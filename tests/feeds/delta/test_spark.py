@@ -58,6 +58,29 @@ def test_a_query_that_was_made_before_the_feed_was_turned_off_does_not_give_unch
     check_replay(tmp_path / "table", penstock.changes.read(spark, feed).toArrow())
 
 
+def test_a_stream_stops_at_an_overwrite_and_gives_only_the_changed_rows_when_it_is_started_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    history = History(tmp_path / "table", feed=True, partitioned=False)
+    history.append(rows((1, "a", 1.0), (2, "b", 2.0), (3, "c", 3.0)))
+    feed = DeltaFeed(tmp_path / "table", "id")
+    sink = Sink(tmp_path / "sink")
+    frame = penstock.changes.read_stream(spark, feed, compute_updates=True)
+    sink.run(frame)
+    history.overwrite(rows((1, "a", 1.0), (2, "b", 5.0), (4, "d", 4.0)))
+    sink.batches.clear()
+    with pytest.raises(Exception, match="ROWS_OVERWRITTEN"):
+        sink.run(frame)
+    sink.batches.clear()
+    found = sink.run(penstock.changes.read_stream(spark, feed, compute_updates=True))
+    assert {(row[0], row[3]) for row in found.elements()} == {
+        (2, "update_preimage"),
+        (2, "update_postimage"),
+        (3, "delete"),
+        (4, "insert"),
+    }
+
+
 def test_spark_reads_a_delta_table_without_showing_the_credentials(
     spark: SparkSession, storage: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
