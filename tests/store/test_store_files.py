@@ -108,7 +108,9 @@ def test_an_open_store_stays_open_and_is_warned_of_once(
             assert modes(tmp_path)["x.db"] == "0664"
     (record,) = [each for each in caplog.records if getattr(each, "action", "") == "store_open_to_others"]
     assert record.levelno == logging.WARNING
-    assert f"run `chmod 0600 {file}`, or, if that is intended, put mode=0664 in its URL" in record.getMessage()
+    assert (
+        f"run `chmod 0600 {file}`, or, if that is intended, put mode=0664 in its URL" in record.getMessage()
+    )
     assert "others can write" in record.getMessage()
 
 
