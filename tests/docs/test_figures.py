@@ -43,7 +43,7 @@ def peak() -> str:
 
 LINES = [
     (README, "appends a second, SQLite | 152 ms", milliseconds("latency-sqlite")[:9]),
-    (README, "1 % of rows changed | Spark's built-in rewrite | ", faster("changes-stream-few")),
+    (README, "1 % of rows changed | Spark's own change detection | ", faster("changes-stream-few")),
     (README, "in a running continuous query | Spark's micro-batches | ", faster("latency-backlog", 1)),
     (BENCHMARKS, "| append 2 million rows to SQLite |", faster("append-sqlite")),
     (BENCHMARKS, "| append 2 million rows to PostgreSQL |", faster("append-postgres")),
