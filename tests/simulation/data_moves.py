@@ -279,8 +279,9 @@ def lose_checkpoint(op: Operator, rng: random.Random) -> None:
 
 def _new_checkpoint(op: Operator) -> None:
     if any(driver.alive and not run.owned for driver, run in op.runs):
-        # A driver with the old one that has yet to take the consumer over takes it from the new query.
-        op.may_refuse.add(CONFLICT)
+        # A driver with the old one that has yet to take the consumer over takes it from the new query. What
+        # that has committed is then behind its checkpoint where no sink moves the consumer.
+        op.may_refuse |= {CONFLICT, SOURCE_BEHIND}
     op.new_checkpoint()
 
 

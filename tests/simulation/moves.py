@@ -227,13 +227,15 @@ def clock(op: Operator, rng: random.Random) -> None:
 def take_over(op: Operator, rng: random.Random) -> None:
     """A rolling restart: the new query starts, and the old one is stopped once the new one runs.
 
-    The old one may stand still until then.
+    The old one may stand still until then, and the new one may be of the other engine.
     """
     old = op.current
     if old is None or not old[0].alive:
         return
     if rng.random() < 0.3:
         op.stand_still(old[0], rng.choice([2.0, 6.0]))
+    if rng.random() < 0.3:
+        other_engine(op, rng)
     op.start()
     op.later(rng.choice([0.0, 0.4, 2.0, 6.0]), lambda: old[1].stop())
 
