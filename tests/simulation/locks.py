@@ -120,18 +120,22 @@ LOCKED: dict[str, Rows] = {
     "delete_consumer": _row("consumer", "consumer_id"),
 }
 
+_REGISTERED = (
+    "select 1 from main.penstock_registration where consumer_id = :consumer_id and queue_id = :queue_id"
+)
+
 THERE: dict[str, str] = {
     "insert_ledger": f"{_LEDGER} batch_id = :batch_id and task = :task",
     "insert_mark": "select 1 from main.penstock_mark where source = :source and partition = :partition",
     "insert_marked_source": "select 1 from main.penstock_marked_source where source = :source",
+    "insert_registration": _REGISTERED,
 }
 """How a statement that inserts a row only where there is none finds one: that one it does not lock."""
 
 REFERRED: dict[str, Rows] = {
-    "insert_registration": lambda given, find: [
-        ("queue", given["queue_id"]),
-        ("consumer", given["consumer_id"]),
-    ],
+    "insert_registration": lambda given, find: (
+        [] if find(_REGISTERED, given) else [("queue", given["queue_id"]), ("consumer", given["consumer_id"])]
+    ),
     "insert_position": _REGISTRATION,
     "insert_partition": _QUEUE,
     "insert_key_home": _QUEUE,
