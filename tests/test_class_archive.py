@@ -1,4 +1,4 @@
-"""Test sessions start from an archive of Spark's classes; without it every JVM takes twice as long."""
+"""Test sessions load Spark's classes from an archive; without it every JVM takes twice as long to start."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from pathlib import Path
 from tests.support.class_archive import class_archive
 
 
-def test_the_archive_can_be_made() -> None:
+def test_the_archive_can_be_created() -> None:
     assert Path(class_archive()).is_file()

@@ -1,4 +1,4 @@
-"""`import penstock` is what every Python worker pays for."""
+"""Every Python worker pays for `import penstock`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MOST_SECONDS = 0.2
 
 
 @pytest.mark.parametrize("module", ["penstock", "penstock.errors"])
-def test_importing_loads_nothing_heavy(module: str) -> None:
+def test_importing_loads_no_heavy_packages(module: str) -> None:
     program = f"import {module}, sys; print(*sorted(set({HEAVY}) & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.split() == []
 
 
-def test_importing_takes_no_time_and_no_package_of_others() -> None:
+def test_importing_is_fast_and_loads_no_third_party_packages() -> None:
     program = (
         "import sys, time; before, began = set(sys.modules), time.process_time(); import penstock; "
         "took = time.process_time() - began; "

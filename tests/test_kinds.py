@@ -1,6 +1,6 @@
 """Arguments of the wrong kind are refused by Penstock before anything happens.
 
-The message has the value and the way out.
+The message has the value and what to do instead.
 """
 
 from __future__ import annotations
@@ -59,20 +59,22 @@ def url(tmp_path: Path) -> str:
         (lambda store: penstock.connect(store.url, timeout="5"), "timeout is a number of seconds, not '5'"),
     ],
 )
-def test_stores_queues_and_consumers(url: str, call: Callable[[penstock.Store], Any], told: str) -> None:
+def test_wrong_arguments_of_stores_queues_and_consumers_are_refused(
+    url: str, call: Callable[[penstock.Store], Any], told: str
+) -> None:
     with penstock.connect(url) as store:
         with pytest.raises(InvalidInputError, match=told):
             call(store)
         assert store.queues() == ["f", "q"]
 
 
-def test_one_column_may_be_read_by_its_name(url: str) -> None:
+def test_a_single_column_may_be_given_as_a_string(url: str) -> None:
     with penstock.connect(url) as store:
         assert store.queue("q").read(0, 0, columns="name").to_pylist() == [{"name": "ada"}]
 
 
 @pytest.mark.parametrize("version", ["2", 2**63, -1, True, None, 1.0])
-def test_a_commit_with_such_a_version_is_refused(url: str, version: Any) -> None:
+def test_a_commit_with_an_invalid_version_is_refused(url: str, version: Any) -> None:
     feed = penstock.QueueFeed("f", url)
     with pytest.raises(InvalidInputError, match="a commit's version is a whole number from 0"):
         feed.append_commit(version, NOON, CHANGE)
@@ -120,13 +122,13 @@ def test_a_commit_with_such_a_version_is_refused(url: str, version: Any) -> None
         (lambda: penstock.QueueSink("q", url=5), "url is the URL of a store.*not 5"),
     ],
 )
-def test_contracts_feeds_and_ends(call: Callable[[], Any], told: str) -> None:
+def test_wrong_arguments_of_contracts_feeds_and_ends_are_refused(call: Callable[[], Any], told: str) -> None:
     with pytest.raises(InvalidInputError, match=told):
         call()
 
 
 @pytest.mark.parametrize("row_id", [None, [], "", [""]])
-def test_a_contract_without_a_row_id_says_so(row_id: Any) -> None:
+def test_a_contract_without_a_row_id_is_refused(row_id: Any) -> None:
     with pytest.raises(InvalidInputError) as caught:
         penstock.ChangeContract(row_id)
     assert caught.value.condition == "INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID"
@@ -141,7 +143,7 @@ def test_a_contract_without_a_row_id_says_so(row_id: Any) -> None:
         ({"checkpoint": "c", "name": 5}, "name is text, not 5"),
     ],
 )
-def test_a_pipeline_is_not_started(
+def test_a_pipeline_with_wrong_arguments_is_not_started(
     spark: SparkSession,
     url: str,
     tmp_path: Path,
@@ -159,7 +161,7 @@ def test_a_pipeline_is_not_started(
 
 
 @pytest.mark.parametrize("given", [None, "local[2]"])
-def test_what_is_no_session_is_refused(url: str, given: Any) -> None:
+def test_an_argument_that_is_not_a_session_is_refused(url: str, given: Any) -> None:
     feed = penstock.QueueFeed("f", url)
     for call in (
         lambda: penstock.register(given),
@@ -173,7 +175,7 @@ def test_what_is_no_session_is_refused(url: str, given: Any) -> None:
             call()
 
 
-def test_change_rows_are_read_and_worked_on_as_such(spark: SparkSession, url: str) -> None:
+def test_wrong_arguments_of_change_functions_are_refused(spark: SparkSession, url: str) -> None:
     feed: Any = penstock.QueueFeed("f", url)
     frame = penstock.changes.read(spark, feed, columns="name")
     assert frame.columns == ["id", "name", "_change_type", "_commit_version", "_commit_timestamp"]
@@ -200,7 +202,7 @@ def test_change_rows_are_read_and_worked_on_as_such(spark: SparkSession, url: st
             call()
 
 
-def test_a_value_that_may_hold_a_password_is_not_shown() -> None:
+def test_a_value_that_may_contain_a_password_is_not_shown() -> None:
     with pytest.raises(InvalidInputError, match="not this str") as caught:
         require("trigger", "postgresql://ada:hunter2@db/shop", int, "a number")
     assert "hunter2" not in repr(caught.value.parameters) + str(caught.value)

@@ -18,7 +18,7 @@ def test_every_import_stays_in_its_layer() -> None:
     assert shown.returncode == 0, shown.stdout + shown.stderr
 
 
-def test_the_contract_against_spark_names_every_module_below_it() -> None:
+def test_the_contract_against_spark_lists_every_module_below_it() -> None:
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())
     (contract,) = (c for c in config["tool"]["importlinter"]["contracts"] if c["id"] == "no-spark-below")
     below = {
@@ -32,7 +32,7 @@ def test_the_contract_against_spark_names_every_module_below_it() -> None:
     assert set(contract["source_modules"]) == below & present
 
 
-def test_no_module_reaches_over_the_layers_through_the_package_itself() -> None:
+def test_no_module_imports_the_top_level_package_to_bypass_the_layers() -> None:
     people = {"penstock.cli", "penstock.ui"}
     graph = grimp.build_graph("penstock", cache_dir=None)
     importers = graph.find_modules_that_directly_import("penstock")

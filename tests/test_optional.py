@@ -1,4 +1,4 @@
-"""What is missing is named with the extra that has it."""
+"""A missing package is reported with the extra that installs it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OFFERED = {name: asked for name, asked in PROJECT["optional-dependencies"].item
 _FOR = {"penstock.stream": "pyspark", "penstock.changes.read": "pyspark", "penstock.testing.run": "pyspark"}
 
 
-def test_every_package_of_an_extra_is_known_with_an_extra_that_has_it() -> None:
+def test_every_package_of_an_extra_is_listed_with_an_extra() -> None:
     installed = packages_distributions()
     known = {canonicalize_name(name) for package in EXTRAS for name in installed.get(package, ())}
     for extra, asked in _OFFERED.items():
@@ -32,7 +32,7 @@ def test_every_package_of_an_extra_is_known_with_an_extra_that_has_it() -> None:
 
 
 @pytest.mark.parametrize("name", _FOR)
-def test_a_name_that_needs_an_extra_says_so_in_one_sentence(name: str) -> None:
+def test_a_name_that_needs_an_extra_fails_with_the_command_that_installs_it(name: str) -> None:
     home, _, short = name.rpartition(".")
     program = (
         f"import sys; sys.modules[{_FOR[name]!r}] = None\n"
@@ -47,7 +47,7 @@ def test_a_name_that_needs_an_extra_says_so_in_one_sentence(name: str) -> None:
     )
 
 
-def test_what_no_extra_has_stays_pythons_own_error() -> None:
+def test_a_missing_package_outside_the_extras_keeps_pythons_error() -> None:
     program = "import sys; sys.modules['pyarrow'] = None\nimport penstock\npenstock.connect"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: import of pyarrow")

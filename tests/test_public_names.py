@@ -1,4 +1,4 @@
-"""The public surface is what `__all__` says, sorted, and type checkers see the same names."""
+"""The public names are those in `__all__`, sorted, and type checkers see the same names."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import penstock
 
 
-def test_every_name_loads() -> None:
+def test_every_name_can_be_imported() -> None:
     for name in penstock.__all__:
         assert getattr(penstock, name) is not None
 
 
-def test_names_are_sorted_and_listed_by_dir() -> None:
+def test_public_names_are_sorted_and_listed_by_dir() -> None:
     assert list(penstock.__all__) == sorted(penstock.__all__)
     assert dir(penstock) == penstock.__all__
 

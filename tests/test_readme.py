@@ -1,4 +1,4 @@
-"""The README's program runs as it stands there."""
+"""The README's program runs as it is written there."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_the_readme_names_the_two_commands() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_program_prints_what_it_says(tmp_path: Path) -> None:
+def test_the_program_prints_what_the_readme_shows(tmp_path: Path) -> None:
     program = "\n".join(blocks("python"))
     printed = _run([sys.executable, "-c", program], tmp_path)
     assert printed.strip().endswith(blocks("text")[0].strip())
 
 
-def test_the_readme_is_read_in_a_minute_or_three() -> None:
+def test_the_readme_can_be_read_in_three_minutes() -> None:
     assert len(README.read_text().split()) < 800
 
 

@@ -1,4 +1,4 @@
-"""Texts without passwords, in time that grows with the text and not with its square, whatever the text is."""
+"""Removing passwords from any text takes time that is linear, not quadratic, in its length."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECRET = "QZ7hush9"
 
 
 def by_the_old_pattern(text: str) -> str:
-    """What strikes the same, and takes minutes for some texts."""
+    """An earlier pattern that removes the same, but takes minutes for some texts."""
     return re.sub(r"(\w://[^\s/:@]*):[^\s]*@", r"\1:***@", text)
 
 
@@ -39,7 +39,7 @@ def by_the_old_pattern(text: str) -> str:
 @given(TEXTS)
 @example("a://u:p@x://v:q@h b://u:@h")
 @example("://u:p@h a://:@ a://b/c:d@e")
-def test_passwords_of_urls_are_struck_as_ever(text: str) -> None:
+def test_passwords_in_urls_are_removed_as_the_earlier_pattern_did(text: str) -> None:
     assert without_user_info(text) == by_the_old_pattern(text)
 
 
@@ -74,7 +74,7 @@ def test_passwords_of_urls_are_struck_as_ever(text: str) -> None:
     ),
     behind=TEXTS,
 )
-def test_no_secret_is_shown_wherever_a_text_is_cut(before: str, form: str, behind: str) -> None:
+def test_no_secret_is_shown_wherever_a_text_is_truncated(before: str, form: str, behind: str) -> None:
     # The value of an open keyword, or an open quote, would end where this one begins.
     assume(not re.search(r"""["']|[=:]\s*$""", before))
     text = f"{before}\n{form.format(SECRET)}{behind}"
@@ -85,13 +85,13 @@ def test_no_secret_is_shown_wherever_a_text_is_cut(before: str, form: str, behin
             assert SECRET[:4] not in sentence(text, len(text))
 
 
-def test_a_known_secret_is_struck_before_a_text_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_secret_is_removed_before_a_text_is_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
     for cap in range(1, 30):
         monkeypatch.setattr(redaction, "SEARCHED_CHARACTERS", cap)
         assert "hush" not in redact(f"the word is {SECRET}, and it is long", [SECRET])
 
 
-def test_what_is_behind_the_longest_text_that_is_looked_at_is_not_shown() -> None:
+def test_text_beyond_the_search_limit_is_not_shown() -> None:
     text = f"{'word ' * redaction.SEARCHED_CHARACTERS}password=x"
     shown = redact(text)
     assert len(shown) == redaction.SEARCHED_CHARACTERS + 1
@@ -99,7 +99,7 @@ def test_what_is_behind_the_longest_text_that_is_looked_at_is_not_shown() -> Non
     assert redact("a" * redaction.SEARCHED_CHARACTERS) == "a" * redaction.SEARCHED_CHARACTERS
 
 
-def test_a_quote_that_nothing_closes_is_struck_to_the_end() -> None:
+def test_an_unclosed_quoted_secret_is_removed_to_the_end() -> None:
     assert sentence("token='one two three", 100) == "token=***"
     assert sentence('it has {"secret": "one two"} and more', 100) == 'it has {"secret": ***} and more'
 
@@ -116,7 +116,7 @@ def test_a_quote_that_nothing_closes_is_struck_to_the_end() -> None:
         ("the role has no password, or another one", "the role has no password, or another one"),
     ],
 )
-def test_what_is_around_a_password_stays(text: str, shown: str) -> None:
+def test_the_text_around_a_password_is_kept(text: str, shown: str) -> None:
     assert redact(text) == shown
 
 
@@ -162,9 +162,9 @@ def seconds(look: Callable[[str], object], text: str) -> float:
 
 
 def growth(look: Callable[[str], object], text: str, behind: str = "") -> float:
-    """How many times as long a text takes when it is there twice.
+    """How many times as long it takes when the text is doubled.
 
-    The least of some looks counts, since others use the machine too.
+    The lowest of several measurements counts, since other processes use the machine too.
     """
     found: list[float] = []
     while len(found) < 4 and min(found, default=4.0) > 3:
@@ -175,7 +175,7 @@ def growth(look: Callable[[str], object], text: str, behind: str = "") -> float:
 
 
 @pytest.mark.parametrize("name", LOOKS)
-def test_twice_the_text_takes_at_most_three_times_as_long(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_for_known_repeated_texts_is_linear(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redaction, "SEARCHED_CHARACTERS", 1 << 30)
     for piece in REPEATED:
         for behind in ("", "@", "\n@", "="):
@@ -184,7 +184,7 @@ def test_twice_the_text_takes_at_most_three_times_as_long(name: str, monkeypatch
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=6).map("".join))
-def test_so_it_is_for_any_few_pieces_that_come_again_and_again(piece: str) -> None:
+def test_the_time_for_any_repeated_text_is_linear(piece: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(redaction, "SEARCHED_CHARACTERS", 1 << 30)
         for look in (redact, LOOKS["sentence"]):

@@ -1,4 +1,4 @@
-"""The fixtures keep their promises: other tests' answers depend on them."""
+"""The fixtures work as promised: the results of other tests depend on them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.support.waiting import wait_until
 RunChild = Callable[..., ChildProcess]
 
 
-def test_wait_until_names_what_did_not_happen() -> None:
+def test_a_timeout_of_wait_until_names_what_did_not_happen() -> None:
     with pytest.raises(AssertionError, match="the tide turns"):
         wait_until(lambda: 0, timeout=0.05, message="the tide turns")
 
 
-def test_postgres_can_decode_its_log_and_does_not_wait_for_the_disk(pg_url: str) -> None:
+def test_postgres_has_logical_decoding_and_no_fsync(pg_url: str) -> None:
     with psycopg.connect(pg_url) as connection:
         for setting, value in {
             "fsync": "off",
@@ -38,7 +38,7 @@ def test_postgres_can_decode_its_log_and_does_not_wait_for_the_disk(pg_url: str)
             assert connection.execute(f"SHOW {setting}").fetchone() == (value,)
 
 
-def test_a_transaction_left_open_does_not_keep_its_schema(pg_url: str) -> None:
+def test_a_schema_can_be_dropped_despite_an_open_transaction(pg_url: str) -> None:
     with psycopg.connect(pg_url) as left_open, psycopg.connect(pg_url, autocommit=True) as other:
         other.execute("CREATE SCHEMA t_left CREATE TABLE held (n int)")
         left_open.execute("INSERT INTO t_left.held VALUES (1)")
@@ -48,7 +48,7 @@ def test_a_transaction_left_open_does_not_keep_its_schema(pg_url: str) -> None:
             left_open.execute("SELECT 1")
 
 
-def test_a_store_url_leads_to_nothing_yet(store_url: str) -> None:
+def test_a_store_url_points_to_an_empty_place(store_url: str) -> None:
     if store_url.startswith("sqlite:"):
         file = Path(store_url.removeprefix("sqlite:///"))
         assert file.is_absolute()
@@ -59,7 +59,7 @@ def test_a_store_url_leads_to_nothing_yet(store_url: str) -> None:
         assert connection.execute("SELECT to_regnamespace(%s)", [schema]).fetchone() == (None,)
 
 
-def test_postgres_ends_with_the_process_that_started_it_even_by_sigkill(
+def test_postgres_stops_when_the_process_that_started_it_is_killed(
     run_child: RunChild, tmp_path: Path
 ) -> None:
     script = tmp_path / "owner.py"
@@ -92,7 +92,7 @@ def test_the_session_is_small_and_in_utc(spark: SparkSession) -> None:
     assert spark.range(3).mapInArrow(lambda batches: batches, "id long").count() == 3
 
 
-def test_killing_a_child_takes_its_jvm_and_its_python_workers(run_child: RunChild, tmp_path: Path) -> None:
+def test_killing_a_child_kills_its_jvm_and_python_workers(run_child: RunChild, tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(
         textwrap.dedent(
@@ -120,9 +120,7 @@ def test_killing_a_child_takes_its_jvm_and_its_python_workers(run_child: RunChil
     assert child.processes() == []
 
 
-def test_what_a_driver_that_killed_itself_left_running_is_still_found(
-    run_child: RunChild, tmp_path: Path
-) -> None:
+def test_processes_left_by_a_driver_that_killed_itself_are_found(run_child: RunChild, tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text("import subprocess, os\nsubprocess.Popen(['sleep', '600'])\nos.kill(os.getpid(), 9)\n")
     child = run_child(script)
@@ -132,7 +130,7 @@ def test_what_a_driver_that_killed_itself_left_running_is_still_found(
     assert child.processes() == []
 
 
-def test_a_child_that_ends_early_shows_its_output(run_child: RunChild, tmp_path: Path) -> None:
+def test_the_output_of_a_child_that_ends_early_is_shown(run_child: RunChild, tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text("print('before')\nraise SystemExit(3)\n")
     child = run_child(script)
@@ -140,5 +138,5 @@ def test_a_child_that_ends_early_shows_its_output(run_child: RunChild, tmp_path:
         child.wait_for_line("after")
 
 
-def test_child_processes_import_what_tests_import() -> None:
+def test_child_processes_can_import_what_tests_import() -> None:
     subprocess.run([sys.executable, "-c", "import penstock, tests.support"], check=True)

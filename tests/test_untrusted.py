@@ -51,12 +51,12 @@ def _made_by(node: ast.AST) -> Iterator[str]:
             yield name
 
 
-def test_no_file_makes_code_or_objects_out_of_data_but_for_those_that_say_why() -> None:
+def test_only_listed_files_turn_data_into_code_or_objects() -> None:
     assert {*calls()} == {*ALLOWED.items()}
 
 
 class Trap:
-    """Makes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,8 +65,8 @@ class Trap:
         return Path.touch, (self.path,)
 
 
-def test_an_arrow_schema_of_somebody_else_s_is_not_unpickled(tmp_path: Path) -> None:
-    """Arrow once unpickled the types of columns that say that they are of Python's (CVE-2023-47248)."""
+def test_an_untrusted_arrow_schema_is_not_unpickled(tmp_path: Path) -> None:
+    """Older versions of Arrow unpickled column types declared as Python extension types (CVE-2023-47248)."""
     sprung = tmp_path / "sprung"
     pickle.loads(pickle.dumps(Trap(sprung)))
     assert sprung.exists()
@@ -95,7 +95,7 @@ def test_an_arrow_schema_of_somebody_else_s_is_not_unpickled(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "name", ["Any", "condition_of", "_rebuild", "annotations", "error_class", "NoSuchError", "builtins"]
 )
-def test_a_message_names_errors_and_nothing_else(name: str) -> None:
+def test_a_message_can_name_only_error_classes(name: str) -> None:
     assert error_class(name) is None
     error = original_error(RuntimeError(f"penstock.errors.{name}: [SOME_CONDITION] a row's text"))
     assert isinstance(error, QueryFailedError)

@@ -1,4 +1,4 @@
-"""The first rows of something that comes in pieces."""
+"""The first rows of data that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pieces(*sizes: int) -> Iterator[pa.Table]:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 4, 7, 8, 100])
-def test_they_are_as_many_as_wanted_or_as_there_are(rows: int) -> None:
+def test_first_rows_returns_the_requested_number_or_all_there_are(rows: int) -> None:
     found = [
         number for piece in first_rows(pieces(3, 0, 4, 1), rows) for number in piece["number"].to_pylist()
     ]
@@ -26,7 +26,7 @@ def test_they_are_as_many_as_wanted_or_as_there_are(rows: int) -> None:
 
 
 @pytest.mark.parametrize(("rows", "asked"), [(0, 0), (3, 1), (4, 2)])
-def test_no_piece_is_asked_for_behind_the_last_row(rows: int, asked: int) -> None:
+def test_no_piece_after_the_last_row_is_requested(rows: int, asked: int) -> None:
     there = pieces(3, 3, 3)
     list(first_rows(there, rows))
     assert len(list(there)) == 3 - asked

@@ -1,6 +1,6 @@
-"""Segments that somebody else made.
+"""Segments made by an attacker.
 
-None takes more memory than a segment may, or leads a reader out of its buffers.
+None takes more memory than a segment is allowed, or makes a reader access data outside its buffers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def body_of(payload: bytes) -> int:
 
 
 @reads
-def test_a_bomb_is_refused_before_it_is_unpacked(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decompression_bomb_is_refused_before_it_is_unpacked(
+    read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batch = pa.record_batch({"v": pa.array([bytes(8 << 20)])})
     payload = encode(batch).to_pybytes()
     assert len(payload) < 4096
@@ -58,7 +60,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(read: Read, monkeypatch: pytest
 
 @reads
 @pytest.mark.parametrize("size", [MAX_UNPACKED + 1, 1 << 40, (1 << 63) - 1])
-def test_so_is_one_that_says_more_than_it_holds(read: Read, size: int) -> None:
+def test_a_segment_that_declares_a_wrong_size_is_refused(read: Read, size: int) -> None:
     batch = pa.record_batch({"v": pa.array([bytes(1 << 20)])})
     payload = bytearray(encode(batch).to_pybytes())
     plain = struct.pack("<q", 1 << 20)
@@ -69,7 +71,9 @@ def test_so_is_one_that_says_more_than_it_holds(read: Read, size: int) -> None:
 
 
 @given(tables())
-def test_the_size_is_that_of_the_buffers(case: tuple[pa.Schema, list[dict[str, object]]]) -> None:
+def test_the_unpacked_size_is_at_most_the_size_of_the_buffers(
+    case: tuple[pa.Schema, list[dict[str, object]]],
+) -> None:
     schema, rows = case
     batch = pa.RecordBatch.from_pylist(rows, schema=schema)
     message = pa.ipc.read_message(encode(batch))
@@ -91,7 +95,7 @@ COLUMNS = {
 @reads
 @pytest.mark.parametrize("name", COLUMNS)
 @pytest.mark.parametrize("offset", [WIDE, -1])
-def test_an_offset_that_leads_out_of_its_buffer_is_refused(read: Read, name: str, offset: int) -> None:
+def test_an_offset_outside_its_buffer_is_refused(read: Read, name: str, offset: int) -> None:
     batch = pa.record_batch({"v": COLUMNS[name]})
     payload = bytearray(batch.serialize().to_pybytes())
     offsets = struct.pack("<4i", *(range(4) if name in ("list", "map") else range(0, 12, 3)))
@@ -102,7 +106,7 @@ def test_an_offset_that_leads_out_of_its_buffer_is_refused(read: Read, name: str
 
 
 @reads
-def test_values_that_no_program_should_write_are_read_as_they_are(read: Read) -> None:
+def test_invalid_values_are_read_unchanged(read: Read) -> None:
     wide = pa.array([10**30], pa.decimal128(38, 0))
     batch = pa.record_batch(
         {
@@ -117,7 +121,9 @@ def test_values_that_no_program_should_write_are_read_as_they_are(read: Read) ->
 
 
 @given(tables())
-def test_any_schema_has_a_form_without_ranges(case: tuple[pa.Schema, list[dict[str, object]]]) -> None:
+def test_any_schema_has_a_form_that_accepts_all_values(
+    case: tuple[pa.Schema, list[dict[str, object]]],
+) -> None:
     schema, rows = case
     batch = pa.RecordBatch.from_pylist(rows, schema=schema)
     found = pa.ipc.read_record_batch(encode(batch), any_values(schema))
@@ -127,7 +133,7 @@ def test_any_schema_has_a_form_without_ranges(case: tuple[pa.Schema, list[dict[s
 
 @pytest.mark.timeout(60)
 @given(st.binary(max_size=400))
-def test_no_bytes_do_more_than_raise(data: bytes) -> None:
+def test_arbitrary_bytes_raise_nothing_but_the_expected_errors(data: bytes) -> None:
     batch = pa.record_batch({"v": pa.array(["abc"] * 50)})
     payload = encode(batch).to_pybytes()
     place = body_of(payload) - len(data) // 2
@@ -145,7 +151,7 @@ def stream_of(table: pa.Table, **options: object) -> bytes:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])
-def test_a_table_that_was_kept_comes_back(rows: int) -> None:
+def test_a_kept_table_is_read_back_unchanged(rows: int) -> None:
     table = pa.table(COLUMNS).slice(0, min(rows, 3))
     table = pa.concat_tables([table, table]) if rows == 5 else table
     for options in ({}, {"compression": "zstd"}):
@@ -157,12 +163,14 @@ def test_a_table_that_was_kept_comes_back(rows: int) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\0" * 64, b"nonsense" * 9, pa.schema([("n", pa.int64())]).serialize().to_pybytes()[:40]]
 )
-def test_what_is_no_table_is_a_value_error(data: bytes) -> None:
+def test_bytes_that_are_not_a_table_are_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         kept_table(data)
 
 
-def test_neither_is_a_bomb_a_dictionary_or_an_offset_that_leads_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_a_dictionary_or_an_offset_out_of_range_is_a_value_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     plain = stream_of(pa.table({"text": COLUMNS["text"]}))
     offsets = struct.pack("<3i", 0, 3, 6)
     forged = bytearray(plain)

@@ -182,7 +182,7 @@ def columns(draw: st.DrawFn) -> tuple[list[pa.DataType], list[list[Any]]]:
 
 
 @given(columns(), st.integers(0, 3), st.integers(1, 7), st.integers(0, 200))
-def test_the_hash_is_the_reference_however_the_rows_are_cut(
+def test_the_hash_equals_the_reference_however_the_rows_are_split(
     case: tuple[list[pa.DataType], list[list[Any]]], skip: int, piece: int, repeats: int
 ) -> None:
     kinds, rows = case
@@ -200,7 +200,7 @@ def test_the_hash_is_the_reference_however_the_rows_are_cut(
 
 
 @given(columns())
-def test_few_rows_and_many_are_hashed_alike(case: tuple[list[pa.DataType], list[list[Any]]]) -> None:
+def test_few_rows_and_many_rows_get_the_same_hashes(case: tuple[list[pa.DataType], list[list[Any]]]) -> None:
     kinds, rows = case
     names = [f"k{i}" for i in range(len(kinds))]
     table = pa.table({n: pa.array([row[i] for row in rows], kinds[i]) for i, n in enumerate(names)})
@@ -235,7 +235,7 @@ def test_equal_values_of_different_widths_and_layouts_hash_equally() -> None:
 
 
 @pytest.mark.usefixtures("_way")
-def test_zeros_are_one_key_and_so_are_all_nans() -> None:
+def test_both_zeros_are_one_key_and_all_nans_are_one_key() -> None:
     other_nans = [0x7FF8000000000001, 0xFFF8000000000000, 0x7FF0000000000001]
     nans = pa.array([0x7FF8000000000000, *other_nans], pa.uint64()).view(pa.float64())
     assert len(set(hashes(nans))) == 1
@@ -243,7 +243,7 @@ def test_zeros_are_one_key_and_so_are_all_nans() -> None:
 
 
 @pytest.mark.usefixtures("_way")
-def test_strings_that_differ_in_trailing_zeros_or_in_the_place_of_a_part_hash_differently() -> None:
+def test_strings_with_other_trailing_zeros_or_reordered_blocks_hash_differently() -> None:
     part, other = "abcdefgh", "12345678"
     texts = [
         "",
@@ -262,7 +262,7 @@ def test_strings_that_differ_in_trailing_zeros_or_in_the_place_of_a_part_hash_di
 
 
 @pytest.mark.usefixtures("_way")
-def test_what_lies_under_a_null_does_not_count() -> None:
+def test_the_buffer_value_under_a_null_does_not_count() -> None:
     mask = pa.array([True, False])
     assert hashes(pa.array([5, 6]).filter(mask)) != hashes(pa.array([None], pa.int64()))
     garbage = pa.Array.from_buffers(pa.int64(), 2, [pa.py_buffer(b"\x02"), pa.array([5, 6]).buffers()[1]])
@@ -273,7 +273,7 @@ def test_what_lies_under_a_null_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("around", [-9, -8, -1, 0, 1, 7, 8, 9])
-def test_a_value_longer_than_a_block_hashes_by_the_same_rule(
+def test_a_value_longer_than_a_block_is_hashed_by_the_same_rule(
     around: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_hashes, "_BLOCK_BYTES", 256)
@@ -316,12 +316,12 @@ SCHEMA = pa.schema(
         (["v"], UnsupportedTypeError, "null"),
     ],
 )
-def test_a_key_that_cannot_be_is_refused(key: list[str], error: type[Exception], message: str) -> None:
+def test_an_invalid_key_is_refused(key: list[str], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         check_key(SCHEMA, key)
 
 
-def test_a_good_key_passes() -> None:
+def test_a_valid_key_is_accepted() -> None:
     check_key(SCHEMA, ["n", "customer"])
     check_key(
         pa.schema([(str(i), kind) for i, kind in enumerate(KINDS)]), [str(i) for i in range(len(KINDS))]

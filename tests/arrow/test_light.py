@@ -1,4 +1,4 @@
-"""What every Spark worker pays for: neither the imports nor moving batches may pull in pandas or Spark."""
+"""Every Spark worker pays for imports: neither they nor moving batches may load pandas or Spark."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def relaxed(kind: pa.DataType) -> pa.DataType:
 
 
 @pytest.mark.parametrize(("field", "good", "bad", "path"), CASES, ids=IDS)
-def test_a_null_where_none_is_taken_is_refused_with_path_and_first_row(
+def test_a_null_in_a_required_column_is_refused_with_path_and_first_row(
     field: pa.Field, good: Any, bad: Any, path: str
 ) -> None:
     schema = pa.schema([field])
@@ -86,7 +86,7 @@ def test_nulls_outside_a_slice_do_not_count(field: pa.Field, good: Any, bad: Any
             conform(batch.slice(1, 3), schema)
 
 
-def test_what_lies_below_a_null_struct_may_be_null() -> None:
+def test_fields_of_a_null_struct_may_be_null() -> None:
     column = pa.array([{"x": 1}, None], pa.struct([pa.field("x", pa.int64())]))
     assert to_table(pa.table({"c": column}), pa.schema([pa.field("c", STRUCT)])).column(0).to_pylist() == [
         {"x": 1},
@@ -94,8 +94,8 @@ def test_what_lies_below_a_null_struct_may_be_null() -> None:
     ]
 
 
-def test_what_lies_below_a_null_value_of_a_map_may_be_null() -> None:
-    """Whatever is in the buffers there: some write a null of the field, some a zero."""
+def test_fields_of_a_null_map_value_may_be_null() -> None:
+    """Whatever the buffers contain there: some writers put a null in the field, some a zero."""
     loose = pa.map_(pa.string(), pa.struct([pa.field("x", pa.int64())]))
     strict = pa.map_(pa.string(), pa.struct([pa.field("x", pa.int64(), nullable=False)]))
     value = [[("a", {"x": 1}), ("b", None)], None, [("c", {"x": 3})]]

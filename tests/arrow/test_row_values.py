@@ -1,4 +1,4 @@
-"""Dicts as rows: Arrow would change some Python values in silence."""
+"""Dicts as rows: Arrow would silently change some Python values."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ TAKEN = [
 @pytest.mark.parametrize(
     ("kind", "value", "stored"), TAKEN, ids=[f"{k}-{type(v).__name__}" for k, v, _ in TAKEN]
 )
-def test_a_value_that_fits_is_stored_as_itself(kind: pa.DataType, value: Any, stored: Any) -> None:
+def test_a_value_that_fits_is_stored_unchanged(kind: pa.DataType, value: Any, stored: Any) -> None:
     assert to_table([{"c": value}, {"c": None}], one(kind)).column("c").to_pylist() == [stored, None]
     nested = to_table([{"c": [value, None]}], one(pa.list_(kind)))
     assert nested.column("c").to_pylist() == [[stored, None]]
@@ -130,12 +130,12 @@ def test_rows_may_be_any_mapping_or_spark_rows() -> None:
     assert to_table(rows, one(pa.int64())).column("c").to_pylist() == [1, 2, 3, 4, 5]
 
 
-def test_a_row_that_is_no_mapping_is_refused_with_its_number() -> None:
+def test_a_row_that_is_not_a_mapping_is_refused_with_its_number() -> None:
     with pytest.raises(SchemaMismatchError, match="Row 1: a row has to be a mapping"):
         to_table([{"c": 1}, (2,)], one(pa.int64()))
 
 
-def test_a_long_value_is_cut_in_the_message() -> None:
+def test_a_long_value_is_truncated_in_the_message() -> None:
     with pytest.raises(SchemaMismatchError) as found:
         to_table([{"c": "x" * 10_000}], one(pa.int64()))
     assert len(str(found.value)) < 400

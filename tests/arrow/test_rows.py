@@ -41,7 +41,7 @@ def address(array: pa.Array) -> int:
     return found
 
 
-def test_a_table_of_the_very_schema_comes_back_as_it_is() -> None:
+def test_a_table_with_exactly_the_schema_is_returned_unchanged() -> None:
     table = pa.table({"id": [1], "name": ["a"], "at": [None], "amount": [None]}, schema=SCHEMA)
     assert to_table(table, SCHEMA) is table
 
@@ -68,7 +68,7 @@ def test_columns_are_matched_by_name_in_any_order_and_missing_ones_are_null() ->
     assert table.to_pylist() == [{"id": 7, "name": "a", "at": None, "amount": None}]
 
 
-def test_names_are_matched_without_case_where_none_matches_exactly() -> None:
+def test_names_are_matched_ignoring_case_if_none_matches_exactly() -> None:
     assert to_table(pa.table({"ID": [7], "Name": ["a"]}), SCHEMA).to_pylist()[0]["id"] == 7
     assert to_table([{"ID": 7, "NAME": "a"}, {"id": 8}], SCHEMA).column("id").to_pylist() == [7, 8]
 
@@ -83,14 +83,14 @@ def test_two_names_for_one_column_are_refused(rows: Any) -> None:
 @pytest.mark.parametrize(
     "rows", [pa.table({"id": [7], "amuont": [1]}), [{"id": 7}, {"id": 7, "amuont": 1}]], ids=str
 )
-def test_an_unknown_name_is_refused_and_the_nearest_offered(rows: Any) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest_as_a_suggestion(rows: Any) -> None:
     with pytest.raises(SchemaMismatchError, match="Did you mean 'amount'") as found:
         to_table(rows, SCHEMA)
     assert found.value.parameters["column"] == "amuont"
     assert found.value.parameters.get("row") == (1 if isinstance(rows, list) else None)
 
 
-def test_a_missing_column_that_takes_no_nulls_is_refused() -> None:
+def test_a_missing_required_column_is_refused() -> None:
     nameless = pa.table({"name": ["a"]})
     for table in (nameless, nameless.slice(1)):
         assert refused(table, SCHEMA) == {
@@ -154,7 +154,7 @@ LOSSLESS = [
 @pytest.mark.parametrize(
     ("given_array", "kind", "expected"), LOSSLESS, ids=[f"{a.type}->{k}" for a, k, _ in LOSSLESS]
 )
-def test_a_cast_that_keeps_every_value_is_made(
+def test_a_cast_that_keeps_every_value_is_applied(
     given_array: pa.Array, kind: pa.DataType, expected: list[Any]
 ) -> None:
     schema = one(kind)
@@ -215,7 +215,7 @@ def test_a_cast_that_would_change_a_value_is_refused_with_row_and_value(
     ],
     ids=str,
 )
-def test_a_type_of_another_kind_is_refused_naming_both(values: pa.Array, kind: pa.DataType) -> None:
+def test_an_incompatible_type_is_refused_naming_both_types(values: pa.Array, kind: pa.DataType) -> None:
     about = refused(pa.table({"c": values}), one(kind))
     assert about["column"].startswith("c")
     assert about["expected"] in str(one(kind).field("c").type)
@@ -225,14 +225,14 @@ def test_a_type_of_another_kind_is_refused_naming_both(values: pa.Array, kind: p
     assert empty == about
 
 
-def test_a_value_below_a_null_struct_is_not_judged() -> None:
+def test_a_value_below_a_null_struct_is_not_checked() -> None:
     inner = pa.array([1, 2**40])
     column = pa.StructArray.from_arrays([inner], ["a"], mask=pa.array([False, True]))
     table = to_table(pa.table({"c": column}), one(pa.struct([("a", pa.int8())])))
     assert table.column(0).to_pylist() == [{"a": 1}, None]
 
 
-def test_values_outside_a_slice_are_not_judged() -> None:
+def test_values_outside_a_slice_are_not_checked() -> None:
     table = pa.table({"c": [[1], [2**40], [3]]})
     assert to_table(table.slice(2), one(pa.list_(pa.int8()))).column(0).to_pylist() == [[3]]
 
@@ -256,7 +256,7 @@ def test_no_rows_give_an_empty_table() -> None:
     assert to_table(iter(()), SCHEMA).equals(SCHEMA.empty_table())
 
 
-def test_anything_that_exports_an_arrow_stream_is_taken() -> None:
+def test_anything_that_exports_an_arrow_stream_is_accepted() -> None:
     class Frame:
         def __arrow_c_stream__(self, requested_schema: object = None) -> object:
             return pa.table({"id": [1]}).__arrow_c_stream__(requested_schema)
@@ -265,6 +265,6 @@ def test_anything_that_exports_an_arrow_stream_is_taken() -> None:
 
 
 @pytest.mark.parametrize("rows", [{"id": 1}, "id", 5, None], ids=str)
-def test_one_thing_that_is_not_rows_is_refused(rows: Any) -> None:
+def test_a_single_object_that_is_not_a_list_of_rows_is_refused(rows: Any) -> None:
     with pytest.raises(SchemaMismatchError, match="put it in a list"):
         to_table(rows, SCHEMA)

@@ -36,7 +36,7 @@ def is_compressed(payload: pa.Buffer, schema: pa.Schema) -> bool:
 
 
 @given(tables(), st.integers(0, 3))
-def test_rows_come_back_as_they_were(case: tuple[pa.Schema, list[dict[str, Any]]], skip: int) -> None:
+def test_rows_are_read_back_unchanged(case: tuple[pa.Schema, list[dict[str, Any]]], skip: int) -> None:
     schema, rows = case
     whole = pa.RecordBatch.from_pylist(rows, schema=schema)
     for batch in (whole, whole.slice(skip), whole.slice(skip, 1)):
@@ -49,7 +49,7 @@ def test_rows_come_back_as_they_were(case: tuple[pa.Schema, list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("rows", [0, 1, 30, 5000])
-def test_wanted_columns_come_in_the_wanted_order(rows: int) -> None:
+def test_columns_are_returned_in_the_requested_order(rows: int) -> None:
     batch = batch_of(rows)
     payload = encode(batch).to_pybytes()
     for names in (["ok", "id"], ["tags"], ["name", "tags", "id", "ok"]):
@@ -57,14 +57,14 @@ def test_wanted_columns_come_in_the_wanted_order(rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5000])
-def test_no_wanted_column_still_tells_the_number_of_rows(rows: int) -> None:
+def test_reading_no_columns_still_returns_the_number_of_rows(rows: int) -> None:
     decoded = decode(encode(batch_of(rows)), SCHEMA, [])
     assert (decoded.num_columns, decoded.num_rows) == (0, rows)
     strings = pa.record_batch({"s": ["a"] * rows}, schema=pa.schema([("s", pa.string())]))
     assert decode(encode(strings), strings.schema, []).num_rows == rows
 
 
-def test_a_segment_is_one_ipc_message_that_any_arrow_reads_behind_the_schema() -> None:
+def test_a_segment_is_one_ipc_message_that_any_arrow_reads_after_the_schema() -> None:
     for rows in (1, 5000):
         payload = encode(batch_of(rows))
         stream = b"".join((SCHEMA.serialize(), payload, b"\xff\xff\xff\xff\0\0\0\0"))
@@ -78,7 +78,7 @@ def test_many_rows_are_compressed_and_a_tiny_batch_is_not() -> None:
     assert encode(one).equals(one.serialize())
 
 
-def test_a_batch_is_never_stored_larger_than_its_plain_form_by_more_than_lz4_must() -> None:
+def test_a_stored_batch_exceeds_its_plain_form_only_by_the_overhead_of_lz4() -> None:
     for rows in (1, 2, 5, 10, 20, 50, 100):
         noise = pa.record_batch({"b": [random.Random(rows).randbytes(40) for _ in range(rows)]})
         assert encode(noise).size <= noise.serialize().size * 1.02 + 64
@@ -101,7 +101,7 @@ def test_one_row_of_a_large_batch_takes_a_few_hundred_bytes() -> None:
     assert decode(payload, row.schema).equals(row)
 
 
-def test_a_slice_of_a_large_batch_takes_what_its_rows_take() -> None:
+def test_a_slice_of_a_large_batch_takes_only_the_space_of_its_rows() -> None:
     slice_ = nested(200_000).slice(100_000, 5_000)
     fresh = pa.RecordBatch.from_pylist(slice_.to_pylist(), schema=slice_.schema)
     assert encode(slice_).size <= encode(fresh).size * 1.01
@@ -114,7 +114,7 @@ def test_uncompressed_rows_are_not_copied() -> None:
 
 
 @given(tables())
-def test_several_segments_come_back_one_by_one(case: tuple[pa.Schema, list[dict[str, Any]]]) -> None:
+def test_several_segments_are_decoded_one_by_one(case: tuple[pa.Schema, list[dict[str, Any]]]) -> None:
     schema, rows = case
     batches = [
         pa.RecordBatch.from_pylist(rows[start : start + 2], schema=schema) for start in range(len(rows))
@@ -124,14 +124,14 @@ def test_several_segments_come_back_one_by_one(case: tuple[pa.Schema, list[dict[
     assert all(one.equals(other) for one, other in zip(decoded, batches, strict=True))
 
 
-def test_an_unknown_column_is_refused_and_the_nearest_offered() -> None:
+def test_an_unknown_column_is_refused_with_the_nearest_as_a_suggestion() -> None:
     with pytest.raises(SchemaMismatchError, match="Did you mean 'name'"):
         decode(encode(batch_of(1)), SCHEMA, ["nmae"])
 
 
 @pytest.mark.parametrize("columns", [None, ["name"]])
 @pytest.mark.parametrize("rows", [1, 5000])
-def test_a_cut_or_foreign_payload_is_a_store_error(rows: int, columns: list[str] | None) -> None:
+def test_a_truncated_or_foreign_payload_is_a_store_error(rows: int, columns: list[str] | None) -> None:
     payload = encode(batch_of(rows)).to_pybytes()
     message = SCHEMA.serialize().to_pybytes()
     cut = [payload[:size] for size in (0, 3, 8, 100, len(payload) // 2, len(payload) - 1)]
@@ -143,7 +143,7 @@ def test_a_cut_or_foreign_payload_is_a_store_error(rows: int, columns: list[str]
 
 
 @pytest.mark.parametrize("place", [0, 1, 3])
-def test_among_several_segments_a_cut_or_foreign_one_is_a_store_error(place: int) -> None:
+def test_a_truncated_or_foreign_segment_among_several_is_a_store_error(place: int) -> None:
     good = [encode(batch_of(rows)).to_pybytes() for rows in (1, 5000, 2)]
     message = SCHEMA.serialize().to_pybytes()
     cut = [good[1][:size] for size in (0, 3, 8, 100, len(good[1]) // 2, len(good[1]) - 1)]
@@ -162,7 +162,7 @@ def test_rows_of_another_schema_are_a_store_error(columns: list[str] | None) -> 
 
 
 @pytest.mark.parametrize("rows", [1, 300])
-def test_flipped_bytes_never_raise_anything_but_a_store_error(rows: int) -> None:
+def test_flipped_bytes_raise_nothing_but_store_errors(rows: int) -> None:
     payload = encode(batch_of(rows)).to_pybytes()
     chance = random.Random(rows)
     for _ in range(500):

@@ -48,7 +48,7 @@ EVERY_TYPE = sp.StructType(
 )
 
 
-def test_a_spark_schema_becomes_the_arrow_schema_that_pyspark_makes_of_it() -> None:
+def test_a_spark_schema_is_converted_as_pyspark_converts_it() -> None:
     theirs = to_arrow_schema(EVERY_TYPE, timezone="UTC")
     assert canonical_schema(EVERY_TYPE).equals(theirs, check_metadata=True)
     assert canonical_schema(json.loads(EVERY_TYPE.json())).equals(theirs, check_metadata=True)
@@ -60,7 +60,7 @@ def test_spark_json_gives_the_same_spark_schema() -> None:
 
 
 @given(schemas())
-def test_canonical_schemas_survive_the_way_to_spark_and_back(schema: pa.Schema) -> None:
+def test_canonical_schemas_survive_a_round_trip_through_spark(schema: pa.Schema) -> None:
     spark = sp.StructType.fromJson(json.loads(spark_json(schema)))
     assert spark == from_arrow_schema(schema)
     assert canonical_schema(spark).equals(schema, check_metadata=True)
@@ -68,7 +68,7 @@ def test_canonical_schemas_survive_the_way_to_spark_and_back(schema: pa.Schema) 
 
 
 @given(schemas())
-def test_canonical_schemas_stay_as_they_are_and_survive_storage(schema: pa.Schema) -> None:
+def test_canonical_schemas_are_unchanged_by_conversion_and_storage(schema: pa.Schema) -> None:
     assert canonical_schema(schema).equals(schema, check_metadata=True)
     assert schema_from_bytes(schema_to_bytes(schema)).equals(schema, check_metadata=True)
 
@@ -129,7 +129,7 @@ def test_related_arrow_types_are_normalised(given_type: pa.DataType, canonical: 
     ],
     ids=str,
 )
-def test_types_without_a_spark_form_are_refused_with_what_to_use(kind: pa.DataType, instead: str) -> None:
+def test_types_without_a_spark_form_are_refused_with_an_alternative(kind: pa.DataType, instead: str) -> None:
     with pytest.raises(UnsupportedTypeError) as refused:
         canonical_schema(pa.schema([("ok", pa.int8()), ("bad", kind)]))
     assert refused.value.parameters["column"] == "bad"
@@ -148,13 +148,13 @@ def test_types_without_a_spark_form_are_refused_with_what_to_use(kind: pa.DataTy
     ],
     ids=str,
 )
-def test_spark_types_without_an_arrow_form_are_refused_with_what_to_use(kind: Any, instead: str) -> None:
+def test_spark_types_without_an_arrow_form_are_refused_with_an_alternative(kind: Any, instead: str) -> None:
     with pytest.raises(UnsupportedTypeError, match=instead) as refused:
         canonical_schema(sp.StructType([field("bad", kind)]))
     assert refused.value.parameters["column"] == "bad"
 
 
-def test_a_refused_nested_type_is_named_by_its_path() -> None:
+def test_a_refused_nested_type_is_reported_with_its_path() -> None:
     nested = pa.struct([("b", pa.map_(pa.string(), pa.list_(pa.uint64())))])
     with pytest.raises(UnsupportedTypeError) as refused:
         canonical_schema(pa.schema([("a", nested)]))
@@ -185,12 +185,12 @@ def test_a_refused_nested_type_is_named_by_its_path() -> None:
     ],
     ids=str,
 )
-def test_a_schema_that_cannot_name_its_columns_is_refused(schema: object) -> None:
+def test_a_schema_with_invalid_column_names_is_refused(schema: object) -> None:
     with pytest.raises(SchemaMismatchError):
         canonical_schema(schema)
 
 
-def test_spark_column_metadata_stays_and_all_other_metadata_goes() -> None:
+def test_only_spark_column_metadata_is_kept() -> None:
     kept = {b"SPARK::metadata::json": b'{"b": 1, "a": 2}'}
     schema = pa.schema(
         [
@@ -210,7 +210,7 @@ def test_spark_column_metadata_stays_and_all_other_metadata_goes() -> None:
         assert found.metadata == {b"SPARK::metadata::json": b'{"a": 2, "b": 1}'}
 
 
-def test_spark_column_metadata_that_is_no_json_object_is_refused() -> None:
+def test_spark_column_metadata_that_is_not_a_json_object_is_refused() -> None:
     schema = pa.schema([pa.field("a", pa.int8(), metadata={b"SPARK::metadata::json": b"[1"})])
     with pytest.raises(SchemaMismatchError, match="JSON object"):
         canonical_schema(schema)
@@ -228,11 +228,11 @@ def test_a_user_defined_type_is_stored_as_its_sql_type() -> None:
     )
 
 
-def test_a_collation_is_left_out_as_pyspark_leaves_it_out() -> None:
+def test_a_collation_is_dropped_as_in_pyspark() -> None:
     schema = sp.StructType([field("c", sp.ArrayType(sp.StringType("UNICODE_CI")))])
     assert canonical_schema(schema).equals(to_arrow_schema(schema, timezone="UTC"), check_metadata=True)
 
 
-def test_bytes_that_are_no_schema_message_are_refused() -> None:
+def test_bytes_that_are_not_a_schema_message_are_refused() -> None:
     with pytest.raises(SchemaMismatchError, match="schema message"):
         schema_from_bytes(b"nonsense")

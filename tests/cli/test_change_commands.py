@@ -43,7 +43,7 @@ def append(store_url: str) -> Append:
 
 @pytest.fixture
 def feed(penstock: Penstock, store_url: str, append: Append) -> Penstock:
-    """Three commits: two rows come; one of them changes and the other is carried over; it goes."""
+    """Three commits: two rows are inserted; one is updated, the other carried over; that one is deleted."""
     QueueFeed.create("f", DATA, CONTRACT, store=store_url, partitions=2)
     append(1, ("insert", 1, "a"), ("insert", 2, "b"))
     append(2, ("delete", 1, "a"), ("insert", 1, "x"), ("delete", 2, "b"), ("insert", 2, "b"))
@@ -56,7 +56,7 @@ def shown(penstock: Penstock, *words: object) -> list[tuple[str, int, int, str]]
     return sorted((row["_change_type"], row["_commit_version"], row["id"], row["data"]) for row in rows)
 
 
-def test_changes_without_what_was_carried_over(feed: Penstock) -> None:
+def test_show_leaves_out_carried_over_rows(feed: Penstock) -> None:
     assert shown(feed) == [
         ("delete", 2, 1, "a"),
         ("delete", 4, 2, "b"),
@@ -74,7 +74,7 @@ def test_changes_without_what_was_carried_over(feed: Penstock) -> None:
     assert len(shown(feed, "-n", 2)) == 2
 
 
-def test_changes_are_lines_with_signs(feed: Penstock) -> None:
+def test_show_prints_changes_as_lines_with_signs(feed: Penstock) -> None:
     out = feed("changes", "show", "queue:f", "--from", 2, "--updates").out
     assert [line.split() for line in out.splitlines()] == [
         ["version", "time", "id", "data"],
@@ -97,22 +97,22 @@ def test_changes_are_lines_with_signs(feed: Penstock) -> None:
         (["queue:f", "--from", "noon"], "INVALID_CDC_OPTION.INVALID_TIMESTAMP"),
     ],
 )
-def test_what_is_not_there(feed: Penstock, words: list[object], condition: str) -> None:
+def test_show_reports_what_does_not_exist(feed: Penstock, words: list[object], condition: str) -> None:
     assert feed("changes", "show", *words, "--json", code=1).error["error"] == condition
 
 
 @pytest.mark.parametrize("command", ["show", "tail"])
-def test_a_bound_that_is_none_is_told_by_its_option(feed: Penstock, command: str) -> None:
+def test_an_invalid_bound_is_reported_with_its_option(feed: Penstock, command: str) -> None:
     told = feed("changes", command, "queue:f", "--from", "noon", "--json", code=1).error
     assert told["message"].startswith("--from='noon': give a time such as")
 
 
-def test_bounds_that_do_not_fit_are_told_by_their_options(feed: Penstock) -> None:
+def test_bounds_in_the_wrong_order_are_reported_with_their_options(feed: Penstock) -> None:
     told = feed("changes", "show", "queue:f", "--from", 3, "--to", 2, "--json", code=1).error
     assert told["message"] == "--to is before --from: swap them"
 
 
-def test_snapshots_without_a_row_id_are_told_how_to_name_it(
+def test_snapshots_without_a_row_id_are_refused_with_how_to_give_it(
     penstock_sqlite: Penstock, tmp_path: Path
 ) -> None:
     folder = tmp_path / "daily"
@@ -126,13 +126,13 @@ def test_snapshots_without_a_row_id_are_told_how_to_name_it(
     assert (row["_change_type"], row["id"]) == ("insert", 1)
 
 
-def test_the_help_shows_feeds_as_they_work(penstock_sqlite: Penstock) -> None:
+def test_the_help_shows_how_to_name_feeds(penstock_sqlite: Penstock) -> None:
     assert "snapshots:PATH?row_id=COLUMN" in penstock_sqlite("changes", "show", "--help").out
 
 
 @contextmanager
 def tailing(*words: str) -> Iterator[subprocess.Popen[str]]:
-    """A tail that is stopped as people stop it."""
+    """A tail that is interrupted as on a terminal."""
     tail = subprocess.Popen(
         [sys.executable, "-m", "penstock", "changes", "tail", "queue:f", *words],
         stdout=subprocess.PIPE,
@@ -149,7 +149,7 @@ def tailing(*words: str) -> Iterator[subprocess.Popen[str]]:
     assert tail.returncode == 130
 
 
-def test_tail_shows_commits_as_they_come(feed: Penstock, append: Append) -> None:
+def test_tail_shows_commits_as_they_arrive(feed: Penstock, append: Append) -> None:
     with tailing("--from", "4", "--json") as tail:
         assert json.loads(tail.stdout.readline())["_commit_version"] == 4
         append(5, ("insert", 7, "new"))
@@ -157,14 +157,14 @@ def test_tail_shows_commits_as_they_come(feed: Penstock, append: Append) -> None
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3])
-def test_tail_ends_by_itself_when_there_are_enough(feed: Penstock, rows: int) -> None:
+def test_tail_ends_after_the_requested_number_of_rows(feed: Penstock, rows: int) -> None:
     wanted = feed("changes", "show", "queue:f", "--json").lines
     found = feed("changes", "tail", "queue:f", "--from", "1", "-n", rows, "--json").lines
     assert found == wanted[:rows]
     assert len(found) == rows
 
 
-def test_net_changes_of_a_tail_are_those_of_each_commit(feed: Penstock, append: Append) -> None:
+def test_tail_shows_the_net_changes_of_each_commit(feed: Penstock, append: Append) -> None:
     append(6, ("insert", 9, "end"))
     with tailing("--from", "1", "--mode", "netChanges", "--updates", "--json") as tail:
         found = [json.loads(tail.stdout.readline())]
@@ -180,7 +180,7 @@ def test_net_changes_of_a_tail_are_those_of_each_commit(feed: Penstock, append: 
     ]
 
 
-def test_tail_begins_with_the_next_commit(feed: Penstock, append: Append) -> None:
+def test_tail_starts_with_the_next_commit(feed: Penstock, append: Append) -> None:
     with tailing() as tail:
         version = 10
 
@@ -197,7 +197,7 @@ def test_tail_begins_with_the_next_commit(feed: Penstock, append: Append) -> Non
     assert int(first[1]) > 10
 
 
-def test_the_kinds_of_changes_have_colours_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_types_are_coloured_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

@@ -1,4 +1,4 @@
-"""``penstock checkpoint``: what a checkpoint holds, on the screen."""
+"""``penstock checkpoint``: the contents of a checkpoint, on the screen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Made:
     return make(spark, CASES["windows"], folder / "events", folder / "ck")
 
 
-def test_show_has_the_batches_and_the_operators(made: Made) -> None:
+def test_show_prints_the_batches_and_the_operators(made: Made) -> None:
     shown = run_penstock("checkpoint", "show", made.path).out
     rows = made.operators[0]["numRowsTotal"]
     assert f"operator 0, stateStoreSave: {rows} rows" in shown
@@ -31,12 +31,12 @@ def test_show_has_the_batches_and_the_operators(made: Made) -> None:
     assert told["operators"][0]["rows"] == rows
 
 
-def test_show_need_not_count(made: Made) -> None:
+def test_show_can_skip_counting_rows(made: Made) -> None:
     told = run_penstock("checkpoint", "show", made.path, "--no-count-rows", "--json").json
     assert told["operators"][0]["rows"] is None
 
 
-def test_state_has_rows_up_to_a_limit(made: Made) -> None:
+def test_state_prints_rows_up_to_a_limit(made: Made) -> None:
     rows = made.operators[0]["numRowsTotal"]
     told = run_penstock("checkpoint", "state", made.path, "--json").json
     assert (len(told["rows"]), told["more"]) == (rows, False)

@@ -16,7 +16,7 @@ PENSTOCK = logging.getLogger("penstock")
 
 @pytest.fixture(autouse=True)
 def level() -> Iterator[None]:
-    """The library's own level is the same before and after."""
+    """Check that the library's log level and handlers have not changed after the test."""
     before = PENSTOCK.level, list(PENSTOCK.handlers)
     yield
     assert (PENSTOCK.level, list(PENSTOCK.handlers)) == before
@@ -26,12 +26,12 @@ def records(result: Result) -> list[dict[str, object]]:
     return [json.loads(line) for line in result.err.splitlines()]
 
 
-def test_without_asking_there_is_nothing_but_warnings(penstock_sqlite: Penstock) -> None:
+def test_only_warnings_are_logged_by_default(penstock_sqlite: Penstock) -> None:
     assert penstock_sqlite("queue", "create", "orders", "--schema", "id bigint").err == ""
 
 
 @pytest.mark.parametrize("place", ["before", "behind"])
-def test_verbose_says_what_happens_and_twice_each_step(penstock_sqlite: Penstock, place: str) -> None:
+def test_verbose_logs_events_and_twice_logs_each_step(penstock_sqlite: Penstock, place: str) -> None:
     def run(option: str, *words: str, stdin: str = "") -> str:
         given = (option, *words) if place == "before" else (*words, option)
         return penstock_sqlite(*given, stdin=stdin).err
@@ -44,7 +44,7 @@ def test_verbose_says_what_happens_and_twice_each_step(penstock_sqlite: Penstock
     )
 
 
-def test_the_log_as_json_has_the_fields(penstock_sqlite: Penstock) -> None:
+def test_the_json_log_includes_the_fields(penstock_sqlite: Penstock) -> None:
     told = penstock_sqlite("queue", "create", "orders", "--schema", "id bigint", "--log-json", "-v")
     (record,) = records(told)
     assert (record["action"], record["queue"], record["logger"]) == (
@@ -55,14 +55,16 @@ def test_the_log_as_json_has_the_fields(penstock_sqlite: Penstock) -> None:
     assert "created" in told.out
 
 
-def test_results_as_json_and_notes_of_the_log_go_together(penstock_sqlite: Penstock) -> None:
+def test_json_results_can_be_combined_with_log_notes(penstock_sqlite: Penstock) -> None:
     told = penstock_sqlite("queue", "create", "orders", "--schema", "id bigint", "--json", "-v")
     assert told.json
     assert records(told) == [{"note": "info: queue 'orders' is created, with 1 partitions"}]
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_passwords_are_struck_from_all_of_a_record(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_passwords_are_removed_from_every_part_of_a_record(
+    as_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     url = "postgresql://app:hunter22@host/shop"
     with CommandLog(make_output(url, False), as_json=as_json):
         PENSTOCK.warning(

@@ -60,7 +60,7 @@ def test_register_at_a_position(
     assert offsets(store_url) == found
 
 
-def test_registering_again_changes_vital_alone(filled: Penstock, store_url: str) -> None:
+def test_registering_again_changes_only_vital(filled: Penstock, store_url: str) -> None:
     filled("consumer", "register", "c", "q", "--start", "latest")
     said = filled("consumer", "register", "c", "q", "--vital").out
     assert "vital consumer 'c' is registered on queue 'q', at {0: 10, 1: 4}" in said
@@ -112,7 +112,7 @@ def test_lag(filled: Penstock) -> None:
     assert text.splitlines()[-2].split()[:4] == ["0", "7", "10", "3"]
 
 
-def test_lag_of_what_is_not_there(filled: Penstock) -> None:
+def test_lag_of_a_missing_queue_or_consumer_is_refused(filled: Penstock) -> None:
     assert filled("consumer", "lag", "--json").json == {"lags": []}
     assert filled("consumer", "lag").out == "no lags\n"
     told = filled("consumer", "lag", "cc", "--json", code=1).error
@@ -121,7 +121,7 @@ def test_lag_of_what_is_not_there(filled: Penstock) -> None:
     assert filled("consumer", "lag", "c", "qq", "--json", code=1).error["error"] == "QUEUE_NOT_FOUND"
 
 
-def test_seek_shows_first_and_moves_then(filled: Penstock, store_url: str) -> None:
+def test_seek_shows_the_change_before_it_moves(filled: Penstock, store_url: str) -> None:
     filled("consumer", "register", "c", "q")
     move = ("consumer", "seek", "c", "q", "--to")
     tried = filled(*move, "latest", "--dry-run", "--json").json
@@ -145,7 +145,7 @@ def test_seek_shows_first_and_moves_then(filled: Penstock, store_url: str) -> No
     assert "would move" in filled(*move, "2000-01-01T00:00:00Z", "--dry-run").out
 
 
-def test_a_consumer_in_use_stays(filled: Penstock, store_url: str) -> None:
+def test_a_consumer_in_use_is_neither_moved_nor_dropped(filled: Penstock, store_url: str) -> None:
     filled("consumer", "register", "c", "q")
     with connect(store_url) as store:
         (registration,) = store.registrations()
@@ -175,7 +175,7 @@ def test_a_consumer_in_use_stays(filled: Penstock, store_url: str) -> None:
         ('{"0": 99}', "INVALID_POSITION"),
     ],
 )
-def test_positions_that_cannot_be_are_refused(
+def test_invalid_positions_are_refused(
     filled: Penstock, store_url: str, position: str, condition: str
 ) -> None:
     filled("consumer", "register", "c", "q")
@@ -184,7 +184,7 @@ def test_positions_that_cannot_be_are_refused(
     assert offsets(store_url) == {0: 0, 1: 0}
 
 
-def test_positions_in_words() -> None:
+def test_positions_are_parsed_from_text() -> None:
     assert parse_position("Latest") == "latest"
     assert parse_position("2024-01-31T12:00:00Z") == datetime(2024, 1, 31, 12, tzinfo=UTC)
     assert parse_position(' {"0": 5, "12": 0}') == {0: 5, 12: 0}

@@ -1,4 +1,4 @@
-"""CSV: what is taken, what is refused, and in which line."""
+"""CSV: what is accepted, what is refused, and the reported line."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ ORDERS = "id bigint not null, name string, amount decimal(10,2), tags array<stri
         "NAME,ID\nx,1\n,2\n",
     ],
 )
-def test_line_ends_blank_lines_marks_order_and_case_do_not_matter(text: str) -> None:
+def test_line_endings_blank_lines_byte_order_marks_order_and_case_do_not_matter(text: str) -> None:
     found = read_rows("id bigint not null, name string, more int", text, format="csv")
     assert found == [{"id": 1, "name": "x", "more": None}, {"id": 2, "name": None, "more": None}]
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "id,name\n", "id,name", "id\n", "id,name\n\n\n"])
-def test_no_rows_are_no_rows(text: str) -> None:
+def test_an_input_without_rows_is_read_as_no_rows(text: str) -> None:
     assert read_rows(ORDERS, text, format="csv") == []
 
 
-def test_values_take_their_column_types() -> None:
+def test_values_get_their_column_types() -> None:
     ddl = (
         "t timestamp, n timestamp_ntz, d date, b binary, m map<int, struct<a: double>>, f float, g double, "
         "i tinyint, "
@@ -85,7 +85,7 @@ def test_values_take_their_column_types() -> None:
     ]
 
 
-def test_nothing_is_null_and_quotes_are_the_empty_text() -> None:
+def test_an_empty_field_is_null_and_a_quoted_one_is_empty_text() -> None:
     assert read_rows("a string, b string", 'a,b\n,""\n""," "\n', format="csv") == [
         {"a": None, "b": ""},
         {"a": "", "b": " "},
@@ -95,7 +95,7 @@ def test_nothing_is_null_and_quotes_are_the_empty_text() -> None:
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("block_bytes", [1, 3, 1 << 20])
 @pytest.mark.parametrize("last", [True, False])
-def test_of_one_column_an_empty_line_is_a_null(end: str, block_bytes: int, last: bool) -> None:
+def test_in_a_single_column_an_empty_line_is_a_null(end: str, block_bytes: int, last: bool) -> None:
     values: list[str | None] = [None, "x", None, None, "", "y", None, "z"]
     lines = ["" if value is None else value or '""' for value in values]
     text = end.join(["", "a", *lines, *([""] if last else [])])
@@ -104,7 +104,7 @@ def test_of_one_column_an_empty_line_is_a_null(end: str, block_bytes: int, last:
     assert read_rows("a int", f"a{end}{end}{end}", format="csv", block_bytes=block_bytes) == [{"a": None}] * 2
 
 
-def test_an_empty_line_is_refused_where_its_column_takes_no_nulls() -> None:
+def test_an_empty_line_is_refused_in_a_column_without_nulls() -> None:
     said = complaints("a int not null", "a\n1\n\n\n2\nx\n", format="csv")
     assert said == [
         "line 3: column 'a': takes no nulls",
@@ -113,7 +113,7 @@ def test_an_empty_line_is_refused_where_its_column_takes_no_nulls() -> None:
     ]
 
 
-def test_other_nulls_and_delimiters_can_be_named() -> None:
+def test_other_nulls_and_delimiters_can_be_given() -> None:
     found = read_rows("a int, b string", 'a;b\nNA;NA\n;"NA"\n', format="csv", delimiter=";", nulls=("", "NA"))
     assert found == [{"a": None, "b": None}, {"a": None, "b": "NA"}]
 
@@ -129,7 +129,7 @@ def test_other_nulls_and_delimiters_can_be_named() -> None:
     st.integers(1, 100),
     st.sampled_from(["\n", "\r\n"]),
 )
-def test_any_text_survives_wherever_blocks_end(
+def test_any_text_is_read_unchanged_wherever_blocks_end(
     rows: list[tuple[int, str]], block_bytes: int, end: str
 ) -> None:
     out = io.StringIO(newline="")
@@ -141,7 +141,7 @@ def test_any_text_survives_wherever_blocks_end(
     assert [tuple(row.values()) for row in table.to_pylist()] == rows
 
 
-def test_each_bad_row_is_told_with_the_line_on_which_it_starts() -> None:
+def test_each_bad_row_is_reported_with_the_line_it_starts_on() -> None:
     text = "\n".join(
         [
             "id,name,amount,tags",
@@ -202,13 +202,13 @@ def test_each_bad_row_is_told_with_the_line_on_which_it_starts() -> None:
         ("struct<x:int not null>", "{}", "takes no nulls"),
     ],
 )
-def test_a_value_that_would_have_to_be_guessed_or_changed_is_refused(kind: str, text: str, said: str) -> None:
+def test_an_ambiguous_or_inexact_value_is_refused(kind: str, text: str, said: str) -> None:
     (complaint,) = complaints(f"a {kind}", f"a\n{text}\n", format="csv")
     assert complaint.startswith("line 2: column 'a")
     assert said in complaint
 
 
-def test_hexadecimal_is_refused_in_its_line_and_is_text_elsewhere() -> None:
+def test_hexadecimal_is_refused_as_a_number_and_accepted_as_text() -> None:
     text = "id,name,n\n1,0xFF,1\n2,0x1,0xFF\n3,,NA\n0x4,,\n"
     said = complaints("id int, name string, n smallint", text, format="csv", nulls=("", "NA"))
     assert said == [
@@ -219,7 +219,7 @@ def test_hexadecimal_is_refused_in_its_line_and_is_text_elsewhere() -> None:
     assert found == [{"id": 1, "name": "0xFF"}, {"id": None, "name": "0x"}]
 
 
-def test_bytes_that_are_no_utf8_are_refused() -> None:
+def test_bytes_that_are_not_utf8_are_refused() -> None:
     (complaint,) = complaints("a string", b"a\nok\n\xff\n", format="csv")
     assert complaint == "line 3: is not UTF-8: byte 1 of the row is 0xff"
     with pytest.raises(InvalidInputError, match="does not start with a CSV header in UTF-8"):
@@ -236,12 +236,12 @@ def test_bytes_that_are_no_utf8_are_refused() -> None:
         ("id,", "there is no column ''"),
     ],
 )
-def test_a_header_that_does_not_fit_is_told_at_once(header: str, said: str) -> None:
+def test_a_header_that_does_not_match_is_refused(header: str, said: str) -> None:
     with pytest.raises(SchemaMismatchError, match=re.escape(said)):
         read_rows(ORDERS, f"{header}\n1,2\n", format="csv")
 
 
-def test_a_quote_that_is_never_closed_does_not_swallow_the_rest() -> None:
+def test_an_unclosed_quote_does_not_consume_the_rest() -> None:
     lines = ["id,name", *(f"{number},x" for number in range(1000))]
     lines[500] = '499,"x'
     error = rejected("id bigint, name string", "\n".join(lines), format="csv", block_bytes=100)
@@ -249,7 +249,7 @@ def test_a_quote_that_is_never_closed_does_not_swallow_the_rest() -> None:
     assert error.parameters["count"] == 1
 
 
-def test_a_giant_field_is_read_whatever_the_blocks() -> None:
+def test_a_huge_field_is_read_whatever_the_block_size() -> None:
     giant = "x\n" * 300_000
     text = f'id,name\n1,"{giant}"\n2,y\n'
     found = read_rows("id int, name string", text, format="csv", block_bytes=1000)
@@ -257,11 +257,11 @@ def test_a_giant_field_is_read_whatever_the_blocks() -> None:
 
 
 @pytest.mark.parametrize("text", ["a\n" + '"' * 10_001, "a\n" + '"\n' * 5001, 'a\n"' + "x" * 200_000])
-def test_hostile_quotes_are_refused_in_reasonable_time(text: str) -> None:
+def test_malicious_quotes_are_refused_in_reasonable_time(text: str) -> None:
     assert rejected("a string", text, format="csv").parameters["count"] >= 1
 
 
-def test_the_format_is_found_from_the_first_character() -> None:
+def test_the_format_is_detected_from_the_first_character() -> None:
     row: list[dict[str, Any]] = [{"id": 5}]
     assert read_rows("id int", "id\n5\n") == row
     assert read_rows("id int", '\n {"id": 5}\n') == row

@@ -46,13 +46,13 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("ddl", EXAMPLES)
-def test_spark_reads_the_same(spark: SparkSession, ddl: str) -> None:
+def test_ddl_is_parsed_as_spark_parses_it(spark: SparkSession, ddl: str) -> None:
     from pyspark.sql.types import StructType
 
     assert canonical_schema(parse_ddl(ddl)) == canonical_schema(StructType.fromDDL(ddl))
 
 
-def test_the_json_is_that_of_spark() -> None:
+def test_the_json_form_is_that_of_spark() -> None:
     assert parse_ddl(
         "id bigint not null, s struct<a:array<decimal(5,2)>> comment 'x', m map<int, string>"
     ) == {
@@ -112,31 +112,31 @@ def test_the_json_is_that_of_spark() -> None:
         ("array<int>", "expected a type, not '<'"),
     ],
 )
-def test_a_mistake_is_shown_with_its_place(ddl: str, said: str) -> None:
+def test_a_mistake_is_shown_with_its_position(ddl: str, said: str) -> None:
     with pytest.raises(InvalidInputError, match=re.escape(said)) as caught:
         parse_ddl(ddl)
     assert caught.value.condition == "INVALID_SCHEMA"
 
 
-def test_names_with_letters_of_any_alphabet_need_no_quotes_here() -> None:
+def test_names_with_letters_of_any_alphabet_need_no_quotes() -> None:
     schema = canonical_schema(parse_ddl("größe int"))
     assert schema.names == ["größe"]
     assert schema_ddl(schema) == ["`größe` int"], "Spark wants the quotes"
 
 
 @pytest.mark.parametrize("ddl", ["a char(5)", "a varchar(10)", "a interval year", "a interval"])
-def test_types_that_no_queue_takes_name_another(ddl: str) -> None:
+def test_types_that_no_queue_supports_are_refused_with_an_alternative(ddl: str) -> None:
     with pytest.raises(UnsupportedTypeError, match="use"):
         canonical_schema(parse_ddl(ddl))
 
 
-def test_nesting_without_end_is_an_error_and_not_a_crash() -> None:
+def test_excessive_nesting_is_an_error_and_not_a_crash() -> None:
     with pytest.raises(InvalidInputError, match="nested too deeply"):
         parse_ddl("a " + "array<" * 100_000)
 
 
 def _in_words(kind: pa.DataType) -> pa.DataType:
-    """The type without what DDL has no words for: elements and values that take no nulls."""
+    """The type without what DDL cannot express: elements and values that must not be null."""
     if pat.is_map(kind):
         return pa.map_(
             pa.field("key", _in_words(kind.key_type), nullable=False),
@@ -150,7 +150,7 @@ def _in_words(kind: pa.DataType) -> pa.DataType:
 
 
 @given(schemas())
-def test_what_is_written_reads_back(schema: pa.Schema) -> None:
+def test_written_ddl_is_read_back_unchanged(schema: pa.Schema) -> None:
     wanted = pa.schema([field.with_type(_in_words(field.type)) for field in schema])
     found = canonical_schema(parse_ddl(", ".join(schema_ddl(schema))))
     assert json.loads(spark_json(found)) == json.loads(spark_json(wanted))

@@ -1,4 +1,4 @@
-"""The program itself: how fast it starts, what it imports, and how it ends in a pipe."""
+"""The program itself: how fast it starts, what it imports, and what happens when a pipe is closed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_version_is_shown_without_loading_anything_heavy() -> None:
     assert loaded.stdout.splitlines()[1] == "[]"
 
 
-def test_it_starts_fast() -> None:
+def test_the_program_starts_fast() -> None:
     bare = min(_seconds([sys.executable, "-c", "import typer"]) for _ in range(5))
     version = min(_seconds([*PROGRAM, "--version"]) for _ in range(5))
     # Beyond typer itself, so that a busy machine does not decide.
@@ -48,7 +48,7 @@ def _seconds(command: list[str]) -> float:
     return time.perf_counter() - started
 
 
-def test_a_whole_day_at_the_command_line(tmp_path: Path) -> None:
+def test_typical_commands_work_in_a_shell(tmp_path: Path) -> None:
     environment = {**os.environ, "PENSTOCK_URL": f"sqlite:///{tmp_path}/shop.db"}
 
     def shell(script: str) -> str:
@@ -73,7 +73,7 @@ def test_a_whole_day_at_the_command_line(tmp_path: Path) -> None:
     assert "3" in shell("penstock queue list").splitlines()[1]
 
 
-def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     environment = {**os.environ, "PENSTOCK_URL": f"sqlite:///{tmp_path}/shop.db"}
     run("store", "init", env=environment)
     run("queue", "create", "q", "--schema", "id int, name string", env=environment)
@@ -92,7 +92,9 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words", ["queue list", "queue list --json", "--version", "--help", "queue create q"]
 )
-def test_an_output_that_takes_nothing_is_one_line(tmp_path: Path, words: str, unbuffered: str) -> None:
+def test_an_output_that_cannot_be_written_is_a_one_line_error(
+    tmp_path: Path, words: str, unbuffered: str
+) -> None:
     environment = {
         **os.environ,
         "PENSTOCK_URL": f"sqlite:///{tmp_path}/shop.db",
@@ -117,13 +119,13 @@ def test_an_output_that_takes_nothing_is_one_line(tmp_path: Path, words: str, un
             assert done.stderr == f"error: [OUTPUT_UNWRITABLE] {said}\nhelp: {page}\n"
 
 
-def test_a_closed_standard_error_leaves_errors_out_of_the_results(tmp_path: Path) -> None:
+def test_a_closed_standard_error_does_not_put_errors_into_the_results(tmp_path: Path) -> None:
     script = f"{' '.join(PROGRAM)} queue list --url sqlite:///{tmp_path}/no.db 2>&-"
     done = subprocess.run(["bash", "-c", script], stdout=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")
 
 
-def test_an_encoding_without_the_letter_shows_an_escape(tmp_path: Path) -> None:
+def test_characters_missing_from_the_encoding_are_escaped(tmp_path: Path) -> None:
     environment = {**os.environ, "PENSTOCK_URL": f"sqlite:///{tmp_path}/shop.db", "PYTHONIOENCODING": "ascii"}
     run("store", "init", env=environment)
     assert "\\u017c" in run("queue", "create", "\u017cagle", "--schema", "id int", env=environment).stdout

@@ -17,7 +17,7 @@ from penstock.redaction import redact, secrets_of, sentence
 from tests.cli.conftest import Penstock, run_penstock
 
 
-def test_an_error_is_one_line_and_a_link(penstock_sqlite: Penstock) -> None:
+def test_an_error_is_one_line_with_a_link(penstock_sqlite: Penstock) -> None:
     penstock_sqlite("queue", "create", "orders", "--schema", "id int")
     said = penstock_sqlite("queue", "show", "ordres", code=1)
     assert said.out == ""
@@ -41,12 +41,12 @@ def test_a_url_keeps_its_scheme_whatever_the_password(secret: str) -> None:
     assert sentence(told, 300, [secret]).startswith("postgresql://app@db/shop")
 
 
-def test_json_may_be_asked_for_before_the_command(penstock_sqlite: Penstock) -> None:
+def test_json_may_be_requested_before_the_command(penstock_sqlite: Penstock) -> None:
     assert penstock_sqlite("--json", "queue", "list").json == {"queues": []}
     assert penstock_sqlite("--json", "queue", "show", "x", code=1).error["error"] == "QUEUE_NOT_FOUND"
 
 
-def test_a_failure_that_nobody_foresaw_is_one_line_too(
+def test_an_unexpected_error_is_also_one_line(
     penstock_sqlite: Penstock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:
@@ -65,7 +65,7 @@ def test_a_failure_that_nobody_foresaw_is_one_line_too(
         assert "--debug" not in said.splitlines()[-1]
 
 
-def test_an_interrupt_is_quiet(penstock_sqlite: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_prints_nothing(penstock_sqlite: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -89,7 +89,7 @@ def test_an_interrupt_is_quiet(penstock_sqlite: Penstock, monkeypatch: pytest.Mo
         (["consumer", "seek", "c", "q"], "Missing option '--to'"),
     ],
 )
-def test_wrong_usage_is_one_line_and_exit_2(words: list[str], said: str) -> None:
+def test_wrong_usage_is_one_line_with_exit_code_2(words: list[str], said: str) -> None:
     found = run_penstock(*words, code=2)
     assert found.out == ""
     assert found.err.count("\n") == 1
@@ -101,7 +101,7 @@ def test_wrong_usage_is_one_line_and_exit_2(words: list[str], said: str) -> None
 
 
 @pytest.mark.parametrize("words", [[], ["queue"], ["store"], ["consumer"]])
-def test_a_group_alone_shows_its_help(words: list[str]) -> None:
+def test_a_command_group_without_a_command_shows_its_help(words: list[str]) -> None:
     found = run_penstock(*words, code=2)
     assert "Commands:" in found.err
     assert found.out == ""
@@ -134,7 +134,7 @@ def test_no_password_is_shown(url: str) -> None:
             assert secret not in result.out + result.err
 
 
-def test_no_password_is_shown_of_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_about_a_server_does_not_reveal_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_URL", "postgresql://app:hunter22@127.0.0.1:1/shop")
 
     def fails(run: shared.Run, **_: object) -> None:
@@ -147,14 +147,14 @@ def test_no_password_is_shown_of_a_server_that_does_not_answer(monkeypatch: pyte
         assert "hunter22" not in found.err
 
 
-def test_a_server_that_does_not_answer_is_one_line_however_often_it_is_tried() -> None:
-    """On a terminal each try is told."""
+def test_an_unavailable_server_is_one_line_however_often_it_is_retried() -> None:
+    """On a terminal each retry is shown."""
     for extra in ([], ["--json"]):
         found = run_penstock("queue", "list", "--url", "postgresql://app@127.0.0.1:1/shop", *extra, code=1)
         assert len(found.err.splitlines()) == 1, found.err
 
 
-def test_passwords_are_struck_from_any_text() -> None:
+def test_passwords_are_removed_from_any_text() -> None:
     secrets = secrets_of("postgresql://app:p%40ss%2Fword@host/shop?sslpassword=tls-secret")
     text = redact("p@ss/word and p%40ss%2Fword and tls-secret and postgres://u:x@h/d?password=y&a=b", secrets)
     assert text == "*** and *** and *** and postgres://u:***@h/d?password=***&a=b"
@@ -165,7 +165,7 @@ def test_passwords_are_struck_from_any_text() -> None:
     assert secrets_of("postgresql://app@host/shop") == []
 
 
-def test_a_long_text_is_looked_through_in_no_time() -> None:
+def test_a_long_text_is_searched_fast() -> None:
     began = time.perf_counter()
     long = "a." * 10_000
     assert sentence(long, len(long)) == long
@@ -200,7 +200,7 @@ def test_a_long_name_does_not_make_a_long_error(
     assert all(len(line) < 400 for line in said.splitlines())
 
 
-def test_control_characters_are_shown_and_not_obeyed() -> None:
+def test_control_characters_are_escaped() -> None:
     assert one_line("a\nb\x1b[2Jc\u202ed \t e") == "a b\\x1b[2Jc\\u202ed e"
 
 
@@ -225,7 +225,7 @@ def test_every_command_has_help_with_its_options() -> None:
                 assert option in shown, (group, name, option)
 
 
-def test_a_missing_package_says_what_to_install(
+def test_a_missing_package_is_reported_with_what_to_install(
     penstock_sqlite: Penstock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(*_: object) -> None:
@@ -250,7 +250,7 @@ def test_without_typer_the_extra_of_the_command_is_named(
     assert said == f"error: [MISSING_DEPENDENCY] the command line needs typer: {hint}\n"
 
 
-def test_without_its_extra_the_command_line_says_so(
+def test_the_command_line_without_its_extra_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delitem(sys.modules, "penstock.cli.app")
@@ -259,7 +259,7 @@ def test_without_its_extra_the_command_line_says_so(
     assert "pip install 'penstock-spark[cli]'" in capsys.readouterr().err
 
 
-def test_an_error_of_typer_from_within_a_command_is_wrong_usage(
+def test_a_typer_error_raised_in_a_command_is_wrong_usage(
     penstock_sqlite: Penstock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(*_: object) -> None:
@@ -269,7 +269,7 @@ def test_an_error_of_typer_from_within_a_command_is_wrong_usage(
     assert "not that one" in penstock_sqlite("queue", "list", code=2).err
 
 
-def test_confirmation_is_needed_from_whoever_cannot_answer() -> None:
+def test_without_a_prompt_confirmation_requires_the_yes_option() -> None:
     run = shared.Run(shared.Common(json=True))
     run.confirm("Really?", yes=True)
     with pytest.raises(InvalidInputError, match="Repeat it with --yes"):

@@ -1,4 +1,4 @@
-"""JSON lines: what is taken, what is refused, and in which line."""
+"""JSON lines: what is accepted, what is refused, and the reported line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TABLES = tables().filter(
 
 @settings(deadline=None)
 @given(TABLES)
-def test_what_is_shown_as_json_reads_back_as_it_was(found: tuple[pa.Schema, list[dict[str, Any]]]) -> None:
+def test_rows_shown_as_json_are_read_back_unchanged(found: tuple[pa.Schema, list[dict[str, Any]]]) -> None:
     schema, rows = found
     table = pa.Table.from_pylist(rows, schema=schema)
     text = as_lines(plain_rows(table))
@@ -52,7 +52,7 @@ def test_what_is_shown_as_json_reads_back_as_it_was(found: tuple[pa.Schema, list
 
 @settings(deadline=None)
 @given(TABLES, st.integers(0, 8), st.integers(0, 8))
-def test_a_part_of_a_table_is_shown_as_in_the_whole(
+def test_a_slice_of_a_table_is_shown_as_in_the_whole_table(
     found: tuple[pa.Schema, list[dict[str, Any]]], first: int, count: int
 ) -> None:
     schema, rows = found
@@ -75,7 +75,7 @@ def test_a_part_of_a_table_is_shown_as_in_the_whole(
         "struct<a: array<string>, m: map<int, date>>",
     ],
 )
-def test_nulls_of_nested_types_are_shown_in_a_part_of_a_table(ddl: str) -> None:
+def test_nulls_of_nested_types_are_shown_in_a_slice_of_a_table(ddl: str) -> None:
     rows = [{"id": number} for number in range(30)]
     table = pa.Table.from_pylist(rows, schema=schema_of(f"x {ddl}, id int"))
     assert plain_rows(table.slice(28)) == [{"x": None, "id": 28}, {"x": None, "id": 29}]
@@ -105,16 +105,16 @@ def test_rows_do_not_depend_on_where_blocks_end(
         '{"id":1}\n{"ID":2}\n',
     ],
 )
-def test_line_ends_blank_lines_marks_and_case_do_not_matter(text: str) -> None:
+def test_line_endings_blank_lines_byte_order_marks_and_case_do_not_matter(text: str) -> None:
     assert [row["id"] for row in read_rows(ORDERS, text, format="jsonl")] == [1, 2]
 
 
 @pytest.mark.parametrize("text", ["", "\n", "\ufeff", "  \n\n"])
-def test_nothing_is_no_rows(text: str) -> None:
+def test_an_empty_input_has_no_rows(text: str) -> None:
     assert read_rows(ORDERS, text, format="jsonl") == []
 
 
-def test_values_take_their_column_types() -> None:
+def test_values_get_their_column_types() -> None:
     ddl = (
         "t timestamp, n timestamp_ntz, d date, b binary, m map<int, struct<a: date>>, f float, g double, i "
         "tinyint, "
@@ -145,7 +145,7 @@ def test_values_take_their_column_types() -> None:
     ]
 
 
-def test_decimals_may_be_numbers_and_lose_no_digit() -> None:
+def test_decimals_may_be_numbers_and_keep_every_digit() -> None:
     text = '{"x": 1234567890123456789012345678.0123456789}\n{"x": 5}\n{"x": 1e3}'
     found = read_rows("x decimal(38,10)", text, format="jsonl")
     assert [row["x"] for row in found] == [
@@ -158,7 +158,7 @@ def test_decimals_may_be_numbers_and_lose_no_digit() -> None:
     ], "also on the way that maps take"
 
 
-def test_each_bad_row_is_told_with_its_line_column_value_and_reason() -> None:
+def test_each_bad_row_is_reported_with_its_line_column_value_and_reason() -> None:
     text = "\n".join(
         [
             '{"id": 1}',
@@ -244,15 +244,13 @@ def test_each_bad_row_is_told_with_its_line_column_value_and_reason() -> None:
         ("string", '"\\ud800"', "is not a valid string"),
     ],
 )
-def test_a_value_that_would_have_to_be_guessed_or_changed_is_refused(
-    kind: str, value: str, said: str
-) -> None:
+def test_an_ambiguous_or_inexact_value_is_refused(kind: str, value: str, said: str) -> None:
     (complaint,) = complaints(f"a {kind}", f'{{"a": {value}}}', format="jsonl")
     assert said in complaint
     assert complaint.startswith("line 1: column 'a")
 
 
-def test_infinities_are_taken_where_they_are_written_so() -> None:
+def test_infinities_are_accepted_only_if_written_explicitly() -> None:
     text = '{"a": Infinity}\n{"a": "-Infinity"}\n{"a": "NaN"}\n{"a": NaN}\n{"a": 1e308}'
     found = [row["a"] for row in read_rows("a double", text, format="jsonl")]
     assert found == ["Infinity", "-Infinity", "NaN", "NaN", 1e308]
@@ -260,7 +258,7 @@ def test_infinities_are_taken_where_they_are_written_so() -> None:
     assert complaint.startswith("line 2:")
 
 
-def test_bytes_that_are_no_utf8_are_refused() -> None:
+def test_bytes_that_are_not_utf8_are_refused() -> None:
     data = b'{"id": 1, "name": "ok"}\n{"id": 2, "name": "\xff"}\n'
     assert complaints(ORDERS, data, format="jsonl") == ["line 2: is not UTF-8: byte 20 of the row is 0xff"]
 
@@ -268,7 +266,7 @@ def test_bytes_that_are_no_utf8_are_refused() -> None:
 @pytest.mark.parametrize(
     "line", ['{"id": 1} {"id": 2}', '{"id": 1}{"id": 2}', '{"id": 1} null', '{"id": 1},', '{"id": 1} x']
 )
-def test_a_line_holds_one_row(line: str) -> None:
+def test_a_line_must_contain_exactly_one_row(line: str) -> None:
     for text in (line, f'{{"id": 0}}\n{line}\n{{"id": 3}}'):
         (complaint,) = complaints(ORDERS, text, format="jsonl")
         assert "is not a JSON object in one line: Extra data" in complaint
@@ -277,11 +275,11 @@ def test_a_line_holds_one_row(line: str) -> None:
 @pytest.mark.parametrize(
     "line", ["null", "null\nnull", "[" * 100_000, '{"id":' + "[" * 100_000, '{"id": 1, "a": ' * 50_000]
 )
-def test_hostile_lines_are_refused_and_nothing_dies(line: str) -> None:
+def test_malicious_lines_are_refused_without_a_crash(line: str) -> None:
     assert rejected(ORDERS, line, format="jsonl").parameters["count"] >= 1
 
 
-def test_a_long_row_is_read_whatever_the_blocks() -> None:
+def test_a_long_row_is_read_whatever_the_block_size() -> None:
     name = "x" * 3_000_000
     found = read_rows(
         ORDERS, as_lines([{"id": 1, "name": name}, {"id": 2}]), format="jsonl", block_bytes=1000
@@ -289,7 +287,7 @@ def test_a_long_row_is_read_whatever_the_blocks() -> None:
     assert [(row["id"], row["name"]) for row in found] == [(1, name), (2, None)]
 
 
-def test_bad_rows_in_later_blocks_have_their_line_in_the_input() -> None:
+def test_bad_rows_in_later_blocks_are_reported_with_their_line_in_the_input() -> None:
     rows = [{"id": number} for number in range(5000)]
     lines = as_lines(rows).splitlines()
     lines[1234] = '{"id": "bad"}'
@@ -302,7 +300,7 @@ def test_bad_rows_in_later_blocks_have_their_line_in_the_input() -> None:
     assert error.parameters["count"] == 2
 
 
-def test_bad_rows_are_counted_and_the_first_of_them_shown() -> None:
+def test_bad_rows_are_counted_and_the_first_ones_shown() -> None:
     text = as_lines([{"id": "x" if number % 3 == 0 else number} for number in range(300)])
     error = rejected(ORDERS, text, format="jsonl", shown_errors=2)
     assert error.parameters["count"] == 100
@@ -314,14 +312,14 @@ def test_bad_rows_are_counted_and_the_first_of_them_shown() -> None:
     )
 
 
-def test_the_search_for_bad_rows_ends_at_a_thousand() -> None:
+def test_the_search_for_bad_rows_stops_at_a_thousand() -> None:
     error = rejected(ORDERS, '{"idx": 1}\n' * (COUNTED_ERRORS + 1), format="jsonl", block_bytes=2000)
     assert error.parameters["count"] == COUNTED_ERRORS
     assert error.parameters["more"]
     assert "at least 1,000 rows" in str(error)
 
 
-def test_the_reader_agrees_with_python_on_random_mistakes() -> None:
+def test_the_reader_agrees_with_python_on_random_invalid_input() -> None:
     schema = schema_of("a array<bigint>, s string, o struct<x: double>")
     base = '{"a": [1, 2], "s": "x", "o": {"x": 1.5}}'
 

@@ -1,4 +1,4 @@
-"""``penstock modes``: functions of the user's modules, checked and previewed."""
+"""``penstock modes``: functions in the user's modules, checked and previewed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def job(here: Path, function: str) -> str:
     return f"job_{here.name}:{function}"
 
 
-def test_a_check_tells_of_each_mode_what_comes_out_and_what_is_wrong(spark: SparkSession, here: Path) -> None:
+def test_a_check_shows_the_output_and_the_problems_of_each_mode(spark: SparkSession, here: Path) -> None:
     words = ("modes", "check", job(here, "totals"), "--schema", "ts timestamp, key string")
     shown = run_penstock(*words, *TIMES).out.splitlines()
     assert [line for line in shown if not line.startswith(" ")] == [
@@ -99,7 +99,7 @@ def test_a_check_fails_when_no_mode_is_allowed_and_safe(spark: SparkSession, her
     assert not told["modes"][0]["allowed"]
 
 
-def test_a_check_heeds_sink_and_trigger(spark: SparkSession, here: Path) -> None:
+def test_a_check_considers_sink_and_trigger(spark: SparkSession, here: Path) -> None:
     words = ("modes", "check", job(here, "keys"), "--schema", "key string", "--json")
     told = run_penstock(*words, "--sink", "parquet", "--trigger", "availableNow").json
     assert (told["sink"], told["trigger"]) == ("parquet", "available now")
@@ -108,7 +108,7 @@ def test_a_check_heeds_sink_and_trigger(spark: SparkSession, here: Path) -> None
     assert "a trigger is" in run_penstock(*words, "--trigger", "sometimes", code=1).error["message"]
 
 
-def test_a_check_gives_a_session_to_a_function_that_takes_one(spark: SparkSession, here: Path) -> None:
+def test_a_check_passes_a_session_to_a_function_that_takes_one(spark: SparkSession, here: Path) -> None:
     words = ("modes", "check", job(here, "of_session"), "--json")
     assert [mode["safe"] for mode in run_penstock(*words).json["modes"]] == [True, True, False]
     told = run_penstock(*words, "--schema", "id int", code=1).error
@@ -145,7 +145,7 @@ def test_a_preview_shows_each_mode_as_a_table(spark: SparkSession, here: Path) -
     assert shown.endswith("\nTimes are in UTC.\n")
 
 
-def test_a_preview_as_json_has_every_mode(spark: SparkSession, here: Path) -> None:
+def test_a_json_preview_has_every_mode(spark: SparkSession, here: Path) -> None:
     found = run_penstock(
         "modes", "preview", job(here, "counts"), "events.jsonl", "--batch-rows", 4, "--json"
     ).json
@@ -177,7 +177,7 @@ def test_a_preview_writes_a_picture(spark: SparkSession, here: Path) -> None:
     assert told.error["error"] == "FILE_UNWRITABLE"
 
 
-def test_rows_come_from_a_pipe_with_a_schema(spark: SparkSession, here: Path) -> None:
+def test_rows_can_be_piped_in_with_a_schema(spark: SparkSession, here: Path) -> None:
     words = ("modes", "preview", job(here, "keys"), "-", "--mode", "append", "--json")
     shown = run_penstock(*words, "--schema", "ts timestamp, key string", stdin=EVENTS).json
     assert [len(batch["emitted"]) for batch in shown["modes"][0]["batches"]] == [2, 1, 2]
@@ -195,7 +195,9 @@ def test_rows_come_from_a_pipe_with_a_schema(spark: SparkSession, here: Path) ->
         ("{job}:of_session", "takes a Spark session"),
     ],
 )
-def test_what_is_no_function_of_a_dataframe_is_refused(here: Path, target: str, message: str) -> None:
+def test_a_target_that_is_not_a_function_of_a_dataframe_is_refused(
+    here: Path, target: str, message: str
+) -> None:
     told = run_penstock(
         "modes", "preview", target.format(job=f"job_{here.name}"), "events.jsonl", "--json", code=1
     ).error
@@ -212,7 +214,7 @@ def test_errors_of_the_function_are_one_line(spark: SparkSession, here: Path) ->
     )
 
 
-def test_a_command_leaves_sparks_own_loggers_as_they_are(spark: SparkSession, here: Path) -> None:
+def test_a_command_does_not_change_sparks_loggers(spark: SparkSession, here: Path) -> None:
     run_penstock("modes", "check", job(here, "unknown"), "--schema", "key string", code=1)
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         log = logging.getLogger(name)
@@ -220,7 +222,7 @@ def test_a_command_leaves_sparks_own_loggers_as_they_are(spark: SparkSession, he
         assert log.isEnabledFor(logging.ERROR)
 
 
-def test_what_makes_no_sense_together_is_refused(here: Path) -> None:
+def test_conflicting_options_are_refused(here: Path) -> None:
     def told(*words: object) -> Any:
         return run_penstock("modes", "preview", job(here, "keys"), *words, "--json", code=1).error
 
@@ -234,7 +236,7 @@ def test_what_makes_no_sense_together_is_refused(here: Path) -> None:
     assert rejected["message"] == "5 rows of 'events.jsonl' do not fit the schema; nothing was run"
 
 
-def test_empty_lines_a_number_of_rows_or_a_column_end_micro_batches(here: Path) -> None:
+def test_micro_batches_are_split_by_empty_lines_row_count_or_a_column(here: Path) -> None:
     def sizes(**options: Any) -> list[int]:
         return [table.num_rows for table in micro_batches("events.jsonl", None, None, **options)]
 
@@ -252,7 +254,7 @@ def test_empty_lines_a_number_of_rows_or_a_column_end_micro_batches(here: Path) 
         ("2026-01-01 12:00:00", "timestamp[us]"),
     ],
 )
-def test_times_are_told_by_their_zone(here: Path, text: str, kind: str) -> None:
+def test_the_time_zone_of_a_value_decides_its_timestamp_type(here: Path, text: str, kind: str) -> None:
     (here / "times.jsonl").write_text(f'{{"ts": "{text}"}}\n')
     (table,) = micro_batches("times.jsonl", None, "ts")
     assert str(table.schema.field("ts").type) == kind
@@ -265,7 +267,7 @@ def test_a_file_without_rows_is_refused(here: Path) -> None:
 
 
 @pytest.mark.soak
-def test_alone_it_starts_spark_on_this_machine_and_says_nothing_of_it(here: Path) -> None:
+def test_a_command_starts_a_local_spark_without_extra_output(here: Path) -> None:
     words = ["modes", "preview", job(here, "failing"), "events.jsonl", "--mode", "append"]
     done = subprocess.run(
         [sys.executable, "-m", "penstock", *words],

@@ -1,4 +1,4 @@
-"""``penstock queue put``: all of an input or nothing of it, and a repeat adds what is missing."""
+"""``penstock queue put``: all of the input or none of it, and a repeat adds what is missing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sqlite_queue(penstock_sqlite: Penstock) -> Penstock:
     return penstock_sqlite
 
 
-def test_rows_of_a_pipe_are_one_append(queue: Penstock, store_url: str) -> None:
+def test_piped_rows_are_one_append(queue: Penstock, store_url: str) -> None:
     result = queue("queue", "put", "q", "--json", stdin=lines(range(100))).json
     assert (result["queue"], result["rows"], result["skipped_rows"]) == ("q", 100, 0)
     (append,) = result["appends"]
@@ -66,7 +66,7 @@ def test_a_closed_standard_input_is_an_error(sqlite_queue: Penstock) -> None:
     assert "[CONFIRMATION_NEEDED]" in put("drop", "q").stderr
 
 
-def test_more_rows_at_a_time_than_there_are_is_one_append(sqlite_queue: Penstock) -> None:
+def test_batches_larger_than_the_input_make_one_append(sqlite_queue: Penstock) -> None:
     result = sqlite_queue("queue", "put", "q", "--batch-rows", 2**70, "--json", stdin=lines(range(5))).json
     assert (result["rows"], len(result["appends"])) == (5, 1)
 
@@ -94,7 +94,7 @@ def test_csv_from_a_file(queue: Penstock, tmp_path: Path) -> None:
         ("rows.txt", b"id\n1\n"),
     ],
 )
-def test_the_format_goes_by_the_name_or_the_content(
+def test_the_format_is_detected_from_the_name_or_the_content(
     sqlite_queue: Penstock, tmp_path: Path, name: str, content: bytes
 ) -> None:
     (tmp_path / name).write_bytes(content)
@@ -102,7 +102,7 @@ def test_the_format_goes_by_the_name_or_the_content(
     assert ids(sqlite_queue) == [1]
 
 
-def test_what_peek_shows_can_be_put(penstock: Penstock) -> None:
+def test_the_output_of_peek_can_be_put(penstock: Penstock) -> None:
     ddl = "t timestamp, b binary, m map<int,array<double>>, s struct<d:date, x:decimal(38,10)>, o time"
     row = {
         "t": "2024-01-01T00:00:00.000000Z",
@@ -147,14 +147,14 @@ def test_a_bad_line_in_the_middle_appends_nothing(
     assert ids(queue) == list(range(5))
 
 
-def test_so_many_errors_are_shown_as_are_wanted(sqlite_queue: Penstock) -> None:
+def test_max_errors_limits_the_number_of_errors_shown(sqlite_queue: Penstock) -> None:
     bad = '{"id": null}\n' * 30
     assert len(sqlite_queue("queue", "put", "q", stdin=bad, code=1).err.splitlines()) == 11
     assert len(sqlite_queue("queue", "put", "q", "--max-errors", 2, stdin=bad, code=1).err.splitlines()) == 3
     assert len(sqlite_queue("queue", "put", "q", "--max-errors", 0, stdin=bad, code=1).err.splitlines()) == 1
 
 
-def test_a_repeat_under_a_session_is_skipped(queue: Penstock) -> None:
+def test_a_repeat_in_the_same_session_is_skipped(queue: Penstock) -> None:
     put = ("queue", "put", "q", "--session", "day 1", "--json")
     assert queue(*put, stdin=lines(range(10))).json["rows"] == 10
     repeat = queue(*put, stdin=lines(range(10))).json
@@ -174,7 +174,7 @@ def test_a_repeat_under_a_session_is_skipped(queue: Penstock) -> None:
     assert ids(queue) == list(range(20))
 
 
-def test_an_input_that_broke_off_is_completed_by_its_repeat(
+def test_an_interrupted_input_is_completed_by_its_repeat(
     queue: Penstock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from penstock.queue.producer import Producer
@@ -197,7 +197,7 @@ def test_an_input_that_broke_off_is_completed_by_its_repeat(
     assert ids(queue) == list(range(100))
 
 
-def test_batches_are_appends_of_their_own(queue: Penstock) -> None:
+def test_each_batch_is_one_append(queue: Penstock) -> None:
     result = queue("queue", "put", "q", "--batch-rows", 40, "--json", stdin=lines(range(100))).json
     sizes = [sum(part["end_index"] - part["first_index"] for part in append) for append in result["appends"]]
     assert sizes == [40, 40, 20]
@@ -213,7 +213,7 @@ def test_a_partition_can_be_chosen(penstock: Penstock) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "id,name\n"])
-def test_no_rows_are_no_append(sqlite_queue: Penstock, text: str) -> None:
+def test_an_input_without_rows_appends_nothing(sqlite_queue: Penstock, text: str) -> None:
     put = sqlite_queue("queue", "put", "q", "--json", stdin=text)
     assert (put.json["rows"], put.json["appends"]) == (0, [])
     assert put.error == {"note": "the input has no rows"}
@@ -230,13 +230,13 @@ def test_no_rows_are_no_append(sqlite_queue: Penstock, text: str) -> None:
         (["q", "--session", ""], "INVALID_NAME"),
     ],
 )
-def test_wrong_arguments_are_told(sqlite_queue: Penstock, words: list[str], condition: str) -> None:
+def test_wrong_arguments_are_refused(sqlite_queue: Penstock, words: list[str], condition: str) -> None:
     told = sqlite_queue("queue", "put", *words, "--json", stdin=lines(range(3)), code=1).error
     assert told["error"] == condition
     assert ids(sqlite_queue) == []
 
 
-def test_a_damaged_archive_is_told(sqlite_queue: Penstock, tmp_path: Path) -> None:
+def test_a_damaged_archive_is_reported(sqlite_queue: Penstock, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(gzip.compress(lines(range(10_000)).encode())[:-200])
     told = sqlite_queue("queue", "put", "q", path, "--json", code=1).error

@@ -92,7 +92,7 @@ def test_add_columns(penstock: Penstock) -> None:
         assert penstock("queue", "add-columns", "orders", ddl, "--json", code=1).error["error"] == condition
 
 
-def test_drop_needs_a_yes(penstock: Penstock) -> None:
+def test_drop_requires_confirmation(penstock: Penstock) -> None:
     penstock("queue", "create", "q", "--schema", "id int")
     assert penstock("queue", "drop", "q", "--json", code=1).error["error"] == "CONFIRMATION_NEEDED"
     assert "with 0 rows (0 B)? Repeat it with --yes" in penstock("queue", "drop", "q", code=1).err
@@ -101,7 +101,7 @@ def test_drop_needs_a_yes(penstock: Penstock) -> None:
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1), ("\n", 1)])
-def test_drop_asks_on_a_terminal(
+def test_drop_asks_for_confirmation_on_a_terminal(
     penstock_sqlite: Penstock, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
 ) -> None:
     penstock_sqlite("queue", "create", "q", "--schema", "id int")
@@ -112,7 +112,7 @@ def test_drop_asks_on_a_terminal(
     assert len(penstock_sqlite("queue", "list", "--json").json["queues"]) == code
 
 
-def test_a_vital_consumer_keeps_its_queue_unless_forced(penstock: Penstock) -> None:
+def test_a_queue_with_a_vital_consumer_is_dropped_only_by_force(penstock: Penstock) -> None:
     penstock("queue", "create", "q", "--schema", "id int")
     penstock("consumer", "create", "c")
     penstock("consumer", "register", "c", "q", "--vital")
@@ -158,7 +158,7 @@ def test_retention_is_shown_and_replaced(penstock: Penstock) -> None:
     assert both["error"] == "INVALID_INPUT"
 
 
-def test_a_schema_comes_from_a_file_of_spark_json_or_ddl(penstock_sqlite: Penstock, tmp_path: Path) -> None:
+def test_a_schema_is_read_from_a_file_of_spark_json_or_ddl(penstock_sqlite: Penstock, tmp_path: Path) -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("t", pa.timestamp("us", "UTC"))])
     (tmp_path / "spark.json").write_text("\ufeff" + spark_json(schema))
     (tmp_path / "schema.ddl").write_text("id bigint not null,\n  t timestamp\n")
@@ -203,7 +203,7 @@ def test_a_schema_is_inferred_from_a_file(penstock_sqlite: Penstock, tmp_path: P
         ("rows.csv", b"a,A\n1,2\n", "SCHEMA_MISMATCH"),
     ],
 )
-def test_a_file_without_a_schema_is_told(
+def test_a_file_without_a_schema_is_refused(
     penstock_sqlite: Penstock, tmp_path: Path, name: str, content: bytes | None, condition: str
 ) -> None:
     if content is not None:
@@ -217,7 +217,7 @@ def test_a_file_without_a_schema_is_told(
     "content",
     ["{", '{"type": "struct"}', '{"type":"struct","fields":[{"name":"a","type":{"type":"array"}}]}'],
 )
-def test_a_wrong_schema_file_is_told(penstock_sqlite: Penstock, tmp_path: Path, content: str) -> None:
+def test_an_invalid_schema_file_is_refused(penstock_sqlite: Penstock, tmp_path: Path, content: str) -> None:
     (tmp_path / "schema.json").write_text(content)
     told = penstock_sqlite(
         "queue", "create", "q", "--schema-file", tmp_path / "schema.json", "--json", code=1
@@ -240,7 +240,7 @@ def test_a_wrong_schema_file_is_told(penstock_sqlite: Penstock, tmp_path: Path, 
         (["--schema", "id int", "--retention-bytes", "much"], "INVALID_INPUT"),
     ],
 )
-def test_create_refuses_what_cannot_be(penstock_sqlite: Penstock, words: list[str], condition: str) -> None:
+def test_create_refuses_invalid_settings(penstock_sqlite: Penstock, words: list[str], condition: str) -> None:
     told = penstock_sqlite("queue", "create", "q", *words, "--json", code=1).error
     assert told["error"] == condition, told
     assert penstock_sqlite("queue", "list", "--json").json == {"queues": []}
@@ -285,13 +285,13 @@ def test_any_name_works(penstock: Penstock) -> None:
         assert all(character.isprintable() or character == "\n" for character in text), text
 
 
-def test_a_name_that_begins_like_an_option_comes_behind_two_dashes(penstock_sqlite: Penstock) -> None:
+def test_a_name_that_looks_like_an_option_is_given_after_two_dashes(penstock_sqlite: Penstock) -> None:
     penstock_sqlite("queue", "create", "--schema", "id int", "--", "--json")
     assert penstock_sqlite("queue", "list", "--json").json["queues"][0]["name"] == "--json"
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "a\udc80b"])
-def test_names_that_cannot_be_are_refused(penstock: Penstock, name: str) -> None:
+def test_invalid_names_are_refused(penstock: Penstock, name: str) -> None:
     told = penstock("queue", "create", name, "--schema", "id int", "--json", code=1).error
     assert told["error"] == "INVALID_NAME"
 
@@ -304,7 +304,7 @@ def test_nothing_is_wrapped_or_coloured_in_a_pipe(penstock_sqlite: Penstock) -> 
     assert name.strip() in out.splitlines()[1]
 
 
-def test_a_queue_dropped_meanwhile_is_left_out_of_the_list(
+def test_a_queue_dropped_during_list_is_left_out(
     penstock_sqlite: Penstock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     penstock_sqlite("queue", "create", "q", "--schema", "id int")

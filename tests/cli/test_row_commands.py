@@ -41,7 +41,7 @@ def ids(penstock: Penstock, *words: object) -> list[int]:
     return [row["id"] for row in penstock("queue", *words, "--json").lines]
 
 
-def test_peek_starts_at_the_oldest_row_and_goes_through_the_partitions(filled: Penstock) -> None:
+def test_peek_shows_each_partition_from_its_oldest_row(filled: Penstock) -> None:
     assert ids(filled, "peek", "q") == list(range(2, 12))
     assert ids(filled, "peek", "q", "-n", 12) == [*range(2, 12), 100, 101]
     assert ids(filled, "peek", "q", "-n", 0) == []
@@ -61,7 +61,9 @@ def test_peek_starts_at_the_oldest_row_and_goes_through_the_partitions(filled: P
         (["--columns", "id,nam"], "INVALID_INPUT"),
     ],
 )
-def test_peek_refuses_what_is_not_there(filled: Penstock, words: list[object], condition: str) -> None:
+def test_peek_refuses_a_missing_queue_partition_or_column(
+    filled: Penstock, words: list[object], condition: str
+) -> None:
     assert filled("queue", "peek", "q", *words, "--json", code=1).error["error"] == condition
 
 
@@ -71,7 +73,7 @@ def test_tail_shows_the_newest_rows_of_each_partition(filled: Penstock) -> None:
     assert ids(filled, "tail", "q", "-n", 1, "--partition", 2) == [102]
 
 
-def test_rows_are_shown_with_where_they_are(filled: Penstock) -> None:
+def test_rows_are_shown_with_partition_and_index(filled: Penstock) -> None:
     rows = filled("queue", "tail", "q", "-n", 1, "--json", "--with-index").lines
     assert rows == [
         {"id": 11, "name": "n11", "_partition": 0, "_row_index": 11},
@@ -84,12 +86,12 @@ def test_rows_are_shown_with_where_they_are(filled: Penstock) -> None:
     ]
 
 
-def test_columns_can_be_chosen(filled: Penstock) -> None:
+def test_columns_can_be_selected(filled: Penstock) -> None:
     assert filled("queue", "peek", "q", "-n", 1, "--columns", "name", "--json").lines == [{"name": "n2"}]
     assert "id" not in filled("queue", "peek", "q", "-n", 1, "--columns", "name").out
 
 
-def test_text_cannot_play_with_the_terminal(penstock_sqlite: Penstock) -> None:
+def test_control_characters_in_text_are_escaped(penstock_sqlite: Penstock) -> None:
     penstock_sqlite("queue", "create", "q", "--schema", "a string")
     penstock_sqlite("queue", "put", "q", stdin=json.dumps({"a": "x\x1b[2J\ny\u202e[red]"}))
     assert "x\\x1b[2J\\ny\\u202e[red]" in penstock_sqlite("queue", "peek", "q").out
@@ -144,7 +146,7 @@ def test_following_shows_new_rows_until_it_is_interrupted(filled: Penstock, stor
 
 
 @pytest.mark.skipif(not hasattr(select, "poll"), reason="the system has no poll")
-def test_following_ends_when_nobody_reads_any_more(penstock_sqlite: Penstock) -> None:
+def test_following_ends_when_its_output_is_closed(penstock_sqlite: Penstock) -> None:
     penstock_sqlite("queue", "create", "q", "--schema", "id int")
     penstock_sqlite("queue", "put", "q", stdin='{"id": 1}\n')
     command = (
@@ -156,10 +158,10 @@ def test_following_ends_when_nobody_reads_any_more(penstock_sqlite: Penstock) ->
     assert done.returncode in (0, 141)
 
 
-def test_rows_that_are_trimmed_while_following_are_passed_over(
+def test_rows_trimmed_while_following_are_skipped(
     penstock: Penstock, store_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They alone: what is still there is shown."""
+    """Only these rows are skipped: the remaining ones are shown."""
     monkeypatch.setattr(queue_rows, "_BLOCK_ROWS", 2)
     penstock("queue", "create", "q", "--schema", "id int")
     with connect(store_url) as store:
@@ -190,10 +192,10 @@ def test_rows_that_are_trimmed_while_following_are_passed_over(
         assert shown == []
 
 
-def test_rows_that_are_gone_without_a_trim_end_the_following(
+def test_following_fails_if_rows_disappear_without_a_trim(
     penstock: Penstock, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To pass them over would be to look for them for ever."""
+    """Otherwise it would look for these rows forever."""
     penstock("queue", "create", "q", "--schema", "id int")
     with connect(store_url) as store:
         queue = store.queue("q")

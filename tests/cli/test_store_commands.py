@@ -12,7 +12,7 @@ from penstock.queue.store import connect
 from tests.cli.conftest import Penstock, run_penstock
 
 
-def test_init_makes_a_store_once(store_url: str) -> None:
+def test_init_creates_a_store_once(store_url: str) -> None:
     first = run_penstock("store", "init", "--url", store_url, "--json").json
     again = run_penstock("store", "init", "--url", store_url, "--json").json
     assert (first["created"], again["created"]) == (True, False)
@@ -22,7 +22,7 @@ def test_init_makes_a_store_once(store_url: str) -> None:
     assert "already exists" in run_penstock("store", "init", "--url", store_url).out
 
 
-def test_info_says_what_is_there(penstock: Penstock, store_url: str) -> None:
+def test_info_shows_the_contents_of_a_store(penstock: Penstock, store_url: str) -> None:
     with connect(store_url) as store:
         store.create_consumer("c")
         queue = store.create_queue("q", _schema(), partitions=2)
@@ -52,7 +52,7 @@ def _schema() -> object:
     return pa.schema([("id", pa.int64())])
 
 
-def test_sweep_says_how_much_went(penstock: Penstock) -> None:
+def test_clean_up_reports_how_much_it_dropped(penstock: Penstock) -> None:
     assert penstock("store", "clean-up", "--older-than", "6h", "--json").json == {
         "dropped_segments": 0,
         "older_than_seconds": 21600.0,
@@ -74,9 +74,7 @@ def test_sweep_says_how_much_went(penstock: Penstock) -> None:
         ["consumer", "lag"],
     ],
 )
-def test_nothing_but_init_makes_a_store(
-    store_url: str, words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_init_creates_a_store(store_url: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     # No message has it.
     monkeypatch.setenv("PGPASSWORD", urlsplit(store_url).password or "")
     told = run_penstock(*words, "--url", store_url, "--json", code=1).error
@@ -85,7 +83,7 @@ def test_nothing_but_init_makes_a_store(
     assert run_penstock("store", "info", "--url", store_url, "--json").json
 
 
-def test_a_store_that_nobody_named_is_said_to_be_none(
+def test_without_a_url_the_error_names_the_environment_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PENSTOCK_URL", raising=False)
@@ -96,20 +94,22 @@ def test_a_store_that_nobody_named_is_said_to_be_none(
 
 
 def _advised(message: str) -> list[str]:
-    """The words of the command that a message advises."""
+    """The arguments of the command that a message recommends."""
     program, *words = shlex.split(message.split("`")[1])
     assert program == "penstock"
     return words
 
 
-def test_without_a_url_the_store_is_a_file_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_url_the_store_is_a_file_in_the_working_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("PENSTOCK_URL", raising=False)
     monkeypatch.chdir(tmp_path)
     run_penstock("store", "init")
     assert (tmp_path / "penstock.db").exists()
 
 
-def test_the_url_may_stand_before_or_behind_the_command_and_beats_the_environment(
+def test_the_url_option_may_precede_or_follow_the_command_and_overrides_the_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PENSTOCK_URL", f"sqlite:///{tmp_path}/environment.db")

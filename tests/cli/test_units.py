@@ -54,19 +54,19 @@ def test_ages(text: str, age: timedelta) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "10 GB", "1e3", "٣x", "0.0001k"])
-def test_what_is_no_count_is_refused(text: str) -> None:
+def test_an_invalid_count_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError, match="--rows is a whole number"):
         parse_count(text, "--rows")
 
 
 @pytest.mark.parametrize("text", ["", "big", "10 GX", "-5MB", "1.5B"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError, match="--bytes is a size such as"):
         parse_size(text, "--bytes")
 
 
 @pytest.mark.parametrize("text", ["", "7", "d", "-7d", "7y", "1d12", "9999999999w"])
-def test_what_is_no_age_is_refused(text: str) -> None:
+def test_an_invalid_age_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError, match="--age is a duration such as"):
         parse_age(text, "--age")
 
@@ -96,5 +96,5 @@ def test_ages_are_shown_in_two_units(seconds: float, text: str) -> None:
     assert age_text(timedelta(seconds=seconds)) == text
 
 
-def test_one_thing_is_not_several() -> None:
+def test_counted_nouns_are_singular_for_one() -> None:
     assert (counted(1, "row"), counted(0, "row"), counted(1234, "row")) == ("1 row", "0 rows", "1,234 rows")

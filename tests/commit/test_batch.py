@@ -1,4 +1,4 @@
-"""COMMITTED: rows, the consumer's move and the ledger row, in one transaction, once."""
+"""COMMITTED: the rows, the consumer's move and the ledger row are written in one transaction, once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_micro_batch_moves_rows_and_consumer_together(pair: Pair) -> None:
     assert pair.store.info().staged_segments == 0
 
 
-def test_a_replay_changes_nothing_and_leaves_nothing_behind(pair: Pair) -> None:
+def test_a_replay_changes_nothing_and_leaves_no_staged_rows(pair: Pair) -> None:
     owner = pair.own()
     offset = pair.planned(owner, (0, 0), (5, 2))
     pair.commit(pair.batch("app", 0, offset, ids=None))
@@ -56,7 +56,7 @@ def test_a_replay_changes_nothing_and_leaves_nothing_behind(pair: Pair) -> None:
     assert not pair.registration().plan_open
 
 
-def test_a_replay_after_the_consumer_went_on_changes_nothing(pair: Pair) -> None:
+def test_a_replay_after_the_consumer_has_advanced_changes_nothing(pair: Pair) -> None:
     owner = pair.own()
     first = pair.planned(owner, (0, 0), (5, 2))
     pair.commit(pair.batch("app", 0, first, ids=None))
@@ -96,7 +96,7 @@ def test_only_acknowledged_attempts_become_visible(pair: Pair) -> None:
     assert pair.store.info().staged_segments == 1
 
 
-def test_what_a_slow_attempt_stages_later_goes_with_the_next_commit(pair: Pair) -> None:
+def test_rows_staged_late_by_a_slow_attempt_are_removed_by_the_next_commit(pair: Pair) -> None:
     pair.commit(pair.batch("app", 0, ids=[1]))
     stage(pair.store, pair.sink.record, "app", 0, 0, [1])
     pair.commit(pair.batch("app", 1, ids=[2]))
@@ -104,7 +104,7 @@ def test_what_a_slow_attempt_stages_later_goes_with_the_next_commit(pair: Pair) 
     assert pair.store.info().staged_segments == 0
 
 
-def test_what_a_running_query_has_staged_is_not_swept(pair: Pair) -> None:
+def test_rows_staged_by_a_running_query_are_not_swept(pair: Pair) -> None:
     owner = pair.own()
     pair.commit(pair.batch("app", 0, pair.planned(owner, (0, 0), (1, 0)), ids=None))
     batch = pair.batch("app", 1, pair.planned(owner, (1, 0), (5, 2)), ids=None)
@@ -117,7 +117,7 @@ def test_what_a_running_query_has_staged_is_not_swept(pair: Pair) -> None:
     assert pair.store.clean_up(timedelta(seconds=-1)) == 1, "nobody owns its consumer"
 
 
-def test_a_micro_batch_that_was_swept_in_hand_is_refused_whole(pair: Pair) -> None:
+def test_a_micro_batch_whose_staged_rows_were_swept_is_refused_completely(pair: Pair) -> None:
     owner = pair.own()
     batch = pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None)
     assert pair.store.clean_up(timedelta(seconds=-1)) == 1
@@ -138,7 +138,7 @@ def test_a_micro_batch_that_was_not_planned_is_refused(pair: Pair) -> None:
     assert (rows_of(pair.sink), pair.offsets()) == ([], [0, 0])
 
 
-def test_a_zombie_with_another_checkpoint_and_an_equal_range_is_refused(pair: Pair) -> None:
+def test_a_zombie_with_another_checkpoint_and_the_same_range_is_refused(pair: Pair) -> None:
     zombie = pair.batch("zombie", 0, pair.planned(pair.own(), (0, 0), (5, 2)), ids=None)
     owner = pair.own()
     with pytest.raises(PlanMismatchError):
@@ -149,7 +149,7 @@ def test_a_zombie_with_another_checkpoint_and_an_equal_range_is_refused(pair: Pa
     assert (rows_of(pair.sink), pair.registration().app_id) == ([], None)
 
 
-def test_a_zombie_with_the_same_checkpoint_and_its_successor_commit_once(pair: Pair) -> None:
+def test_a_zombie_and_its_successor_with_the_same_checkpoint_commit_once(pair: Pair) -> None:
     offset = pair.planned(pair.own(), (0, 0), (5, 2))
     zombie = pair.batch("app", 0, offset, ids=None)
     owner = pair.own()
@@ -163,7 +163,7 @@ def test_a_zombie_with_the_same_checkpoint_and_its_successor_commit_once(pair: P
     assert pair.offsets() == [5, 2]
 
 
-def test_a_consumer_that_somebody_moved_is_a_conflict_and_nothing_happens(pair: Pair) -> None:
+def test_a_consumer_moved_by_somebody_else_is_a_conflict_and_nothing_is_committed(pair: Pair) -> None:
     owner = pair.own()
     offset = pair.planned(owner, (0, 0), (5, 2))
     owner.release()
@@ -176,7 +176,7 @@ def test_a_consumer_that_somebody_moved_is_a_conflict_and_nothing_happens(pair: 
     assert (rows_of(pair.sink), pair.offsets(), pair.store.info().commits) == ([], [0, 1], 0)
 
 
-def test_a_micro_batch_without_new_rows_needs_the_consumer_where_it_left_it(pair: Pair) -> None:
+def test_a_micro_batch_without_new_rows_fails_if_the_consumer_has_moved(pair: Pair) -> None:
     owner = pair.own()
     first = pair.planned(owner, (0, 0), (5, 2))
     pair.commit(pair.batch("app", 0, first, ids=None))
@@ -190,14 +190,14 @@ def test_a_micro_batch_without_new_rows_needs_the_consumer_where_it_left_it(pair
     assert 78 not in rows_of(pair.sink)
 
 
-def test_another_app_may_go_on_when_the_query_keeps_no_state(pair: Pair) -> None:
+def test_another_app_may_continue_a_stateless_query(pair: Pair) -> None:
     pair.commit(pair.batch("app", 0, pair.planned(pair.own(), (0, 0), (5, 2)), ids=None))
     pair.commit(pair.batch("new", 0, pair.planned(pair.own(), (5, 2), (9, 2)), ids=None))
     assert (pair.offsets(), pair.registration().app_id) == ([9, 2], "new")
     assert len(rows_of(pair.sink)) == 11
 
 
-def test_another_app_with_state_is_refused_unless_it_is_told_to_start_empty(pair: Pair) -> None:
+def test_another_stateful_app_is_refused_unless_a_new_checkpoint_is_allowed(pair: Pair) -> None:
     pair.commit(pair.batch("app", 0, pair.planned(pair.own(), (0, 0), (5, 2)), ids=None, stateful=True))
     offset = pair.planned(pair.own(), (5, 2), (9, 2))
     with pytest.raises(ConsumerBoundError, match="allowNewCheckpoint=true"):
@@ -207,7 +207,7 @@ def test_another_app_with_state_is_refused_unless_it_is_told_to_start_empty(pair
     assert (pair.offsets(), pair.registration().app_id) == ([9, 2], "new")
 
 
-def test_a_seek_turns_the_micro_batch_in_hand_away(pair: Pair) -> None:
+def test_a_seek_makes_the_commit_of_a_planned_micro_batch_fail(pair: Pair) -> None:
     owner = pair.own()
     batch = pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None)
     owner.release()
@@ -217,7 +217,7 @@ def test_a_seek_turns_the_micro_batch_in_hand_away(pair: Pair) -> None:
     assert rows_of(pair.sink) == []
 
 
-def test_a_seek_sets_a_stateful_consumer_free_for_a_new_checkpoint(pair: Pair) -> None:
+def test_a_seek_unbinds_a_stateful_consumer_from_its_checkpoint(pair: Pair) -> None:
     owner = pair.own()
     pair.commit(pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None, stateful=True))
     owner.release()
@@ -227,7 +227,7 @@ def test_a_seek_sets_a_stateful_consumer_free_for_a_new_checkpoint(pair: Pair) -
 
 
 @pytest.mark.parametrize("what", ["consumer", "registration"])
-def test_a_consumer_that_was_made_anew_is_not_the_old_one(pair: Pair, what: str) -> None:
+def test_a_recreated_consumer_is_not_mistaken_for_the_old_one(pair: Pair, what: str) -> None:
     owner = pair.own()
     batch = pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None)
     owner.release()
@@ -246,7 +246,7 @@ def test_a_consumer_that_was_made_anew_is_not_the_old_one(pair: Pair, what: str)
     assert (rows_of(pair.sink), pair.offsets()) == ([], [0, 0])
 
 
-def test_a_source_queue_that_was_made_anew_is_not_the_old_one(pair: Pair) -> None:
+def test_a_recreated_source_queue_is_not_mistaken_for_the_old_one(pair: Pair) -> None:
     owner = pair.own()
     batch = pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None)
     owner.release()
@@ -263,7 +263,7 @@ def make_source(pair: Pair) -> Pair:
     return replace(pair, source=source)
 
 
-def test_a_sink_that_was_dropped_takes_nothing(pair: Pair) -> None:
+def test_a_dropped_sink_refuses_commits(pair: Pair) -> None:
     owner = pair.own()
     offset = pair.planned(owner, (0, 0), (5, 2))
     batch = pair.batch("app", 0, offset, ids=None)
@@ -285,13 +285,13 @@ def test_a_sink_whose_retention_changed_is_still_the_same_sink(pair: Pair) -> No
     assert pair.commit(batch).rows == 7
 
 
-def test_a_sink_without_a_key_may_grow_meanwhile(pair: Pair) -> None:
+def test_a_sink_without_a_key_may_grow_before_the_commit(pair: Pair) -> None:
     batch = pair.batch("app", 0, pair.planned(pair.own(), (0, 0), (5, 2)), ids=None)
     pair.sink.add_partitions(2)
     assert pair.commit(batch).rows == 7
 
 
-def test_a_keyed_sink_that_grew_meanwhile_refuses_rows_placed_before(store: penstock.Store) -> None:
+def test_a_keyed_sink_that_grew_refuses_rows_staged_before(store: penstock.Store) -> None:
     pair = make_pair(store, key=["id"])
     owner = pair.own()
     offset = pair.planned(owner, (0, 0), (5, 2))
@@ -318,20 +318,20 @@ def test_two_sources_move_together_or_not_at_all(pair: Pair) -> None:
     assert (pair.offsets(), second.offsets(), rows_of(pair.sink)) == ([5, 2], [2], [1])
 
 
-def test_sources_that_are_not_queues_have_the_ledger_alone(pair: Pair) -> None:
+def test_sources_that_are_not_queues_rely_on_the_ledger_alone(pair: Pair) -> None:
     assert pair.commit(pair.batch("app", 0, ids=[1], others=["5"])).rows == 1
     assert pair.commit(pair.batch("app", 0, ids=[1], others=["5"])) is None
     assert pair.commit(pair.batch("app", 1, ids=[2], others=["6"])).rows == 1
     assert rows_of(pair.sink) == [1, 2]
 
 
-def test_a_read_without_a_consumer_moves_nothing(pair: Pair) -> None:
+def test_a_read_without_a_consumer_moves_no_consumer(pair: Pair) -> None:
     free = replace(pair.offset(pair.own(), (0, 0), (5, 2)), consumer=None)
     assert pair.commit(pair.batch("app", 0, free, ids=None)).rows == 7
     assert pair.offsets() == [0, 0]
 
 
-def test_the_ledger_remembers_a_bounded_number_of_micro_batches(
+def test_the_ledger_keeps_a_bounded_number_of_micro_batches(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger, "KEEP", 3)
@@ -353,8 +353,8 @@ def test_the_ledger_remembers_a_bounded_number_of_micro_batches(
     assert rows_of(pair.sink) == [0, 1, 2, 3, 4, 9]
 
 
-def test_a_micro_batch_without_the_one_before_it_is_refused(pair: Pair) -> None:
-    """The sink's store was restored from an older backup, or the sink is another one."""
+def test_a_micro_batch_is_refused_if_the_one_before_it_is_missing(pair: Pair) -> None:
+    """The sink's store was restored from an older backup, or the query has another sink now."""
     for number in range(2):
         pair.commit(pair.batch("app", number, ids=[number]))
     with pytest.raises(CheckpointMismatchError, match="up to 1: was its store") as caught:
@@ -365,7 +365,7 @@ def test_a_micro_batch_without_the_one_before_it_is_refused(pair: Pair) -> None:
     assert rows_of(pair.sink) == [0, 1]
 
 
-def test_a_sink_that_is_new_to_a_query_takes_its_next_micro_batch_when_told_so(pair: Pair) -> None:
+def test_a_sink_new_to_a_query_accepts_its_next_micro_batch_with_new_sink(pair: Pair) -> None:
     pair.commit(pair.batch("app", 3, ids=[3], new_sink=True))
     pair.commit(pair.batch("app", 4, ids=[4]))
     with pytest.raises(CheckpointMismatchError, match="up to 4"):
@@ -373,7 +373,7 @@ def test_a_sink_that_is_new_to_a_query_takes_its_next_micro_batch_when_told_so(p
     assert rows_of(pair.sink) == [3, 4]
 
 
-def test_a_sink_that_may_repeat_rows_notices_what_it_has_lost_too(pair: Pair) -> None:
+def test_an_at_least_once_sink_also_detects_lost_micro_batches(pair: Pair) -> None:
     database, key = pair.into.database, pair.batch("app", 0).key
     for number in (0, 0, 1):
         note_batch(database, replace(key, batch_id=number), "app", 1, new_sink=False)
@@ -381,10 +381,10 @@ def test_a_sink_that_may_repeat_rows_notices_what_it_has_lost_too(pair: Pair) ->
         note_batch(database, replace(key, batch_id=3), "app", 1, new_sink=False)
 
 
-def test_a_sink_that_may_repeat_rows_takes_an_old_copy_of_the_checkpoint(
+def test_an_at_least_once_sink_accepts_an_old_copy_of_the_checkpoint(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Further back than the ledger remembers: the sink has more than the checkpoint knows, not less."""
+    """Even older than the ledger goes: the sink has more rows than the checkpoint knows of, not fewer."""
     monkeypatch.setattr(ledger, "KEEP", 2)
     database, key = pair.into.database, pair.batch("app", 0).key
     for number in (0, 1, 2, 3, 4, 1, 2, 3, 4, 5):
@@ -392,7 +392,7 @@ def test_a_sink_that_may_repeat_rows_takes_an_old_copy_of_the_checkpoint(
 
 
 @pytest.mark.parametrize("exactly_once", [True, False])
-def test_only_a_record_of_exactly_once_says_which_rows_a_micro_batch_had(
+def test_only_an_exactly_once_record_identifies_the_rows_of_a_micro_batch(
     pair: Pair, store_url: str, exactly_once: bool
 ) -> None:
     batch = pair.batch("app", 0, pair.planned(pair.own(), (0, 0), (5, 2)), ids=None)
@@ -405,10 +405,10 @@ def test_only_a_record_of_exactly_once_says_which_rows_a_micro_batch_had(
     assert (newest.number, newest.identified) == (0, exactly_once)
 
 
-def test_a_commit_whose_outcome_is_unknown_is_repeated_and_happens_once(
+def test_a_commit_with_an_unknown_outcome_is_retried_and_happens_once(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection breaks after the database has committed, before it says so."""
+    """The connection breaks after the database has committed, before it answers."""
     owner = pair.own()
     batch = pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None)
     database = pair.store.database
@@ -428,7 +428,7 @@ def test_a_commit_whose_outcome_is_unknown_is_repeated_and_happens_once(
     assert pair.offsets() == [5, 2]
 
 
-def test_the_ledger_says_what_a_micro_batch_read(pair: Pair) -> None:
+def test_the_ledger_records_what_a_micro_batch_read(pair: Pair) -> None:
     batch = pair.batch("app", 0, pair.planned(pair.own(), (0, 0), (5, 2)), ids=None)
     pair.commit(batch)
     entry = pair.store.database.run(lambda tx: ledger.find(tx, batch.key), write=False)

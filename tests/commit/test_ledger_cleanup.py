@@ -1,4 +1,4 @@
-"""What the ledger and the marks forget: all of queues that were dropped, and all but the newest of apps that
+"""Cleaning up the ledger and the marks: all entries of dropped queues, and all but the newest of apps that
 have stopped.
 """
 
@@ -51,7 +51,7 @@ def remembered(store: penstock.Store, app: str) -> list[int]:
     return [row[0] for row in sql(store, text)]
 
 
-def test_of_an_app_that_has_not_committed_for_long_the_newest_micro_batches_stay(pair: Pair) -> None:
+def test_the_newest_micro_batches_of_an_idle_app_are_kept(pair: Pair) -> None:
     commit(pair, "stopped", *range(20))
     commit(pair, "running", *range(20))
     commit(pair, "young", *range(5))
@@ -64,7 +64,7 @@ def test_of_an_app_that_has_not_committed_for_long_the_newest_micro_batches_stay
     assert remembered(pair.into, "young") == list(range(5)), "it has no more"
 
 
-def test_an_app_that_is_started_again_after_long_repeats_nothing(pair: Pair) -> None:
+def test_an_app_restarted_after_a_long_time_repeats_nothing(pair: Pair) -> None:
     commit(pair, "app", *range(20))
     long_ago(pair.into, "app")
     pair.into.maintain()
@@ -75,7 +75,7 @@ def test_an_app_that_is_started_again_after_long_repeats_nothing(pair: Pair) -> 
     assert rows_of(pair.sink) == list(range(21))
 
 
-def test_the_tasks_of_the_newest_micro_batches_stay(pair: Pair) -> None:
+def test_the_tasks_of_the_newest_micro_batches_are_kept(pair: Pair) -> None:
     def write(batch_id: int, task: int) -> object:
         key = LedgerKey(queue_sink(pair.sink.record), "app", batch_id, task)
         return append_task(
@@ -94,7 +94,7 @@ def test_the_tasks_of_the_newest_micro_batches_stay(pair: Pair) -> None:
         write(3, 0)
 
 
-def test_a_run_of_the_cleanup_is_bounded(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_run_of_the_cleanup_is_bounded(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     for app in ("a", "b", "c"):
         commit(pair, app, *range(12))
         long_ago(pair.into, app)
@@ -104,7 +104,7 @@ def test_a_run_of_the_cleanup_is_bounded(pair: Pair, monkeypatch: pytest.MonkeyP
     assert ledger.clean_up(pair.into.database) == 0
 
 
-def test_a_dropped_queue_takes_its_part_of_the_ledger_along(pair: Pair) -> None:
+def test_dropping_a_queue_removes_its_ledger_entries(pair: Pair) -> None:
     other = Pair(pair.store, pair.source, pair.into.create_queue("copy", pair.source.schema), pair.into)
     commit(pair, "app", 0)
     commit(other, "copier", 0)
@@ -112,7 +112,7 @@ def test_a_dropped_queue_takes_its_part_of_the_ledger_along(pair: Pair) -> None:
     assert (remembered(pair.into, "app"), remembered(pair.into, "copier")) == ([], [0])
 
 
-def test_what_an_earlier_version_left_of_dropped_queues_goes_and_nothing_else(pair: Pair) -> None:
+def test_only_what_an_earlier_version_left_of_dropped_queues_is_removed(pair: Pair) -> None:
     commit(pair, "app", 0)
     for sink in ("queue:big:1", "queue:gone:17", 'table:"main"."gone"', "a:queue:gone:17"):
         sql(
@@ -133,7 +133,7 @@ def apart(store: penstock.Store, tmp_path: Path) -> Iterator[Pair]:
         yield make_pair(source, into=store)
 
 
-def test_marks_go_with_the_queue_that_they_are_for(apart: Pair) -> None:
+def test_marks_are_removed_with_the_queue_they_belong_to(apart: Pair) -> None:
     owner = apart.own()
     offset = apart.planned(owner, (0, 0), (5, 2))
     second = Pair(apart.store, apart.source, apart.into.create_queue("copy", apart.source.schema), apart.into)
@@ -148,7 +148,7 @@ def test_marks_go_with_the_queue_that_they_are_for(apart: Pair) -> None:
     assert marks(apart) == ["copier"]
 
 
-def test_a_mark_stays_while_its_app_writes_into_another_sink(apart: Pair) -> None:
+def test_a_mark_is_kept_while_its_app_writes_to_another_sink(apart: Pair) -> None:
     offset = apart.planned(apart.own(), (0, 0), (5, 2))
     second = Pair(apart.store, apart.source, apart.into.create_queue("copy", apart.source.schema), apart.into)
     apart.commit(apart.batch("app", 0, offset, ids=None))
@@ -163,7 +163,7 @@ def marks(pair: Pair) -> list[str]:
     return [row[0] for row in sql(pair.into, "select distinct app_id from penstock.mark order by app_id")]
 
 
-def test_it_is_done_beside_appends_now_and_then(pair: Pair) -> None:
+def test_background_maintenance_cleans_up_now_and_then(pair: Pair) -> None:
     commit(pair, "app", *range(20))
     long_ago(pair.into, "app")
     pair.sink.set_retention(maintenance_retention())
@@ -172,7 +172,7 @@ def test_it_is_done_beside_appends_now_and_then(pair: Pair) -> None:
     assert remembered(pair.into, "app") == list(range(9, 20))
 
 
-def test_a_role_that_may_not_clean_up_goes_on_without_a_warning(
+def test_a_role_without_the_right_to_clean_up_gets_no_warning(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(database: object) -> int:

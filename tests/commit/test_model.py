@@ -1,7 +1,7 @@
 """The whole protocol against a plain model: drivers that die between any two steps, zombies, lost
 checkpoints.
 
-At every moment the sink holds just the rows that the consumer has passed, each once.
+At every moment the sink holds exactly the rows that the consumer has passed, each once.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Protocol(RuleBasedStateMachine):
     @precondition(lambda self: len(self.drivers) < 3)
     @rule(which=st.integers(0, 3))
     def start_driver(self, which: int) -> None:
-        """On the newest checkpoint mostly: a restart, or a second driver while the first one still runs."""
+        """Mostly on the newest checkpoint: a restart, or a second driver while the first still runs."""
         self.start(self.checkpoints[-1] if which else self.checkpoints[0])
 
     @precondition(lambda self: self.drivers)
@@ -105,7 +105,7 @@ class Protocol(RuleBasedStateMachine):
         which=st.integers(0, 2), batches=st.integers(1, 3), then=st.integers(0, 7), choice=st.integers(0, 30)
     )
     def go_on(self, which: int, batches: int, then: int, choice: int) -> None:
-        """Through whole micro-batches, and a few steps into the next one."""
+        """Run whole micro-batches, and a few steps of the next one."""
         driver = self.drivers[which % len(self.drivers)]
         wanted, idle = driver.batches + batches, 0
         while driver.error is None and driver.batches < wanted and idle < 4:
@@ -242,7 +242,7 @@ class Protocol(RuleBasedStateMachine):
                 assert row.safe_index <= max(ends, default=begun) or row.safe_index == begun
 
     def teardown(self) -> None:
-        """Once the trouble is over, one driver on the consumer's checkpoint brings everything through."""
+        """After the failures, one driver on the consumer's checkpoint delivers everything."""
         for driver in self.drivers:
             driver.die()
         if not hasattr(self, "queues"):
@@ -268,7 +268,7 @@ class Protocol(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Owners are fenced all the time here."""
+    """Silence the warnings: owners are fenced all the time here."""
     logger = logging.getLogger("penstock.commit")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -302,16 +302,16 @@ def embedded(tmp_path: Path) -> Iterator[penstock.Store]:
         yield store
 
 
-def test_rows_go_through_once_whatever_dies_in_an_embedded_store(embedded: penstock.Store) -> None:
+def test_rows_arrive_once_whatever_dies_in_an_embedded_store(embedded: penstock.Store) -> None:
     check(embedded, 50)
 
 
-def test_rows_go_through_once_whatever_dies_in_a_shared_store(shared: penstock.Store) -> None:
+def test_rows_arrive_once_whatever_dies_in_a_shared_store(shared: penstock.Store) -> None:
     check(shared, 15)
 
 
 @pytest.mark.crash_full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["embedded", "shared"])
-def test_rows_go_through_once_whatever_dies_at_length(kind: str, request: pytest.FixtureRequest) -> None:
+def test_rows_arrive_once_whatever_dies_in_long_runs(kind: str, request: pytest.FixtureRequest) -> None:
     check(request.getfixturevalue(kind), 600)

@@ -12,11 +12,11 @@ from penstock.errors import CheckpointMismatchError
 A = QueueOffset("store-1", "orders", "billing", 7, 3, (0, 0), (10, 5))
 
 
-def test_an_offset_comes_back_from_its_own_json() -> None:
+def test_an_offset_is_read_back_from_its_json() -> None:
     assert QueueOffset.of(A.to_dict()) == A
 
 
-def test_an_offset_of_before_the_queue_grew_starts_at_zero_in_the_new_partitions() -> None:
+def test_an_offset_from_before_the_queue_grew_starts_at_zero_in_new_partitions() -> None:
     value = {**A.to_dict(), "from": [4], "to": [10, 5, 2]}
     found = QueueOffset.of(value)
     assert found is not None
@@ -28,16 +28,16 @@ def test_an_offset_of_before_the_queue_grew_starts_at_zero_in_the_new_partitions
 @pytest.mark.parametrize(
     "line", [None, 1, "text", [1, 2], {}, {"topic": {"0": 5}}, {"logOffset": 3}, {"from": [0], "to": [1]}]
 )
-def test_other_sources_lines_are_not_ours(line: object) -> None:
+def test_offsets_of_other_sources_are_not_parsed(line: object) -> None:
     assert QueueOffset.of(line) is None
     assert other_offsets([A.to_dict(), line]) == [line]
 
 
-def test_the_first_micro_batch_covers_what_its_own_offset_says() -> None:
+def test_the_first_micro_batch_covers_the_range_of_its_own_offset() -> None:
     assert batch_ranges([None, A.to_dict(), {"logOffset": 0}], []) == [A]
 
 
-def test_a_source_without_news_stands_where_it_stood() -> None:
+def test_a_source_without_a_new_offset_keeps_its_position() -> None:
     after = replace(A, start=(10, 5), end=(12, 5))
     other = replace(A, consumer="audit")
     ranges = batch_ranges([after.to_dict(), other.to_dict()], [A.to_dict(), other.to_dict()])
@@ -45,7 +45,7 @@ def test_a_source_without_news_stands_where_it_stood() -> None:
     assert [r.empty for r in ranges] == [False, True]
 
 
-def test_a_micro_batch_without_news_at_all_covers_nothing() -> None:
+def test_a_micro_batch_without_new_offsets_covers_nothing() -> None:
     assert [r.empty for r in batch_ranges([A.to_dict()], [A.to_dict()])] == [True]
 
 
@@ -53,7 +53,7 @@ def test_an_offset_that_was_never_moved_is_an_empty_range() -> None:
     assert batch_ranges([replace(A, end=(0, 0)).to_dict()], [])[0].empty
 
 
-def test_equal_lines_of_one_consumer_are_one_source() -> None:
+def test_equal_offsets_of_one_consumer_are_one_source() -> None:
     """Spark writes one for each place where a DataFrame is used (a self-union)."""
     assert batch_ranges([A.to_dict(), A.to_dict()], []) == [A]
 
@@ -72,7 +72,7 @@ def test_two_reads_without_a_consumer_may_differ() -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("store", "store-2"), ("queue", "other"), ("consumer", None), ("generation", 8)]
 )
-def test_an_offset_of_another_source_is_refused_naming_what_differs(field: str, value: object) -> None:
+def test_an_offset_of_another_source_is_refused_naming_the_difference(field: str, value: object) -> None:
     expected = {"store": "store-1", "queue": "orders", "consumer": "billing", "generation": 7}
     A.require(**expected)  # type: ignore[arg-type]  # a dict of the parameters
     with pytest.raises(CheckpointMismatchError, match=f"offset has {field} ") as caught:

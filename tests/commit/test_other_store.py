@@ -1,4 +1,4 @@
-"""A source in one store and the sink in another: the sink's mark stands for the consumer, which follows."""
+"""A source in one store and its sink in another: the sink's mark decides, and the consumer follows it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pair(store: penstock.Store, tmp_path: Path) -> Iterator[Pair]:
         yield make_pair(source, into=store)
 
 
-def test_the_rows_are_there_first_and_the_consumer_follows_when_spark_has_logged(pair: Pair) -> None:
+def test_the_consumer_follows_the_committed_rows_once_spark_has_logged_them(pair: Pair) -> None:
     owner = pair.own()
     offset = pair.planned(owner, (0, 0), (5, 2))
     assert pair.commit(pair.batch("app", 0, offset, ids=None)).rows == 7
@@ -28,14 +28,14 @@ def test_the_rows_are_there_first_and_the_consumer_follows_when_spark_has_logged
     assert (pair.offsets(), pair.safe()) == ([5, 2], [5, 2])
 
 
-def test_a_replay_is_a_no_op(pair: Pair) -> None:
+def test_a_replay_changes_nothing(pair: Pair) -> None:
     offset = pair.planned(pair.own(), (0, 0), (5, 2))
     pair.commit(pair.batch("app", 0, offset, ids=None))
     assert pair.commit(pair.batch("app", 0, offset, ids=None)) is None
     assert len(rows_of(pair.sink)) == 7
 
 
-def test_another_checkpoint_that_would_repeat_rows_is_a_conflict_that_says_where_to_seek(pair: Pair) -> None:
+def test_another_checkpoint_that_would_repeat_rows_is_refused_with_where_to_seek(pair: Pair) -> None:
     """The first query died between the sink's commit and Spark's log, and its checkpoint was lost."""
     pair.commit(pair.batch("app", 0, pair.planned(pair.own(), (0, 0), (5, 0)), ids=None))
     owner = pair.own()
@@ -60,7 +60,7 @@ def test_a_stateful_query_does_not_take_over_another_checkpoints_mark(pair: Pair
     assert pair.commit(pair.batch("new", 0, later, ids=None, stateful=True, rebind=True)).rows == 11
 
 
-def test_each_sink_has_a_mark_of_its_own(pair: Pair) -> None:
+def test_each_sink_has_its_own_mark(pair: Pair) -> None:
     owner = pair.own()
     offset = pair.planned(owner, (0, 0), (5, 2))
     pair.commit(pair.batch("app", 0, offset, ids=None))
@@ -69,7 +69,7 @@ def test_each_sink_has_a_mark_of_its_own(pair: Pair) -> None:
     assert len(rows_of(second.sink)) == len(rows_of(pair.sink)) == 7
 
 
-def test_after_a_seek_the_rows_go_through_again(pair: Pair) -> None:
+def test_rows_are_committed_again_after_a_seek(pair: Pair) -> None:
     owner = pair.own()
     offset = pair.planned(owner, (0, 0), (5, 2))
     pair.commit(pair.batch("app", 0, offset, ids=None))
@@ -100,7 +100,7 @@ def plus(offsets: tuple[int, int], rows: tuple[int, int]) -> tuple[int, int]:
     ("zombie_rows", "rows"), [((4, 0), (4, 0)), ((0, 4), (4, 0)), ((4, 4), (4, 0)), ((4, 4), (0, 4))]
 )
 @pytest.mark.parametrize("start", [(0, 0), (5, 2)], ids=["the first commit", "a later commit"])
-def test_a_query_that_has_lost_its_lock_does_not_commit_after_the_one_that_followed(
+def test_a_query_that_lost_its_lock_cannot_commit_after_its_successor(
     pair: Pair,
     move: Callable[[Pair], None],
     zombie_rows: tuple[int, int],
@@ -131,8 +131,8 @@ def test_a_query_that_has_lost_its_lock_does_not_commit_after_the_one_that_follo
     assert sorted(rows_of(pair.sink)) == [*range(20), *range(1000, 1020)], "each row once"
 
 
-def test_a_seek_is_newer_than_all_that_another_store_has_seen(pair: Pair) -> None:
-    """Also where the consumer's store is a backup from before the registration that the sink knows."""
+def test_a_seek_is_newer_than_every_mark_in_another_store(pair: Pair) -> None:
+    """Even if the consumer's store is a backup from before the registration that the sink knows."""
     earlier = pair.registration()
     register_again(pair)
     owner = pair.own()
@@ -145,9 +145,9 @@ def test_a_seek_is_newer_than_all_that_another_store_has_seen(pair: Pair) -> Non
     assert pair.commit(pair.batch("new", 0, pair.planned(again, (5, 2), (7, 2)), ids=None)).rows == 2
 
 
-def test_a_consumer_that_was_sought_back_brings_its_rows_again(pair: Pair) -> None:
-    """The marks of the time before the seek say nothing of partitions that the first commit after it leaves
-    alone.
+def test_rows_are_delivered_again_after_a_consumer_is_moved_back(pair: Pair) -> None:
+    """The marks from before the seek no longer count for partitions that the first commit after it does not
+    read.
     """
     owner = pair.own()
     offset = pair.planned(owner, (0, 0), (5, 2))

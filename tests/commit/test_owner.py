@@ -41,7 +41,7 @@ def test_a_later_owner_fences_the_earlier_one(pair: Pair, caplog: pytest.LogCapt
     second.observe(offset)
 
 
-def test_taking_over_closes_the_plan_in_hand(pair: Pair) -> None:
+def test_taking_over_closes_the_open_plan(pair: Pair) -> None:
     first = pair.own()
     offset = pair.offset(first, (0, 0), (10, 0))
     first.plan(offset)
@@ -52,7 +52,7 @@ def test_taking_over_closes_the_plan_in_hand(pair: Pair) -> None:
     assert pair.registration().plan_open
 
 
-def test_what_spark_has_logged_becomes_safe_and_never_less(pair: Pair) -> None:
+def test_offsets_that_spark_has_logged_become_safe_and_never_go_back(pair: Pair) -> None:
     owner = pair.own()
     logged = pair.planned(owner, (0, 0), (5, 3))
     owner.observe(logged)
@@ -61,7 +61,7 @@ def test_what_spark_has_logged_becomes_safe_and_never_less(pair: Pair) -> None:
     assert (pair.offsets(), pair.safe()) == ([5, 3], [5, 3])
 
 
-def test_a_queue_that_grew_is_observed_with_the_older_shorter_offset(pair: Pair) -> None:
+def test_an_offset_from_before_the_queue_grew_can_be_observed(pair: Pair) -> None:
     owner = pair.own()
     logged = pair.planned(owner, (0, 0), (5, 3))
     pair.source.add_partitions(1)
@@ -82,9 +82,7 @@ def test_a_checkpoint_ahead_of_a_consumer_that_its_sink_moves_is_refused(pair: P
 
 
 def _undo_commit(pair: Pair, before: Registration) -> None:
-    """Put the consumer back to the time between a micro-batch's plan and its commit, as a restored backup
-    does.
-    """
+    """Reset the consumer to the time between a micro-batch's plan and its commit, as a restore does."""
     keys = before.keys
     planned = QueueOffset.of(json.loads(before.plan or "null"))
     assert planned is not None
@@ -98,9 +96,9 @@ def _undo_commit(pair: Pair, before: Registration) -> None:
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_rows_that_a_restored_store_has_lost_are_not_passed_over(pair: Pair, told: bool) -> None:
-    """The backup is from between a plan and its commit. An owner that was not told that the sink moves the
-    consumer has seen that in the micro-batch before.
+def test_rows_that_a_restored_store_has_lost_are_not_skipped(pair: Pair, told: bool) -> None:
+    """The backup is from between a plan and its commit. An owner without the information that the sink moves
+    the consumer has seen that in the micro-batch before.
     """
     owner = pair.own(moved_by_sink=told)
     if not told:
@@ -124,8 +122,8 @@ def test_rows_that_a_restored_store_has_lost_are_not_passed_over(pair: Pair, tol
     assert pair.offsets() == list(start)
 
 
-def test_a_query_that_has_logged_nothing_notices_that_its_consumer_is_before_its_start(pair: Pair) -> None:
-    """The store was restored, and as many rows have come again: none of them is after the query's start."""
+def test_a_query_that_logged_nothing_detects_a_consumer_before_its_start(pair: Pair) -> None:
+    """The store was restored, and rows were appended again, but none of them is after the query's start."""
     pair.store.consumer("billing").seek("orders", to={0: 5, 1: 5})
     owner = pair.own()
     start = pair.offset(owner, (5, 5), (5, 5))
@@ -147,7 +145,7 @@ def test_a_query_may_repeat_a_planned_micro_batch_with_another_sink(pair: Pair) 
     assert pair.offsets() == [5, 5]
 
 
-def test_a_micro_batch_that_another_store_has_counts_after_a_takeover(pair: Pair) -> None:
+def test_a_micro_batch_committed_in_another_store_counts_after_a_takeover(pair: Pair) -> None:
     """Another query has taken the consumer over in between, and planned the same rows: the sink's store
     refuses those.
     """
@@ -157,8 +155,8 @@ def test_a_micro_batch_that_another_store_has_counts_after_a_takeover(pair: Pair
     assert pair.offsets() == [5, 5]
 
 
-def test_a_seek_turns_the_running_owner_away(pair: Pair) -> None:
-    """It takes the lock's loss to get there, as when the database ended the owner's session."""
+def test_a_running_owner_fails_after_a_seek(pair: Pair) -> None:
+    """This needs a lost lock, as when the database ends the owner's session."""
     owner = pair.own()
     offset = pair.planned(owner, (0, 0), (5, 5))
     owner.release()
@@ -199,13 +197,13 @@ def test_offsets_of_an_earlier_registration_of_the_same_names_are_refused(pair: 
         owner.plan(offset)
 
 
-def test_a_consumer_without_registration_cannot_be_owned(pair: Pair) -> None:
+def test_a_consumer_without_a_registration_cannot_be_owned(pair: Pair) -> None:
     pair.store.consumer("billing").unregister("orders")
     with pytest.raises(NotRegisteredError):
         pair.own()
 
 
-def test_a_drain_request_holds_until_the_next_owner(pair: Pair) -> None:
+def test_a_drain_request_applies_until_the_next_owner(pair: Pair) -> None:
     owner = pair.own()
     stand = pair.offset(owner, (0, 0), (0, 0))
     assert owner.observe(stand)[2] is False
@@ -231,14 +229,14 @@ def test_levelling_after_the_end_makes_consumer_and_safe_offset_equal(pair: Pair
     assert (pair.offsets(), pair.safe()) == ([5, 5], [5, 5])
 
 
-def test_levelling_leaves_another_querys_micro_batch_alone(pair: Pair) -> None:
+def test_levelling_ignores_the_micro_batch_of_another_query(pair: Pair) -> None:
     ended = pair.planned(pair.own(), (0, 0), (5, 5))
     pair.planned(pair.own(), (0, 0), (9, 9))
     level(pair.store.database, ended)
     assert pair.offsets() == [0, 0]
 
 
-def test_levelling_after_a_seek_does_nothing(pair: Pair) -> None:
+def test_levelling_after_a_seek_changes_nothing(pair: Pair) -> None:
     owner = pair.own()
     ended = pair.planned(owner, (0, 0), (5, 5))
     owner.release()
@@ -247,7 +245,7 @@ def test_levelling_after_a_seek_does_nothing(pair: Pair) -> None:
     assert pair.offsets() == [2, 0]
 
 
-def test_vital_rows_stay_until_they_are_safe(pair: Pair) -> None:
+def test_vital_rows_are_kept_until_they_are_safe(pair: Pair) -> None:
     owner = pair.own()
     offset = pair.planned(owner, (0, 0), (5, 5))
     pair.commit(pair.batch("app", 0, offset, ids=None))
@@ -256,7 +254,7 @@ def test_vital_rows_stay_until_they_are_safe(pair: Pair) -> None:
     assert pair.source.trim(before=20) == 10
 
 
-def test_the_rows_of_a_live_plan_stay_without_being_vital(store: penstock.Store) -> None:
+def test_the_rows_of_a_live_plan_are_kept_for_a_consumer_that_is_not_vital(store: penstock.Store) -> None:
     pair = make_pair(store)
     store.consumer("billing").register("orders", vital=False)
     store.consumer("billing").advance("orders", 0, old=0, new=3)
@@ -284,7 +282,7 @@ def test_an_owner_survives_the_loss_of_the_connection_that_holds_its_lock(pg_url
 
 
 def test_a_consumer_that_is_more_than_one_micro_batch_behind_the_checkpoint_is_refused(pair: Pair) -> None:
-    """Whether an app was ever bound to it or not: the store was restored from an older backup."""
+    """Whether or not an app was ever bound to it: the store was restored from an older backup."""
     owner = pair.own()
     pair.planned(owner, (0, 0), (5, 3))
     with pytest.raises(CheckpointMismatchError, match="restored from an older") as caught:
@@ -293,7 +291,7 @@ def test_a_consumer_that_is_more_than_one_micro_batch_behind_the_checkpoint_is_r
     assert pair.offsets() == [0, 0]
 
 
-def test_a_consumer_follows_its_sink_from_the_start_of_a_micro_batch_only(pair: Pair) -> None:
+def test_a_consumer_follows_its_sink_only_from_the_start_of_a_micro_batch(pair: Pair) -> None:
     owner = pair.own()
     for planned, committed in ((None, (0, 0)), ((0, 0), (1, 0))):
         if planned is not None:
@@ -304,8 +302,8 @@ def test_a_consumer_follows_its_sink_from_the_start_of_a_micro_batch_only(pair: 
     assert (pair.offsets(), pair.safe()) == ([5, 3], [5, 3])
 
 
-def test_a_micro_batch_that_is_repeated_in_a_store_from_before_it_is_refused(pair: Pair) -> None:
-    """Spark plans it again before it asks for anything else."""
+def test_a_micro_batch_repeated_on_a_store_restored_from_before_it_is_refused(pair: Pair) -> None:
+    """Spark plans it again before it does anything else."""
     owner = pair.own()
     with pytest.raises(CheckpointMismatchError) as caught:
         owner.plan(pair.offset(owner, (5, 3), (9, 3)))
@@ -325,7 +323,7 @@ def test_a_plan_past_the_end_of_the_queue_is_refused(pair: Pair, end: tuple[int,
 
 
 def test_a_plan_of_rows_that_were_replaced_since_they_were_read_is_refused(pair: Pair) -> None:
-    """As many rows have come again since an older backup of the store was restored."""
+    """The store was restored from an older backup, and as many rows have been appended since."""
     owner = pair.own()
     queue = pair.source.record
     read = pair.store.database.run(lambda tx: time_of(tx, queue, 1, 4), write=False)

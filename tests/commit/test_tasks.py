@@ -38,7 +38,7 @@ def write(
     return append_task(pair.store.database, sink, key, segments, origin=origin, covers=covers)
 
 
-def test_a_task_that_is_repeated_appends_once(pair: Pair) -> None:
+def test_a_repeated_task_appends_once(pair: Pair) -> None:
     assert write(pair, 0, [1, 2]).rows == 2
     assert write(pair, 1, [3]).rows == 1
     assert write(pair, 0, [1, 2]) is None
@@ -50,7 +50,7 @@ def test_a_task_without_rows_counts_as_done(pair: Pair) -> None:
     assert write(pair, 0, []) is None
 
 
-def test_the_micro_batch_is_complete_with_just_the_tasks_that_appended(pair: Pair) -> None:
+def test_a_micro_batch_commits_only_with_exactly_the_tasks_that_appended(pair: Pair) -> None:
     write(pair, 0, [1, 2])
     write(pair, 1, [3])
     offset = pair.planned(pair.own(), (0, 0), (5, 2))
@@ -63,14 +63,14 @@ def test_the_micro_batch_is_complete_with_just_the_tasks_that_appended(pair: Pai
     assert pair.commit(batch) is None
 
 
-def test_a_task_with_another_number_of_rows_is_no_repeat(pair: Pair) -> None:
+def test_a_task_with_another_number_of_rows_is_not_a_repeat(pair: Pair) -> None:
     write(pair, 0, [1, 2])
     with pytest.raises(CommitRefusedError, match="had other tasks or other rows"):
         write(pair, 0, [1, 2, 3])
     assert rows_of(pair.sink) == [1, 2]
 
 
-def test_a_task_of_a_committed_micro_batch_appends_nothing_however_it_is_cut(pair: Pair) -> None:
+def test_a_task_of_a_committed_micro_batch_appends_nothing_even_if_its_rows_differ(pair: Pair) -> None:
     write(pair, 0, [1, 2])
     pair.commit(pair.batch("app", 0, tasks={0: 2}))
     assert write(pair, 0, [1]) is None
@@ -85,8 +85,8 @@ def test_a_task_of_another_checkpoint_with_the_same_app_id_is_refused(pair: Pair
     assert write(pair, 0, [1, 2], origin="two", app="other").rows == 2
 
 
-def test_tasks_of_a_micro_batch_that_has_other_input_by_now_are_refused(pair: Pair) -> None:
-    """The checkpoint has lost its last entry, and Spark has planned the micro-batch anew."""
+def test_tasks_of_a_micro_batch_whose_input_has_changed_are_refused(pair: Pair) -> None:
+    """The checkpoint has lost its last entry, and Spark has planned the micro-batch again."""
     write(pair, 1, [1, 2], covers="rows 0 to 2")
     assert write(pair, 1, [1, 2], covers="rows 0 to 2") is None
     for task, ids in ((1, [3, 4]), (0, [1]), (2, [2])):
@@ -96,7 +96,7 @@ def test_tasks_of_a_micro_batch_that_has_other_input_by_now_are_refused(pair: Pa
     assert rows_of(pair.sink) == [1, 2]
 
 
-def test_a_task_that_cannot_know_its_input_is_a_repeat_by_its_rows(pair: Pair) -> None:
+def test_a_task_of_unknown_input_is_recognised_as_a_repeat_by_its_rows(pair: Pair) -> None:
     write(pair, 0, [1, 2], covers="rows 0 to 2")
     assert write(pair, 0, [1, 2]) is None
 
@@ -128,7 +128,7 @@ def test_a_task_of_a_forgotten_micro_batch_is_refused_before_it_appends(
     assert rows_of(pair.sink) == [1, 2, 3]
 
 
-def test_a_task_of_a_micro_batch_without_the_one_before_it_is_refused_before_it_appends(pair: Pair) -> None:
+def test_a_task_is_refused_if_the_micro_batch_before_is_missing(pair: Pair) -> None:
     key = replace(pair.batch("app", 3).key, task=0)
     with pytest.raises(CheckpointMismatchError, match="nothing of this query"):
         append_task(
@@ -137,7 +137,7 @@ def test_a_task_of_a_micro_batch_without_the_one_before_it_is_refused_before_it_
     assert rows_of(pair.sink) == []
 
 
-def test_a_keyed_sink_that_grew_takes_no_rows_placed_before(store: penstock.Store) -> None:
+def test_a_keyed_sink_that_grew_refuses_rows_placed_before(store: penstock.Store) -> None:
     pair = make_pair(store, key=["id"])
     placed = pair.sink.record
     pair.sink.add_partitions(1)
@@ -148,7 +148,7 @@ def test_a_keyed_sink_that_grew_takes_no_rows_placed_before(store: penstock.Stor
     assert rows_of(pair.sink) == []
 
 
-def test_without_a_key_repeats_are_repeated(pair: Pair) -> None:
+def test_tasks_without_a_ledger_key_append_again(pair: Pair) -> None:
     segments = segmenting.to_segments(pa.table({"id": [1]}), 0)
     for _ in range(2):
         append_task(pair.store.database, pair.sink.record, None, segments)

@@ -47,7 +47,7 @@ MOST_BYTES = 300_000
 
 @dataclass(frozen=True)
 class Golden:
-    """A store of an earlier version, with its checkpoints, in a folder of the test's own."""
+    """A store of an earlier version, with its checkpoints, in the test's own folder."""
 
     version: str
     dialect: str
@@ -65,7 +65,7 @@ class Golden:
         return self.folder / "checkpoints" / name
 
     def require_spark(self) -> None:
-        """A checkpoint is not for a Spark that is older than the one that wrote it."""
+        """Skip the test if Spark is older than the version that wrote the checkpoint."""
         import pyspark
 
         made_with = json.loads((FOLDER / self.version / "made_with.json").read_text())["spark"]
@@ -103,13 +103,13 @@ def store(golden: Golden) -> Iterator[penstock.Store]:
         yield opened
 
 
-def test_there_is_one_for_each_release() -> None:
+def test_each_release_has_a_golden_store() -> None:
     changes = (FOLDER.parents[1] / "CHANGELOG.md").read_text()
     assert set(re.findall(r"^## \[?(\d[^]\s]*)", changes, re.MULTILINE)) <= set(VERSIONS)
     assert penstock.__version__ in VERSIONS
 
 
-def test_each_is_small_and_can_be_put_anywhere() -> None:
+def test_each_golden_store_is_small_and_has_no_absolute_paths() -> None:
     for version in VERSIONS:
         files = [path for path in (FOLDER / version).rglob("*") if path.is_file()]
         assert sum(path.stat().st_size for path in files) < MOST_BYTES
@@ -119,7 +119,7 @@ def test_each_is_small_and_can_be_put_anywhere() -> None:
             assert b"/tmp" not in text, path
 
 
-def test_it_opens_with_its_contents(golden: Golden, store: penstock.Store) -> None:
+def test_a_golden_store_opens_with_its_contents(golden: Golden, store: penstock.Store) -> None:
     expected = golden.expected
     found = describe(store)
     assert found.keys() == expected.keys()
@@ -130,9 +130,9 @@ def test_it_opens_with_its_contents(golden: Golden, store: penstock.Store) -> No
         assert describe(again) == found
 
 
-def test_it_goes_on(golden: Golden, store: penstock.Store) -> None:
-    """Keys stay where they were, also behind more partitions; sessions and offsets count on; the rest can be
-    looked after.
+def test_a_golden_store_can_be_used_further(golden: Golden, store: penstock.Store) -> None:
+    """Keys keep their partitions, even after the queue grows; sessions and offsets continue; maintenance
+    works.
     """
     queue = store.queue("orders")
     homes = {
@@ -166,7 +166,7 @@ def test_it_goes_on(golden: Golden, store: penstock.Store) -> None:
     store.maintain()
 
 
-def test_it_gets_columns(store: penstock.Store) -> None:
+def test_a_golden_store_gets_columns(store: penstock.Store) -> None:
     for name in store.queues():
         queue = store.queue(name)
         before = [queue.read(part.partition, part.first_index) for part in queue.info().partitions]
@@ -178,7 +178,7 @@ def test_it_gets_columns(store: penstock.Store) -> None:
         assert [queue.read(part.partition, part.first_index) for part in queue.info().partitions] == after
 
 
-def test_its_feed_goes_on(golden: Golden, store: penstock.Store) -> None:
+def test_a_golden_feed_continues(golden: Golden, store: penstock.Store) -> None:
     feed = penstock.QueueFeed("flights", golden.url)
     opened = feed.open()
     assert (opened.newest(-1), opened.oldest()) == (2, -1)
@@ -186,7 +186,7 @@ def test_its_feed_goes_on(golden: Golden, store: penstock.Store) -> None:
     assert [(each.version, each.rows) for each in opened.commits(-1, 3)] == [(1, 4), (2, 2), (3, 1)]
 
 
-def test_micro_batch_queries_go_on(golden: Golden, store: penstock.Store, spark: SparkSession) -> None:
+def test_micro_batch_queries_continue(golden: Golden, store: penstock.Store, spark: SparkSession) -> None:
     """One was killed with rows staged, one between the sink's commit and Spark's."""
     from tests.crash.cases import check_complete
     from tests.crash.child import start
@@ -210,8 +210,8 @@ def _staged(store: penstock.Store) -> set[str]:
     return {row.app_id for row in store.database.run(lambda tx: tx.all("staged_apps"), write=False)}
 
 
-def test_a_continuous_query_goes_on(golden: Golden, store: penstock.Store, spark: SparkSession) -> None:
-    """It was killed between the sink's commit and its log's; either engine goes on with its checkpoint."""
+def test_a_continuous_query_continues(golden: Golden, store: penstock.Store, spark: SparkSession) -> None:
+    """It was killed between the sink's commit and its log's; either engine continues from its checkpoint."""
     from tests.continuous.child import work
 
     golden.require_spark()
@@ -237,7 +237,7 @@ def test_a_continuous_query_goes_on(golden: Golden, store: penstock.Store, spark
         assert store.consumer(name).lag(f"{name} in").rows == 0
 
 
-def test_a_limit_goes_on_from_its_count(golden: Golden, store: penstock.Store, spark: SparkSession) -> None:
+def test_a_limit_continues_from_its_count(golden: Golden, store: penstock.Store, spark: SparkSession) -> None:
     golden.require_spark()
     penstock.register(spark)
     queue, out = store.queue("in"), store.queue("out")

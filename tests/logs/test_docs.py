@@ -1,4 +1,4 @@
-"""The examples of docs/logging.md run as they stand there, and write what stands there."""
+"""The examples in docs/logging.md run as they are written there, and print what the page shows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def loggers() -> Iterator[None]:
-    """The loggers as they were, afterwards."""
+    """Restore the loggers after the test."""
     names = ["penstock", *(f"penstock.{room}" for room in ("queue", "commit", "progress"))]
     before = [
         (each, each.level, each.propagate, list(each.handlers)) for each in map(logging.getLogger, names)
@@ -36,7 +36,7 @@ def loggers() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("loggers")
-def test_the_examples_write_what_the_page_shows(
+def test_the_examples_print_what_the_page_shows(
     spark: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

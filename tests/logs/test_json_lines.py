@@ -1,4 +1,4 @@
-"""A record of the log as one line of JSON."""
+"""A log record as one line of JSON."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_time_is_utc() -> None:
     assert line("now", created=moment.timestamp())["at"] == "2026-01-31T12:00:00.250000Z"
 
 
-def test_what_json_does_not_know_becomes_text_and_no_number_null() -> None:
+def test_values_unknown_to_json_become_text_and_non_finite_numbers_null() -> None:
     told = line(
         "odd", at=datetime(2026, 1, 1, tzinfo=UTC), sizes={1}, rates=(math.nan, math.inf, 0.5), kind=int
     )
@@ -56,7 +56,7 @@ def test_what_json_does_not_know_becomes_text_and_no_number_null() -> None:
     assert told["kind"] == "<class 'int'>"
 
 
-def test_an_exception_has_its_traceback() -> None:
+def test_an_exception_includes_its_traceback() -> None:
     try:
         raise ValueError("no such thing")
     except ValueError:
@@ -72,7 +72,7 @@ _VALUES = st.recursive(
 
 
 @given(st.text(st.characters()), st.dictionaries(st.from_regex(r"[a-z_]{1,9}_x", fullmatch=True), _VALUES))
-def test_any_record_is_one_line_of_json(message: str, fields: dict[str, Any]) -> None:
+def test_any_record_becomes_one_line_of_json(message: str, fields: dict[str, Any]) -> None:
     told = line(message.replace("%", "%%") + "%s", "", **fields)
     assert set(fields) <= set(told)
     assert told["message"] == message

@@ -46,7 +46,7 @@ def rows(spark: SparkSession, folder: Path) -> DataFrame:
     return spark.readStream.schema("id long").json(str(folder / "rows"))
 
 
-def test_a_query_of_sparks_is_told_from_start_to_end_once(
+def test_the_start_progress_and_end_of_a_spark_query_are_logged_once(
     spark: SparkSession, told: Callable[[str], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     penstock.log_progress(spark)
@@ -63,7 +63,7 @@ def test_a_query_of_sparks_is_told_from_start_to_end_once(
     assert found[-1]["error"] is None
 
 
-def test_a_query_that_fails_is_an_error_with_its_condition_and_no_password(
+def test_a_failed_query_is_logged_with_its_condition_and_without_passwords(
     spark: SparkSession, told: Callable[[str], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     def fail(_frame: DataFrame, _number: int) -> None:
@@ -80,7 +80,7 @@ def test_a_query_that_fails_is_an_error_with_its_condition_and_no_password(
     assert "hunter22" not in repr(last)
 
 
-def test_a_continuous_query_is_told_by_its_epochs(
+def test_the_epochs_of_a_continuous_query_are_logged(
     spark: SparkSession, told: Callable[[str], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
@@ -106,7 +106,7 @@ def test_a_continuous_query_is_told_by_its_epochs(
     assert sum(each["rows_out"] or 0 for each in epochs) == 2
 
 
-def test_the_listener_never_raises_and_says_what_it_can(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_listener_never_raises_and_logs_what_it_can(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "penstock.progress")
     listener: Any = ProgressLog()
     for call in (
@@ -121,7 +121,7 @@ def test_the_listener_never_raises_and_says_what_it_can(caplog: pytest.LogCaptur
     assert caplog.records[0].action == "idle"  # type: ignore[attr-defined] # by extra
 
 
-def test_below_its_level_no_progress_is_read(caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_below_the_log_level_is_not_read(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "penstock.progress")
     read: list[str] = []
 

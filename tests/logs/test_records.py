@@ -1,4 +1,4 @@
-"""Every record of the log is of one form, and the docs have them all."""
+"""Every log record has the same form, and the docs list all of them."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def each_record() -> pytest.MarkDecorator:
     return pytest.mark.parametrize("record", RECORDS, ids=[record.where for record in RECORDS])
 
 
-def test_there_are_records_of_every_room_with_a_logger() -> None:
+def test_every_logger_has_records() -> None:
     named = {name for _, tree in modules() for name in loggers(tree).values()}
     assert named == {record.logger for record in RECORDS}
     assert len(RECORDS) > 50
 
 
-def test_every_logger_is_that_of_its_room() -> None:
+def test_every_logger_has_the_name_of_its_package() -> None:
     for module, tree in modules():
         for variable, name in loggers(tree).items():
             wanted = _OTHERS.get(module, {}).get(variable, ".".join(module.split(".")[:2]))
             assert name == wanted, module
 
 
-def test_no_logger_is_used_but_by_its_variable() -> None:
+def test_loggers_are_used_only_through_their_variables() -> None:
     # Nobody logs through the logging module itself, whose root logger is the program's.
     for module, tree in modules():
         calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
@@ -72,7 +72,7 @@ def test_a_record_has_a_level_a_plain_message_and_an_action(record: Record) -> N
 
 
 @each_record()
-def test_the_fields_of_a_record_have_names_that_logging_and_the_docs_know(record: Record) -> None:
+def test_the_fields_of_a_record_are_documented_and_not_reserved_by_logging(record: Record) -> None:
     assert all(_SNAKE.fullmatch(name) for name in record.fields)
     assert not _OWN & set(record.fields)
     assert set(record.fields) <= documented()
@@ -85,9 +85,9 @@ def documented() -> set[str]:
     return {name for row in rows for name in re.findall(r"\w+", row)}
 
 
-def test_the_docs_explain_no_field_that_is_gone() -> None:
+def test_the_docs_explain_only_existing_fields() -> None:
     assert documented() - {"action"} == {name for record in RECORDS for name in record.fields}
 
 
-def test_the_docs_have_all_records() -> None:
+def test_the_docs_list_all_records() -> None:
     assert shown() == table(), "python -m tests.logs.records writes them"

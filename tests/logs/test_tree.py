@@ -1,4 +1,4 @@
-"""The library leaves its log to the program; where that says nothing of it, warnings are seen."""
+"""The library leaves logging to the program; without any configuration, warnings are shown."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _CONFIGURED = f"import logging; logging.basicConfig(format='seen %(message)s'); 
 @pytest.mark.parametrize(
     ("program", "shown"), [(_WARN, "look at this\n"), (_CONFIGURED, "seen look at this\n")]
 )
-def test_the_program_says_how_warnings_are_shown(program: str, shown: str) -> None:
+def test_the_program_decides_how_warnings_are_shown(program: str, shown: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr == shown
 
 
-def test_what_a_store_is_asked_for_is_told_by_queue_and_consumer(
+def test_store_operations_are_logged_with_queue_and_consumer(
     store_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, "penstock"), penstock.connect(store_url) as store:
@@ -68,7 +68,7 @@ def test_what_a_store_is_asked_for_is_told_by_queue_and_consumer(
     assert next(each for each in told if each["action"] == "append_skipped")["sequence"] == 7
 
 
-def test_no_record_has_a_password(pg_url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_record_contains_a_password(pg_url: str, caplog: pytest.LogCaptureFixture) -> None:
     password = str(urlsplit(pg_url).password)
     assert len(password) > 3
     with caplog.at_level(logging.DEBUG, "penstock"):

@@ -1,7 +1,7 @@
 """The wheel in empty environments: alone, and with each extra.
 
-Each with the lowest and with the newest versions that it allows. A package index is asked once for each set
-of versions; the environments are made from what came.
+Each with the lowest and with the newest versions that it allows. A package index is queried once for each
+set of versions, and the environments are made from the downloaded files.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _asked(distributions: Distributions, *extras: str) -> str:
 
 
 def _with(extras: tuple[str, ...]) -> set[str]:
-    """The extras, and those that they bring along."""
+    """The extras, and those that they include."""
     found = {name for name in EXTRAS if set(requirements(name)) <= set(requirements(*extras))}
     return found | set(extras)
 
@@ -67,7 +67,7 @@ def _smokes(
         environment.smoke(name, folder, *words, PENSTOCK_SMOKE_EXTRAS=there)
 
 
-def test_alone_it_needs_pyarrow_and_nothing_else(
+def test_without_extras_only_pyarrow_is_installed(
     distributions: Distributions, house: Path, empty: Environment, tmp_path: Path, pg_url: str
 ) -> None:
     install(empty, house, _asked(distributions))
@@ -76,7 +76,7 @@ def test_alone_it_needs_pyarrow_and_nothing_else(
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_an_extra_alone_does_what_it_promises_and_names_the_others(
+def test_an_extra_alone_works_and_names_the_missing_others(
     extra: str, distributions: Distributions, house: Path, empty: Environment, tmp_path: Path, pg_url: str
 ) -> None:
     assert extra in _SMOKES, f"smokes/smoke_{extra}.py is to show what the extra promises"
@@ -103,7 +103,7 @@ def test_type_checkers_see_the_types_of_the_installed_package(
     assert told(mypy, FILES, tmp_path) == meant(FILES)
 
 
-def test_the_lowest_versions_are_enough(
+def test_the_lowest_versions_work(
     distributions: Distributions, tmp_path: Path, pg_url: str, empty: Environment
 ) -> None:
     python = interpreter(_OLDEST_PYTHON)
@@ -136,7 +136,7 @@ def test_the_newest_versions_work_on_every_python(
     shutil.rmtree(wheels)
 
 
-def test_an_index_takes_the_distributions_and_renders_their_description(
+def test_a_package_index_accepts_the_distributions_and_renders_their_description(
     distributions: Distributions, empty: Environment, tmp_path: Path
 ) -> None:
     install(

@@ -1,4 +1,4 @@
-"""docs/versions.md says what pyproject.toml says."""
+"""docs/versions.md agrees with pyproject.toml."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.packaging.building import EXTRAS, PROJECT, ROOT
 PAGE = (ROOT / "docs/versions.md").read_text()
 
 
-def test_the_page_has_the_floor_of_every_library() -> None:
+def test_the_page_lists_the_lowest_version_of_every_library() -> None:
     needed: dict[str, list[str]] = {}
     for extra, asked in {"always": PROJECT["dependencies"], **EXTRAS}.items():
         for each in map(Requirement, asked):
@@ -22,13 +22,13 @@ def test_the_page_has_the_floor_of_every_library() -> None:
     assert set(re.findall(r"^\| `.*", PAGE, re.MULTILINE)) == lines
 
 
-def test_the_page_has_the_pythons_of_the_classifiers() -> None:
+def test_the_page_lists_the_python_versions_of_the_classifiers() -> None:
     pythons = [name.rpartition(" ")[2] for name in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", name)]
     assert f"| Python | {', '.join(pythons)} |" in PAGE
     assert PROJECT["requires-python"] == f">={pythons[0]}"
 
 
-def test_the_page_has_the_sparks_and_the_servers_of_the_readme() -> None:
+def test_the_page_lists_the_spark_and_server_versions_of_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
     (spark,) = re.findall(r"^\| PySpark \| ([\d.]+)", PAGE, re.MULTILINE)
     assert f"PySpark {spark} and" in readme

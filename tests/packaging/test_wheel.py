@@ -1,4 +1,4 @@
-"""What a release is made of."""
+"""The contents of a release."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def metadata(files: dict[str, bytes]) -> Message:
     return BytesParser().parsebytes(files[f"{_DIST_INFO}/METADATA"])
 
 
-def test_the_wheel_has_the_packages_of_src_and_nothing_else(files: dict[str, bytes]) -> None:
+def test_the_wheel_contains_only_the_packages_in_src(files: dict[str, bytes]) -> None:
     source = {
         str(path.relative_to(ROOT / "src")): path.read_bytes()
         for path in (ROOT / "src").rglob("*")
@@ -50,14 +50,14 @@ def test_the_wheel_has_the_packages_of_src_and_nothing_else(files: dict[str, byt
         assert not re.search(r"(^|/)(tests?|test_[^/]*|conftest\.py)(/|$)", name), name
 
 
-def test_the_wheel_is_typed_and_has_its_licence_and_its_command(files: dict[str, bytes]) -> None:
+def test_the_wheel_is_typed_and_has_its_licence_and_command(files: dict[str, bytes]) -> None:
     assert files["penstock/py.typed"] == b""
     assert files[f"{_DIST_INFO}/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
     assert b"penstock = penstock.cli:main" in files[f"{_DIST_INFO}/entry_points.txt"]
     assert any(name.endswith(".sql") for name in files)
 
 
-def test_the_metadata_say_what_pyproject_says(metadata: Message) -> None:
+def test_the_metadata_agrees_with_pyproject(metadata: Message) -> None:
     assert metadata["Name"] == "penstock-spark"
     assert metadata["Version"] == penstock.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
@@ -68,7 +68,7 @@ def test_the_metadata_say_what_pyproject_says(metadata: Message) -> None:
     assert set(metadata.get_all("Provides-Extra") or []) == {*EXTRAS, "dev"}
 
 
-def test_the_readme_works_apart_from_its_folder(metadata: Message) -> None:
+def test_the_readme_has_only_absolute_links(metadata: Message) -> None:
     text = metadata.get_payload(decode=True).decode()
     assert text.startswith("# Penstock")
     places = re.findall(r'\]\(([^)]+)\)|(?:src|srcset)="([^"]+)"', text)
@@ -77,19 +77,19 @@ def test_the_readme_works_apart_from_its_folder(metadata: Message) -> None:
         assert (link or picture).startswith("https://"), link or picture
 
 
-def test_alone_it_needs_pyarrow_and_nothing_else(metadata: Message) -> None:
+def test_without_extras_only_pyarrow_is_required(metadata: Message) -> None:
     asked = [Requirement(text) for text in metadata.get_all("Requires-Dist") or []]
     assert [each.name for each in asked if each.marker is None] == ["pyarrow"]
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_every_requirement_of_users_has_a_floor(extra: str) -> None:
+def test_every_requirement_of_users_has_a_lowest_version(extra: str) -> None:
     for each in requirements(extra):
         bounds = [bound.operator for bound in each.specifier]
         assert bounds.count(">=") == 1, f"{each} has no lowest version that could be tested"
 
 
-def test_the_extra_dev_has_what_the_demo_needs() -> None:
+def test_the_dev_extra_has_what_the_demo_needs() -> None:
     lines = (ROOT / "examples/flights/requirements.txt").read_text().splitlines()
     needed = {line for line in lines if line and not line.startswith("#")}
     assert needed <= {str(requirement) for requirement in requirements("dev")}
@@ -107,12 +107,12 @@ def test_the_source_distribution_builds_the_same_wheel(
     assert again.read_bytes() == distributions.wheel.read_bytes()
 
 
-def test_what_builds_the_package_is_one_version() -> None:
+def test_build_requirements_are_pinned() -> None:
     for each in tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]:
         assert [bound.operator for bound in Requirement(each).specifier] == ["=="]
 
 
-def test_what_builds_the_page_is_known_by_hash_and_runs_no_scripts_of_its_own() -> None:
+def test_packages_that_build_the_page_have_hashes_and_run_no_install_scripts() -> None:
     page = ROOT / "frontend"
     packages = json.loads((page / "package-lock.json").read_text())["packages"]
     unknown = [

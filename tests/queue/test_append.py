@@ -28,7 +28,7 @@ TABLE = pa.table({"n": [1, 2, 3], "s": ["a", None, "c"]}, schema=SCHEMA)
     ],
     ids=["table", "batch", "dicts", "iterator", "other order", "chunks", "other types", "slice"],
 )
-def test_rows_of_any_shape_are_appended(store: penstock.Store, given: Any) -> None:
+def test_rows_in_any_supported_form_are_appended(store: penstock.Store, given: Any) -> None:
     queue = store.create_queue("q", SCHEMA)
     result = queue.append(given() if callable(given) else given)
     assert (result.ranges, result.rows, result.skipped) == ({0: (0, 3)}, 3, False)
@@ -36,7 +36,7 @@ def test_rows_of_any_shape_are_appended(store: penstock.Store, given: Any) -> No
 
 
 @pytest.mark.parametrize("given", [[], TABLE.slice(0, 0), TABLE.to_batches()[0].slice(0, 0)])
-def test_no_rows_are_no_append(store: penstock.Store, given: Any) -> None:
+def test_appending_no_rows_does_nothing(store: penstock.Store, given: Any) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=2)
     for target in (None, 1):
         result = queue.append(given, target)
@@ -44,7 +44,7 @@ def test_no_rows_are_no_append(store: penstock.Store, given: Any) -> None:
     assert queue.info().rows == 0
 
 
-def test_row_indexes_go_on_from_append_to_append(store: penstock.Store) -> None:
+def test_row_indexes_continue_across_appends(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=2)
     assert queue.append(rows(0, 1), 0).ranges == {0: (0, 2)}
     assert queue.append(rows(2), 1).ranges == {1: (0, 1)}
@@ -52,7 +52,7 @@ def test_row_indexes_go_on_from_append_to_append(store: penstock.Store) -> None:
     assert everything(queue) == {0: [0, 1, 3, 4, 5], 1: [2]}
 
 
-def test_rows_without_a_key_stay_together_and_take_turns(store: penstock.Store) -> None:
+def test_appends_without_a_key_rotate_through_the_partitions(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=4)
     touched = [queue.append(rows(*range(10))).ranges for _ in range(8)]
     assert all(len(ranges) == 1 for ranges in touched)
@@ -60,7 +60,7 @@ def test_rows_without_a_key_stay_together_and_take_turns(store: penstock.Store) 
     assert all(part.rows == 20 for part in queue.info().partitions)
 
 
-def test_rows_with_equal_keys_share_a_partition_in_their_order(store: penstock.Store) -> None:
+def test_rows_with_equal_keys_share_a_partition_and_keep_their_order(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=4, key=["s"])
     for start in range(0, 300, 100):
         queue.append([{"n": n, "s": f"key {n % 13}" if n % 13 else None} for n in range(start, start + 100)])
@@ -76,7 +76,7 @@ def test_rows_with_equal_keys_share_a_partition_in_their_order(store: penstock.S
     assert len(set.union(*homes.values())) == 4
 
 
-def test_a_key_has_the_same_partition_in_every_database_and_shape(store: penstock.Store) -> None:
+def test_a_key_has_the_same_partition_in_every_database_and_input_form(store: penstock.Store) -> None:
     queue = store.create_queue("q", pa.schema([("k", pa.int32())]), partitions=5, key=["k"])
     one_by_one = {k: next(iter(queue.append([{"k": k}]).ranges)) for k in range(40)}
     together = queue.append(pa.table({"k": pa.array(range(40), pa.int32())}))
@@ -89,7 +89,7 @@ def test_a_key_has_the_same_partition_in_every_database_and_shape(store: penstoc
     assert [one_by_one[k] for k in range(10)] == [2, 0, 4, 3, 2, 0, 3, 2, 0, 4], "and in every version"
 
 
-def test_a_partition_that_is_not_there_is_refused(store: penstock.Store) -> None:
+def test_an_unknown_partition_is_refused(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=2)
     for partition in (2, -1, 10**9):
         with pytest.raises(PartitionNotFoundError, match="has partitions 0 to 1"):
@@ -100,7 +100,7 @@ def test_a_partition_that_is_not_there_is_refused(store: penstock.Store) -> None
     assert queue.info().rows == 0
 
 
-def test_a_keyed_row_goes_nowhere_but_to_its_partition(store: penstock.Store) -> None:
+def test_a_keyed_row_is_refused_for_another_partition(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=2, key=["n"])
     home = next(iter(queue.append(rows(7)).ranges))
     assert queue.append(rows(7, 7), home).rows == 2
@@ -126,7 +126,7 @@ def test_a_keyed_row_goes_nowhere_but_to_its_partition(store: penstock.Store) ->
         (pa.table({"s": ["a"]}), "n"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused_and_nothing_is_appended(
+def test_rows_that_do_not_match_the_schema_are_refused_and_nothing_is_appended(
     store: penstock.Store, given: Any, column: str
 ) -> None:
     schema = pa.schema([pa.field("n", pa.int64(), nullable=False), ("s", pa.string())])
@@ -137,7 +137,7 @@ def test_rows_that_do_not_fit_are_refused_and_nothing_is_appended(
     assert queue.info().rows == 0
 
 
-def test_a_queue_that_was_dropped_takes_nothing(store: penstock.Store) -> None:
+def test_a_dropped_queue_refuses_appends(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=2)
     keyed = store.create_queue("k", SCHEMA, partitions=2, key=["n"])
     for each in (queue, keyed):
@@ -154,7 +154,7 @@ def test_a_queue_that_was_dropped_takes_nothing(store: penstock.Store) -> None:
         assert store.queue(each.name).info().rows == 0
 
 
-def test_a_large_append_is_cut_into_segments_and_stays_one(store: penstock.Store) -> None:
+def test_a_large_append_is_split_into_segments_but_stays_one_append(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=2)
     table = pa.table({"n": range(200_000), "s": pa.nulls(200_000, pa.string())}, schema=SCHEMA)
     assert queue.append(table, 1).ranges == {1: (0, 200_000)}
@@ -163,9 +163,7 @@ def test_a_large_append_is_cut_into_segments_and_stays_one(store: penstock.Store
     assert numbers(queue.read(1, 65_000, 66_000)) == list(range(65_000, 66_000))
 
 
-def test_the_time_of_an_append_never_goes_back(
-    store: penstock.Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_append_times_never_go_back(store: penstock.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(1))
     first = queue.info().partitions[0].last_append
@@ -177,7 +175,7 @@ def test_the_time_of_an_append_never_goes_back(
     assert second >= first
 
 
-def test_the_bytes_of_a_queue_are_those_of_its_segments(store: penstock.Store) -> None:
+def test_the_size_of_a_queue_is_the_size_of_its_segments(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=3, key=["n"])
     for _ in range(5):
         queue.append(rows(*range(50)))

@@ -24,7 +24,7 @@ from tests.support.queues import SCHEMA, everything, numbers, rows
 
 @pytest.fixture
 def connection(store: penstock.Store) -> Iterator[Any]:
-    """The application's own connection, with a table of its own."""
+    """The application's own connection, with a table of the application."""
     target = store.database.url.target
     if store.database.dialect == "sqlite":
         own = sqlite3.connect(target)
@@ -47,7 +47,7 @@ def _mine(connection: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
-def test_rows_and_the_caller_s_table_are_committed_together(
+def test_rows_and_the_callers_table_are_committed_together(
     store: penstock.Store, connection: Any, partitions: int
 ) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=partitions, key=["n"])
@@ -60,7 +60,7 @@ def test_rows_and_the_caller_s_table_are_committed_together(
     assert _mine(connection) == [1]
 
 
-def test_rows_and_the_caller_s_table_are_rolled_back_together(store: penstock.Store, connection: Any) -> None:
+def test_rows_and_the_callers_table_are_rolled_back_together(store: penstock.Store, connection: Any) -> None:
     queue = store.create_queue("q", SCHEMA)
     connection.execute("insert into mine values (1)")
     queue.append(rows(1), connection=connection)
@@ -69,7 +69,7 @@ def test_rows_and_the_caller_s_table_are_rolled_back_together(store: penstock.St
     assert queue.append(rows(2)).ranges == {0: (0, 1)}
 
 
-def test_several_appends_of_one_transaction_follow_each_other(store: penstock.Store, connection: Any) -> None:
+def test_several_appends_in_one_transaction_follow_each_other(store: penstock.Store, connection: Any) -> None:
     queue, other = store.create_queue("q", SCHEMA), store.create_queue("r", SCHEMA)
     assert queue.append(rows(1, 2), connection=connection).ranges == {0: (0, 2)}
     assert other.append(rows(9), connection=connection).ranges == {0: (0, 1)}
@@ -78,7 +78,7 @@ def test_several_appends_of_one_transaction_follow_each_other(store: penstock.St
     assert (everything(queue), everything(other)) == ({0: [1, 2, 3]}, {0: [9]})
 
 
-def test_an_append_that_fails_leaves_the_transaction_as_it_was(
+def test_a_failed_append_leaves_the_transaction_as_it_was(
     store: penstock.Store, connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when it fails half way, and the caller commits all the same."""
@@ -118,7 +118,9 @@ def test_work_and_the_offset_are_committed_together(store: penstock.Store, conne
     connection.rollback()
 
 
-def test_appends_of_others_wait_and_readers_do_not(store: penstock.Store, connection: Any) -> None:
+def test_other_appends_wait_for_the_transaction_and_readers_do_not(
+    store: penstock.Store, connection: Any
+) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(1), connection=connection)
     other = threading.Thread(target=queue.append, args=(rows(2),))
@@ -131,7 +133,7 @@ def test_appends_of_others_wait_and_readers_do_not(store: penstock.Store, connec
     assert everything(queue) == {0: [1, 2]}
 
 
-def test_a_connection_that_commits_by_itself_is_refused(store: penstock.Store) -> None:
+def test_a_connection_in_autocommit_mode_is_refused(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     if store.database.dialect == "sqlite":
         own: Any = sqlite3.connect(store.database.url.target, isolation_level=None)
@@ -150,7 +152,7 @@ def test_a_connection_that_commits_by_itself_is_refused(store: penstock.Store) -
     own.close()
 
 
-def test_the_connection_s_own_ways_do_not_matter(pg_url: str) -> None:
+def test_the_connections_own_settings_do_not_matter(pg_url: str) -> None:
     import psycopg
     from psycopg.rows import dict_row
 
@@ -171,7 +173,9 @@ def test_the_connection_s_own_ways_do_not_matter(pg_url: str) -> None:
         assert queue.info().rows == 21
 
 
-def test_a_connection_of_something_else_is_refused(store: penstock.Store, connection: Any) -> None:
+def test_an_argument_that_is_not_a_connection_to_the_store_is_refused(
+    store: penstock.Store, connection: Any
+) -> None:
     queue = store.create_queue("q", SCHEMA)
     other: Any = sqlite3.connect(":memory:") if store.database.dialect == "sqlite" else None
     for wrong in ("x", store, object(), connection.cursor(), other):
@@ -181,7 +185,7 @@ def test_a_connection_of_something_else_is_refused(store: penstock.Store, connec
     assert queue.info().rows == 0
 
 
-def test_a_connection_to_another_store_of_the_same_form_is_refused(
+def test_a_connection_to_another_store_is_refused(
     store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     queue = store.create_queue("q", SCHEMA)
@@ -216,7 +220,7 @@ def test_a_connection_to_another_store_of_the_same_form_is_refused(
 
 
 @pytest.mark.parametrize("alias", ["store", "my store", 'quo"te', "select", "a.b", ":x"])
-def test_a_store_may_be_attached_to_the_application_s_file(tmp_path: Path, alias: str) -> None:
+def test_a_store_may_be_attached_to_the_applications_database(tmp_path: Path, alias: str) -> None:
     with penstock.connect(f"sqlite:///{tmp_path}/store.db") as store:
         queue = store.create_queue("q", SCHEMA, partitions=2, key=["n"])
         own = sqlite3.connect(tmp_path / "app.db")
@@ -232,7 +236,7 @@ def test_a_store_may_be_attached_to_the_application_s_file(tmp_path: Path, alias
         own.close()
 
 
-def test_a_link_to_the_store_s_file_is_the_store(tmp_path: Path) -> None:
+def test_a_connection_through_a_symlink_to_the_store_is_accepted(tmp_path: Path) -> None:
     with penstock.connect(f"sqlite:///{tmp_path}/store.db") as store:
         queue = store.create_queue("q", SCHEMA)
         (tmp_path / "link.db").symlink_to(tmp_path / "store.db")
@@ -243,7 +247,7 @@ def test_a_link_to_the_store_s_file_is_the_store(tmp_path: Path) -> None:
         assert queue.info().rows == 1
 
 
-def test_a_transaction_that_began_with_a_stale_read_is_told_to_begin_again(tmp_path: Path) -> None:
+def test_a_transaction_with_a_stale_snapshot_has_to_be_restarted(tmp_path: Path) -> None:
     with penstock.connect(f"sqlite:///{tmp_path}/store.db") as store:
         queue = store.create_queue("q", SCHEMA)
         own = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
@@ -257,7 +261,7 @@ def test_a_transaction_that_began_with_a_stale_read_is_told_to_begin_again(tmp_p
         assert everything(queue) == {0: [1]}
 
 
-def test_a_keyed_queue_that_grew_meanwhile_places_the_rows_anew(
+def test_an_append_uses_the_partitions_that_a_keyed_queue_has_by_then(
     store: penstock.Store, connection: Any
 ) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=2, key=["n"])
@@ -273,7 +277,9 @@ def test_a_keyed_queue_that_grew_meanwhile_places_the_rows_anew(
     assert len(found) == 50
 
 
-def test_a_snapshot_from_before_the_queue_grew_cannot_append(store: penstock.Store, connection: Any) -> None:
+def test_a_snapshot_older_than_the_queues_last_growth_cannot_append(
+    store: penstock.Store, connection: Any
+) -> None:
     """It could not see where its keys are now."""
     if store.database.dialect != "postgres":
         return
@@ -289,7 +295,7 @@ def test_a_snapshot_from_before_the_queue_grew_cannot_append(store: penstock.Sto
     assert queue.info().rows == 0
 
 
-def test_the_driver_s_error_is_translated_and_its_cause(store: penstock.Store, connection: Any) -> None:
+def test_a_driver_error_is_translated_and_kept_as_the_cause(store: penstock.Store, connection: Any) -> None:
     queue = store.create_queue("q", SCHEMA)
     connection.close()
     with pytest.raises(StoreError) as caught:
@@ -298,7 +304,7 @@ def test_the_driver_s_error_is_translated_and_its_cause(store: penstock.Store, c
     assert queue.info().rows == 0
 
 
-def test_a_connection_of_another_thread_is_said_to_be_one(tmp_path: Path) -> None:
+def test_a_connection_of_another_thread_is_reported(tmp_path: Path) -> None:
     with penstock.connect(f"sqlite:///{tmp_path}/store.db") as store:
         queue = store.create_queue("q", SCHEMA)
         own = sqlite3.connect(tmp_path / "store.db")
@@ -318,7 +324,7 @@ def test_a_connection_of_another_thread_is_said_to_be_one(tmp_path: Path) -> Non
         assert "thread" in str(failures[0])
 
 
-def test_a_reader_of_the_application_finds_the_rows_in_the_store_s_order(
+def test_appends_with_and_without_a_connection_are_read_in_commit_order(
     store: penstock.Store, connection: Any
 ) -> None:
     queue = store.create_queue("q", SCHEMA)

@@ -24,7 +24,7 @@ AGE = timedelta(days=7)
 
 
 class Clock:
-    """The clock of every store: the true one, and so many microseconds."""
+    """The clock of every store: the real time plus an offset in microseconds."""
 
     def __init__(self) -> None:
         self.ahead = 0
@@ -43,7 +43,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def append_under(clock: Clock, queue: penstock.Queue, ahead: int, *values: int, partition: int = 0) -> None:
-    """One append under a clock that is so far ahead, which is then put right."""
+    """One append while the clock is ahead by an offset, which is then corrected."""
     clock.set(ahead)
     queue.append(rows(*values), partition)
     clock.set(0)
@@ -83,9 +83,9 @@ def observed(store: penstock.Store) -> list[Any]:
 def poisoned(
     store: penstock.Store, clock: Clock, ahead: int = 14 * 365 * DAY, **retention: Any
 ) -> penstock.Queue:
-    """A queue with age retention; its rows 0 and 1 are dated rightly, row 2 is not.
+    """A queue with age retention; its rows 0 and 1 have correct times, row 2 does not.
 
-    Nothing is done beside its appends.
+    There is no background maintenance.
     """
     store._maintainer.close()
     queue = store.create_queue("q", SCHEMA)
@@ -102,7 +102,7 @@ def maintained(queue: penstock.Queue, clock: Clock, at: int) -> list[int]:
     return everything(queue)[0]
 
 
-def test_rows_dated_in_the_future_go_once_they_are_old_by_the_clock(
+def test_rows_dated_in_the_future_are_trimmed_once_they_are_old_by_the_clock(
     store: penstock.Store, clock: Clock
 ) -> None:
     queue = poisoned(store, clock)
@@ -132,7 +132,7 @@ def test_retention_by_age_works_again_within_one_retention_age(store: penstock.S
     assert sorted(times(queue)) == times(queue)
 
 
-def test_beside_appends_it_is_written_down_where_the_rows_end(store: penstock.Store, clock: Clock) -> None:
+def test_background_maintenance_records_where_the_rows_end(store: penstock.Store, clock: Clock) -> None:
     queue = store.create_queue("q", SCHEMA, retention=penstock.Retention(age=AGE))
     append_under(clock, queue, 14 * 365 * DAY, 0)
     settle(store)
@@ -141,7 +141,7 @@ def test_beside_appends_it_is_written_down_where_the_rows_end(store: penstock.St
     assert observed(store)[-1] in (1, 2)
 
 
-def test_an_explicit_trim_writes_down_where_the_rows_end_too(store: penstock.Store, clock: Clock) -> None:
+def test_an_explicit_trim_records_where_the_rows_end(store: penstock.Store, clock: Clock) -> None:
     queue = poisoned(store, clock)
     assert queue.trim() == 0
     assert observed(store) == [3]
@@ -149,7 +149,9 @@ def test_an_explicit_trim_writes_down_where_the_rows_end_too(store: penstock.Sto
     assert queue.trim() == 3
 
 
-def test_times_never_go_back_and_a_right_clock_costs_no_record(store: penstock.Store, clock: Clock) -> None:
+def test_append_times_never_go_back_and_a_correct_clock_writes_no_record(
+    store: penstock.Store, clock: Clock
+) -> None:
     queue = store.create_queue("q", SCHEMA, retention=penstock.Retention(age=AGE))
     for n in range(5):
         queue.append(rows(n), 0)
@@ -162,9 +164,7 @@ def test_times_never_go_back_and_a_right_clock_costs_no_record(store: penstock.S
     assert sorted(times(queue)) == times(queue)
 
 
-def test_a_clock_that_was_behind_lets_nothing_go_when_it_is_right_again(
-    store: penstock.Store, clock: Clock
-) -> None:
+def test_nothing_is_trimmed_early_after_a_clock_was_behind(store: penstock.Store, clock: Clock) -> None:
     """A machine that boots in 1970: the rows are dated rightly, though they are ahead of the clock."""
     queue = store.create_queue("q", SCHEMA, retention=penstock.Retention(age=AGE))
     queue.append(rows(0, 1), 0)
@@ -176,7 +176,7 @@ def test_a_clock_that_was_behind_lets_nothing_go_when_it_is_right_again(
     assert maintained(queue, clock, HOUR) == [0, 1, 2]
 
 
-def test_when_the_clock_has_caught_up_the_rows_times_count_again(store: penstock.Store, clock: Clock) -> None:
+def test_append_times_count_again_once_the_clock_has_caught_up(store: penstock.Store, clock: Clock) -> None:
     queue = poisoned(store, clock, 2 * DAY)
     queue.append(rows(3), 0)
     assert maintained(queue, clock, 0) == [0, 1, 2, 3]
@@ -184,9 +184,7 @@ def test_when_the_clock_has_caught_up_the_rows_times_count_again(store: penstock
     assert maintained(queue, clock, 9 * DAY + HOUR) == []
 
 
-def test_what_was_observed_before_another_jump_ahead_does_not_count_after_it(
-    store: penstock.Store, clock: Clock
-) -> None:
+def test_earlier_records_do_not_count_after_another_jump_ahead(store: penstock.Store, clock: Clock) -> None:
     queue = poisoned(store, clock)
     queue.maintain()
     append_under(clock, queue, 20 * 365 * DAY, 3)
@@ -195,9 +193,7 @@ def test_what_was_observed_before_another_jump_ahead_does_not_count_after_it(
     assert maintained(queue, clock, 7 * DAY + 2 * HOUR) == []
 
 
-def test_a_vital_consumer_that_stands_still_does_not_pile_up_records(
-    store: penstock.Store, clock: Clock
-) -> None:
+def test_a_vital_consumer_that_does_not_move_leaves_few_records(store: penstock.Store, clock: Clock) -> None:
     queue = poisoned(store, clock)
     store.create_consumer("slow").register("q", vital=True)
     for day in range(60):
@@ -210,7 +206,7 @@ def test_a_vital_consumer_that_stands_still_does_not_pile_up_records(
     assert everything(queue)[0] == list(range(53, 60))
 
 
-def test_an_append_to_several_partitions_does_not_carry_a_wrong_time_along(
+def test_an_append_to_several_partitions_does_not_spread_a_wrong_time(
     store: penstock.Store, clock: Clock
 ) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=3, key=["n"])
@@ -242,7 +238,7 @@ def test_a_seek_to_a_time_skips_what_is_known_to_be_older(store: penstock.Store,
         assert consumer.offsets("q") == {0: index}, ago
 
 
-def test_a_clock_that_was_ahead_is_said_once(
+def test_a_clock_that_was_ahead_is_logged_once(
     store: penstock.Store, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = poisoned(store, clock)
@@ -253,10 +249,10 @@ def test_a_clock_that_was_ahead_is_said_once(
     assert [(each["action"], each["queue"], each["partition"]) for each in told] == [("dated_ahead", "q", 0)]
 
 
-def test_the_first_statement_that_asks_is_one_for_rows_that_are_ahead(
+def test_clock_records_are_read_only_when_rows_are_ahead_of_the_clock(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a right clock nothing is asked of the table, which a role with few rights may not read."""
+    """With a correct clock the table is not read: a role with few privileges may not be allowed to."""
     queue = store.create_queue("q", SCHEMA, retention=penstock.Retention(age=AGE))
     queue.append(rows(0), 0)
     asked: list[str] = []

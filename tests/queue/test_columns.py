@@ -1,4 +1,4 @@
-"""Adding columns: rows of every age in one queue, and old readers and writers go on."""
+"""Adding columns: rows from before and after in one queue, and old readers and writers keep working."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MORE = pa.field("more", pa.list_(pa.int64()))
 
 
 def three_ages(store: penstock.Store) -> penstock.Queue:
-    """A row from before, one with a column more, one with two more, and one again from before."""
+    """An old row, one with one more column, one with two more, and an old one again."""
     queue, old = store.create_queue("q", SCHEMA), store.queue("q")
     queue.append([{"n": 1, "s": "a"}])
     queue.add_columns(NOTE)
@@ -57,7 +57,7 @@ def picked(*names: str) -> list[dict[str, Any]]:
     return [{name: row[name] for name in names} for row in ROWS]
 
 
-def test_rows_from_before_have_nulls_in_new_columns(store: penstock.Store) -> None:
+def test_older_rows_have_nulls_in_new_columns(store: penstock.Store) -> None:
     queue = three_ages(store)
     found = queue.read(0, 0)
     assert found.to_pylist() == ROWS
@@ -81,14 +81,16 @@ def test_rows_from_before_have_nulls_in_new_columns(store: penstock.Store) -> No
         ["note", "more"],
     ],
 )
-def test_some_columns_of_rows_of_all_ages(store: penstock.Store, names: list[str]) -> None:
+def test_a_selection_of_columns_can_be_read_from_old_and_new_rows(
+    store: penstock.Store, names: list[str]
+) -> None:
     queue = three_ages(store)
     assert queue.read(0, 0, columns=names).to_pylist() == picked(*names)
     queue.compact()
     assert queue.read(0, 0, columns=names).to_pylist() == picked(*names)
 
 
-def test_whoever_opened_the_queue_before_goes_on_with_its_columns(store: penstock.Store) -> None:
+def test_a_queue_opened_earlier_keeps_its_columns(store: penstock.Store) -> None:
     queue, reader = store.create_queue("q", SCHEMA), store.queue("q")
     queue.add_columns([NOTE, MORE])
     queue.append([{"n": 1, "s": "a", "note": "b", "more": [1]}])
@@ -117,7 +119,7 @@ def _arrow(rows: list[dict[str, Any]]) -> Any:
 
 
 @pytest.mark.parametrize("give", [list, _once, _arrow])
-def test_rows_or_a_read_that_name_a_new_column_bring_it_to_a_queue_that_was_opened_before(
+def test_a_queue_opened_earlier_learns_a_new_column_when_it_is_named(
     store: penstock.Store, give: Any
 ) -> None:
     queue, late = store.create_queue("q", SCHEMA), store.queue("q")
@@ -141,14 +143,14 @@ def test_a_consumer_pulls_all_columns(store: penstock.Store) -> None:
     assert pull.table.to_pylist() == ROWS
 
 
-def test_a_repeat_does_no_harm_and_adds_what_is_missing(store: penstock.Store) -> None:
+def test_adding_columns_again_adds_only_the_missing_ones(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     for _ in range(3):
         assert queue.add_columns([NOTE]).names == ["n", "s", "note"]
     assert queue.add_columns([NOTE, ("s", pa.large_string()), MORE]).names == ["n", "s", "note", "more"]
 
 
-def test_columns_come_as_a_schema_as_fields_or_as_a_struct_type(store: penstock.Store) -> None:
+def test_columns_are_given_as_a_schema_fields_or_a_struct_type(store: penstock.Store) -> None:
     from pyspark.sql.types import DecimalType, IntegerType, MapType, StringType, StructType
 
     queue = store.create_queue("q", SCHEMA)
@@ -199,9 +201,7 @@ def test_columns_come_as_a_schema_as_fields_or_as_a_struct_type(store: penstock.
         ([], "The schema has no columns"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_added_is_refused_with_the_way_out(
-    store: penstock.Store, columns: Any, reason: str
-) -> None:
+def test_invalid_columns_are_refused_with_a_hint(store: penstock.Store, columns: Any, reason: str) -> None:
     fields = [
         pa.field("id", pa.int64(), nullable=False),
         ("s", pa.string()),
@@ -226,7 +226,7 @@ def test_nothing_is_added_when_one_of_several_is_refused(store: penstock.Store) 
     assert store.queue("q").schema.equals(SCHEMA)
 
 
-def test_a_queue_that_was_dropped_or_made_anew_gets_no_columns(store: penstock.Store) -> None:
+def test_a_dropped_or_recreated_queue_gets_no_columns(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     store.drop_queue("q")
     with pytest.raises(QueueNotFoundError):
@@ -237,7 +237,7 @@ def test_a_queue_that_was_dropped_or_made_anew_gets_no_columns(store: penstock.S
     assert store.queue("q").schema.equals(SCHEMA)
 
 
-def test_a_keyed_queue_places_rows_as_before(store: penstock.Store) -> None:
+def test_added_columns_do_not_change_the_partition_of_a_key(store: penstock.Store) -> None:
     queue, old = store.create_queue("q", SCHEMA, partitions=3, key=["n"]), store.queue("q")
     queue.append([{"n": n} for n in range(30)])
     queue.add_columns(NOTE)
@@ -268,7 +268,7 @@ def test_merged_rows_keep_every_column(store: penstock.Store) -> None:
     ]
 
 
-def test_rows_that_lack_a_column_are_not_widened_by_a_merge_among_themselves(store: penstock.Store) -> None:
+def test_merging_only_rows_without_a_column_does_not_add_it(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     for n in range(5):
         queue.append([{"n": n}])
@@ -289,8 +289,8 @@ def _widths(store: penstock.Store) -> list[int]:
     return [row[0] for row in run_sql(store.database, text)]
 
 
-def test_an_upkeep_that_knows_fewer_columns_drops_none(store: penstock.Store) -> None:
-    """The thread beside the appends of a program that opened the queue before."""
+def test_maintenance_with_an_older_schema_drops_no_columns(store: penstock.Store) -> None:
+    """The maintenance thread of a program that opened the queue earlier."""
     queue, old = store.create_queue("q", SCHEMA), store.queue("q")
     queue.add_columns(NOTE)
     for n in range(MERGE_FAN_IN // 2):
@@ -303,7 +303,7 @@ def test_an_upkeep_that_knows_fewer_columns_drops_none(store: penstock.Store) ->
     ]
 
 
-def test_a_merge_finds_columns_that_came_since_the_queue_was_looked_up(store: penstock.Store) -> None:
+def test_a_merge_keeps_columns_added_since_the_queue_was_opened(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     before = queue.record
     queue.append([{"n": 1}])
@@ -313,7 +313,7 @@ def test_a_merge_finds_columns_that_came_since_the_queue_was_looked_up(store: pe
     assert queue.read(0, 0, columns="note").column(0).to_pylist() == [None, "x"]
 
 
-def test_a_damaged_segment_of_fewer_columns_is_a_store_error(store: penstock.Store) -> None:
+def test_a_damaged_segment_with_fewer_columns_is_a_store_error(store: penstock.Store) -> None:
     queue = three_ages(store)
     value = {"sqlite": "x'00'", "postgres": r"'\x00'"}[store.database.dialect]
     run_sql(
@@ -329,7 +329,7 @@ def test_a_damaged_segment_of_fewer_columns_is_a_store_error(store: penstock.Sto
 # Staging.
 
 
-def test_what_was_staged_before_is_promoted_after(store: penstock.Store) -> None:
+def test_rows_staged_before_columns_are_added_can_be_committed_after(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     old = queue.record
     staged = pa.table({"n": [1], "s": ["a"]}, schema=SCHEMA)
@@ -351,8 +351,8 @@ def test_what_was_staged_before_is_promoted_after(store: penstock.Store) -> None
 # Side by side.
 
 
-def test_columns_are_added_while_an_append_is_in_hand(store: penstock.Store) -> None:
-    """In PostgreSQL at once; in SQLite it is one writer after the other anyway."""
+def test_columns_can_be_added_while_an_append_is_running(store: penstock.Store) -> None:
+    """In PostgreSQL without waiting; SQLite has one writer at a time anyway."""
     queue = store.create_queue("q", SCHEMA)
     if store.database.dialect == "postgres":
         with store.database.transaction() as tx:
@@ -368,7 +368,7 @@ def test_columns_are_added_while_an_append_is_in_hand(store: penstock.Store) -> 
     assert store.queue("q").read(0, 0).to_pylist() == [{"n": 1, "s": "a", "note": None}]
 
 
-def test_columns_that_are_added_at_once_are_all_there(store: penstock.Store) -> None:
+def test_columns_added_concurrently_are_all_kept(store: penstock.Store) -> None:
     store.create_queue("q", SCHEMA)
     names = [f"c{n}" for n in range(8)]
     failures: list[BaseException] = []

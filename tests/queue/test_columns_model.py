@@ -1,4 +1,4 @@
-"""A queue that gets columns, beside a plain list of rows.
+"""A queue that gets columns, compared with a plain list of rows.
 
 It goes through random histories of old and new readers and writers.
 """
@@ -49,7 +49,7 @@ PROFILE = settings(
 
 
 def value(kind: pa.DataType, n: int) -> Any:
-    """A value that the number tells, and some nulls among them."""
+    """A value that depends on the number; some are null."""
     if n % 5 == 0:
         return None
     if kind == KINDS[0]:
@@ -63,14 +63,14 @@ def value(kind: pa.DataType, n: int) -> Any:
 
 @dataclass
 class Handle:
-    """A queue that somebody opened when it had so many columns."""
+    """A queue opened when it had a certain number of columns."""
 
     queue: penstock.Queue
     width: int
 
 
 class ColumnsMachine(RuleBasedStateMachine):
-    """One partition: what partitions do has a model of its own."""
+    """One partition: partitions have a model of their own."""
 
     created = 0
 
@@ -136,13 +136,13 @@ class ColumnsMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(20, 70), where=HERE, other=HERE)
     def append_by_turns(self, count: int, where: float, other: float) -> None:
-        """Rows one by one, of an older and a newer writer, so that some are merged beside."""
+        """Single rows of an older and a newer writer in turn, so that some are merged in the background."""
         for n in range(count):
             self.append(1, (where, other)[n % 2], False)
 
     @rule(count=st.integers(1, 3), where=HERE)
     def append_what_is_new(self, count: int, where: float) -> None:
-        """By somebody who opened the queue before its columns came."""
+        """By a writer that opened the queue before the columns were added."""
         handle = self.handle(where)
         rows = self.made(len(self.fields), count)
         handle.queue.append(rows)
@@ -212,7 +212,7 @@ class ColumnsMachine(RuleBasedStateMachine):
             assert found.to_pylist() == expected
 
 
-def test_a_queue_that_gets_columns_does_what_its_model_does(store_url: str) -> None:
+def test_a_queue_that_gets_columns_agrees_with_its_model(store_url: str) -> None:
     examples = EXAMPLES[store_url.partition(":")[0]]
     run_state_machine_as_test(
         lambda: ColumnsMachine(hurried(store_url)), settings=settings(PROFILE, max_examples=examples)

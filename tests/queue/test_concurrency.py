@@ -1,4 +1,4 @@
-"""Many processes at one partition: no gap, no reuse, and readers see prefixes alone."""
+"""Many processes on one partition: no gap, no reused index, and readers see only prefixes."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def test_eight_processes_append_while_two_read(
 
 
 @pytest.mark.crash
-def test_killed_appenders_leave_whole_appends_alone(
+def test_killed_writers_leave_only_complete_appends(
     store: penstock.Store, store_url: str, tmp_path: Path, run_child: RunChild
 ) -> None:
-    """SIGKILL in the middle of a loop of appends, over and over; whoever comes after goes on."""
+    """SIGKILL in the middle of a loop of appends, over and over; other processes can continue."""
     queue = store.create_queue("q", SCHEMA)
     go = tmp_path / "go"
     go.touch()
@@ -92,7 +92,7 @@ def test_killed_appenders_leave_whole_appends_alone(
 
 
 @pytest.mark.crash
-def test_killed_adders_of_columns_leave_every_row_with_what_it_was_written_with(
+def test_rows_keep_their_values_when_processes_that_add_columns_are_killed(
     store: penstock.Store, store_url: str, run_child: RunChild
 ) -> None:
     """SIGKILL in the middle of adding, appending with and without the new columns, and merging."""
@@ -117,10 +117,8 @@ def test_killed_adders_of_columns_leave_every_row_with_what_it_was_written_with(
     assert len(queue.schema) > 2
 
 
-def test_no_two_operations_wait_for_each_other(
-    store: penstock.Store, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Everything that takes locks, at once and over and over: none of it has to be ended by the database."""
+def test_no_two_operations_deadlock(store: penstock.Store, caplog: pytest.LogCaptureFixture) -> None:
+    """Everything that takes locks, concurrently and repeatedly: the database never has to abort any of it."""
     queue = store.create_queue("q", SCHEMA, partitions=3, key=["n"])
     store.create_queue("r", SCHEMA, partitions=2)
     for name in ("a", "b"):

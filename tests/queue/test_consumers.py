@@ -36,7 +36,7 @@ def consumer(store: penstock.Store, queue: penstock.Queue) -> penstock.Consumer:
     return queue.register("c")
 
 
-def test_pulled_rows_stay_until_they_are_advanced_past(consumer: penstock.Consumer) -> None:
+def test_rows_are_pulled_again_until_the_consumer_advances(consumer: penstock.Consumer) -> None:
     for _ in range(2):
         pull = consumer.pull("q", 0, max_rows=3)
         assert (numbers(pull.table), pull.start, pull.end) == ([0, 1, 2], 0, 3)
@@ -50,7 +50,7 @@ def test_pulled_rows_stay_until_they_are_advanced_past(consumer: penstock.Consum
     consumer.advance("q", 0, old=10, new=10)
 
 
-def test_pull_says_what_it_cannot_do(consumer: penstock.Consumer, queue: penstock.Queue) -> None:
+def test_invalid_pulls_are_refused(consumer: penstock.Consumer, queue: penstock.Queue) -> None:
     for limit in (0, -1, 2.5, None):
         with pytest.raises(InvalidInputError, match="max_rows is 1 or more"):
             consumer.pull("q", 0, max_rows=limit)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def test_pull_says_what_it_cannot_do(consumer: penstock.Consumer, queue: penstoc
         consumer.pull("q", 0)
 
 
-def test_an_offset_moves_from_where_it_is_or_not_at_all(consumer: penstock.Consumer) -> None:
+def test_an_offset_moves_only_from_its_current_value(consumer: penstock.Consumer) -> None:
     consumer.advance("q", 0, old=0, new=4)
     with pytest.raises(OffsetConflictError, match="is at 4, not at 0") as caught:
         consumer.advance("q", 0, old=0, new=6)
@@ -69,10 +69,10 @@ def test_an_offset_moves_from_where_it_is_or_not_at_all(consumer: penstock.Consu
     assert consumer.offsets("q") == {0: 4, 1: 0}
 
 
-def test_an_offset_does_not_move_over_rows_that_were_not_pulled(
+def test_an_offset_does_not_move_past_rows_that_were_not_pulled(
     store: penstock.Store, consumer: penstock.Consumer
 ) -> None:
-    """The indexes are those of the rows that were pulled, and the rows are others."""
+    """The indexes match the pulled rows, but the queue was recreated with different rows."""
     pull = consumer.pull("q", 0, max_rows=3)
     store.drop_queue("q", force=True)
     queue = store.create_queue("q", SCHEMA, partitions=2)
@@ -97,7 +97,7 @@ def test_rows_that_were_pulled_before_a_seek_are_pulled_again(consumer: penstock
 
 
 @pytest.mark.parametrize(("old", "new"), [(0, 11), (0, -1), (4, 3)])
-def test_an_offset_moves_forward_to_the_newest_row_at_most(
+def test_an_offset_moves_no_further_than_the_newest_row(
     consumer: penstock.Consumer, old: int, new: int
 ) -> None:
     with pytest.raises(InvalidPositionError, match="use seek to move elsewhere"):
@@ -125,7 +125,7 @@ def test_an_offset_moves_forward_to_the_newest_row_at_most(
         (0, -1, 1, InvalidPositionError),
     ],
 )
-def test_what_is_no_partition_or_row_index_is_refused(
+def test_an_invalid_partition_or_row_index_is_refused(
     consumer: penstock.Consumer, partition: Any, old: Any, new: Any, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -136,7 +136,7 @@ def test_what_is_no_partition_or_row_index_is_refused(
     assert consumer.offsets("q") == {0: 0, 1: 0}
 
 
-def test_of_many_that_advance_from_one_offset_one_succeeds(consumer: penstock.Consumer) -> None:
+def test_only_one_of_many_concurrent_advances_from_an_offset_succeeds(consumer: penstock.Consumer) -> None:
     outcomes: list[str] = []
 
     def advance() -> None:
@@ -155,7 +155,7 @@ def test_of_many_that_advance_from_one_offset_one_succeeds(consumer: penstock.Co
 
 
 @pytest.mark.parametrize("safe", [True, False])
-def test_the_store_itself_moves_an_offset_from_where_it_is_alone(
+def test_the_store_moves_an_offset_only_from_its_current_value(
     store: penstock.Store, consumer: penstock.Consumer, safe: bool
 ) -> None:
     registration = consumer.registration("q")
@@ -166,12 +166,12 @@ def test_the_store_itself_moves_an_offset_from_where_it_is_alone(
     assert offsets == ([5, 0], [5 if safe else 0, 0])
 
 
-def test_who_becomes_vital_waits_for_a_trim_that_is_under_way(
+def test_becoming_vital_waits_for_a_running_trim(
     store: penstock.Store, queue: penstock.Queue, consumer: penstock.Consumer
 ) -> None:
-    """It has not seen that the consumer is vital now.
+    """The trim does not know yet that the consumer is vital.
 
-    It is done with what it may drop when `register` returns.
+    It has finished dropping rows when `register` returns.
     """
     with store.database.transaction() as tx:
         catalog.lock_partition(tx, queue.record, 1)
@@ -192,7 +192,7 @@ def test_registering_again_keeps_the_offsets(store: penstock.Store, consumer: pe
     assert not consumer.registration("q").vital
 
 
-def test_registering_again_changes_vital_only_where_it_is_given(
+def test_registering_again_changes_vital_only_if_it_is_given(
     queue: penstock.Queue, consumer: penstock.Consumer
 ) -> None:
     for vital, found in ((True, True), (None, True), (False, False), (None, False)):
@@ -203,7 +203,7 @@ def test_registering_again_changes_vital_only_where_it_is_given(
     assert consumer.registration("q").vital
 
 
-def test_of_many_that_register_at_once_all_find_one_registration(
+def test_concurrent_registrations_share_one_registration(
     store: penstock.Store, queue: penstock.Queue
 ) -> None:
     store.create_consumer("c")
@@ -225,7 +225,7 @@ def test_of_many_that_register_at_once_all_find_one_registration(
     assert len(store.registrations()) == 1
 
 
-def test_a_new_registration_is_not_taken_for_an_old_one(consumer: penstock.Consumer) -> None:
+def test_a_new_registration_is_not_mistaken_for_an_old_one(consumer: penstock.Consumer) -> None:
     before = consumer.registration("q").generation
     consumer.unregister("q")
     with pytest.raises(NotRegisteredError, match="is not registered on queue 'q'"):
@@ -234,7 +234,7 @@ def test_a_new_registration_is_not_taken_for_an_old_one(consumer: penstock.Consu
     assert consumer.registration("q").generation != before
 
 
-def test_a_consumer_reads_many_queues_and_a_queue_has_many_consumers(
+def test_a_consumer_can_read_many_queues_and_a_queue_can_have_many_consumers(
     store: penstock.Store, queue: penstock.Queue
 ) -> None:
     other = store.create_queue("r", SCHEMA)
@@ -268,7 +268,7 @@ def test_lag_is_counted_in_rows_bytes_and_seconds(
     assert (lag.rows, lag.bytes, lag.seconds) == (0, 0, 0.0)
 
 
-def test_lag_in_seconds_is_the_age_of_the_oldest_row_also_in_a_merged_segment(
+def test_lag_in_seconds_is_the_age_of_the_oldest_row_even_in_a_merged_segment(
     store: penstock.Store, queue: penstock.Queue, consumer: penstock.Consumer
 ) -> None:
     backdate(store, 1000)
@@ -279,7 +279,7 @@ def test_lag_in_seconds_is_the_age_of_the_oldest_row_also_in_a_merged_segment(
     assert consumer.lag("q").partitions[0].seconds < 60
 
 
-def test_lag_of_a_consumer_behind_a_trim_counts_what_it_missed(
+def test_lag_of_a_consumer_behind_a_trim_counts_the_rows_it_missed(
     queue: penstock.Queue, consumer: penstock.Consumer
 ) -> None:
     queue.trim(0, 4)
@@ -288,7 +288,7 @@ def test_lag_of_a_consumer_behind_a_trim_counts_what_it_missed(
     assert lag.seconds > 0
 
 
-def test_a_consumer_may_start_anywhere(store: penstock.Store, queue: penstock.Queue) -> None:
+def test_a_consumer_may_start_at_any_position(store: penstock.Store, queue: penstock.Queue) -> None:
     now = datetime.now(UTC)
     starts: dict[str, tuple[object, dict[int, int]]] = {
         "a": ("earliest", {0: 2, 1: 0}),

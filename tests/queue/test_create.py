@@ -41,7 +41,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_any_name_is_data(store: penstock.Store, name: str) -> None:
+def test_any_text_can_be_a_name(store: penstock.Store, name: str) -> None:
     queue = store.create_queue(name, SCHEMA, partitions=2)
     queue.append(rows(1), 1)
     consumer = store.create_consumer(name)
@@ -62,7 +62,7 @@ def test_any_name_is_data(store: penstock.Store, name: str) -> None:
     assert (store.queues(), store.consumers()) == ([], [])
 
 
-def test_names_that_look_alike_are_different(store: penstock.Store) -> None:
+def test_similar_names_are_different(store: penstock.Store) -> None:
     names = ["a", "A", "á", "a\u0301", " a", "a "]
     for number, name in enumerate(names):
         store.create_queue(name, SCHEMA).append(rows(number))
@@ -70,7 +70,7 @@ def test_names_that_look_alike_are_different(store: penstock.Store) -> None:
         assert everything(store.queue(name)) == {0: [number]}
 
 
-def test_names_come_in_one_order_in_every_database(store: penstock.Store) -> None:
+def test_names_are_listed_in_the_same_order_in_every_database(store: penstock.Store) -> None:
     names = ["b", "B", "a", "Ä", "ä", "_", "1", "😀", "a b", "a-b"]
     for name in names:
         store.create_queue(name, SCHEMA)
@@ -80,7 +80,7 @@ def test_names_come_in_one_order_in_every_database(store: penstock.Store) -> Non
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "😀" * 256, "nul\0", "\ud800", None, 5, b"x"])
-def test_what_is_no_name_is_refused_everywhere(store: penstock.Store, name: str) -> None:
+def test_an_invalid_name_is_refused_everywhere(store: penstock.Store, name: str) -> None:
     store.create_queue("q", SCHEMA)
     for work in (
         lambda: store.create_queue(name, SCHEMA),
@@ -96,7 +96,7 @@ def test_what_is_no_name_is_refused_everywhere(store: penstock.Store, name: str)
     assert store.queues() == ["q"]
 
 
-def test_a_queue_is_what_it_was_created_as(store: penstock.Store) -> None:
+def test_a_queue_has_the_settings_it_was_created_with(store: penstock.Store) -> None:
     retention = penstock.Retention(rows=10, age=timedelta(hours=1), bytes=1 << 20)
     store.create_queue("q", SCHEMA, partitions=3, key=["n", "s"], retention=retention)
     info = store.queue("q").info()
@@ -107,7 +107,7 @@ def test_a_queue_is_what_it_was_created_as(store: penstock.Store) -> None:
     assert all(part.last_append is None for part in info.partitions)
 
 
-def test_a_spark_schema_will_do(store: penstock.Store) -> None:
+def test_a_spark_schema_is_accepted(store: penstock.Store) -> None:
     from pyspark.sql.types import LongType, StringType, StructType
 
     schema = StructType().add("n", LongType()).add("s", StringType(), nullable=False)
@@ -115,7 +115,7 @@ def test_a_spark_schema_will_do(store: penstock.Store) -> None:
     assert queue.schema.equals(pa.schema([("n", pa.int64()), pa.field("s", pa.string(), nullable=False)]))
 
 
-def test_a_name_is_given_once(store: penstock.Store) -> None:
+def test_a_name_can_be_used_only_once(store: penstock.Store) -> None:
     store.create_queue("q", SCHEMA)
     with pytest.raises(AlreadyExistsError, match="'q' exists already"):
         store.create_queue("q", SCHEMA)
@@ -124,7 +124,7 @@ def test_a_name_is_given_once(store: penstock.Store) -> None:
         store.create_consumer("c")
 
 
-def test_of_many_that_create_one_queue_one_gets_it(store: penstock.Store) -> None:
+def test_only_one_of_many_concurrent_creations_succeeds(store: penstock.Store) -> None:
     outcomes: list[str] = []
 
     def create() -> None:
@@ -154,7 +154,7 @@ def test_of_many_that_create_one_queue_one_gets_it(store: penstock.Store) -> Non
         ({"key": ["n", "n"]}, PenstockError),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_settings_are_refused(
     store: penstock.Store, options: dict[str, object], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -178,7 +178,7 @@ def test_what_cannot_be_is_refused(
         {"rows": True},
     ],
 )
-def test_a_retention_has_bounds_that_make_sense(options: dict[str, object]) -> None:
+def test_an_invalid_retention_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(InvalidInputError):
         penstock.Retention(**options)  # type: ignore[arg-type]
 
@@ -186,7 +186,7 @@ def test_a_retention_has_bounds_that_make_sense(options: dict[str, object]) -> N
 @pytest.mark.parametrize(
     "options", [{"rows": 2**63 - 1}, {"bytes": 2**63 - 1}, {"age": timedelta(microseconds=2**63 - 1)}]
 )
-def test_a_retention_of_the_greatest_numbers_keeps_everything(
+def test_a_retention_with_the_largest_bounds_keeps_everything(
     store: penstock.Store, options: dict[str, Any]
 ) -> None:
     retention = penstock.Retention(**options)
@@ -201,7 +201,7 @@ def test_a_type_that_spark_lacks_is_refused(store: penstock.Store) -> None:
         store.create_queue("q", pa.schema([("n", pa.uint64())]))
 
 
-def test_what_is_not_there_is_named_with_the_nearest(store: penstock.Store) -> None:
+def test_an_unknown_name_is_reported_with_the_nearest_one(store: penstock.Store) -> None:
     queue = store.create_queue("orders", SCHEMA)
     store.create_consumer("billing")
     with pytest.raises(QueueNotFoundError, match="Did you mean 'orders'"):
@@ -223,8 +223,8 @@ def test_the_largest_queue_works(store: penstock.Store) -> None:
     assert store.info().rows == 1
 
 
-def test_the_longest_names_go_together_in_every_table(store: penstock.Store) -> None:
-    """Index entries of PostgreSQL have less than 3 kB."""
+def test_the_longest_names_fit_together_in_every_table(store: penstock.Store) -> None:
+    """Index entries of PostgreSQL are limited to less than 3 kB."""
     import random
 
     letters = [chr(code) for code in range(0x1F300, 0x1F5FF)]

@@ -1,4 +1,4 @@
-"""The example in docs/evolution.md runs as it stands there."""
+"""The example in docs/evolution.md runs as it is written there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.cli import main
 DOCS = Path(__file__).resolve().parents[2] / "docs/evolution.md"
 
 
-def test_the_example_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_produces_the_documented_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_URL", "sqlite:///shop.db")
     (program,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)

@@ -1,4 +1,4 @@
-"""Adding partitions: equal keys stay together, also while others append."""
+"""Adding partitions: equal keys stay together, even while others append."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def homes(queue: penstock.Queue) -> dict[Any, set[int]]:
     return found
 
 
-def test_new_partitions_are_empty_and_take_rows(store: penstock.Store) -> None:
+def test_new_partitions_are_empty_and_accept_rows(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(1))
     assert queue.add_partitions(2) == 3
@@ -36,14 +36,14 @@ def test_new_partitions_are_empty_and_take_rows(store: penstock.Store) -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, "1", True])
-def test_what_is_no_number_of_partitions_is_refused(store: penstock.Store, count: Any) -> None:
+def test_an_invalid_number_of_partitions_is_refused(store: penstock.Store, count: Any) -> None:
     queue = store.create_queue("q", SCHEMA)
     with pytest.raises(InvalidInputError):
         queue.add_partitions(count)
     assert queue.partitions == 1
 
 
-def test_a_queue_has_no_more_partitions_than_it_may(store: penstock.Store) -> None:
+def test_a_queue_cannot_exceed_the_maximum_number_of_partitions(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=4000)
     with pytest.raises(
         InvalidInputError, match="has at most 4096 partitions: 'q' has 4000, so 97 more cannot be added"
@@ -53,7 +53,7 @@ def test_a_queue_has_no_more_partitions_than_it_may(store: penstock.Store) -> No
     assert queue.add_partitions(96) == 4096
 
 
-def test_consumers_stand_at_the_start_of_new_partitions(store: penstock.Store) -> None:
+def test_consumers_start_at_the_beginning_of_new_partitions(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(1, 2))
     for name in ("a", "b"):
@@ -69,7 +69,9 @@ def test_consumers_stand_at_the_start_of_new_partitions(store: penstock.Store) -
 
 
 @pytest.mark.parametrize("steps", [[2], [1, 1, 1], [3, 5]])
-def test_keys_that_are_there_stay_and_new_ones_spread(store: penstock.Store, steps: list[int]) -> None:
+def test_existing_keys_keep_their_partition_and_new_ones_spread(
+    store: penstock.Store, steps: list[int]
+) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=2, key=["n"])
     known = 0
     for step in [0, *steps]:
@@ -85,7 +87,7 @@ def test_keys_that_are_there_stay_and_new_ones_spread(store: penstock.Store, ste
         known += 300
 
 
-def test_keys_that_were_trimmed_may_go_elsewhere(store: penstock.Store) -> None:
+def test_trimmed_keys_may_move_to_another_partition(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=1, key=["n"])
     queue.append(rows(*range(200)))
     queue.trim(0, 200)
@@ -94,7 +96,7 @@ def test_keys_that_were_trimmed_may_go_elsewhere(store: penstock.Store) -> None:
     assert {part for parts in homes(queue).values() for part in parts} == {0, 1, 2, 3}
 
 
-def test_null_keys_stay_too(store: penstock.Store) -> None:
+def test_null_keys_keep_their_partition(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=2, key=["n"])
     queue.append([{"n": None}])
     before = homes(queue)[None]
@@ -104,7 +106,7 @@ def test_null_keys_stay_too(store: penstock.Store) -> None:
 
 
 def test_rows_placed_for_fewer_partitions_are_never_appended(store: penstock.Store) -> None:
-    """By whatever way they come: the store itself refuses them."""
+    """Whichever way they are written, the store itself refuses them."""
     from penstock.store import staging
     from penstock.store.log import partition_log, segmenting
     from penstock.store.staging import Attempt
@@ -129,7 +131,7 @@ def test_rows_placed_for_fewer_partitions_are_never_appended(store: penstock.Sto
     assert unkeyed.append(rows(1)).rows == 1
 
 
-def test_two_that_grow_a_queue_at_once_both_do(store: penstock.Store) -> None:
+def test_concurrent_growths_of_a_queue_all_succeed(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=1, key=["n"])
     queue.append(rows(*range(50)))
     before = homes(queue)
@@ -145,7 +147,7 @@ def test_two_that_grow_a_queue_at_once_both_do(store: penstock.Store) -> None:
     assert all(len(parts) == 1 for parts in after.values())
 
 
-def test_a_queue_grows_while_consumers_come_and_go(store: penstock.Store) -> None:
+def test_a_queue_can_grow_while_consumers_are_created_and_dropped(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     failures: list[BaseException] = []
     stop = threading.Event()
@@ -198,7 +200,7 @@ def test_equal_keys_stay_together_while_other_processes_append(
     assert len({part for parts in found.values() for part in parts}) == 6
 
 
-def test_a_home_holds_what_it_was_made_of_and_little_else() -> None:
+def test_a_home_contains_its_hashes_and_few_others() -> None:
     hashes = pa.array([(n * 2654435761) % 2**32 for n in range(50_000)], pa.uint32())
     home = home_of(4, [hashes.slice(0, 10_000), hashes])
     assert home.holds(hashes).true_count == 50_000
@@ -209,8 +211,8 @@ def test_a_home_holds_what_it_was_made_of_and_little_else() -> None:
     assert none.holds(hashes).true_count == 0
 
 
-def test_a_large_home_is_the_same_bit_map_as_a_small_one() -> None:
-    """Made block by block, every block at its place."""
+def test_a_large_home_is_the_same_bitmap_as_one_built_hash_by_hash() -> None:
+    """It is built block by block, and every block has to be in its place."""
     hashes = pa.array(range(0, 2**32, 2**32 // 200_000), pa.uint32())
     home = home_of(2, [hashes])
     size = len(home.bits) * 8
@@ -221,7 +223,7 @@ def test_a_large_home_is_the_same_bit_map_as_a_small_one() -> None:
     assert home.bits == bytes(expected)
 
 
-def test_hashes_are_gathered_once_each() -> None:
+def test_gathered_hashes_are_distinct() -> None:
     gathered = Hashes()
     for start in range(0, 1000, 10):
         gathered.add(pa.array([n % 100 for n in range(start, start + 20)], pa.uint32()))

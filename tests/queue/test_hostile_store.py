@@ -1,4 +1,4 @@
-"""A store that somebody else wrote: an error by name, and no reader that goes round for ever."""
+"""A store written by somebody else: readers fail with a named error, and never loop forever."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.raw_sql import raw_connection
 
 
 def put(store: Store, batch: pa.RecordBatch) -> None:
-    """Exchange the one payload that there is."""
+    """Replace the only payload."""
     database = store.database
     mark = "?" if database.dialect == "sqlite" else "%s"
     text = qualify(f"update penstock.payload set data = {mark}", database.dialect, database.url.schema)
@@ -25,7 +25,7 @@ def put(store: Store, batch: pa.RecordBatch) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("found", [0, 2, 4])
-def test_a_segment_with_more_or_fewer_rows_than_it_should_have_is_refused(store: Store, found: int) -> None:
+def test_a_segment_with_an_unexpected_number_of_rows_is_refused(store: Store, found: int) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(1, 2, 3))
     put(store, pa.RecordBatch.from_pylist(rows(*range(found)), schema=SCHEMA))
@@ -34,7 +34,7 @@ def test_a_segment_with_more_or_fewer_rows_than_it_should_have_is_refused(store:
     assert caught.value.condition == "SEGMENT_UNREADABLE"
 
 
-def test_no_trigger_or_view_of_the_file_s_calls_what_is_not_sqlite_s_own(store: Store) -> None:
+def test_triggers_and_views_of_the_file_can_only_call_sqlites_own_functions(store: Store) -> None:
     if store.database.dialect == "sqlite":
         with store.database.transaction(write=False) as tx:
             assert tx.query("pragma trusted_schema") == [(0,)]

@@ -68,7 +68,7 @@ def test_a_merge_keeps_rows_appends_and_times(store: penstock.Store) -> None:
     assert queue.compact() == 0
 
 
-def test_a_part_of_a_merged_segment_knows_its_appends(store: penstock.Store) -> None:
+def test_a_part_of_a_merged_segment_keeps_its_append_numbers_and_times(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     for n in range(5):
         queue.append(rows(n, n, n))
@@ -84,7 +84,7 @@ def test_a_part_of_a_merged_segment_knows_its_appends(store: penstock.Store) -> 
             ]
 
 
-def test_runs_can_be_cut_joined_and_asked() -> None:
+def test_runs_can_be_sliced_joined_and_searched() -> None:
     runs = Runs.of([2, 3, 7], [10, 11, 12], [100, 100, 300])
     assert runs.timestamps().to_pylist() == [100, 100, 100, 300, 300, 300, 300]
     assert [runs.append_at(row) for row in range(7)] == [10, 10, 11, 12, 12, 12, 12]
@@ -95,7 +95,7 @@ def test_runs_can_be_cut_joined_and_asked() -> None:
     assert Runs.from_bytes(runs.to_buffer()).batch.equals(runs.batch)
 
 
-def test_segments_are_merged_beside_appends(store: penstock.Store) -> None:
+def test_segments_are_merged_in_the_background_of_appends(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     for n in range(4 * MERGE_FAN_IN):
         queue.append(rows(n))
@@ -105,7 +105,7 @@ def test_segments_are_merged_beside_appends(store: penstock.Store) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[1], [1, 100], [100, 1, 1], [1] * 40 + [3000], [500, 3], [7, 70, 700]])
-def test_the_number_of_segments_stays_low_and_rows_are_seldom_rewritten(
+def test_the_number_of_segments_stays_low_and_rows_are_rarely_rewritten(
     monkeypatch: pytest.MonkeyPatch, sizes: list[int]
 ) -> None:
     """The policy alone, without a store: appends of mixed sizes for a long time."""
@@ -134,7 +134,9 @@ def test_the_number_of_segments_stays_low_and_rows_are_seldom_rewritten(
     assert rewritten < 6 * end
 
 
-def test_a_merge_makes_no_segment_too_large(store: penstock.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_respects_the_size_limit_of_segments(
+    store: penstock.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (compact, segmenting):
         monkeypatch.setattr(module, "SEGMENT_ROWS", 10)
     queue = store.create_queue("q", SCHEMA)
@@ -146,7 +148,7 @@ def test_a_merge_makes_no_segment_too_large(store: penstock.Store, monkeypatch: 
     assert numbers(queue.read(0, 0)) == [n for n in range(12) for _ in range(3)]
 
 
-def test_a_merge_takes_no_more_memory_than_it_may(
+def test_a_merge_stays_within_its_memory_limit(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that compress well would otherwise make segments that no reader can hold."""
@@ -160,7 +162,7 @@ def test_a_merge_takes_no_more_memory_than_it_may(
 
 
 def test_a_merge_that_comes_too_late_changes_nothing(store: penstock.Store) -> None:
-    """Others trimmed, or merged, between the reading and the exchange."""
+    """Others trimmed or merged between the read and the replacement."""
     queue = store.create_queue("q", SCHEMA)
     for n in range(10):
         queue.append(rows(n))
@@ -173,7 +175,7 @@ def test_a_merge_that_comes_too_late_changes_nothing(store: penstock.Store) -> N
     assert numbers(queue.read(0, 3)) == list(range(3, 10))
 
 
-def test_an_exchange_that_comes_too_late_changes_nothing(store: penstock.Store) -> None:
+def test_a_replacement_of_segments_that_comes_too_late_changes_nothing(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     for n in range(4):
         queue.append(rows(n))
@@ -185,8 +187,10 @@ def test_an_exchange_that_comes_too_late_changes_nothing(store: penstock.Store) 
     assert numbers(queue.read(0, 1)) == [1, 2, 3]
 
 
-def test_segments_of_a_restored_backup_are_not_exchanged_for_those_of_before(store: penstock.Store) -> None:
-    """After a restore payloads get ids that others had before."""
+def test_segments_of_a_restored_backup_are_not_replaced_by_a_merge_of_earlier_ones(
+    store: penstock.Store,
+) -> None:
+    """After a restore, new payloads get ids that other payloads had before."""
     queue = store.create_queue("q", SCHEMA)
     for n in range(4):
         queue.append(rows(n))
@@ -197,7 +201,7 @@ def test_segments_of_a_restored_backup_are_not_exchanged_for_those_of_before(sto
     assert len(_segments(queue)) == 4
 
 
-def test_mergers_at_the_same_time_merge_everything_once(store: penstock.Store) -> None:
+def test_concurrent_merges_merge_everything_once(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     for n in range(200):
         queue.append(rows(n))
@@ -214,7 +218,7 @@ def test_mergers_at_the_same_time_merge_everything_once(store: penstock.Store) -
     assert numbers(queue.read(0, 0)) == list(range(200))
 
 
-def test_a_reader_in_mid_read_sees_every_row_once_while_others_merge_append_and_trim(
+def test_a_reader_sees_every_row_once_while_others_merge_append_and_trim(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partition_log, "PAGE_SEGMENTS", 2)
@@ -235,7 +239,7 @@ def test_a_reader_in_mid_read_sees_every_row_once_while_others_merge_append_and_
     assert expected == 100
 
 
-def test_readers_and_mergers_in_threads(store: penstock.Store) -> None:
+def test_concurrent_reads_and_merges_in_threads_agree(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(*range(10)))
     stop = threading.Event()
@@ -267,7 +271,7 @@ def test_readers_and_mergers_in_threads(store: penstock.Store) -> None:
     assert numbers(queue.read(0, 0)) == list(range(150))
 
 
-def test_maintenance_that_fails_is_logged_and_the_next_append_works(
+def test_failed_maintenance_is_logged_and_the_next_append_works(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> int:

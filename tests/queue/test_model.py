@@ -1,4 +1,4 @@
-"""A store beside a plain Python model of it, through random histories.
+"""A store compared with a plain Python model of it, over random histories.
 
 The profile is hypothesis's ``--hypothesis-profile``, or ``HYPOTHESIS_PROFILE`` in the environment: ``long``
 runs for many minutes.
@@ -47,7 +47,7 @@ PROFILES = {
 
 @dataclass
 class Partition:
-    """What a partition should hold: the rows from 0 on, the first of which have gone."""
+    """What a partition should contain: the rows from 0 on, without those that were trimmed."""
 
     rows: list[tuple[int, int]] = field(default_factory=list)
     first: int = 0
@@ -128,7 +128,7 @@ class StoreMachine(RuleBasedStateMachine):
         return [{"k": key, "n": self.value - n} for n, key in enumerate(keys)]
 
     def appended(self, rows: list[dict[str, int]], ranges: dict[int, tuple[int, int]]) -> None:
-        """The rows are where the store says, each partition's in their order, and with their keys."""
+        """Check that the rows are where the store says, in order in each partition, and with their keys."""
         homes = self.model.homes()
         left = [(row["k"], row["n"]) for row in rows]
         for number, (start, end) in ranges.items():
@@ -163,7 +163,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 70))
     def append_many_times(self, count: int) -> None:
-        """Enough of them that some are merged beside."""
+        """Enough appends that some are merged in the background."""
         for _ in range(count):
             rows = self.rows([count % 13])
             self.appended(rows, self.queue.append(rows).ranges)
@@ -270,7 +270,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(keep=st.none() | st.integers(0, 20))
     def retain(self, keep: int | None) -> None:
-        """For a moment only: what is trimmed beside could not be told otherwise."""
+        """Only for a moment: otherwise the model could not know what is trimmed in the background."""
         self.queue.set_retention(penstock.Retention(rows=keep))
         self.model.retention = keep
         self.queue.maintain()
@@ -294,7 +294,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """The old one's objects are used no more, as if its process had ended."""
+        """The objects of the old store are no longer used, as if its process had ended."""
         self.store.close()
         self.store = penstock.connect(self.url, create=False)
         self.queue = self.store.queue(self.name)
@@ -330,5 +330,5 @@ def _profile() -> settings:
     return PROFILES[os.environ.get("HYPOTHESIS_PROFILE", "default")]
 
 
-def test_a_store_does_what_its_model_does(store_url: str) -> None:
+def test_a_store_agrees_with_its_model(store_url: str) -> None:
     run_state_machine_as_test(lambda: StoreMachine(hurried(store_url)), settings=_profile())

@@ -1,4 +1,4 @@
-"""Producer sessions: once, however often it is tried, and by one holder at a time."""
+"""Producer sessions: appends happen once, however often they are retried, and one holder writes at a time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_sequence_number_is_appended_once(store: penstock.Store, queue: pensto
     assert numbers(queue.read(0, 0)) == [1, 2]
 
 
-def test_sequence_numbers_may_have_gaps_and_go_on_by_themselves(
+def test_sequence_numbers_may_have_gaps_and_continue_by_default(
     store: penstock.Store, queue: penstock.Queue
 ) -> None:
     producer = store.producer("q", "s")
@@ -42,7 +42,7 @@ def test_sequence_numbers_may_have_gaps_and_go_on_by_themselves(
 
 
 @pytest.mark.parametrize("sequence", [-1, 1.0, "1", True, 2**63])
-def test_what_is_no_sequence_number_is_refused(
+def test_an_invalid_sequence_number_is_refused(
     store: penstock.Store, queue: penstock.Queue, sequence: object
 ) -> None:
     producer = store.producer("q", "s")
@@ -51,7 +51,9 @@ def test_what_is_no_sequence_number_is_refused(
     assert queue.info().rows == 0
 
 
-def test_a_session_is_taken_over_with_what_it_knows(store: penstock.Store, queue: penstock.Queue) -> None:
+def test_a_session_is_taken_over_with_its_sequence_number(
+    store: penstock.Store, queue: penstock.Queue
+) -> None:
     old = store.producer("q", "s")
     old.append(rows(1), sequence=5)
     new = store.producer("q", "s")
@@ -65,7 +67,7 @@ def test_a_session_is_taken_over_with_what_it_knows(store: penstock.Store, queue
     assert numbers(queue.read(0, 0)) == [1, 2]
 
 
-def test_sessions_do_not_know_each_other(store: penstock.Store, queue: penstock.Queue) -> None:
+def test_sessions_are_independent(store: penstock.Store, queue: penstock.Queue) -> None:
     other = store.create_queue("r", SCHEMA)
     producers = [store.producer("q", "a"), store.producer("q", "b"), store.producer("r", "a")]
     for producer in producers:
@@ -73,9 +75,7 @@ def test_sessions_do_not_know_each_other(store: penstock.Store, queue: penstock.
     assert (queue.info().rows, other.info().rows) == (2, 1)
 
 
-def test_rows_that_do_not_fit_leave_the_sequence_where_it_was(
-    store: penstock.Store, queue: penstock.Queue
-) -> None:
+def test_refused_rows_do_not_advance_the_sequence(store: penstock.Store, queue: penstock.Queue) -> None:
     producer = store.producer("q", "s")
     with pytest.raises(SchemaMismatchError):
         producer.append([{"n": "x"}], sequence=3)
@@ -83,14 +83,14 @@ def test_rows_that_do_not_fit_leave_the_sequence_where_it_was(
     assert not producer.append(rows(1), sequence=3).skipped
 
 
-def test_an_append_of_no_rows_takes_its_number(store: penstock.Store, queue: penstock.Queue) -> None:
+def test_an_append_of_no_rows_uses_its_sequence_number(store: penstock.Store, queue: penstock.Queue) -> None:
     producer = store.producer("q", "s")
     assert producer.append([], sequence=3).ranges == {}
     assert producer.append(rows(1), sequence=3).skipped
     assert queue.info().rows == 0
 
 
-def test_threads_that_share_a_producer_lose_no_append(store: penstock.Store, queue: penstock.Queue) -> None:
+def test_threads_that_share_a_producer_lose_no_appends(store: penstock.Store, queue: penstock.Queue) -> None:
     producer = store.producer("q", "s")
 
     def work(number: int) -> None:
@@ -108,7 +108,7 @@ def test_threads_that_share_a_producer_lose_no_append(store: penstock.Store, que
     )
 
 
-def test_of_two_that_append_one_number_at_once_one_is_skipped(
+def test_one_of_two_concurrent_appends_with_one_number_is_skipped(
     store: penstock.Store, queue: penstock.Queue
 ) -> None:
     producer = store.producer("q", "s")
@@ -131,10 +131,10 @@ def test_of_two_that_append_one_number_at_once_one_is_skipped(
     assert numbers(queue.read(0, 0)) == list(range(20))
 
 
-def test_a_takeover_in_mid_append_lets_one_of_them_through(
+def test_a_takeover_in_mid_append_lets_only_one_of_the_two_append(
     store: penstock.Store, queue: penstock.Queue
 ) -> None:
-    """Whoever is fenced has appended nothing after the take-over."""
+    """The fenced producer appends nothing after the takeover."""
     for number in range(10):
         old = store.producer("q", f"s{number}")
         outcome: list[str] = []
@@ -164,7 +164,7 @@ def test_a_producer_of_a_keyed_queue_places_rows_by_key(store: penstock.Store) -
     assert everything(keyed) == everything(plain)
 
 
-def test_a_producer_goes_on_when_the_queue_grows(store: penstock.Store) -> None:
+def test_a_producer_continues_when_the_queue_grows(store: penstock.Store) -> None:
     keyed = store.create_queue("k", SCHEMA, partitions=2, key=["n"])
     producer = store.producer("k", "s")
     producer.append(rows(*range(30)), sequence=0)
@@ -174,7 +174,7 @@ def test_a_producer_goes_on_when_the_queue_grows(store: penstock.Store) -> None:
     assert keyed.info().rows == 60
 
 
-def test_a_producer_of_a_dropped_queue_says_so(store: penstock.Store, queue: penstock.Queue) -> None:
+def test_a_producer_of_a_dropped_queue_fails(store: penstock.Store, queue: penstock.Queue) -> None:
     producer = store.producer("q", "s")
     store.drop_queue("q")
     with pytest.raises(QueueNotFoundError, match="was dropped"):

@@ -33,7 +33,7 @@ def queue(store: penstock.Store) -> penstock.Queue:
 @pytest.mark.parametrize(
     "range_", [(0, 30), (0, 1), (1, 3), (2, 17), (14, 15), (29, 30), (0, 0), (30, 30), (7, 7)]
 )
-def test_a_range_has_its_rows_and_no_others(
+def test_reading_a_range_returns_exactly_its_rows(
     queue: penstock.Queue, range_: tuple[int, int], merged: bool
 ) -> None:
     if merged:
@@ -51,12 +51,12 @@ def test_a_range_without_an_end_goes_to_the_newest_row(queue: penstock.Queue) ->
 
 
 @pytest.mark.parametrize("range_", [(31, None), (-1, None), (5, 4), (31, 40)])
-def test_a_range_that_cannot_be_is_refused(queue: penstock.Queue, range_: tuple[int, Any]) -> None:
+def test_an_invalid_range_is_refused(queue: penstock.Queue, range_: tuple[int, Any]) -> None:
     with pytest.raises(InvalidPositionError, match="has rows 0 to 30"):
         queue.read(0, *range_)
 
 
-def test_a_partition_that_cannot_be_is_refused(queue: penstock.Queue) -> None:
+def test_an_unknown_partition_is_refused(queue: penstock.Queue) -> None:
     with pytest.raises(PartitionNotFoundError, match="has partitions 0 to 1, not 2"):
         queue.read(2, 0)
 
@@ -67,7 +67,7 @@ def test_max_rows_is_an_upper_bound(queue: penstock.Queue, limit: int) -> None:
     assert numbers(queue.read(0, 28, max_rows=limit)) == list(range(28, min(28 + limit, 30)))
 
 
-def test_max_bytes_is_an_upper_bound_but_for_one_row(queue: penstock.Queue) -> None:
+def test_max_bytes_is_an_upper_bound_except_for_a_single_row(queue: penstock.Queue) -> None:
     whole = queue.read(0, 0)
     assert queue.read(0, 0, max_bytes=whole.nbytes * 2).num_rows == 30
     assert queue.read(0, 0, max_bytes=1).num_rows == 1
@@ -79,7 +79,7 @@ def test_max_bytes_is_an_upper_bound_but_for_one_row(queue: penstock.Queue) -> N
     assert sizes == sorted(sizes)
 
 
-def test_one_can_go_on_where_a_limit_stopped(queue: penstock.Queue) -> None:
+def test_reading_can_continue_where_a_limit_stopped(queue: penstock.Queue) -> None:
     found: list[int] = []
     while len(found) < 30:
         found += numbers(queue.read(0, len(found), max_bytes=60, max_rows=4))
@@ -89,31 +89,31 @@ def test_one_can_go_on_where_a_limit_stopped(queue: penstock.Queue) -> None:
 @pytest.mark.parametrize(
     "limit", [{"max_rows": 0}, {"max_rows": -1}, {"max_bytes": 0}, {"max_rows": "1"}, {"max_bytes": 1.5}]
 )
-def test_a_limit_of_nothing_is_refused(queue: penstock.Queue, limit: dict[str, int]) -> None:
+def test_a_limit_below_one_is_refused(queue: penstock.Queue, limit: dict[str, int]) -> None:
     with pytest.raises(InvalidInputError, match="is 1 or more"):
         queue.read(0, 0, **limit)
 
 
 @pytest.mark.parametrize(("start", "end"), [("0", None), (0, "1"), (None, 1), (2**70, None), (0.0, 1)])
-def test_what_is_no_row_index_is_refused(queue: penstock.Queue, start: Any, end: Any) -> None:
+def test_an_invalid_row_index_is_refused(queue: penstock.Queue, start: Any, end: Any) -> None:
     with pytest.raises(InvalidPositionError):
         queue.read(0, start, end)
     assert queue.read(0, 0, 2**70).num_rows == 30
 
 
-def test_columns_come_in_the_order_in_which_they_are_named(queue: penstock.Queue) -> None:
+def test_columns_are_returned_in_the_requested_order(queue: penstock.Queue) -> None:
     assert queue.read(0, 0, 2, columns=["s", "n"]).to_pydict() == {"s": ["0", "1"], "n": [0, 1]}
     assert queue.read(0, 0, 2, columns=["s"]).to_pydict() == {"s": ["0", "1"]}
     assert queue.read(1, 0, columns=["s"]).schema.names == ["s"]
 
 
-def test_a_column_that_is_not_there_is_named_with_the_nearest(queue: penstock.Queue) -> None:
+def test_an_unknown_column_is_reported_with_the_nearest_one(queue: penstock.Queue) -> None:
     for range_ in ((0, 0), (0, 5)):
         with pytest.raises(SchemaMismatchError, match="there is no column 'm'; the columns are n, s"):
             queue.read(0, *range_, columns=["n", "m"])
 
 
-def test_rows_that_were_trimmed_are_an_error(queue: penstock.Queue) -> None:
+def test_reading_trimmed_rows_is_an_error(queue: penstock.Queue) -> None:
     queue.trim(0, 4)
     with pytest.raises(
         DataLostError, match=r"rows \[0, 4\) of queue 'q', partition 0, have been trimmed"
@@ -141,7 +141,7 @@ def test_a_long_range_is_read_page_by_page(store: penstock.Store, monkeypatch: p
         assert [chunk.end for chunk in chunks] == list(range(3, 20))
 
 
-def test_a_reader_may_skip_what_was_trimmed(store: penstock.Store, queue: penstock.Queue) -> None:
+def test_a_reader_may_skip_trimmed_rows(store: penstock.Store, queue: penstock.Queue) -> None:
     from penstock.store.log import partition_log
 
     queue.trim(0, 8)

@@ -1,4 +1,4 @@
-"""Seeking: where a consumer may be sent, and what that means for old checkpoints."""
+"""Seeking: where a consumer can be moved, and what that means for old checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def consumer(store: penstock.Store, queue: penstock.Queue) -> penstock.Consumer:
         ({}, {0: 1, 1: 0, 2: 0}),
     ],
 )
-def test_a_seek_goes_where_it_says(
+def test_a_seek_moves_to_the_requested_position(
     consumer: penstock.Consumer, to: penstock.queue.consumer.Position, expected: dict[int, int]
 ) -> None:
     assert consumer.seek("q", to=to, dry_run=True) == expected
@@ -46,7 +46,7 @@ def test_a_seek_goes_where_it_says(
     assert consumer.offsets("q") == expected
 
 
-def test_a_seek_moves_the_safe_offset_too(
+def test_a_seek_also_moves_the_safe_offset(
     store: penstock.Store, queue: penstock.Queue, consumer: penstock.Consumer
 ) -> None:
     consumer.register("q", vital=True)
@@ -60,7 +60,7 @@ def test_a_seek_moves_the_safe_offset_too(
     "to",
     ["newest", "", 5, None, {3: 0}, {0: 4}, {0: -1}, {0: None}, {"0": 0}, datetime(2020, 1, 1), [0, 0, 0]],  # noqa: DTZ001 - that is the mistake
 )
-def test_a_seek_that_cannot_be_is_refused(consumer: penstock.Consumer, to: object) -> None:
+def test_an_invalid_seek_is_refused(consumer: penstock.Consumer, to: object) -> None:
     before = consumer.registration("q")
     for dry_run in (True, False):
         with pytest.raises(InvalidPositionError):
@@ -69,7 +69,7 @@ def test_a_seek_that_cannot_be_is_refused(consumer: penstock.Consumer, to: objec
     assert consumer.registration("q") == before
 
 
-def test_a_seek_turns_old_checkpoints_away_and_a_dry_run_does_not(consumer: penstock.Consumer) -> None:
+def test_a_seek_invalidates_old_checkpoints_and_a_dry_run_does_not(consumer: penstock.Consumer) -> None:
     before = consumer.registration("q").generation
     consumer.seek("q", to="latest", dry_run=True)
     assert consumer.registration("q").generation == before
@@ -77,7 +77,9 @@ def test_a_seek_turns_old_checkpoints_away_and_a_dry_run_does_not(consumer: pens
     assert consumer.registration("q").generation > before
 
 
-def test_a_seek_keeps_within_what_was_trimmed(queue: penstock.Queue, consumer: penstock.Consumer) -> None:
+def test_a_seek_stays_within_the_rows_that_are_left(
+    queue: penstock.Queue, consumer: penstock.Consumer
+) -> None:
     queue.trim(0, 2)
     with pytest.raises(InvalidPositionError, match="has rows 2 to 3, not 1"):
         consumer.seek("q", to={0: 1})
@@ -85,14 +87,14 @@ def test_a_seek_keeps_within_what_was_trimmed(queue: penstock.Queue, consumer: p
     assert consumer.seek("q", to="earliest") == {0: 2, 1: 0, 2: 0}
 
 
-def test_only_the_registered_can_seek(store: penstock.Store, queue: penstock.Queue) -> None:
+def test_only_a_registered_consumer_can_seek(store: penstock.Store, queue: penstock.Queue) -> None:
     consumer = store.create_consumer("d")
     with pytest.raises(NotRegisteredError):
         consumer.seek("q", to="latest")
 
 
 @pytest.mark.parametrize("merged", [False, True])
-def test_a_time_is_the_first_row_at_or_after_it(store: penstock.Store, merged: bool) -> None:
+def test_a_seek_to_a_time_goes_to_the_first_row_at_or_after_it(store: penstock.Store, merged: bool) -> None:
     queue = store.create_queue("times", SCHEMA, partitions=2)
     consumer = store.create_consumer("t")
     queue.register("t")
@@ -117,7 +119,7 @@ def _time_of_append(store: penstock.Store, row_index: int) -> datetime:
     return part.last_append
 
 
-def test_a_time_inside_a_merged_segment_is_found_to_the_row_and_to_the_microsecond(
+def test_a_time_inside_a_merged_segment_finds_the_exact_row(
     store: penstock.Store,
 ) -> None:
     queue = store.create_queue("times", SCHEMA)
@@ -137,7 +139,7 @@ def test_a_time_inside_a_merged_segment_is_found_to_the_row_and_to_the_microseco
         assert n >= first
 
 
-def test_a_time_in_a_partition_that_was_trimmed_in_mid_segment(store: penstock.Store) -> None:
+def test_a_time_in_a_partition_trimmed_in_mid_segment_is_found(store: penstock.Store) -> None:
     queue = store.create_queue("times", SCHEMA)
     consumer = store.create_consumer("t")
     for n in range(4):
@@ -164,7 +166,7 @@ def test_a_seek_is_refused_while_a_query_owns_the_consumer(
 def test_an_offset_is_not_moved_by_hand_while_a_query_owns_the_consumer(
     store: penstock.Store, consumer: penstock.Consumer
 ) -> None:
-    """Also between its micro-batches, when no plan is open: it goes on from where it left the offset."""
+    """Even between its micro-batches, when no plan is open: it continues from where it left the offset."""
     assert not consumer.registration("q").plan_open
     lock = store.database.owner_lock(consumer.registration("q").lock_name(store.uuid))
     assert lock.acquire()
@@ -177,10 +179,10 @@ def test_an_offset_is_not_moved_by_hand_while_a_query_owns_the_consumer(
     consumer.advance("q", 0, old=1, new=2)
 
 
-def test_an_offset_may_be_moved_by_hand_beside_a_query_that_is_gone(
+def test_an_offset_may_be_moved_by_hand_after_its_query_has_died(
     store: penstock.Store, consumer: penstock.Consumer
 ) -> None:
-    """A plan is open, and whoever made it is dead: nobody but a live owner is in the way."""
+    """A plan is open, and its owner is dead: only a live owner prevents the move."""
     keys = consumer.registration("q").keys
     store.database.run(lambda tx: tx.run("open_plan", epoch=0, plan='{"from": [1, 0, 0]}', ends="[]", **keys))
     lock = store.database.owner_lock(consumer.registration("q").lock_name(store.uuid))

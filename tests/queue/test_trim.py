@@ -1,4 +1,4 @@
-"""Trimming and retention: what goes, and what has to stay."""
+"""Trimming and retention: which rows are dropped, and which are kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.waiting import wait_until
 
 
 def _filled(store: penstock.Store, retention: penstock.Retention | None = None) -> penstock.Queue:
-    """Ten appends of one row, and a partition that is not looked at."""
+    """Ten appends of one row, and two rows in another partition."""
     queue = store.create_queue("q", SCHEMA, partitions=2, retention=retention)
     for n in range(10):
         queue.append(rows(n), 0)
@@ -25,7 +25,7 @@ def _filled(store: penstock.Store, retention: penstock.Retention | None = None) 
     return queue
 
 
-def test_rows_before_an_index_go_and_indexes_stay(store: penstock.Store) -> None:
+def test_rows_before_an_index_are_dropped_and_indexes_do_not_change(store: penstock.Store) -> None:
     queue = _filled(store)
     assert queue.trim(0, 4) == 4
     assert queue.trim(0, 4) == 0
@@ -36,7 +36,7 @@ def test_rows_before_an_index_go_and_indexes_stay(store: penstock.Store) -> None
     assert queue.append(rows(10), 0).ranges == {0: (10, 11)}
 
 
-def test_everything_may_go_and_appends_go_on(store: penstock.Store) -> None:
+def test_a_queue_can_be_trimmed_completely_and_appends_continue(store: penstock.Store) -> None:
     queue = _filled(store)
     assert queue.trim(before=10**9) == 12
     assert [(part.first_index, part.bytes, part.segments) for part in queue.info().partitions] == [
@@ -65,14 +65,14 @@ def test_a_trim_in_mid_segment_hides_the_rows_before_it(store: penstock.Store) -
     assert queue.info().partitions[0].bytes == 0
 
 
-def test_without_a_retention_nothing_goes_by_itself(store: penstock.Store) -> None:
+def test_nothing_is_trimmed_without_a_retention(store: penstock.Store) -> None:
     queue = _filled(store)
     assert queue.trim() == 0
     store.maintain()
     assert queue.info().rows == 12
 
 
-def test_wrong_trims_are_refused(store: penstock.Store) -> None:
+def test_invalid_trims_are_refused(store: penstock.Store) -> None:
     queue = _filled(store)
     with pytest.raises(PartitionNotFoundError):
         queue.trim(2, 1)
@@ -83,7 +83,7 @@ def test_wrong_trims_are_refused(store: penstock.Store) -> None:
 
 
 @pytest.mark.parametrize(("keep", "left"), [(0, 0), (1, 1), (4, 4), (10, 10), (99, 10)])
-def test_retention_by_rows(store: penstock.Store, keep: int, left: int) -> None:
+def test_retention_by_rows_keeps_the_newest_rows(store: penstock.Store, keep: int, left: int) -> None:
     queue = _filled(store, penstock.Retention(rows=keep))
     queue.maintain()
     settle(store)
@@ -92,7 +92,7 @@ def test_retention_by_rows(store: penstock.Store, keep: int, left: int) -> None:
 
 
 @pytest.mark.parametrize("merged", [False, True])
-def test_retention_by_age_goes_to_the_row(store: penstock.Store, merged: bool) -> None:
+def test_retention_by_age_is_exact_to_the_row(store: penstock.Store, merged: bool) -> None:
     queue = store.create_queue("q", SCHEMA)
     for n in range(10):
         queue.append(rows(n, n))
@@ -118,7 +118,7 @@ def test_retention_by_bytes_drops_whole_segments_and_keeps_the_newest(store: pen
     assert everything(queue) == {0: [9], 1: [100, 101]}
 
 
-def test_whichever_bound_is_reached_first_lets_go(store: penstock.Store) -> None:
+def test_the_bound_that_is_reached_first_applies(store: penstock.Store) -> None:
     queue = _filled(store, penstock.Retention(rows=8, age=timedelta(hours=1), bytes=1 << 30))
     queue.maintain()
     settle(store)
@@ -130,13 +130,13 @@ def test_whichever_bound_is_reached_first_lets_go(store: penstock.Store) -> None
     assert everything(queue)[0] == [10]
 
 
-def test_a_trim_by_index_keeps_what_the_retention_keeps(store: penstock.Store) -> None:
+def test_a_trim_by_index_also_applies_the_retention(store: penstock.Store) -> None:
     queue = _filled(store, penstock.Retention(rows=3))
     assert queue.trim(0, 9) + 3 <= 10
     assert queue.info().partitions[0].first_index == 7
 
 
-def test_retention_is_applied_beside_appends(store: penstock.Store) -> None:
+def test_retention_is_applied_in_the_background_of_appends(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, retention=penstock.Retention(rows=5))
     for n in range(30):
         queue.append(rows(n))
@@ -144,7 +144,7 @@ def test_retention_is_applied_beside_appends(store: penstock.Store) -> None:
     assert everything(queue) == {0: [25, 26, 27, 28, 29]}
 
 
-def test_closing_a_store_finishes_the_trim_that_was_due(store_url: str) -> None:
+def test_closing_a_store_finishes_a_pending_trim(store_url: str) -> None:
     with penstock.connect(store_url) as store:
         queue = store.create_queue("q", SCHEMA, retention=penstock.Retention(rows=5))
         for n in range(30):
@@ -153,8 +153,8 @@ def test_closing_a_store_finishes_the_trim_that_was_due(store_url: str) -> None:
         assert store.queue("q").info().rows == 5
 
 
-def test_a_retention_that_somebody_else_set_counts(store: penstock.Store, store_url: str) -> None:
-    """A producer that runs for long has read the old one."""
+def test_a_retention_changed_by_another_process_applies(store: penstock.Store, store_url: str) -> None:
+    """A long-running producer has read the old one."""
     queue = _filled(store, penstock.Retention(rows=2))
     queue.maintain()
     settle(store)
@@ -167,8 +167,8 @@ def test_a_retention_that_somebody_else_set_counts(store: penstock.Store, store_
         assert everything(other.queue("q"))[0] == list(range(8, 20))
 
 
-def test_a_trim_goes_by_what_the_queue_is_now(store: penstock.Store) -> None:
-    """Whoever trims may have read the retention long ago."""
+def test_a_trim_applies_the_current_retention(store: penstock.Store) -> None:
+    """The process that trims may have read the retention long ago."""
     queue = _filled(store)
     queue.set_retention(penstock.Retention(rows=8))
     stale = replace(queue.record, retention=limits_of(penstock.Retention(rows=2)))
@@ -197,7 +197,7 @@ def test_trimming_waits_for_vital_consumers(store: penstock.Store) -> None:
     assert everything(queue) == {0: [], 1: []}
 
 
-def test_a_vital_consumer_that_moves_on_lets_rows_go(store: penstock.Store) -> None:
+def test_rows_are_trimmed_when_a_vital_consumer_advances(store: penstock.Store) -> None:
     queue = _filled(store)
     store.create_consumer("c")
     consumer = queue.register("c", vital=True)
@@ -236,8 +236,8 @@ def test_trimming_stops_at_a_live_plan(store: penstock.Store, vital: bool) -> No
     assert queue.trim(0, 10) == (0 if vital else 6)
 
 
-def test_a_consumer_that_registers_while_rows_are_trimmed_finds_its_rows(store: penstock.Store) -> None:
-    """Whatever the order, a vital consumer stands on a row that is there."""
+def test_a_consumer_registered_during_a_trim_finds_its_rows(store: penstock.Store) -> None:
+    """Whatever the order, a vital consumer is at a row that exists."""
     queue = _filled(store)
     for n in range(10, 60):
         queue.append(rows(n), 0)

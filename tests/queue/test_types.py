@@ -1,4 +1,4 @@
-"""All types that Spark has make the way into a queue and back, through merging too."""
+"""Every Spark type can be written to a queue and read back, also after merging."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _filled(store: penstock.Store) -> tuple[penstock.Queue, pa.Table]:
     return queue, pa.concat_tables([table, table.slice(0, 2)])
 
 
-def test_every_type_comes_back_as_it_went_in(store: penstock.Store) -> None:
+def test_every_type_is_read_back_unchanged(store: penstock.Store) -> None:
     queue, expected = _filled(store)
     assert queue.schema.equals(ALL)
     assert queue.read(0, 0).equals(expected)
@@ -86,14 +86,14 @@ def test_every_type_survives_merging_and_slicing(store: penstock.Store) -> None:
 
 
 @pytest.mark.parametrize("name", ALL.names)
-def test_every_type_can_be_read_alone(store: penstock.Store, name: str) -> None:
+def test_a_column_of_every_type_can_be_read_alone(store: penstock.Store, name: str) -> None:
     queue, expected = _filled(store)
     assert queue.read(0, 0, columns=[name]).equals(expected.select([name]))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tables())
-def test_any_schema_and_rows_come_back(
+def test_any_schema_and_rows_are_read_back_unchanged(
     store: penstock.Store, generated: tuple[pa.Schema, list[dict[str, Any]]]
 ) -> None:
     schema, rows = generated

@@ -57,7 +57,7 @@ def _stage(
     )
 
 
-def test_a_dropped_queue_leaves_nothing(store: penstock.Store) -> None:
+def test_a_dropped_queue_leaves_nothing_behind(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=3, key=["n"])
     queue.append(rows(*range(50)))
     queue.add_partitions(1)
@@ -74,7 +74,7 @@ def test_a_dropped_queue_leaves_nothing(store: penstock.Store) -> None:
     assert again.info().rows == 0
 
 
-def test_what_was_a_dropped_queue_s_is_not_its_namesake_s(store: penstock.Store) -> None:
+def test_a_handle_of_a_dropped_queue_does_not_reach_a_new_queue_of_its_name(store: penstock.Store) -> None:
     old = store.create_queue("q", SCHEMA, partitions=2)
     store.drop_queue("q")
     new = store.create_queue("q", pa.schema([("other", pa.string())]), partitions=3)
@@ -96,7 +96,7 @@ def test_what_was_a_dropped_queue_s_is_not_its_namesake_s(store: penstock.Store)
     assert new.info().retention == penstock.Retention()
 
 
-def test_other_queues_are_not_touched_by_a_drop(store: penstock.Store) -> None:
+def test_a_drop_does_not_affect_other_queues(store: penstock.Store) -> None:
     one, two = store.create_queue("one", SCHEMA), store.create_queue("two", SCHEMA)
     for queue in (one, two):
         queue.append(rows(1, 2, 3))
@@ -104,7 +104,7 @@ def test_other_queues_are_not_touched_by_a_drop(store: penstock.Store) -> None:
     assert everything(two) == {0: [1, 2, 3]}
 
 
-def test_a_queue_with_a_vital_consumer_is_dropped_by_force_alone(store: penstock.Store) -> None:
+def test_a_queue_with_a_vital_consumer_is_dropped_only_by_force(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     store.create_consumer("c")
     queue.register("c", vital=True)
@@ -114,7 +114,7 @@ def test_a_queue_with_a_vital_consumer_is_dropped_by_force_alone(store: penstock
     assert store.queues() == []
 
 
-def test_a_dropped_consumer_leaves_its_queues(store: penstock.Store) -> None:
+def test_a_dropped_consumer_is_removed_from_its_queues(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(1))
     store.create_consumer("c")
@@ -125,7 +125,7 @@ def test_a_dropped_consumer_leaves_its_queues(store: penstock.Store) -> None:
     assert queue.info().rows == 1
 
 
-def test_a_drop_while_others_append_ends_in_one_clear_error(store: penstock.Store) -> None:
+def test_appends_to_a_queue_that_is_dropped_fail_with_one_clear_error(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=2)
     producer = store.producer("q", "s")
     store.create_consumer("c")
@@ -162,7 +162,7 @@ def test_a_drop_while_others_append_ends_in_one_clear_error(store: penstock.Stor
     assert {table: count for table, count in _rows_in_tables(store).items() if count} == {"consumer": 1}
 
 
-def test_what_nobody_committed_is_swept_when_it_is_old(store: penstock.Store) -> None:
+def test_old_uncommitted_rows_are_swept(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(0))
     _stage(store, queue, "dead", 0, "a", 1, 2)
@@ -178,7 +178,7 @@ def test_what_nobody_committed_is_swept_when_it_is_old(store: penstock.Store) ->
     assert everything(queue) == {0: [0]}
 
 
-def test_what_was_staged_long_ago_is_swept_beside_other_upkeep_now_and_then(store: penstock.Store) -> None:
+def test_background_maintenance_sweeps_old_staged_rows_now_and_then(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, retention=penstock.Retention(rows=100))
     _stage_long_ago(store, queue)
     _stage(store, queue, "live", 0, "b", 3)
@@ -196,7 +196,7 @@ def test_what_was_staged_long_ago_is_swept_beside_other_upkeep_now_and_then(stor
     assert everything(queue) == {0: [0, 1, 2]}
 
 
-def test_what_was_staged_under_a_clock_far_ahead_is_swept(store: penstock.Store) -> None:
+def test_rows_staged_by_a_clock_far_ahead_are_swept(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     _stage(store, queue, "dead", 0, "a", 1, 2)
     text = "update penstock.staged set created_at = created_at + 90000000000 where app_id = 'dead'"
@@ -206,7 +206,7 @@ def test_what_was_staged_under_a_clock_far_ahead_is_swept(store: penstock.Store)
     assert store.info().staged_segments == 1
 
 
-def test_the_upkeep_of_a_store_sweeps_what_was_staged_long_ago(store: penstock.Store) -> None:
+def test_maintaining_a_store_sweeps_old_staged_rows(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     _stage_long_ago(store, queue)
     _stage(store, queue, "live", 0, "b", 3)
@@ -221,7 +221,7 @@ def _stage_long_ago(store: penstock.Store, queue: penstock.Queue) -> None:
     run_sql(store.database, qualify(text, store.database.dialect, store.database.url.schema))
 
 
-def test_a_commit_whose_rows_were_swept_is_refused_and_leaves_nothing(store: penstock.Store) -> None:
+def test_a_commit_whose_rows_were_swept_is_refused_and_changes_nothing(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     _stage(store, queue, "app", 0, "a", 1)
     store.clean_up(timedelta(0))
@@ -232,7 +232,7 @@ def test_a_commit_whose_rows_were_swept_is_refused_and_leaves_nothing(store: pen
     assert queue.info().rows == 0
 
 
-def test_a_sweep_and_a_commit_at_once_keep_the_rows_or_drop_them_whole(store: penstock.Store) -> None:
+def test_a_concurrent_sweep_and_commit_keep_all_rows_or_none(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     committed = 0
     for batch in range(25):
@@ -254,7 +254,7 @@ def test_a_sweep_and_a_commit_at_once_keep_the_rows_or_drop_them_whole(store: pe
     assert _rows_in_tables(store)["payload"] == queue.info().partitions[0].segments
 
 
-def test_a_promotion_takes_the_acknowledged_attempts_alone(store: penstock.Store) -> None:
+def test_a_promotion_takes_only_the_acknowledged_attempts(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     _stage(store, queue, "app", 4, "older", 1)
     _stage(store, queue, "app", 5, "kept", 2)
@@ -267,7 +267,7 @@ def test_a_promotion_takes_the_acknowledged_attempts_alone(store: penstock.Store
     assert _rows_in_tables(store)["payload"] == 3
 
 
-def test_info_counts_what_is_there(store: penstock.Store) -> None:
+def test_info_counts_the_contents_of_a_store(store: penstock.Store) -> None:
     assert (store.info().rows, store.info().bytes, store.info().queues) == (0, 0, 0)
     for name in ("a", "b"):
         store.create_queue(name, SCHEMA, partitions=2, key=["n"]).append(rows(*range(10)))
@@ -310,7 +310,7 @@ def test_one_store_serves_many_threads(store: penstock.Store) -> None:
     assert len(store.queues()) == 6
 
 
-def test_a_queue_works_after_its_store_object_is_gone(store_url: str) -> None:
+def test_a_queue_works_after_its_store_object_is_garbage_collected(store_url: str) -> None:
     queue = penstock.connect(store_url).create_queue("q", SCHEMA)
     gc.collect()
     for n in range(130):
@@ -318,7 +318,7 @@ def test_a_queue_works_after_its_store_object_is_gone(store_url: str) -> None:
     assert queue.read(0, 0).num_rows == 130
 
 
-def test_maintenance_by_command_does_every_queue(store: penstock.Store) -> None:
+def test_store_maintain_maintains_every_queue(store: penstock.Store) -> None:
     for name in ("a", "b"):
         queue = store.create_queue(name, SCHEMA)
         for n in range(10):

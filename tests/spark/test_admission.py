@@ -1,4 +1,4 @@
-"""How much goes into a micro-batch, against a model that knows every row's append."""
+"""How many rows a micro-batch takes, compared with a model that knows every row's append."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def scenes(draw: st.DrawFn) -> tuple[list[tuple[list[int], bool]], SourceOptions
 
 @given(scene=scenes())
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_micro_batches_against_a_model(
+def test_micro_batches_agree_with_a_model(
     shared: Store, keys: list[int], scene: tuple[list[tuple[list[int], bool]], SourceOptions]
 ) -> None:
     appends, options = scene
@@ -133,7 +133,7 @@ def _check(model: Model, options: SourceOptions, start: Any, end: Any, total: An
     assert sum(rows) <= (options.max_rows_per_trigger or 10**9)
 
 
-def test_bytes_are_kept_to_except_for_a_single_row(shared: Store) -> None:
+def test_the_byte_limit_is_exceeded_only_by_a_single_row(shared: Store) -> None:
     queue = make_queue(shared, f"q{next(names)}", partitions=2)
     for partition in (0, 1):
         fill(queue, range(100), partition=partition, each=10)
@@ -146,7 +146,7 @@ def test_bytes_are_kept_to_except_for_a_single_row(shared: Store) -> None:
     assert sum(end_of(shared, queue, (99, 100), options_of(max_bytes_per_trigger=1))) == 200
 
 
-def test_shares_follow_the_backlogs(shared: Store) -> None:
+def test_partitions_get_shares_in_proportion_to_their_backlogs(shared: Store) -> None:
     queue = make_queue(shared, f"q{next(names)}", partitions=3)
     fill(queue, range(80), partition=0)
     fill(queue, range(20), partition=1)
@@ -156,7 +156,7 @@ def test_shares_follow_the_backlogs(shared: Store) -> None:
     assert end_of(shared, queue, (79, 10, 0), limit) == (80, 19, 0)
 
 
-def test_a_cap_is_not_passed_and_new_partitions_wait(shared: Store) -> None:
+def test_a_cap_is_not_exceeded_and_new_partitions_wait(shared: Store) -> None:
     queue = make_queue(shared, f"q{next(names)}")
     fill(queue, range(10))
     queue.add_partitions(1)
@@ -167,7 +167,7 @@ def test_a_cap_is_not_passed_and_new_partitions_wait(shared: Store) -> None:
 
 
 @pytest.mark.parametrize("align", [False, True])
-def test_trimmed_rows_count_for_no_limit(shared: Store, align: bool) -> None:
+def test_trimmed_rows_do_not_count_towards_limits(shared: Store, align: bool) -> None:
     queue = make_queue(shared, f"q{next(names)}", partitions=2)
     fill(queue, range(20), each=2)
     queue.compact()
@@ -179,8 +179,8 @@ def test_trimmed_rows_count_for_no_limit(shared: Store, align: bool) -> None:
     assert end_of(shared, queue, (0, 0), limit) == (30, 0), "what is lost is passed over"
 
 
-def test_rows_that_go_while_it_looks(shared: Store) -> None:
-    """The partitions are as they were a moment ago; what they say may be gone by now."""
+def test_rows_trimmed_during_the_lookup_are_handled(shared: Store) -> None:
+    """The state of the partitions was read a moment ago: its rows may have been trimmed since."""
     queue = make_queue(shared, f"q{next(names)}", partitions=2, key=["id"])
     for _ in range(6):
         queue.append(table(range(8)))
@@ -200,7 +200,7 @@ def store_view(store: Store, queue: Queue) -> list[PartitionRecord]:
     return store.database.run(lambda tx: catalog.partitions(tx, queue.record), write=False)
 
 
-def test_aligned_on_postgresql_too(store: Store) -> None:
+def test_micro_batches_align_to_appends_on_both_databases(store: Store) -> None:
     queue = make_queue(store, partitions=2, key=["id"])
     for start in range(0, 60, 10):
         queue.append(table(range(start, start + 10)))
@@ -247,7 +247,7 @@ def _part(rows: int, size: int) -> PartitionRecord:
     return PartitionRecord(0, 0, rows, 0, size, 1)
 
 
-def test_large_micro_batches_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_large_micro_batches_are_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
     watch = BatchSizeWarnings(options_of())
     for _ in range(3):
         watch.observe([0], [1000], [_part(1000, 2 * LARGE_BYTES)])
@@ -256,7 +256,9 @@ def test_large_micro_batches_are_warned_of_once(caplog: pytest.LogCaptureFixture
     assert "'orders'" in caplog.text
 
 
-def test_many_small_micro_batches_before_a_long_backlog(caplog: pytest.LogCaptureFixture) -> None:
+def test_many_small_micro_batches_with_a_large_backlog_are_warned_about(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     watch = BatchSizeWarnings(options_of(max_rows_per_trigger=10))
     for start in range(0, 10 * 3 * SMALL_BATCHES, 10):
         watch.observe([start], [start + 10], [_part(100_000, 1000)])
@@ -264,7 +266,7 @@ def test_many_small_micro_batches_before_a_long_backlog(caplog: pytest.LogCaptur
     assert "raise maxRowsPerTrigger" in caplog.text
 
 
-def test_small_micro_batches_without_a_backlog_are_fine(caplog: pytest.LogCaptureFixture) -> None:
+def test_small_micro_batches_without_a_backlog_cause_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     watch = BatchSizeWarnings(options_of())
     for start in range(0, 10 * 3 * SMALL_BATCHES, 10):
         watch.observe([start], [start + 10], [_part(start + 10, 1000)])

@@ -15,7 +15,9 @@ from tests.support.spark_queues import batch, column, fill, make_queue, table
 from tests.support.waiting import wait_until
 
 
-def test_all_rows_of_all_partitions(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_a_batch_read_returns_all_rows_of_all_partitions(
+    spark: SparkSession, store: Store, store_url: str
+) -> None:
     queue = make_queue(store, partitions=3)
     for partition in range(3):
         fill(queue, range(partition * 10, partition * 10 + 10), partition=partition, each=4)
@@ -24,7 +26,7 @@ def test_all_rows_of_all_partitions(spark: SparkSession, store: Store, store_url
     assert sorted(tuple(row) for row in frame.collect()) == [(i, f"n{i}") for i in range(30)]
 
 
-def test_an_empty_queue(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_an_empty_queue_returns_no_rows(spark: SparkSession, store: Store, store_url: str) -> None:
     make_queue(store, partitions=2)
     frame = batch(spark, store_url, includeMetadataColumns=True)
     assert frame.collect() == []
@@ -43,7 +45,9 @@ def test_an_empty_queue(spark: SparkSession, store: Store, store_url: str) -> No
         ({"startingOffsets": '{"1": 3}', "endingOffsets": '{"0": 1, "1": 3}'}, [0]),
     ],
 )
-def test_positions(spark: SparkSession, tmp_path: Path, options: dict[str, str], expected: list[int]) -> None:
+def test_a_read_starts_and_ends_at_the_given_positions(
+    spark: SparkSession, tmp_path: Path, options: dict[str, str], expected: list[int]
+) -> None:
     url = f"sqlite:///{tmp_path}/penstock.db"
     with _two_partitions(url):
         assert sorted(column(batch(spark, url, **options))) == expected
@@ -59,7 +63,9 @@ def _two_partitions(url: str) -> Store:
     return store
 
 
-def test_from_a_time_on_inside_a_merged_segment(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_a_read_can_start_at_a_time_inside_a_merged_segment(
+    spark: SparkSession, store: Store, store_url: str
+) -> None:
     queue = make_queue(store)
     fill(queue, [1, 2])
     first = _last_time(store)
@@ -79,7 +85,7 @@ def _last_time(store: Store) -> datetime:
     return found
 
 
-def test_from_where_a_consumer_stands(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_a_read_can_start_at_a_consumers_offsets(spark: SparkSession, store: Store, store_url: str) -> None:
     queue = make_queue(store, partitions=2)
     fill(queue, range(5))
     store.create_consumer("billing").register("orders")
@@ -104,7 +110,7 @@ def test_from_where_a_consumer_stands(spark: SparkSession, store: Store, store_u
         ({"queue": "orders", "consumer": "idle"}, ["not registered"]),
     ],
 )
-def test_positions_that_cannot_be(
+def test_invalid_positions_are_refused(
     spark: SparkSession, tmp_path: Path, options: dict[str, str], words: list[str]
 ) -> None:
     url = f"sqlite:///{tmp_path}/penstock.db"
@@ -117,9 +123,7 @@ def test_positions_that_cannot_be(
         assert word in str(caught.value)
 
 
-def test_trimmed_rows_fail_the_read_or_are_left_out(
-    spark: SparkSession, store: Store, store_url: str
-) -> None:
+def test_trimmed_rows_fail_the_read_or_are_skipped(spark: SparkSession, store: Store, store_url: str) -> None:
     queue = make_queue(store)
     fill(queue, range(10), each=2)
     store.create_consumer("slow").register("orders")
@@ -135,8 +139,8 @@ def test_trimmed_rows_fail_the_read_or_are_left_out(
 
 
 def test_a_read_is_planned_once(spark: SparkSession, store: Store, store_url: str) -> None:
-    """A DataFrame means the same rows at each action; what is trimmed of them meanwhile is missed, not passed
-    over.
+    """A DataFrame stands for the same rows in each action; rows trimmed meanwhile are reported as lost, not
+    skipped.
     """
     queue = make_queue(store, partitions=2, key=["id"])
     queue.append(table(range(50)))
@@ -151,7 +155,7 @@ def test_a_read_is_planned_once(spark: SparkSession, store: Store, store_url: st
         strict.count()
 
 
-def test_metadata_columns(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_metadata_columns_are_returned_on_request(spark: SparkSession, store: Store, store_url: str) -> None:
     queue = make_queue(store, partitions=2)
     fill(queue, [1, 2], partition=1)
     first = datetime.now(UTC)
@@ -173,7 +177,9 @@ def _service(spark: SparkSession, url: str) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in frame.collect())
 
 
-def test_a_queue_with_columns_of_those_names(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_a_queue_may_have_columns_named_like_metadata_columns(
+    spark: SparkSession, store: Store, store_url: str
+) -> None:
     import pyarrow as pa
 
     store.create_queue("own", pa.schema([("_Row_Index", pa.int64())])).append([{"_Row_Index": 7}])
@@ -182,7 +188,9 @@ def test_a_queue_with_columns_of_those_names(spark: SparkSession, store: Store, 
         batch(spark, store_url, "own", includeMetadataColumns=True)
 
 
-def test_a_schema_of_ones_own_is_a_projection(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_a_schema_given_by_the_user_is_a_projection(
+    spark: SparkSession, store: Store, store_url: str
+) -> None:
     fill(make_queue(store), [1, 2])
 
     def read(schema: str, **options: object) -> list[tuple[Any, ...]]:
@@ -203,7 +211,7 @@ def test_a_schema_of_ones_own_is_a_projection(spark: SparkSession, store: Store,
             read(schema)
 
 
-def test_large_partitions_are_split_over_tasks(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_large_partitions_are_split_into_tasks(spark: SparkSession, store: Store, store_url: str) -> None:
     queue = make_queue(store, partitions=2)
     fill(queue, range(10), each=3)
     fill(queue, range(10, 12), partition=1)
@@ -214,7 +222,7 @@ def test_large_partitions_are_split_over_tasks(spark: SparkSession, store: Store
     assert sorted(sorted(row[1]) for row in tasks) == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9], [10, 11]]
 
 
-def test_a_crowd_of_small_appends_is_read_in_few_batches(
+def test_many_small_appends_are_read_in_few_batches(
     spark: SparkSession, store: Store, store_url: str
 ) -> None:
     queue = make_queue(store)

@@ -1,4 +1,4 @@
-"""Batch writes: all rows become visible at once, or none."""
+"""Batch writes: all rows become visible in one step, or none do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def numbers(spark: SparkSession, start: int, end: int, tasks: int = 2) -> DataFr
     return spark.range(start, end, 1, tasks).selectExpr("id", "concat('n', id) as name")
 
 
-def test_rows_of_all_tasks_in_one_append(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_the_rows_of_all_tasks_are_one_append(spark: SparkSession, store: Store, store_url: str) -> None:
     queue = make_queue(store, partitions=2)
     write(numbers(spark, 0, 10, tasks=4), store_url)
     write(numbers(spark, 10, 20, tasks=4), store_url)
@@ -34,14 +34,14 @@ def test_rows_of_all_tasks_in_one_append(spark: SparkSession, store: Store, stor
     assert sorted(sorted(row[1]) for row in times.collect()) == [list(range(10)), list(range(10, 20))]
 
 
-def test_columns_go_by_name(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_columns_are_matched_by_name(spark: SparkSession, store: Store, store_url: str) -> None:
     queue = make_queue(store)
     write(spark.sql("select 'x' as NAME, 1 as Id"), store_url)
     write(spark.sql("select 2L as id"), store_url)
     assert queue.read(0, 0).to_pylist() == [{"id": 1, "name": "x"}, {"id": 2, "name": None}]
 
 
-def test_no_rows(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_writing_no_rows_appends_nothing(spark: SparkSession, store: Store, store_url: str) -> None:
     queue = make_queue(store)
     write(numbers(spark, 0, 0), store_url)
     write(numbers(spark, 0, 10).where("id < 0"), store_url)
@@ -49,7 +49,7 @@ def test_no_rows(spark: SparkSession, store: Store, store_url: str) -> None:
     assert store.info().staged_segments == 0
 
 
-def test_a_failing_task_leaves_nothing(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_a_failing_task_leaves_nothing_behind(spark: SparkSession, store: Store, store_url: str) -> None:
     queue = make_queue(store)
     # One task: of several, another one may still be writing when the first one's failure is cleaned up.
     broken = numbers(spark, 0, 10, tasks=1).mapInArrow(_fail_late, "id long, name string")
@@ -80,7 +80,9 @@ def test_other_modes_are_refused(
     assert ids_in(queue) == [1]
 
 
-def test_pieces_of_bounded_size(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_writes_are_split_into_segments_of_bounded_size(
+    spark: SparkSession, store: Store, store_url: str
+) -> None:
     queue = make_queue(store)
     write(numbers(spark, 0, 100, tasks=1), store_url, maxRowsPerWrite=3)
     info = queue.info().partitions[0]
@@ -88,7 +90,9 @@ def test_pieces_of_bounded_size(spark: SparkSession, store: Store, store_url: st
     assert info.segments >= 33
 
 
-def test_crowds_of_segments_are_merged_beside(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_many_small_segments_are_merged_in_the_background(
+    spark: SparkSession, store: Store, store_url: str
+) -> None:
     from tests.support.waiting import wait_until
 
     queue = make_queue(store)
@@ -111,7 +115,9 @@ def test_equal_keys_share_a_partition(spark: SparkSession, store: Store, store_u
     assert len({row._partition for row in batch(spark, store_url, includeMetadataColumns=True).collect()}) > 1
 
 
-def test_keys_stay_home_when_the_queue_grows(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_keys_keep_their_partition_when_the_queue_grows(
+    spark: SparkSession, store: Store, store_url: str
+) -> None:
     queue = make_queue(store, partitions=2, key=["name"])
     frame = spark.range(0, 60, 1, 2).selectExpr("id", "concat('k', id % 9) as name")
     write(frame, store_url)
@@ -134,7 +140,9 @@ def test_keys_stay_home_when_the_queue_grows(spark: SparkSession, store: Store, 
         ("select 1L as id, struct(1) as name", "cast it first"),
     ],
 )
-def test_a_schema_that_does_not_fit(spark: SparkSession, tmp_path: Path, query: str, words: str) -> None:
+def test_a_schema_that_does_not_match_is_refused(
+    spark: SparkSession, tmp_path: Path, query: str, words: str
+) -> None:
     import penstock
 
     url = f"sqlite:///{tmp_path}/penstock.db"
@@ -146,7 +154,7 @@ def test_a_schema_that_does_not_fit(spark: SparkSession, tmp_path: Path, query: 
         assert queue.info().rows == 0
 
 
-def test_nulls_where_none_may_be(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_nulls_in_a_required_column_are_refused(spark: SparkSession, store: Store, store_url: str) -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
     queue = store.create_queue("strict", schema)
     with pytest.raises(Exception, match="may not be null, and the DataFrame has no such column"):
@@ -160,7 +168,7 @@ def test_nulls_where_none_may_be(spark: SparkSession, store: Store, store_url: s
     assert batch(spark, store_url, "strict").schema["id"].nullable is False
 
 
-def test_nested_columns_go_by_name_too(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_nested_columns_are_matched_by_name(spark: SparkSession, store: Store, store_url: str) -> None:
     queue = store.create_queue(
         "nested", pa.schema([("s", pa.struct([("a", pa.int64()), ("b", pa.string()), ("c", pa.int32())]))])
     )
@@ -188,7 +196,7 @@ from (select cast(id as int) as n from range(3))
 """
 
 
-def test_every_type_comes_back_as_it_went(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_every_type_is_read_back_unchanged(spark: SparkSession, store: Store, store_url: str) -> None:
     frame = spark.sql(ALL_TYPES)
     nothing = frame.select(
         *[fn.when(fn.lit(False), fn.col(name)).alias(name) for name in frame.columns]
@@ -206,7 +214,7 @@ def _texts(frame: DataFrame) -> list[str]:
     return sorted(str(row) for row in frame.withColumn("a_variant", fn.to_json("a_variant")).collect())
 
 
-def test_rows_go_from_queue_to_queue(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_rows_can_be_copied_from_queue_to_queue(spark: SparkSession, store: Store, store_url: str) -> None:
     source = make_queue(store, partitions=2)
     fill(source, range(10), each=3)
     make_queue(store, "copy")

@@ -38,7 +38,7 @@ def setting(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
 # Lost checkpoints.
 
 
-def test_a_stateless_query_goes_on_with_a_new_checkpoint(
+def test_a_stateless_query_continues_with_a_new_checkpoint(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     queue, out = make_queue(store), make_queue(store, "out")
@@ -52,7 +52,9 @@ def test_a_stateless_query_goes_on_with_a_new_checkpoint(
     assert consumer.offsets("orders") == {0: 2}
 
 
-def test_a_stateful_query_does_not(spark: SparkSession, store: Store, store_url: str, tmp_path: Path) -> None:
+def test_a_stateful_query_is_refused_with_a_new_checkpoint(
+    spark: SparkSession, store: Store, store_url: str, tmp_path: Path
+) -> None:
     queue, out = make_queue(store), make_queue(store, "out")
     consumer = queue.register(store.create_consumer("billing").name)
     frame = stream(spark, store_url, consumer="billing").dropDuplicates(["id"])
@@ -78,7 +80,7 @@ def test_a_stateful_query_does_not(spark: SparkSession, store: Store, store_url:
 def test_a_new_checkpoint_needs_a_new_app_id(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path, source: str, guarantee: str
 ) -> None:
-    """Its batch ids begin anew: the ledger would take them for repeats, and drop their rows."""
+    """Its batch ids start again at zero: the ledger would take them for repeats, and drop their rows."""
     queue, out = make_queue(store), make_queue(store, "out")
     fill(queue, [1])
     files = tmp_path / "files"
@@ -106,7 +108,7 @@ def test_a_new_checkpoint_needs_a_new_app_id(
 
 
 @one_store
-def test_the_setting_and_a_query_name(
+def test_the_checkpoint_setting_and_a_query_name_find_the_checkpoint_again(
     spark: SparkSession, store: Store, store_url: str, setting: Path
 ) -> None:
     queue, out = make_queue(store), make_queue(store, "out")
@@ -120,7 +122,7 @@ def test_the_setting_and_a_query_name(
 
 
 @one_store
-def test_the_setting_without_a_name_finds_no_checkpoint_again(
+def test_the_checkpoint_setting_without_a_query_name_is_refused(
     spark: SparkSession, store: Store, store_url: str, setting: Path
 ) -> None:
     queue, out = make_queue(store), make_queue(store, "out")
@@ -141,7 +143,7 @@ def test_the_setting_without_a_name_finds_no_checkpoint_again(
 
 
 @one_store
-def test_the_second_format_of_the_offset_log(
+def test_both_formats_of_the_offset_log_are_supported(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     left, right = make_queue(store, "left"), make_queue(store, "right")
@@ -166,7 +168,9 @@ def test_the_second_format_of_the_offset_log(
 
 
 @one_store
-def test_awkward_paths(spark: SparkSession, store: Store, store_url: str, tmp_path: Path) -> None:
+def test_checkpoint_paths_with_special_characters_work(
+    spark: SparkSession, store: Store, store_url: str, tmp_path: Path
+) -> None:
     queue, out = make_queue(store), make_queue(store, "out")
     for number, path in enumerate([f"{tmp_path}/a b%20c#d+é", f"file://{tmp_path}/x%2Fy"]):
         fill(queue, [number])
@@ -176,14 +180,14 @@ def test_awkward_paths(spark: SparkSession, store: Store, store_url: str, tmp_pa
     assert ids_in(out) == [10, 11]
 
 
-def test_offset_files() -> None:
+def test_offset_files_are_parsed() -> None:
     assert parse_offsets('v1\n{"m": 1}\n{"a": 1}\n-\n7\nplain: text') == [{"a": 1}, None, 7, "plain: text"]
     assert parse_offsets('v2\n{"m": 1}\n1:{"a": "x:y"}\n0:3') == [{"a": "x:y"}, 3]
     with pytest.raises(CommitRefusedError, match="'v9'"):
         parse_offsets("v9\n{}")
 
 
-def test_what_is_missing(tmp_path: Path) -> None:
+def test_missing_files_of_a_checkpoint_are_reported(tmp_path: Path) -> None:
     checkpoint = Checkpoint(f"file:{tmp_path}")
     assert checkpoint.last_commit() is None
     assert checkpoint.stateful() is False
@@ -194,7 +198,7 @@ def test_what_is_missing(tmp_path: Path) -> None:
         checkpoint.query_id()
 
 
-def test_a_place_that_python_does_not_know() -> None:
+def test_a_location_without_an_fsspec_driver_is_refused() -> None:
     with pytest.raises(CommitRefusedError, match="fsspec driver for the scheme") as caught:
         Checkpoint("nosuch://user:s3cret@host/ck")
     assert "s3cret" not in str(caught.value)
@@ -210,5 +214,5 @@ def test_a_place_that_python_does_not_know() -> None:
         ("abfss://c@account/ck?sig=s3cret", "abfss://c@account/ck?***"),
     ],
 )
-def test_passwords_are_not_shown(location: str, shown: str) -> None:
+def test_passwords_in_locations_are_not_shown(location: str, shown: str) -> None:
     assert redact_location(location) == shown

@@ -1,4 +1,4 @@
-"""Spark over a queue that gets columns: running queries keep theirs, restarted ones have the new ones."""
+"""Spark on a queue that gets columns: running queries keep the old ones, restarted ones see the new ones."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def plain(*ids: int) -> list[Json]:
     return [{"id": n, "name": f"n{n}"} for n in ids]
 
 
-def test_readers_names_are_those_that_no_column_gets() -> None:
+def test_metadata_columns_are_reserved_names() -> None:
     assert tuple(field.name for field in QUEUE_METADATA) == METADATA_COLUMNS
 
 
-def test_a_running_query_goes_on_with_its_columns_and_has_the_new_ones_when_it_is_started_again(
+def test_a_running_query_keeps_its_columns_and_sees_new_ones_after_a_restart(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     queue, out = make_queue(store), make_queue(store, "out")
@@ -86,7 +86,7 @@ def test_a_running_query_goes_on_with_its_columns_and_has_the_new_ones_when_it_i
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "idempotent", "at_least_once"])
 @one_store
-def test_a_sink_gets_columns_in_the_middle_of_a_micro_batch(
+def test_a_sink_can_get_columns_in_the_middle_of_a_micro_batch(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path, guarantee: str
 ) -> None:
     queue = make_queue(store, partitions=2)
@@ -108,7 +108,9 @@ def test_a_sink_gets_columns_in_the_middle_of_a_micro_batch(
 
 
 @one_store
-def test_a_batch_reads_rows_of_all_ages(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_a_batch_reads_rows_from_before_and_after_a_new_column(
+    spark: SparkSession, store: Store, store_url: str
+) -> None:
     queue, old = make_queue(store), store.queue("orders")
     fill(queue, range(2))
     queue.add_columns([NOTE, ("tags", pa.list_(pa.string()))])
@@ -177,7 +179,7 @@ STATEFUL: dict[str, Callable[[DataFrame], DataFrame]] = {
 
 @pytest.mark.parametrize("kind", list(STATEFUL))
 @one_store
-def test_state_that_does_not_hold_all_columns_goes_on(
+def test_state_without_all_columns_continues(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path, kind: str
 ) -> None:
     queue = make_queue(store)
@@ -203,7 +205,7 @@ def test_state_that_does_not_hold_all_columns_goes_on(
 
 
 @one_store
-def test_state_of_whole_rows_is_refused_by_spark_until_the_read_names_the_old_columns(
+def test_state_of_whole_rows_requires_reading_only_the_old_columns(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     queue, out = make_queue(store), make_queue(store, "out")
@@ -225,7 +227,9 @@ def test_state_of_whole_rows_is_refused_by_spark_until_the_read_names_the_old_co
 
 
 @one_store
-def test_a_limit_and_a_look_go_on(spark: SparkSession, store: Store, store_url: str, tmp_path: Path) -> None:
+def test_a_limit_and_take_continue_after_columns_are_added(
+    spark: SparkSession, store: Store, store_url: str, tmp_path: Path
+) -> None:
     queue, out = make_queue(store), store.create_queue("out", pa.schema([*SCHEMA, NOTE]))
     store.create_consumer("c").register("orders")
     fill(queue, range(3))

@@ -1,4 +1,4 @@
-"""What Spark does with a Python data source that it knows."""
+"""What Spark does with a registered Python data source."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def run(frame: DataFrame, checkpoint: Path) -> None:
     writer.trigger(availableNow=True).start().awaitTermination()
 
 
-def test_a_query_that_starts_adds_nothing_to_what_queries_share(spark: SparkSession, tmp_path: Path) -> None:
+def test_starting_a_query_adds_nothing_to_state_shared_by_queries(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     # Two that added to it at once would break it: it is a plain HashMap.
     url = f"sqlite:///{tmp_path}/penstock.db"
     with penstock.connect(url, create=True) as store:
@@ -43,8 +45,8 @@ def test_a_query_that_starts_adds_nothing_to_what_queries_share(spark: SparkSess
         assert variables(spark, name) == before
 
 
-def test_a_thread_that_did_not_make_the_session_writes_too(spark: SparkSession, tmp_path: Path) -> None:
-    """To Spark it has no active session, in which alone a writer's data source is looked for."""
+def test_a_thread_that_did_not_create_the_session_can_write(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark sees no active session in it, and looks for a writer's data source only there."""
     url = f"sqlite:///{tmp_path}/penstock.db"
 
     def write() -> None:
@@ -68,8 +70,8 @@ def test_a_thread_that_did_not_make_the_session_writes_too(spark: SparkSession, 
         assert sorted(copy.read(0, 0)["id"].to_pylist()) == [1, 2, 3]
 
 
-def test_a_session_takes_a_source_anew_only_where_its_defaults_changed(spark: SparkSession) -> None:
-    """Spark warns each time."""
+def test_a_source_is_registered_again_only_if_its_defaults_changed(spark: SparkSession) -> None:
+    """Spark warns on every registration."""
 
     def known() -> object:
         manager = spark._jsparkSession.sessionState().dataSourceManager()

@@ -1,4 +1,4 @@
-"""The driver's port: strangers who connect and say nothing, or the wrong thing, hold up nobody."""
+"""The driver's port: strangers who connect and send nothing, or the wrong thing, block nobody."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def hung_up(connection: socket.socket) -> bool:
-    """Whether one more byte does not get through."""
+    """Whether sending one more byte fails."""
     try:
         connection.sendall(b"x")
     except ConnectionError:
@@ -77,7 +77,7 @@ def hung_up(connection: socket.socket) -> bool:
     return False
 
 
-def test_strangers_who_say_nothing_hold_up_nobody(
+def test_silent_strangers_block_nobody(
     listening: AuthenticatedListener, address: Address, strangers: ExitStack
 ) -> None:
     for _ in range(5):
@@ -85,16 +85,16 @@ def test_strangers_who_say_nothing_hold_up_nobody(
         assert seconds_to_ask(address) < HONEST
 
 
-def test_a_stranger_is_given_a_second(listening: AuthenticatedListener, strangers: ExitStack) -> None:
+def test_a_silent_stranger_is_disconnected_after_a_second(
+    listening: AuthenticatedListener, strangers: ExitStack
+) -> None:
     silent = strangers.enter_context(stranger(listening.port))
     began = time.monotonic()
     wait_until(lambda: is_closed(silent), timeout=5)
     assert time.monotonic() - began < 3 * driver_endpoint.HANDSHAKE_SECONDS
 
 
-def test_also_one_who_says_a_little_now_and_then(
-    listening: AuthenticatedListener, strangers: ExitStack
-) -> None:
+def test_a_slow_stranger_is_disconnected(listening: AuthenticatedListener, strangers: ExitStack) -> None:
     slow = strangers.enter_context(stranger(listening.port))
     began = time.monotonic()
     # The head of a message of 200 bytes, and then one byte after the other.
@@ -104,7 +104,7 @@ def test_also_one_who_says_a_little_now_and_then(
     assert time.monotonic() - began < 3 * driver_endpoint.HANDSHAKE_SECONDS
 
 
-def test_a_crowd_of_strangers_is_bounded_and_holds_up_nobody(
+def test_the_number_of_strangers_is_limited_and_they_block_nobody(
     listening: AuthenticatedListener, address: Address, strangers: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "penstock.spark")
@@ -120,7 +120,7 @@ def test_a_crowd_of_strangers_is_bounded_and_holds_up_nobody(
     wait_until(lambda: threading.active_count() <= before, timeout=5)
 
 
-def test_strangers_who_come_again_and_again_hold_up_nobody(
+def test_strangers_who_reconnect_repeatedly_block_nobody(
     listening: AuthenticatedListener, address: Address
 ) -> None:
     done = threading.Event()
@@ -142,9 +142,7 @@ def test_strangers_who_come_again_and_again_hold_up_nobody(
         crowding.join()
 
 
-def test_a_task_tries_again_when_the_driver_has_no_time_for_it(
-    monkeypatch: pytest.MonkeyPatch, address: Address
-) -> None:
+def test_a_task_retries_when_the_driver_is_busy(monkeypatch: pytest.MonkeyPatch, address: Address) -> None:
     real, tries = driver_endpoint._connect_once, []
 
     def late(where: tuple[str, int], authkey: bytes, deadline: float) -> Connection:
@@ -162,7 +160,7 @@ def test_a_task_tries_again_when_the_driver_has_no_time_for_it(
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("said", [b"", b"\0", b"\0\0\0\x40#CHALL"])
-def test_a_driver_that_says_nothing_or_stops_in_the_middle_is_given_up(
+def test_a_task_gives_up_on_a_driver_that_stops_answering(
     monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     monkeypatch.setattr(driver_endpoint, "_CONNECT_SECONDS", 0.5)
@@ -182,7 +180,7 @@ def test_a_driver_that_says_nothing_or_stops_in_the_middle_is_given_up(
     assert caught.value.condition == "STORE_UNAVAILABLE.DRIVER"
 
 
-def test_a_wrong_secret_has_a_name_of_its_own(address: Address) -> None:
+def test_a_wrong_secret_is_reported_as_another_driver(address: Address) -> None:
     wrong = Address(address.host, address.port, b"guess")
     with pytest.raises(StoreUnavailableError, match="is not the driver") as caught:
         wrong.ask(b"abc")
@@ -190,7 +188,7 @@ def test_a_wrong_secret_has_a_name_of_its_own(address: Address) -> None:
     assert address.ask(b"abc") == b"cba"
 
 
-def test_whoever_waits_when_the_port_is_closed_is_sent_away(
+def test_closing_the_port_disconnects_waiting_clients(
     listening: AuthenticatedListener, address: Address, strangers: ExitStack
 ) -> None:
     silent = strangers.enter_context(stranger(listening.port))
@@ -204,7 +202,7 @@ def test_whoever_waits_when_the_port_is_closed_is_sent_away(
         address.ask(b"abc")
 
 
-def test_links_of_continuous_queries_are_not_held_up_either(strangers: ExitStack) -> None:
+def test_strangers_do_not_block_the_connections_of_continuous_queries(strangers: ExitStack) -> None:
     with closing(EpochCoordinator("127.0.0.1", "127.0.0.1", Epochs(1, 0, 8))) as coordinator:
         for _ in range(5):
             strangers.enter_context(stranger(coordinator.address.port))

@@ -60,7 +60,7 @@ def canonical(value: Any) -> Any:
 
 @pytest.mark.parametrize("name", KINDS)
 @given(data=st.data())
-def test_codes_are_equal_as_values_are(name: str, data: st.DataObject) -> None:
+def test_codes_are_equal_exactly_when_values_are(name: str, data: st.DataObject) -> None:
     kind, values = KINDS[name]
     drawn = data.draw(st.lists(st.none() | values, max_size=8))
     cut = data.draw(st.integers(0, len(drawn)))
@@ -81,7 +81,7 @@ def test_the_order_of_a_maps_entries_does_not_count() -> None:
 
 
 @given(st.lists(st.tuples(st.none() | SMALL, TEXT, st.sampled_from([0, 2**62, -(2**62)])), max_size=10))
-def test_columns_taken_together(rows: list[tuple[Any, ...]]) -> None:
+def test_several_columns_are_factorized_together(rows: list[tuple[Any, ...]]) -> None:
     kinds = [pa.int64(), pa.string(), pa.int64()]
     columns = [pa.array([row[place] for row in rows], kind) for place, kind in enumerate(kinds)]
     codes = factorize([*columns, *columns])
@@ -92,7 +92,7 @@ def test_columns_taken_together(rows: list[tuple[Any, ...]]) -> None:
 
 
 @given(st.lists(TEXT | st.none(), max_size=10))
-def test_the_order_of_text_is_that_of_its_bytes(values: list[str | None]) -> None:
+def test_text_is_ordered_by_its_bytes(values: list[str | None]) -> None:
     ranks = order_codes(pa.array(values, pa.string())).tolist()
     known = sorted({value.encode() for value in values if value is not None})
     expected = [len(known) if value is None else known.index(value.encode()) for value in values]

@@ -1,4 +1,4 @@
-"""Filters that are pushed down mean what they mean to Spark."""
+"""Filters that are pushed down mean the same as in Spark."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def pushing(spark: SparkSession) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def both(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, DataFrame]:
-    """A queue of awkward rows, and the same rows where nothing can be pushed down."""
+    """A queue of unusual rows, and the same rows as a DataFrame without pushdown."""
     import penstock
 
     data = pa.table([pa.array(values, kind) for kind, values in ROWS.values()], names=list(ROWS))
@@ -123,7 +123,7 @@ def both(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 @pytest.mark.usefixtures("pushing")
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
-def test_pushing_down_changes_no_answer(spark: SparkSession, both: tuple[str, DataFrame], zone: str) -> None:
+def test_pushdown_changes_no_result(spark: SparkSession, both: tuple[str, DataFrame], zone: str) -> None:
     url, local = both
     spark.conf.set("spark.sql.session.timeZone", zone)
     try:
@@ -139,7 +139,7 @@ def _bag(frame: DataFrame) -> list[str]:
 
 
 @pytest.mark.usefixtures("pushing")
-def test_a_pushed_filter_is_not_left_to_spark(spark: SparkSession, both: tuple[str, DataFrame]) -> None:
+def test_a_pushed_filter_is_not_evaluated_by_spark(spark: SparkSession, both: tuple[str, DataFrame]) -> None:
     plan = (
         batch(spark, both[0])
         .where("i = 1 and s like 'a%' and f > 1")
@@ -153,7 +153,9 @@ def test_a_pushed_filter_is_not_left_to_spark(spark: SparkSession, both: tuple[s
     assert "f#" in left
 
 
-def test_metadata_columns_choose_the_tasks(spark: SparkSession, store: Store, store_url: str) -> None:
+def test_filters_on_metadata_columns_select_the_tasks(
+    spark: SparkSession, store: Store, store_url: str
+) -> None:
     queue = make_queue(store, partitions=2)
     for partition in (0, 1):
         fill(queue, range(partition * 100, partition * 100 + 10), partition=partition, each=3)
@@ -172,7 +174,9 @@ def test_metadata_columns_choose_the_tasks(spark: SparkSession, store: Store, st
             spark.conf.unset(SETTING)
 
 
-def test_the_setting_may_change_between_reads(spark: SparkSession, both: tuple[str, DataFrame]) -> None:
+def test_the_pushdown_setting_may_change_between_reads(
+    spark: SparkSession, both: tuple[str, DataFrame]
+) -> None:
     for pushdown in ("false", "true", "false"):
         spark.conf.set(SETTING, pushdown)
         assert batch(spark, both[0]).where("i = 1").count() == 1
@@ -240,7 +244,7 @@ def _sql(found: Filter, value: Any) -> bool | None:
 
 
 @given(found=_filters(), data=st.data())
-def test_expressions_are_sql(found: Filter, data: st.DataObject) -> None:
+def test_expressions_have_sql_semantics(found: Filter, data: st.DataObject) -> None:
     name = (found.child if isinstance(found, filters.Not) else found).attribute[0]
     values = data.draw(st.lists(st.none() | _VALUES[name], max_size=6))
     taken = to_arrow_expression(found, _SCHEMA)
@@ -263,11 +267,11 @@ def test_expressions_are_sql(found: Filter, data: st.DataObject) -> None:
     ],
     ids=str,
 )
-def test_what_is_left_to_spark(found: Filter) -> None:
+def test_unsupported_filters_are_left_to_spark(found: Filter) -> None:
     assert to_arrow_expression(found, _SCHEMA) is None
 
 
-def test_bounds_of_rows() -> None:
+def test_row_bounds_are_taken_from_filters() -> None:
     row, part = ("_row_index",), ("_partition",)
     assert row_bounds([]) == (None, 0, NO_ROW)
     assert row_bounds([filters.EqualTo(row, 5), filters.EqualTo(part, 2)]) == (2, 5, 6)

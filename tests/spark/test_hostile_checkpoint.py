@@ -1,5 +1,5 @@
-"""Files of a checkpoint that somebody else wrote: an error by name, and no more memory or time than they are
-worth.
+"""Checkpoint files written by somebody else: reading them fails with a named error, and takes no excessive
+memory or time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def made(tmp_path: Path) -> Path:
         ("penstock/limit-per.json", "7", read_key_record),
     ],
 )
-def test_what_is_not_as_it_should_be_is_refused_by_name(
+def test_malformed_files_are_refused(
     made: Path, name: str, text: str, read: Callable[[Checkpoint], object]
 ) -> None:
     (made / name).write_text(text)
@@ -54,12 +54,12 @@ def test_what_is_not_as_it_should_be_is_refused_by_name(
         read(Checkpoint(str(made)))
 
 
-def test_an_offset_that_is_nested_too_deeply_is_a_text_as_those_of_other_sources(made: Path) -> None:
+def test_an_offset_nested_too_deeply_is_kept_as_text(made: Path) -> None:
     (made / "offsets/0").write_text(f"v1\n{{}}\n{DEEP}")
     assert Checkpoint(str(made)).offsets(0) == [DEEP]
 
 
-def test_a_file_of_any_size_is_not_read(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_above_the_size_limit_is_refused(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "MAX_FILE_BYTES", 1 << 20)
     with (made / "offsets/0").open("wb") as file:
         # Takes no room on the disk.
@@ -69,7 +69,7 @@ def test_a_file_of_any_size_is_not_read(made: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", ["²", "1²", "٣", "-1", "1.tmp"])
-def test_names_that_are_no_numbers_are_no_batches(made: Path, name: str) -> None:
+def test_files_without_a_number_as_their_name_are_not_batches(made: Path, name: str) -> None:
     (made / "offsets" / name).write_text("v1\n{}\n1")
     assert Checkpoint(str(made)).last_planned() == 0
     assert show(None, made).last_planned in (0, None)
@@ -95,7 +95,7 @@ GOOD: Json = {
         {"rowsPerTask": -1},
     ],
 )  # fmt: skip
-def test_an_offset_with_anything_else_in_it_is_refused(change: Json) -> None:
+def test_an_offset_with_unexpected_contents_is_refused(change: Json) -> None:
     assert QueueOffset.of(GOOD) is not None
     with pytest.raises(CheckpointMismatchError, match="not as Penstock writes it"):
         QueueOffset.of({**GOOD, **change})
@@ -114,7 +114,7 @@ def block(packed: bytes, size: int, token: int = 0x20) -> bytes:
         pytest.param(b"", id="nothing"),
     ],
 )
-def test_the_state_of_a_limit_sets_no_memory_aside(made: Path, state: bytes) -> None:
+def test_reading_a_malformed_limit_state_allocates_no_memory_for_it(made: Path, state: bytes) -> None:
     (made / "state/0/_metadata/metadata").write_text('v1\n{"operatorInfo":{"operatorName":"globalLimit"}}')
     (made / "state/0/0/1.delta").write_bytes(state)
     with pytest.raises(UnreadableState):
@@ -126,7 +126,7 @@ def test_the_state_of_a_limit_sets_no_memory_aside(made: Path, state: bytes) -> 
     "text",
     [DEEP, f"v1\n{DEEP}\n{DEEP}", 'v1\n[{"a":1}]', "v1", "", "v1\n{}\n" + json.dumps({**GOOD, "to": 1})],
 )
-def test_what_can_be_shown_is_shown(made: Path, name: str, text: str) -> None:
+def test_showing_a_damaged_checkpoint_raises_only_penstock_errors(made: Path, name: str, text: str) -> None:
     (made / "state/0/0/1.delta").write_bytes(b"")
     (made / name).write_text(text)
     with suppress(PenstockError):

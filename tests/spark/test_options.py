@@ -44,17 +44,17 @@ def write(streaming: bool = True, **given: str) -> Any:
     return sink_options({"url": "sqlite:///x.db", "queue": "orders", **given}, streaming=streaming)
 
 
-def test_names_in_any_case() -> None:
+def test_option_names_are_case_insensitive() -> None:
     assert read(streaming=True, MAXROWSPERTRIGGER="5").max_rows_per_trigger == 5
     assert write(maxrowsperwrite="7", Guarantee="Idempotent").guarantee == "idempotent"
 
 
-def test_what_spark_adds_is_let_through() -> None:
+def test_options_added_by_spark_are_accepted() -> None:
     options = write(path="orders", checkpointlocation="/ck", queryname="q")
     assert (options.checkpoint, options.query_name) == ("/ck", "q")
 
 
-def test_positions() -> None:
+def test_starting_positions_are_parsed() -> None:
     assert read(startingOffsets='{"0": 5, "1": 7}').starting_offsets == {0: 5, 1: 7}
     assert read(startingOffsets="LATEST").starting_offsets == "latest"
     moment = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -105,13 +105,13 @@ def test_positions() -> None:
         (lambda: source_options({"queue": "x"}, streaming=False), "set spark.penstock.url"),
     ],
 )
-def test_what_is_wrong_is_said(parse: Callable[[], Any], words: str) -> None:
+def test_an_invalid_option_is_reported(parse: Callable[[], Any], words: str) -> None:
     with pytest.raises(InvalidOptionError) as caught:
         parse()
     assert words in str(caught.value)
 
 
-def test_no_secret_in_what_travels() -> None:
+def test_options_sent_to_workers_do_not_show_secrets() -> None:
     options = source_options({"url": URL, "queue": "orders"}, streaming=True)
     sink = sink_options(
         {"url": URL, "queue": "orders", "checkpointlocation": f"ftp://u:{SECRET}@h/ck"}, streaming=True
@@ -141,7 +141,7 @@ def defaults(spark: SparkSession) -> Iterator[Callable[..., None]]:
 
 
 @one_store
-def test_defaults_of_the_session(
+def test_session_settings_are_defaults(
     spark: SparkSession, store: Store, store_url: str, defaults: Callable[..., None], tmp_path: Path
 ) -> None:
     queue, out = make_queue(store), make_queue(store, "out")
@@ -174,7 +174,7 @@ def test_defaults_of_the_session(
 
 
 @one_store
-def test_what_is_given_beats_a_default_that_it_excludes(
+def test_an_option_overrides_a_conflicting_default(
     spark: SparkSession, store: Store, store_url: str, defaults: Callable[..., None]
 ) -> None:
     queue = make_queue(store)
@@ -186,7 +186,7 @@ def test_what_is_given_beats_a_default_that_it_excludes(
     assert spark.read.format("penstock").option("consumer", "billing").load("orders").count() == 0
 
 
-def test_a_setting_that_is_no_option(defaults: Callable[..., None], spark: SparkSession) -> None:
+def test_an_unknown_session_setting_is_refused(defaults: Callable[..., None], spark: SparkSession) -> None:
     with pytest.raises(InvalidOptionError, match=r"'spark\.penstock\.garantee'.* Did you mean 'guarantee'"):
         defaults(garantee="exactly_once")
 
@@ -195,7 +195,9 @@ def test_a_setting_that_is_no_option(defaults: Callable[..., None], spark: Spark
 
 
 @one_store
-def test_names_that_do_not_exist(spark: SparkSession, store: Store, store_url: str, tmp_path: Path) -> None:
+def test_unknown_names_are_refused_with_the_nearest_one(
+    spark: SparkSession, store: Store, store_url: str, tmp_path: Path
+) -> None:
     make_queue(store)
     assert "Did you mean 'orders'" in refusal(lambda: batch(spark, store_url, "ordes"))
     assert "Did you mean 'orders'" in refusal(lambda: stream(spark, store_url, "ordes"))
@@ -213,7 +215,9 @@ def test_names_that_do_not_exist(spark: SparkSession, store: Store, store_url: s
 HOSTILE = ["it's; drop table queue--", 'a/b\\c"d', "line\nbreak\ttab", "ünï ☂", "{'x': 1}", "$x`y`%s%%"]
 
 
-def test_hostile_names(spark: SparkSession, store: Store, store_url: str, tmp_path: Path) -> None:
+def test_names_with_special_characters_work(
+    spark: SparkSession, store: Store, store_url: str, tmp_path: Path
+) -> None:
     for number, name in enumerate(HOSTILE):
         queue = make_queue(store, name)
         fill(queue, [number])
@@ -234,13 +238,13 @@ def test_hostile_names(spark: SparkSession, store: Store, store_url: str, tmp_pa
 
 
 @pytest.mark.parametrize("master", ["local", "local[2]", "local[*]", "local[2,4]"])
-def test_an_embedded_store_on_this_machine(master: str) -> None:
+def test_an_embedded_store_is_accepted_on_one_machine(master: str) -> None:
     assert is_local(master)
     check_reach("sqlite:///x.db", master)
 
 
 @pytest.mark.parametrize("master", ["spark://h:7077", "yarn", "k8s://https://h", "local-cluster[2,1,1024]"])
-def test_an_embedded_store_on_a_cluster(master: str) -> None:
+def test_an_embedded_store_is_refused_on_a_cluster(master: str) -> None:
     check_reach(URL, master)
     with pytest.raises(InvalidOptionError, match="use a postgresql store"):
         check_reach("sqlite:///x.db", master)
@@ -252,7 +256,7 @@ def test_an_embedded_store_on_a_cluster(master: str) -> None:
 # Workers without what they need.
 
 
-def test_workers_that_lack_pyarrow(
+def test_workers_without_pyarrow_are_reported(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import sys

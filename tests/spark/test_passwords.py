@@ -1,4 +1,4 @@
-"""What Spark shows and keeps of queries whose store takes a password: plans, event log, errors, checkpoints,
+"""What Spark shows and keeps of queries whose store has a password: plans, event log, errors, checkpoints,
 processes.
 """
 
@@ -31,7 +31,7 @@ def url(pg_url: str) -> Iterator[str]:
 
 @pytest.fixture
 def events(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
-    """A folder with an event log of its own, as ``spark.eventLog.enabled`` writes it."""
+    """A folder with its own event log, as ``spark.eventLog.enabled`` writes it."""
     folder = tmp_path / "events"
     folder.mkdir()
     context: Any = spark.sparkContext
@@ -77,7 +77,7 @@ def command_lines() -> str:
     return "\n".join(found)
 
 
-def test_the_password_is_nowhere_to_be_seen(
+def test_the_password_is_never_shown(
     spark: SparkSession, url: str, events: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with penstock.connect(url) as store:
@@ -129,7 +129,9 @@ def test_the_password_is_nowhere_to_be_seen(
     assert sum(name.endswith("offsets/0") for name in written) == 3
 
 
-def test_a_session_s_store_is_whole_here_and_its_setting_is_not(spark: SparkSession, url: str) -> None:
+def test_the_url_setting_of_a_session_is_replaced_by_one_without_the_password(
+    spark: SparkSession, url: str
+) -> None:
     session = spark.newSession()
     session.conf.set("spark.penstock.url", url)
     assert default_url(session) == url

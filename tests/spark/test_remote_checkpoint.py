@@ -21,7 +21,7 @@ PASSWORD = "f7p-s3cret"
 
 @dataclass(frozen=True)
 class Remote:
-    """A folder of this machine, and the URL under which it is served."""
+    """A folder on this machine, and the URL at which it is served."""
 
     folder: Path
     url: str
@@ -89,7 +89,7 @@ def test_the_password_is_not_shown(remote: Remote) -> None:
     assert "spark:***@" in str(caught.value)
 
 
-def test_a_wrong_password(remote: Remote) -> None:
+def test_a_wrong_password_is_refused_and_not_shown(remote: Remote) -> None:
     with pytest.raises(CommitRefusedError, match="cannot be read from Python") as caught:
         Checkpoint(f"{remote.url.replace(PASSWORD, 'wr0ng')}/ck")
     assert "wr0ng" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""A micro-batch that is repeated has the tasks that it had, whatever the options say by then."""
+"""A repeated micro-batch has the same tasks as before, even if the options have changed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def tasks(reader: QueueStreamReader, begin: Json, end: Json) -> list[tuple[int, 
 
 
 @consumers
-def test_another_run_divides_a_logged_micro_batch_as_the_first_one_did(readers: Readers) -> None:
+def test_another_run_splits_a_logged_micro_batch_as_the_first_run_did(readers: Readers) -> None:
     fill(readers.queue, range(5))
     fill(readers.queue, range(10, 13), partition=1)
     first = readers.reader(2)
@@ -90,7 +90,7 @@ def test_another_run_divides_a_logged_micro_batch_as_the_first_one_did(readers: 
 
 
 @consumers
-def test_the_next_micro_batch_is_divided_as_the_options_say(readers: Readers) -> None:
+def test_the_next_micro_batch_is_split_by_the_current_options(readers: Readers) -> None:
     fill(readers.queue, range(4))
     first = readers.reader(2)
     begin, end = first_batch(first)
@@ -102,8 +102,8 @@ def test_the_next_micro_batch_is_divided_as_the_options_say(readers: Readers) ->
 
 
 @consumers
-def test_an_offset_without_a_number_of_rows_is_divided_as_the_options_say(readers: Readers) -> None:
-    """An earlier version has logged it."""
+def test_an_offset_without_rows_per_task_is_split_by_the_current_options(readers: Readers) -> None:
+    """An earlier version logged it."""
     fill(readers.queue, range(4))
     begin, end = first_batch(readers.reader(2))
     del end["rowsPerTask"]
@@ -112,7 +112,7 @@ def test_an_offset_without_a_number_of_rows_is_divided_as_the_options_say(reader
 
 @one_store
 @consumers
-def test_a_micro_batch_that_was_written_in_part_is_ended_with_other_options_and_has_each_row_once(
+def test_a_partly_written_micro_batch_completes_once_with_other_options(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path, consumer: str | None
 ) -> None:
     queue, out = make_queue(store), make_queue(store, "out")

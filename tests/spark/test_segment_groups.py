@@ -1,4 +1,4 @@
-"""What a write task holds in memory, whatever its rows weigh."""
+"""What a write task holds in memory, whatever the size of its rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pieces(store: penstock.Store, max_rows: int = 65_536) -> SegmentGroups:
 
 
 @one_store
-def test_heavy_rows_are_stored_before_they_are_many(
+def test_large_rows_are_stored_before_many_accumulate(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_writers, "FLUSH_BYTES", 6 * MIB)
@@ -46,14 +46,14 @@ def test_heavy_rows_are_stored_before_they_are_many(
 
 
 @one_store
-def test_light_rows_are_stored_by_their_number(store: penstock.Store) -> None:
+def test_small_rows_are_stored_by_their_number(store: penstock.Store) -> None:
     light = pa.RecordBatch.from_pydict({"id": [1, 2], "name": ["a", "b"]}, schema=SCHEMA)
     groups = list(pieces(store, max_rows=1).groups(iter([light] * 6)))
     assert [sum(segment.rows for segment in group) for group in groups] == [8, 4]
 
 
 @one_store
-def test_segments_hold_their_rows_only_compressed(store: penstock.Store) -> None:
+def test_segments_keep_only_the_compressed_rows(store: penstock.Store) -> None:
     before = pa.total_allocated_bytes()
     groups = list(pieces(store).groups(heavy(4) for _ in range(5)))
     assert sum(segment.rows for group in groups for segment in group) == 20

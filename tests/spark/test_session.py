@@ -1,4 +1,4 @@
-"""``penstock.session``: what can only be set at the start."""
+"""``penstock.session``: settings that can only be given at the start."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
     return found
 
 
-def test_a_session_of_stateless_queries_may_be_optimised_and_keeps_two_micro_batches(
+def test_a_session_for_stateless_queries_is_optimised_and_keeps_two_micro_batches(
     made: dict[str, dict[str, str]],
 ) -> None:
     penstock.session("app", master="local[2]", memory="3g")
@@ -67,12 +67,12 @@ def test_a_session_of_stateless_queries_may_be_optimised_and_keeps_two_micro_bat
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
 
 
-def test_a_session_of_stateful_queries_keeps_what_spark_keeps(made: dict[str, dict[str, str]]) -> None:
+def test_a_session_for_stateful_queries_keeps_sparks_defaults(made: dict[str, dict[str, str]]) -> None:
     penstock.session(stateful=True)
     assert not {key for key in made["start"] if "minBatchesToRetain" in key or "adaptive" in key}
 
 
-def test_rows_go_to_python_and_back_side_by_side_where_that_is_asked_for(
+def test_pipelined_python_udfs_are_enabled_on_request(
     made: dict[str, dict[str, str]],
 ) -> None:
     setting = "spark.python.udf.pipelined.enabled"
@@ -82,13 +82,13 @@ def test_rows_go_to_python_and_back_side_by_side_where_that_is_asked_for(
     assert made["start"][setting] == "true"
 
 
-def test_what_the_user_says_wins(made: dict[str, dict[str, str]]) -> None:
+def test_settings_of_the_user_take_precedence(made: dict[str, dict[str, str]]) -> None:
     penstock.session(conf={"spark.memory.fraction": "0.7", "spark.pyspark.python": "/opt/python"})
     assert made["start"]["spark.memory.fraction"] == "0.7"
     assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
 
 
-def test_a_store_is_not_in_the_command_line_that_everybody_can_read(made: dict[str, dict[str, str]]) -> None:
+def test_the_store_url_is_not_in_the_command_line(made: dict[str, dict[str, str]]) -> None:
     penstock.session(url="postgresql://app:s3cret@host/db", conf={"spark.penstock.guarantee": "idempotent"})
     assert not {key for key in made["start"] if key.startswith("spark.penstock.")}
     assert made["later"] == {
@@ -103,16 +103,14 @@ def test_a_second_session_is_refused(spark: SparkSession, store_url: str) -> Non
         penstock.session(url=store_url)
 
 
-def test_spark_knows_all_that_a_session_sets(spark: SparkSession) -> None:
-    """A setting of another name would do nothing, without a word."""
+def test_spark_knows_every_setting_of_a_session(spark: SparkSession) -> None:
+    """A setting with a wrong name would silently do nothing."""
     keys = [key for key in session._settings(stateful=False, pipelined=False) if key.startswith("spark.sql.")]
     assert {key for key in keys if not spark.conf.isModifiable(key)} == {_READ_FROM_HADOOPS}
 
 
-def test_a_checkpoint_on_a_local_disk_costs_no_process_for_each_link(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """The class has to be there, and queries of the session have to write their checkpoints with it."""
+def test_a_local_checkpoint_starts_no_process_for_each_file_link(spark: SparkSession, tmp_path: Path) -> None:
+    """The class has to exist, and queries of the session have to write their checkpoints with it."""
     chosen = session._settings(stateful=False, pipelined=False)[_READ_FROM_HADOOPS]
     checkpointing = jvm_of(spark).org.apache.spark.sql.execution.streaming.checkpointing
     files = checkpointing.CheckpointFileManager

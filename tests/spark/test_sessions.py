@@ -1,4 +1,4 @@
-"""Sessions of other kinds than the shared one, each in a process of its own."""
+"""Other kinds of sessions than the shared one, each in its own process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def output(child: ChildProcess) -> str:
 
 
 @postgres_only
-def test_without_register_and_without_a_trace_of_the_password(run_child: Run, store_url: str) -> None:
+def test_an_unregistered_session_works_and_does_not_show_the_password(run_child: Run, store_url: str) -> None:
     said = output(run_child(PROGRAMS / "unregistered.py", store_url))
     assert "READ 3\n" in said
     assert "WROTE 6" in said
@@ -41,7 +41,7 @@ def test_without_register_and_without_a_trace_of_the_password(run_child: Run, st
 
 
 @pytest.mark.crash_full
-def test_tasks_that_fail_at_first(run_child: Run, store_url: str) -> None:
+def test_failed_tasks_are_retried_and_rows_are_written_once(run_child: Run, store_url: str) -> None:
     lines = output(run_child(PROGRAMS / "retries.py", store_url)).splitlines()
     ids = [*range(5), *range(10, 15), *range(20, 25)]
     assert f"exactly_once {ids} 0" in lines
@@ -52,7 +52,7 @@ def test_tasks_that_fail_at_first(run_child: Run, store_url: str) -> None:
 
 @postgres_only
 @pytest.mark.crash_full
-def test_a_cluster(run_child: Run, store_url: str, tmp_path: Path) -> None:
+def test_queries_run_on_a_cluster(run_child: Run, store_url: str, tmp_path: Path) -> None:
     said = output(run_child(PROGRAMS / "cluster.py", f"sqlite:///{tmp_path}/penstock.db", store_url))
     assert [line.split()[:2] for line in said.splitlines() if line.startswith(("REFUSED", "TAKEN"))] == [
         ["REFUSED", "True"]

@@ -79,7 +79,7 @@ def joined(left: list[Row], right: list[Row]) -> list[Row]:
 
 @dataclass(frozen=True)
 class Case:
-    """A query over two queues, and what it must have put out after some rows."""
+    """A query over two queues, and the output that it must have after some rows."""
 
     query: Callable[[DataFrame, DataFrame], DataFrame]
     expected: Callable[[list[Row], list[Row]], list[Row]]
@@ -117,7 +117,7 @@ def append(queue: Queue, rows: list[Row]) -> None:
     ],
     indirect=["store_url"],
 )
-def test_a_replay_repeats_nothing(
+def test_a_replay_repeats_no_output_or_state(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path, name: str
 ) -> None:
     case = CASES[name]
@@ -145,10 +145,10 @@ def test_a_replay_repeats_nothing(
 
 
 @one_store
-def test_the_state_is_rebuilt_for_a_batch_that_was_committed(
+def test_the_state_is_rebuilt_for_a_committed_batch(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path, without_no_data_batches: None
 ) -> None:
-    """Batch 0 is the one whose start Spark does not log, and the consumer has moved behind it."""
+    """Spark does not log the start of batch 0, and the consumer has moved past it."""
     queue = store.create_queue("left", EVENTS)
     queue.register(store.create_consumer("left").name)
     out = store.create_queue("out", EVENTS)
@@ -171,7 +171,7 @@ def without_no_data_batches(spark: SparkSession) -> Iterator[None]:
 
 
 @one_store
-def test_an_old_copy_of_a_checkpoint(
+def test_an_old_copy_of_a_checkpoint_is_refused(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     queue = store.create_queue("left", EVENTS)

@@ -33,7 +33,7 @@ from tests.support.waiting import wait_until
 
 
 @one_store
-def test_starting_positions_without_a_consumer(
+def test_a_query_without_a_consumer_starts_at_its_starting_position(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     queue = make_queue(store, partitions=2)
@@ -60,7 +60,7 @@ def test_starting_positions_without_a_consumer(
         assert sorted(ids_in(store.queue(name))) == [*ids, 30], name
 
 
-def test_from_where_the_consumer_stands(
+def test_a_query_starts_at_its_consumers_offsets(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     queue, out = make_queue(store, partitions=2), make_queue(store, "out")
@@ -77,7 +77,7 @@ def test_from_where_the_consumer_stands(
 
 
 @one_store
-def test_a_projection_and_metadata_columns(
+def test_a_projection_and_metadata_columns_can_be_read(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     import pyarrow as pa
@@ -107,7 +107,7 @@ def test_a_projection_and_metadata_columns(
     ],
 )
 @one_store
-def test_limits(
+def test_micro_batches_respect_the_limits(
     spark: SparkSession,
     store: Store,
     store_url: str,
@@ -123,7 +123,7 @@ def test_limits(
     assert sorted(ids_in(out)) == list(range(12))
 
 
-def test_available_now_leaves_what_comes_later(
+def test_available_now_leaves_rows_that_arrive_later(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     queue, out = make_queue(store), make_queue(store, "out")
@@ -140,7 +140,7 @@ def test_available_now_leaves_what_comes_later(
 
 
 @one_store
-def test_large_partitions_are_split_over_tasks(
+def test_large_partitions_are_split_into_tasks(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     queue, out = make_queue(store), make_queue(store, "out", partitions=8)
@@ -149,7 +149,7 @@ def test_large_partitions_are_split_over_tasks(
     assert [part.rows for part in out.info().partitions] == [2, 3, 2, 3, 0, 0, 0, 0]
 
 
-def test_a_queue_grows_under_a_running_query(
+def test_a_running_query_reads_new_partitions(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     queue, out = make_queue(store), make_queue(store, "out")
@@ -177,7 +177,7 @@ def test_a_queue_grows_under_a_running_query(
 
 
 @one_store
-def test_two_queries_with_a_consumer_each(
+def test_two_queries_with_their_own_consumers_are_independent(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     queue = make_queue(store)
@@ -222,7 +222,7 @@ def _refused(frame: Any, url: str, checkpoint: Path, **options: object) -> str:
     return refusal(lambda: run(frame, url, "out", checkpoint, **options))
 
 
-def test_a_seek_under_an_old_checkpoint(
+def test_an_old_checkpoint_is_refused_after_a_seek(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     queue, out = make_queue(store), make_queue(store, "out")
@@ -255,7 +255,7 @@ def _seek(consumer: Any, to: Any) -> None:
 
 
 @one_store
-def test_a_checkpoint_of_another_source(
+def test_a_checkpoint_of_another_source_is_refused(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     queue, other = make_queue(store), make_queue(store, "other")
@@ -279,7 +279,7 @@ def test_a_checkpoint_of_another_source(
 
 
 @one_store
-def test_a_queue_that_was_made_anew(
+def test_a_recreated_queue_is_refused_with_an_old_checkpoint(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     queue = make_queue(store)
@@ -295,7 +295,7 @@ def test_a_queue_that_was_made_anew(
 
 
 @one_store
-def test_a_queue_that_is_dropped_under_a_running_query(
+def test_a_query_fails_when_its_queue_is_dropped(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     queue = make_queue(store)
@@ -309,7 +309,7 @@ def test_a_queue_that_is_dropped_under_a_running_query(
     assert "QUEUE_NOT_FOUND" in failure(query)
 
 
-def test_another_store_behind_the_same_url(
+def test_another_store_at_the_same_url_is_detected(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     """Spark keeps its Python workers; they notice that their open store is not the one that exists now."""
@@ -344,7 +344,7 @@ def _replace(store: Store, url: str) -> None:
 
 @one_store
 @pytest.mark.parametrize("named", [True, False], ids=["consumer", "none"])
-def test_rows_that_were_trimmed_while_the_query_slept(
+def test_rows_trimmed_while_the_query_was_stopped_are_reported(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path, named: bool
 ) -> None:
     queue, out = make_queue(store), make_queue(store, "out")
@@ -363,7 +363,7 @@ def test_rows_that_were_trimmed_while_the_query_slept(
 
 
 @one_store
-def test_a_new_query_whose_consumer_has_lost_rows(
+def test_a_new_query_whose_consumer_has_lost_rows_is_refused(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     queue, out = make_queue(store), make_queue(store, "out")
@@ -379,7 +379,9 @@ def test_a_new_query_whose_consumer_has_lost_rows(
 
 
 @one_store
-def test_everything_was_trimmed(spark: SparkSession, store: Store, store_url: str, tmp_path: Path) -> None:
+def test_a_query_continues_after_every_row_was_trimmed(
+    spark: SparkSession, store: Store, store_url: str, tmp_path: Path
+) -> None:
     queue, out = make_queue(store), make_queue(store, "out")
     fill(queue, range(3))
     run(stream(spark, store_url), store_url, "out", tmp_path / "ck")
@@ -396,7 +398,7 @@ def test_everything_was_trimmed(spark: SparkSession, store: Store, store_url: st
 
 
 @one_store
-def test_a_drained_consumer_gets_nothing_new(
+def test_a_drained_consumer_receives_no_new_rows(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     from penstock.commit.owner import drain

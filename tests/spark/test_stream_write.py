@@ -73,7 +73,7 @@ def test_a_replay_repeats_nothing(
     wait_until(lambda: queue.trim(1, before=7) or queue.info().partitions[1].first_index == 7)
 
 
-def test_at_least_once_repeats_what_is_replayed(
+def test_at_least_once_repeats_the_rows_of_a_replay(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     queue, out = make_queue(store), make_queue(store, "out")
@@ -87,10 +87,10 @@ def test_at_least_once_repeats_what_is_replayed(
 @pytest.mark.parametrize("guarantee", GUARANTEES[:2])
 @pytest.mark.parametrize("kind", ["none", "files"])
 @one_store
-def test_any_replayable_source(
+def test_a_replay_of_any_source_repeats_nothing(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path, kind: str, guarantee: str
 ) -> None:
-    """A queue without a consumer, and a source that is not Penstock's: the ledger alone makes a replay a
+    """For a queue without a consumer, or a source that is not Penstock's, the ledger alone makes a replay a
     no-op.
     """
     queue, out = make_queue(store), make_queue(store, "out")
@@ -111,7 +111,7 @@ def test_any_replayable_source(
 
 
 @pytest.mark.parametrize("direction", ["sqlite to postgresql", "postgresql to sqlite"])
-def test_source_and_sink_in_two_stores(
+def test_source_and_sink_can_be_in_two_stores(
     spark: SparkSession, tmp_path: Path, pg_url: str, direction: str
 ) -> None:
     with temporary_store_url() as sqlite, temporary_store_url(pg_url) as postgres:
@@ -133,7 +133,9 @@ def test_source_and_sink_in_two_stores(
             assert ids_in(out) == [0, 1, 2], "a new checkpoint goes on where the consumer stands"
 
 
-def test_a_keyed_sink(spark: SparkSession, store: Store, store_url: str, tmp_path: Path) -> None:
+def test_a_keyed_sink_keeps_equal_keys_together(
+    spark: SparkSession, store: Store, store_url: str, tmp_path: Path
+) -> None:
     queue, out = make_queue(store), make_queue(store, "out", partitions=3, key=["name"])
     frame = stream(spark, store_url).select("id", fn.expr("concat('k', id % 5)").alias("name"))
     for ids in (range(20), range(20, 40)):
@@ -150,7 +152,7 @@ def test_a_keyed_sink(spark: SparkSession, store: Store, store_url: str, tmp_pat
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 @one_store
-def test_a_keyed_sink_that_grows_while_tasks_write(
+def test_a_micro_batch_fails_and_is_repeated_if_its_keyed_sink_grows(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path, guarantee: str
 ) -> None:
     queue, out = make_queue(store), make_queue(store, "out", partitions=2, key=["id"])
@@ -169,7 +171,7 @@ def test_a_keyed_sink_that_grows_while_tasks_write(
     assert sorted(ids_in(out)) == list(range(30))
 
 
-def test_crowds_of_segments_are_merged_beside(
+def test_many_small_segments_are_merged_in_the_background(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     queue, out = make_queue(store), make_queue(store, "out")
@@ -182,7 +184,7 @@ def test_crowds_of_segments_are_merged_beside(
 # What goes wrong on the way.
 
 
-def test_a_failing_task_leaves_nothing_and_is_repeated(
+def test_a_failing_task_leaves_nothing_behind_and_is_repeated(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     queue, out = make_queue(store, partitions=2), make_queue(store, "out")
@@ -207,7 +209,7 @@ def test_a_failing_task_leaves_nothing_and_is_repeated(
 
 
 def test_abort_deletes_nothing(store: Store, store_url: str) -> None:
-    """Spark calls it also when a commit failed after its transaction."""
+    """Spark also calls it when a commit fails after its transaction."""
     record = make_queue(store, "out").record
     attempt = staging.Attempt("app", 0, 0, "try")
     segments = _segments()
@@ -224,7 +226,7 @@ def _segments() -> Any:
     ("mode", "words"), [("complete", "append-only|Complete"), ("update", "does not support Update mode")]
 )
 @one_store
-def test_other_output_modes(
+def test_other_output_modes_are_refused(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path, mode: str, words: str
 ) -> None:
     make_queue(store)
@@ -255,7 +257,7 @@ def test_nothing_is_committed_under_the_continuous_trigger(
 
 
 @one_store
-def test_idempotent_is_for_stateless_queries(
+def test_the_idempotent_guarantee_is_refused_for_stateful_queries(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     fill(make_queue(store), [1, 1, 2])
@@ -267,7 +269,7 @@ def test_idempotent_is_for_stateless_queries(
 
 
 @one_store
-def test_a_checkpoint_that_the_sink_cannot_reach_is_refused_before_anything_runs(
+def test_a_checkpoint_that_the_sink_cannot_read_is_refused_before_the_query_runs(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     fill(make_queue(store), [1])
@@ -293,7 +295,7 @@ def stream_writer(options: SinkOptions) -> object:
 
 
 @one_store
-def test_a_stream_that_does_not_fit(
+def test_a_stream_that_does_not_match_the_sink_is_refused(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     fill(make_queue(store), [1])
@@ -307,7 +309,7 @@ def test_a_stream_that_does_not_fit(
 
 
 @one_store
-def test_the_same_consumer_read_twice_in_a_query(
+def test_reading_a_consumer_in_two_dataframes_of_a_query_is_refused(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     queue, out = make_queue(store), make_queue(store, "out")

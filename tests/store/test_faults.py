@@ -1,4 +1,4 @@
-"""A disk that is full, a statement that fails half way, a payload that is gone: nothing is half there."""
+"""A full disk, a statement that fails half way, a missing payload: no operation is left half done."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _big(rows: int) -> pa.Table:
     return pa.table({"n": range(rows), "s": [os.urandom(100).hex() for _ in range(rows)]}, schema=SCHEMA)
 
 
-def test_a_full_disk_is_said_and_what_was_appended_stays(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_earlier_appends_stay(tmp_path: Path) -> None:
     with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
         queue = store.create_queue("q", SCHEMA)
         table = _big(500)
@@ -44,7 +44,7 @@ def _append_for_ever(queue: penstock.Queue, table: pa.Table) -> None:
         queue.append(table)
 
 
-def test_files_that_may_not_grow_are_said_and_what_was_appended_stays(
+def test_a_file_size_limit_is_reported_and_earlier_appends_stay(
     tmp_path: Path, run_child: Callable[..., ChildProcess]
 ) -> None:
     child = run_child("tests.store.programs", "with_little_room", f"sqlite:///{tmp_path}/x.db", 2_000_000)
@@ -97,7 +97,7 @@ def test_an_append_that_fails_in_its_last_partition_leaves_nothing(store: pensto
     assert _payloads(store) == payloads
 
 
-def test_a_full_disk_of_the_server_is_said(pg_url: str) -> None:
+def test_a_full_disk_on_the_server_is_reported(pg_url: str) -> None:
     with temporary_store(pg_url) as store:
         queue = store.create_queue("q", SCHEMA)
         _failing(store, "segment", "true", "53100")
@@ -120,7 +120,7 @@ def _query(store: penstock.Store, text: str) -> list[tuple[Any, ...]]:
     return run_sql(store.database, qualify(text, store.database.dialect, store.database.url.schema))
 
 
-def test_a_payload_that_is_gone_is_an_error_and_not_a_gap(store: penstock.Store) -> None:
+def test_a_missing_payload_is_an_error_and_not_a_gap(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     for n in range(3):
         queue.append([{"n": n}])
@@ -133,7 +133,7 @@ def test_a_payload_that_is_gone_is_an_error_and_not_a_gap(store: penstock.Store)
         queue.read(0, 1, 2)
 
 
-def test_a_payload_that_is_damaged_is_an_error(store: penstock.Store) -> None:
+def test_a_damaged_payload_is_an_error(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(_big(5))
     junk = "x'00'" if store.database.dialect == "sqlite" else r"'\x00'"
@@ -144,7 +144,7 @@ def test_a_payload_that_is_damaged_is_an_error(store: penstock.Store) -> None:
 
 
 @pytest.mark.parametrize("limit", ["MAX_PAYLOAD", "_MAX_ROW"])
-def test_a_row_that_no_database_or_reader_takes_is_refused(
+def test_a_row_too_large_for_the_database_or_for_readers_is_refused(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(f"penstock.store.log.segmenting.{limit}", 10_000)
@@ -154,7 +154,7 @@ def test_a_row_that_no_database_or_reader_takes_is_refused(
     assert queue.info().rows == 0
 
 
-def test_large_rows_are_cut_into_segments_that_readers_can_hold(
+def test_large_appends_are_split_into_segments_that_readers_can_hold(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.store.log.segmenting.SEGMENT_RAW_BYTES", 100_000)
@@ -166,7 +166,7 @@ def test_large_rows_are_cut_into_segments_that_readers_can_hold(
     assert queue.read(0, 0).equals(table)
 
 
-def test_a_corrupt_database_file_is_said(tmp_path: Path) -> None:
+def test_a_corrupt_database_file_is_reported(tmp_path: Path) -> None:
     with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
         store.create_queue("q", SCHEMA).append(_big(2000))
     data = bytearray((tmp_path / "x.db").read_bytes())
@@ -176,7 +176,7 @@ def test_a_corrupt_database_file_is_said(tmp_path: Path) -> None:
         store.queue("q").read(0, 0)
 
 
-def test_the_log_of_a_store_does_not_outgrow_its_limit(tmp_path: Path) -> None:
+def test_the_write_ahead_log_stays_below_its_limit(tmp_path: Path) -> None:
     with penstock.connect(f"sqlite:///{tmp_path}/x.db?synchronous=normal") as store:
         queue = store.create_queue("q", SCHEMA, retention=penstock.Retention(rows=1000))
         table = _big(4000)

@@ -78,7 +78,7 @@ def test_parent_and_child_append_at_the_same_time(store: penstock.Store) -> None
     assert queue.read(0, 0).num_rows == 81
 
 
-def test_what_a_child_appends_stays_when_its_parent_closes_the_store(store: penstock.Store) -> None:
+def test_a_childs_appends_stay_when_its_parent_closes_the_store(store: penstock.Store) -> None:
     """A child with its parent's SQLite file locks would not stop the parent from removing the log that it
     writes to.
     """
@@ -134,7 +134,7 @@ def test_a_fork_waits_for_the_transactions_of_other_threads(store: penstock.Stor
     assert queue.read(0, 0)["n"].to_pylist().count(2) == 15
 
 
-def test_a_fork_comes_in_turn_among_threads_that_never_rest(store: penstock.Store) -> None:
+def test_a_fork_gets_its_turn_among_threads_that_are_always_busy(store: penstock.Store) -> None:
     done = threading.Event()
 
     def read() -> None:
@@ -157,8 +157,8 @@ def test_a_fork_comes_in_turn_among_threads_that_never_rest(store: penstock.Stor
     assert taken < 2 * pool.FORK_SECONDS
 
 
-def test_a_fork_does_not_wait_for_a_thread_that_connects(store_url: str) -> None:
-    """Which has a connection's place in the line to tell of forks first."""
+def test_a_fork_does_not_wait_for_a_thread_that_is_connecting(store_url: str) -> None:
+    """Although that thread already holds a slot of the pool."""
     with penstock.connect(store_url, create=True) as store:
         store.create_queue("q", SCHEMA)
         connecting, connect = threading.Event(), store.database._connect
@@ -179,7 +179,7 @@ def test_a_fork_does_not_wait_for_a_thread_that_connects(store_url: str) -> None
         thread.join()
 
 
-def test_a_child_finds_guards_free_that_a_thread_of_its_parent_holds() -> None:
+def test_guards_held_by_a_thread_of_the_parent_are_free_in_the_child() -> None:
     guard = Guard()
     held, done = threading.Event(), threading.Event()
 
@@ -203,10 +203,10 @@ def test_a_child_finds_guards_free_that_a_thread_of_its_parent_holds() -> None:
         thread.join()
 
 
-def test_a_child_has_all_the_connections_that_it_may_have(
+def test_a_child_can_open_its_full_number_of_connections(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though its parent's threads have all of theirs in use, and will never give them back in the child."""
+    """Even when the parent's threads use all of theirs, which the child never gets back."""
     monkeypatch.setattr(pool, "FORK_SECONDS", 0.2)
     queue = store.create_queue("q", SCHEMA)
     inside, done = threading.Barrier(pool.SIZE + 1), threading.Event()
@@ -236,7 +236,7 @@ def test_a_child_has_all_the_connections_that_it_may_have(
     assert queue.info().rows == 1
 
 
-def test_a_child_has_an_upkeep_of_its_own(store: penstock.Store) -> None:
+def test_a_child_runs_its_own_maintenance(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     for n in range(70):
         queue.append([{"n": n}])
@@ -269,7 +269,7 @@ def _url(store: penstock.Store) -> str:
     return with_schema(database.url.target, database.url.options["schema"])
 
 
-def test_an_owner_stays_with_the_parent(store: penstock.Store) -> None:
+def test_an_owner_lock_stays_with_the_parent(store: penstock.Store) -> None:
     lock = store.database.owner_lock("x")
     assert lock.acquire()
 

@@ -1,4 +1,4 @@
-"""A database that goes away: waited for, tried again where that is safe, and never doubled."""
+"""A database that becomes unavailable: calls wait, retry where that is safe, and apply nothing twice."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _add(tx: Transaction, name: str) -> None:
 
 
 @pytest.mark.parametrize("happened", [True, False])
-def test_a_commit_without_an_answer_is_not_tried_again(
+def test_a_commit_without_an_answer_is_not_retried(
     behind_proxy: tuple[penstock.Store, Proxy], happened: bool
 ) -> None:
     store, proxy = behind_proxy
@@ -61,7 +61,7 @@ def test_a_producer_whose_commit_had_no_answer_appends_once(
     assert [row["n"] for row in queue.read(0, 0).to_pylist()] == [1]
 
 
-def test_work_that_may_be_repeated_is_after_a_commit_without_an_answer(
+def test_idempotent_work_is_repeated_after_a_commit_without_an_answer(
     behind_proxy: tuple[penstock.Store, Proxy],
 ) -> None:
     store, proxy = behind_proxy
@@ -70,13 +70,13 @@ def test_work_that_may_be_repeated_is_after_a_commit_without_an_answer(
     assert _consumers(store) == ["a"]
 
 
-def test_a_read_whose_end_had_no_answer_is_repeated(behind_proxy: tuple[penstock.Store, Proxy]) -> None:
+def test_a_read_whose_commit_had_no_answer_is_repeated(behind_proxy: tuple[penstock.Store, Proxy]) -> None:
     store, proxy = behind_proxy
     proxy.lose(b"COMMIT\0", deliver=True, times=2)
     assert store.consumers() == []
 
 
-def test_a_connection_lost_before_the_commit_is_tried_again(
+def test_a_transaction_whose_connection_is_lost_before_the_commit_is_retried(
     behind_proxy: tuple[penstock.Store, Proxy],
 ) -> None:
     store, proxy = behind_proxy
@@ -86,7 +86,7 @@ def test_a_connection_lost_before_the_commit_is_tried_again(
     assert queue.info().rows == 1
 
 
-def test_a_server_that_is_away_for_a_while_is_waited_for(
+def test_calls_wait_for_a_server_that_is_briefly_unavailable(
     behind_proxy: tuple[penstock.Store, Proxy], caplog: pytest.LogCaptureFixture
 ) -> None:
     store, proxy = behind_proxy
@@ -98,7 +98,7 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(
     assert len(caplog.records) == 5
 
 
-def test_a_server_that_stays_away_fails_in_the_end(
+def test_calls_fail_when_a_server_stays_unavailable(
     behind_proxy: tuple[penstock.Store, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, proxy = behind_proxy
@@ -111,7 +111,7 @@ def test_a_server_that_stays_away_fails_in_the_end(
     assert queue.info().rows == 0
 
 
-def test_a_session_killed_in_mid_transaction_is_replaced_and_nothing_is_doubled(
+def test_a_session_killed_in_mid_transaction_is_replaced_and_nothing_is_duplicated(
     pg_store: penstock.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = pg_store.create_queue("q", SCHEMA)
@@ -133,7 +133,7 @@ def test_a_session_killed_in_mid_transaction_is_replaced_and_nothing_is_doubled(
     assert queue.append([{"n": 1}]).ranges == {0: (0, 1)}
 
 
-def test_appends_go_on_after_every_idle_session_was_killed(
+def test_appends_continue_after_every_idle_session_was_killed(
     pg_store: penstock.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = pg_store.create_queue("q", SCHEMA)
@@ -148,7 +148,7 @@ def test_appends_go_on_after_every_idle_session_was_killed(
 
 
 def _use_connections(store: penstock.Store, count: int) -> None:
-    """Have so many connections in the pool."""
+    """Put a number of connections into the pool."""
     barrier = threading.Barrier(count)
     threads = [
         threading.Thread(target=lambda: store.database.run(lambda tx: barrier.wait(10), write=False))
@@ -177,8 +177,8 @@ def _backends(database: Database, state: str) -> list[int]:
     ]
 
 
-def test_two_that_wait_for_each_other_both_get_through(pg_store: penstock.Store) -> None:
-    """PostgreSQL ends one of the two; it is tried again."""
+def test_deadlocked_transactions_both_succeed(pg_store: penstock.Store) -> None:
+    """PostgreSQL ends one of the two, which is retried."""
     for name in ("a", "b"):
         pg_store.create_queue(name, SCHEMA)
     both = threading.Barrier(2)

@@ -1,4 +1,4 @@
-"""Of a PostgreSQL store: an append notifies those who watch, and nobody pays when nobody does."""
+"""Notifications of a PostgreSQL store: an append notifies watchers, and costs nothing extra without them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 
 @contextmanager
 def overheard(store: penstock.Store, queue: penstock.Queue) -> Iterator[Callable[[], int]]:
-    """How often a queue's channel was notified since the last call, told by one who listens without watching
+    """How often a queue's channel was notified since the last call, as seen by a listener without a watch
     the queue.
     """
     database, number = store.database, queue.record.queue_id
@@ -42,7 +42,7 @@ def overheard(store: penstock.Store, queue: penstock.Queue) -> Iterator[Callable
 
 
 @pytest.mark.parametrize("partition", [0, None])
-def test_an_append_notifies_while_somebody_watches_and_only_then(
+def test_an_append_notifies_only_while_somebody_watches(
     pg_store: penstock.Store, partition: int | None
 ) -> None:
     queue = pg_store.create_queue("q", SCHEMA, partitions=2)
@@ -75,7 +75,7 @@ def test_an_append_notifies_while_somebody_watches_and_only_then(
         assert heard() == 0
 
 
-def test_nobody_who_appends_keeps_a_lock_or_meets_one(pg_store: penstock.Store) -> None:
+def test_appends_neither_hold_nor_wait_for_watch_locks(pg_store: penstock.Store) -> None:
     queue = pg_store.create_queue("q", SCHEMA)
     connection = raw_connection(pg_store.database)
     with connection.transaction():
@@ -92,7 +92,7 @@ def test_nobody_who_appends_keeps_a_lock_or_meets_one(pg_store: penstock.Store) 
     connection.close()
 
 
-def test_a_transaction_that_began_before_the_watch_is_found_without_a_word(
+def test_a_transaction_that_began_before_the_watch_is_found_without_a_notification(
     pg_store: penstock.Store,
 ) -> None:
     queue = pg_store.create_queue("q", SCHEMA)
@@ -107,7 +107,7 @@ def test_a_transaction_that_began_before_the_watch_is_found_without_a_word(
     connection.close()
 
 
-def test_a_watch_whose_session_is_killed_goes_on(
+def test_a_watch_continues_after_its_session_is_killed(
     pg_store: penstock.Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(postgres_watch, "REST", NEVER)
@@ -132,7 +132,7 @@ def test_a_watch_whose_session_is_killed_goes_on(
     _no_password(pg_store, caplog)
 
 
-def test_a_server_that_is_away_is_waited_for(
+def test_a_watch_waits_for_an_unavailable_server(
     pg_store: penstock.Store, pg_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     from penstock.testing.stores import with_schema

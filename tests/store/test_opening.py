@@ -1,4 +1,4 @@
-"""Opening a store: at the same time as others, and where it cannot be done."""
+"""Opening a store: at the same time as others, and where it cannot be opened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 RunChild = Callable[..., ChildProcess]
 
 
-def test_processes_that_open_a_new_store_at_once_get_the_same_one(
+def test_processes_that_open_a_new_store_concurrently_get_the_same_one(
     store_url: str, tmp_path: Path, run_child: RunChild
 ) -> None:
     go = tmp_path / "go"
@@ -36,7 +36,7 @@ def test_processes_that_open_a_new_store_at_once_get_the_same_one(
         assert uuids == {f"uuid {store.uuid}"}
 
 
-def test_a_store_is_the_same_one_whenever_it_is_opened(store_url: str) -> None:
+def test_a_store_keeps_its_identity_when_it_is_reopened(store_url: str) -> None:
     with penstock.connect(store_url) as one, penstock.connect(store_url, create=False) as two:
         assert one.uuid == two.uuid
 
@@ -47,19 +47,19 @@ def _failure(url: str, **options: object) -> str:
     return "".join(traceback.format_exception(caught.value))
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     shown = _failure(f"sqlite:///{tmp_path}/no/such/x.db")
     assert f"{tmp_path}/no/such/x.db cannot be opened: check that its folder exists" in shown
 
 
-def test_a_folder_is_no_store(tmp_path: Path) -> None:
+def test_a_folder_is_not_a_store(tmp_path: Path) -> None:
     assert "cannot be opened" in _failure(f"sqlite:///{tmp_path}")
 
 
 @pytest.mark.parametrize(
     "content", [b"not a database, but long enough to be looked at" * 100, b"\x89PNG" * 4]
 )
-def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_database_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "x.db"
     file.write_bytes(content)
     for create in (True, False):
@@ -67,7 +67,7 @@ def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path: Path, content:
     assert file.read_bytes() == content
 
 
-def test_a_file_that_one_may_only_read_can_be_read(tmp_path: Path, run_child: RunChild) -> None:
+def test_a_read_only_file_can_be_read(tmp_path: Path, run_child: RunChild) -> None:
     tmp_path.chmod(0o755)
     for parent in tmp_path.parents:
         if (
@@ -87,7 +87,7 @@ def test_a_file_that_one_may_only_read_can_be_read(tmp_path: Path, run_child: Ru
     assert "check the permissions on the file and its folder" in child.output
 
 
-def test_a_role_that_may_only_read_can_read_and_no_more(pg_url: str) -> None:
+def test_a_read_only_role_can_read_but_not_write(pg_url: str) -> None:
     import psycopg
 
     from penstock.testing.stores import drop_schema, with_schema
@@ -113,7 +113,7 @@ def test_a_role_that_may_only_read_can_read_and_no_more(pg_url: str) -> None:
             drop_schema(pg_url, "readers")
 
 
-def test_a_wrong_password_is_said_at_once_and_never_shown(
+def test_a_wrong_password_fails_without_retries_and_is_never_shown(
     pg_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     parts = urlsplit(pg_url)
@@ -128,7 +128,7 @@ def test_a_wrong_password_is_said_at_once_and_never_shown(
     assert "s3cr3t" not in shown + caplog.text
 
 
-def test_a_database_that_is_not_there_is_said_at_once(pg_url: str) -> None:
+def test_a_missing_database_fails_without_retries(pg_url: str) -> None:
     began = time.monotonic()
     shown = _failure(urlsplit(pg_url)._replace(path="/nosuchdb").geturl())
     assert time.monotonic() - began < 5
@@ -136,7 +136,7 @@ def test_a_database_that_is_not_there_is_said_at_once(pg_url: str) -> None:
     assert "nosuchdb: the server has no database of that name" in shown
 
 
-def test_a_server_that_is_not_there_is_tried_for_a_moment(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_server_is_retried_until_the_timeout(caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"postgresql://me:s3cr3t@127.0.0.1:{probe.getsockname()[1]}/x"
@@ -152,7 +152,7 @@ def test_a_server_that_is_not_there_is_tried_for_a_moment(caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("query", ["sslmode=nonsense", "nosuchoption=1", "connect_timeout=x"])
-def test_an_option_that_libpq_does_not_know_is_refused(pg_url: str, query: str) -> None:
+def test_an_option_unknown_to_libpq_is_refused(pg_url: str, query: str) -> None:
     shown = _failure(f"{pg_url}?{query}", timeout=0)
     password = urlsplit(pg_url).password
     assert password is not None
@@ -160,19 +160,19 @@ def test_an_option_that_libpq_does_not_know_is_refused(pg_url: str, query: str) 
     assert password not in shown
 
 
-def test_a_percent_sign_that_encodes_nothing_is_refused_without_showing_it() -> None:
+def test_a_stray_percent_sign_is_refused_without_showing_the_url() -> None:
     shown = _failure("postgresql://me@host/x?options=%zz", timeout=0)
     assert "INVALID_URL" in shown or "STORE" in shown
 
 
-def test_the_missing_driver_is_named_with_what_to_install(run_child: RunChild) -> None:
+def test_a_missing_driver_is_named_with_what_to_install(run_child: RunChild) -> None:
     child = run_child("tests.store.programs", "without_psycopg", "postgresql://host/db")
     assert child.wait() == 0, child.output
     assert "MissingDependencyError [MISSING_DEPENDENCY]" in child.output
     assert "pip install 'penstock-spark[postgres]'" in child.output
 
 
-def test_a_closed_store_says_so_at_once(store_url: str) -> None:
+def test_a_closed_store_fails_without_retries(store_url: str) -> None:
     store = penstock.connect(store_url)
     queue = store.create_queue("q", SCHEMA)
     store.close()
@@ -185,9 +185,7 @@ def test_a_closed_store_says_so_at_once(store_url: str) -> None:
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_file_that_was_removed_under_an_open_store_takes_no_more_rows(
-    tmp_path: Path, replaced: bool
-) -> None:
+def test_an_open_store_whose_file_was_removed_refuses_all_use(tmp_path: Path, replaced: bool) -> None:
     url = f"sqlite:///{tmp_path}/x.db"
     with penstock.connect(url) as store:
         queue = store.create_queue("q", SCHEMA)
@@ -207,7 +205,7 @@ def test_a_file_that_was_removed_under_an_open_store_takes_no_more_rows(
     assert (tmp_path / "x.db").exists() == replaced
 
 
-def test_opening_and_closing_leaves_no_file_and_no_thread_behind(store_url: str) -> None:
+def test_opening_and_closing_leaves_no_files_or_threads_behind(store_url: str) -> None:
     import threading
 
     def open_files() -> int:

@@ -1,4 +1,4 @@
-"""Owner locks: one holder, and none when its process is gone."""
+"""Owner locks: one holder, and no holder once its process is gone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RunChild = Callable[..., ChildProcess]
 NAME = "owner / of 'it'\nü"
 
 
-def test_a_lock_has_one_holder_in_a_process_too(store: penstock.Store) -> None:
+def test_a_lock_has_one_holder_even_within_a_process(store: penstock.Store) -> None:
     one, two = (store.database.owner_lock(NAME) for _ in range(2))
     other = store.database.owner_lock(NAME + "!")
     assert one.acquire()
@@ -35,7 +35,7 @@ def test_a_lock_has_one_holder_in_a_process_too(store: penstock.Store) -> None:
     assert two.acquire()
 
 
-def test_looking_does_not_disturb_the_next_holder(store: penstock.Store) -> None:
+def test_checking_a_lock_does_not_disturb_the_next_holder(store: penstock.Store) -> None:
     one, two = (store.database.owner_lock(NAME) for _ in range(2))
     for _ in range(20):
         assert not one.held_elsewhere()
@@ -44,7 +44,7 @@ def test_looking_does_not_disturb_the_next_holder(store: penstock.Store) -> None
 
 
 @pytest.mark.parametrize("program", ["hold_owner", "hold_owner_and_fork"])
-def test_a_lock_dies_with_its_process(
+def test_a_lock_is_released_when_its_process_dies(
     store: penstock.Store, store_url: str, run_child: RunChild, program: str
 ) -> None:
     child = run_child("tests.store.programs", program, store_url, NAME)
@@ -58,14 +58,14 @@ def test_a_lock_dies_with_its_process(
     assert lock.acquire()
 
 
-def test_a_lock_that_nobody_refers_to_is_free(store: penstock.Store) -> None:
+def test_a_garbage_collected_lock_is_released(store: penstock.Store) -> None:
     lock = store.database.owner_lock(NAME)
     assert lock.acquire()
     del lock
     wait_until(lambda: not store.database.owner_lock(NAME).held_elsewhere(), 10)
 
 
-def test_whatever_link_leads_to_a_store_the_lock_is_one(tmp_path: Path) -> None:
+def test_a_store_has_the_same_lock_through_a_symlink(tmp_path: Path) -> None:
     with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
         (tmp_path / "link.db").symlink_to(tmp_path / "x.db")
         lock = store.database.owner_lock(NAME)
@@ -75,13 +75,13 @@ def test_whatever_link_leads_to_a_store_the_lock_is_one(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.db", "x.db", "x.db-lock", "x.db-owners"]
 
 
-def test_looking_leaves_no_file(tmp_path: Path) -> None:
+def test_checking_a_lock_creates_no_file(tmp_path: Path) -> None:
     with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
         assert not store.database.owner_lock(NAME).held_elsewhere()
         assert not (tmp_path / "x.db-owners").exists()
 
 
-def test_a_lock_whose_session_was_killed_is_taken_again_or_known_to_be_lost(pg_url: str) -> None:
+def test_a_lock_whose_session_was_killed_is_reacquired_or_reported_lost(pg_url: str) -> None:
     from tests.support.raw_sql import run_sql
 
     with temporary_store(pg_url) as store:
@@ -106,7 +106,7 @@ def test_a_lock_whose_session_was_killed_is_taken_again_or_known_to_be_lost(pg_u
         other.release()
 
 
-def test_what_would_pull_the_rug_from_under_an_owner_is_refused(store: penstock.Store) -> None:
+def test_seeks_and_drops_are_refused_while_an_owner_lives(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append([{"n": 1}])
     consumer = store.create_consumer("c")

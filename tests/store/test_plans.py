@@ -1,4 +1,4 @@
-"""The hot statements go through indexes: no scan of a table that grows, no sort of a log."""
+"""The hot statements use indexes: no scan of a table that grows, no sort of a log."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def _sql(database: Database, text: str) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(HOT))
-def test_a_hot_statement_reads_no_more_than_it_needs(filled: Database, name: str) -> None:
+def test_hot_statements_read_no_more_than_they_need(filled: Database, name: str) -> None:
     with as_the_store(filled) as connection:
         text = statements(filled.dialect, filled.url.schema)[name]
         check = _sqlite_faults if filled.dialect == "sqlite" else _postgres_faults
@@ -236,7 +236,7 @@ def test_a_hot_statement_reads_no_more_than_it_needs(filled: Database, name: str
 
 
 @pytest.mark.parametrize("name", sorted(LOOKS))
-def test_a_look_at_everything_walks_through_logs_and_ledger_by_index(filled: Database, name: str) -> None:
+def test_store_wide_statements_read_logs_and_ledger_by_index(filled: Database, name: str) -> None:
     parameters, small = LOOKS[name]
     with as_the_store(filled) as connection:
         text = statements(filled.dialect, filled.url.schema)[name]
@@ -265,7 +265,7 @@ ARRAYS: dict[str, Parameters] = {
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_a_statement_about_many_rows_finds_each_by_index(filled: Database, name: str) -> None:
+def test_statements_over_many_rows_find_each_row_by_index(filled: Database, name: str) -> None:
     if filled.dialect != "postgres":
         assert name not in statements(filled.dialect, filled.url.schema)
         return
@@ -303,7 +303,7 @@ def _faulty(node: Parameters, name: str) -> Iterator[str]:
         yield from _faulty(child, name)
 
 
-def test_the_check_sees_a_scan_and_a_sort(filled: Database) -> None:
+def test_the_check_detects_a_scan_and_a_sort(filled: Database) -> None:
     text = qualify(
         "select * from penstock.segment where bytes = 5 order by payload_id",
         filled.dialect,
@@ -314,7 +314,7 @@ def test_the_check_sees_a_scan_and_a_sort(filled: Database) -> None:
         assert len(check(connection, text, {}, "bad")) == 2
 
 
-def test_every_hot_statement_that_has_a_parameter_for_a_partition_is_listed() -> None:
+def test_every_statement_on_a_log_is_listed() -> None:
     """A new statement on a log has to be listed above, or named here as one that inserts."""
     listed = set(HOT) | set(LOOKS) | set(ARRAYS) | {"append_segment"}
     for dialect in ("sqlite", "postgres"):
@@ -324,8 +324,8 @@ def test_every_hot_statement_that_has_a_parameter_for_a_partition_is_listed() ->
                 assert name in listed, name
 
 
-def test_a_page_is_read_by_its_end_and_not_by_all_behind_it(tmp_path: Path) -> None:
-    """The plan may be right and the work too much: counted in the virtual machine's steps."""
+def test_reading_a_page_does_not_read_the_rows_after_it(tmp_path: Path) -> None:
+    """A plan can be right and still do too much work: this counts the steps of SQLite's virtual machine."""
     with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
         connection = raw_connection(store.database)
         for text in FILL[:4]:

@@ -1,4 +1,4 @@
-"""What queries tell of themselves in a store."""
+"""What queries report about themselves in a store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _progress(store: penstock.Store, since: int = 0) -> list[Row]:
     return store.database.run(lambda tx: queries.progress_since(tx, since), write=False)
 
 
-def test_a_run_is_told_from_its_beginning_to_its_end(store: penstock.Store) -> None:
+def test_a_run_is_recorded_from_start_to_end(store: penstock.Store) -> None:
     database = store.database
     before = time.time() * 1e6
     database.run(lambda tx: queries.begin(tx, RUN))
@@ -50,7 +50,7 @@ def test_a_run_is_told_from_its_beginning_to_its_end(store: penstock.Store) -> N
     assert (row.state, row.error_condition, row.error_message) == ("failed", "X", "it broke")
 
 
-def test_a_later_run_takes_the_place_and_the_earlier_one_is_not_heard(store: penstock.Store) -> None:
+def test_a_later_run_replaces_the_earlier_one_whose_reports_are_ignored(store: penstock.Store) -> None:
     later = QueryRun("id", "run 2", "n", "continuous", 6)
     for run in (RUN, later):
         store.database.run(lambda tx, run=run: queries.begin(tx, run))
@@ -71,7 +71,7 @@ def test_the_last_error_stays_when_a_query_runs_again(store: penstock.Store) -> 
     assert (row.state, row.error_condition) == ("stopped", "X")
 
 
-def test_the_newest_progress_is_kept(store: penstock.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_progress_is_kept(store: penstock.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "KEPT_PROGRESS", 3)
     other = QueryRun("other", "run", None, "continuous", 6)
     for run in (RUN, other):
@@ -89,7 +89,7 @@ def test_the_newest_progress_is_kept(store: penstock.Store, monkeypatch: pytest.
     assert [row.batch_id for row in _progress(store, newest - 1)] == [4]
 
 
-def test_progress_that_was_told_under_a_clock_far_ahead_makes_way(
+def test_progress_reported_by_a_clock_far_ahead_is_replaced(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queries, "KEPT_PROGRESS", 3)
@@ -103,7 +103,7 @@ def test_progress_that_was_told_under_a_clock_far_ahead_makes_way(
     assert [row.batch_id for row in _progress(store)] == [3, 4]
 
 
-def test_a_query_that_was_not_heard_of_for_long_is_forgotten_with_its_progress(
+def test_a_query_that_has_not_reported_for_long_is_deleted_with_its_progress(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.database.run(lambda tx: queries.begin(tx, RUN))
@@ -137,12 +137,12 @@ def test_committed_rows_are_found_in_the_ledger(store: penstock.Store) -> None:
     assert found == [5, 16, None]
 
 
-def test_who_only_looks_makes_no_store(store_url: str) -> None:
+def test_looking_up_a_store_does_not_create_it(store_url: str) -> None:
     with pytest.raises(StoreNotFoundError):
         open_database(store_url, create=False, as_it_is=True)
 
 
-def test_owners_are_found_all_at_once(store: penstock.Store) -> None:
+def test_one_statement_finds_all_live_owners(store: penstock.Store) -> None:
     names = [f"{store.uuid}/1/{name}" for name in ("a", "b <>'", "c")]
     lock = store.database.owner_lock(names[1])
     assert lock.acquire()

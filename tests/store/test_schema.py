@@ -1,4 +1,4 @@
-"""The store's tables: created whole, and refused in any other version."""
+"""The store's tables: created completely or not at all, and refused in any other version."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_comments_do_not_end_statements() -> None:
 
 
 @pytest.mark.parametrize("other", [VERSION - 1, VERSION + 1])
-def test_a_store_of_another_version_is_refused_and_left_alone(store_url: str, other: int) -> None:
+def test_a_store_of_another_version_is_refused_and_left_unchanged(store_url: str, other: int) -> None:
     with penstock.connect(store_url) as store:
         _set_version(store.database, other)
         before = described(store.database)
@@ -69,9 +69,7 @@ def test_a_store_of_another_version_is_refused_and_left_alone(store_url: str, ot
         assert _versions(store.database) == [other]
 
 
-def test_a_creation_that_fails_leaves_nothing_half_done(
-    store_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_creation_leaves_nothing_behind(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         store_schema, "create_statements", lambda *named: [*create_statements(*named), "select nonsense"]
     )
@@ -84,13 +82,13 @@ def test_a_creation_that_fails_leaves_nothing_half_done(
         assert store.create_queue("q", SCHEMA).append([{"n": 1}]).rows == 1
 
 
-def test_a_store_is_not_made_where_that_is_not_wanted(store_url: str, tmp_path) -> None:
+def test_no_store_is_created_with_create_false(store_url: str, tmp_path) -> None:
     with pytest.raises(StoreNotFoundError, match="penstock store init"):
         penstock.connect(store_url, create=False)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_advice_where_no_store_is_has_no_password() -> None:
+def test_the_error_for_a_missing_store_has_no_password() -> None:
     url = parse_url("postgresql://app:hunter22@db/shop?schema=a&sslmode=prefer")
     assert str(store_schema._missing(PostgresDatabase(url))) == (
         "[STORE_NOT_FOUND] there is no store at postgresql://app@db/shop?schema=a&sslmode=prefer: create "
@@ -99,7 +97,7 @@ def test_the_advice_where_no_store_is_has_no_password() -> None:
     )
 
 
-def test_a_database_of_something_else_is_no_store_and_stays_as_it_is(tmp_path) -> None:
+def test_a_database_of_another_program_is_not_a_store_and_stays_unchanged(tmp_path) -> None:
     import sqlite3
 
     path = tmp_path / "app.db"
@@ -115,7 +113,7 @@ def test_a_database_of_something_else_is_no_store_and_stays_as_it_is(tmp_path) -
         penstock.connect(f"sqlite:///{tmp_path}/empty.db", create=False)
 
 
-def test_a_store_lives_beside_the_tables_of_an_application(tmp_path) -> None:
+def test_a_store_can_share_a_database_with_an_application(tmp_path) -> None:
     import sqlite3
 
     connection = sqlite3.connect(tmp_path / "app.db")
@@ -128,7 +126,7 @@ def test_a_store_lives_beside_the_tables_of_an_application(tmp_path) -> None:
         assert queue.read(0, 0).to_pylist() == [{"n": 5}]
 
 
-def test_a_copy_of_a_store_that_lost_the_write_ahead_log_gets_it_back(tmp_path) -> None:
+def test_a_store_file_out_of_wal_mode_returns_to_it(tmp_path) -> None:
     with penstock.connect(f"sqlite:///{tmp_path}/a.db") as store:
         store.create_queue("q", SCHEMA).append([{"n": 5}])
         run_sql(store.database, f"vacuum into '{tmp_path}/b.db'", transaction=False)

@@ -1,5 +1,5 @@
-"""What a stranger makes in a schema that others may write to is never called: sessions look names up in
-pg_catalog alone.
+"""Functions and operators that a stranger creates in a shared schema are never called: sessions look names
+up in pg_catalog alone.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def rows(*ids: int) -> list[dict[str, object]]:
     return [{"id": number, "name": f"n{number}"} for number in ids]
 
 
-def test_the_plants_are_called_where_names_are_looked_up_in_public(planted: str) -> None:
+def test_planted_functions_are_called_with_public_in_the_search_path(planted: str) -> None:
     with psycopg.connect(planted) as connection:
         for text in ("select 1::numeric * 2::smallint", "select * from unnest('{1}'::bigint[])"):
             with pytest.raises(psycopg.errors.RaiseException, match="the planted"):
@@ -67,7 +67,7 @@ def test_the_plants_are_called_where_names_are_looked_up_in_public(planted: str)
         assert connection.execute("select 1::numeric * 2::smallint").fetchone() == (2,)
 
 
-def test_queues_consumers_and_producers_call_none_of_them(store: penstock.Store, planted: str) -> None:
+def test_queues_consumers_and_producers_call_no_planted_function(store: penstock.Store, planted: str) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=2, key=["id"], retention=penstock.Retention(rows=1000))
     for number in range(3 * maintenance.MERGE_FAN_IN):
         queue.append(rows(number, number + 1))
@@ -94,7 +94,7 @@ def test_queues_consumers_and_producers_call_none_of_them(store: penstock.Store,
     collector.close()
 
 
-def test_every_session_has_the_safe_path(store: penstock.Store) -> None:
+def test_every_session_has_the_safe_search_path(store: penstock.Store) -> None:
     database: Any = store.database
     with database.transaction(write=False) as tx:
         assert tx.query("select current_setting('search_path')") == [(SAFE,)]
@@ -102,7 +102,7 @@ def test_every_session_has_the_safe_path(store: penstock.Store) -> None:
         assert lasting.execute("select current_setting('search_path')").fetchone() == (SAFE,)
 
 
-def test_a_table_without_a_schema_is_where_the_role_would_find_it(
+def test_a_table_without_a_schema_is_resolved_by_the_roles_search_path(
     planted: str, store: penstock.Store
 ) -> None:
     with store.database.transaction(write=False) as tx:
@@ -124,7 +124,7 @@ def path_of(connection: Any) -> str:
     return str(found)
 
 
-def test_on_a_connection_of_the_caller_s_none_is_called_either_and_its_path_stays(
+def test_a_callers_connection_calls_no_planted_function_and_keeps_its_search_path(
     store: penstock.Store, planted: str
 ) -> None:
     queue = store.create_queue("q", SCHEMA)
@@ -149,7 +149,7 @@ def test_on_a_connection_of_the_caller_s_none_is_called_either_and_its_path_stay
     assert store.consumer("c").offsets("q") == {0: 1}
 
 
-def test_a_connection_to_another_database_is_left_as_it_was(store: penstock.Store, pg_url: str) -> None:
+def test_a_connection_to_another_database_keeps_its_search_path(store: penstock.Store, pg_url: str) -> None:
     queue = store.create_queue("q", SCHEMA)
     with psycopg.connect(pg_url) as own:
         with pytest.raises(InvalidInputError, match="does not lead to"):
@@ -177,7 +177,7 @@ def _sqlalchemy(url: str) -> Any:
 
 @pytest.mark.parametrize("connect", [_psycopg, _sqlalchemy])
 @pytest.mark.parametrize("schema", ["ledgers", "led :gers%s"])
-def test_the_ledger_of_exactly_once_calls_none_of_them(
+def test_the_exactly_once_ledger_calls_no_planted_function(
     planted: str, connect: Callable[[str], Any], schema: str
 ) -> None:
     with psycopg.connect(planted, autocommit=True) as connection:
@@ -212,7 +212,7 @@ def path_of_any(connection: Any, text: Callable[[str], Any]) -> str:
     return str(connection.execute(text("show search_path")).fetchone()[0])
 
 
-def test_a_trigger_that_does_not_find_its_names_is_told_of(planted: str, store: penstock.Store) -> None:
+def test_a_trigger_that_cannot_resolve_its_names_is_reported(planted: str, store: penstock.Store) -> None:
     with psycopg.connect(planted, autocommit=True) as connection:
         connection.execute(
             """

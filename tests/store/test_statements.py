@@ -1,4 +1,4 @@
-"""The loader of named SQL."""
+"""The loader of the named SQL statements."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ def test_a_file_is_split_by_name_and_loses_its_comments() -> None:
     assert parse(text) == {"one": "select 1", "two": "select 2\nfrom x"}
 
 
-def test_parameters_become_the_drivers_and_casts_stay() -> None:
+def test_parameters_get_the_drivers_form_and_casts_stay() -> None:
     assert bind("a = :a and b::bigint = 5 % 2", "postgres") == "a = %(a)s and b::bigint = 5 %% 2"
     assert bind("a = :a", "sqlite") == "a = :a"
 
 
 @pytest.mark.parametrize("schema", ['"a""b"', '"it\'s"', '"penstock.x"', '"%s :x"'])
-def test_any_schema_name_takes_the_place_of_penstock(schema: str) -> None:
+def test_any_schema_name_can_replace_penstock(schema: str) -> None:
     quoted = schema.replace("'", "''")
     text = "select nextval('penstock.s') from penstock.queue"
     assert qualify(text, "postgres", schema) == f"select nextval('{quoted}.s') from {schema}.queue"
 
 
-def test_the_tables_of_a_sqlite_store_have_a_prefix_beside_those_of_others() -> None:
+def test_the_tables_of_a_sqlite_store_have_a_prefix_next_to_other_tables() -> None:
     text = "select * from penstock.queue join penstock.sqlite_schema"
     assert qualify(text, "sqlite", '"x"') == 'select * from "x".penstock_queue join "x".sqlite_schema'
 
 
-def test_both_databases_have_the_same_statements_but_for_their_own_ways() -> None:
+def test_both_databases_have_the_same_statements_except_the_known_ones() -> None:
     ours, theirs = (set(statements(dialect, "s")) for dialect in ("sqlite", "postgres"))
     assert ours - theirs == set()
     assert theirs - ours == {
@@ -59,7 +59,7 @@ def test_both_databases_have_the_same_statements_but_for_their_own_ways() -> Non
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
-def test_no_name_is_used_twice_in_a_file(dialect: str) -> None:
+def test_statement_names_are_unique_in_a_file(dialect: str) -> None:
     for file in ("common.sql", f"{dialect}.sql"):
         names = re.findall(r"^-- name: (\w+)$", read("sql", file), re.MULTILINE)
         assert sorted(names) == sorted(set(names))

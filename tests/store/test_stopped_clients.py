@@ -1,5 +1,5 @@
-"""Processes that are stopped while they hold a lock: the others wait for a time, get through, and nothing is
-doubled.
+"""Processes that are stopped while they hold a lock: the others wait for a while, then succeed, and nothing
+is duplicated.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def short_url(pg_url: str) -> Iterator[str]:
     ("moment", "rows"),
     [("before_commit", [1]), ("between_statements", [*range(12)]), ("behind_many_rows", [*range(12)])],
 )
-def test_a_client_stopped_in_mid_append_lets_others_through_and_repeats_its_own(
+def test_a_client_stopped_in_mid_append_does_not_block_others_and_retries_later(
     short_url: str, run_child: RunChild, moment: str, rows: list[int]
 ) -> None:
     with penstock.connect(short_url) as store:
@@ -67,7 +67,7 @@ def test_a_client_stopped_in_mid_append_lets_others_through_and_repeats_its_own(
         assert sorted(found) == [*rows, *range(100, 112)]
 
 
-def test_with_the_defaults_a_stopped_client_holds_others_up_for_less_than_half_a_minute(
+def test_with_the_defaults_a_stopped_client_blocks_others_for_less_than_half_a_minute(
     pg_url: str, run_child: RunChild
 ) -> None:
     with temporary_store_url(pg_url) as url, penstock.connect(url) as store:
@@ -85,7 +85,7 @@ def test_with_the_defaults_a_stopped_client_holds_others_up_for_less_than_half_a
         assert [row["n"] for row in queue.read(0, 0).to_pylist()] == [2, 1]
 
 
-def test_a_consumer_is_taken_over_from_a_driver_that_is_stopped(short_url: str, run_child: RunChild) -> None:
+def test_a_consumer_is_taken_over_from_a_stopped_driver(short_url: str, run_child: RunChild) -> None:
     with penstock.connect(short_url) as store:
         queue = store.create_queue("q", SCHEMA)
         store.create_consumer("c")
@@ -101,10 +101,10 @@ def test_a_consumer_is_taken_over_from_a_driver_that_is_stopped(short_url: str, 
         assert "fenced [1, 2] OWNER_FENCED" in child.output
 
 
-def test_a_client_stopped_while_the_server_works_for_it_repeats_its_append(
+def test_a_client_stopped_while_the_server_runs_its_statement_retries_the_append(
     short_url: str, run_child: RunChild
 ) -> None:
-    """The server's last words come together with the answer that the client waited for, before its commit."""
+    """The server ends the session: its message arrives with the statement's answer, before the commit."""
     with penstock.connect(short_url) as store:
         queue = store.create_queue("q", SCHEMA)
         child = run_child("tests.store.programs", "stop_in_append", short_url, "in_a_statement")
@@ -119,7 +119,7 @@ def test_a_client_stopped_while_the_server_works_for_it_repeats_its_append(
 
 @contextmanager
 def _locked_by_hand(store: penstock.Store, **options: Any) -> Iterator[Any]:
-    """A session that nobody ends, with the lock of each partition."""
+    """A session without time limits that holds the lock of each partition."""
     connection = psycopg.connect(store.database.url.target, **{"application_name": "psql", **options})
     try:
         connection.execute(
@@ -132,7 +132,7 @@ def _locked_by_hand(store: penstock.Store, **options: Any) -> Iterator[Any]:
         connection.close()
 
 
-def test_who_waits_for_a_lock_that_is_never_free_is_told_who_has_it(pg_url: str) -> None:
+def test_a_lock_timeout_names_the_holder_of_the_lock(pg_url: str) -> None:
     with temporary_store_url(pg_url) as url, penstock.connect(f"{url}&lock_wait=3s") as store:
         queue = store.create_queue("q", SCHEMA)
         # Without the option a user's own session has no limit; this one is not Penstock's.
@@ -157,7 +157,7 @@ def test_who_waits_for_a_lock_that_is_never_free_is_told_who_has_it(pg_url: str)
         assert [row["n"] for row in queue.read(0, 0).to_pylist()] == [2]
 
 
-def test_the_holder_is_named_and_not_another_one_that_waits(pg_url: str) -> None:
+def test_a_lock_timeout_does_not_name_another_waiter(pg_url: str) -> None:
     with temporary_store_url(pg_url) as url, penstock.connect(f"{url}&lock_wait=3s") as store:
         queue = store.create_queue("q", SCHEMA)
         found: list[StoreLockedError] = []
@@ -176,7 +176,7 @@ def test_the_holder_is_named_and_not_another_one_that_waits(pg_url: str) -> None
             assert [error.parameters["holders"] for error in found] == [[holder.info.backend_pid]] * 3
 
 
-def test_a_lock_that_is_given_back_in_time_is_waited_for(pg_url: str) -> None:
+def test_an_append_waits_for_a_lock_that_is_released_in_time(pg_url: str) -> None:
     with temporary_store_url(pg_url) as url, penstock.connect(f"{url}&lock_wait=9s") as store:
         queue = store.create_queue("q", SCHEMA)
         with _locked_by_hand(store) as holder:
@@ -217,7 +217,7 @@ def _expected(connection: Any) -> dict[str, str]:
     }
 
 
-def test_sessions_have_the_limits_that_the_docs_say(pg_store: penstock.Store) -> None:
+def test_sessions_have_the_documented_limits(pg_store: penstock.Store) -> None:
     for connect in (pg_store.database.connected, pg_store.database.lasting_connection):
         connection = connect()
         assert _shown(connection) == _expected(connection)
@@ -228,7 +228,7 @@ def test_sessions_have_the_limits_that_the_docs_say(pg_store: penstock.Store) ->
             assert f"| `{name}` | `{value}` |" in page
 
 
-def test_what_a_url_or_a_role_sets_stays(pg_url: str) -> None:
+def test_settings_of_the_url_or_the_role_are_kept(pg_url: str) -> None:
     mine = "options=-c%20lock_timeout%3D7s%20-c%20tcp_keepalives_idle%3D77"
     with temporary_store_url(pg_url) as url, penstock.connect(f"{url}&{mine}") as store:
         connection = store.database.connected()
@@ -263,7 +263,9 @@ def test_a_connection_is_set_up_in_one_round_trip(pg_store: penstock.Store, monk
     assert len(sent) == 2
 
 
-def test_a_writer_stopped_in_its_turn_is_waited_for_in_sqlite(tmp_path: Path, run_child: RunChild) -> None:
+def test_an_append_waits_for_a_writer_stopped_in_its_turn_in_sqlite(
+    tmp_path: Path, run_child: RunChild
+) -> None:
     url = f"sqlite:///{tmp_path}/x.db"
     with penstock.connect(url) as store:
         queue = store.create_queue("q", SCHEMA)
@@ -279,7 +281,7 @@ def test_a_writer_stopped_in_its_turn_is_waited_for_in_sqlite(tmp_path: Path, ru
         assert [row["n"] for row in queue.read(0, 0).to_pylist()] == [1, 2]
 
 
-def test_a_writer_that_stays_stopped_in_its_turn_is_named_in_sqlite(
+def test_a_writer_stopped_in_its_turn_for_too_long_is_reported_in_sqlite(
     tmp_path: Path, run_child: RunChild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.store.database.RETRY_SECONDS", 0.2)
@@ -299,7 +301,7 @@ def test_a_writer_that_stays_stopped_in_its_turn_is_named_in_sqlite(
         assert [row["n"] for row in queue.read(0, 0).to_pylist()] == [1, 3]
 
 
-def test_a_transaction_of_ones_own_process_is_named_in_sqlite(
+def test_a_transaction_of_the_same_process_is_reported_in_sqlite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.store.database.RETRY_SECONDS", 0.2)

@@ -77,7 +77,7 @@ class closing_lock:  # noqa: N801 - used like a function
         ("?mode=0644", "0644", "0755"),
     ],
 )
-def test_files_and_folders_have_the_mode_of_the_url_whatever_the_umask(
+def test_files_and_folders_get_the_mode_of_the_url_whatever_the_umask(
     tmp_path: Path, mask: int, option: str, file: str, folder: str
 ) -> None:
     with umask(mask):
@@ -86,8 +86,8 @@ def test_files_and_folders_have_the_mode_of_the_url_whatever_the_umask(
     assert found == beside | {"x.db-owners/": folder, "x.db-owners/lock": file}
 
 
-def test_the_file_says_what_those_beside_it_are_like(tmp_path: Path) -> None:
-    """One that a user has made less open, or one whose files an earlier version made readable for all."""
+def test_the_files_next_to_a_store_file_get_its_mode(tmp_path: Path) -> None:
+    """Whether a user has restricted it since, or an earlier version left the other files readable for all."""
     url = f"sqlite:///{tmp_path}/x.db"
     with umask(0o022):
         used(f"{url}?mode=0644")
@@ -97,7 +97,7 @@ def test_the_file_says_what_those_beside_it_are_like(tmp_path: Path) -> None:
         assert set(modes(tmp_path).values()) == {"0600", "0700"}
 
 
-def test_an_open_store_stays_open_and_is_warned_of_once(
+def test_a_store_open_to_others_keeps_its_mode_and_is_warned_about_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "x.db"
@@ -114,7 +114,7 @@ def test_an_open_store_stays_open_and_is_warned_of_once(
     assert "others can write" in record.getMessage()
 
 
-def test_no_warning_where_the_url_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_warning_when_the_url_sets_the_mode(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         with penstock.connect(f"sqlite:///{tmp_path}/x.db?mode=0644"):
             pass
@@ -122,17 +122,17 @@ def test_no_warning_where_the_url_says_so(tmp_path: Path, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("mode", ["0400", "0060", "0755", "0611", "66", "0o600", "rw", "", "00600", "10600"])
-def test_a_mode_that_is_none_is_refused(mode: str) -> None:
+def test_an_invalid_mode_is_refused(mode: str) -> None:
     with pytest.raises(InvalidUrlError, match="such as 0600 or 0640"):
         parse_url(f"sqlite:///x.db?mode={mode}")
 
 
-def test_trust_that_is_none_is_refused() -> None:
+def test_an_invalid_trust_is_refused() -> None:
     with pytest.raises(InvalidUrlError, match="trust is own or folder, not 'all'"):
         parse_url("sqlite:///x.db?trust=all")
 
 
-def test_other_urls_of_the_same_store_keep_both(tmp_path: Path) -> None:
+def test_derived_urls_keep_mode_and_trust(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/x.db?mode=0640&trust=folder"
     hurried = parse_url(_without_waits(url))
     assert hurried.options == {
@@ -145,7 +145,7 @@ def test_other_urls_of_the_same_store_keep_both(tmp_path: Path) -> None:
         penstock.connect(url, create=False)
 
 
-def test_a_file_that_is_made_does_not_take_the_locks_of_one_that_is_there(tmp_path: Path) -> None:
+def test_creating_an_existing_file_does_not_release_its_locks(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/x.db"
     with penstock.connect(url) as store:
         queue = store.create_queue("q", SCHEMA)
@@ -179,7 +179,7 @@ def made(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o757, 0o702])
-def test_a_folder_that_others_may_write_to_is_refused(made: Path, mode: int) -> None:
+def test_a_folder_writable_by_others_is_refused(made: Path, mode: int) -> None:
     made.parent.chmod(mode)
     error = refused(f"sqlite:///{made}", "FOLDER_WRITABLE")
     assert f"run `chmod go-w {made.parent}`" in str(error)
@@ -191,7 +191,7 @@ def test_a_folder_that_others_may_write_to_is_refused(made: Path, mode: int) -> 
         assert store.queue("q").read(0, 0).num_rows == 1
 
 
-def test_nothing_is_made_in_such_a_folder(tmp_path: Path) -> None:
+def test_nothing_is_created_in_a_folder_writable_by_others(tmp_path: Path) -> None:
     folder = tmp_path / "open"
     folder.mkdir()
     folder.chmod(0o777)
@@ -201,7 +201,7 @@ def test_nothing_is_made_in_such_a_folder(tmp_path: Path) -> None:
 
 
 @as_root
-def test_a_group_s_folder_is_refused_unless_the_group_is_its_user_s_own(
+def test_a_group_writable_folder_is_refused_unless_the_group_is_private_to_the_user(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.chown(made.parent, -1, STRANGER)
@@ -214,13 +214,13 @@ def test_a_group_s_folder_is_refused_unless_the_group_is_its_user_s_own(
     penstock.connect(f"sqlite:///{made}", create=False).close()
 
 
-def test_a_group_of_nobody_s_is_not_one_s_own() -> None:
+def test_a_group_without_members_is_not_private_to_the_user() -> None:
     assert files._is_own_group(0)
     assert not files._is_own_group(2**31 - 7)
 
 
 @as_root
-def test_a_folder_of_another_user_s_is_refused(made: Path) -> None:
+def test_another_users_folder_is_refused(made: Path) -> None:
     os.chown(made.parent, STRANGER, -1)
     error = refused(f"sqlite:///{made}", "FOLDER_OWNER")
     assert f"belongs to user {STRANGER}" in str(error)
@@ -229,7 +229,7 @@ def test_a_folder_of_another_user_s_is_refused(made: Path) -> None:
 
 @as_root
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal", "-lock", "-owners"])
-def test_a_file_that_somebody_else_has_put_there_is_refused(made: Path, suffix: str) -> None:
+def test_a_file_created_by_another_user_is_refused(made: Path, suffix: str) -> None:
     made.parent.chmod(0o1777)
     file = Path(f"{made}{suffix}")
     if not file.exists():
@@ -241,7 +241,7 @@ def test_a_file_that_somebody_else_has_put_there_is_refused(made: Path, suffix: 
 
 @as_root
 @pytest.mark.parametrize("where", ["file", "folder", "chain"])
-def test_a_store_behind_another_user_s_link_is_refused(made: Path, tmp_path: Path, where: str) -> None:
+def test_a_store_behind_another_users_symlink_is_refused(made: Path, tmp_path: Path, where: str) -> None:
     link = tmp_path / "link"
     link.symlink_to(made if where == "file" else made.parent)
     way = link if where == "file" else link / "x.db"
@@ -258,7 +258,7 @@ def test_a_store_behind_another_user_s_link_is_refused(made: Path, tmp_path: Pat
     penstock.connect(f"sqlite:///{made}", create=False).close()
 
 
-def test_a_link_in_the_place_of_a_file_beside_it_is_refused(made: Path, tmp_path: Path) -> None:
+def test_a_symlink_in_place_of_a_file_next_to_the_store_is_refused(made: Path, tmp_path: Path) -> None:
     for suffix in ("-lock", "-wal", "-owners"):
         file, elsewhere = Path(f"{made}{suffix}"), tmp_path / "elsewhere"
         moved = file.rename(tmp_path / "moved") if file.exists() else None
@@ -270,7 +270,7 @@ def test_a_link_in_the_place_of_a_file_beside_it_is_refused(made: Path, tmp_path
             moved.rename(file)
 
 
-def test_a_link_that_comes_later_is_not_followed_either(made: Path, tmp_path: Path) -> None:
+def test_a_symlink_created_later_is_not_followed(made: Path, tmp_path: Path) -> None:
     with penstock.connect(f"sqlite:///{made}") as store:
         lock = Path(f"{made}-lock")
         lock.unlink()
@@ -281,7 +281,7 @@ def test_a_link_that_comes_later_is_not_followed_either(made: Path, tmp_path: Pa
 
 
 @pytest.mark.timeout(30)
-def test_a_pipe_in_the_place_of_a_bell_keeps_no_append_waiting(made: Path) -> None:
+def test_a_pipe_in_place_of_a_bell_does_not_block_appends(made: Path) -> None:
     with penstock.connect(f"sqlite:///{made}") as store:
         queue = store.queue("q")
         bell = Path(f"{made}-bell-{queue.record.queue_id}")
@@ -291,7 +291,7 @@ def test_a_pipe_in_the_place_of_a_bell_keeps_no_append_waiting(made: Path) -> No
 
 
 @as_root
-def test_a_bell_of_somebody_else_s_is_not_listened_to(made: Path) -> None:
+def test_another_users_bell_is_ignored(made: Path) -> None:
     bell = Path(f"{made}-bell-1")
     os.chown(bell, STRANGER, -1)
     assert wakeups.listen(str(made), 1, files.StoreFiles(str(made))) is None
@@ -320,7 +320,7 @@ def as_a_stranger(paths: list[str]) -> int:
 
 @as_root
 @pytest.mark.parametrize(("option", "held"), [("", 0), ("?mode=0644", 3)])
-def test_another_user_can_neither_read_the_rows_nor_hold_a_lock(option: str, held: int) -> None:
+def test_another_user_can_neither_read_the_rows_nor_take_a_lock(option: str, held: int) -> None:
     # Where everybody may go: not in pytest's own folders.
     with tempfile.TemporaryDirectory() as folder, umask(0o022):
         os.chmod(folder, 0o755)
@@ -336,7 +336,7 @@ def test_another_user_can_neither_read_the_rows_nor_hold_a_lock(option: str, hel
 
 
 @as_root
-def test_root_s_files_beside_another_user_s_store_are_that_user_s(made: Path) -> None:
+def test_files_that_root_creates_next_to_a_users_store_belong_to_that_user(made: Path) -> None:
     for path in (made.parent, *made.parent.rglob("*")):
         os.chown(path, STRANGER, STRANGER)
     Path(f"{made}-lock").unlink()
@@ -347,7 +347,7 @@ def test_root_s_files_beside_another_user_s_store_are_that_user_s(made: Path) ->
 
 
 @as_root
-def test_a_file_that_somebody_else_makes_at_the_same_moment_is_refused(
+def test_a_file_that_another_user_creates_in_a_race_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o1777)

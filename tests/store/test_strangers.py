@@ -1,5 +1,5 @@
-"""Roles of PostgreSQL that may connect to a store's database and no more, and what they can do to those who
-use the store: nothing.
+"""PostgreSQL roles that may connect to a store's database and nothing else cannot affect those who use the
+store.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def refused(url: str, owner: str) -> None:
         assert str(caught.value.parameters["owner"]).endswith(f"_{owner}")
 
 
-def test_a_schema_that_a_stranger_made_first_is_refused(database: str, as_role: As, schema: str) -> None:
+def test_a_schema_created_by_a_stranger_is_refused(database: str, as_role: As, schema: str) -> None:
     run(as_role("stranger"), f"create schema {schema}; grant all on schema {schema} to public")
     refused(as_role("app", f"schema={schema}"), "stranger")
     # Whoever may do all is the one to be caught.
@@ -95,7 +95,7 @@ def test_a_schema_that_a_stranger_made_first_is_refused(database: str, as_role: 
         assert store.queues() == []
 
 
-def test_so_is_a_whole_store_of_a_stranger_s(database: str, as_role: As, schema: str) -> None:
+def test_a_store_created_by_a_stranger_is_refused(database: str, as_role: As, schema: str) -> None:
     penstock.connect(as_role("stranger", f"schema={schema}")).close()
     run(
         as_role("stranger"),
@@ -114,13 +114,13 @@ def test_so_is_a_whole_store_of_a_stranger_s(database: str, as_role: As, schema:
         assert own.queues() == []
 
 
-def test_so_is_a_table_of_a_stranger_s_in_a_schema_of_all(database: str, as_role: As, schema: str) -> None:
+def test_a_strangers_table_in_a_shared_schema_is_refused(database: str, as_role: As, schema: str) -> None:
     run(database, f"create schema {schema}; grant all on schema {schema} to public")
     run(as_role("stranger"), f"create table {schema}.store (uuid text, version bigint)")
     refused(as_role("app", f"schema={schema}"), "stranger")
 
 
-def test_roles_that_one_is_a_member_of_are_trusted(database: str, as_role: As, schema: str) -> None:
+def test_roles_that_the_user_is_a_member_of_are_trusted(database: str, as_role: As, schema: str) -> None:
     penstock.connect(as_role("friend", f"schema={schema}")).close()
     name = urlsplit(database).path[1:]
     run(database, f"grant {name}_friend to {name}_app")
@@ -142,7 +142,7 @@ def hold(connection: psycopg.Connection[object], key: int) -> None:
     connection.execute("select pg_try_advisory_lock(%s)", [key])
 
 
-def test_locks_that_a_stranger_holds_keep_nobody_from_a_consumer(
+def test_a_strangers_locks_do_not_block_a_consumer(
     store: penstock.Store, held: psycopg.Connection[object]
 ) -> None:
     first = advisory_key(NAME) >> DRAWN_BITS << DRAWN_BITS
@@ -158,7 +158,7 @@ def test_locks_that_a_stranger_holds_keep_nobody_from_a_consumer(
     two.release()
 
 
-def test_a_stranger_who_waits_for_an_owner_s_lock_is_no_owner_after_it(
+def test_a_stranger_who_waits_for_an_owners_lock_does_not_become_the_owner(
     store: penstock.Store, held: psycopg.Connection[object], as_role: As
 ) -> None:
     lock, other = (store.database.owner_lock(NAME) for _ in range(2))
@@ -185,10 +185,10 @@ def held_by_none(connection: psycopg.Connection[object], low: int) -> bool:
     ).fetchall()
 
 
-def test_whoever_may_move_consumers_by_a_role_of_its_own_is_an_owner(
+def test_a_login_that_may_move_consumers_through_a_role_can_be_an_owner(
     database: str, store: penstock.Store, as_role: As, schema: str
 ) -> None:
-    """A login without a right of its own, which takes those of a role."""
+    """A login without privileges of its own, which takes on a role."""
     name = urlsplit(database).path[1:]
     run(database, f"grant {name}_app to {name}_friend; alter role {name}_friend noinherit")
     try:
@@ -202,7 +202,7 @@ def test_whoever_may_move_consumers_by_a_role_of_its_own_is_an_owner(
         run(database, f"revoke {name}_app from {name}_friend; alter role {name}_friend inherit")
 
 
-def test_many_who_want_a_lock_at_once_get_it_one_at_a_time(store: penstock.Store) -> None:
+def test_concurrent_requests_for_a_lock_get_it_one_at_a_time(store: penstock.Store) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     locks = [store.database.owner_lock(NAME) for _ in range(6)]
@@ -219,17 +219,17 @@ def test_many_who_want_a_lock_at_once_get_it_one_at_a_time(store: penstock.Store
 
 
 @pytest.mark.timeout(30)
-def test_no_lock_of_a_stranger_s_keeps_a_store_from_being_made(
+def test_a_strangers_lock_does_not_block_the_creation_of_a_store(
     as_role: As, schema: str, held: psycopg.Connection[object]
 ) -> None:
     hold(held, 7235416081274633)
     penstock.connect(as_role("app", f"schema={schema}&lock_wait=1s")).close()
 
 
-def test_names_of_relations_are_names_and_never_sql(
+def test_relation_names_are_never_executed_as_sql(
     database: str, store: penstock.Store, as_role: As, schema: str
 ) -> None:
-    """Who may stage tables may make relations in the schema, with any names and comments."""
+    """A role that may stage tables can create relations in the schema, with any names and comments."""
     name = urlsplit(database).path[1:]
     store.create_queue("q", SCHEMA)
     run(database, f"grant usage, create on schema {schema} to {name}_stranger")
@@ -253,7 +253,7 @@ def test_names_of_relations_are_names_and_never_sql(
         assert staging_relations.listed(tx) == []
 
 
-def test_a_wake_up_of_a_stranger_s_is_no_more_than_that(
+def test_a_notification_from_a_stranger_does_nothing_but_wake_the_watch(
     store: penstock.Store, held: psycopg.Connection[object], schema: str, database: str
 ) -> None:
     queue = store.create_queue("q", SCHEMA)

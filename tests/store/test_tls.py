@@ -34,7 +34,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_a_password_that_crosses_a_network_in_clear_is_warned_of_once(
+def test_a_password_sent_in_clear_text_is_warned_about_once(
     pg_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = f"{pg_url}?schema=in_clear"
@@ -51,14 +51,16 @@ def test_a_password_that_crosses_a_network_in_clear_is_warned_of_once(
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_so_is_a_feed_s(pg_url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_feeds_password_sent_in_clear_text_is_warned_about_once(
+    pg_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING, "penstock.store")
     with pytest.raises(PenstockError):
         PostgresFeed(pg_url, "no_such_publication").open().describe()
     assert len(warnings(caplog)) == 1
 
 
-def test_this_machine_s_own_servers_need_no_tls(
+def test_servers_on_this_machine_need_no_tls(
     pg_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "_warned", set())
@@ -68,7 +70,7 @@ def test_this_machine_s_own_servers_need_no_tls(
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_the_options_of_libpq_get_there(
+def test_tls_options_are_passed_to_libpq(
     pg_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = urlsplit(pg_url)

@@ -26,7 +26,7 @@ def _add(tx: Transaction, name: str) -> None:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_a_block_that_raises_leaves_nothing_and_the_next_one_works(
+def test_a_block_that_raises_is_rolled_back_and_the_next_one_works(
     store: penstock.Store, error: type[BaseException]
 ) -> None:
     def work(tx: Transaction) -> None:
@@ -39,7 +39,7 @@ def test_a_block_that_raises_leaves_nothing_and_the_next_one_works(
     assert _consumers(store) == ["b"]
 
 
-def test_a_transaction_one_of_whose_statements_failed_is_not_committed(pg_store: penstock.Store) -> None:
+def test_a_transaction_with_a_failed_statement_is_not_committed(pg_store: penstock.Store) -> None:
     def work(tx: Transaction) -> None:
         _add(tx, "a")
         with contextlib.suppress(Exception):
@@ -50,7 +50,7 @@ def test_a_transaction_one_of_whose_statements_failed_is_not_committed(pg_store:
     assert _consumers(pg_store) == []
 
 
-def test_a_reading_transaction_sees_one_moment_and_cannot_write(store: penstock.Store) -> None:
+def test_a_read_transaction_sees_one_snapshot_and_cannot_write(store: penstock.Store) -> None:
     with store.database.transaction(write=False) as tx:
         assert tx.all("list_consumers") == []
         store.create_consumer("a")
@@ -83,7 +83,7 @@ def test_threads_share_few_connections(store: penstock.Store) -> None:
     assert len(store.database._pool._idle) <= pool.SIZE
 
 
-def test_the_caller_s_own_error_keeps_the_connection(store: penstock.Store) -> None:
+def test_an_error_of_the_caller_keeps_the_connection(store: penstock.Store) -> None:
     store.consumers()
     (before,) = store.database._pool._idle
     for _ in range(3):
@@ -92,7 +92,7 @@ def test_the_caller_s_own_error_keeps_the_connection(store: penstock.Store) -> N
     assert store.database._pool._idle == [before]
 
 
-def test_a_connection_in_use_when_the_store_is_closed_ends_its_transaction(store: penstock.Store) -> None:
+def test_a_transaction_open_when_the_store_is_closed_can_still_commit(store: penstock.Store) -> None:
     with store.database.transaction() as tx:
         store.close()
         _add(tx, "a")
@@ -110,7 +110,7 @@ def _url(store: penstock.Store) -> str:
     return with_schema(database.url.target, database.url.options["schema"])
 
 
-def test_the_server_s_default_isolation_does_not_matter(pg_store: penstock.Store) -> None:
+def test_the_servers_default_isolation_level_does_not_matter(pg_store: penstock.Store) -> None:
     admin = raw_connection(pg_store.database)
     admin.execute("alter role current_user set default_transaction_isolation = 'serializable'")
     try:
@@ -125,7 +125,7 @@ def test_the_server_s_default_isolation_does_not_matter(pg_store: penstock.Store
         admin.close()
 
 
-def test_numbers_of_any_size_are_one_prepared_statement(pg_store: penstock.Store) -> None:
+def test_numbers_of_any_size_share_one_prepared_statement(pg_store: penstock.Store) -> None:
     queue = pg_store.create_queue("q", SCHEMA)
     for n in (1, 40_000, 3_000_000_000, 2**62):
         for _ in range(8):
@@ -141,7 +141,7 @@ def test_numbers_of_any_size_are_one_prepared_statement(pg_store: penstock.Store
     assert names[0] <= 1
 
 
-def test_no_sum_comes_as_a_decimal(store: penstock.Store) -> None:
+def test_sums_are_returned_as_int_or_float(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(pa.table({"n": [1, 2], "s": ["a", "b"]}, schema=SCHEMA))
     info = store.info()
@@ -151,7 +151,7 @@ def test_no_sum_comes_as_a_decimal(store: penstock.Store) -> None:
     assert (type(lag.rows), type(lag.bytes), type(lag.seconds)) == (int, int, float)
 
 
-def test_the_driver_s_errors_are_the_cause_of_ours(store: penstock.Store) -> None:
+def test_driver_errors_are_the_cause_of_store_errors(store: penstock.Store) -> None:
     driver = sqlite3.Error if store.database.dialect == "sqlite" else Exception
     with pytest.raises(StoreError) as caught, store.database.transaction() as tx:
         tx.execute("select nonsense from nowhere")

@@ -19,7 +19,7 @@ def test_a_sqlite_path_is_absolute_or_relative_to_the_working_directory(
 
 
 @pytest.mark.parametrize("name", ["a b", "50%", "what?", "ü", "x#y", "a;b"])
-def test_what_a_sqlite_url_shows_leads_to_the_same_file(name: str) -> None:
+def test_a_displayed_sqlite_url_opens_the_same_file(name: str) -> None:
     from urllib.parse import quote
 
     url = parse_url(f"sqlite:////tmp/{quote(name)}")
@@ -49,20 +49,20 @@ def test_what_a_sqlite_url_shows_leads_to_the_same_file(name: str) -> None:
         ("postgresql://host/db?schema=" + "x" * 64, "63 bytes"),
     ],
 )
-def test_a_bad_url_is_refused_with_what_to_write(url: str, word: str) -> None:
+def test_an_invalid_url_is_refused_with_an_example(url: str, word: str) -> None:
     with pytest.raises(InvalidUrlError) as caught:
         parse_url(url)
     assert word in str(caught.value)
 
 
-def test_a_postgresql_url_keeps_everything_of_libpqs_but_the_schema() -> None:
+def test_a_postgresql_url_passes_every_option_but_the_schema_to_libpq() -> None:
     url = parse_url("postgres://me:pw@h1:1,[::1]:2/db?schema=a%20b&sslmode=require&options=-c%20x%3Dy")
     assert url.target == "postgresql://me:pw@h1:1,[::1]:2/db?sslmode=require&options=-c%20x%3Dy"
     assert (url.schema, url.options) == ('"a b"', {"schema": "a b"})
 
 
 @pytest.mark.parametrize(("text", "expected"), [("500ms", 0.5), ("30s", 30), ("2min", 120)])
-def test_for_how_long_locks_are_waited_for_is_not_told_to_libpq(text: str, expected: float) -> None:
+def test_lock_wait_is_not_passed_to_libpq(text: str, expected: float) -> None:
     url = parse_url(f"postgresql://host/db?lock_wait={text}&sslmode=require")
     assert url.target == "postgresql://host/db?sslmode=require"
     assert seconds(url.options["lock_wait"]) == expected
@@ -78,7 +78,7 @@ def test_for_how_long_locks_are_waited_for_is_not_told_to_libpq(text: str, expec
         f"postgresql://me:%20{SECRET}@host/db",
     ],
 )
-def test_no_text_of_a_url_has_its_password(url: str) -> None:
+def test_no_text_form_of_a_url_contains_the_password(url: str) -> None:
     parsed = parse_url(url)
     for text in (str(parsed), repr(parsed), parsed.redacted, f"{parsed}"):
         assert SECRET not in text
@@ -110,7 +110,7 @@ def test_no_text_of_a_url_has_its_password(url: str) -> None:
         f"app {SECRET}",
     ],
 )
-def test_no_refusal_of_a_url_has_its_password(url: str) -> None:
+def test_no_error_about_a_url_contains_the_password(url: str) -> None:
     with pytest.raises(InvalidUrlError) as caught:
         parse_url(url)
     assert SECRET not in f"{caught.value} {caught.value!r} {caught.value.parameters}"

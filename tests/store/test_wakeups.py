@@ -43,7 +43,7 @@ def _append(file: Path) -> None:
         out.write("x")
 
 
-def test_a_write_is_heard_of_once(events: FileEvents, tmp_path: Path) -> None:
+def test_a_write_is_reported_once(events: FileEvents, tmp_path: Path) -> None:
     assert _silent(events)
     for _ in range(3):
         _append(tmp_path / "one")
@@ -51,9 +51,7 @@ def test_a_write_is_heard_of_once(events: FileEvents, tmp_path: Path) -> None:
         assert _silent(events)
 
 
-def test_files_that_are_made_later_and_made_again_are_heard_of_too(
-    events: FileEvents, tmp_path: Path
-) -> None:
+def test_files_that_are_created_later_or_recreated_are_reported(events: FileEvents, tmp_path: Path) -> None:
     file = tmp_path / "two ä"
     for _ in range(3):
         file.write_text("")
@@ -73,7 +71,7 @@ def test_files_that_are_made_later_and_made_again_are_heard_of_too(
     assert _heard(events)
 
 
-def test_other_files_of_the_folder_are_not(events: FileEvents, tmp_path: Path) -> None:
+def test_other_files_of_the_folder_are_not_reported(events: FileEvents, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text("x")
     assert not events.heard(), "one that appears wakes, and is passed over"
@@ -82,12 +80,12 @@ def test_other_files_of_the_folder_are_not(events: FileEvents, tmp_path: Path) -
     assert _silent(events)
 
 
-def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         FileEvents(str(tmp_path / "none"), ["one"], WRITTEN)
 
 
-def test_a_visit_is_heard_of_by_who_asked_for_visits(tmp_path: Path) -> None:
+def test_a_visit_is_reported_to_listeners_for_visits(tmp_path: Path) -> None:
     (tmp_path / "one").touch()
     events = FileEvents(str(tmp_path), ["one"], VISITED)
     for _ in range(3):
@@ -130,7 +128,7 @@ def test_an_append_rings_and_neither_a_read_nor_a_rollback_does(
     bell.close()
 
 
-def test_what_was_rung_before_it_was_hung_goes_unheard(tmp_path: Path, store: penstock.Store) -> None:
+def test_appends_before_a_bell_is_created_are_not_reported(tmp_path: Path, store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append([{"n": 1}])
     assert not list(tmp_path.glob("*bell*")), "who is not watched needs no bell"
@@ -139,7 +137,7 @@ def test_what_was_rung_before_it_was_hung_goes_unheard(tmp_path: Path, store: pe
     bell.close()
 
 
-def test_where_no_bell_can_be_hung_writes_are_heard(tmp_path: Path, store: penstock.Store) -> None:
+def test_without_a_bell_writes_to_the_store_are_watched(tmp_path: Path, store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     (tmp_path / f"x.db-bell-{queue.record.queue_id}").mkdir()
     assert (

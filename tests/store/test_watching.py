@@ -1,4 +1,4 @@
-"""Whoever waits for a queue's rows hears of every append soon, from any process, and costs little while
+"""A program that waits for a queue's rows notices every append soon, from any process, and costs little while
 there are none.
 """
 
@@ -34,7 +34,7 @@ NEVER = 1000.0
 
 @pytest.fixture
 def no_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is found but what is told of."""
+    """Rows are found only through notifications."""
     monkeypatch.setattr(postgres_watch, "REST", NEVER)
     monkeypatch.setattr(sqlite_watch, "REST", NEVER)
     monkeypatch.setattr(sqlite_watch, "SLEEP", NEVER)
@@ -52,7 +52,7 @@ def later(work: Callable[[], object]) -> threading.Thread:
 
 
 def ready(watch: Watch, queue: penstock.Queue) -> dict[int, int]:
-    """The positions behind all rows, after which the watch has nothing left to do."""
+    """The positions after all rows, once the watch has nothing left to do."""
     positions = {part.partition: part.next_index for part in queue.info().partitions}
     assert not watch.wait(positions, 0)
     if isinstance(watch, postgres_watch.PostgresWatch):
@@ -61,7 +61,7 @@ def ready(watch: Watch, queue: penstock.Queue) -> dict[int, int]:
     return positions
 
 
-def test_two_processes_that_wait_for_each_other_answer_at_once(
+def test_two_processes_that_wait_for_each_other_answer_within_milliseconds(
     store: penstock.Store, store_url: str, queue: penstock.Queue, run_child: RunChild
 ) -> None:
     back = store.create_queue("back", SCHEMA)
@@ -104,7 +104,7 @@ def test_no_append_of_several_processes_is_missed(
 
 
 @pytest.mark.usefixtures("no_cap")
-def test_an_append_that_runs_while_the_watch_begins_is_not_missed(queue: penstock.Queue) -> None:
+def test_an_append_that_runs_while_the_watch_starts_is_not_missed(queue: penstock.Queue) -> None:
     for position in range(60):
         appender = later(lambda: queue.append([{"n": 1}]))
         with queue.watch() as watch:
@@ -113,7 +113,7 @@ def test_an_append_that_runs_while_the_watch_begins_is_not_missed(queue: penstoc
 
 
 @pytest.mark.usefixtures("no_cap")
-def test_a_transaction_of_the_callers_own_is_heard_of_when_it_is_committed(
+def test_an_append_in_the_callers_transaction_is_noticed_when_it_is_committed(
     store: penstock.Store, queue: penstock.Queue
 ) -> None:
     queue.append([{"n": 0}])
@@ -128,7 +128,7 @@ def test_a_transaction_of_the_callers_own_is_heard_of_when_it_is_committed(
         connection.close()
 
 
-def test_rows_that_are_there_already_end_the_wait_at_once(queue: penstock.Queue) -> None:
+def test_existing_rows_end_the_wait_immediately(queue: penstock.Queue) -> None:
     queue.append([{"n": 1}] * 5)
     with queue.watch() as watch:
         assert watch.wait({0: 0}, LONG).ends == {0: 5}
@@ -137,7 +137,7 @@ def test_rows_that_are_there_already_end_the_wait_at_once(queue: penstock.Queue)
         assert not watch.wait({0: 5}, 0.05)
 
 
-def test_rows_of_other_partitions_and_queues_do_not_end_it(store: penstock.Store) -> None:
+def test_rows_of_other_partitions_and_queues_do_not_end_the_wait(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=4)
     other = store.create_queue("other", SCHEMA)
     with queue.watch([1, 2]) as watch:
@@ -159,9 +159,9 @@ def test_rows_of_other_partitions_and_queues_do_not_end_it(store: penstock.Store
         assert watch.wait({1: 0, 2: 10_000}, LONG).ends == {1: 1}
 
 
-def test_appends_to_other_queues_of_a_busy_file_are_hardly_heard(store: penstock.Store) -> None:
-    """Each look at the store costs; a watch of a quiet queue takes few of them, whatever goes on beside
-    it.
+def test_appends_to_other_queues_of_a_busy_file_cause_few_lookups(store: penstock.Store) -> None:
+    """Each lookup in the store costs time; a watch of a quiet queue makes few, however busy the other queues
+    are.
     """
     queue, other = store.create_queue("q", SCHEMA), store.create_queue("other", SCHEMA)
     appends = 300
@@ -186,7 +186,7 @@ def test_appends_to_other_queues_of_a_busy_file_are_hardly_heard(store: penstock
         assert watch.wait(positions, LONG).ends == {0: 1}
 
 
-def test_a_socket_that_can_be_read_ends_it_and_so_does_one_that_was_closed(queue: penstock.Queue) -> None:
+def test_a_readable_or_closed_socket_ends_the_wait(queue: penstock.Queue) -> None:
     ours, theirs = socket.socketpair()
     reader, writer = os.pipe()
     with ours, theirs, queue.watch() as watch:
@@ -208,7 +208,7 @@ def test_a_socket_that_can_be_read_ends_it_and_so_does_one_that_was_closed(queue
     os.close(writer)
 
 
-def test_waiting_costs_next_to_nothing(queue: penstock.Queue) -> None:
+def test_waiting_uses_almost_no_cpu(queue: penstock.Queue) -> None:
     queue.append([{"n": 1}])
     with queue.watch() as watch:
         positions = ready(watch, queue)
@@ -218,7 +218,7 @@ def test_waiting_costs_next_to_nothing(queue: penstock.Queue) -> None:
 
 
 @pytest.mark.usefixtures("no_cap")
-def test_a_watch_goes_on_in_the_parent_of_a_fork_and_ends_in_the_child(queue: penstock.Queue) -> None:
+def test_a_watch_continues_in_the_parent_of_a_fork_and_ends_in_the_child(queue: penstock.Queue) -> None:
     with queue.watch() as watch:
         positions = ready(watch, queue)
 
@@ -236,7 +236,7 @@ def test_a_watch_goes_on_in_the_parent_of_a_fork_and_ends_in_the_child(queue: pe
         appender.join()
 
 
-def test_a_queue_that_is_dropped_or_grows_is_noticed(store: penstock.Store) -> None:
+def test_a_watch_notices_that_its_queue_was_dropped_or_has_grown(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=2)
     with queue.watch() as watch:
         assert not watch.wait({0: 0, 1: 0}, 0)
@@ -253,7 +253,7 @@ def test_a_queue_that_is_dropped_or_grows_is_noticed(store: penstock.Store) -> N
 
 
 @pytest.mark.usefixtures("no_cap")
-def test_the_write_ahead_log_may_be_deleted_and_made_again(tmp_path: Path) -> None:
+def test_the_write_ahead_log_may_be_deleted_and_recreated(tmp_path: Path) -> None:
     url, wal = f"sqlite:///{tmp_path}/x.db", tmp_path / "x.db-wal"
     with penstock.connect(url) as store:
         queue = store.create_queue("q", SCHEMA)
@@ -277,7 +277,7 @@ def append_alone(url: str) -> None:
         store.queue("q").append([{"n": 1}])
 
 
-def test_a_store_file_that_was_removed_ends_the_wait_with_an_error(tmp_path: Path) -> None:
+def test_the_removal_of_the_store_file_ends_the_wait_with_an_error(tmp_path: Path) -> None:
     with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
         watch = store.create_queue("q", SCHEMA).watch()
         assert not watch.wait({0: 0}, 0)
@@ -289,9 +289,7 @@ def test_a_store_file_that_was_removed_ends_the_wait_with_an_error(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("no_cap")
-def test_without_events_of_the_file_system_it_looks_by_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_file_system_events_a_watch_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_watch, "_writes", lambda path: None)
     monkeypatch.setattr(wakeups, "listen", lambda *_: None)
     monkeypatch.setattr(sqlite_watch, "REST", 0.02)

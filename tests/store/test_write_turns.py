@@ -28,7 +28,7 @@ def test_a_writer_waits_for_another_in_sqlite(tmp_path: Path) -> None:
         other.close()
 
 
-def test_a_writer_that_never_ends_is_reported_in_sqlite(
+def test_a_writer_that_never_finishes_is_reported_in_sqlite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.store.database.RETRY_SECONDS", 0.2)
@@ -68,7 +68,7 @@ def test_writers_take_turns_in_sqlite(tmp_path: Path) -> None:
     assert sorted(between)[15] < 30
 
 
-def test_a_turn_that_does_not_come_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_that_never_comes_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.store.sqlite.files import StoreFiles
     from penstock.store.sqlite.locks import Turn
 
@@ -86,7 +86,7 @@ def test_a_turn_that_does_not_come_is_reported(tmp_path: Path, monkeypatch: pyte
         assert queue.info().rows == 3
 
 
-def test_nobody_keeps_a_turn_that_came_too_late(tmp_path: Path) -> None:
+def test_a_turn_granted_after_the_timeout_is_given_back(tmp_path: Path) -> None:
     from penstock.store.sqlite.files import StoreFiles
     from penstock.store.sqlite.locks import Turn
     from tests.support.waiting import wait_until

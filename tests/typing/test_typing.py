@@ -13,7 +13,7 @@ from tests.typing.checking import FILES, meant, told
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_right_uses_pass_and_wrong_ones_are_found() -> None:
+def test_correct_uses_pass_and_wrong_ones_are_reported() -> None:
     # With the project's own settings, so that what `make lint` has found out is used again.
     found = told([sys.executable, "-m", "mypy"], FILES, ROOT)
     assert found == meant(FILES)

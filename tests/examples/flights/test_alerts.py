@@ -66,7 +66,7 @@ def late(table: pa.Table) -> pa.Table:
 # --- the departures
 
 
-def test_the_departures_are_flights_that_left_one_after_the_other(year: pa.Table, chosen: pa.Table) -> None:
+def test_the_departures_are_consecutive_flights(year: pa.Table, chosen: pa.Table) -> None:
     flown = year.filter(pc.is_valid(year["departed"])).sort_by(
         [("departed", "ascending"), ("flight_id", "ascending")]
     )
@@ -74,20 +74,20 @@ def test_the_departures_are_flights_that_left_one_after_the_other(year: pa.Table
     assert flown.slice(first, chosen.num_rows).select(chosen.column_names).equals(chosen)
 
 
-def test_the_departures_are_those_with_the_most_alerts_of_the_year(year: pa.Table, chosen: pa.Table) -> None:
+def test_the_departures_are_those_with_the_most_alerts_in_the_year(year: pa.Table, chosen: pa.Table) -> None:
     flown = year.filter(pc.is_valid(year["departed"]))
     share = late(flown).num_rows / flown.num_rows
     assert late(chosen).num_rows / chosen.num_rows > 3 * share
 
 
-def test_a_year_of_few_flights_is_taken_whole(year: pa.Table) -> None:
+def test_a_year_with_few_flights_is_used_completely(year: pa.Table) -> None:
     assert choose_departures(year.slice(0, 10)).num_rows == 10
 
 
 # --- sending and seeing
 
 
-def test_each_departure_is_an_append_and_carries_the_time_before_it(
+def test_each_departure_is_one_append_with_the_time_before_it(
     queues: penstock.Store, store_url: str, chosen: pa.Table
 ) -> None:
     some = chosen.slice(0, 20)
@@ -104,7 +104,7 @@ def test_each_departure_is_an_append_and_carries_the_time_before_it(
     assert (pc.max(found["sent"]).as_py() - pc.min(found["sent"]).as_py()).total_seconds() >= 18 / RATE
 
 
-def test_alerts_are_seen_after_they_were_sent(
+def test_alerts_are_seen_after_they_are_sent(
     queues: penstock.Store, store_url: str, chosen: pa.Table
 ) -> None:
     name, alerts = CASES[0].name, late(chosen).slice(0, 10)
@@ -127,7 +127,7 @@ def test_alerts_that_do_not_arrive_are_an_error(
         watch_alerts(store_url, CASES[0].name, 1)
 
 
-def test_what_was_sent_before_the_warm_up_ended_does_not_count() -> None:
+def test_alerts_sent_during_the_warm_up_do_not_count() -> None:
     alerts = pa.table({"sent": [10_000, 21_000, 20_000], "seen": [90_000, 23_500, 60_000]})
     assert latencies_since(alerts, 20_000) == [2.5, 40.0]
 
@@ -137,7 +137,7 @@ def test_what_was_sent_before_the_warm_up_ended_does_not_count() -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
-def test_each_trigger_brings_every_alert_with_each_guarantee(
+def test_each_trigger_delivers_every_alert_with_each_guarantee(
     spark: SparkSession,
     queues: penstock.Store,
     store_url: str,
@@ -192,7 +192,7 @@ def test_the_plot_is_a_picture(tmp_path: Path) -> None:
         ("postgresql://h/d", "postgresql://h/d", "PostgreSQL"),
     ],
 )
-def test_a_sqlite_store_does_not_fsync_commits_unless_its_url_says_so(
+def test_a_sqlite_store_fsyncs_commits_only_if_its_url_asks_for_it(
     url: str, opened: str, called: str
 ) -> None:
     assert (without_fsync(url), describe_store(url)) == (opened, called)

@@ -108,7 +108,7 @@ def test_instants_agree_with_the_wall_clocks_of_both_ends(year: pa.Table) -> Non
     assert first["arrived"] == datetime(2013, 1, 1, 14, 30, tzinfo=UTC)  # 8:30 in Houston
 
 
-def test_nobody_lands_before_the_time_in_the_air_has_passed(year: pa.Table) -> None:
+def test_no_flight_lands_before_its_air_time_has_passed(year: pa.Table) -> None:
     elapsed = (year["arrived"].to_numpy() - year["departed"].to_numpy()) / np.timedelta64(1, "m")
     taxi = elapsed - year["air_time"].to_numpy()
     assert np.nanmin(taxi) > 0
@@ -136,13 +136,13 @@ def test_every_commit_is_in_the_feed_schema_with_its_version_and_hour(year: pa.T
         assert pc.unique(commit.rows["_commit_timestamp"]).to_pylist() == [commit.timestamp]
 
 
-def test_columns_that_may_not_be_null_never_are(year: pa.Table) -> None:
+def test_columns_that_must_not_be_null_never_are(year: pa.Table) -> None:
     rows = pa.concat_tables(commit.rows for commit in commits(year, until=UNTIL))
     assert [f.name for f in FEED_SCHEMA if rows[f.name].null_count and not f.nullable] == []
     assert {f.name for f in FEED_SCHEMA if f.nullable} == {"tailnum", "dep_delay", "arr_delay", "air_time"}
 
 
-def test_the_schema_is_the_one_spark_gives_back() -> None:
+def test_the_schema_survives_a_round_trip_through_spark() -> None:
     types = pytest.importorskip("pyspark.sql.pandas.types")
     spark_schema = types.from_arrow_schema(FEED_SCHEMA, prefer_timestamp_ntz=False)
     assert types.to_arrow_schema(spark_schema, timezone="UTC").equals(FEED_SCHEMA)
@@ -326,7 +326,7 @@ plan = st.tuples(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(plan, min_size=1, max_size=14))
-def test_the_feed_is_that_of_a_table_rewritten_file_by_file(
+def test_the_feed_equals_that_of_a_table_rewritten_file_by_file(
     plans: list[tuple[str, int, int | None, int | None]],
 ) -> None:
     table = some_flights(plans)
@@ -362,7 +362,7 @@ def test_a_departure_and_an_arrival_in_one_hour_are_one_change() -> None:
     assert rows["status"].tolist() == ["scheduled", "scheduled", "arrived"]
 
 
-def test_what_happens_on_the_stroke_of_an_hour_belongs_to_the_hour_that_begins() -> None:
+def test_an_event_exactly_on_the_hour_belongs_to_the_hour_that_begins() -> None:
     table = some_flights([("AA", 600, 0, 60), ("AA", 600, None, None)])
     versions = [commit.version for commit in commits(table)]
     assert np.diff(versions).tolist() == [24, 1, 2]
@@ -379,6 +379,6 @@ def test_no_flights_make_no_commits() -> None:
     assert final_state(none).num_rows == summary(none).rows == 0
 
 
-def test_another_table_is_refused_by_its_columns() -> None:
+def test_a_table_with_other_columns_is_refused() -> None:
     with pytest.raises(ValueError, match="colour"):
         commits(pa.table({"colour": ["red"]}))

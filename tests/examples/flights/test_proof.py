@@ -1,4 +1,4 @@
-"""The demo's proof notices a row that is lost, repeated or wrong."""
+"""The demo's proof detects a row that is lost, repeated or wrong."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def create_table(store: penstock.Store, name: str, rows: pa.Table) -> None:
         tx.load(f"insert into {name} values ({marks})", zip(*columns, strict=True))
 
 
-def test_what_should_come_out_holds(tmp_path: Path, year: pa.Table) -> None:
+def test_correct_outputs_pass_the_proof(tmp_path: Path, year: pa.Table) -> None:
     found = proofs(tmp_path, year)
     assert [proof.name for proof in found] == [BOARD, DELAYS, DAY, CURRENT, CANCELLED, TOTALS]
     assert all(proof.holds and proof.found == proof.expected > 0 for proof in found)
@@ -124,7 +124,7 @@ def test_rows_that_are_lost_or_repeated_or_wrong_are_counted(tmp_path: Path, yea
     assert not day.holds
 
 
-def test_the_board_has_updates_inserts_and_deletes_and_nothing_that_is_carried_over() -> None:
+def test_the_board_has_updates_inserts_and_deletes_but_no_carried_over_rows() -> None:
     change = [
         # flight, commit, change, the commit that wrote the content
         (1, 5, "insert", 5),

@@ -58,7 +58,7 @@ def on_screen(result: DemoResult) -> str:
     return out.getvalue()
 
 
-def test_the_story_has_five_steps_and_each_says_what_it_shows_and_what_plain_pyspark_costs(
+def test_each_of_the_five_steps_says_what_it_shows_and_what_pyspark_would_need(
     result: DemoResult,
 ) -> None:
     steps = story(result)
@@ -74,7 +74,7 @@ def test_every_output_is_in_one_table_of_the_story(result: DemoResult) -> None:
     assert [row[0] for table in proofs for row in table.rows] == OUTPUTS
 
 
-def test_what_is_found_is_in_the_text(result: DemoResult) -> None:
+def test_the_text_contains_the_results(result: DemoResult) -> None:
     queue, changes, _, continuous, limit = story(result)
     assert "4,321 rows in 5 commits" in queue.shows
     assert "88 changes on the board" in queue.shows
@@ -96,7 +96,7 @@ def test_a_resumed_run_has_no_rate(result: DemoResult) -> None:
 
 
 class Page(HTMLParser):
-    """What a page has in it; every element that is opened has to be closed."""
+    """The contents of a page; every element that is opened has to be closed."""
 
     ALONE = ("meta", "img")
 
@@ -119,7 +119,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_and_needs_no_other_file(result: DemoResult, tmp_path: Path) -> None:
+def test_the_page_is_complete_and_self_contained(result: DemoResult, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     write_report(story(result), result, file)
     text = file.read_text(encoding="utf-8")
@@ -130,7 +130,7 @@ def test_the_page_is_whole_and_needs_no_other_file(result: DemoResult, tmp_path:
     assert "Every row arrived exactly once." in text
 
 
-def test_what_comes_from_the_data_is_text_on_the_page(result: DemoResult, tmp_path: Path) -> None:
+def test_data_is_escaped_on_the_page(result: DemoResult, tmp_path: Path) -> None:
     step = Step("a < b", "<script>", "R&D", text="")
     write_report([step, *story(result)], result, tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")

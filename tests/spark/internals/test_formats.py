@@ -1,4 +1,4 @@
-"""What a session knows of formats, its own check of output modes, and names and types of Spark's."""
+"""What a session knows about formats, its own check of output modes, and Spark's names and types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def rate(spark: SparkSession) -> DataFrame:
     return spark.readStream.format("rate").load()
 
 
-def test_formats_are_looked_up_as_a_query_would(rate: DataFrame) -> None:
+def test_formats_are_looked_up_as_in_a_query(rate: DataFrame) -> None:
     assert look_up_format(rate, "console") == Format(truncates=True, updates=True)
     assert look_up_format(rate, "penstock").python
     assert not look_up_format(rate, "binaryFile").streams
@@ -37,7 +37,7 @@ def test_sparks_check_names_the_condition_and_the_reason(rate: DataFrame) -> Non
     assert check_output_mode(rate, "append", "real time") is not None
 
 
-def test_the_variables_that_spark_adds_are_there_before(spark: SparkSession) -> None:
+def test_the_environment_variables_that_spark_adds_are_preset(spark: SparkSession) -> None:
     preset_environment(spark, "penstock")
     manager = spark._jsparkSession.sessionState().dataSourceManager()
     environment = manager.lookupDataSource("penstock").dataSourceCls().envVars()
@@ -45,12 +45,12 @@ def test_the_variables_that_spark_adds_are_there_before(spark: SparkSession) -> 
 
 
 @pytest.mark.parametrize("name", [sessions.CHECKPOINT_FILE_MANAGER, sessions.ROCKSDB_PROVIDER])
-def test_classes_that_stand_in_settings_are_there(spark: SparkSession, name: str) -> None:
+def test_classes_named_in_settings_exist(spark: SparkSession, name: str) -> None:
     assert spark._jvm is not None
     assert spark._jvm.java.lang.Class.forName(name).getName() == name
 
 
-def test_types_are_those_that_spark_sends() -> None:
+def test_arrow_types_are_those_that_spark_sends() -> None:
     schema = StructType([StructField("at", TimestampType()), StructField("many", ArrayType(LongType()))])
     assert arrow_schema(schema).field("at").type == pa.timestamp("us", "UTC")
     assert arrow_schema(schema, "Europe/Berlin").field("at").type == pa.timestamp("us", "Europe/Berlin")

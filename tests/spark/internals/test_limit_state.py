@@ -34,16 +34,16 @@ def checkpoint(folder: Path, files: dict[str, bytes], *names: str) -> Checkpoint
     return Checkpoint(str(folder))
 
 
-def test_the_count_is_that_of_the_newest_change(tmp_path: Path) -> None:
+def test_the_count_is_taken_from_the_newest_change(tmp_path: Path) -> None:
     found = checkpoint(tmp_path, {"1.delta": TWO, "2.delta": UNCHANGED, "3.delta": UNCHANGED})
     assert [rows_passed(found, batch) for batch in (0, 1, 2)] == [2, 2, 2]
 
 
-def test_nothing_has_passed_when_no_micro_batch_changed_it(tmp_path: Path) -> None:
+def test_the_count_is_zero_if_no_micro_batch_changed_it(tmp_path: Path) -> None:
     assert rows_passed(checkpoint(tmp_path, {"1.delta": UNCHANGED, "2.delta": UNCHANGED}), 1) == 0
 
 
-def test_a_snapshot_stands_for_the_files_before_it(tmp_path: Path) -> None:
+def test_a_snapshot_replaces_the_files_before_it(tmp_path: Path) -> None:
     found = checkpoint(tmp_path, {"7.snapshot": TWO, "7.delta": UNCHANGED, "8.delta": UNCHANGED})
     assert rows_passed(found, 7) == 2
 
@@ -63,15 +63,15 @@ def test_the_limit_is_found_among_other_operators(tmp_path: Path) -> None:
         ({"1.delta": TWO[:60]}, ("globalLimit",), "error"),
     ],
 )
-def test_what_cannot_be_read_is_said(
+def test_unreadable_state_is_reported(
     tmp_path: Path, files: dict[str, bytes], names: tuple[str, ...], why: str
 ) -> None:
     with pytest.raises(UnreadableState, match=why):
         rows_passed(checkpoint(tmp_path, files, *names), 1 if "2.delta" in files else 0)
 
 
-def test_a_block_that_is_not_compressed_is_read(tmp_path: Path) -> None:
-    """Spark's codec leaves blocks as they are that would not become smaller."""
+def test_an_uncompressed_block_is_read(tmp_path: Path) -> None:
+    """Spark's codec does not compress blocks that would not become smaller."""
     records = pa.Codec("lz4_raw").decompress(TWO[21:47], 44, asbytes=True)
     raw = b"LZ4Block" + bytes([0x15]) + len(records).to_bytes(4, "little") * 2 + bytes(4) + records
     assert rows_passed(checkpoint(tmp_path, {"1.delta": raw + TWO[47:]}), 0) == 2

@@ -1,4 +1,4 @@
-"""The table of operators has classes of Spark's, and says of them what Spark's checks say."""
+"""The table of operators names Spark's classes, and agrees with Spark's checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PACKAGES = (
 
 
 @pytest.mark.parametrize("name", sorted(_TRAITS))
-def test_an_operator_is_a_class_of_sparks(spark: SparkSession, name: str) -> None:
+def test_every_operator_is_a_class_in_spark(spark: SparkSession, name: str) -> None:
     assert any(_is_there(spark, f"{package}.{name}") for package in _PACKAGES)
 
 
@@ -38,7 +38,7 @@ def _is_there(spark: SparkSession, name: str) -> bool:
     return True
 
 
-def test_an_operator_that_is_not_known_has_no_property() -> None:
+def test_an_unknown_operator_has_no_traits() -> None:
     assert traits_of("NoSuchOperator") == Trait(0)
 
 
@@ -109,7 +109,7 @@ class Nothing(StatefulProcessor):
         """There is nothing to close."""
 
 
-def test_what_has_to_be_above_a_union_in_real_time_is_what_spark_says(spark: SparkSession) -> None:
+def test_operators_required_above_a_union_in_real_time_agree_with_spark(spark: SparkSession) -> None:
     rate = spark.readStream.format("rate").load()
     told = {}
     for name, frame in _below_a_union(rate).items():

@@ -1,4 +1,4 @@
-"""What is read from an analysed plan, on the Spark that is installed."""
+"""Reading an analysed plan, on the installed Spark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rate(spark: SparkSession) -> DataFrame:
     return spark.readStream.format("rate").option("rowsPerSecond", 5).load()
 
 
-def test_streaming_reads_are_told_with_their_options(
+def test_streaming_reads_are_found_with_their_options(
     spark: SparkSession, rate: DataFrame, tmp_path: Path
 ) -> None:
     files = spark.readStream.schema("timestamp timestamp, value long").json(str(tmp_path))
@@ -40,12 +40,12 @@ def test_streaming_reads_are_told_with_their_options(
     assert found[0].schema.names == ["timestamp", "value"]
 
 
-def test_an_operator_that_gathers_rows_is_named(rate: DataFrame) -> None:
+def test_the_first_operator_that_gathers_rows_is_named(rate: DataFrame) -> None:
     assert first_gathering_operator(rate.where("value > 1")) is None
     assert first_gathering_operator(rate.dropDuplicates(["value"])) == "Deduplicate"
 
 
-def test_rows_may_wait_where_state_has_a_watermark(rate: DataFrame) -> None:
+def test_rows_may_be_retained_if_state_has_a_watermark(rate: DataFrame) -> None:
     timed = rate.withWatermark("timestamp", "1 minute")
     assert not may_retain_rows(timed)
     assert not may_retain_rows(rate.groupBy("value").count())
@@ -89,12 +89,12 @@ def test_a_plan_is_printed_as_a_tree(rate: DataFrame) -> None:
     assert "-T60000ms" in tree.arguments[0]
 
 
-def test_a_line_break_in_a_literal_is_no_line_of_the_plan(rate: DataFrame) -> None:
+def test_a_line_break_in_a_literal_is_not_a_line_of_the_plan(rate: DataFrame) -> None:
     tree = plan_tree(rate.where("'a\\n+- Filter true' != 'b'"))
     assert [node.name for node in tree.walk()] == ["Filter", "StreamingRelationV2"]
 
 
-def test_operators_and_their_expressions_are_told(spark: SparkSession, rate: DataFrame) -> None:
+def test_operators_and_their_expressions_are_recognised(spark: SparkSession, rate: DataFrame) -> None:
     top = analysed_plan(rate.selectExpr("cast('now' as timestamp) as at", "explode(array(value)) as one"))
     generate = next(each for each in _walk(top) if each.name == "Generate")
     assert generate.generator() == "Explode"
@@ -105,7 +105,7 @@ def test_operators_and_their_expressions_are_told(spark: SparkSession, rate: Dat
     assert analysed_plan(rate.where("exists (select 1)")).has_time_or_subquery()
 
 
-def test_stages_for_python_are_told_apart(spark: SparkSession) -> None:
+def test_kinds_of_python_stages_are_distinguished(spark: SparkSession) -> None:
     from pyspark.sql.functions import pandas_udf, udf
 
     frame = spark.range(1)

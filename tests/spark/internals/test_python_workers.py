@@ -1,4 +1,4 @@
-"""What a worker has imported is not looked through after each task."""
+"""The garbage collector does not scan a worker's imports after each task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.spark_queues import fill, make_queue
 
 
 def looked_at(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """How many objects a worker's collector looks at, before and behind Penstock's own work in it."""
+    """How many objects a worker's garbage collector tracks, before and after Penstock's freeze."""
     held = [[] for _ in range(100_000)]  # type: ignore[var-annotated] # of nothing
     before = len(gc.get_objects())
     freeze_imports.__globals__["_freeze"].cache_clear()
@@ -26,20 +26,20 @@ def looked_at(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     assert held
 
 
-def test_a_workers_collector_leaves_alone_what_was_there(spark: SparkSession) -> None:
+def test_the_garbage_collector_of_a_worker_ignores_imported_objects(spark: SparkSession) -> None:
     frame = spark.range(0, 1, 1, 1).mapInArrow(looked_at, "n long")
     before, behind = [row.n for row in frame.collect()]
     assert before > 100_000
     assert behind < 10_000
 
 
-def test_nothing_happens_outside_of_a_task() -> None:
+def test_nothing_is_frozen_outside_a_task() -> None:
     before = gc.get_freeze_count()
     freeze_imports()
     assert gc.get_freeze_count() == before
 
 
-def test_a_task_that_reads_a_queue_does_so(
+def test_a_task_that_reads_a_queue_freezes_its_imports(
     spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     fill(make_queue(store), range(3))

@@ -1,4 +1,4 @@
-"""A Spark that nobody has tried is refused by name."""
+"""An untested version of Spark is refused by name."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def test_the_spark_of_the_tests_is_supported(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize("version", ["4.1.9", "4.4.0", "5.0.0-preview1", "unknown"])
-def test_another_one_is_refused_with_what_to_install(version: str) -> None:
+def test_another_version_is_refused_with_what_to_install(version: str) -> None:
     session: Any = SimpleNamespace(version=version)
     with pytest.raises(penstock.errors.MissingDependencyError, match=r"pyspark>=4\.2,<4\.4") as refused:
         check_version(session)
     assert refused.value.condition == "MISSING_DEPENDENCY.SPARK_VERSION"
 
 
-def test_vendors_name_their_builds() -> None:
+def test_versions_of_vendor_builds_are_parsed() -> None:
     assert parse_version("4.3.0-vendor-2") == (4, 3)
 
 
-def test_the_package_asks_for_the_versions_that_are_supported() -> None:
+def test_the_package_requires_the_supported_versions() -> None:
     (asked,) = (each for each in map(Requirement, EXTRAS["spark"]) if each.name == "pyspark")
     allowed = [minor for minor in range(20) if asked.specifier.contains(f"4.{minor}.1")]
     assert allowed == [minor for _, minor in SUPPORTED]

@@ -1,4 +1,4 @@
-"""Queries that run: their checkpoints, their plans and what listeners hear of them."""
+"""Running queries: their checkpoints, their plans and the events that listeners receive."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class Heard:
         return [event[0] for event in self.events if run_id in event]
 
 
-def test_a_query_is_heard_from_its_start_to_its_end(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_listener_receives_the_events_of_a_query_from_start_to_end(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     heard = Heard()
     add_listener(spark, heard)
     frame = spark.readStream.format("rate").load().withWatermark("timestamp", "1 minute")
@@ -54,7 +56,7 @@ def test_a_query_is_heard_from_its_start_to_its_end(spark: SparkSession, tmp_pat
     assert ("terminated", query.runId, None, None) in heard.events
 
 
-def test_listeners_are_told_of_a_query_that_spark_does_not_run(spark: SparkSession) -> None:
+def test_listeners_receive_events_of_a_query_not_run_by_spark(spark: SparkSession) -> None:
     heard = Heard()
     add_listener(spark, heard)
     query_id, run_id = str(uuid.uuid4()), str(uuid.uuid4())

@@ -1,4 +1,4 @@
-"""What is taken from a session's JVM, on the Spark that is installed."""
+"""What is read from a session's JVM, on the installed Spark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import penstock
 from penstock.spark.internals import sessions
 
 
-def test_a_clone_has_the_settings_and_views_and_keeps_its_own_to_itself(spark: SparkSession) -> None:
+def test_a_clone_has_the_sessions_settings_and_views_but_its_own_changes(spark: SparkSession) -> None:
     spark.range(3).createOrReplaceTempView("three")
     own = sessions.clone_session(spark)
     own.conf.set("spark.sql.shuffle.partitions", "7")
@@ -21,7 +21,7 @@ def test_a_clone_has_the_settings_and_views_and_keeps_its_own_to_itself(spark: S
     assert spark.conf.get("spark.sql.shuffle.partitions") != "7"
 
 
-def test_two_objects_of_one_session_have_its_id(spark: SparkSession) -> None:
+def test_two_objects_of_one_session_have_the_same_id(spark: SparkSession) -> None:
     other = SparkSession(spark.sparkContext, spark._jsparkSession)
     assert sessions.session_id(other) == sessions.session_id(spark)
     assert sessions.session_id(sessions.clone_session(spark)) != sessions.session_id(spark)
@@ -42,7 +42,7 @@ def test_a_session_is_made_active_in_a_thread_that_has_none(spark: SparkSession)
     assert found == [sessions.session_id(spark)]
 
 
-def test_classic_sessions_and_frames_are_told_from_other_objects(spark: SparkSession) -> None:
+def test_classic_sessions_and_dataframes_are_recognised(spark: SparkSession) -> None:
     assert sessions.is_classic(spark)
     assert sessions.is_classic(spark.range(1))
     assert not sessions.is_classic(object())
@@ -51,13 +51,13 @@ def test_classic_sessions_and_frames_are_told_from_other_objects(spark: SparkSes
         sessions.check_session("spark")
 
 
-def test_the_task_slots_are_those_of_the_master(spark: SparkSession) -> None:
+def test_the_task_slots_are_taken_from_the_master(spark: SparkSession) -> None:
     assert sessions.task_slots(spark) == 2
     assert sessions.is_local(str(spark.sparkContext.master))
     assert not sessions.is_local("spark://host:7077")
 
 
-def test_the_local_disk_is_no_file_system_of_its_own(spark: SparkSession) -> None:
+def test_the_local_disk_is_not_a_default_file_system(spark: SparkSession) -> None:
     assert sessions.default_file_system(spark) is None
 
 
@@ -69,7 +69,7 @@ def test_a_folder_is_removed_by_spark(spark: SparkSession, tmp_path: Path) -> No
     assert not folder.exists()
 
 
-def test_warnings_of_the_register_of_sources_are_hidden(spark: SparkSession) -> None:
+def test_warnings_about_registered_sources_are_hidden(spark: SparkSession) -> None:
     sessions.hide_source_warnings(spark)
     assert spark._jvm is not None
     manager = spark._jvm.org.apache.logging.log4j.LogManager
@@ -77,7 +77,7 @@ def test_warnings_of_the_register_of_sources_are_hidden(spark: SparkSession) -> 
     assert str(logger.getLevel()) == "ERROR"
 
 
-def test_an_error_of_the_jvm_is_one(spark: SparkSession) -> None:
+def test_a_jvm_exception_is_a_jvm_error(spark: SparkSession) -> None:
     assert spark._jvm is not None
     with pytest.raises(sessions.JvmException):
         spark._jvm.java.lang.Class.forName("no.such.Class")
@@ -88,7 +88,7 @@ def test_the_context_of_this_process_is_found(spark: SparkSession) -> None:
     assert sessions.running_context() is spark.sparkContext
 
 
-def test_attributes_of_dataframes_are_known(spark: SparkSession) -> None:
+def test_dataframe_attributes_are_recognised(spark: SparkSession) -> None:
     assert sessions.is_dataframe_attribute("withWatermark")
     assert not sessions.is_dataframe_attribute("no_such_method")
     assert sessions.na_functions(spark.range(1)).df.columns == ["id"]
