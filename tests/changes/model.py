@@ -1,4 +1,4 @@
-"""A table, random commits on it, and the change feed that a source would write of them."""
+"""A table, random commits on it, and the change feed that a source would write for them."""
 
 from __future__ import annotations
 

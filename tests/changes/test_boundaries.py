@@ -1,5 +1,6 @@
-"""However a feed's rows fall into micro-batches and tasks, the passes give the same; as Spark would run them,
-but without it."""
+"""However a feed's rows fall into micro-batches and tasks, the passes give the same result; they run
+as in Spark, but without it.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +110,7 @@ def test_micro_batches_of_whole_commits(data: st.DataObject) -> None:
 @pytest.mark.parametrize("windows", [(None,), ("commit", "3 seconds")], ids=["rows", "net"])
 @settings(max_examples=250)
 @given(data=st.data())
-def test_commits_in_parts_that_meet_in_the_state_store(
+def test_commits_in_parts_that_are_joined_in_the_state_store(
     windows: tuple[str | None, ...], data: st.DataObject
 ) -> None:
     run = Run(data, windows)

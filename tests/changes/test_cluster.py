@@ -1,4 +1,4 @@
-"""Change feeds where executors are processes of their own."""
+"""Change feeds with executors in separate processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).parent / "programs/cluster.py"
 
 @pytest.mark.crash_full
 @pytest.mark.timeout(600)
-def test_a_cluster(run_child: Callable[..., ChildProcess], tmp_path: Path) -> None:
+def test_change_feeds_on_a_cluster(run_child: Callable[..., ChildProcess], tmp_path: Path) -> None:
     child = run_child(PROGRAM, tmp_path)
     assert child.wait(500) == 0, child.output
     for line in (

@@ -1,4 +1,4 @@
-"""What is remembered of a feed's commits: within a micro-batch, over micro-batches, over runs."""
+"""What is remembered of a feed's commits: within a micro-batch, across micro-batches, across runs."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def facts(
     return SeenCommits(Scope("feed", "7", "query", run, batch, delay_ms), told)
 
 
-def test_facts_travel_as_bytes() -> None:
+def test_facts_are_serialized_as_bytes() -> None:
     told = facts(3, {"v1": 1, "v2": 2}, delay_ms=5)
     assert SeenCommits.from_bytes(told.to_bytes()) == told
 
 
-def test_distinct_commits() -> None:
+def test_facts_of_distinct_commits_are_found() -> None:
     versions = pa.chunked_array([[1, 1, 2], [2, 1]])
     times = pa.chunked_array([[5, 5, 6], [6, 7]]).cast(pa.timestamp("us", tz="UTC"))
     found = commits_in(versions, times).to_pylist()
@@ -57,7 +57,7 @@ def test_distinct_commits() -> None:
 
 
 @pytest.mark.parametrize("name", ["{}", "v{}"])
-def test_a_commit_in_two_micro_batches(journal: Journal, name: str) -> None:
+def test_a_commit_in_two_micro_batches_is_reported(journal: Journal, name: str) -> None:
     def versions(*numbers: int) -> dict[object, int]:
         return {(n if name == "{}" else name.format(n)): START + n for n in numbers}
 
@@ -83,7 +83,7 @@ def test_a_commit_in_two_micro_batches(journal: Journal, name: str) -> None:
     back.add(facts(1, versions(4, 9)))
 
 
-def test_a_late_commit(journal: Journal) -> None:
+def test_a_late_commit_is_reported(journal: Journal) -> None:
     first = FeedMemory(facts(0, {}, delay_ms=2).scope, journal)
     first.add(facts(0, {1: 10_000, 2: 20_000}))
     first.add(facts(0, {3: 1_000}))
@@ -99,7 +99,7 @@ def test_a_late_commit(journal: Journal) -> None:
             memory.add(facts(1, {2: 20_001}))
 
 
-def test_a_commit_before_1970_is_told_where_spark_would_drop_it(journal: Journal) -> None:
+def test_a_commit_before_1970_is_reported_where_spark_would_drop_it(journal: Journal) -> None:
     for time in (-10_000_000, -1, 0, 999):
         memory = FeedMemory(facts(0, {}, delay_ms=0).scope, journal)
         with pytest.raises(ChangelogContractViolationError) as caught:
@@ -108,7 +108,7 @@ def test_a_commit_before_1970_is_told_where_spark_would_drop_it(journal: Journal
 
 
 @given(st.lists(st.lists(st.integers(0, 300), max_size=30), max_size=20))
-def test_versions_are_a_set_that_forgets_the_oldest(parts: list[list[int]]) -> None:
+def test_the_set_of_versions_forgets_the_oldest(parts: list[list[int]]) -> None:
     saved = module.GENERATION, module.GENERATIONS
     module.GENERATION, module.GENERATIONS = 10, 100
     try:
@@ -121,7 +121,7 @@ def test_versions_are_a_set_that_forgets_the_oldest(parts: list[list[int]]) -> N
         module.GENERATION, module.GENERATIONS = saved
 
 
-def test_what_is_remembered_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_commits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GENERATION", 10)
     monkeypatch.setattr(module, "GENERATIONS", 3)
     versions = Versions()
@@ -130,7 +130,7 @@ def test_what_is_remembered_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
     assert set(versions.among(range(100))) == set(range(70, 100))
 
 
-def test_many_files_become_one(journal: Journal, tmp_path: Path) -> None:
+def test_many_files_are_merged_into_one(journal: Journal, tmp_path: Path) -> None:
     memory = FeedMemory(facts(0, {}).scope, journal)
     for batch in range(3 * COMPACT_EVERY):
         memory.add(facts(batch, {batch: START + batch}))
@@ -150,7 +150,7 @@ def violation(done: object, sink: Sink) -> str:
     return str(caught.value)
 
 
-def test_a_promise_of_whole_commits_that_is_broken(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_violation_of_whole_commits_is_reported(spark: SparkSession, tmp_path: Path) -> None:
     files, sink = Files(spark, tmp_path), Sink(tmp_path)
     done = penstock.changes.post_process(files.read(), contract("CU", whole_commits=True))
     files.add([row(1, 1)], [row(2, 2)], [row(3, 1)], [row(4, 4)])
@@ -159,7 +159,7 @@ def test_a_promise_of_whole_commits_that_is_broken(spark: SparkSession, tmp_path
     assert sink.rows() == Counter([row(1, 1), row(2, 2)])
 
 
-def test_also_after_a_restart_and_a_replay(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_violation_after_a_restart_and_a_replay_is_reported(spark: SparkSession, tmp_path: Path) -> None:
     files, sink = Files(spark, tmp_path), Sink(tmp_path)
     done = penstock.changes.post_process(files.read(), contract("CU", whole_commits=True))
     files.add([row(1, 1)], [row(2, 2)])
@@ -172,7 +172,7 @@ def test_also_after_a_restart_and_a_replay(spark: SparkSession, tmp_path: Path) 
     assert "commit 2 is in micro-batch 3" in violation(again, sink)
 
 
-def test_a_new_checkpoint_knows_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_new_checkpoint_remembers_no_commits(spark: SparkSession, tmp_path: Path) -> None:
     files, sink = Files(spark, tmp_path), Sink(tmp_path)
     done = penstock.changes.post_process(files.read(), contract("CU", whole_commits=True))
     files.add([row(1, 1)])
@@ -181,7 +181,7 @@ def test_a_new_checkpoint_knows_nothing(spark: SparkSession, tmp_path: Path) -> 
     assert sink.run(done) == Counter([row(1, 1)])
 
 
-def test_two_feeds_in_one_query_are_told_apart(spark: SparkSession, tmp_path: Path) -> None:
+def test_two_feeds_in_one_query_are_tracked_separately(spark: SparkSession, tmp_path: Path) -> None:
     both = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -198,7 +198,7 @@ def test_two_feeds_in_one_query_are_told_apart(spark: SparkSession, tmp_path: Pa
 # The socket.
 
 
-def test_strangers_are_not_heard(spark: SparkSession) -> None:
+def test_requests_without_the_secret_are_refused(spark: SparkSession) -> None:
     endpoint = DriverEndpoint(spark, lambda question: question[::-1])
     address = endpoint.address
     assert address.ask(b"abc") == b"cba"

@@ -1,4 +1,4 @@
-"""Random feeds that keep their contract give the rows that Spark 4.3.0 gives, in batch and on streams."""
+"""Random feeds that fulfil their contract give the same rows as Spark 4.3.0, in batch and on streams."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ END = 4_000_000_000_000_000
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_the_passes_agree_with_spark(case: dict[str, object]) -> None:
-    """Without Spark, all at once and with any part of the rows treated first."""
+    """Without Spark: all rows together, and with any part of them processed first."""
     options = ChangeOptions(
         case["options"]["deduplicationMode"],
         case["options"]["computeUpdates"] == "true",
@@ -143,7 +143,7 @@ def one_partition(spark: SparkSession) -> Iterator[None]:
     spark.conf.set(name, str(before))
 
 
-def test_batch_of_all_at_once(spark: SparkSession, one_partition: None) -> None:
+def test_batch_of_all_feeds_together(spark: SparkSession, one_partition: None) -> None:
     done, expected = [], Counter[Row]()
     for first, given, options, cases in numbered(net=True):
         rows = [row for batch in one_after_the_other(cases, "batches", first) for row in batch]
@@ -154,7 +154,7 @@ def test_batch_of_all_at_once(spark: SparkSession, one_partition: None) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["micro_batch", "watermark"])
-def test_stream_of_all_at_once(
+def test_stream_of_all_feeds_together(
     spark: SparkSession, tmp_path: Path, one_partition: None, strategy: str
 ) -> None:
     done, expected = [], Counter[Row]()

@@ -1,4 +1,4 @@
-"""The eleven defects of Spark 4.3.0's own change feeds, each of which must not be here."""
+"""The eleven defects of Spark 4.3.0's own change feeds, none of which may occur here."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_defect_1_a_null_timestamp_on_a_stream(
     assert sink.rows() == Counter()
 
 
-def test_defect_2_a_late_commit_is_never_dropped_in_silence(spark: SparkSession, tmp_path: Path) -> None:
+def test_defect_2_a_late_commit_is_never_dropped_silently(spark: SparkSession, tmp_path: Path) -> None:
     files, sink = Files(spark, tmp_path), Sink(tmp_path)
     done = penstock.changes.post_process(files.read(), contract("CU", **WATERMARK))
     files.add([row(1, "a", 1, "insert", 1)], [row(2, "b", 2, "insert", 2)])
@@ -80,14 +80,14 @@ def test_defect_2_a_late_commit_is_never_dropped_in_silence(spark: SparkSession,
     assert "commit 3 of 2023-11-14T22:15:00+00:00" in told
 
 
-def test_defect_2_also_inside_the_grace_that_spark_gives(spark: SparkSession, tmp_path: Path) -> None:
+def test_defect_2_a_late_commit_within_sparks_grace_period(spark: SparkSession, tmp_path: Path) -> None:
     files, sink = Files(spark, tmp_path), Sink(tmp_path)
     done = penstock.changes.post_process(files.read(), contract("CU", **WATERMARK))
     files.add([row(1, "a", 1, "insert", 2)], [row(2, "b", 2, "insert", 1)])
     assert "LATE_COMMIT" in violation(lambda: sink.run(done))
 
 
-def test_a_delay_lets_a_commit_come_in_parts(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_delay_allows_a_commit_to_arrive_in_parts(spark: SparkSession, tmp_path: Path) -> None:
     files, sink = Files(spark, tmp_path), Sink(tmp_path)
     done = penstock.changes.post_process(
         files.read(), contract("CU", **WATERMARK), compute_updates=True, watermark_delay="90 seconds"
@@ -184,7 +184,7 @@ def test_defect_5_event_time_works_downstream(spark: SparkSession, tmp_path: Pat
     assert Sink(tmp_path).run(counted) >= Counter((START + version * MINUTE, 1) for version in (1, 2, 3))
 
 
-def test_defect_5_a_watermark_of_ones_own_on_another_column(spark: SparkSession, tmp_path: Path) -> None:
+def test_defect_5_a_user_defined_watermark_on_another_column(spark: SparkSession, tmp_path: Path) -> None:
     files = Files(spark, tmp_path)
     files.add(*[[row(version, "a", version, "insert", version)] for version in (1, 2, 3, 9)])
     done = penstock.changes.post_process(files.read(), contract("CU", whole_commits=True))
@@ -209,7 +209,7 @@ def test_a_watermark_behind_the_watermark_strategy_is_refused_and_does_not_stall
         Sink(tmp_path).run(own.groupBy(F.window("t", "1 minute")).count().select("count"))
 
 
-def test_watermarks_of_two_feeds_side_by_side_are_no_trouble(spark: SparkSession, tmp_path: Path) -> None:
+def test_watermarks_of_two_feeds_in_one_query_are_allowed(spark: SparkSession, tmp_path: Path) -> None:
     both = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -220,7 +220,7 @@ def test_watermarks_of_two_feeds_side_by_side_are_no_trouble(spark: SparkSession
     assert found == Counter(row(n, name, n, "insert", n) for n in (1, 2) for name in ("one", "two"))
 
 
-def test_defect_6_an_insert_and_a_delete_in_one_commit_are_no_update(spark: SparkSession) -> None:
+def test_defect_6_an_insert_and_a_delete_in_one_commit_are_not_an_update(spark: SparkSession) -> None:
     schema = SCHEMA.insert(3, pa.field("step", pa.int64()))
     rows = [(1, "a", 1, 1, "insert", 1, START), (1, "a", 1, 2, "delete", 1, START)]
     df = frame(spark, rows, schema)
@@ -231,7 +231,7 @@ def test_defect_6_an_insert_and_a_delete_in_one_commit_are_no_update(spark: Spar
     )
 
 
-def test_a_batch_inside_foreach_batch_is_no_part_of_the_stream(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_batch_inside_foreach_batch_is_not_part_of_the_stream(spark: SparkSession, tmp_path: Path) -> None:
     rows = [(1, "a", 1, "insert", 1, START)]
     files = Files(spark, tmp_path)
     files.add(rows, rows)
@@ -249,7 +249,7 @@ def test_a_batch_inside_foreach_batch_is_no_part_of_the_stream(spark: SparkSessi
 
 
 @pytest.mark.parametrize(("flags", "mode"), [("C", "dropCarryovers"), ("I", "netChanges")])
-def test_defect_7_an_unknown_change_type_is_told(spark: SparkSession, flags: str, mode: str) -> None:
+def test_defect_7_an_unknown_change_type_is_reported(spark: SparkSession, flags: str, mode: str) -> None:
     df = frame(spark, [row(1, "a", 1, "insert", 1), row(2, "a", 1, "upsert", 1)])
     told = violation(penstock.changes.post_process(df, contract(flags), deduplication_mode=mode).collect)
     assert "UNEXPECTED_CHANGE_TYPE" in told
@@ -277,8 +277,8 @@ def test_defect_8_several_identical_pairs_in_one_commit(spark: SparkSession) -> 
     )
 
 
-def test_defect_9_the_last_commit_comes_out(spark: SparkSession, tmp_path: Path) -> None:
-    """Without a state store nothing waits; with one, a micro-batch without data lets it out."""
+def test_defect_9_the_last_commit_is_emitted(spark: SparkSession, tmp_path: Path) -> None:
+    """Without a state store no commit waits; with one, a micro-batch without data emits it."""
     for whole in (True, False):
         folder = tmp_path / str(whole)
         folder.mkdir()

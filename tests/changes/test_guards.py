@@ -1,4 +1,4 @@
-"""What every row is checked for, and how columns are found; without Spark."""
+"""The checks of every row, and how columns are found; without Spark."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def with_value(place: int, value: Any) -> tuple[object, ...]:
         (7, "NULL_COMMIT_TIMESTAMP"),
     ],
 )
-def test_a_value_that_is_missing(place: int, condition: str) -> None:
+def test_a_missing_value_is_refused(place: int, condition: str) -> None:
     with pytest.raises(ChangelogContractViolationError) as caught:
         check_rows(rows(GOOD, with_value(place, None)), needs_content=True)
     assert caught.value.condition == f"CHANGELOG_CONTRACT_VIOLATION.{condition}"
@@ -56,19 +56,19 @@ def test_a_value_that_is_missing(place: int, condition: str) -> None:
     assert shown.keys() == {"a", "b", "_commit_version", "_commit_timestamp"}
 
 
-def test_data_may_be_missing_and_so_may_a_row_version_that_nothing_needs() -> None:
+def test_data_may_be_null_and_so_may_a_row_version_that_is_not_needed() -> None:
     check_rows(rows(GOOD, with_value(2, None)), needs_content=True)
     check_rows(rows(GOOD, with_value(3, None)), needs_content=False)
 
 
 @pytest.mark.parametrize("kind", ["upsert", "INSERT", "", " insert", "update"])
-def test_a_change_type_that_is_not_known(kind: str) -> None:
+def test_an_unknown_change_type_is_refused(kind: str) -> None:
     with pytest.raises(ChangelogContractViolationError, match=re.escape(repr(kind))) as caught:
         check_rows(rows(GOOD, with_value(5, kind)), needs_content=True)
     assert caught.value.condition == "CHANGELOG_CONTRACT_VIOLATION.UNEXPECTED_CHANGE_TYPE"
 
 
-def test_the_first_moment_of_1970_is_null_only_where_there_can_be_none() -> None:
+def test_the_epoch_means_null_only_in_columns_declared_without_nulls() -> None:
     check_rows(rows(with_value(7, 0)), needs_content=True)
     field = model.SCHEMA.field("_commit_timestamp").with_nullable(False)
     strict = model.SCHEMA.set(7, field)
@@ -82,7 +82,7 @@ PLAIN = to_struct(SCHEMA)
 
 
 @pytest.mark.parametrize("name", ["_change_type", "_commit_version", "_commit_timestamp", "id", "rv"])
-def test_two_columns_that_differ_in_case_alone(name: str) -> None:
+def test_two_columns_that_differ_only_in_case(name: str) -> None:
     doubled = StructType([*PLAIN.fields, StructField(name.upper(), PLAIN[name].dataType)])
     with pytest.raises(InvalidChangelogSchemaError, match="apart from upper and lower case") as caught:
         layout_of(doubled, penstock.ChangeContract("Id", row_version="Rv"), case_sensitive=False)
@@ -94,7 +94,7 @@ def test_two_columns_that_differ_in_case_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["id", "rv", "_change_type", "_commit_version", "_commit_timestamp"])
-def test_where_case_counts_a_name_in_another_case_is_not_found(name: str) -> None:
+def test_case_sensitive_sessions_do_not_find_names_in_another_case(name: str) -> None:
     renamed = [
         StructField(field.name.upper() if field.name == name else field.name, field.dataType)
         for field in PLAIN

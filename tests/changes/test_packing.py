@@ -20,7 +20,9 @@ ROWS = st.lists(st.tuples(IDS, st.sampled_from(["a", "b", None]), st.integers(0,
 
 
 @given(ROWS, st.integers(1, 5))
-def test_rows_with_equal_ids_go_to_one_place(rows: list[tuple[object, ...]], partitions: int) -> None:
+def test_rows_with_equal_ids_go_to_the_same_partition(
+    rows: list[tuple[object, ...]], partitions: int
+) -> None:
     columns = [pa.array([row[place] for row in rows], kind) for place, kind in enumerate(_KINDS)]
     table = pa.table(columns, names=["x", "s", "n"])
     found: dict[str, set[int]] = {}
@@ -42,7 +44,7 @@ _KINDS = (pa.float64(), pa.string(), pa.int64())
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 7, 200])
-def test_each_place_is_a_partition_of_sparks(spark: SparkSession, partitions: int) -> None:
+def test_the_chosen_partitions_are_those_of_spark(spark: SparkSession, partitions: int) -> None:
     rows = list(enumerate(shuffle_keys(partitions)))
     hashed = spark.createDataFrame(rows, "i int, p int").select("i", F.expr(f"pmod(hash(p), {partitions})"))
     assert all(place == partition for place, partition in hashed.collect())
@@ -51,7 +53,7 @@ def test_each_place_is_a_partition_of_sparks(spark: SparkSession, partitions: in
 @pytest.mark.parametrize(
     ("limit", "least"), [("_CHUNK_ROWS", 10), ("_CHUNK_BYTES", 80)], ids=["rows", "bytes"]
 )
-def test_a_large_part_goes_in_several_parcels(
+def test_a_large_partition_is_split_into_several_parcels(
     monkeypatch: pytest.MonkeyPatch, limit: str, least: int
 ) -> None:
     monkeypatch.setattr(shuffle_batches, limit, least)
@@ -61,7 +63,7 @@ def test_a_large_part_goes_in_several_parcels(
     assert sorted(row for rows in unpack([batch]) for row in rows[0].to_pylist()) == list(range(95))
 
 
-def test_parcels_that_are_too_much_for_one_column_go_in_several_batches(
+def test_parcels_too_large_for_one_column_go_in_several_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shuffle_batches, "_CHUNK_ROWS", 10)
@@ -73,6 +75,6 @@ def test_parcels_that_are_too_much_for_one_column_go_in_several_batches(
     assert sorted(row for rows in unpack(batches) for row in rows[0].to_pylist()) == list(range(95))
 
 
-def test_ids_that_have_no_hash_are_told() -> None:
+def test_ids_that_cannot_be_hashed_are_detected() -> None:
     assert is_hashable([pa.int64(), pa.string()])
     assert not is_hashable([pa.int64(), pa.list_(pa.int64())])

@@ -1,4 +1,4 @@
-"""The passes on tables, against a model of the table that a feed is of; without Spark."""
+"""The passes on tables, against a model of the feed's table; without Spark."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def done(chosen: Passes, rows: list[Any], layout: Layout, parts: int = 1) -> lis
 @pytest.mark.parametrize("updates", [False, True])
 @pytest.mark.parametrize("flags", ["", "C", "U", "CU", "CIU", "IU"])
 @given(data=st.data())
-def test_the_table_comes_out_of_its_feed(
+def test_replaying_a_feed_gives_its_table(
     flags: str, updates: bool, layout: Layout, data: st.DataObject
 ) -> None:
     feed = data.draw(model.feeds(flags))
@@ -63,7 +63,7 @@ def test_the_table_comes_out_of_its_feed(
             assert kinds <= {"update_preimage", "update_postimage"}
 
 
-def test_what_part_of_the_rows_leaves_open_the_whole_decides() -> None:
+def test_rows_that_are_undecided_within_a_part_are_decided_on_the_whole() -> None:
     chosen = passes("CI", "dropCarryovers")
     rows = [
         change("delete", data="p"),
@@ -124,7 +124,9 @@ def test_net_changes_of_a_feed_without_pre_images(updates: bool, data: st.DataOb
     ],
     ids=" ".join,
 )
-def test_a_row_that_was_updated_was_there_before(given: list[str], left: list[str], updates: bool) -> None:
+def test_an_updated_row_is_treated_as_existing_before(
+    given: list[str], left: list[str], updates: bool
+) -> None:
     rows = [change(kind, data=str(version), version=version) for version, kind in enumerate(given, 1)]
     for window in (None, "1 hour"):
         found = done(passes("I", "netChanges", updates=updates, window=window), rows, LAYOUT)
@@ -151,7 +153,9 @@ def test_net_changes_of_windows(window: str, feed: model.Feed) -> None:
 @pytest.mark.parametrize("mode", ["dropCarryovers", "netChanges"])
 @settings(max_examples=40)
 @given(data=st.data())
-def test_a_sequence_orders_several_changes_of_a_row_in_a_commit(mode: str, data: st.DataObject) -> None:
+def test_a_sequence_column_orders_several_changes_of_a_row_in_a_commit(
+    mode: str, data: st.DataObject
+) -> None:
     flags = data.draw(st.sampled_from(["IU", "CIU"]))
     feed = data.draw(model.feeds(flags, steps=3))
     chosen = passes(
@@ -174,24 +178,24 @@ def refused(chosen: Passes, rows: list[Any], layout: Layout = LAYOUT) -> Changel
     return caught.value
 
 
-def test_several_identical_pairs_in_one_commit_all_go() -> None:
+def test_several_identical_pairs_in_one_commit_are_all_removed() -> None:
     rows = [change("delete"), change("insert")] * 3
     assert done(passes("C", "dropCarryovers"), rows, LAYOUT) == []
 
 
-def test_pairs_are_counted_where_one_row_is_left() -> None:
+def test_pairs_are_counted_if_one_row_remains() -> None:
     rows = [change("insert"), change("delete"), change("delete")]
     assert [row[5] for row in done(passes("C", "dropCarryovers"), rows, LAYOUT)] == ["delete"]
 
 
-def test_several_contents_under_one_row_version_need_a_sequence() -> None:
+def test_different_contents_under_one_row_version_require_a_sequence() -> None:
     rows = [change("insert", step=1), change("delete", step=2), change("insert", data="q", step=3)]
     assert "sequence" in refused(passes("CI", "dropCarryovers"), rows).message
     (left,) = done(passes("CIU", "dropCarryovers", updates=True, sequence="step"), rows, ORDERED)
     assert (left[2], left[5]) == ("q", "insert")
 
 
-def test_of_equal_changes_in_a_sequence_the_last_insert_and_the_first_delete_are_left() -> None:
+def test_of_equal_changes_in_sequence_the_last_insert_or_the_first_delete_remains() -> None:
     rows = [change(kind, step=step) for step, kind in enumerate(["insert", "delete", "insert"])]
     gone = [change(kind, step=step) for step, kind in enumerate(["delete", "insert", "delete"])]
     for several, left in ((rows, 2), (gone, 0)):
@@ -201,7 +205,7 @@ def test_of_equal_changes_in_a_sequence_the_last_insert_and_the_first_delete_are
                 assert done(chosen, list(order), ORDERED, parts=2) == [several[left]]
 
 
-def test_an_update_beside_a_carry_over_of_the_same_row() -> None:
+def test_an_update_and_a_carry_over_of_the_same_row() -> None:
     rows = [change("delete"), change("insert"), change("delete"), change("insert", data="q", rv=2)]
     left = done(passes("CU", "dropCarryovers", updates=True), rows, LAYOUT)
     assert sorted((row[5], row[2]) for row in left) == [("update_postimage", "q"), ("update_preimage", "p")]
@@ -217,14 +221,14 @@ def test_several_changes_of_a_row_in_a_commit_are_refused() -> None:
     assert "sequence" in refused(passes("CIU", "dropCarryovers", updates=True), rows).message
 
 
-def test_an_insert_and_a_delete_of_the_same_content_need_a_sequence() -> None:
+def test_an_insert_and_a_delete_of_the_same_content_require_a_sequence() -> None:
     rows = [change("insert", step=1), change("delete", step=2)]
     for mode, updates in (("dropCarryovers", True), ("netChanges", False)):
         assert "unknown order" in refused(passes("IU", mode, updates=updates), rows).message
         assert done(passes("IU", mode, updates=updates, sequence="step"), rows, ORDERED) == []
 
 
-def test_rows_without_a_key_are_told_apart_by_all_columns_null_among_them() -> None:
+def test_rows_without_a_key_are_identified_by_all_columns_including_nulls() -> None:
     time = 1_700_000_000_000_000
     rows = [
         (1, None, None, 0, 0, "delete", "2", time),
@@ -311,7 +315,7 @@ def test_which_tables_have_no_key() -> None:
     assert not keyless(names[:4], nullable_row_id=True)
 
 
-def test_a_part_of_the_rows_cancels_no_two_of_different_data() -> None:
+def test_rows_with_different_data_do_not_cancel_out_within_a_part() -> None:
     # One commit takes a row from p to q to r, and says one row version for what it wrote.
     rows = [
         change("delete", data="p", rv=5),
@@ -327,7 +331,7 @@ def test_a_part_of_the_rows_cancels_no_two_of_different_data() -> None:
         assert rows[3] in first, "what the commit ends with is never taken for what it went through"
 
 
-def test_changes_with_one_place_in_the_sequence_are_refused() -> None:
+def test_changes_with_the_same_sequence_value_are_refused() -> None:
     chosen = passes("IU", "netChanges", updates=True, sequence="step")
     for kind in ("delete", "insert"):
         with pytest.raises(ChangelogContractViolationError, match="with one step"):
@@ -340,7 +344,7 @@ def test_changes_with_one_place_in_the_sequence_are_refused() -> None:
         check_rows(of([change("insert", data="p", step=None)], ORDERED), needs_content=False)
 
 
-def test_several_changes_are_refused_where_the_contract_says_there_are_none() -> None:
+def test_several_changes_are_refused_if_the_contract_excludes_them() -> None:
     rows = [change("insert", data="p"), change("insert", data="q")]
     with pytest.raises(ChangelogContractViolationError, match="intermediate_changes=True"):
         done(passes("C", "dropCarryovers"), rows, LAYOUT)

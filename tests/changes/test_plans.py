@@ -1,4 +1,4 @@
-"""What Spark makes of it: its plans, its modes and its schemas."""
+"""How Spark runs the passes: its plans, modes and schemas."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def process(df: DataFrame, flags: str = "CU", **more: object) -> DataFrame:
     return penstock.changes.post_process(df, contract(flags, **more), **options)
 
 
-def test_micro_batch_has_one_shuffle_and_no_state(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_micro_batch_strategy_has_one_shuffle_and_no_state(spark: SparkSession, tmp_path: Path) -> None:
     plan = plan_of(process(Files(spark, tmp_path).read(), whole_commits=True, compute_updates=True))
     assert plan.count("RepartitionByExpression") == 1
     for node in ("Window", "Sort", "Aggregate", "EventTimeWatermark"):
@@ -52,9 +52,7 @@ def test_micro_batch_has_one_shuffle_and_no_state(spark: SparkSession, tmp_path:
     assert plan.count("MapInArrow") == 2
 
 
-def test_rows_go_through_the_shuffle_in_parcels_where_their_ids_can_be_hashed(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_rows_are_shuffled_in_parcels_if_their_ids_can_be_hashed(spark: SparkSession, tmp_path: Path) -> None:
     stream = Files(spark, tmp_path).read()
     plan = plan_of(process(stream, "U", whole_commits=True, compute_updates=True))
     assert "RepartitionByExpression [__penstock_place" in plan
@@ -65,7 +63,7 @@ def test_rows_go_through_the_shuffle_in_parcels_where_their_ids_can_be_hashed(
 
 
 @pytest.mark.parametrize("window", [None, "commit", "1 hour"])
-def test_watermark_has_one_watermark_and_one_aggregate(
+def test_the_watermark_strategy_has_one_watermark_and_one_aggregate(
     spark: SparkSession, tmp_path: Path, window: str | None
 ) -> None:
     more = {} if window is None else {"deduplication_mode": "netChanges", "net_window": window}
@@ -78,7 +76,7 @@ def test_watermark_has_one_watermark_and_one_aggregate(
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_the_guard_survives_the_optimizer_and_one_shuffle_is_all_there_is(
+def test_the_guard_survives_the_optimizer_and_there_is_only_one_shuffle(
     spark: SparkSession, tmp_path: Path, whole: bool
 ) -> None:
     files = Files(spark, tmp_path)
@@ -110,7 +108,7 @@ def test_a_stream_of_a_spark_connect_session_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.* does nothing under this contract")
-def test_nothing_to_do_leaves_the_frame_alone(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_frame_is_unchanged_if_there_is_nothing_to_do(spark: SparkSession, tmp_path: Path) -> None:
     df = frame(spark, [])
     assert process(df, "") is df
     assert process(df, "U") is df
@@ -134,7 +132,7 @@ def test_nothing_to_do_leaves_the_frame_alone(spark: SparkSession, tmp_path: Pat
         ("", {}, None),
     ],
 )
-def test_what_is_asked_for_and_needless_is_warned_of(
+def test_unnecessary_options_are_warned_about(
     spark: SparkSession, flags: str, given: dict[str, object], flag: str | None
 ) -> None:
     with warnings.catch_warnings(record=True) as caught:
@@ -145,7 +143,7 @@ def test_what_is_asked_for_and_needless_is_warned_of(
     assert {each.filename for each in caught} <= {__file__}
 
 
-def test_the_schema_stays_what_it_was(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_schema_does_not_change(spark: SparkSession, tmp_path: Path) -> None:
     schema = StructType(
         [
             StructField("_COMMIT_version", StringType(), False),
@@ -176,14 +174,14 @@ def test_the_schema_stays_what_it_was(spark: SparkSession, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("mode", ["update", "complete"])
-def test_watermark_is_for_append_mode(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+def test_the_watermark_strategy_requires_append_mode(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     done = process(Files(spark, tmp_path).read(), whole_commits=False)
     with pytest.raises(Exception, match=r"STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION.*[Cc]hange") as caught:
         Sink(tmp_path).run(done, mode)
     assert "post-processing" in str(caught.value).lower()
 
 
-def test_micro_batch_is_for_append_and_update_mode(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_micro_batch_strategy_requires_append_or_update_mode(spark: SparkSession, tmp_path: Path) -> None:
     files = Files(spark, tmp_path)
     files.add([(1, "a", 1, "insert", 1, 1_700_000_000_000_000)])
     assert Sink(tmp_path).run(process(files.read(), whole_commits=True), "update").total() == 1
@@ -208,7 +206,7 @@ def test_micro_batch_is_for_append_and_update_mode(spark: SparkSession, tmp_path
         ({"watermark_delay": "soon", "whole_commits": False}, "INVALID_CDC_OPTION"),
     ],
 )
-def test_options_that_are_wrong(
+def test_wrong_options_are_refused(
     spark: SparkSession, tmp_path: Path, given: dict[str, object], condition: str
 ) -> None:
     with pytest.raises(InvalidChangeOptionError) as caught:
@@ -236,7 +234,7 @@ def drop(name: str) -> pa.Schema:
         (SCHEMA.append(pa.field("__SPARK_cdc_events", pa.int64())), {}, "RESERVED_COLUMN"),
     ],
 )
-def test_schemas_that_are_wrong(
+def test_wrong_schemas_are_refused(
     spark: SparkSession, schema: pa.Schema, more: dict[str, object], condition: str
 ) -> None:
     with pytest.raises(InvalidChangelogSchemaError) as caught:
@@ -244,7 +242,7 @@ def test_schemas_that_are_wrong(
     assert caught.value.condition == f"INVALID_CHANGELOG_SCHEMA.{condition}"
 
 
-def test_names_that_differ_in_case_alone_where_the_session_tells_them_apart(spark: SparkSession) -> None:
+def test_names_that_differ_only_in_case_in_a_case_sensitive_session(spark: SparkSession) -> None:
     rows = [(1, "a", 1, kind, 1, 1_700_000_000_000_000, 7, "x") for kind in ("delete", "insert")]
     schema = SCHEMA.append(pa.field("ID", pa.int64())).append(pa.field("_CHANGE_TYPE", pa.string()))
     spark.conf.set("spark.sql.caseSensitive", "true")

@@ -1,4 +1,4 @@
-"""``read`` and ``read_stream`` hand on what is asked of the passes."""
+"""``read`` and ``read_stream`` pass the options on to the passes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_delay_for_commit_times_that_go_backwards(
     assert found == Counter([(3, "insert", 3)])
 
 
-def test_without_a_delay_such_a_commit_fails_the_query(
+def test_without_a_delay_a_commit_time_that_goes_backwards_fails_the_query(
     spark: SparkSession, feed: penstock.SnapshotFeed, tmp_path: Path
 ) -> None:
     with pytest.raises(Exception, match=r"LATE_COMMIT.*watermark_delay"):

@@ -1,4 +1,4 @@
-"""What a change does not tell is taken from earlier changes of its row; without Spark."""
+"""Values that a change omits are taken from earlier changes of its row; without Spark."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def history(*changes: Change, id: int = 1) -> list[tuple[object, ...]]:
         ([("insert", None, "y", ["a"]), ("update_postimage", "z", None, ["b"])], ("z", "y", None)),
     ],
 )  # fmt: skip
-def test_net_changes_have_the_values_that_are_known(
+def test_net_changes_have_the_known_values(
     changes: list[Change], left: tuple[str | None, str | None, list[str] | None]
 ) -> None:
     (last,) = [
@@ -76,7 +76,7 @@ def test_net_changes_have_the_values_that_are_known(
 
 
 @given(data=st.data())
-def test_any_updates_leave_what_the_row_has(data: st.DataObject) -> None:
+def test_net_changes_equal_the_row_after_any_updates(data: st.DataObject) -> None:
     rows, expected = [], {}
     for id in range(data.draw(st.integers(1, 4))):
         state = {"a": data.draw(st.sampled_from("xyz")), "b": data.draw(st.sampled_from("xyz"))}
@@ -109,7 +109,7 @@ def test_values_inside_the_struct_of_a_table() -> None:
     assert found == {"one": ({"a": "x", "n": 3}, None), "two": (None, {"a": "y", "n": 2})}
 
 
-def test_a_row_that_came_without_a_value_is_refused() -> None:
+def test_an_insert_without_a_value_is_refused() -> None:
     moved = history(("insert", "x", None, ["b"]), ("update_postimage", "z", None, ["b"]), id=5)
     with pytest.raises(ChangelogContractViolationError, match=r"'b'.*replica identity full.*id=5") as caught:
         net(table([*history(("insert", "x", "y", [])), *moved], SCHEMA), CONTRACT)
@@ -122,12 +122,12 @@ def test_a_row_that_came_without_a_value_is_refused() -> None:
     assert net(table(gone, SCHEMA), CONTRACT) == []
 
 
-def test_the_column_has_to_be_a_list() -> None:
+def test_the_column_of_omitted_names_must_be_a_list() -> None:
     with pytest.raises(InvalidChangelogSchemaError, match="'a' is string, not array<string>"):
         net(table([], SCHEMA), penstock.ChangeContract("id", unchanged="a"))
 
 
-def test_values_of_columns_that_were_not_asked_for_are_not_missed() -> None:
+def test_omitted_values_of_columns_that_are_not_read_are_allowed() -> None:
     """A row whose key moved comes without what it has out of line; who does not read that column has all it
     wants."""
     moved: list[Change] = [("insert", "x", None, ["b"])]

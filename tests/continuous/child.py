@@ -1,4 +1,4 @@
-"""Program: run continuous copies of queues until it is killed, or asked to end.
+"""Program: run continuous copies of queues until it is killed, or asked to stop.
 
 Arguments: a folder, the master, and each copy as JSON: its name, store and guarantee, and the table that it
 goes to, or null for a queue.

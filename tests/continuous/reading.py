@@ -1,4 +1,6 @@
-"""A finite reader in place of the engine's, so that a batch job returns what passes a continuous frame."""
+"""A finite reader in place of the engine's, so that a batch job returns the rows that pass through a
+continuous frame.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Program: run continuous copies as ``tests.continuous.child`` does, and print the JVM's live heap at times.
+"""Program: run continuous copies as ``tests.continuous.child`` does, and print the JVM's live heap at
+intervals.
 
 Arguments: seconds between two measurements of the heap, then those of the other one. With ``rest`` before
 them it prints READY first, and starts its queries when it gets SIGUSR1.

@@ -34,14 +34,14 @@ def send(batches: Iterable[pa.RecordBatch]) -> Stream:
     return stream
 
 
-def test_each_batch_is_one_write_and_the_bytes_are_those_of_arrow() -> None:
+def test_each_batch_is_one_write_of_the_bytes_that_arrow_would_write() -> None:
     usual, whole = send(BATCHES), send(with_whole_batches(iter(BATCHES)))
     assert whole.getvalue() == usual.getvalue()
     # The schema and the end of the stream as well.
     assert whole.writes == len(BATCHES) + 2 < usual.writes / 5
 
 
-def test_whoever_sends_next_in_the_same_process_has_the_usual_writer() -> None:
+def test_the_next_sender_in_the_same_process_has_the_default_writer() -> None:
     usual = pa.RecordBatchStreamWriter
     sent = with_whole_batches(iter(BATCHES))
     next(sent)

@@ -18,7 +18,7 @@ from tests.continuous.copying import PATIENCE, Copy
 places = pytest.mark.parametrize("place", ["local", "remote"])
 
 
-def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+def test_an_existing_file_is_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "0"
     create_durably(str(path), b"first")
     with pytest.raises(FileExistsError):
@@ -27,7 +27,7 @@ def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["0"], "nothing half-written is left"
 
 
-def test_a_file_has_its_name_when_its_content_is_on_the_disk_and_is_done_when_the_name_is(
+def test_content_is_synced_before_the_file_gets_its_name_and_the_name_is_synced_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
@@ -48,7 +48,7 @@ def test_a_file_has_its_name_when_its_content_is_on_the_disk_and_is_done_when_th
     assert steps == ["file of 7 bytes", "name", "folder"]
 
 
-def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_partial_file(tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4, limit[1]))
@@ -61,7 +61,7 @@ def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_there_are_no_links_a_file_is_not_replaced_either(
+def test_a_file_is_not_replaced_on_file_systems_without_hard_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(source: str, target: str) -> None:
@@ -75,7 +75,7 @@ def test_where_there_are_no_links_a_file_is_not_replaced_either(
 
 
 @places
-def test_an_entry_of_another_driver_is_not_replaced_and_ends_this_one(
+def test_an_entry_of_another_driver_is_not_replaced_and_stops_this_driver(
     tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint_log, "is_local", lambda files: place == "local")
@@ -97,10 +97,10 @@ def test_an_entry_of_another_driver_is_not_replaced_and_ends_this_one(
 
 
 @places
-def test_the_checkpoint_of_two_drivers_that_begin_at_once_has_one_id(
+def test_two_drivers_that_create_a_checkpoint_simultaneously_share_one_id(
     tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another driver is first, after this one has seen that there is no checkpoint."""
+    """Another driver creates it after this one has found no checkpoint."""
     monkeypatch.setattr(checkpoint_log, "is_local", lambda files: place == "local")
     # An object store has to be asked first whether the file is there; a local file is created or refused in
     # one step.
@@ -117,7 +117,7 @@ def test_the_checkpoint_of_two_drivers_that_begin_at_once_has_one_id(
     assert others == [CheckpointLog(str(tmp_path)).query_id()]
 
 
-def test_a_query_whose_next_entry_is_there_ends_and_leaves_it(copy: Copy) -> None:
+def test_a_query_whose_next_entry_already_exists_stops_and_keeps_it(copy: Copy) -> None:
     query = copy.add().query()
     copy.through(query)
     number = copy.files("commits")[-1] + 1

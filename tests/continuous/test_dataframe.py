@@ -1,4 +1,6 @@
-"""Operations on a continuous frame: the rows of a plain DataFrame, and every marker once and in order."""
+"""Operations on a continuous frame: they give the rows of a plain DataFrame, and every marker once and
+in order.
+"""
 
 from __future__ import annotations
 
@@ -100,13 +102,15 @@ ALIKE: dict[str, Transform] = {
 
 
 @pytest.mark.parametrize("transform", ALIKE.values(), ids=list(ALIKE))
-def test_rows_are_those_of_the_plain_dataframe_and_markers_all_come_through(
+def test_rows_equal_those_of_the_plain_dataframe_and_all_markers_are_kept(
     spark: SparkSession, plain: DataFrame, transform: Transform
 ) -> None:
     assert_same(spark, plain, transform)
 
 
-def test_markers_and_fillers_keep_their_places_among_the_rows(spark: SparkSession, plain: DataFrame) -> None:
+def test_markers_and_fillers_keep_their_positions_among_the_rows(
+    spark: SparkSession, plain: DataFrame
+) -> None:
     out = run(spark, plain, STEPS, lambda df: df.where("id != 3").select("id"))
     assert out.order == [(0, 1), (1, 1), *[(2, 2)] * 3, (0, 2), (1, 2), (0, 3), *[(2, 3)] * 2, (1, 3)]
 
@@ -124,7 +128,7 @@ LINKS: list[Transform] = [
 
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(LINKS), min_size=3, max_size=6))
-def test_any_chain_of_operations_gives_the_plain_dataframes_rows_and_all_markers(
+def test_any_chain_of_operations_gives_the_plain_dataframes_rows_and_keeps_markers(
     spark: SparkSession, plain: DataFrame, links: list[Transform]
 ) -> None:
     def chain(df: DataFrame) -> DataFrame:
@@ -136,7 +140,7 @@ def test_any_chain_of_operations_gives_the_plain_dataframes_rows_and_all_markers
     assert_same(spark, plain, chain)
 
 
-def test_the_hidden_columns_are_out_of_sight(frame: ContinuousFrame, plain: DataFrame) -> None:
+def test_the_hidden_columns_are_not_visible(frame: ContinuousFrame, plain: DataFrame) -> None:
     assert frame.columns == plain.columns
     assert frame.dtypes == plain.dtypes
     assert frame.schema == plain.schema
@@ -200,7 +204,7 @@ REFUSED: dict[str, tuple[str, Transform]] = {
 
 
 @pytest.mark.parametrize(("operation", "transform"), REFUSED.values(), ids=list(REFUSED))
-def test_other_operations_are_refused_at_once_in_sparks_words(
+def test_other_operations_are_refused_immediately_in_sparks_words(
     frame: ContinuousFrame, operation: str, transform: Transform
 ) -> None:
     with pytest.raises(ContinuousRefusedError) as refused:
@@ -216,7 +220,7 @@ def test_other_operations_are_refused_at_once_in_sparks_words(
     ["current_timestamp()", "current_date", "now()", "localtimestamp()", "curdate()", "unix_timestamp()",
      "current_time()", "cast('now' as timestamp)", "date('Today')", "cast(' yesterday' as timestamp_ntz)"],
 )  # fmt: skip
-def test_the_current_time_is_refused_wherever_it_stands(frame: ContinuousFrame, now: str) -> None:
+def test_the_current_time_is_refused_anywhere_in_an_expression(frame: ContinuousFrame, now: str) -> None:
     for transform in (
         lambda df: df.selectExpr(f"concat(s, string({now}))"),
         lambda df: df.where(f"s < string({now})"),
@@ -226,7 +230,7 @@ def test_the_current_time_is_refused_wherever_it_stands(frame: ContinuousFrame, 
             transform(frame)
 
 
-def test_a_column_or_a_text_that_is_only_called_like_a_time_is_none(frame: ContinuousFrame) -> None:
+def test_columns_and_texts_named_like_time_functions_are_accepted(frame: ContinuousFrame) -> None:
     kept = frame.selectExpr("s as now").selectExpr(
         "cast(now as timestamp) as t", "'cast(now as date)' as text"
     )
@@ -242,18 +246,18 @@ def test_actions_are_refused_by_name(frame: ContinuousFrame, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["write", "writeStream", "rdd"])
-def test_what_runs_without_a_call_is_refused_when_it_is_asked_for(frame: ContinuousFrame, name: str) -> None:
+def test_properties_that_run_a_query_are_refused_on_access(frame: ContinuousFrame, name: str) -> None:
     with pytest.raises(ContinuousRefusedError, match=f"does not support DataFrame.{name}"):
         getattr(frame, name)
 
 
-def test_an_unknown_name_is_the_error_of_any_dataframe(frame: ContinuousFrame) -> None:
+def test_an_unknown_name_raises_the_usual_error_of_a_dataframe(frame: ContinuousFrame) -> None:
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
         _ = frame.nothing_of_the_kind
     assert not hasattr(frame, "nothing_of_the_kind")
 
 
-def test_a_transform_has_to_give_back_the_frame_that_it_got(
+def test_a_transform_must_return_a_frame_derived_from_its_input(
     frame: ContinuousFrame, plain: DataFrame, spark: SparkSession
 ) -> None:
     for other in (None, plain, source_of(spark, plain, STEPS)):
@@ -261,7 +265,7 @@ def test_a_transform_has_to_give_back_the_frame_that_it_got(
             transformed(frame, lambda _, other=other: other)  # type: ignore[misc]
 
 
-def test_the_whole_plan_is_checked_and_has_no_python_stage_of_its_own(frame: ContinuousFrame) -> None:
+def test_the_whole_plan_is_checked_and_adds_no_python_stage(frame: ContinuousFrame) -> None:
     plan = check_plan(frame.where("id > 1").select("*", F.explode("a")).carried)
     assert plan.python_stages == ()
     assert plan.filler_rows(64) == 66
@@ -269,7 +273,7 @@ def test_the_whole_plan_is_checked_and_has_no_python_stage_of_its_own(frame: Con
     plan.require_pipelined(False, "4.3.0")
 
 
-def test_a_shuffle_that_got_into_the_plan_is_refused(frame: ContinuousFrame, spark: SparkSession) -> None:
+def test_a_shuffle_in_the_plan_is_refused(frame: ContinuousFrame, spark: SparkSession) -> None:
     begun = begin_frame(frame.carried.repartition(2))
     with pytest.raises(ContinuousRefusedError, match="Repartition"):
         check_plan(begun.carried)

@@ -1,4 +1,4 @@
-"""Users' Python functions in a continuous frame: they get real rows alone, and cannot delay a marker."""
+"""Users' Python functions in a continuous frame: they get real rows only, and cannot delay a marker."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def functions() -> Json:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_function_behind_a_filter_never_sees_what_was_filtered_out(
+def test_a_function_after_a_filter_does_not_see_rows_that_were_filtered_out(
     spark: SparkSession, plain: DataFrame, kind: str
 ) -> None:
     def transform(df: DataFrame) -> DataFrame:
@@ -98,7 +98,7 @@ def test_a_function_behind_a_filter_never_sees_what_was_filtered_out(
     assert (out.markers, out.fillers) == ([1, 2, 3], 5)
 
 
-def test_a_function_that_is_a_condition_filters_rows_only(spark: SparkSession, plain: DataFrame) -> None:
+def test_a_function_used_as_a_condition_filters_rows_only(spark: SparkSession, plain: DataFrame) -> None:
     even = F.udf(lambda number: number % 2 == 0, "boolean")
     out = run(spark, plain, STEPS, lambda df: df.where(even("id")).select("id").where(F.expr("id > 2")))
     assert [row["id"] for row in out.rows] == [4, 6]
@@ -115,7 +115,7 @@ def test_a_function_registered_for_sql_and_larger_than_a_megabyte_is_shielded_to
     assert out.markers == [1, 2, 3]
 
 
-def test_an_array_that_a_function_makes_can_be_exploded(spark: SparkSession, plain: DataFrame) -> None:
+def test_an_array_returned_by_a_function_can_be_exploded(spark: SparkSession, plain: DataFrame) -> None:
     twice = F.udf(lambda number: [number] * (number % 3), "array<bigint>")
     out = run(spark, plain, STEPS, lambda df: df.select(F.explode(twice("id")).alias("x")))
     assert [row["x"] for row in out.rows] == [1, 2, 2, 4, 5, 5]
@@ -146,7 +146,7 @@ Mapped = Callable[[Any, Callable[..., Any], str], Any]
 
 
 @both
-def test_a_map_gets_one_iterator_of_its_rows_for_each_run(
+def test_a_map_gets_one_iterator_per_run_of_rows(
     spark: SparkSession, plain: DataFrame, mapped: Mapped
 ) -> None:
     def runs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -161,7 +161,7 @@ def test_a_map_gets_one_iterator_of_its_rows_for_each_run(
 
 
 @both
-def test_a_map_behind_a_filter_gives_what_the_plain_dataframe_gives(
+def test_a_map_after_a_filter_gives_the_rows_of_the_plain_dataframe(
     spark: SparkSession, plain: DataFrame, mapped: Mapped
 ) -> None:
     def more(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -181,7 +181,7 @@ def test_a_map_behind_a_filter_gives_what_the_plain_dataframe_gives(
 
 
 @both
-def test_a_map_that_stops_early_loses_the_rest_of_its_run_and_no_marker(
+def test_a_map_that_stops_early_drops_the_rest_of_its_run_but_no_marker(
     spark: SparkSession, plain: DataFrame, mapped: Mapped
 ) -> None:
     def first(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -193,7 +193,7 @@ def test_a_map_that_stops_early_loses_the_rest_of_its_run_and_no_marker(
 
 
 @both
-def test_a_map_that_gives_nothing_at_first_or_at_all_swallows_no_marker(
+def test_a_map_that_yields_nothing_at_first_or_at_all_drops_no_marker(
     spark: SparkSession, plain: DataFrame, mapped: Mapped
 ) -> None:
     def late(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -212,7 +212,7 @@ def test_a_map_that_gives_nothing_at_first_or_at_all_swallows_no_marker(
     assert (out.rows, out.markers, out.fillers) == ([], [1, 2, 3], 5)
 
 
-def test_maps_and_functions_follow_on_one_another(spark: SparkSession, plain: DataFrame) -> None:
+def test_maps_and_functions_can_be_chained(spark: SparkSession, plain: DataFrame) -> None:
     def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
 
@@ -253,7 +253,7 @@ def renamed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         (pandas, renamed, "returned the columns"),
     ],
 )  # fmt: skip
-def test_what_a_map_gives_wrongly_is_told_without_the_hidden_columns(
+def test_errors_about_the_output_of_a_map_do_not_mention_hidden_columns(
     spark: SparkSession, plain: DataFrame, mapped: Mapped, given: Callable[..., Any], message: str
 ) -> None:
     with pytest.raises(Exception, match=message) as failed:
@@ -261,7 +261,7 @@ def test_what_a_map_gives_wrongly_is_told_without_the_hidden_columns(
     assert KIND not in str(failed.value)
 
 
-def test_an_error_of_a_users_function_is_the_querys(spark: SparkSession, plain: DataFrame) -> None:
+def test_an_error_in_a_users_function_fails_the_query(spark: SparkSession, plain: DataFrame) -> None:
     def failing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield next(batches)
         raise ValueError("no more of this")
@@ -290,9 +290,7 @@ def frame(spark: SparkSession, plain: DataFrame) -> ContinuousFrame:
         ("Arrow", "Arrow UDF"),
     ],
 )
-def test_python_stages_are_named_and_what_they_cost_is_said(
-    frame: ContinuousFrame, kind: str, stage: str
-) -> None:
+def test_a_plan_names_its_python_stages_and_their_cost(frame: ContinuousFrame, kind: str, stage: str) -> None:
     plan = check_plan(frame.select(functions()[kind]).carried)
     assert plan.python_stages == (stage,)
     assert plan.filler_rows(64) == 130

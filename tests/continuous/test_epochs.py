@@ -1,4 +1,6 @@
-"""The order of epochs under any interleaving of messages: none out of order, twice, in part or empty."""
+"""The order of epochs under any interleaving of messages: none is committed out of order, twice,
+partly or empty.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +130,7 @@ def begun(tasks: int = 2) -> Epochs:
     return epochs
 
 
-def test_an_epoch_is_begun_when_there_is_something_for_it() -> None:
+def test_an_epoch_begins_when_there_are_rows_for_it() -> None:
     epochs = Epochs(2, 0, 3)
     assert epochs.begin() is None
     epochs.sent(1)
@@ -137,7 +139,7 @@ def test_an_epoch_is_begun_when_there_is_something_for_it() -> None:
     assert epochs.begin() is None, "nobody has ended the one before yet"
 
 
-def test_what_a_reader_said_before_its_marker_begins_no_second_epoch() -> None:
+def test_reports_of_readers_before_their_marker_begin_no_second_epoch() -> None:
     epochs = begun()
     epochs.sent(1)
     epochs.read(0, 7, {0: 5}, 5)
@@ -154,7 +156,7 @@ def test_a_task_without_rows_has_nothing_to_write() -> None:
     assert epochs.complete() == Epoch(7, {0: 4, 1: 0}, {"a": 1}, 4, 3)
 
 
-def test_a_message_that_cannot_be_ends_the_run() -> None:
+def test_an_impossible_message_ends_the_run() -> None:
     wrong = [
         lambda epochs: epochs.read(0, 8, {}, 0),
         lambda epochs: epochs.wrote(0, 6, {}, 0),
@@ -171,7 +173,7 @@ def test_a_message_that_cannot_be_ends_the_run() -> None:
         assert caught.value.condition == "CONTINUOUS_FAILED.PROTOCOL"
 
 
-def test_too_many_epochs_under_way_are_an_error() -> None:
+def test_too_many_open_epochs_are_an_error() -> None:
     epochs = Epochs(1, 0, 2)
     for number in range(2):
         epochs.sent(0)

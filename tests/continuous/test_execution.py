@@ -19,7 +19,7 @@ from tests.continuous.copying import PATIENCE, Copy, die_behind
 from tests.support.waiting import wait_until
 
 
-def test_rows_go_through_once_and_all_is_level_at_the_end(
+def test_rows_are_written_once_and_the_consumer_has_caught_up_at_the_end(
     copy: Copy, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "penstock.continuous")
@@ -37,7 +37,7 @@ def test_rows_go_through_once_and_all_is_level_at_the_end(
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
-def test_progress_says_what_an_epoch_took(copy: Copy, guarantee: str) -> None:
+def test_progress_contains_the_duration_of_an_epoch(copy: Copy, guarantee: str) -> None:
     copy.guarantee = guarantee
     query = copy.query()
     for number in range(2):
@@ -52,7 +52,7 @@ def test_progress_says_what_an_epoch_took(copy: Copy, guarantee: str) -> None:
     assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"] < PATIENCE * 1000
 
 
-def test_an_epoch_without_rows_is_none(copy: Copy) -> None:
+def test_no_epoch_is_committed_without_rows(copy: Copy) -> None:
     query = copy.add().query()
     copy.through(query)
     last = query.progress.last
@@ -62,7 +62,7 @@ def test_an_epoch_without_rows_is_none(copy: Copy) -> None:
     assert query.await_epoch(last["batchId"] + 1, PATIENCE)
 
 
-def test_the_checkpoint_is_sparks_and_keeps_the_last_epochs(copy: Copy) -> None:
+def test_the_checkpoint_has_sparks_format_and_keeps_the_last_epochs(copy: Copy) -> None:
     query = copy.query()
     for number in range(5):
         copy.add(1)
@@ -76,7 +76,7 @@ def test_the_checkpoint_is_sparks_and_keeps_the_last_epochs(copy: Copy) -> None:
     assert json.loads((copy.folder / "ck/metadata").read_text()) == {"id": query.id}
 
 
-def test_a_query_goes_on_where_it_ended(copy: Copy) -> None:
+def test_a_query_continues_where_it_ended(copy: Copy) -> None:
     for _ in range(3):
         query = copy.add().query()
         copy.through(query)
@@ -84,7 +84,7 @@ def test_a_query_goes_on_where_it_ended(copy: Copy) -> None:
     assert copy.ids() == copy.all()
 
 
-def test_a_task_that_fails_has_the_run_repeated_from_the_last_epoch(copy: Copy) -> None:
+def test_a_failing_task_repeats_the_run_from_the_last_epoch(copy: Copy) -> None:
     unlucky = {1, 7}
 
     def fails(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -142,10 +142,10 @@ def test_a_driver_that_dies_at_any_step_of_an_epoch_loses_nothing(
     assert copy.store.consumer("c").lag("in").rows == 0
 
 
-def test_a_query_that_is_stopped_while_its_run_fails_ends_and_repeats_the_rest_at_its_next_start(
+def test_a_query_stopped_while_its_run_fails_ends_and_repeats_the_rest_when_restarted(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after its keyed sink has got more partitions."""
+    """For example after its keyed sink has got more partitions."""
     query = copy.add().query(start=False)
 
     def grown(*_: object) -> None:
@@ -162,7 +162,7 @@ def test_a_query_that_is_stopped_while_its_run_fails_ends_and_repeats_the_rest_a
     assert copy.ids() == copy.all()
 
 
-def test_a_query_that_takes_over_fences_the_one_before(copy: Copy) -> None:
+def test_a_query_that_takes_over_fences_its_predecessor(copy: Copy) -> None:
     first = copy.add().query()
     copy.through(first)
     second = copy.query()
@@ -173,10 +173,10 @@ def test_a_query_that_takes_over_fences_the_one_before(copy: Copy) -> None:
     assert copy.ids() == copy.all()
 
 
-def test_an_idle_query_notices_that_another_one_has_taken_over(
+def test_an_idle_query_detects_that_another_one_has_taken_over(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No row has come that would reveal it."""
+    """No new row reveals it."""
     monkeypatch.setattr(module, "_IDLE_SECONDS", 0.05)
     first = copy.add().query()
     copy.through(first)
@@ -187,7 +187,7 @@ def test_an_idle_query_notices_that_another_one_has_taken_over(
     assert copy.ids() == copy.all()
 
 
-def test_an_idle_query_asks_its_source_seldom(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_query_polls_its_source_rarely(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_IDLE_SECONDS", 3600.0)
     query = copy.add().query()
     copy.through(query)
@@ -217,7 +217,7 @@ def test_partitions_that_are_added_are_read(copy: Copy) -> None:
     assert [len(job.groups) for job in copy.engine.jobs] == [2, 4]
 
 
-def test_a_query_that_is_far_behind_hurries_until_it_has_caught_up(
+def test_a_query_far_behind_uses_large_batches_until_it_has_caught_up(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tasks, "BEHIND_ROWS", 8)
@@ -230,7 +230,7 @@ def test_a_query_that_is_far_behind_hurries_until_it_has_caught_up(
     assert len(copy.engine.jobs) == 3
 
 
-def test_a_query_that_starts_far_behind_hurries_from_the_first_row_on(
+def test_a_query_that_starts_far_behind_uses_large_batches_from_the_first_row(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BEHIND_ROWS", 30)
@@ -243,7 +243,7 @@ def test_a_query_that_starts_far_behind_hurries_from_the_first_row_on(
     assert copy.ids() == copy.all()
 
 
-def test_a_query_stops_with_the_epoch_in_hand_however_many_rows_there_are(
+def test_a_query_stops_after_the_current_epoch_however_many_rows_there_are(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tasks, "BATCH_ROWS", 1)
@@ -258,7 +258,7 @@ def test_a_query_stops_with_the_epoch_in_hand_however_many_rows_there_are(
     assert copy.by_partition() == [list(range(8_000))] * 2
 
 
-def test_partitions_share_the_slots_that_there_are(copy: Copy) -> None:
+def test_partitions_share_the_available_slots(copy: Copy) -> None:
     query = copy.add().query(slots=1)
     copy.through(query)
     assert [sorted(group) for group in copy.engine.jobs[0].groups] == [[0, 1]]

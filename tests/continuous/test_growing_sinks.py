@@ -67,7 +67,7 @@ def grow_before_commit(
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
-def test_a_sink_that_grows_under_an_open_epoch_has_the_run_repeated_and_each_key_in_one_partition(
+def test_growing_a_sink_during_an_epoch_repeats_the_run_and_keeps_each_key_in_one_partition(
     keyed: KeyedCopy, guarantee: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keyed.guarantee = guarantee
@@ -90,9 +90,7 @@ def test_a_sink_that_grows_under_an_open_epoch_has_the_run_repeated_and_each_key
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
-def test_a_sink_that_grows_between_epochs_has_the_next_rows_placed_anew(
-    keyed: KeyedCopy, guarantee: str
-) -> None:
+def test_growing_a_sink_between_epochs_repartitions_the_next_rows(keyed: KeyedCopy, guarantee: str) -> None:
     keyed.guarantee = guarantee
     query = keyed.query()
     keyed.add(KEYS // 2)

@@ -169,7 +169,7 @@ def _steps(who: str, steps: Sequence[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("step", _steps("driver", WORKER_STEPS + DRIVER_STEPS))
-def test_a_driver_that_is_killed_at_a_step_of_an_epoch_goes_on_exactly_once(
+def test_a_driver_killed_at_any_step_of_an_epoch_continues_exactly_once(
     make: Callable[..., Application], step: str
 ) -> None:
     application = make("exactly_once")
@@ -186,7 +186,7 @@ def test_a_driver_that_is_killed_at_a_step_of_an_epoch_goes_on_exactly_once(
 
 
 @pytest.mark.parametrize("step", _steps("worker", WORKER_STEPS))
-def test_a_worker_that_is_killed_at_a_step_of_an_epoch_has_the_run_repeated(
+def test_a_worker_killed_at_any_step_of_an_epoch_repeats_the_run(
     make: Callable[..., Application], step: str
 ) -> None:
     application = make("exactly_once")
@@ -205,7 +205,7 @@ def test_a_worker_that_is_killed_at_a_step_of_an_epoch_has_the_run_repeated(
 
 @pytest.mark.crash_full
 @pytest.mark.parametrize("kind", ["queue", "table"])
-def test_kills_at_any_moment_lose_and_repeat_nothing(make: Callable[..., Application], kind: str) -> None:
+def test_kills_at_random_moments_lose_and_repeat_nothing(make: Callable[..., Application], kind: str) -> None:
     """Twenty kills in about two minutes, of the driver's whole process tree or of a Python worker."""
     rng = random.Random(kind)
     application = make("exactly_once", "at_least_once", kinds=[kind])
@@ -227,8 +227,8 @@ def test_kills_at_any_moment_lose_and_repeat_nothing(make: Callable[..., Applica
 
 
 @pytest.mark.crash_full
-def test_a_cluster_that_loses_an_executor_goes_on(make: Callable[..., Application]) -> None:
-    """Tasks reach the coordinator from processes that are not the driver's."""
+def test_a_cluster_that_loses_an_executor_continues(make: Callable[..., Application]) -> None:
+    """Tasks connect to the coordinator from processes other than the driver's."""
     application = make("exactly_once", "at_least_once", stores=["postgresql"])
     application.master = "local-cluster[2,4,1024]"
     child = application.start()

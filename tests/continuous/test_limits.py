@@ -1,4 +1,4 @@
-"""Limits of continuous queries: exactly so many rows, over tasks, restarts and crashes."""
+"""Limits of continuous queries: exactly that many rows, across tasks, restarts and crashes."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def ended(copy: Copy, rows: int) -> None:
     assert query.state is State.TERMINATED
 
 
-def test_a_query_ends_by_itself_with_exactly_its_rows(copy: Copy) -> None:
+def test_a_query_ends_by_itself_with_exactly_the_rows_of_its_limit(copy: Copy) -> None:
     ended(copy.add(40), 11)
     check(copy, 11)
 
 
-def test_a_limit_may_be_reached_before_the_driver_has_heard_of_the_rows(
+def test_a_limit_may_be_reached_before_the_driver_is_informed_of_the_rows(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Readers and writers have connections of their own."""
+    """Readers and writers have separate connections."""
     hear, settled, looked = EpochCoordinator._receive, EpochCoordinator.settled, threading.Event()
 
     def late(self: EpochCoordinator, role: str, task: int, message: Json) -> bool:
@@ -65,7 +65,7 @@ def test_a_limit_may_be_reached_before_the_driver_has_heard_of_the_rows(
     check(copy, 11)
 
 
-def test_a_query_that_is_to_run_on_drops_what_comes(copy: Copy) -> None:
+def test_a_query_that_continues_after_its_limit_drops_further_rows(copy: Copy) -> None:
     query = copy.add(40).query(limit=Limit(11, stops=False))
     copy.through(query)
     copy.add(4)
@@ -74,7 +74,7 @@ def test_a_query_that_is_to_run_on_drops_what_comes(copy: Copy) -> None:
     check(copy, 11)
 
 
-def test_the_count_goes_on_over_restarts_and_with_another_limit(copy: Copy) -> None:
+def test_the_count_continues_across_restarts_and_with_another_limit(copy: Copy) -> None:
     query = copy.add(6).query(limit=Limit(10))
     copy.through(query)
     assert query.stop()
@@ -87,7 +87,7 @@ def test_the_count_goes_on_over_restarts_and_with_another_limit(copy: Copy) -> N
     assert len(copy.ids()) == 15
 
 
-def test_a_count_of_somebody_elses_is_none(copy: Copy) -> None:
+def test_a_checkpoint_that_began_without_a_limit_is_refused(copy: Copy) -> None:
     query = copy.add().query()
     copy.through(query)
     query.stop()
@@ -96,7 +96,7 @@ def test_a_count_of_somebody_elses_is_none(copy: Copy) -> None:
     assert isinstance(limited.failure, CheckpointMismatchError)
 
 
-def test_a_task_that_fails_has_its_share_written_by_the_next_run(
+def test_the_share_of_a_failed_task_is_written_by_the_next_run(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_BACK_OFF", 0.001)
@@ -132,7 +132,7 @@ def test_a_driver_that_dies_at_any_step_of_an_epoch_changes_nothing(
     check(copy, 12)
 
 
-def test_rows_of_a_later_epoch_are_counted_when_those_of_the_one_before_have_been() -> None:
+def test_rows_of_an_epoch_are_counted_after_those_of_the_previous_one() -> None:
     """If the run ended in between, rows dropped in the first epoch would be the last of their partition."""
     coordinator = EpochCoordinator("127.0.0.1", "127.0.0.1", Epochs(2, 0, 10))
     coordinator.quota = Quota(10)
@@ -159,7 +159,7 @@ def test_rows_of_a_later_epoch_are_counted_when_those_of_the_one_before_have_bee
     wanted=st.lists(st.integers(1, 20), max_size=20),
 )
 @settings(max_examples=50, deadline=None)
-def test_a_quota_hands_out_what_is_left_and_no_more(left: int, wanted: list[int]) -> None:
+def test_a_quota_grants_no_more_than_what_is_left(left: int, wanted: list[int]) -> None:
     quota = Quota(left)
     given_out = [quota.take(rows) for rows in wanted]
     assert sum(given_out) == min(left, sum(wanted))

@@ -49,7 +49,7 @@ def telling(heard: Heard) -> ListenerDispatch:
     return ListenerDispatch("copy", heard)
 
 
-def test_events_come_in_their_order(telling: ListenerDispatch, heard: Heard) -> None:
+def test_events_arrive_in_order(telling: ListenerDispatch, heard: Heard) -> None:
     telling.started("copy", "now")
     for number in range(5):
         telling.progressed({"batchId": number})
@@ -57,7 +57,7 @@ def test_events_come_in_their_order(telling: ListenerDispatch, heard: Heard) -> 
     assert heard.events == [("started", "copy", "now"), 0, 1, 2, 3, 4, ("terminated", None, None)]
 
 
-def test_a_listener_that_hangs_holds_up_nobody_and_misses_the_oldest_epochs(
+def test_a_hanging_listener_blocks_nobody_and_misses_the_oldest_epochs(
     telling: ListenerDispatch, heard: Heard
 ) -> None:
     heard.free.clear()
@@ -71,7 +71,7 @@ def test_a_listener_that_hangs_holds_up_nobody_and_misses_the_oldest_epochs(
     assert heard.events == [("started", "copy", "now"), *kept, ("terminated", None, None)]
 
 
-def test_listeners_that_fail_are_told_the_rest_and_logged_once(
+def test_failing_listeners_get_further_events_and_are_logged_once(
     telling: ListenerDispatch, heard: Heard, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "penstock.continuous")
@@ -84,7 +84,7 @@ def test_listeners_that_fail_are_told_the_rest_and_logged_once(
     assert "query copy: its listeners have missed events: not ('started'" in record.getMessage()
 
 
-def test_what_ended_the_query_is_told_with_its_condition(heard: Heard) -> None:
+def test_the_error_that_ended_the_query_is_reported_with_its_condition(heard: Heard) -> None:
     error = TableRefusedError("it is gone", condition="TABLE_REFUSED.TABLE_GONE")
     telling = ListenerDispatch("copy", heard, lambda _: error)
     telling.started(None, "now")
@@ -93,7 +93,7 @@ def test_what_ended_the_query_is_told_with_its_condition(heard: Heard) -> None:
     assert heard.events[-1] == ("terminated", told, "TABLE_REFUSED.TABLE_GONE")
 
 
-def test_without_listeners_there_is_nothing_to_do() -> None:
+def test_nothing_is_dispatched_without_listeners() -> None:
     telling = ListenerDispatch("copy", None)
     telling.started("copy", "now")
     telling.progressed({"batchId": 0})

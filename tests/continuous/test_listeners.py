@@ -1,4 +1,4 @@
-"""Spark's streaming listeners get events of continuous queries as of Spark's own."""
+"""Spark's streaming listeners get events of continuous queries as they do of Spark's own."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _start(feed: Feed, transform: Any = None, **more: object) -> Any:
     return pipeline.start(name="copy", checkpoint=feed.folder / "ck", **{"trigger": SOON, **more})
 
 
-def test_a_listener_hears_of_the_start_each_epoch_and_the_end(feed: Feed, listen: Any) -> None:
+def test_a_listener_is_notified_of_the_start_each_epoch_and_the_end(feed: Feed, listen: Any) -> None:
     listener = listen()
     query = _start(feed, lambda frame: frame.where("id > 0"))
     for _ in range(3):
@@ -97,7 +97,7 @@ def test_a_listener_hears_of_the_start_each_epoch_and_the_end(feed: Feed, listen
     assert 0 < told.batchDuration < PATIENCE * 1000
 
 
-def test_an_error_that_ends_the_query_is_told(
+def test_an_error_that_ends_the_query_is_reported(
     feed: Feed, listen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from penstock.continuous.driver import execution
@@ -112,7 +112,7 @@ def test_an_error_that_ends_the_query_is_told(
     assert "too small" in listener.events[-1].exception
 
 
-def test_a_listener_that_fails_harms_nothing(feed: Feed, listen: Any) -> None:
+def test_a_failing_listener_does_not_affect_the_query(feed: Feed, listen: Any) -> None:
     broken, other = listen(fails=True), listen()
     feed.add({"id": 1}, {"id": 2})
     query = _start(feed)
@@ -122,7 +122,7 @@ def test_a_listener_that_fails_harms_nothing(feed: Feed, listen: Any) -> None:
         wait_until(lambda heard=listener: len(heard.events) == 3, PATIENCE, "all is told")
 
 
-def test_progress_has_the_form_of_sparks(feed: Feed) -> None:
+def test_progress_has_sparks_format(feed: Feed) -> None:
     forms = []
     for trigger in (NOW, SOON):
         feed.add({"id": 1})

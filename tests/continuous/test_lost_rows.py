@@ -1,4 +1,4 @@
-"""Rows that were trimmed before a continuous query has read them."""
+"""Rows that are trimmed before a continuous query has read them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def trim_while_down(copy: Copy, before: int) -> None:
 
 
 @consumers
-def test_rows_that_were_trimmed_while_the_query_was_down_are_skipped_and_named(
+def test_rows_trimmed_while_a_query_was_down_are_skipped_and_named(
     lossy: Copy, caplog: pytest.LogCaptureFixture, consumer: str | None
 ) -> None:
     lossy.consumer = consumer
@@ -91,7 +91,7 @@ def test_rows_that_were_trimmed_while_the_query_was_down_are_skipped_and_named(
 
 
 @consumers
-def test_a_query_comes_to_rest_although_the_last_rows_are_the_lost_ones(
+def test_a_query_becomes_idle_although_the_last_rows_are_lost(
     lossy: Copy, caplog: pytest.LogCaptureFixture, consumer: str | None
 ) -> None:
     lossy.consumer = consumer
@@ -132,7 +132,7 @@ def start_lagging(copy: Copy, monkeypatch: pytest.MonkeyPatch, gate: threading.E
 @pytest.mark.parametrize(
     ("before", "lost"), [(7, {(0, 4, 7)}), (8, {(0, 4, 8)}), (10, {(0, 4, 8), (0, 8, 10)})]
 )
-def test_rows_that_are_trimmed_under_a_query_that_lags_are_skipped_and_named(
+def test_rows_trimmed_while_a_query_lags_are_skipped_and_named(
     lossy: Copy,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -170,7 +170,7 @@ def test_a_query_that_may_not_lose_rows_does_not_start_without_them(copy: Copy, 
 
 
 @consumers
-def test_a_query_that_may_not_lose_rows_ends_when_they_are_trimmed_under_it(
+def test_a_query_that_may_not_lose_rows_ends_when_they_are_trimmed_while_it_runs(
     copy: Copy, monkeypatch: pytest.MonkeyPatch, gate: threading.Event, consumer: str | None
 ) -> None:
     # The other task waits for rows until the run is given up.

@@ -18,7 +18,7 @@ TOTAL = APPENDS * ROWS
 @pytest.mark.skipif(
     pyspark.__version__ < "4.3", reason="Spark 4.2 cannot run Python stages side by side: they are refused"
 )
-def test_all_rows_come_through_python_stages_once_and_in_order_and_nothing_else(
+def test_python_stages_pass_on_all_rows_once_in_order_and_nothing_else(
     tmp_path: Path, run_child: Callable[..., ChildProcess]
 ) -> None:
     child = run_child("tests.continuous.python_stages", tmp_path)

@@ -74,7 +74,7 @@ def copy(spark: SparkSession, store_url: str, tmp_path: Path) -> Iterator[Copy]:
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
-def test_rows_go_through_a_transformation(copy: Copy, guarantee: str) -> None:
+def test_rows_pass_through_a_transformation(copy: Copy, guarantee: str) -> None:
     copy.add()
     query = copy.start(guarantee=guarantee)
     query.processAllAvailable()
@@ -118,7 +118,7 @@ def test_a_running_query_keeps_its_columns_from_run_to_run(copy: Copy) -> None:
     assert [row["note"] for row in found if row["note"]] == ["newer"]
 
 
-def test_either_engine_goes_on_with_the_checkpoint_of_the_other(copy: Copy) -> None:
+def test_either_engine_continues_the_checkpoint_of_the_other(copy: Copy) -> None:
     ids = set()
     for trigger in (NOW, SOON, NOW, SOON, SOON, NOW):
         copy.add()
@@ -134,7 +134,7 @@ def test_either_engine_goes_on_with_the_checkpoint_of_the_other(copy: Copy) -> N
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["the first epoch", "a later epoch"])
-def test_an_epoch_that_the_sink_has_and_the_checkpoint_lacks_is_found_by_micro_batches(
+def test_the_micro_batch_engine_finds_an_epoch_that_only_the_sink_has(
     copy: Copy, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
     """The driver of the continuous query dies after the commit to the sink."""
@@ -160,7 +160,7 @@ def test_an_epoch_that_the_sink_has_and_the_checkpoint_lacks_is_found_by_micro_b
 
 @pytest.mark.parametrize("trigger", [NOW, SOON], ids=["micro-batches", "continuous"])
 @pytest.mark.parametrize("kept", [0, 1, 2], ids=["nothing", "the first", "the offsets"])
-def test_a_micro_batch_that_the_checkpoint_has_lost_is_found_in_the_sink(
+def test_a_micro_batch_missing_from_the_checkpoint_is_found_in_the_sink(
     copy: Copy, trigger: penstock.Trigger, kept: int
 ) -> None:
     """The machine has lost its power, and Spark does not sync what it writes.
@@ -186,7 +186,7 @@ def test_a_micro_batch_that_the_checkpoint_has_lost_is_found_in_the_sink(
 
 
 @one_store
-def test_a_query_without_a_checkpoint_has_one_until_it_is_stopped(copy: Copy) -> None:
+def test_a_query_without_a_checkpoint_uses_a_temporary_one(copy: Copy) -> None:
     query = copy.start(checkpoint=None)
     place = Path(query._execution._logs.location)
     assert (place / "metadata").exists()
@@ -198,7 +198,7 @@ def test_a_query_without_a_checkpoint_has_one_until_it_is_stopped(copy: Copy) ->
 
 
 @one_store
-def test_a_function_of_ones_own_gets_the_rows(copy: Copy, tmp_path: Path) -> None:
+def test_a_user_defined_function_gets_the_rows(copy: Copy, tmp_path: Path) -> None:
     told = tmp_path / "told"
     told.mkdir()
 
@@ -213,7 +213,7 @@ def test_a_function_of_ones_own_gets_the_rows(copy: Copy, tmp_path: Path) -> Non
 
 
 @one_store
-def test_a_rate_goes_to_the_console(
+def test_a_rate_source_is_written_to_the_console(
     spark: SparkSession, store_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As in the first example of Spark's own pages on continuous processing."""
@@ -235,7 +235,7 @@ def _grouped(frame: DataFrame) -> DataFrame:
 
 
 @one_store
-def test_what_does_not_work_row_by_row_is_refused_at_once(copy: Copy) -> None:
+def test_operations_that_do_not_work_row_by_row_are_refused_before_the_query_starts(copy: Copy) -> None:
     with pytest.raises(ContinuousRefusedError, match="does not support Aggregate"):
         copy.start(transform=_grouped)
     with pytest.raises(ContinuousRefusedError, match="current_timestamp"):
@@ -253,7 +253,7 @@ def test_what_does_not_work_row_by_row_is_refused_at_once(copy: Copy) -> None:
 
 
 @one_store
-def test_what_ends_a_query_is_told(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_that_ends_a_query_is_reported(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.continuous.driver import execution
 
     monkeypatch.setattr(execution, "_RESTARTS", 0)

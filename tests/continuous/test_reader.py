@@ -1,4 +1,6 @@
-"""The pace of a reader: it reads at once, or a moment after the last send if no further rows are known."""
+"""The pace of a reader: it reads immediately, or a moment after the last send if no further rows are
+known.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,7 @@ def sends(clock: Clock, source: Coming) -> list[tuple[float, list[int]]]:
     return found
 
 
-def test_what_comes_just_behind_a_send_goes_together(clock: Clock) -> None:
+def test_rows_that_arrive_just_after_a_send_are_sent_together(clock: Clock) -> None:
     assert sends(clock, Coming(clock, [0, 0.3, 0.6, 0.9, 1.4, 1.8])) == [
         (0.1, [0]),
         (1.2, [1, 2, 3]),
@@ -104,9 +106,9 @@ def test_what_comes_just_behind_a_send_goes_together(clock: Clock) -> None:
     ]
 
 
-def test_a_row_that_comes_alone_is_not_kept_waiting(clock: Clock) -> None:
+def test_a_single_row_is_sent_without_delay(clock: Clock) -> None:
     assert sends(clock, Coming(clock, [0, 5, 10])) == [(0.1, [0]), (5.1, [1]), (10.1, [2])]
 
 
-def test_rows_that_are_there_are_read_without_a_pause(clock: Clock) -> None:
+def test_available_rows_are_read_without_a_pause(clock: Clock) -> None:
     assert sends(clock, Coming(clock, [0] * 6, most=2)) == [(0.1, [0, 1]), (0.2, [2, 3]), (0.3, [4, 5])]

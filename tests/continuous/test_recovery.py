@@ -94,7 +94,7 @@ def test_an_epoch_that_the_sink_alone_has_is_logged_when_the_source_has_followed
     assert place.followed == [(offset(number), number - 1 if number else None)]
 
 
-def test_a_checkpoint_that_has_all_stays_as_it_is_and_the_source_follows(place: Place) -> None:
+def test_a_complete_checkpoint_is_unchanged_and_the_source_follows(place: Place) -> None:
     assert place.committed(1).settle(epoch(1)) == 1
     assert place.files == ([0, 1], [0, 1])
     assert place.followed == [(offset(1), 1)], "its driver may have died before that"
@@ -123,7 +123,9 @@ def test_a_sink_that_lacks_committed_epochs_is_refused(place: Place, newest: Sin
 
 
 @pytest.mark.parametrize("newest", [epoch(0), NOTHING])
-def test_a_sink_that_may_repeat_rows_must_not_lack_committed_ones(place: Place, newest: SinkEpoch) -> None:
+def test_a_sink_that_may_repeat_rows_is_refused_if_it_lacks_committed_ones(
+    place: Place, newest: SinkEpoch
+) -> None:
     place.committed(1)
     with pytest.raises(CheckpointMismatchError) as caught:
         require_not_behind(place.logs, sink_at(newest))
@@ -139,7 +141,7 @@ def test_a_sink_that_may_repeat_rows_may_be_ahead(place: Place, newest: SinkEpoc
     assert place.files == ([0, 1], [0, 1])
 
 
-def test_a_sink_that_has_nothing_may_be_new_to_the_query_if_it_says_so(place: Place) -> None:
+def test_an_empty_sink_is_accepted_if_it_says_that_it_is_new_to_the_query(place: Place) -> None:
     assert place.committed(1).settle(NOTHING, may_be_new=True) == 1
     assert place.files == ([0, 1], [0, 1])
 
@@ -152,7 +154,7 @@ def test_a_sink_that_has_lost_some_of_the_query_is_not_taken_for_a_new_one(place
 
 
 @pytest.mark.parametrize("last", [-1, 0, 1])
-def test_a_checkpoint_that_lacks_several_epochs_is_an_old_copy(place: Place, last: int) -> None:
+def test_a_checkpoint_that_lacks_several_epochs_is_refused_as_an_old_copy(place: Place, last: int) -> None:
     place.committed(last)
     with pytest.raises(
         CheckpointRewoundError, match=f"epochs up to {last + 2} .* ends with {last}: it is an old copy"
@@ -163,21 +165,19 @@ def test_a_checkpoint_that_lacks_several_epochs_is_an_old_copy(place: Place, las
 
 
 @pytest.mark.parametrize("newest", [epoch(1), micro_batch(1)])
-def test_what_the_micro_batch_engine_has_begun_and_the_sink_lacks_is_dropped(
-    place: Place, newest: SinkEpoch
-) -> None:
+def test_a_planned_micro_batch_that_the_sink_lacks_is_dropped(place: Place, newest: SinkEpoch) -> None:
     assert place.committed(1).begun(2).settle(newest) == 1
     assert place.files == ([0, 1], [0, 1])
 
 
-def test_what_the_micro_batch_engine_has_begun_and_the_sink_has_is_committed(place: Place) -> None:
+def test_a_planned_micro_batch_that_the_sink_has_is_committed(place: Place) -> None:
     assert place.committed(1).begun(2, {"to": [99]}).settle(micro_batch(2)) == 2
     assert place.files == ([0, 1, 2], [0, 1, 2])
     assert place.logs.only_offset(2) == {"to": [99]}
     assert place.followed == [], "the sink has moved the consumer"
 
 
-def test_a_begun_micro_batch_is_repeated_if_the_sink_may_have_other_rows_under_its_number(
+def test_a_planned_micro_batch_is_repeated_if_the_sink_may_have_other_rows_of_its_id(
     place: Place,
 ) -> None:
     newest = SinkEpoch(2, None, 10, identified=False)
@@ -186,25 +186,25 @@ def test_a_begun_micro_batch_is_repeated_if_the_sink_may_have_other_rows_under_i
 
 
 @pytest.mark.parametrize("newest", [epoch(1), micro_batch(1), micro_batch(2)])
-def test_what_the_micro_batch_engine_has_begun_stays_for_it_to_repeat(
+def test_a_planned_micro_batch_is_left_for_the_micro_batch_engine_to_repeat(
     place: Place, newest: SinkEpoch
 ) -> None:
     assert place.committed(1).begun(2).catch_up(newest) == newest
     assert place.files == ([0, 1, 2], [0, 1])
 
 
-def test_a_driver_that_died_between_the_two_entries_of_an_epoch_is_finished(place: Place) -> None:
+def test_an_epoch_whose_driver_died_between_its_two_entries_is_finished(place: Place) -> None:
     assert place.committed(1).begun(2).settle(epoch(2)) == 2
     assert place.files == ([0, 1, 2], [0, 1, 2])
 
 
-def test_an_epoch_that_was_begun_with_other_rows_gives_way_to_the_one_that_the_sink_has(place: Place) -> None:
+def test_an_epoch_planned_with_other_rows_is_replaced_by_the_one_in_the_sink(place: Place) -> None:
     assert place.committed(1).begun(2, {"to": [99]}).settle(epoch(2)) == 2
     assert place.files == ([0, 1, 2], [0, 1, 2])
     assert place.logs.only_offset(2) == offset(2)
 
 
-def test_an_epoch_that_is_committed_with_other_rows_is_another_drivers(
+def test_an_epoch_committed_with_other_rows_belongs_to_another_driver(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.committed(1)
@@ -214,7 +214,7 @@ def test_an_epoch_that_is_committed_with_other_rows_is_another_drivers(
     assert place.logs.only_offset(1) == offset(1)
 
 
-def test_an_epoch_that_another_driver_logs_while_the_sink_is_asked_is_not_dropped(place: Place) -> None:
+def test_an_epoch_that_another_driver_logs_while_the_sink_is_queried_is_not_dropped(place: Place) -> None:
     sink = sink_at(epoch(1))
 
     def newest() -> SinkEpoch:
@@ -234,13 +234,13 @@ def test_an_epoch_whose_offset_another_driver_has_dropped_is_logged_again(place:
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_an_epoch_that_is_logged_from_the_sink_counts_for_a_limit(place: Place, number: int) -> None:
+def test_an_epoch_logged_from_the_sink_counts_towards_a_limit(place: Place, number: int) -> None:
     place.committed(number - 1)
     assert place.settle(epoch(number, rows=7), limited=True) == number
     assert place.logs.passed(number) == 10 * number + 7
 
 
-def test_an_epoch_that_is_logged_from_the_sink_has_no_count_without_a_limit(place: Place) -> None:
+def test_an_epoch_logged_from_the_sink_has_no_count_without_a_limit(place: Place) -> None:
     assert place.settle(epoch(0)) == 0
     with pytest.raises(CheckpointMismatchError, match="without a limit"):
         place.logs.passed(0)

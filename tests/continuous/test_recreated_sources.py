@@ -38,7 +38,7 @@ def check_refused(copy: Copy, query: ContinuousExecution) -> None:
     assert all(number < 1_000 for number in copy.ids())
 
 
-def test_a_queue_that_was_recreated_between_two_runs_is_refused(free: Copy) -> None:
+def test_a_queue_recreated_between_two_runs_is_refused(free: Copy) -> None:
     query = free.add().query()
     free.through(query)
     assert query.stop()
@@ -48,7 +48,7 @@ def test_a_queue_that_was_recreated_between_two_runs_is_refused(free: Copy) -> N
     assert free.ids() == free.all()
 
 
-def test_a_queue_that_is_recreated_before_an_epoch_is_planned_is_refused(
+def test_a_queue_recreated_before_an_epoch_is_planned_is_refused(
     free: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The epoch is planned for the queue that its rows came from."""
@@ -75,7 +75,7 @@ def test_a_queue_that_is_recreated_before_an_epoch_is_planned_is_refused(
     check_refused(free, free.query())
 
 
-def test_a_queue_that_is_recreated_before_a_run_is_repeated_is_refused(
+def test_a_queue_recreated_before_a_run_is_repeated_is_refused(
     free: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task fails, and the queue is recreated before its run is repeated."""

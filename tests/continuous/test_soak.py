@@ -1,4 +1,4 @@
-"""Continuous queries over a long time: their resources do not grow, and every row is there once.
+"""Continuous queries over a long time: their resource usage does not grow, and every row is written once.
 
 Idle ones cost next to nothing. PENSTOCK_SOAK_SECONDS says how long the long one takes (`make test-soak`), an
 hour by default.
@@ -136,7 +136,7 @@ def soaked(child: ChildProcess, copies: list[Copied], seconds: float) -> Usage:
         ),
     ],
 )
-def test_what_continuous_queries_use_stays_as_it_is_and_every_row_is_there_once(
+def test_resource_usage_does_not_grow_and_every_row_is_written_once(
     store: penstock.Store,
     tmp_path: Path,
     run_child: Callable[..., ChildProcess],
@@ -172,7 +172,7 @@ def test_what_continuous_queries_use_stays_as_it_is_and_every_row_is_there_once(
 
 
 @pytest.mark.soak
-def test_a_query_at_rest_costs_next_to_nothing(
+def test_an_idle_query_uses_almost_no_resources(
     store: penstock.Store, tmp_path: Path, run_child: Callable[..., ChildProcess]
 ) -> None:
     copy = Copied(store, "exactly_once")
@@ -197,7 +197,7 @@ def at_rest(child: ChildProcess) -> float:
     return statistics.median(load(child, 3.0) for _ in range(3))
 
 
-def test_a_slope_is_not_moved_by_outliers() -> None:
+def test_a_slope_is_not_affected_by_outliers() -> None:
     at = list(range(100))
     values = [50 + 0.5 * x for x in at]
     values[3], values[60], values[99] = 900.0, 0.0, 1234.0

@@ -48,7 +48,7 @@ def check_goes_on(copy: Copy, query: ContinuousExecution) -> None:
 @steps
 @consumers
 @pytest.mark.parametrize("more", [0, 4])
-def test_a_driver_that_wakes_after_another_has_gone_on_is_fenced(
+def test_a_driver_that_resumes_after_another_has_taken_over_is_fenced(
     copy: Copy, monkeypatch: pytest.MonkeyPatch, step: str, consumer: str | None, more: int
 ) -> None:
     copy.consumer = consumer
@@ -61,7 +61,7 @@ def test_a_driver_that_wakes_after_another_has_gone_on_is_fenced(
 
 
 @steps
-def test_a_driver_that_wakes_before_its_successor_has_committed_anything_is_fenced(
+def test_a_driver_that_resumes_before_its_successor_has_committed_anything_is_fenced(
     copy: Copy, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     first, pause = standing(copy, monkeypatch, step)
@@ -77,7 +77,7 @@ def test_a_driver_that_wakes_before_its_successor_has_committed_anything_is_fenc
 
 
 @steps
-def test_of_two_drivers_without_a_consumer_one_goes_on_whichever_commits_first(
+def test_of_two_drivers_without_a_consumer_one_continues_whichever_commits_first(
     copy: Copy, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     copy.consumer = None
@@ -99,7 +99,7 @@ def test_of_two_drivers_without_a_consumer_one_goes_on_whichever_commits_first(
 
 
 @consumers
-def test_a_driver_that_wakes_while_its_successor_settles_does_not_take_it_along(
+def test_a_driver_that_resumes_while_its_successor_recovers_does_not_stop_it(
     copy: Copy, monkeypatch: pytest.MonkeyPatch, consumer: str | None
 ) -> None:
     """Both log the epoch that is in the sink: it is the same one."""
@@ -125,7 +125,7 @@ def test_a_driver_that_wakes_while_its_successor_settles_does_not_take_it_along(
 
 
 @consumers
-def test_a_driver_whose_tasks_are_gone_when_it_wakes_does_not_take_over_again(
+def test_a_resumed_driver_whose_tasks_have_ended_does_not_take_over_again(
     copy: Copy, monkeypatch: pytest.MonkeyPatch, consumer: str | None
 ) -> None:
     """Its run is to be repeated, and another driver has committed meanwhile."""
@@ -144,7 +144,7 @@ def test_a_driver_whose_tasks_are_gone_when_it_wakes_does_not_take_over_again(
     check_goes_on(copy, second)
 
 
-def test_a_driver_that_nobody_has_followed_repeats_its_run_when_it_wakes(
+def test_a_resumed_driver_without_a_successor_repeats_its_run(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_BACK_OFF", 0.001)

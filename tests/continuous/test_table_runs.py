@@ -59,7 +59,7 @@ def table(store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     found.close()
 
 
-def test_a_run_for_the_other_pace_leaves_the_rows_of_open_epochs_staged(
+def test_a_run_with_the_other_batch_size_keeps_staged_rows_of_open_epochs(
     table: TableCopy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tasks, "BEHIND_ROWS", 8)
@@ -85,7 +85,7 @@ def test_a_run_for_the_other_pace_leaves_the_rows_of_open_epochs_staged(
     assert table.ids() == table.all()
 
 
-def test_a_query_that_changes_its_pace_has_each_row_once_and_repeats_no_run(
+def test_a_query_that_changes_its_batch_size_writes_each_row_once_and_repeats_no_run(
     table: TableCopy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tasks, "BEHIND_ROWS", 8)
@@ -100,7 +100,7 @@ def test_a_query_that_changes_its_pace_has_each_row_once_and_repeats_no_run(
     assert len(table.engine.jobs) == 3
 
 
-def test_a_query_that_starts_far_behind_changes_its_pace_and_has_each_row_once(
+def test_a_query_that_starts_far_behind_changes_its_batch_size_and_writes_each_row_once(
     table: TableCopy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BEHIND_ROWS", 30)

@@ -61,7 +61,7 @@ def filled(spark: SparkSession, store_url: str, tmp_path: Path) -> Iterator[Fill
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
-def test_rows_arrive(filled: Filled, guarantee: str) -> None:
+def test_rows_are_added_to_the_table(filled: Filled, guarantee: str) -> None:
     filled.add_ids(0, 5)
     running = filled.start(lambda frame: frame.where("id % 2 = 0").select("id"), guarantee=guarantee)
     running.processAllAvailable()
@@ -82,7 +82,7 @@ def _of_every_kind(frame: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-def test_either_engine_goes_on_with_the_checkpoint_of_the_other_and_writes_the_same(filled: Filled) -> None:
+def test_either_engine_continues_the_checkpoint_of_the_other_and_writes_the_same_rows(filled: Filled) -> None:
     triggers = {"a": NOW, "b": SOON, "c": SOON, "d": NOW}
     for turn, trigger in triggers.items():
         filled.add_ids(0, 4, turn)
@@ -98,7 +98,7 @@ def test_either_engine_goes_on_with_the_checkpoint_of_the_other_and_writes_the_s
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["the first epoch", "a later epoch"])
-def test_an_epoch_that_the_table_has_and_the_checkpoint_lacks_is_found_by_micro_batches(
+def test_the_micro_batch_engine_finds_an_epoch_that_only_the_table_has(
     filled: Filled, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
     """The driver of the continuous query dies after the commit to the table."""
@@ -120,7 +120,7 @@ def test_an_epoch_that_the_table_has_and_the_checkpoint_lacks_is_found_by_micro_
     assert filled.store.consumer("c").lag("in").rows == 0
 
 
-def test_a_row_whose_key_is_there_ends_the_query_and_leaves_nothing_of_its_epoch(filled: Filled) -> None:
+def test_an_existing_key_ends_the_query_and_nothing_of_the_epoch_is_written(filled: Filled) -> None:
     running = filled.start(sink=filled.table("t", "id"))
     filled.add_ids(0, 3, "first")
     running.processAllAvailable()
@@ -133,7 +133,7 @@ def test_a_row_whose_key_is_there_ends_the_query_and_leaves_nothing_of_its_epoch
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
-def test_a_table_that_is_dropped_under_the_query_ends_it_and_is_named(filled: Filled, guarantee: str) -> None:
+def test_a_table_dropped_during_the_query_ends_it_and_is_named(filled: Filled, guarantee: str) -> None:
     running = filled.start(guarantee=guarantee)
     filled.add_ids(0, 3)
     running.processAllAvailable()
@@ -149,7 +149,7 @@ def test_a_table_that_is_dropped_under_the_query_ends_it_and_is_named(filled: Fi
     assert rows(filled.url, "t", "id") == [(3,), (4,)]
 
 
-def test_what_dead_runs_have_staged_goes_when_the_next_one_begins(filled: Filled) -> None:
+def test_staged_rows_of_dead_runs_are_removed_when_the_next_one_starts(filled: Filled) -> None:
     filled.add_ids(0, 3)
     running = filled.start()
     running.processAllAvailable()
@@ -182,7 +182,9 @@ def test_many_rows_of_one_epoch_are_staged_in_parts(filled: Filled) -> None:
 
 
 @one_store
-def test_what_is_not_adding_rows_is_refused_at_once(filled: Filled, tmp_path: Path) -> None:
+def test_unsupported_modes_tables_and_guarantees_are_refused_before_the_query_starts(
+    filled: Filled, tmp_path: Path
+) -> None:
     with pytest.raises(
         ContinuousRefusedError, match=r"output mode 'update' replaces rows of TableSink\('t'\)"
     ) as no:
@@ -203,7 +205,7 @@ def test_what_is_not_adding_rows_is_refused_at_once(filled: Filled, tmp_path: Pa
     assert not query(filled.url, "select name from sqlite_schema where name = 't'")
 
 
-def test_a_table_that_does_not_take_the_rows_is_refused_at_once(filled: Filled) -> None:
+def test_an_incompatible_table_is_refused_before_the_query_starts(filled: Filled) -> None:
     query(filled.url, f"create table {sql_name(filled.url, 't')} (id integer, turn integer)")
     with pytest.raises(SchemaMismatchError, match=r"column .turn. is (integer|INTEGER)"):
         filled.start()
@@ -213,7 +215,7 @@ def test_a_table_that_does_not_take_the_rows_is_refused_at_once(filled: Filled) 
 
 
 @one_store
-def test_a_key_without_a_value_is_told(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_null_key_ends_the_query(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.continuous.driver import execution
 
     monkeypatch.setattr(execution, "_RESTARTS", 0)
@@ -226,9 +228,7 @@ def test_a_key_without_a_value_is_told(filled: Filled, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("into", ["table", "queue"])
-def test_micro_batches_go_on_behind_an_epoch_that_the_checkpoint_does_not_have(
-    filled: Filled, into: str
-) -> None:
+def test_micro_batches_continue_after_an_epoch_missing_from_the_checkpoint(filled: Filled, into: str) -> None:
     """The driver of the continuous query died between the sink's commit and the entries of the checkpoint."""
     sink: Any = filled.table("t")
     if into == "queue":

@@ -65,7 +65,7 @@ def through(
 
 @pytest.mark.parametrize("pandas", [False, True])
 @given(kinds, cuts)
-def test_rows_markers_and_fillers_come_out_in_order_however_the_batches_fall(
+def test_rows_markers_and_fillers_stay_in_order_with_any_batch_boundaries(
     pandas: bool, given_kinds: list[int], at: list[int]
 ) -> None:
     runs: list[list[int]] = []
@@ -91,7 +91,7 @@ def test_rows_markers_and_fillers_come_out_in_order_however_the_batches_fall(
 
 @pytest.mark.parametrize("pandas", [False, True])
 @given(kinds, cuts, st.integers(0, 2), st.booleans())
-def test_a_function_that_takes_and_gives_what_it_likes_holds_no_marker_back(
+def test_a_function_with_any_pattern_of_reading_and_yielding_delays_no_marker(
     pandas: bool, given_kinds: list[int], at: list[int], taken: int, giving: bool
 ) -> None:
     def some(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -132,7 +132,7 @@ def listed(values: Any) -> list[Any]:
 
 @pytest.mark.parametrize("eval_type", [PANDAS, ARROW])
 @given(kinds)
-def test_a_function_of_columns_sees_rows_only_and_its_values_go_back_to_them(
+def test_a_function_of_columns_sees_only_rows_and_its_values_are_assigned_to_them(
     eval_type: int, given_kinds: list[int]
 ) -> None:
     places = list(range(len(given_kinds)))
@@ -153,7 +153,7 @@ def test_a_function_of_columns_sees_rows_only_and_its_values_go_back_to_them(
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("eval_type", [PANDAS_ITER, ARROW_ITER])
 @given(kinds, cuts)
-def test_a_function_of_an_iterator_gives_one_batch_for_each_and_never_waits_for_a_row(
+def test_a_function_of_an_iterator_yields_one_batch_per_batch_and_never_waits_for_rows(
     eval_type: int, ahead: bool, given_kinds: list[int], at: list[int]
 ) -> None:
     rows = [place for place, kind in enumerate(given_kinds) if kind == ROW]
@@ -183,7 +183,9 @@ def test_a_function_of_an_iterator_gives_one_batch_for_each_and_never_waits_for_
 
 
 @pytest.mark.parametrize("eval_type", [PANDAS, ARROW, PANDAS_ITER, ARROW_ITER])
-def test_a_function_that_gives_another_number_of_values_is_told_how_many(eval_type: int) -> None:
+def test_a_function_that_returns_a_wrong_number_of_values_is_refused_with_both_numbers(
+    eval_type: int,
+) -> None:
     each = eval_type in (PANDAS, ARROW)
 
     def shorter(given_values: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Clients of an audited store: producers that append all the time, and an auditor with a snapshot a second.
+"""Clients of an audited store: producers that append continuously, and an auditor that takes a snapshot
+every second.
 
 The checks are the simulation's (`tests.simulation.auditor`). They know what clients were told and what
 anybody can read, and nothing of how Spark or Penstock work.

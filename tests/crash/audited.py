@@ -1,4 +1,4 @@
-"""Program: run one query from a queue into a keyed queue or a table until it is asked to end, or killed.
+"""Program: run one query from a queue into a keyed queue or a table until it is asked to stop, or killed.
 
 Arguments: a folder for Spark, and the query as JSON. With SIGUSR1 it says where its threads are.
 """

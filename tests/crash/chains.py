@@ -1,4 +1,4 @@
-"""One checkpoint, killed after one state after the other."""
+"""One checkpoint, killed after each state in turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Program: run the queries of some cases until they have read everything. Its parent mostly kills it.
+"""Program: run the queries of some cases until they have read everything. Its parent usually kills it.
 
 Arguments: a folder for Spark, the master, and the cases as JSON. The variable SETTINGS has more settings of
 the session's.

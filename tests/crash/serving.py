@@ -1,4 +1,6 @@
-"""Program: a service whose pipelines run until it is asked to end. Arguments as of tests.crash.child."""
+"""Program: a service whose pipelines run until it is asked to stop. Arguments: those of
+tests.crash.child.
+"""
 
 from __future__ import annotations
 

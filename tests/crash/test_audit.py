@@ -50,13 +50,15 @@ def audit(tmp_path: Path, urls: Mapping[str, str], run_child: Callable[..., Any]
 
 
 @pytest.mark.crash_full
-def test_a_killed_and_a_suspended_driver_lose_and_repeat_nothing(audit: Callable[..., Audit]) -> None:
-    """The short one: some disturbances, once each, under both engines."""
+def test_killed_and_suspended_drivers_lose_and_repeat_nothing(audit: Callable[..., Audit]) -> None:
+    """The short audit: some disturbances, once each, with both engines."""
     order = ["kill_all", "grow_sink", "restart", "end_sessions", "take_over"]
     audit(Plan("postgresql", "keyed", "exactly_once", MICRO_BATCH, order=order, aimed=1.0), seed=1)
 
 
 @pytest.mark.crash_full
 @pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_disturbances_at_any_moment_lose_and_repeat_nothing(audit: Callable[..., Audit], plan: Plan) -> None:
+def test_disturbances_at_random_moments_lose_and_repeat_nothing(
+    audit: Callable[..., Audit], plan: Plan
+) -> None:
     audit(plan, seed=random.SystemRandom().randrange(1 << 32))

@@ -24,7 +24,7 @@ def all_cases(make_case: Callable[..., Case]) -> list[Case]:
 
 
 @pytest.mark.crash_full
-def test_every_row_comes_through_when_nothing_dies(all_cases: list[Case], children: Children) -> None:
+def test_every_row_is_written_if_nothing_is_killed(all_cases: list[Case], children: Children) -> None:
     for case in all_cases:
         case.append(1)
     children.run(all_cases)
@@ -34,13 +34,13 @@ def test_every_row_comes_through_when_nothing_dies(all_cases: list[Case], childr
 
 
 @pytest.mark.crash_full
-def test_every_guarantee_on_each_store_with_a_kill_after_every_state(
+def test_every_guarantee_holds_on_each_store_with_a_kill_after_every_state(
     all_cases: list[Case], children: Children
 ) -> None:
     run_chain(children, [(case, chain(case)) for case in all_cases])
 
 
-def test_every_row_comes_through_as_guaranteed_with_a_kill_before_and_after_the_sinks_commit(
+def test_every_row_is_written_as_guaranteed_with_a_kill_before_and_after_the_sinks_commit(
     make_case: Callable[..., Case], children: Children
 ) -> None:
     cases = [

@@ -1,4 +1,4 @@
-"""The database goes away in the middle of a micro-batch, and comes back."""
+"""The database becomes unavailable during a micro-batch, and comes back."""
 
 from __future__ import annotations
 
@@ -76,8 +76,12 @@ def make(server: Server, folder: Path, kind: str, guarantee: str) -> Case:
 
 
 @pytest.mark.crash_full
-def test_a_server_that_comes_back_is_waited_for(server: Server, children: Children, tmp_path: Path) -> None:
-    """Gone while the driver commits one query's micro-batch, and a task of another one has just written."""
+def test_a_query_waits_for_a_server_that_comes_back(
+    server: Server, children: Children, tmp_path: Path
+) -> None:
+    """Unavailable while the driver commits one query's micro-batch, and a task of another one has just
+    written.
+    """
     committing = make(server, tmp_path, "watermark", "exactly_once")
     writing = make(server, tmp_path, "stateless", "idempotent")
     cases = [committing, writing]
@@ -95,7 +99,7 @@ def test_a_server_that_comes_back_is_waited_for(server: Server, children: Childr
 
 
 @pytest.mark.crash_full
-def test_a_server_that_stays_away_fails_the_query_with_nothing_half_visible(
+def test_a_server_that_stays_unavailable_fails_the_query_without_partial_results(
     server: Server, children: Children, tmp_path: Path
 ) -> None:
     case = make(server, tmp_path, "watermark", "exactly_once")
@@ -123,7 +127,7 @@ def _answers(case: Case) -> bool:
 
 
 @pytest.mark.crash_full
-def test_a_store_that_another_process_locks_is_waited_for(
+def test_a_query_waits_for_a_store_locked_by_another_process(
     make_case: Callable[..., Case], children: Children
 ) -> None:
     case = make_case("sqlite", "stateless", "exactly_once", chunks=2)

@@ -1,4 +1,4 @@
-"""A disk that is full while queries run: they fail and say so, and go on when there is room."""
+"""A disk that is full while queries run: they fail and say so, and continue when there is space."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.crash.children import Children, Fault
 pytestmark = [pytest.mark.crash_full, pytest.mark.timeout(600)]
 
 
-def test_queries_without_room_say_so_and_go_on_when_there_is_some(
+def test_queries_without_disk_space_say_so_and_continue_when_there_is_some(
     make_case: Callable[..., Case], children: Children
 ) -> None:
     plan = [

@@ -14,7 +14,7 @@ from tests.crash.children import Children, Fault, release
 pytestmark = [pytest.mark.crash_full, pytest.mark.timeout(600)]
 
 
-def test_a_second_driver_takes_over_and_the_first_one_adds_nothing(
+def test_after_a_takeover_by_a_second_driver_the_first_one_adds_nothing(
     make_case: Callable[..., Case], children: Children
 ) -> None:
     """The first driver has staged its micro-batch when the second one starts, and commits after it."""
@@ -44,10 +44,10 @@ def failure(output: str, case: Case, *conditions: str) -> bool:
     return any(condition in told for condition in conditions)
 
 
-def test_a_lost_checkpoint_repeats_nothing_without_state_and_is_refused_with_it(
+def test_a_lost_checkpoint_repeats_nothing_without_state_and_is_refused_with_state(
     make_case: Callable[..., Case], children: Children
 ) -> None:
-    """The worst moment: the micro-batch is committed and Spark has not logged it."""
+    """The worst moment: the micro-batch is committed, but Spark has not logged it."""
     stateless = [make_case("sqlite", "stateless", "exactly_once")]
     stateful = [make_case("postgresql", "watermark", "exactly_once")]
     cases = [*stateless, *stateful]

@@ -23,7 +23,7 @@ COMBINATIONS = [(kind, "exactly_once") for kind in KINDS] + [
 
 
 @pytest.mark.parametrize(("kind", "guarantee"), COMBINATIONS)
-def test_every_row_comes_through_as_guaranteed(
+def test_every_row_is_written_as_guaranteed(
     make_case: Callable[..., Case], children: Children, kind: str, guarantee: str
 ) -> None:
     cases = [make_case(store, kind, guarantee) for store in ("sqlite", "postgresql")]

@@ -1,4 +1,4 @@
-"""SIGTERM and other requests to end."""
+"""SIGTERM and other requests to stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.waiting import wait_until
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 
 
-def test_sigterm_finishes_the_micro_batch_in_hand_and_leaves_all_level(
+def test_sigterm_finishes_the_current_micro_batch_and_advances_the_consumer(
     make_case: Callable[..., Case], children: Children
 ) -> None:
     cases = [
@@ -40,7 +40,7 @@ def test_sigterm_finishes_the_micro_batch_in_hand_and_leaves_all_level(
 
 
 @pytest.mark.crash_full
-def test_sigterm_for_the_jvm_as_well_breaks_the_micro_batch_off_and_the_next_run_repeats_it(
+def test_sigterm_to_the_jvm_too_aborts_the_micro_batch_and_the_next_run_repeats_it(
     make_case: Callable[..., Case], children: Children
 ) -> None:
     case = make_case("sqlite", "stateless", "exactly_once", chunks=2)

@@ -1,4 +1,4 @@
-"""Tasks and executors that die; the driver lives on."""
+"""Tasks and executors that die; the driver survives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 
 
 @pytest.mark.crash_full
-def test_a_task_that_fails_after_it_has_written_is_repeated_and_its_rows_are_not(
+def test_a_task_that_fails_after_writing_is_repeated_without_repeating_its_rows(
     make_case: Callable[..., Case], children: Children
 ) -> None:
     cases = [
@@ -50,10 +50,10 @@ def clean_up() -> Iterator[list[ChildProcess]]:
 
 @pytest.mark.crash_full
 @pytest.mark.parametrize("state", ["HALF", "PLANNED", "STAGED"])
-def test_an_executor_that_is_killed_loses_and_repeats_nothing(
+def test_killing_an_executor_loses_and_repeats_nothing(
     make_case: Callable[..., Case], children: Children, clean_up: list[ChildProcess], state: str
 ) -> None:
-    """Real executors, processes of their own, one of which dies in the middle of a task of a micro-batch."""
+    """Real executors in separate processes; one of them dies in the middle of a task of a micro-batch."""
     cases = [make_case("postgresql", kind, "exactly_once", chunks=2) for kind in ("watermark", "stateless")]
     stopped = cases[0]
     child = children.start(cases, {stopped.name: Fault(state)}, master="local-cluster[2,1,1024]")

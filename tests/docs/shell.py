@@ -1,4 +1,4 @@
-"""A reader at a shell, who does what a tutorial says.
+"""A reader at a shell, who follows a tutorial.
 
 Lines that set up a folder, a virtual environment or a server are left out: the tests have all three. A
 program is run in this process where that saves a Spark session, and by its own interpreter else. Nobody

@@ -1,4 +1,4 @@
-"""What docs/how-to/backup.md says of backups that are restored: both, or one without the other."""
+"""What docs/how-to/backup.md says about restored backups: both, or one without the other."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _begun(job: Job) -> Job:
     return job
 
 
-def test_both_restored_go_on_as_if_nothing_had_come_since(job: Job) -> None:
+def test_both_restored_continue_from_the_time_of_the_backup(job: Job) -> None:
     job.back_up_store()
     job.back_up_checkpoint()
     job.add(10)
@@ -166,7 +166,7 @@ def test_both_restored_go_on_as_if_nothing_had_come_since(job: Job) -> None:
 
 
 @one_kind
-def test_a_store_that_is_older_than_the_checkpoint_is_refused_until_the_checkpoint_forgets(job: Job) -> None:
+def test_a_store_older_than_the_checkpoint_is_refused_until_the_checkpoint_is_rolled_back(job: Job) -> None:
     job.back_up_store()
     job.add(10)
     job.run()
@@ -180,7 +180,7 @@ def test_a_store_that_is_older_than_the_checkpoint_is_refused_until_the_checkpoi
 
 
 @one_kind
-def test_a_store_that_is_older_is_refused_at_the_start_where_rows_may_be_repeated(job: Job) -> None:
+def test_an_older_store_is_refused_at_the_start_if_rows_may_be_repeated(job: Job) -> None:
     job.add(10)
     job.run("at_least_once")
     job.back_up_store()
@@ -195,7 +195,7 @@ def test_a_store_that_is_older_is_refused_at_the_start_where_rows_may_be_repeate
 
 
 @one_kind
-def test_a_checkpoint_that_is_older_than_the_store_is_refused(job: Job) -> None:
+def test_a_checkpoint_older_than_the_store_is_refused(job: Job) -> None:
     job.back_up_checkpoint()
     job.add(10)
     job.run()

@@ -1,4 +1,4 @@
-"""Blocks of code in README and docs are at least code, and use names that there are."""
+"""Code blocks in README and docs are valid code and use existing names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGES = [page for page in pages() if "reference" not in page.parts]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_python_blocks_are_python_and_use_public_names(page: Path) -> None:
+def test_python_blocks_are_valid_and_use_public_names(page: Path) -> None:
     for block in blocks(page):
         if block.language == "python":
             for name in _names(block):

@@ -1,4 +1,4 @@
-"""What docs/connect.md says of Spark Connect is so."""
+"""What docs/connect.md says about Spark Connect is true."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def test_what_works_over_spark_connect(run_child: Callable[..., ChildProcess], t
 
 
 @pytest.mark.parametrize("name", CAPABILITIES)
-def test_each_page_of_a_capability_leads_to_it(name: str) -> None:
+def test_each_page_of_a_capability_links_to_it(name: str) -> None:
     assert any(link.partition("#")[0] == "connect.md" for link in links(DOCS / f"{name}.md"))
 
 
-def test_every_row_says_where_it_is_tried() -> None:
+def test_every_row_names_the_test_of_it() -> None:
     assert PAGE in pages()
     tried = {"sample"}  # with take
     for row in PAGE.read_text().splitlines():

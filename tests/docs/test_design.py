@@ -1,4 +1,4 @@
-"""The files that the design pages name are there."""
+"""The files that the design pages name exist."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ LINES = [
 
 
 @pytest.mark.parametrize(("page", "before", "figure"), LINES)
-def test_a_figure_is_that_of_the_report(page: str, before: str, figure: str) -> None:
+def test_figures_equal_those_of_the_report(page: str, before: str, figure: str) -> None:
     text = (ROOT / page).read_text()
     assert text.count(before), before
     line = text.partition(before)[2].partition("\n")[0]

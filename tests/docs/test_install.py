@@ -14,11 +14,11 @@ _OTHER_PROJECT = re.compile(r"""pip install [^`\n]*(?<![./\w])penstock\b(?!-spar
 
 
 @pytest.mark.parametrize("path", [*pages(), *NOTEBOOKS], ids=lambda path: str(path.relative_to(ROOT)))
-def test_nobody_is_told_to_install_another_project(path: Path) -> None:
+def test_instructions_do_not_install_another_project(path: Path) -> None:
     assert not _OTHER_PROJECT.findall(path.read_text())
 
 
-def test_the_pattern_knows_the_other_project() -> None:
+def test_the_pattern_recognizes_the_other_project() -> None:
     assert _OTHER_PROJECT.search("pip install 'penstock[ui]'")
     assert _OTHER_PROJECT.search("pip install -U penstock")
     assert not _OTHER_PROJECT.search("pip install 'penstock-spark[ui]'")
@@ -26,13 +26,13 @@ def test_the_pattern_knows_the_other_project() -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_says_what_opens_it(path: Path) -> None:
+def test_a_notebook_says_how_to_open_it(path: Path) -> None:
     assert re.search(r"pip install 'penstock-spark\[[\w,]+\]'( \w+)* jupyterlab", path.read_text())
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_have_no_comments(page: Path) -> None:
-    """An interactive zsh takes `#` for a word."""
+def test_commands_contain_no_comments(page: Path) -> None:
+    """An interactive zsh does not treat `#` as a comment."""
     for block in blocks(page):
         if block.language == "sh":
             assert not re.findall(r"(?:^|\s)#.*", block.body)

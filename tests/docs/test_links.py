@@ -1,4 +1,4 @@
-"""Every relative link in README and docs leads somewhere."""
+"""Every relative link in README and docs has a target."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_links_and_anchors_resolve(page: Path) -> None:
             assert anchor in anchors(target), f"{link}: no such heading among {sorted(anchors(target))}"
 
 
-def test_every_page_is_reached_from_the_index() -> None:
+def test_every_page_can_be_reached_from_the_index() -> None:
     reached: set[Path] = set()
     waiting = [DOCS / "index.md"]
     while waiting:

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and are kept without what running them leaves."""
+"""The notebooks run from top to bottom, and are stored without outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.docs.pages import ROOT
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_is_kept_without_outputs(path: object) -> None:
+def test_notebooks_are_stored_without_outputs(path: object) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     for cell in notebook.cells:
@@ -22,7 +22,7 @@ def test_a_notebook_is_kept_without_outputs(path: object) -> None:
 
 
 @pytest.mark.soak
-def test_each_notebook_ends_in_a_picture() -> None:
+def test_each_notebook_ends_with_a_picture() -> None:
     """What `make notebooks` does."""
     done = subprocess.run(
         [sys.executable, "scripts/run_notebooks.py"],

@@ -37,7 +37,7 @@ def test_every_condition_has_a_row() -> None:
     assert RAISED.keys() - {code for codes in TOLD.values() for code in codes} == set()
 
 
-def test_every_row_is_of_a_condition_that_is_raised() -> None:
+def test_every_row_is_about_a_condition_that_is_raised() -> None:
     assert {code for codes in TOLD.values() for code in codes} - RAISED.keys() == set()
 
 
@@ -57,13 +57,13 @@ def test_every_row_says_what_it_means_and_what_to_do(name: str) -> None:
             assert len(re.findall(r"[.;?] [A-Z`]", told)) < 3, f"{code}: more than three sentences"
 
 
-def test_a_code_with_several_rows_tells_them_apart() -> None:
+def test_rows_with_the_same_code_are_distinguished() -> None:
     for text in SECTIONS.values():
         first = [row[0] for row in rows(text)]
         assert len(first) == len(set(first))
 
 
-def test_conditions_are_found_in_each_way_that_they_are_written() -> None:
+def test_conditions_are_found_in_every_notation() -> None:
     # That of the class, whole, handed to a function that puts it together, by another function in between.
     assert RAISED["QUEUE_NOT_FOUND"] == {"QueueNotFoundError"}
     assert RAISED["STORE_TOO_OLD"] == {"StoreError"}
@@ -75,12 +75,12 @@ def test_conditions_are_found_in_each_way_that_they_are_written() -> None:
     assert RAISED["PYTHON_EXCEPTION"] == {"PenstockError"}
 
 
-def test_each_comes_with_a_public_error() -> None:
+def test_each_condition_belongs_to_a_public_error() -> None:
     for names in RAISED.values():
         assert all(issubclass(getattr(errors, name), errors.PenstockError) for name in names)
 
 
-def test_the_link_of_an_error_leads_to_its_row() -> None:
+def test_the_link_in_an_error_leads_to_its_row() -> None:
     page = with_code_anchors(PAGE)
     anchors = set(re.findall(r'<span id="([^"]+)">', page)) | {name.lower() for name in SECTIONS}
     for code in RAISED:

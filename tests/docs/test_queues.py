@@ -1,4 +1,4 @@
-"""The examples of docs/queues.md run as they stand there, in order."""
+"""The examples of docs/queues.md run as written, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference, and the tables of options, are what the code says."""
+"""The reference and the tables of options agree with the code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGES = reference.pages()
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_the_committed_page_is_what_the_code_makes(path: Path) -> None:
+def test_the_committed_page_equals_the_generated_one(path: Path) -> None:
     text, made = path.read_text(), PAGES[path]
     assert text == made, "run `make docs`"
 
@@ -46,7 +46,7 @@ def test_every_condition_is_in_the_table() -> None:
         assert kind.__doc__, f"{kind.__name__} says nothing of itself"
 
 
-def test_every_parameter_of_a_public_name_is_told() -> None:
+def test_every_parameter_of_a_public_name_is_documented() -> None:
     for path, page in PAGES.items():
         assert not re.findall(r"^\| `[^|]+` \| \|$", page, re.MULTILINE), path.name
 
@@ -56,7 +56,7 @@ def test_every_option_has_a_row(table: str) -> None:
     assert set(getattr(option_tables, table.upper())) == option_tables.known()[table]
 
 
-def test_the_page_of_options_has_every_setting_of_a_session() -> None:
+def test_the_options_page_has_every_session_setting() -> None:
     page = (DOCS / "options.md").read_text()
     for name in _settings(stateful=False, pipelined=True):
         assert f"`{name}`" in page

@@ -1,4 +1,4 @@
-"""The roles of docs/how-to/postgres-roles.md may do what the page says, and no more."""
+"""The roles of docs/how-to/postgres-roles.md have exactly the rights that the page describes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def refused(action: object) -> None:
         action()
 
 
-def test_a_producer_appends_and_does_nothing_else(database: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_producer_may_append_and_do_nothing_else(database: str, caplog: pytest.LogCaptureFixture) -> None:
     url = as_role(database, "penstock_producer")
     with penstock.connect(url, create=False) as store:
         orders = store.queue("orders")
@@ -93,7 +93,7 @@ def test_a_producer_appends_and_does_nothing_else(database: str, caplog: pytest.
         refused(lambda: store.create_consumer("mine"))
 
 
-def test_upkeep_that_a_producer_may_not_do_is_left_to_the_owner(
+def test_maintenance_that_a_producer_may_not_do_is_left_to_the_owner(
     database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with penstock.connect(as_role(database, "penstock_owner")) as store:
@@ -113,7 +113,7 @@ def test_upkeep_that_a_producer_may_not_do_is_left_to_the_owner(
         assert store.queue("crowded").info().rows == 70
 
 
-def test_a_producer_with_the_rights_of_upkeep_does_it(
+def test_a_producer_with_maintenance_rights_does_maintenance(
     database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (more,) = (each for each in STATEMENTS if each.startswith("-- instead"))
@@ -141,7 +141,7 @@ def test_a_producer_with_the_rights_of_upkeep_does_it(
             connection.execute("drop role penstock_keeper")
 
 
-def test_a_consumer_pulls_and_moves_and_does_nothing_else(database: str) -> None:
+def test_a_consumer_may_pull_and_advance_and_do_nothing_else(database: str) -> None:
     with penstock.connect(as_role(database, "penstock_consumer"), create=False) as store:
         billing = store.consumer("billing")
         pull = billing.pull("orders", 0)
@@ -154,7 +154,7 @@ def test_a_consumer_pulls_and_moves_and_does_nothing_else(database: str) -> None
         refused(lambda: store.queue("orders").trim(0, 1))
 
 
-def test_a_reader_looks_and_sees_no_rows(database: str) -> None:
+def test_a_reader_may_inspect_the_store_but_not_read_rows(database: str) -> None:
     with penstock.connect(as_role(database, "penstock_reader"), create=False) as store:
         assert "orders" in store.queues()
         orders = store.queue("orders")
@@ -180,7 +180,7 @@ def test_a_reader_looks_and_sees_no_rows(database: str) -> None:
         pytest.param("at_least_once", marks=pytest.mark.soak),
     ],
 )
-def test_a_query_reads_and_commits(
+def test_a_query_may_read_and_commit(
     database: str, spark: SparkSession, tmp_path: Path, guarantee: str
 ) -> None:
     owner, url = as_role(database, "penstock_owner"), as_role(database, "penstock_query")
@@ -200,7 +200,7 @@ def test_a_query_reads_and_commits(
         refused(lambda: store.drop_queue(guarantee))
 
 
-def test_a_query_keeps_a_table_that_was_made_for_it(
+def test_a_query_may_maintain_a_table_created_for_it(
     database: str, spark: SparkSession, tmp_path: Path
 ) -> None:
     url = as_role(database, "penstock_query")
@@ -219,7 +219,7 @@ def test_a_query_keeps_a_table_that_was_made_for_it(
     page.close()
 
 
-def test_a_feed_reads_changes_with_a_role_that_replicates(database: str, spark: SparkSession) -> None:
+def test_a_feed_reads_changes_with_a_replication_role(database: str, spark: SparkSession) -> None:
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("insert into public.stock values ('bolt', 1)")
         connection.execute("create publication stock for table public.stock")

@@ -1,4 +1,4 @@
-"""Every tutorial does what it says, from its first block to its last."""
+"""Every tutorial works as described, from its first block to its last."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def test_no_tutorial_is_left_out() -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_tutorial_shows_what_one_sees(
+def test_a_tutorial_shows_the_actual_output(
     name: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the tests' Spark session, but for what kills processes that have one."""
+    """In the tests' Spark session, except for steps that kill processes with a session."""
     if name != "first-queue":
         spark = request.getfixturevalue("spark")
         monkeypatch.setattr(penstock, "session", _sessions(spark))
@@ -44,7 +44,7 @@ def test_a_tutorial_shows_what_one_sees(
 @pytest.mark.crash
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_tutorial_holds_with_processes_of_its_own(
+def test_a_tutorial_works_in_separate_processes(
     name: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _do(name, tmp_path, request, monkeypatch, here=False)

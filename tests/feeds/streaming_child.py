@@ -1,5 +1,5 @@
-"""Streams every feed into a queue of its own, one commit at a time, until there is no more. Killed by its
-parent, mostly.
+"""Streams every feed into a queue of its own, one commit at a time, until none is left. Its parent
+usually kills it.
 
 Arguments: a folder for Spark and the checkpoints, the store's URL, and a queue's name and a feed's URL in
 turn; the URL of a topic of Debezium's is `topic:FOLDER`.

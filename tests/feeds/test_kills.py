@@ -1,4 +1,4 @@
-"""Streams of every feed, killed in the middle and resumed: nothing is lost, nothing comes twice."""
+"""Streams of every feed, killed in the middle and resumed: nothing is lost or repeated."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def feeds(tmp_path: Path, logical_pg_url: str) -> Iterator[dict[str, Feed]]:
         }
 
 
-def test_every_feed_that_is_killed_goes_on_exactly_once(
+def test_every_killed_feed_continues_exactly_once(
     spark: SparkSession,
     feeds: dict[str, Feed],
     tmp_path: Path,

@@ -36,7 +36,7 @@ def made(storage: dict[str, str], *, feed: bool) -> History:
 
 
 @pytest.mark.parametrize("feed_on", [True, False], ids=["feed", "files"])
-def test_a_delta_table_is_read_with_its_storage_options_and_through_a_url_that_has_them(
+def test_a_delta_table_is_read_with_storage_options_given_separately_or_in_the_url(
     storage: dict[str, str], feed_on: bool
 ) -> None:
     history = made(storage, feed=feed_on)
@@ -53,7 +53,7 @@ def test_a_delta_table_is_read_with_its_storage_options_and_through_a_url_that_h
     assert changes(opened, 4)["id"].to_pylist() == [9]
 
 
-def test_vacuumed_files_of_an_object_store_are_lost_by_name(storage: dict[str, str]) -> None:
+def test_vacuumed_files_of_an_object_store_are_named_as_lost(storage: dict[str, str]) -> None:
     history = made(storage, feed=False)
     feed = DeltaFeed(history.path, "id", storage).open()
     history.table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
@@ -90,7 +90,7 @@ def test_an_iceberg_table_is_read_from_an_object_store(tmp_path: Path, s3: Objec
     assert SECRET not in repr(again)
 
 
-def test_credentials_that_are_refused_are_told_and_not_shown(tmp_path: Path, storage: dict[str, str]) -> None:
+def test_refused_credentials_are_reported_and_not_shown(tmp_path: Path, storage: dict[str, str]) -> None:
     with object_store() as store:
         store.bucket("lake")
         delta = DeltaFeed("s3://lake/t", "id", {**storage, "AWS_ENDPOINT_URL": store.endpoint})

@@ -60,7 +60,7 @@ def rows(feed: Feed, after: int, upto: int, rows_per_task: int = 1000) -> Counte
     return found
 
 
-def test_a_feed_gets_columns_and_its_writers_and_readers_go_on(
+def test_writers_and_readers_continue_when_a_feed_gets_columns(
     feed: penstock.QueueFeed, store: penstock.Store, store_url: str
 ) -> None:
     old, known = penstock.QueueFeed("feed", store_url), feed.open().describe().schema
@@ -92,7 +92,7 @@ def _read(feed: penstock.QueueFeed, schema: pa.Schema) -> list[tuple[int, dict[s
     return found
 
 
-def test_a_range_holds_the_rows_of_its_commits(feed: penstock.QueueFeed) -> None:
+def test_a_range_contains_the_rows_of_its_commits(feed: penstock.QueueFeed) -> None:
     feed.append_commit(1, at(1), inserts(1, 2, 3))
     feed.append_commit(5, at(2), inserts(4))
     feed.append_commit(6, at(2), [])
@@ -108,7 +108,7 @@ def test_a_range_holds_the_rows_of_its_commits(feed: penstock.QueueFeed) -> None
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
-def test_any_ranges_that_meet_hold_every_row_once(
+def test_adjacent_ranges_contain_every_row_once(
     store: penstock.Store, store_url: str, data: st.DataObject
 ) -> None:
     name = f"feed-{uuid.uuid4()}"
@@ -133,7 +133,7 @@ def test_any_ranges_that_meet_hold_every_row_once(
     assert found == expected
 
 
-def test_a_commit_that_goes_backwards_is_refused_and_leaves_nothing(feed: penstock.QueueFeed) -> None:
+def test_a_commit_with_an_older_version_is_refused_and_writes_nothing(feed: penstock.QueueFeed) -> None:
     feed.append_commit(3, at(3), inserts(1))
     with pytest.raises(CommitOutOfOrderError, match="the newest one, 3"):
         feed.append_commit(3, at(4), inserts(2))
@@ -144,7 +144,7 @@ def test_a_commit_that_goes_backwards_is_refused_and_leaves_nothing(feed: pensto
     assert rows(feed, 3, 10).keys() == {(4, 2)}
 
 
-def test_a_row_that_does_not_fit_refuses_the_whole_commit(feed: penstock.QueueFeed) -> None:
+def test_an_invalid_row_causes_the_whole_commit_to_be_refused(feed: penstock.QueueFeed) -> None:
     with pytest.raises(SchemaMismatchError):
         feed.append_commit(1, at(1), [*inserts(1), {"id": None, "_change_type": "insert"}])
     with pytest.raises(SchemaMismatchError, match="_commit_version"):
@@ -154,7 +154,7 @@ def test_a_row_that_does_not_fit_refuses_the_whole_commit(feed: penstock.QueueFe
     assert feed.newest(-1) == -1
 
 
-def test_a_change_that_no_reader_could_go_past_is_refused(store: penstock.Store, store_url: str) -> None:
+def test_a_change_that_would_block_every_reader_is_refused(store: penstock.Store, store_url: str) -> None:
     schema = pa.schema([("id", pa.int64()), ("data", pa.string())])
     feed = penstock.QueueFeed.create("open", schema, CONTRACT, store=store_url)
     for row, condition in (
@@ -167,7 +167,7 @@ def test_a_change_that_no_reader_could_go_past_is_refused(store: penstock.Store,
     assert feed.newest(-1) == -1
 
 
-def test_a_feed_takes_no_rows_without_a_commit(store: penstock.Store, feed: penstock.QueueFeed) -> None:
+def test_a_feed_refuses_rows_without_a_commit(store: penstock.Store, feed: penstock.QueueFeed) -> None:
     row = {**inserts(1)[0], "_commit_version": 1, "_commit_timestamp": at(1)}
     with pytest.raises(InvalidInputError, match="append_commit"):
         store.queue("feed").append([row])
@@ -175,7 +175,7 @@ def test_a_feed_takes_no_rows_without_a_commit(store: penstock.Store, feed: pens
         store.producer("feed", "p").append([row])
 
 
-def test_writers_at_the_same_time_make_no_commit_twice_and_lose_none(
+def test_concurrent_writers_repeat_and_lose_no_commit(
     feed: penstock.QueueFeed, store: penstock.Store
 ) -> None:
     done: list[tuple[int, int]] = []
@@ -199,7 +199,7 @@ def test_writers_at_the_same_time_make_no_commit_twice_and_lose_none(
     assert rows(feed, -1, 10_000) == Counter(done)
 
 
-def test_trimmed_commits_are_gone_by_name_and_the_rest_is_there(
+def test_trimmed_commits_are_named_as_lost_and_the_rest_is_read(
     store: penstock.Store, feed: penstock.QueueFeed
 ) -> None:
     for version in range(10):
@@ -234,7 +234,7 @@ def test_the_oldest_commit_is_whole_in_every_partition(
     assert rows(feed, 4, 9) == Counter((version, id) for version in range(5, 10) for id in range(30))
 
 
-def test_changes_in_one_process_are_the_same_in_pieces(
+def test_changes_read_in_pieces_in_one_process_are_the_same(
     feed: penstock.QueueFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for version in range(6):
@@ -251,7 +251,9 @@ def test_changes_in_one_process_are_the_same_in_pieces(
     assert found("netChanges") == [whole]
 
 
-def test_commits_whose_rows_are_gone_are_forgotten(store: penstock.Store, feed: penstock.QueueFeed) -> None:
+def test_commits_whose_rows_were_trimmed_are_forgotten(
+    store: penstock.Store, feed: penstock.QueueFeed
+) -> None:
     for version in range(20):
         feed.append_commit(version, at(version), inserts(*range(6)))
     queue = store.queue("feed")
@@ -276,7 +278,7 @@ def test_a_recreated_feed_is_another_one(
     assert feed.open().describe().contract == before.contract == replace(CONTRACT, whole_commits=True)
 
 
-def test_a_queue_of_rows_is_no_feed(store: penstock.Store, store_url: str) -> None:
+def test_an_ordinary_queue_is_not_a_feed(store: penstock.Store, store_url: str) -> None:
     store.create_queue("rows", DATA)
     with pytest.raises(FeedUnavailableError, match=r"QueueFeed\.create") as caught:
         penstock.QueueFeed("rows", store_url).open().describe()
@@ -300,7 +302,7 @@ def test_a_contract_that_does_not_fit_the_schema_is_refused(store_url: str, feed
         penstock.QueueFeed.create("feed", DATA, CONTRACT, store=store_url)
 
 
-def test_the_url_form_leads_back(feed: penstock.QueueFeed) -> None:
+def test_the_url_gives_the_same_feed(feed: penstock.QueueFeed) -> None:
     odd = penstock.QueueFeed("a ?&%/é#", feed.store)
     assert penstock.changes.parse(odd.url) == odd
     assert feed.store not in repr(feed)

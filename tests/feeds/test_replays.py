@@ -1,5 +1,6 @@
-"""Any history of a table, read through Spark in batch and in stream and replayed, is the table at every
-version."""
+"""Replaying any history of a table, read through Spark in batch or as a stream, gives the table at
+every version.
+"""
 
 from __future__ import annotations
 

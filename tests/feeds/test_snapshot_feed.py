@@ -1,4 +1,6 @@
-"""Snapshots as a change feed: the difference of each to the next, whatever becomes of the older ones."""
+"""Snapshots as a change feed: the difference between each and the next, whatever happens to the older
+ones.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ def replay(found: pa.Table, state: State, version: int) -> State:
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_the_changes_replayed_are_every_snapshot(
+def test_replaying_the_changes_gives_every_snapshot(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("snapshots")
@@ -111,7 +113,9 @@ def test_the_changes_replayed_are_every_snapshot(
         assert commit.rows == found.filter(pc.equal(found[COMMIT_VERSION], commit.version)).num_rows
 
 
-def test_versions_stay_when_older_snapshots_are_removed_and_what_is_lost_is_named(folder: Path) -> None:
+def test_versions_do_not_change_when_older_snapshots_are_removed_and_lost_ones_are_named(
+    folder: Path,
+) -> None:
     for number in range(1, 5):
         write(folder, f"{number:04}", {1: str(number), number: "x"}, files=number % 2)
     feed = SnapshotFeed(str(folder), "id").open()
@@ -165,7 +169,7 @@ def test_names_without_a_clear_order_are_refused(names: Sequence[str], match: st
     assert raised.value.condition == "FEED_UNAVAILABLE.AMBIGUOUS_NAMES"
 
 
-def test_what_is_not_whole_yet_is_left_out(folder: Path) -> None:
+def test_incomplete_snapshots_are_left_out(folder: Path) -> None:
     write(folder, "1", {1: "a"})
     write(folder, "2", {1: "b"}, files=1)
     write(folder, "3", {}, files=1)
@@ -187,7 +191,7 @@ def test_what_is_not_whole_yet_is_left_out(folder: Path) -> None:
         assert state == expected
 
 
-def test_files_that_two_snapshots_share_by_a_hard_link_are_not_read(folder: Path) -> None:
+def test_files_that_two_snapshots_share_through_a_hard_link_are_not_read(folder: Path) -> None:
     write(folder, "1", {0: "a", 1: "b", 2: "c"}, files=3)
     shutil.copytree(folder / "1", folder / "2", copy_function=os.link)
     (folder / "2/part-1.parquet").unlink()
@@ -201,7 +205,7 @@ def test_files_that_two_snapshots_share_by_a_hard_link_are_not_read(folder: Path
     assert [commit.rows for commit in feed.commits(1, 2, 100)] == [2]
 
 
-def test_older_snapshots_lack_columns_or_are_refused_by_name(folder: Path) -> None:
+def test_older_snapshots_may_lack_columns_or_are_refused_by_name(folder: Path) -> None:
     pq.write_table(pa.table({"id": pa.array([1], pa.int32())}), folder / "1.parquet")
     write(folder, "2", {1: None, 2: "b"})
     feed = SnapshotFeed(str(folder), "id").open()
@@ -230,7 +234,7 @@ def test_a_running_query_stops_before_a_snapshot_with_other_columns(folder: Path
     ]
 
 
-def test_a_folder_as_an_object_store_has_it(folder: Path) -> None:
+def test_a_folder_listed_as_in_an_object_store(folder: Path) -> None:
     write(folder, "1", {1: "a"}, files=2)
     write(folder, "2", {1: "b"}, files=1)
     feed = SnapshotFeed(folder.as_uri(), "id").open()
@@ -240,7 +244,7 @@ def test_a_folder_as_an_object_store_has_it(folder: Path) -> None:
     assert [commit.timestamp for commit in feed.commits(1, 2)] == [written]
 
 
-def test_what_cannot_be_a_feed_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
+def test_invalid_snapshots_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
     def condition(feed: OpenSnapshotFeed, match: str) -> str:
         with pytest.raises((FeedUnavailableError, InvalidChangelogSchemaError), match=match) as raised:
             feed.describe()
@@ -264,7 +268,7 @@ def test_what_cannot_be_a_feed_is_refused_by_name(folder: Path, tmp_path: Path) 
     assert condition(SnapshotFeed(str(folder), "idd").open(), "Did you mean 'id'") == "MISSING_COLUMN"
 
 
-def test_the_url_form_leads_back() -> None:
+def test_the_url_gives_the_same_feed() -> None:
     feed = SnapshotFeed("gs://user:secret@bucket/a b?é", ["id", "x.y"])
     assert parse(feed.url) == feed
     assert feed.name == "gs://user@bucket/a b"
@@ -315,7 +319,7 @@ def test_between_two_dataframes(spark: SparkSession) -> None:
     assert diff(old, old, row_id="id").count() == 0
 
 
-def test_between_refuses_what_does_not_go_together(spark: SparkSession) -> None:
+def test_between_refuses_incompatible_dataframes(spark: SparkSession) -> None:
     frame = spark.createDataFrame(table({1: "a", 2: "b"}))
     for other, match in (
         (frame.drop("data"), "'data'"),

@@ -69,7 +69,7 @@ def versions(df: DataFrame) -> Counter[int]:
     return Counter(df.toArrow()["_commit_version"].to_pylist())
 
 
-def test_some_columns_come_with_those_that_the_passes_need(
+def test_selected_columns_are_read_with_those_that_the_passes_need(
     spark: SparkSession, store: penstock.Store, feed: penstock.QueueFeed, store_url: str
 ) -> None:
     three = ["_change_type", "_commit_version", "_commit_timestamp"]
@@ -118,7 +118,7 @@ def test_batch_ranges_and_passes(spark: SparkSession, feed: penstock.QueueFeed) 
         assert versions(frame) == {5: 6, 8: 6}
 
 
-def test_a_batch_read_that_starts_beyond_the_next_version_is_warned_of(
+def test_a_batch_read_that_starts_beyond_the_next_version_logs_a_warning(
     feed: penstock.QueueFeed, caplog: pytest.LogCaptureFixture
 ) -> None:
     def partitions(first: int) -> Sequence[object]:
@@ -149,7 +149,7 @@ def test_a_batch_read_that_starts_beyond_the_next_version_is_warned_of(
 @pytest.mark.parametrize(
     "read", [penstock.changes.read, penstock.changes.read_stream], ids=["batch", "stream"]
 )
-def test_a_range_that_makes_no_sense(
+def test_an_invalid_range_is_refused(
     spark: SparkSession,
     feed: penstock.QueueFeed,
     read: Callable[..., object],
@@ -161,7 +161,7 @@ def test_a_range_that_makes_no_sense(
     assert raised.value.condition == f"INVALID_CDC_OPTION.{condition}"
 
 
-def test_options_that_do_not_exist(spark: SparkSession, feed: penstock.QueueFeed) -> None:
+def test_unknown_options_are_refused(spark: SparkSession, feed: penstock.QueueFeed) -> None:
     with pytest.raises(InvalidOptionError, match="Did you mean 'maxCommitsPerTrigger'"):
         penstock.changes.read_stream(spark, feed, options={"maxCommitPerTrigger": 1})
     with pytest.raises(InvalidOptionError, match="does not apply"):
@@ -211,7 +211,7 @@ def test_a_micro_batch_holds_whole_commits(
     ],
     ids=lambda bounds: " ".join(bounds),
 )  # fmt: skip
-def test_a_stream_has_the_bounds_of_a_batch(
+def test_a_stream_accepts_the_same_bounds_as_a_batch(
     spark: SparkSession, feed: penstock.QueueFeed, tmp_path: Path, bounds: dict[str, object]
 ) -> None:
     frame = penstock.changes.read_stream(spark, feed, **bounds, options={"maxCommitsPerTrigger": 1})
@@ -223,7 +223,9 @@ def test_a_stream_has_the_bounds_of_a_batch(
     assert sink.run(frame.select("_commit_version")) == found, "a query that has ended stays so"
 
 
-def test_a_query_goes_on_where_it_was(spark: SparkSession, feed: penstock.QueueFeed, tmp_path: Path) -> None:
+def test_a_query_continues_where_it_stopped(
+    spark: SparkSession, feed: penstock.QueueFeed, tmp_path: Path
+) -> None:
     df = penstock.changes.read_stream(spark, feed, starting_version=3, compute_updates=True)
     sink = Sink(tmp_path)
     sink.run(df.select("_change_type", "_commit_version"))
@@ -236,7 +238,7 @@ def test_a_query_goes_on_where_it_was(spark: SparkSession, feed: penstock.QueueF
     assert sink.run(df.select("_change_type", "_commit_version")) == expected
 
 
-def test_a_checkpoint_of_another_feed(
+def test_a_checkpoint_of_another_feed_is_refused(
     spark: SparkSession, store_url: str, feed: penstock.QueueFeed, tmp_path: Path
 ) -> None:
     sink = Sink(tmp_path)
@@ -246,12 +248,12 @@ def test_a_checkpoint_of_another_feed(
         sink.run(penstock.changes.read_stream(spark, other).select("id"))
 
 
-def test_net_changes_of_a_stream_want_a_window(spark: SparkSession, feed: penstock.QueueFeed) -> None:
+def test_net_changes_of_a_stream_require_a_window(spark: SparkSession, feed: penstock.QueueFeed) -> None:
     with pytest.raises(InvalidChangeOptionError, match="net_window"):
         penstock.changes.read_stream(spark, feed, deduplication_mode="netChanges")
 
 
-def test_a_feed_goes_into_a_pipeline_exactly_once(
+def test_a_feed_passes_through_a_pipeline_exactly_once(
     spark: SparkSession, store: penstock.Store, store_url: str, feed: penstock.QueueFeed, tmp_path: Path
 ) -> None:
     queue = store.create_queue("out", pa.schema([("id", pa.int64()), ("version", pa.int64())]))
@@ -277,7 +279,7 @@ def reader_of(feed: penstock.QueueFeed, **options: str) -> ChangesStreamReader:
     return ChangesStreamReader(given, to_struct(feed.open().describe().schema))
 
 
-def test_what_comes_after_the_start_is_not_of_that_run(feed: penstock.QueueFeed) -> None:
+def test_commits_after_the_start_are_not_part_of_an_available_now_run(feed: penstock.QueueFeed) -> None:
     reader = reader_of(feed)
     reader.prepareForTriggerAvailableNow()
     start = reader.initialOffset()
@@ -286,7 +288,7 @@ def test_what_comes_after_the_start_is_not_of_that_run(feed: penstock.QueueFeed)
     assert ends(reader_of(feed), start) == (-1, 9)
 
 
-def test_a_new_query_without_a_start_asks_the_feed_where_to_begin(
+def test_a_new_query_without_a_starting_version_asks_the_feed_where_to_begin(
     feed: penstock.QueueFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OpenQueueFeed, "prepare", lambda self: 5)
@@ -295,7 +297,7 @@ def test_a_new_query_without_a_start_asks_the_feed_where_to_begin(
         assert reader_of(feed, **options).initialOffset()["to"] != 5
 
 
-def test_a_time_that_no_commit_has_reached_yet_is_waited_for(feed: penstock.QueueFeed) -> None:
+def test_a_stream_waits_for_a_starting_time_that_no_commit_has_reached(feed: penstock.QueueFeed) -> None:
     reader = reader_of(feed, startingTimestamp=at(20).isoformat())
     start = reader.initialOffset()
     assert ends(reader, start) == (8, 8)
@@ -308,7 +310,7 @@ def test_a_time_that_no_commit_has_reached_yet_is_waited_for(feed: penstock.Queu
     assert ends(reader, found) == (19, 21), "nothing new"
 
 
-def test_a_stream_ends_by_time_before_the_first_commit_that_is_later(
+def test_a_stream_with_an_ending_time_stops_before_the_first_later_commit(
     feed: penstock.QueueFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # PostgreSQL's times may go backwards, where a queue refuses them.

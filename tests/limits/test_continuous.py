@@ -14,7 +14,7 @@ from tests.support.limited_feeds import Feed, is_prefix
 CONTINUOUS = penstock.Trigger.continuous("50 ms")
 
 
-def test_a_query_ends_with_exactly_its_rows_and_goes_on_with_a_higher_limit(
+def test_a_query_ends_with_exactly_its_rows_and_continues_with_a_higher_limit(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
     feed = Feed(spark, store_url, tmp_path).add(40, 30)
@@ -35,7 +35,7 @@ def test_a_query_ends_with_exactly_its_rows_and_goes_on_with_a_higher_limit(
     assert feed.progress() == "30 of 30"
 
 
-def test_a_query_that_ends_by_its_limit_takes_its_temporary_checkpoint_along(
+def test_a_query_that_ends_at_its_limit_removes_its_temporary_checkpoint(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -52,7 +52,7 @@ def test_a_query_that_ends_by_its_limit_takes_its_temporary_checkpoint_along(
     assert not list(tmp_path.glob("penstock-continuous-*"))
 
 
-def test_what_the_continuous_trigger_cannot_count_is_refused(
+def test_limits_that_the_continuous_trigger_cannot_count_are_refused(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
     feed, sink = Feed(spark, store_url, tmp_path), penstock.QueueSink("out", url=store_url)

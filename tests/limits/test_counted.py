@@ -1,4 +1,4 @@
-"""The count of a limit where the checkpoint's files are broken."""
+"""The count of a limit if the checkpoint's files are corrupt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.spark.checkpoint import Checkpoint
 
 
 @pytest.mark.parametrize("offsets", [None, "", "v1", "v1\n[]\n", 'v1\n{"conf":\n'])
-def test_offsets_that_are_missing_or_cut_short_are_said(tmp_path: Path, offsets: str | None) -> None:
+def test_missing_or_truncated_offsets_are_reported(tmp_path: Path, offsets: str | None) -> None:
     for folder in ("offsets", "commits"):
         (tmp_path / folder).mkdir()
     (tmp_path / "commits/3").write_text("v1\n{}")

@@ -1,4 +1,4 @@
-"""The examples in docs/limits.md run as they stand there, in order."""
+"""The examples in docs/limits.md run as written, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The first rows of each key, counted over several lots of rows, are those that plain Python counts."""
+"""The first rows of each key, counted across several lots of rows, equal those counted in plain
+Python.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def plain(key: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @given(LOTS, st.integers(1, 3))
-def test_the_first_rows_of_each_key_pass_once_over_all_lots(lots: list[list[Any]], rows: int) -> None:
+def test_the_first_rows_of_each_key_pass_once_across_all_lots(lots: list[list[Any]], rows: int) -> None:
     seen, counts = KeyCounts.nothing(columns([])), Counter()
     for lot in lots:
         seen = KeyCounts.from_bytes(seen.to_bytes())
@@ -39,7 +41,7 @@ def test_the_first_rows_of_each_key_pass_once_over_all_lots(lots: list[list[Any]
     assert seen.table.num_rows == len(counts)
 
 
-def test_a_key_is_forgotten_when_no_row_of_it_has_come_for_a_while() -> None:
+def test_a_key_is_forgotten_after_a_while_without_rows() -> None:
     both, first, second = (pa.array(keys) for keys in (["a", "b"], ["a"], ["a", "b"]))
     _, seen = KeyCounts.nothing([both]).take([both], 1, 1_000)
     passes, seen = seen.since(1_000, 2_000).take([first], 1, 2_000)
@@ -50,7 +52,7 @@ def test_a_key_is_forgotten_when_no_row_of_it_has_come_for_a_while() -> None:
     )
 
 
-def test_keys_that_were_never_to_be_forgotten_count_from_when_they_are() -> None:
+def test_keys_counted_without_expiry_start_to_expire_when_it_is_set() -> None:
     rows = pa.array(["a"])
     _, seen = KeyCounts.nothing([rows]).take([rows], 1, 0)
     dated = seen.since(4_000, 5_000)
@@ -60,7 +62,7 @@ def test_keys_that_were_never_to_be_forgotten_count_from_when_they_are() -> None
     assert passes.tolist() == [True]
 
 
-def test_a_higher_limit_goes_on_from_the_count() -> None:
+def test_a_higher_limit_continues_from_the_count() -> None:
     rows = pa.array(["a"] * 3)
     _, seen = KeyCounts.nothing([rows]).take([rows], 2, 0)
     passes, seen = seen.take([rows], 4, 0)

@@ -59,7 +59,7 @@ def test_another_limit_is_refused_while_a_micro_batch_is_unfinished(tmp_path: Pa
         keep_key_record(checkpoint, replace(other, per=("b",)), exact=False)
 
 
-def test_a_checkpoint_that_began_without_such_a_limit_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_created_without_such_a_limit_is_refused(tmp_path: Path) -> None:
     checkpoint = Checkpoint(str(tmp_path))
     begin(tmp_path)
     with pytest.raises(CheckpointMismatchError, match="without a limit"):

@@ -85,10 +85,10 @@ def expected(numbers: range, n: int) -> int:
 
 
 @one_store
-def test_the_first_rows_of_each_key_pass_and_a_batch_has_the_same(
+def test_the_first_rows_of_each_key_pass_as_in_a_batch(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
-    """In one micro-batch or several, with a restart, and with one that is repeated."""
+    """In one or several micro-batches, with a restart, and with a repeated micro-batch."""
     keyed = Keyed(spark, store_url, tmp_path)
     keyed.add(range(60))
     keyed.run(2, ["k", "x"])
@@ -101,7 +101,7 @@ def test_the_first_rows_of_each_key_pass_and_a_batch_has_the_same(
 
 
 @one_store
-def test_each_partition_gives_its_first_rows_and_a_higher_limit_goes_on(
+def test_each_partition_gives_its_first_rows_and_a_higher_limit_continues(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
     keyed = Keyed(spark, store_url, tmp_path)
@@ -117,7 +117,7 @@ def test_each_partition_gives_its_first_rows_and_a_higher_limit_goes_on(
 
 
 @one_store
-def test_a_micro_batch_that_was_begun_with_one_limit_is_not_repeated_with_another(
+def test_a_micro_batch_planned_with_one_limit_is_not_repeated_with_another(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
     keyed = Keyed(spark, store_url, tmp_path)
@@ -151,7 +151,7 @@ def test_a_checkpoint_of_another_limit_is_refused_before_anything_is_planned(
 
 
 @one_store
-def test_a_limit_of_all_rows_is_refused_where_keys_were_counted(
+def test_an_overall_limit_is_refused_if_keys_were_counted(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
     keyed = Keyed(spark, store_url, tmp_path)
@@ -165,7 +165,7 @@ def test_a_limit_of_all_rows_is_refused_where_keys_were_counted(
 
 
 @one_store
-def test_a_key_that_rests_is_forgotten_and_begins_anew(
+def test_an_idle_key_is_forgotten_and_counted_from_the_start(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
     keyed = Keyed(spark, store_url, tmp_path)
@@ -183,7 +183,7 @@ def test_a_key_that_rests_is_forgotten_and_begins_anew(
 
 
 @one_store
-def test_keys_that_cannot_be_are_refused(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
+def test_invalid_keys_are_refused(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
     keyed = Keyed(spark, store_url, tmp_path)
     frame = spark.read.format("penstock").options(url=keyed.url).load("in")
     with pytest.raises(InvalidInputError, match="Did you mean 'tags'"):

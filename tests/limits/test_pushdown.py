@@ -1,4 +1,4 @@
-"""What a queue is told of a limit, by what its checkpoint has."""
+"""What is passed to a queue about a limit, depending on the checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def begun_with(folder: Path, *sources: str) -> Checkpoint:
     return Checkpoint(str(folder))
 
 
-def test_what_is_left_counts_from_the_end_of_the_last_micro_batch(tmp_path: Path) -> None:
+def test_the_remaining_quota_counts_from_the_end_of_the_last_micro_batch(tmp_path: Path) -> None:
     checkpoint = begun_with(tmp_path, QUEUE)
     told = remaining_quota(checkpoint, LimitState(3, 0, 0), 10, exact=True)
     assert (told.left, told.since) == (7, (5, 1))

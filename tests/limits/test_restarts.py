@@ -1,4 +1,4 @@
-"""A limit counts over all runs of a query; another limit goes on from the count."""
+"""A limit counts across all runs of a query; another limit continues from the count."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZES = st.integers(1, 9)
     filtered=st.booleans(),
     runs=st.lists(st.tuples(SIZES, SIZES, st.booleans()), min_size=1, max_size=3),
 )
-def test_exactly_the_limit_passes_whatever_the_micro_batches_partitions_and_restarts(
+def test_exactly_the_limit_passes_with_any_micro_batches_partitions_and_restarts(
     spark: SparkSession, limit: int, size: int, filtered: bool, runs: list[tuple[int, int, bool]]
 ) -> None:
     """Each run finds more rows; after some of them Spark forgets its last micro-batch, and repeats it."""
@@ -61,7 +61,7 @@ def _passes(partition: int, place: int, filtered: bool) -> bool:
 
 
 @one_store
-def test_a_query_whose_limit_is_reached_ends_at_once(
+def test_a_query_whose_limit_is_reached_ends_immediately(
     spark: SparkSession, store_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = Feed(spark, store_url, tmp_path).add(10, 10)
@@ -79,10 +79,10 @@ def test_a_query_whose_limit_is_reached_ends_at_once(
 
 
 @one_store
-def test_a_consumer_is_brought_level_when_the_query_ends_at_once(
+def test_the_consumer_is_advanced_when_the_query_ends_immediately(
     spark: SparkSession, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run before was killed right behind its last commit."""
+    """The previous run was killed right after its last commit."""
     feed = Feed(spark, store_url, tmp_path, partitions=1).add(10)
     pipeline = feed.stream().limit(4).write(penstock.FunctionSink(lambda _rows: None))
 
@@ -99,7 +99,7 @@ def test_a_consumer_is_brought_level_when_the_query_ends_at_once(
 
 
 @one_store
-def test_a_higher_limit_goes_on_from_the_count(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
+def test_a_higher_limit_continues_from_the_count(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
     feed = Feed(spark, store_url, tmp_path).add(10, 10)
     feed.run(8)
     feed.run(13, maxRowsPerTrigger=2)
@@ -109,10 +109,12 @@ def test_a_higher_limit_goes_on_from_the_count(spark: SparkSession, store_url: s
 
 
 @one_store
-def test_a_micro_batch_is_repeated_with_the_limit_it_was_begun_with(
+def test_a_micro_batch_is_repeated_with_the_limit_it_was_planned_with(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
-    """With a higher one it would have rows that the sink, which has the micro-batch, does not take."""
+    """With a higher one it would have rows that the sink, which has the micro-batch already, would not
+    write.
+    """
     feed = Feed(spark, store_url, tmp_path, partitions=1).add(20)
     feed.run(5, "id >= 0", maxRowsPerTrigger=4)
     replay_last_batch(tmp_path / "ck")
@@ -128,7 +130,7 @@ def test_a_micro_batch_is_repeated_with_the_limit_it_was_begun_with(
 
 
 @one_store
-def test_a_micro_batch_behind_the_limit_is_finished_before_another_limit_goes_on(
+def test_a_micro_batch_after_the_limit_is_finished_before_another_limit_continues(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
     feed = Feed(spark, store_url, tmp_path, partitions=1).add(12)
@@ -145,7 +147,7 @@ def test_a_micro_batch_behind_the_limit_is_finished_before_another_limit_goes_on
 
 
 @one_store
-def test_a_query_that_ran_without_a_limit_gets_none_on_its_checkpoint(
+def test_a_checkpoint_of_a_query_without_a_limit_is_refused_with_one(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
     feed = Feed(spark, store_url, tmp_path, partitions=1).add(3)
@@ -157,7 +159,7 @@ def test_a_query_that_ran_without_a_limit_gets_none_on_its_checkpoint(
 
 
 @one_store
-def test_the_limit_is_kept_beside_the_checkpoint(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
+def test_the_limit_is_stored_with_the_checkpoint(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
     feed = Feed(spark, store_url, tmp_path, partitions=1).add(3)
     feed.start(2, trigger=NOW).awaitTermination()
     assert json.loads((tmp_path / "ck/penstock/limit.json").read_text()) == {"version": 1, "rows": 2}

@@ -22,7 +22,7 @@ from tests.support.sql_tables import rows
 from tests.support.waiting import wait_until
 
 
-def test_a_query_ends_with_its_rows_and_reads_no_more_than_those(
+def test_a_query_ends_with_its_rows_and_reads_no_more(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
     feed = Feed(spark, store_url, tmp_path).add(30, 60)
@@ -36,7 +36,7 @@ def test_a_query_ends_with_its_rows_and_reads_no_more_than_those(
 
 
 @one_store
-def test_with_a_filter_it_ends_in_the_micro_batch_that_reaches_the_limit(
+def test_a_query_with_a_filter_ends_in_the_micro_batch_that_reaches_the_limit(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
     feed = Feed(spark, store_url, tmp_path).add(40, 80)
@@ -48,7 +48,7 @@ def test_with_a_filter_it_ends_in_the_micro_batch_that_reaches_the_limit(
 
 
 @one_store
-def test_a_running_query_waits_for_the_rows_that_its_limit_lacks(
+def test_a_running_query_waits_for_the_remaining_rows_of_its_limit(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
     feed = Feed(spark, store_url, tmp_path, partitions=1).add(4)
@@ -67,7 +67,7 @@ def test_a_running_query_waits_for_the_rows_that_its_limit_lacks(
 
 
 @one_store
-def test_a_query_that_is_to_be_kept_runs_on_and_drops_what_it_reads(
+def test_a_query_kept_running_after_its_limit_drops_further_rows(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
     feed = Feed(spark, store_url, tmp_path, partitions=1).add(4)
@@ -80,7 +80,7 @@ def test_a_query_that_is_to_be_kept_runs_on_and_drops_what_it_reads(
 
 
 @one_store
-def test_a_source_that_is_no_queue_is_stopped_as_well(
+def test_a_query_on_a_source_that_is_not_a_queue_stops_too(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
     feed = Feed(spark, store_url, tmp_path)
@@ -114,7 +114,7 @@ def test_a_table_gets_exactly_the_rows_of_a_limit_in_the_middle_of_the_pipeline(
 
 
 @one_store
-def test_rows_that_may_have_been_lost_are_not_counted_by_their_indexes(
+def test_rows_are_not_counted_by_index_if_some_may_have_been_lost(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
     feed = Feed(spark, store_url, tmp_path, partitions=1).add(10)
@@ -124,7 +124,7 @@ def test_rows_that_may_have_been_lost_are_not_counted_by_their_indexes(
 
 
 @one_store
-def test_a_limit_after_an_aggregation_in_complete_mode_is_one_for_each_micro_batch(
+def test_a_limit_after_an_aggregation_in_complete_mode_applies_to_each_micro_batch(
     spark: SparkSession, store_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "penstock.pipeline")
@@ -171,7 +171,7 @@ def test_update_mode_and_complete_mode_without_aggregation_are_refused_in_sparks
 
 
 @one_store
-def test_what_no_limit_can_be_is_refused(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
+def test_invalid_limits_are_refused(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
     stream = Feed(spark, store_url, tmp_path).stream()
     for wrong in (0, -1, 2**31, 1.0, True, "10"):
         with pytest.raises(InvalidOptionError, match="a limit is a whole number"):
@@ -190,7 +190,7 @@ def test_what_no_limit_can_be_is_refused(spark: SparkSession, store_url: str, tm
 
 
 @one_store
-def test_where_state_is_in_rocksdb_the_count_is_read_by_spark(
+def test_with_rocksdb_state_the_count_is_read_by_spark(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
     provider = "spark.sql.streaming.stateStore.providerClass"

@@ -1,4 +1,4 @@
-"""The table of queries, modes, sinks and triggers: what is said of each, and what Spark does when it is
+"""The table of queries, modes, sinks and triggers: the verdict on each, and what Spark does when it is
 started.
 """
 

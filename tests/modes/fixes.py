@@ -1,4 +1,4 @@
-"""For each problem a query that has it, and that query when what the report proposes has been done."""
+"""For each problem a query that has it, and the same query with the fix that the report proposes."""
 
 from __future__ import annotations
 
@@ -159,9 +159,9 @@ ELSEWHERE = {
         "test_without_protobuf.py::test_with_protobuf_installed_the_query_runs"
     ),
     "PENSTOCK_MAP_GROUPS_MODE": (
-        "test_jvm_plans.py::test_in_update_mode_map_groups_with_state_runs_and_gives_changed_groups"
+        "test_jvm_plans.py::test_map_groups_with_state_in_update_mode_emits_changed_groups"
     ),
-    "PENSTOCK_TABLE_REFUSES": "test_table_sinks.py::test_a_window_is_no_key_and_its_start_is_one",
+    "PENSTOCK_TABLE_REFUSES": "test_table_sinks.py::test_a_window_is_refused_as_key_but_not_its_start",
 }
 """Problems that no query of this session has, and the tests of their fixes."""
 

@@ -1,4 +1,4 @@
-"""Classes of the JVM for tests: compiled by the compiler that Spark brings along, and added to its session
+"""Classes of the JVM for tests: compiled by the compiler included in Spark, and added to its session
 as a package.
 """
 

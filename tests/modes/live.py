@@ -1,5 +1,5 @@
-"""Queries over a source that can be read in real time: a stream in memory, of Spark's own tests, with
-bigints called value.
+"""Queries over a source that can be read in real time: an in-memory stream from Spark's own tests,
+with a bigint column called value.
 """
 
 from __future__ import annotations

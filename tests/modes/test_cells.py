@@ -1,6 +1,4 @@
-"""What the check says is allowed is what Spark starts, for each query, mode, sink and trigger; the docs
-show the table.
-"""
+"""The check allows what Spark starts, for each query, mode, sink and trigger; the docs show the table."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ def streams(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> In
 
 
 @pytest.mark.parametrize("cell", [pytest.param(cell, marks=_marks(cell), id=str(cell)) for cell in CELLS])
-def test_allowed_is_what_spark_starts(
+def test_the_check_allows_what_spark_starts(
     cell: Cell, spark: SparkSession, streams: Inputs, tmp_path: Path
 ) -> None:
     with settings_of(spark, cell.query):

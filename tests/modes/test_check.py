@@ -1,4 +1,4 @@
-"""``modes.check``: what is said of each query in each mode is right, whole, and Spark's own verdict."""
+"""``modes.check``: its report on each query in each mode is correct, complete, and agrees with Spark."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ every_query = pytest.mark.parametrize("query", FRAMES, indirect=True)
 
 
 @every_query
-def test_all_problems_of_a_query_are_told(query: tuple[Frame, DataFrame]) -> None:
+def test_all_problems_of_a_query_are_reported(query: tuple[Frame, DataFrame]) -> None:
     frame, df = query
     report = penstock.modes.check(df)
     for mode in MODES:
@@ -45,8 +45,8 @@ def test_all_problems_of_a_query_are_told(query: tuple[Frame, DataFrame]) -> Non
 
 
 @every_query
-def test_the_rules_alone_come_to_sparks_verdict(query: tuple[Frame, DataFrame]) -> None:
-    """Where Spark cannot be asked, as on Spark Connect, the rules are all there is."""
+def test_the_rules_alone_agree_with_sparks_verdict(query: tuple[Frame, DataFrame]) -> None:
+    """Where Spark cannot be asked, for example on Spark Connect, only the rules are available."""
     _, df = query
     plan = Plan(plan_tree(df))
     for mode in MODES:
@@ -56,7 +56,7 @@ def test_the_rules_alone_come_to_sparks_verdict(query: tuple[Frame, DataFrame]) 
 
 
 @every_query
-def test_sparks_message_goes_with_the_problem_that_it_tells(query: tuple[Frame, DataFrame]) -> None:
+def test_sparks_message_is_attached_to_the_problem_that_it_describes(query: tuple[Frame, DataFrame]) -> None:
     _, df = query
     report = penstock.modes.check(df)
     for mode in MODES:
@@ -72,7 +72,7 @@ def test_a_problem_names_its_operator_and_its_line_without_column_numbers(stream
     assert problem.condition == "STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION"
 
 
-def test_the_step_that_loses_the_event_time_is_named(streams: Inputs) -> None:
+def test_the_operation_that_loses_the_event_time_is_named(streams: Inputs) -> None:
     problem = penstock.modes.check(FRAMES["event_time_recreated"].build(streams))["append"].problems[0]
     assert problem.line == "Project [cast(cast(ts as string) as timestamp) AS t]"
 
@@ -82,7 +82,7 @@ def _no_rows(key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("time_out", "told"), [("NoTimeout", True), ("ProcessingTimeTimeout", False)])
-def test_a_function_without_a_time_out_is_warned_of_and_stays_safe(
+def test_a_function_without_a_timeout_gives_a_warning_and_stays_safe(
     streams: Inputs, time_out: str, told: bool
 ) -> None:
     df = streams.events.groupBy("k").applyInPandasWithState(_no_rows, "k long", "n long", "append", time_out)
@@ -97,7 +97,7 @@ def test_a_stalled_watermark_is_named_with_its_stream(streams: Inputs) -> None:
     assert "'ts2' (10 seconds" in problem.message
 
 
-def test_a_check_that_spark_is_told_to_leave_out_allows_and_warns(
+def test_a_check_that_is_turned_off_in_spark_gives_a_warning_only(
     spark: SparkSession, streams: Inputs
 ) -> None:
     spark.conf.set("spark.sql.streaming.unsupportedOperationCheck", "false")
@@ -110,14 +110,16 @@ def test_a_check_that_spark_is_told_to_leave_out_allows_and_warns(
 
 
 @pytest.mark.parametrize("trigger", [{"once": True}, None])
-def test_groups_that_a_last_run_would_leave_in_the_state_are_told(streams: Inputs, trigger: object) -> None:
+def test_groups_that_a_final_run_would_leave_in_the_state_are_reported(
+    streams: Inputs, trigger: object
+) -> None:
     codes = [
         problem.code for problem in penstock.modes.check(streams.windows, trigger=trigger)["append"].problems
     ]
     assert codes == (["PENSTOCK_LAST_GROUP_STAYS"] if trigger else [])
 
 
-def test_groups_that_stay_without_no_data_batches_are_told(spark: SparkSession, streams: Inputs) -> None:
+def test_groups_that_stay_without_no_data_batches_are_reported(spark: SparkSession, streams: Inputs) -> None:
     spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     try:
         report = penstock.modes.check(streams.windows)
@@ -127,12 +129,12 @@ def test_groups_that_stay_without_no_data_batches_are_told(spark: SparkSession, 
     assert report["update"].problems == ()
 
 
-def test_a_batch_is_no_stream(spark: SparkSession) -> None:
+def test_a_batch_dataframe_is_reported_as_not_streaming(spark: SparkSession) -> None:
     report = penstock.modes.check(spark.range(3))
     assert {problem.code for problem in report["append"].problems} == {"PENSTOCK_NOT_STREAMING"}
 
 
-def test_a_refused_mode_raises_with_the_report_and_the_modes_that_serve(streams: Inputs) -> None:
+def test_a_refused_mode_raises_an_error_with_the_report_and_the_usable_modes(streams: Inputs) -> None:
     report = penstock.modes.check(streams.events.groupBy("k").count())
     report.require("update")
     with pytest.raises(
@@ -142,7 +144,7 @@ def test_a_refused_mode_raises_with_the_report_and_the_modes_that_serve(streams:
     assert caught.value.parameters["problems"] == ["PENSTOCK_AGGREGATION_WITHOUT_WATERMARK"]
 
 
-def test_the_report_is_text_for_people(streams: Inputs) -> None:
+def test_the_report_is_readable_text(streams: Inputs) -> None:
     text = str(penstock.modes.check(streams.windows))
     assert "append: allowed\n  Each group comes out once" in text
     assert "complete: allowed, not safe" in text
@@ -158,24 +160,24 @@ def test_the_report_is_text_for_people(streams: Inputs) -> None:
         ({"sink": 3}, "a sink is"),
     ],
 )
-def test_arguments_of_another_kind_are_refused(
+def test_arguments_of_the_wrong_type_are_refused(
     streams: Inputs, arguments: dict[str, object], says: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=says):
         penstock.modes.check(streams.events, **arguments)
 
 
-def test_an_unknown_mode_is_refused_with_the_nearest(streams: Inputs) -> None:
+def test_an_unknown_mode_is_refused_with_the_closest_match(streams: Inputs) -> None:
     with pytest.raises(InvalidInputError, match="Did you mean 'update'"):
         penstock.modes.check(streams.events)["updated"]
 
 
-def test_what_is_no_frame_is_refused() -> None:
+def test_objects_that_are_not_dataframes_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="a streaming DataFrame"):
         penstock.modes.check("select 1")  # type: ignore[arg-type]  # on purpose
 
 
-def test_a_problem_has_a_page(tmp_path: Path, streams: Inputs) -> None:
+def test_a_problem_has_a_link_to_its_page(tmp_path: Path, streams: Inputs) -> None:
     (problem,) = penstock.modes.check(streams.events.groupBy("k").count())["append"].problems
     site = "https://penstock-spark.github.io/penstock/"
     assert problem.page == site + "modes/problems/aggregations/#penstock_aggregation_without_watermark"

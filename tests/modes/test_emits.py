@@ -1,4 +1,4 @@
-"""What a report says that a query emits is what a preview of it shows."""
+"""What a query emits according to a report is what its preview shows."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ BATCHES = {
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", FRAMES)
-def test_what_is_said_is_what_is_shown(name: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_the_report_agrees_with_the_preview(name: str, spark: SparkSession, tmp_path: Path) -> None:
     frame = FRAMES[name]
 
     def transform(events: DataFrame, others: DataFrame) -> DataFrame:
@@ -190,7 +190,7 @@ _SINK: dict[str, _Holds] = {
         (lambda t: t.events.groupBy("k").count().select((F.col("k") + 1).alias("k")), ()),
     ],
 )
-def test_the_key_is_told_by_the_names_of_the_result(
+def test_the_key_is_described_with_the_names_of_the_result(
     transform: Callable[[Inputs], DataFrame], key: tuple[str, ...], spark: SparkSession, tmp_path: Path
 ) -> None:
     emits = penstock.modes.check(transform(inputs(spark, tmp_path)))["update"].emits

@@ -1,4 +1,4 @@
-"""What a report proposes works: the problem is gone, and Spark runs the query."""
+"""The fixes that a report proposes work: the problem is gone, and Spark runs the query."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _STATE_IN_REAL_TIME = "STREAMING_REAL_TIME_MODE.STATEFUL_OPERATORS_BEFORE_UNION_
     "code",
     [pytest.param(code, marks=as_in_the_docs) if code == _STATE_IN_REAL_TIME else code for code in FIXES],
 )
-def test_a_fix_takes_the_problem_away_and_the_query_runs(
+def test_a_fix_removes_the_problem_and_the_query_runs(
     code: str, spark: SparkSession, streams: Inputs, tmp_path: Path
 ) -> None:
     bad, fixed = FIXES[code]

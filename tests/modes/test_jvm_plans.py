@@ -1,4 +1,4 @@
-"""Stateful functions of Scala and Java programs, whose plans a Python session can be handed."""
+"""Stateful functions of Scala and Java programs, whose plans can be passed to a Python session."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def told(df: DataFrame) -> dict[str, list[str]]:
     return {mode: sorted(problem.code for problem in report[mode].problems) for mode in MODES}
 
 
-def test_map_groups_with_state_is_for_update_mode(spark: SparkSession, streams: Inputs) -> None:
+def test_map_groups_with_state_is_allowed_in_update_mode_only(spark: SparkSession, streams: Inputs) -> None:
     codes = told(mapped(spark, streams.events))
     assert codes["append"] == ["PENSTOCK_MAP_GROUPS_MODE", FOR_EVER]
     assert codes["update"] == [FOR_EVER]
     assert "PENSTOCK_MAP_GROUPS_MODE" in codes["complete"]
 
 
-def test_in_update_mode_map_groups_with_state_runs_and_gives_changed_groups(
+def test_map_groups_with_state_in_update_mode_emits_changed_groups(
     spark: SparkSession, streams: Inputs, tmp_path: Path
 ) -> None:
     """The fix of PENSTOCK_MAP_GROUPS_MODE."""
@@ -96,7 +96,7 @@ def test_in_update_mode_map_groups_with_state_runs_and_gives_changed_groups(
 
 
 @pytest.mark.parametrize(("own", "other"), [("Append", "update"), ("Update", "append")])
-def test_a_functions_own_mode_is_the_querys(
+def test_the_mode_of_a_function_must_be_that_of_the_query(
     spark: SparkSession, streams: Inputs, own: str, other: str
 ) -> None:
     codes = told(flat(spark, streams.events, own))
@@ -104,7 +104,7 @@ def test_a_functions_own_mode_is_the_querys(
     assert codes[other] == ["PENSTOCK_FUNCTION_MODE", FOR_EVER]
 
 
-def test_several_functions_have_to_be_in_append_mode(spark: SparkSession, streams: Inputs) -> None:
+def test_several_functions_must_be_in_append_mode(spark: SparkSession, streams: Inputs) -> None:
     both = flat(spark, flat(spark, streams.events, "Append"), "Append")
     assert told(both)["append"] == [FOR_EVER, FOR_EVER]
     mixed = flat(spark, flat(spark, streams.events, "Append"), "Update")

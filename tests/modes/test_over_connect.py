@@ -1,4 +1,4 @@
-"""Over Spark Connect the rules alone tell the same of every query as with Spark's own checker."""
+"""Over Spark Connect the rules alone give the same report for every query as with Spark's own checker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).parent / "programs/over_connect.py"
 
 
 @pytest.mark.soak
-def test_the_rules_tell_the_same_without_sparks_checker(
+def test_the_rules_give_the_same_report_without_sparks_checker(
     run_child: Callable[..., ChildProcess], tmp_path: Path
 ) -> None:
     child = run_child(PROGRAM, tmp_path / "streams")

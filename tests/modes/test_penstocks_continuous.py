@@ -1,4 +1,6 @@
-"""With ``Trigger.continuous`` and a sink of Penstock's the verdict is that of Penstock's own engine."""
+"""With ``Trigger.continuous`` and one of Penstock's sinks the verdict is that of Penstock's own
+engine.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,20 @@ def rate(spark: SparkSession) -> DataFrame:
 
 
 @pytest.mark.parametrize("sink", SINKS, ids=["table", "queue"])
-def test_rows_that_are_only_added_are_safe(rate: DataFrame, sink: object) -> None:
+def test_append_only_queries_are_safe(rate: DataFrame, sink: object) -> None:
     report = penstock.modes.check(rate.where("value > 3").select("value"), sink=sink, trigger=TRIGGER)
     assert report["append"].problems == ()
     assert [report[mode].allowed for mode in ("append", "update", "complete")] == [True, False, False]
     assert report.trigger == "continuous (Penstock's)"
 
 
-def test_sparks_trigger_given_in_another_way_loses_rows(rate: DataFrame) -> None:
+def test_sparks_own_continuous_trigger_is_reported_to_lose_rows(rate: DataFrame) -> None:
     for sink, trigger in ((SINKS[0], TRIGGER.arguments()), ("penstock", TRIGGER)):
         (problem,) = penstock.modes.check(rate, sink=sink, trigger=trigger)["append"].problems
         assert problem.code == "PENSTOCK_ROWS_LOST_CONTINUOUS"
 
 
-def test_what_the_engine_takes_and_sparks_own_does_not_is_allowed(rate: DataFrame) -> None:
+def test_queries_supported_by_penstocks_engine_but_not_by_sparks_are_allowed(rate: DataFrame) -> None:
     exploded = rate.select(F.explode(F.array("value"))).mapInArrow(lambda batches: batches, "col bigint")
     assert penstock.modes.check(exploded, sink=SINKS[0], trigger=TRIGGER)["append"].safe
 
@@ -49,7 +51,7 @@ def test_what_the_engine_takes_and_sparks_own_does_not_is_allowed(rate: DataFram
     ],
     ids=["aggregate", "stack", "subquery", "time", "text for the time"],
 )
-def test_what_the_engine_refuses_is_not_allowed_with_the_same_word(
+def test_queries_refused_by_the_engine_are_refused_with_the_same_message(
     rate: DataFrame, change: object, code: str, tmp_path: Path
 ) -> None:
     report = penstock.modes.check(change(rate), sink=SINKS[0], trigger=TRIGGER)  # type: ignore[operator]
@@ -60,7 +62,7 @@ def test_what_the_engine_refuses_is_not_allowed_with_the_same_word(
         pipeline.start(trigger=TRIGGER)
 
 
-def test_a_source_that_the_engine_does_not_read_is_not_allowed(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_source_not_supported_by_the_engine_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     files = spark.readStream.schema("a int").json(str(tmp_path))
     (problem,) = penstock.modes.check(files, sink=SINKS[1], trigger=TRIGGER)["append"].problems
     assert problem.code == "PENSTOCK_SOURCE_NOT_CONTINUOUS"

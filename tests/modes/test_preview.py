@@ -1,4 +1,4 @@
-"""What a preview tells of each output mode, micro-batch by micro-batch."""
+"""What a preview shows for each output mode, micro-batch by micro-batch."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_update_emits_the_groups_that_changed(counts: Preview) -> None:
     ]
 
 
-def test_complete_emits_all_groups_each_time_and_keeps_late_ones(counts: Preview) -> None:
+def test_complete_emits_all_groups_each_time_and_keeps_late_rows(counts: Preview) -> None:
     first = [(0, "a", 2), (0, "b", 1)]
     assert emitted(counts["complete"]) == [
         first,
@@ -115,13 +115,13 @@ def test_a_late_row_is_dropped_and_counted(counts: Preview, mode: str) -> None:
     assert "late" not in str(emitted(counts[mode]))
 
 
-def test_complete_drops_and_removes_nothing(counts: Preview) -> None:
+def test_complete_mode_drops_and_removes_no_rows(counts: Preview) -> None:
     batches = counts["complete"].batches
     assert [(batch.removed_rows, batch.dropped_rows) for batch in batches] == [(0, 0)] * 5
     assert [batch.state_rows for batch in batches] == [2, 3, 4, 4, 6]
 
 
-def test_the_micro_batch_that_spark_runs_by_itself_is_shown_as_such(counts: Preview) -> None:
+def test_a_no_data_micro_batch_of_spark_is_labelled(counts: Preview) -> None:
     for mode in ("append", "update"):
         assert [(batch.batch, batch.kind, batch.input_rows) for batch in counts[mode].batches] == [
             (0, DATA, 3),
@@ -134,7 +134,7 @@ def test_the_micro_batch_that_spark_runs_by_itself_is_shown_as_such(counts: Prev
     assert [batch.kind for batch in counts["complete"].batches] == [DATA] * 5
 
 
-def test_without_such_micro_batches_the_last_windows_stay_in_state(spark: SparkSession) -> None:
+def test_without_no_data_micro_batches_the_last_windows_stay_in_state(spark: SparkSession) -> None:
     name = "spark.sql.streaming.noDataMicroBatches.enabled"
     spark.conf.set(name, "false")
     try:
@@ -146,7 +146,7 @@ def test_without_such_micro_batches_the_last_windows_stay_in_state(spark: SparkS
     assert found["append"].batches[-1].state_rows == 3
 
 
-def test_without_a_watermark_append_is_listed_with_sparks_reason(spark: SparkSession) -> None:
+def test_append_without_a_watermark_is_listed_with_sparks_reason(spark: SparkSession) -> None:
     found = penstock.modes.preview(spark, lambda frame: frame.groupBy("key").count(), EVENTS[:2])
     assert [mode.allowed for mode in found.modes] == [False, True, True]
     refusal = found["append"].refusal
@@ -158,7 +158,7 @@ def test_without_a_watermark_append_is_listed_with_sparks_reason(spark: SparkSes
     assert emitted(found["update"]) == [[("a", 2), ("b", 1)], [("a", 3)]]
 
 
-def test_a_reason_without_a_condition_of_its_own_has_no_plan_in_it(spark: SparkSession) -> None:
+def test_a_reason_without_an_error_condition_does_not_contain_the_plan(spark: SparkSession) -> None:
     found = penstock.modes.preview(spark, lambda frame: frame.orderBy("key"), EVENTS[:1])
     assert [mode.allowed for mode in found.modes] == [False] * 3
     refusal = found["append"].refusal
@@ -181,7 +181,7 @@ def test_duplicates_are_dropped_until_the_watermark_forgets_them(spark: SparkSes
         assert [batch.state_rows for batch in found[mode].batches] == [1, 2, 1, 2, 2]
 
 
-def test_a_filter_emits_its_rows_at_once_and_keeps_none(spark: SparkSession) -> None:
+def test_a_filter_emits_its_rows_immediately_and_keeps_no_state(spark: SparkSession) -> None:
     found = penstock.modes.preview(spark, lambda frame: frame.where("key = 'a'").select("key"), EVENTS[:3])
     for mode in ("append", "update"):
         assert emitted(found[mode]) == [[("a",), ("a",)], [("a",)], [("a",)]]
@@ -189,7 +189,7 @@ def test_a_filter_emits_its_rows_at_once_and_keeps_none(spark: SparkSession) -> 
     assert not found["complete"].allowed
 
 
-def test_an_empty_micro_batch_is_one_too(spark: SparkSession) -> None:
+def test_an_empty_micro_batch_is_shown_too(spark: SparkSession) -> None:
     found = penstock.modes.preview(
         spark, lambda frame: frame.select("key"), events([(1, "a")], [], [(2, "b")])
     )
@@ -197,7 +197,7 @@ def test_an_empty_micro_batch_is_one_too(spark: SparkSession) -> None:
     assert [batch.kind for batch in found["append"].batches] == [DATA] * 3
 
 
-def test_a_transformation_sets_its_own_watermark(spark: SparkSession) -> None:
+def test_a_transformation_may_set_its_own_watermark(spark: SparkSession) -> None:
     found = penstock.modes.preview(
         spark, lambda frame: counted(frame.withWatermark(*TEN_MINUTES)), EVENTS, modes="append"
     )
@@ -228,7 +228,7 @@ def test_two_inputs_are_joined_by_name(spark: SparkSession, folder: Path) -> Non
     assert [mode.allowed for mode in found.modes] == [True, False, False]
 
 
-def test_timers_of_processing_time_do_not_make_it_endless(spark: SparkSession) -> None:
+def test_processing_time_timers_do_not_make_a_preview_endless(spark: SparkSession) -> None:
     from pyspark.sql.streaming.state import GroupStateTimeout
 
     def total(key: Any, frames: Any, state: Any) -> Any:
@@ -250,7 +250,7 @@ def test_timers_of_processing_time_do_not_make_it_endless(spark: SparkSession) -
     assert emitted(found["update"])[0] == [("a", 2), ("b", 1)]
 
 
-def test_nothing_is_left_behind(spark: SparkSession, folder: Path) -> None:
+def test_a_preview_leaves_nothing_behind(spark: SparkSession, folder: Path) -> None:
     def named(frame: DataFrame) -> DataFrame:
         names = frame.sparkSession.createDataFrame([("a", "Anna")], "key string, name string")
         return frame.join(names, "key")
@@ -263,7 +263,7 @@ def test_nothing_is_left_behind(spark: SparkSession, folder: Path) -> None:
     assert SparkSession.getActiveSession() is spark
 
 
-def test_errors_of_the_transformation_come_plainly_and_leave_nothing_behind(
+def test_errors_in_the_transformation_are_raised_unwrapped_and_leave_nothing_behind(
     spark: SparkSession, folder: Path
 ) -> None:
     def wrong(frame: DataFrame) -> DataFrame:
@@ -307,31 +307,31 @@ def test_views_and_functions_of_the_session_can_be_used(spark: SparkSession) -> 
         ("counted", "transform is a function of a DataFrame"),
     ],
 )
-def test_what_is_no_transformation_is_refused(
+def test_an_invalid_transformation_is_refused(
     spark: SparkSession, folder: Path, transform: Any, message: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=message):
         penstock.modes.preview(spark, transform, EVENTS[:1], folder=folder)
 
 
-def test_a_mode_that_there_is_not_is_refused_with_the_nearest(spark: SparkSession, counts: Preview) -> None:
+def test_an_unknown_mode_is_refused_with_the_closest_match(spark: SparkSession, counts: Preview) -> None:
     with pytest.raises(InvalidInputError, match="Did you mean 'update'"):
         penstock.modes.preview(spark, counted, EVENTS[:1], modes=("append", "updates"))
     with pytest.raises(InvalidInputError, match="Did you mean 'append'"):
         counts["apend"]
 
 
-def test_inputs_that_the_transformation_does_not_take_by_name_are_refused(spark: SparkSession) -> None:
+def test_inputs_that_are_not_parameters_of_the_transformation_are_refused(spark: SparkSession) -> None:
     with pytest.raises(InvalidInputError, match="does not take the inputs left, right by name"):
         penstock.modes.preview(spark, lambda frame: frame, {"left": EVENTS[:1], "right": EVENTS[:1]})
 
 
-def test_more_than_a_few_micro_batches_are_refused(spark: SparkSession) -> None:
+def test_too_many_micro_batches_are_refused(spark: SparkSession) -> None:
     with pytest.raises(InvalidInputError, match="at most 90 small micro-batches, not 91"):
         penstock.modes.preview(spark, counted, events(*([(1, "a")] for _ in range(91))))
 
 
-def test_a_session_that_cannot_show_it_is_refused() -> None:
+def test_a_session_that_does_not_support_previews_is_refused() -> None:
     remote: Any = type("Remote", (), {"readStream": None})()
     with pytest.raises(InvalidInputError, match="this one is Spark Connect's") as caught:
         penstock.modes.preview(remote, counted, EVENTS)
@@ -343,7 +343,7 @@ def test_a_session_that_cannot_show_it_is_refused() -> None:
         penstock.modes.preview(on_cluster, counted, EVENTS)
 
 
-def test_a_frame_of_the_callers_own_session_may_come_first(spark: SparkSession) -> None:
+def test_a_join_may_start_with_a_frame_of_the_callers_session(spark: SparkSession) -> None:
     names = spark.createDataFrame([("a", "Anna")], "key string, name string")
     found = penstock.modes.preview(
         spark, lambda frame: names.join(frame, "key").groupBy("name").count(), EVENTS[:2], modes="update"

@@ -1,4 +1,4 @@
-"""The examples of docs/modes-preview.md run as they stand there, and give what stands there."""
+"""The examples of docs/modes-preview.md run as written, and give the output shown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def blocks(language: str) -> list[str]:
     return [body for name, body in found if name == language]
 
 
-def test_the_examples_give_what_the_docs_show(
+def test_the_examples_give_the_output_in_the_docs(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The micro-batches that a preview takes, and what it makes of their types."""
+"""The micro-batches that a preview accepts, and how their types are converted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tables(
     return [table.to_pylist() for table in input_of(spark, "batches", batches, schema, **more).tables]
 
 
-def test_rows_tables_and_frames_may_stand_side_by_side(spark: SparkSession) -> None:
+def test_rows_tables_and_frames_may_be_mixed(spark: SparkSession) -> None:
     found = tables(
         spark,
         [
@@ -53,7 +53,7 @@ def test_rows_tables_and_frames_may_stand_side_by_side(spark: SparkSession) -> N
     ]
 
 
-def test_the_schema_is_that_of_the_rows_in_the_order_of_their_keys(spark: SparkSession) -> None:
+def test_the_schema_is_inferred_from_the_rows_in_the_order_of_their_keys(spark: SparkSession) -> None:
     found = input_of(spark, "batches", [[{"z": 1, "a": "x"}], [{"b": 1.5}]], None)
     assert found.schema.simpleString() == "struct<z:bigint,a:string,b:double>"
     assert all(field.nullable for field in found.schema)
@@ -62,11 +62,11 @@ def test_the_schema_is_that_of_the_rows_in_the_order_of_their_keys(spark: SparkS
 @pytest.mark.parametrize(
     "schema", ["id bigint, name string", PLAIN, pa.schema([("id", pa.int64()), ("name", pa.large_string())])]
 )
-def test_a_schema_is_ddl_a_struct_type_or_an_arrow_schema(spark: SparkSession, schema: object) -> None:
+def test_a_schema_may_be_ddl_a_struct_type_or_an_arrow_schema(spark: SparkSession, schema: object) -> None:
     assert input_of(spark, "batches", [[]], schema).schema == PLAIN
 
 
-def test_dates_and_times_may_be_text(spark: SparkSession) -> None:
+def test_dates_and_times_may_be_given_as_text(spark: SparkSession) -> None:
     rows = [
         {"ts": "2026-01-01 12:00:00", "day": "2026-01-02"},
         {"ts": NOON, "day": date(2026, 1, 2)},
@@ -82,12 +82,12 @@ def test_dates_and_times_may_be_text(spark: SparkSession) -> None:
     assert found == [{"ts": NOON}]
 
 
-def test_whole_numbers_are_floats_and_decimals_where_the_schema_has_those(spark: SparkSession) -> None:
+def test_integers_are_converted_to_floats_and_decimals_by_the_schema(spark: SparkSession) -> None:
     (found,) = tables(spark, [[{"f": 1, "d": 2}]], "f double, d decimal(5,2)")
     assert found == [{"f": 1.0, "d": Decimal("2.00")}]
 
 
-def test_every_type_goes_through_a_query_unchanged(spark: SparkSession) -> None:
+def test_every_type_passes_through_a_query_unchanged(spark: SparkSession) -> None:
     schema = (
         "b boolean, y tinyint, i int, f float, d decimal(20,3), s string, bin binary, da date, ts timestamp, "
         "tn timestamp_ntz, a array<int>, m map<string,int>, st struct<x:int,y:string>, iv interval day to "
@@ -127,14 +127,14 @@ def test_every_type_goes_through_a_query_unchanged(spark: SparkSession) -> None:
         ([[], []], "infer the columns from: pass schema="),
     ],
 )
-def test_what_is_no_list_of_micro_batches_is_refused(
+def test_an_argument_that_is_not_a_list_of_micro_batches_is_refused(
     spark: SparkSession, batches: object, message: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=message):
         input_of(spark, "batches", batches, None)
 
 
-def test_rows_that_do_not_fit_are_refused(spark: SparkSession) -> None:
+def test_rows_that_do_not_match_the_schema_are_refused(spark: SparkSession) -> None:
     with pytest.raises(InvalidInputError, match="Did you mean 'name'"):
         input_of(spark, "batches", [[{"id": 1, "nam": "x"}]], PLAIN)
     with pytest.raises(InvalidInputError, match="a row of 3 values, and the schema has 2 columns"):
@@ -149,7 +149,7 @@ def test_rows_that_do_not_fit_are_refused(spark: SparkSession) -> None:
         input_of(spark, "batches", [[]], 7)
 
 
-def test_a_streaming_frame_is_no_micro_batch(spark: SparkSession) -> None:
+def test_a_streaming_frame_is_refused_as_a_micro_batch(spark: SparkSession) -> None:
     with pytest.raises(InvalidInputError, match="is a streaming DataFrame"):
         input_of(spark, "batches", [spark.readStream.format("rate").load()], None)
 
@@ -160,6 +160,6 @@ def test_an_event_time_without_a_delay_is_refused(spark: SparkSession, event_tim
         penstock.modes.preview(spark, lambda frame: frame, [[{"ts": NOON}]], event_time=event_time)
 
 
-def test_a_schema_of_an_input_that_there_is_not_is_refused(spark: SparkSession) -> None:
+def test_a_schema_for_an_unknown_input_is_refused(spark: SparkSession) -> None:
     with pytest.raises(InvalidInputError, match="an input 'right', and batches has left"):
         penstock.modes.preview(spark, lambda left: left, {"left": [[{"id": 1}]]}, schema={"right": "id int"})

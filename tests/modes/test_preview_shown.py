@@ -51,7 +51,7 @@ def preview() -> Preview:
     return Preview((append, ModePreview("complete", refusal=refusal)), "UTC")
 
 
-def test_the_text_has_a_line_for_each_row_under_what_is_true_of_the_micro_batch(preview: Preview) -> None:
+def test_the_text_has_a_line_per_row_under_a_heading_per_micro_batch(preview: Preview) -> None:
     assert str(preview) == (
         "append\n"
         "  batch       in  watermark            state  removed  dropped  emitted  key   count\n"
@@ -66,14 +66,14 @@ def test_the_text_has_a_line_for_each_row_under_what_is_true_of_the_micro_batch(
     )
 
 
-def test_times_are_those_of_the_sessions_time_zone(preview: Preview) -> None:
+def test_times_are_shown_in_the_sessions_time_zone(preview: Preview) -> None:
     shown = str(Preview(preview.modes, "Asia/Kolkata"))
     assert "2026-01-01 17:30:00" in shown
     assert shown.endswith("Times are in Asia/Kolkata.")
     assert "2026-01-01 12:00:00Z" in str(Preview(preview.modes, "Nowhere/Known"))
 
 
-def test_a_query_without_state_has_no_figures_of_it() -> None:
+def test_a_query_without_state_has_no_figures_about_state() -> None:
     stateless = MicroBatch(0, DATA, 1, rows(("a", 1)), None, ())
     lines = str(Preview((ModePreview("append", (stateless,)),), "UTC")).splitlines()
     assert lines[2].split() == ["0", "1", "none", "1", "a", "1"]
@@ -91,7 +91,7 @@ def test_rich_shows_the_same_in_tables(preview: Preview) -> None:
     ]
 
 
-def test_without_rich_the_table_says_what_to_install(
+def test_the_table_without_rich_says_what_to_install(
     preview: Preview, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
@@ -137,7 +137,7 @@ def test_the_frame_can_be_exploded_into_the_emitted_rows(spark: SparkSession, pr
     ]
 
 
-def test_a_preview_of_refusals_alone_is_data_too(spark: SparkSession) -> None:
+def test_a_preview_with_only_refusals_can_be_exported_as_data(spark: SparkSession) -> None:
     alone = Preview((ModePreview("append", refusal=Refusal(None, "no")),), "UTC")
     assert alone.to_arrow().column("emitted").to_pylist() == [None]
     assert str(alone) == "append: not allowed. no"
@@ -166,7 +166,7 @@ def test_the_picture_has_a_lane_for_each_mode_and_a_box_for_each_row(
     assert (boxes.count("lane"), boxes.count("row"), boxes.count("empty")) == (2, 3, 1)
 
 
-def test_nothing_in_the_picture_lies_outside_it(preview: Preview, tmp_path: Path) -> None:
+def test_all_elements_are_inside_the_picture(preview: Preview, tmp_path: Path) -> None:
     root = ElementTree.parse(preview.picture(tmp_path / "modes.svg")).getroot()
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
     for part in root.iter():
@@ -177,21 +177,21 @@ def test_nothing_in_the_picture_lies_outside_it(preview: Preview, tmp_path: Path
             assert bottom <= height + 1
 
 
-def test_many_rows_are_counted_in_the_picture_and_long_ones_are_cut() -> None:
+def test_many_rows_are_counted_in_the_picture_and_long_ones_are_truncated() -> None:
     many = rows(*[("x" * 100, number) for number in range(12)])
     shown = Preview((ModePreview("append", (batch(0, many),)),), "UTC")._repr_html_()
     assert "and 4 more" in shown
     assert "x" * 45 not in shown
 
 
-def test_a_notebook_gets_the_picture(preview: Preview) -> None:
+def test_a_notebook_shows_the_picture(preview: Preview) -> None:
     shown = preview._repr_html_()
     assert shown.startswith("<div")
     assert "<svg " in shown
     assert "&lt;&amp;&gt;" in shown
 
 
-def test_values_read_as_people_write_them() -> None:
+def test_values_are_formatted_for_reading() -> None:
     window = {"start": NOON, "end": NOON.replace(minute=10)}
     over_midnight = {"start": NOON.replace(hour=23), "end": NOON.replace(day=2, hour=1)}
     instant = pa.timestamp("us", "UTC")
@@ -215,6 +215,6 @@ def test_values_read_as_people_write_them() -> None:
         assert list(rows_as_text(pa.table({"v": pa.array([value], kind)}))) == [(text,)]
 
 
-def test_columns_of_one_name_are_both_shown() -> None:
+def test_columns_with_the_same_name_are_both_shown() -> None:
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["k", "k"])
     assert list(rows_as_text(table)) == [("1", "2")]

@@ -1,4 +1,6 @@
-"""Each problem of output modes has a section in the docs, whose program shows it and runs without it."""
+"""Each problem of output modes has a section in the docs, whose program reproduces it and runs after
+the fix.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ PROGRAMS = {
 }
 
 
-def test_each_code_has_one_section_and_its_link_leads_there() -> None:
+def test_each_code_has_one_section_and_links_to_it() -> None:
     rules = ROOT / "src/penstock/modes/checking"
     code_files = (file.read_text() for file in rules.rglob("*.py") if file.name != "report.py")
     codes = {code for text in code_files for code in _CODE.findall(text)}
@@ -60,7 +62,7 @@ def test_each_code_has_one_section_and_its_link_leads_there() -> None:
         assert link.partition("#")[2] in anchors(PAGES / f"{page}.md")
 
 
-def test_a_code_of_spark_without_a_section_leads_to_the_one_of_its_checker() -> None:
+def test_a_code_of_spark_without_a_section_links_to_that_of_its_checker() -> None:
     link = Problem("_LEGACY_ERROR_TEMP_3102", "").page
     assert link == f"{SITE}/unchecked/#penstock_refused_by_spark"
 
@@ -75,7 +77,7 @@ def test_each_section_has_a_verdict_a_reason_and_advice() -> None:
 
 @as_in_the_docs
 @pytest.mark.parametrize("code", PROGRAMS)
-def test_a_program_shows_the_problem_and_runs_without_it(
+def test_a_program_reproduces_the_problem_and_runs_after_the_fix(
     code: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports: list[penstock.modes.Report] = []

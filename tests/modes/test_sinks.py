@@ -1,5 +1,5 @@
-"""Sinks that only the session knows are asked what a query's start asks them: whether they can be emptied
-and take updates.
+"""Sinks known only to the session are asked what Spark asks at a query's start: whether they support
+truncation and updates.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def streams(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> In
     ("sink", "modes"),
     [("Adding", ["append"]), ("Emptied", ["append", "complete"]), ("Updated", ["append", "update"])],
 )
-def test_a_sink_takes_the_modes_that_its_writer_is_able_to(
+def test_a_sink_accepts_the_modes_that_its_writer_supports(
     sink: str, modes: list[str], spark: SparkSession, streams: Inputs, tmp_path: Path
 ) -> None:
     for mode in MODES:
@@ -45,13 +45,13 @@ def test_a_sink_takes_the_modes_that_its_writer_is_able_to(
         assert told.allowed == (refusal_of(cell, df, tmp_path) is None)
 
 
-def test_what_is_missing_is_told(streams: Inputs) -> None:
+def test_the_missing_capability_is_named(streams: Inputs) -> None:
     report = penstock.modes.check(streams.events.groupBy("k").count(), sink=f"{PACKAGE}.Adding")
     assert "not complete: it cannot be emptied" in report["complete"].problems[0].message
     assert "not update: it does not take updated rows as new ones" in report["update"].problems[0].message
 
 
-def test_a_python_sink_can_be_emptied_and_takes_no_updates(spark: SparkSession, streams: Inputs) -> None:
+def test_a_python_sink_supports_truncation_but_not_updates(spark: SparkSession, streams: Inputs) -> None:
     jvm: Any = spark._jvm
     sources = jvm.org.apache.spark.sql.execution.datasources.DataSource
     state = spark._jsparkSession.sessionState()
@@ -60,7 +60,7 @@ def test_a_python_sink_can_be_emptied_and_takes_no_updates(spark: SparkSession, 
 
 
 @pytest.mark.parametrize("sink", [sink for sink in LOOKED_UP if "." not in sink])
-def test_a_format_that_takes_no_stream_is_told_with_a_way_out(streams: Inputs, sink: str) -> None:
+def test_a_format_without_streaming_writes_is_reported_with_a_remedy(streams: Inputs, sink: str) -> None:
     (problem,) = penstock.modes.check(streams.events, sink=sink)["append"].problems
     assert problem.code == "PENSTOCK_NO_SINK"
     assert f"batch.write.format('{sink}')" in str(problem.fix)
@@ -73,7 +73,7 @@ def test_a_format_that_takes_no_stream_is_told_with_a_way_out(streams: Inputs, s
         ("avro", "AVRO_DATA_SOURCE_NOT_ENABLED" if OF_THE_DOCS else "_LEGACY_ERROR_TEMP_1139"),
     ],
 )
-def test_a_format_that_the_session_does_not_have_is_not_allowed(
+def test_a_format_unknown_to_the_session_is_refused(
     streams: Inputs, sink: str, condition: str, tmp_path: Path
 ) -> None:
     (problem,) = penstock.modes.check(streams.events, sink=sink)["append"].problems
@@ -81,7 +81,7 @@ def test_a_format_that_the_session_does_not_have_is_not_allowed(
     assert problem.spark in str(refusal_of(Cell("filtered", "append", sink), streams.events, tmp_path))
 
 
-def test_a_format_known_from_its_source_is_judged_without_its_package_which_the_report_says(
+def test_a_format_known_from_its_source_code_is_checked_without_its_package(
     streams: Inputs,
 ) -> None:
     report = penstock.modes.check(streams.events, sink="kafka")
@@ -89,7 +89,7 @@ def test_a_format_known_from_its_source_is_judged_without_its_package_which_the_
     assert "Failed to find data source: kafka" in "".join(report.not_run)
 
 
-def test_a_sink_that_is_known_from_its_source_carries_that_also_without_a_problem(streams: Inputs) -> None:
+def test_a_report_without_problems_says_if_a_sink_is_known_from_its_source_code(streams: Inputs) -> None:
     report = penstock.modes.check(streams.events, sink="delta")
     assert report["append"].problems == ()
     assert "the sink delta is known from the source of Delta Lake 4.0" in str(report)
@@ -97,7 +97,7 @@ def test_a_sink_that_is_known_from_its_source_carries_that_also_without_a_proble
 
 
 @pytest.mark.parametrize("sink", ["delta", "parquet", "python"])
-def test_a_mode_that_the_sink_does_not_take_is_told_with_those_that_it_takes(
+def test_a_mode_that_the_sink_does_not_support_is_reported_with_the_supported_ones(
     streams: Inputs, sink: str
 ) -> None:
     called = PythonSink.name() if sink == "python" else sink
@@ -110,7 +110,7 @@ def test_a_mode_that_the_sink_does_not_take_is_told_with_those_that_it_takes(
     assert f"takes {' and '.join(modes)} mode, not update" in told["update"][0]
 
 
-def test_a_sink_that_spark_could_not_be_asked_about_is_told(
+def test_a_sink_about_which_spark_could_not_be_asked_is_reported(
     streams: Inputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.spark.internals.query_start.streaming_capabilities", _fails)

@@ -1,4 +1,6 @@
-"""What a ``penstock.TableSink`` refuses when a pipeline starts is told by the check, in the same words."""
+"""What a ``penstock.TableSink`` refuses when a pipeline starts is reported by the check, in the same
+words.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def windows(rate: DataFrame) -> DataFrame:
         ({"keys": ["other"]}, DELTA, "update", "INVALID_INPUT"),
     ],
 )
-def test_what_the_start_refuses_is_not_allowed_in_the_same_words(
+def test_the_check_refuses_in_the_same_words_as_the_start(
     rate: DataFrame, settings: dict[str, object], url: str, mode: str, condition: str, tmp_path: Path
 ) -> None:
     sink = penstock.TableSink("t", url=url.format(tmp_path), **settings)  # type: ignore[arg-type]
@@ -52,7 +54,7 @@ def test_what_the_start_refuses_is_not_allowed_in_the_same_words(
 
 
 @pytest.mark.parametrize("url", [SQL, DELTA])
-def test_a_window_is_no_key_and_its_start_is_one(windows: DataFrame, url: str, tmp_path: Path) -> None:
+def test_a_window_is_refused_as_key_but_not_its_start(windows: DataFrame, url: str, tmp_path: Path) -> None:
     refused = penstock.modes.check(windows, sink=penstock.TableSink("t", ["window"], url.format(tmp_path)))[
         "update"
     ]
@@ -64,7 +66,7 @@ def test_a_window_is_no_key_and_its_start_is_one(windows: DataFrame, url: str, t
     ].safe
 
 
-def test_a_pipeline_says_itself_what_its_table_refuses(windows: DataFrame, tmp_path: Path) -> None:
+def test_a_pipeline_raises_the_refusal_of_its_table_itself(windows: DataFrame, tmp_path: Path) -> None:
     sink = penstock.TableSink("t", ["window"], SQL.format(tmp_path))
     pipeline = penstock.stream(windows.sparkSession, windows).write(sink, output_mode="update")
     with pytest.raises(penstock.errors.InvalidInputError, match="is nested"):

@@ -1,5 +1,5 @@
-"""``transformWithState`` in Python needs the package protobuf: the check says so before the query dies of
-it.
+"""``transformWithState`` in Python needs the package protobuf: the check says so before the query
+fails for that reason.
 """
 
 from __future__ import annotations

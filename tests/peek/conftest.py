@@ -1,4 +1,4 @@
-"""A session with the data source, and the proof that nothing stays behind."""
+"""A session with the data source, and a check that nothing is left behind."""
 
 from __future__ import annotations
 

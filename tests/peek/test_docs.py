@@ -1,4 +1,4 @@
-"""The examples of docs/taking.md run as they stand there, and give what stands there."""
+"""The examples of docs/taking.md run as written, and give the output shown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def blocks(language: str) -> list[str]:
     return [body for name, body in _BLOCK.findall(PAGE.read_text()) if name == language]
 
 
-def test_the_examples_give_what_the_page_shows(
+def test_the_examples_give_the_output_on_the_page(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Rows of streams that only a query can give: sources of Spark's own, and whatever keeps state."""
+"""Rows of streams that only a query can give: Spark's own sources, and stateful operators."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def test_a_source_of_sparks_own(spark: SparkSession, tmp_path: Path) -> None:
     assert (sorted(row[1] for row in rows), rows.to_arrow().schema.names) == ([0, 0, 1, 1, 2, 2], ["a", "a"])
 
 
-def test_when_the_time_is_over_the_query_stops(spark: SparkSession) -> None:
+def test_the_query_stops_at_the_timeout(spark: SparkSession) -> None:
     rows = penstock.take(rate(spark).where("value < 0"), 1, timeout=1)
     assert (len(rows), rows.complete, rows.to_arrow().schema.names) == (0, False, ["timestamp", "value"])
 
 
-def test_groups_come_as_the_watermark_passes_them(
+def test_groups_are_taken_when_the_watermark_passes_them(
     spark: SparkSession, store: penstock.Store, store_url: str, events: penstock.Queue
 ) -> None:
     store.create_consumer("board").register("events", start={0: 2})
@@ -77,14 +77,16 @@ def test_groups_come_as_the_watermark_passes_them(
 
 @one_store
 @pytest.mark.usefixtures("events")
-def test_all_groups_but_the_last_come_without_more_data(spark: SparkSession, store_url: str) -> None:
+def test_all_groups_but_the_last_are_taken_without_more_data(spark: SparkSession, store_url: str) -> None:
     rows = penstock.take(hourly(spark, store_url), 23)
     assert sorted(row.start.hour for row in rows) == list(range(23))
 
 
 @one_store
 @pytest.mark.usefixtures("events")
-def test_what_append_mode_does_not_take_is_refused_by_name(spark: SparkSession, store_url: str) -> None:
+def test_operators_not_supported_in_append_mode_are_refused_by_name(
+    spark: SparkSession, store_url: str
+) -> None:
     with pytest.raises(OutputModeRefusedError, match="watermark") as caught:
         penstock.take(stream(spark, store_url, "events").groupBy("key").count(), 1)
     assert "PENSTOCK_AGGREGATION_WITHOUT_WATERMARK" in caught.value.parameters["problems"]
@@ -93,13 +95,13 @@ def test_what_append_mode_does_not_take_is_refused_by_name(spark: SparkSession, 
         penstock.take_sample(stream(spark, store_url, "events").groupBy("key").count(), 1)
 
 
-def test_a_limit_and_a_join_are_rows_of_a_query(spark: SparkSession) -> None:
+def test_limits_and_joins_run_as_a_query(spark: SparkSession) -> None:
     assert len(penstock.take(rate(spark).limit(2), 2)) == 2
     names = spark.createDataFrame([(1, "one"), (2, "two")], "value long, name string")
     assert {row.name for row in penstock.take(rate(spark).join(names, "value"), 2)} == {"one", "two"}
 
 
-def test_what_a_query_fails_with_is_raised(spark: SparkSession) -> None:
+def test_the_error_of_a_failing_query_is_raised(spark: SparkSession) -> None:
     @F.udf("long")
     def broken(_: int) -> int:
         raise ValueError("there is no such day")
@@ -160,7 +162,7 @@ def test_an_interrupt_while_the_query_starts_stops_it_too(
     thread.join()
 
 
-def test_the_checkpoint_stands_where_one_says(
+def test_the_checkpoint_is_where_the_caller_says(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -201,7 +203,9 @@ def test_the_checkpoint_stands_where_one_says(
         ({"df": "orders"}, r"df is a streaming DataFrame; of a penstock.stream\(…\), pass its .to_df\(\)"),
     ],
 )
-def test_arguments_of_another_kind_are_refused(spark: SparkSession, wrong: dict[str, Any], said: str) -> None:
+def test_arguments_of_the_wrong_type_are_refused(
+    spark: SparkSession, wrong: dict[str, Any], said: str
+) -> None:
     with pytest.raises(InvalidInputError, match=said):
         penstock.take(**{"df": rate(spark), "n": 1} | wrong)
 
@@ -213,7 +217,7 @@ def test_spark_connect_is_refused_by_name(run_child: Callable[..., ChildProcess]
     assert child.output.count("REFUSED TAKE_NEEDS_CLASSIC") == 2
 
 
-def test_a_dataframe_at_rest_is_refused(spark: SparkSession) -> None:
+def test_a_batch_dataframe_is_refused(spark: SparkSession) -> None:
     with pytest.raises(
         InvalidInputError, match=r"df.limit\(n\) returns its first rows, df.sample\(fraction\) a sample"
     ):
@@ -221,7 +225,7 @@ def test_a_dataframe_at_rest_is_refused(spark: SparkSession) -> None:
 
 
 @one_store
-def test_a_plan_says_on_how_much_its_rows_depend(
+def test_a_plan_is_classified_by_what_its_rows_depend_on(
     spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     make_queue(store)
@@ -238,7 +242,7 @@ def test_a_plan_says_on_how_much_its_rows_depend(
 
 
 @one_store
-def test_of_a_union_neither_consumer_moves(
+def test_taking_from_a_union_moves_no_consumer(
     spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     fill(make_queue(store), range(5))

@@ -1,4 +1,4 @@
-"""Taken rows: a list, a table, and what people see of it."""
+"""Taken rows: a list, a table, and how they are displayed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def three(spark: SparkSession) -> penstock.TakeResult:
     return taken(spark, table)
 
 
-def test_it_is_a_list_of_rows(three: penstock.TakeResult) -> None:
+def test_the_result_is_a_list_of_rows(three: penstock.TakeResult) -> None:
     assert isinstance(three, Sequence)
     assert three[0] == Row(id=1, name="<a> & b", at=datetime(2026, 1, 1, 12, tzinfo=UTC).replace(tzinfo=None))
     assert [row.id for row in three] == [1, 22, None]
@@ -41,7 +41,7 @@ def test_it_is_a_list_of_rows(three: penstock.TakeResult) -> None:
     assert three[1] in three
 
 
-def test_text_has_columns_of_one_width_and_a_note(three: penstock.TakeResult) -> None:
+def test_the_text_has_aligned_columns_and_a_note(three: penstock.TakeResult) -> None:
     assert str(three) == repr(three)
     lines = str(three).splitlines()
     assert lines[0] == f"  id  {'name':<60}  at"
@@ -51,7 +51,7 @@ def test_text_has_columns_of_one_width_and_a_note(three: penstock.TakeResult) ->
     assert lines[-1] == "(3 rows)"
 
 
-def test_notebooks_get_a_table_without_foreign_markup(three: penstock.TakeResult) -> None:
+def test_notebooks_get_a_table_with_escaped_markup(three: penstock.TakeResult) -> None:
     shown = three._repr_html_()
     assert "&lt;a&gt; &amp; b" in shown
     assert "<a>" not in shown
@@ -72,7 +72,7 @@ def test_times_are_shown_in_the_sessions_zone(spark: SparkSession) -> None:
     assert shown == "2026-07-01 14:00:00  {start=2026-07-01 14:00:00}"
 
 
-def test_many_rows_are_cut_and_counted(spark: SparkSession) -> None:
+def test_many_rows_are_truncated_and_counted(spark: SparkSession) -> None:
     rows = taken(spark, pa.table({"id": list(range(1_234))}), 2_000, complete=False)
     lines = str(rows).splitlines()
     assert len(lines) == 54
@@ -80,5 +80,5 @@ def test_many_rows_are_cut_and_counted(spark: SparkSession) -> None:
     assert rows._repr_html_().count("<tr>") == 51
 
 
-def test_a_sample_says_of_how_many(spark: SparkSession) -> None:
+def test_a_sample_shows_the_size_of_its_population(spark: SparkSession) -> None:
     assert taken(spark, pa.table({"id": [7]}), seen=1_000).note == "1 row, a sample of 1,000"

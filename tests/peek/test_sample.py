@@ -28,7 +28,7 @@ def drawn(batches: list[pa.RecordBatch], rows: int, random: np.random.Generator)
 
 
 @given(sizes=st.lists(st.integers(0, 40), max_size=8), rows=st.integers(1, 60), seed=st.integers(0, 2**32))
-def test_it_has_the_rows_with_the_smallest_keys_in_their_order(
+def test_a_sample_has_the_rows_with_the_smallest_keys_in_their_order(
     sizes: list[int], rows: int, seed: int
 ) -> None:
     starts = np.cumsum([0, *sizes])
@@ -44,7 +44,7 @@ def test_it_has_the_rows_with_the_smallest_keys_in_their_order(
 
 
 @given(cut=st.integers(0, 50), rows=st.integers(1, 60), seed=st.integers(0, 2**32))
-def test_merged_parts_are_the_sample_of_the_whole(cut: int, rows: int, seed: int) -> None:
+def test_merged_samples_of_parts_equal_the_sample_of_the_whole(cut: int, rows: int, seed: int) -> None:
     keys = np.random.default_rng(seed).random(50)
     table = pa.table({"number": np.arange(50)})
     whole, merged = Reservoir(rows), Reservoir(rows)
@@ -60,7 +60,7 @@ def test_merged_parts_are_the_sample_of_the_whole(cut: int, rows: int, seed: int
     assert found[0].equals(wanted[0])
 
 
-def test_each_row_and_each_pair_comes_equally_often() -> None:
+def test_each_row_and_each_pair_is_sampled_equally_often() -> None:
     random, draws, rows, of = np.random.default_rng(5), 4_000, 3, 12
     singles: Counter[int] = Counter()
     pairs: Counter[tuple[int, int]] = Counter()
@@ -87,7 +87,9 @@ def chi_square(counts: Counter[Any], expected: float, cells: int) -> float:
 
 
 @one_store
-def test_what_a_queue_holds_now(spark: SparkSession, store: penstock.Store, store_url: str) -> None:
+def test_a_sample_of_the_current_rows_of_a_queue(
+    spark: SparkSession, store: penstock.Store, store_url: str
+) -> None:
     orders = make_queue(store, partitions=2)
     fill(orders, range(3_000))
     fill(orders, range(3_000, 10_000), partition=1)
@@ -107,7 +109,9 @@ def test_what_a_queue_holds_now(spark: SparkSession, store: penstock.Store, stor
 
 
 @one_store
-def test_of_fewer_rows_it_has_them_all(spark: SparkSession, store: penstock.Store, store_url: str) -> None:
+def test_a_sample_of_fewer_rows_has_them_all(
+    spark: SparkSession, store: penstock.Store, store_url: str
+) -> None:
     orders = make_queue(store)
     assert len(penstock.take_sample(stream(spark, store_url), 5)) == 0
     fill(orders, range(3))
@@ -115,7 +119,7 @@ def test_of_fewer_rows_it_has_them_all(spark: SparkSession, store: penstock.Stor
     assert (sorted(row.id for row in rows), rows.seen) == ([0, 1, 2], 3)
 
 
-def test_what_comes_within_a_time(spark: SparkSession) -> None:
+def test_a_sample_of_rows_arriving_within_a_time(spark: SparkSession) -> None:
     rate = spark.readStream.format("rate").option("rowsPerSecond", 1_000).load()
     rows = penstock.take_sample(rate, 10, seconds=6)
     assert len({row.value for row in rows}) == 10
@@ -124,7 +128,7 @@ def test_what_comes_within_a_time(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"n": -1}, {"seconds": 0}, {"seed": -1}, {"seed": 0.5}])
-def test_arguments_of_another_kind_are_refused(spark: SparkSession, wrong: dict[str, Any]) -> None:
+def test_arguments_of_the_wrong_type_are_refused(spark: SparkSession, wrong: dict[str, Any]) -> None:
     rate = spark.readStream.format("rate").load()
     with pytest.raises(InvalidInputError, match=next(iter(wrong))):
         penstock.take_sample(**{"df": rate, "n": 1} | wrong)

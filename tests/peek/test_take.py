@@ -1,4 +1,4 @@
-"""The first rows of queues and change feeds, which are read without a query where that gives the same."""
+"""The first rows of queues and change feeds, which are read without a query if the result is the same."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ids(rows: penstock.TakeResult) -> list[int]:
 
 
 @pytest.mark.usefixtures("no_query")
-def test_the_first_rows_come_partition_by_partition(
+def test_the_first_rows_are_taken_partition_by_partition(
     spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     orders = make_queue(store, partitions=2)
@@ -55,7 +55,7 @@ def test_the_first_rows_come_partition_by_partition(
 
 @one_store
 @pytest.mark.usefixtures("no_query")
-def test_filters_and_functions_see_only_as_many_rows_as_it_takes(
+def test_filters_and_functions_see_only_as_many_rows_as_needed(
     spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     fill(make_queue(store), range(50_000), each=5_000)
@@ -102,7 +102,7 @@ EVERY_KIND = pa.schema(
 
 
 @one_store
-def test_values_of_every_type_are_those_that_a_query_gives(
+def test_values_of_every_type_equal_those_of_a_query(
     spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     instant = datetime(2026, 3, 29, 1, 30, 0, 123456, tzinfo=UTC)
@@ -133,7 +133,7 @@ def test_values_of_every_type_are_those_that_a_query_gives(
 
 
 @one_store
-def test_what_a_few_rows_do_not_hold_is_read_by_spark_from_there(
+def test_spark_reads_on_if_the_first_rows_do_not_suffice(
     spark: SparkSession, store: penstock.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(penstock_reads, "_MOST", 3_000)
@@ -148,7 +148,7 @@ def test_what_a_few_rows_do_not_hold_is_read_by_spark_from_there(
 
 @one_store
 @pytest.mark.usefixtures("no_query")
-def test_what_sparks_executors_read_begins_behind_the_rows_that_were_looked_at(
+def test_sparks_executors_start_after_the_rows_already_examined(
     spark: SparkSession, store: penstock.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders = make_queue(store)
@@ -169,10 +169,12 @@ def test_what_sparks_executors_read_begins_behind_the_rows_that_were_looked_at(
 
 @one_store
 @pytest.mark.usefixtures("no_query")
-def test_rare_rows_of_a_backlog_are_looked_for_by_sparks_executors(
+def test_sparks_executors_search_a_backlog_for_rare_rows(
     spark: SparkSession, store: penstock.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few rows tell how many more to read; what is found then is among all that there is, once each."""
+    """A few rows show how many more to read; the result is taken from all available rows, each of them
+    once.
+    """
     for name, value in {"_MOST": 200, "_ESTIMATE_ROWS": 100, "_FIRST_ROWS": 50, "_MAX_FACTOR": 4}.items():
         monkeypatch.setattr(penstock_reads, name, value)
     orders = make_queue(store, partitions=2)
@@ -188,7 +190,7 @@ def test_rare_rows_of_a_backlog_are_looked_for_by_sparks_executors(
 
 @one_store
 @pytest.mark.usefixtures("no_query")
-def test_rows_that_were_found_are_given_when_the_time_ends_before_they_come_again(
+def test_rows_already_found_are_returned_if_the_timeout_ends_the_second_read(
     spark: SparkSession, store: penstock.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(penstock_reads, "_MOST", 1_500)
@@ -205,13 +207,13 @@ def test_rows_that_were_found_are_given_when_the_time_ends_before_they_come_agai
     assert (ids(rows), rows.complete) == ([100 * n + 7 for n in range(10)], False)
 
 
-def test_a_time_of_any_length_can_be_waited_for() -> None:
+def test_the_timeout_may_have_any_length() -> None:
     clock = Deadline(10**400)
     assert (clock.is_over, clock.at_most(0.5)) == (False, 0.5)
     assert clock.at_most(1e300) < threading.TIMEOUT_MAX
 
 
-def test_the_larger_of_two_lots_of_the_same_rows_is_given() -> None:
+def test_the_larger_of_two_collections_of_the_same_rows_is_returned() -> None:
     found = RowCollector(10)
     found.add(pa.table({"id": [1]}))
     found.add(pa.table({"id": [2, 3]}))
@@ -224,7 +226,7 @@ def test_the_larger_of_two_lots_of_the_same_rows_is_given() -> None:
 
 @one_store
 @pytest.mark.usefixtures("no_query")
-def test_rows_that_come_meanwhile_are_waited_for(
+def test_rows_that_arrive_meanwhile_are_waited_for(
     spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     orders = make_queue(store)
@@ -237,7 +239,7 @@ def test_rows_that_come_meanwhile_are_waited_for(
 
 
 @pytest.mark.usefixtures("no_query")
-def test_when_the_time_is_over_it_gives_what_came_and_says_so(
+def test_at_the_timeout_the_rows_so_far_are_returned_and_marked_incomplete(
     spark: SparkSession, store: penstock.Store, store_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(make_queue(store), range(3))
@@ -250,7 +252,7 @@ def test_when_the_time_is_over_it_gives_what_came_and_says_so(
 
 
 @one_store
-def test_a_function_that_takes_too_long_is_cut_off(
+def test_a_function_that_takes_too_long_is_interrupted(
     spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     fill(make_queue(store), range(3))
@@ -268,7 +270,7 @@ def test_a_function_that_takes_too_long_is_cut_off(
 
 
 @one_store
-def test_what_a_function_fails_with_is_raised(
+def test_the_error_of_a_failing_function_is_raised(
     spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     fill(make_queue(store), range(3))
@@ -285,7 +287,7 @@ def standing(store: penstock.Store, consumer: str) -> dict[int, int]:
     return store.consumer(consumer).offsets("orders")
 
 
-def test_a_consumer_is_read_from_where_it_stands_and_stays_there(
+def test_taking_starts_at_the_consumers_position_and_does_not_move_it(
     spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     orders = make_queue(store, partitions=2)
@@ -303,7 +305,7 @@ def test_a_consumer_is_read_from_where_it_stands_and_stays_there(
 
 
 @one_store
-def test_a_running_query_keeps_its_consumer(
+def test_taking_rows_does_not_disturb_a_running_query_of_the_consumer(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     orders = make_queue(store)
@@ -333,7 +335,7 @@ def test_a_running_query_keeps_its_consumer(
 
 
 @one_store
-def test_trimmed_rows_are_told(spark: SparkSession, store: penstock.Store, store_url: str) -> None:
+def test_trimmed_rows_are_reported(spark: SparkSession, store: penstock.Store, store_url: str) -> None:
     orders = make_queue(store)
     fill(orders, range(10), each=2)
     store.create_consumer("billing").register("orders")
@@ -376,7 +378,7 @@ def content(frame: DataFrame | penstock.TakeResult) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("mode", ["none", "dropCarryovers"])
 @one_store
 @pytest.mark.usefixtures("no_query")
-def test_a_change_feed_gives_what_a_batch_of_it_gives(
+def test_a_change_feed_gives_the_same_rows_as_a_batch_read(
     spark: SparkSession,
     feed: penstock.QueueFeed,
     mode: str,
@@ -393,7 +395,7 @@ def test_a_change_feed_gives_what_a_batch_of_it_gives(
 
 
 @one_store
-def test_the_rest_of_a_change_feed_is_read_by_spark_in_whole_commits(
+def test_spark_reads_the_rest_of_a_change_feed_in_whole_commits(
     spark: SparkSession, feed: penstock.QueueFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(penstock_reads, "_RANGE_ROWS", 1)
@@ -405,7 +407,7 @@ def test_the_rest_of_a_change_feed_is_read_by_spark_in_whole_commits(
 
 @pytest.mark.parametrize("bounds", [{"ending_version": 4}, {"ending_timestamp": START + 4 * SECOND}])
 @one_store
-def test_a_change_feed_with_an_end_has_no_more(
+def test_a_change_feed_with_an_end_version_stops_there(
     spark: SparkSession, feed: penstock.QueueFeed, bounds: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start: dict[str, Any] = {next(iter(bounds)).replace("ending", "starting"): 0}

@@ -31,7 +31,7 @@ def commit(version: int, changed: int) -> list[Row]:
     "whole",
     [pytest.param(True, id="micro_batch"), pytest.param(False, id="watermark", marks=pytest.mark.soak)],
 )
-def test_every_commit_comes_out_with_its_changes_alone(
+def test_every_commit_is_written_with_exactly_its_changes(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path, whole: bool
 ) -> None:
     feed = store.create_queue("feed", SCHEMA, partitions=2, key=["data"])

@@ -17,7 +17,7 @@ from penstock.errors import (
 from penstock.spark.error_boundary import original_error
 
 
-def test_an_error_under_sparks_own_is_found(spark: SparkSession) -> None:
+def test_the_original_error_under_sparks_own_is_found(spark: SparkSession) -> None:
     """Where the abort of a write fails too, Spark's message has no reason."""
     java = spark._jvm.java.lang
     reason = "Traceback:\npenstock.errors.QueueNotFoundError: [QUEUE_NOT_FOUND] there is no queue 'out'"
@@ -36,7 +36,7 @@ def test_an_error_under_sparks_own_is_found(spark: SparkSession) -> None:
         ),
     ],
 )
-def test_it_has_the_class_and_the_condition_that_it_was_raised_with(error: PenstockError) -> None:
+def test_an_error_keeps_the_class_and_condition_that_it_was_raised_with(error: PenstockError) -> None:
     kind = type(error)
     found = original_error(
         RuntimeError(f"Traceback:\n{kind.__module__}.{kind.__name__}: {error}\n  at org.apache")
@@ -54,19 +54,19 @@ def test_it_has_the_class_and_the_condition_that_it_was_raised_with(error: Penst
         ConnectionRefusedError(111, "Connection refused"),
     ],
 )
-def test_the_end_of_spark_is_told_with_what_to_do(error: Exception) -> None:
+def test_a_shutdown_of_spark_is_reported_with_a_remedy(error: Exception) -> None:
     found = original_error(error)
     assert isinstance(found, QueryFailedError)
     assert found.condition == "QUERY_FAILED.SPARK_SHUT_DOWN"
     assert "to the driver's process alone" in str(found)
 
 
-def test_any_other_error_stays_what_it_is() -> None:
+def test_any_other_error_is_left_unchanged() -> None:
     error = ValueError("division by zero")
     assert original_error(error) is error
 
 
-def test_an_error_that_the_jvm_raised_is_not_its_end(spark: SparkSession) -> None:
+def test_an_error_raised_by_the_jvm_is_not_taken_for_its_shutdown(spark: SparkSession) -> None:
     with pytest.raises(Py4JJavaError) as raised:
         spark._jvm.java.util.ArrayList().get(0)
     assert original_error(raised.value) is raised.value

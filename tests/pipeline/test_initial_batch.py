@@ -23,7 +23,7 @@ ROW = (1, "a", 1, "insert", 1, 1_700_000_000_000_000)
 @pytest.mark.parametrize(
     "trigger", [penstock.Trigger.available_now(), penstock.Trigger.processing_time("50 milliseconds")]
 )
-def test_the_last_commit_of_a_run_that_died(
+def test_the_last_commit_of_a_dead_run_is_emitted(
     spark: SparkSession,
     store: penstock.Store,
     store_url: str,
@@ -56,7 +56,7 @@ def test_the_last_commit_of_a_run_that_died(
     assert tuples(queue.read(0, 0)) == [ROW]
 
 
-def test_queries_that_keep_nothing_are_left_alone(spark: SparkSession, tmp_path: Path) -> None:
+def test_queries_without_state_are_left_alone(spark: SparkSession, tmp_path: Path) -> None:
     frame = Files(spark, tmp_path).read()
     where = str(tmp_path / "ck")
     assert with_initial_batch(frame, where) is frame
@@ -68,7 +68,7 @@ def test_queries_that_keep_nothing_are_left_alone(spark: SparkSession, tmp_path:
     assert with_initial_batch(counted, where) is counted, "nothing waits for a watermark there"
 
 
-def test_a_query_that_is_woken_has_the_same_schema_and_no_more_tasks(
+def test_an_initial_batch_changes_neither_the_schema_nor_the_number_of_tasks(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     files = Files(spark, tmp_path)
@@ -87,7 +87,7 @@ def test_a_query_that_is_woken_has_the_same_schema_and_no_more_tasks(
     assert "BatchScan" not in plan
 
 
-def test_a_checkpoint_that_began_without_it_goes_on_without_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_checkpoint_created_without_it_continues_without_it(spark: SparkSession, tmp_path: Path) -> None:
     files = Files(spark, tmp_path)
     files.add([ROW])
     kept = files.read().withWatermark("_commit_timestamp", "0 seconds").dropDuplicates(["_commit_timestamp"])

@@ -1,4 +1,4 @@
-"""Events of a session's queries, and the publishers that they are passed on to."""
+"""Events of a session's queries, and the publishers to which they are passed on."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def hearing(others: Mock) -> SessionListener:
     return found
 
 
-def test_what_comes_before_it_is_known_whose_it_is_waits(
+def test_events_are_held_until_the_owner_of_their_run_is_known(
     hearing: SessionListener, own: Mock, others: Mock
 ) -> None:
     with hearing.starting():
@@ -57,9 +57,7 @@ def test_what_comes_before_it_is_known_whose_it_is_waits(
     assert (run.query_id, run.name, run.spark_ui) == ("id", "n", "http://127.0.0.1:4040")
 
 
-def test_a_run_that_is_told_of_elsewhere_or_nowhere_is_nobodys_here(
-    hearing: SessionListener, others: Mock
-) -> None:
+def test_a_run_claimed_without_a_publisher_is_not_reported(hearing: SessionListener, others: Mock) -> None:
     hearing.claim("continuous", None)
     hearing.started("id", "continuous", "n")
     hearing.progressed(told("continuous", 0))
@@ -67,7 +65,7 @@ def test_a_run_that_is_told_of_elsewhere_or_nowhere_is_nobodys_here(
     assert others.method_calls == []
 
 
-def test_without_ps_publish_a_stranger_is_told_of_nowhere(own: Mock) -> None:
+def test_without_monitor_the_runs_of_other_queries_are_not_reported(own: Mock) -> None:
     hearing = SessionListener()
     hearing.listens = True
     hearing.claim("own", own)
@@ -78,7 +76,7 @@ def test_without_ps_publish_a_stranger_is_told_of_nowhere(own: Mock) -> None:
     assert heard(own) == [("progressed", "own")]
 
 
-def test_an_error_is_told_with_its_condition(hearing: SessionListener, own: Mock) -> None:
+def test_an_error_is_reported_with_its_condition(hearing: SessionListener, own: Mock) -> None:
     hearing.claim("own", own)
     hearing.terminated(
         "own", "org.apache.spark.SomeException: no way\n\tat org.apache.Thing.run(T.scala)", "NO_WAY"
@@ -87,7 +85,7 @@ def test_an_error_is_told_with_its_condition(hearing: SessionListener, own: Mock
     assert (error.condition, error.message) == ("NO_WAY", "org.apache.spark.SomeException: no way")
 
 
-def test_an_end_is_waited_for(hearing: SessionListener, own: Mock) -> None:
+def test_the_end_of_a_run_is_waited_for(hearing: SessionListener, own: Mock) -> None:
     hearing.claim("own", own)
     assert not hearing.await_end("own", 0.01)
     threading.Timer(0.05, hearing.terminated, ["own", None, None]).start()

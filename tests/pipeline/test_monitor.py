@@ -52,7 +52,7 @@ def pipeline(spark: SparkSession, url: str, transform: Any = None, **more: objec
     return stream.write(penstock.QueueSink("out", url), **more)
 
 
-def test_a_query_of_micro_batches_is_told_to_the_store_of_its_sink(
+def test_a_micro_batch_query_is_reported_to_the_store_of_its_sink(
     spark: SparkSession, store: penstock.Store, store_url: str, source: penstock.Queue, tmp_path: Path
 ) -> None:
     source.append([{"id": number} for number in range(10)])
@@ -76,7 +76,7 @@ def test_a_query_of_micro_batches_is_told_to_the_store_of_its_sink(
     assert (told["batch_duration_ms"]["p99"], told["batch_duration_ms"]["batches"]) == (last.duration, 1)
 
 
-def test_a_continuous_query_is_told_with_its_latency(
+def test_a_continuous_query_is_reported_with_its_latency(
     spark: SparkSession, store: penstock.Store, store_url: str, source: penstock.Queue, tmp_path: Path
 ) -> None:
     query = pipeline(spark, store_url).start(name=NAME, checkpoint=tmp_path / "ck", trigger=SOON)
@@ -94,7 +94,7 @@ def test_a_continuous_query_is_told_with_its_latency(
 
 @one_store
 @pytest.mark.parametrize("trigger", [NOW, SOON], ids=["batches", "epochs"])
-def test_a_failure_is_told_with_its_condition_and_no_secret(
+def test_a_failure_is_reported_with_its_condition_and_without_secrets(
     spark: SparkSession,
     store: penstock.Store,
     store_url: str,
@@ -119,7 +119,7 @@ def test_a_failure_is_told_with_its_condition_and_no_secret(
 
 
 @one_store
-def test_the_end_of_a_query_that_nobody_awaits_is_told_too(
+def test_the_end_of_a_query_that_nobody_awaits_is_reported_too(
     spark: SparkSession, store: penstock.Store, store_url: str, source: penstock.Queue, tmp_path: Path
 ) -> None:
     source.append([{"id": 1}])
@@ -129,7 +129,7 @@ def test_the_end_of_a_query_that_nobody_awaits_is_told_too(
 
 
 @one_store
-def test_a_query_that_is_stopped_is_told_as_stopped_and_runs_again_under_its_id(
+def test_a_stopped_query_is_reported_as_stopped_and_runs_again_under_its_id(
     spark: SparkSession, store: penstock.Store, store_url: str, source: penstock.Queue, tmp_path: Path
 ) -> None:
     runs = []
@@ -148,7 +148,7 @@ def test_a_query_that_is_stopped_is_told_as_stopped_and_runs_again_under_its_id(
 
 @one_store
 @pytest.mark.parametrize("trigger", [NOW, SOON], ids=["batches", "epochs"])
-def test_a_query_may_keep_to_itself(
+def test_a_query_with_monitor_false_is_not_reported(
     spark: SparkSession,
     store: penstock.Store,
     store_url: str,
@@ -166,7 +166,7 @@ def test_a_query_may_keep_to_itself(
 
 
 @one_store
-def test_a_table_is_told_as_sink_and_another_store_as_well(
+def test_a_query_that_writes_a_table_is_reported_to_the_store_of_the_table(
     spark: SparkSession, store: penstock.Store, store_url: str, source: penstock.Queue, tmp_path: Path
 ) -> None:
     source.append([{"id": number} for number in range(5)])
@@ -195,7 +195,7 @@ def test_a_union_is_reported_with_all_its_queues(
 
 
 @one_store
-def test_other_queries_of_a_session_are_told_where_ps_publish_says(
+def test_other_queries_of_a_session_are_reported_to_the_store_given_to_monitor(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     session = spark.newSession()
@@ -217,7 +217,7 @@ def test_other_queries_of_a_session_are_told_where_ps_publish_says(
 
 
 @one_store
-def test_a_pipeline_without_a_store_is_told_where_ps_publish_says_once(
+def test_a_pipeline_without_a_store_is_reported_once_to_the_store_given_to_monitor(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     session = spark.newSession()
@@ -240,7 +240,7 @@ def test_a_pipeline_without_a_store_is_told_where_ps_publish_says_once(
 
 
 @one_store
-def test_a_store_that_is_gone_harms_no_query(
+def test_a_missing_store_does_not_affect_the_query(
     spark: SparkSession,
     store: penstock.Store,
     store_url: str,
@@ -259,7 +259,7 @@ def test_a_store_that_is_gone_harms_no_query(
     assert [getattr(record, "action", "") for record in caplog.records] == ["monitor_failed"]
 
 
-def test_a_session_has_one_listener_and_none_for_continuous_queries_alone(
+def test_a_session_has_one_listener_or_none_if_all_its_queries_are_continuous(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = spark.newSession()
@@ -272,7 +272,7 @@ def test_a_session_has_one_listener_and_none_for_continuous_queries_alone(
     assert len(added) == 1
 
 
-def test_ps_publish_needs_a_store_that_is_there(spark: SparkSession, tmp_path: Path) -> None:
+def test_monitor_requires_an_existing_store(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(InvalidOptionError, match=r"spark\.penstock\.url"):
         penstock.monitor(spark.newSession())
     with pytest.raises(StoreNotFoundError):
@@ -281,7 +281,7 @@ def test_ps_publish_needs_a_store_that_is_there(spark: SparkSession, tmp_path: P
 
 @one_store
 @pytest.mark.crash_full
-def test_queries_of_a_killed_process_fall_silent(
+def test_queries_of_a_killed_process_are_shown_as_silent(
     run_child: Callable[..., ChildProcess],
     store: penstock.Store,
     store_url: str,
@@ -311,6 +311,6 @@ def test_queries_of_a_killed_process_fall_silent(
     collector.close()
 
 
-def test_what_is_written_is_no_more_than_once_a_second() -> None:
+def test_reports_are_written_at_most_once_a_second() -> None:
     assert module.EVERY_SECONDS == 1.0
     assert shown.SILENT_SECONDS == 3 * module.HEARTBEAT_SECONDS == 30

@@ -1,4 +1,4 @@
-"""A pipeline refuses, before it starts, what its output mode would get wrong.
+"""Before it starts, a pipeline refuses queries that would give wrong results in their output mode.
 
 `check=False` starts it all the same.
 """
@@ -33,7 +33,7 @@ def deduplicated(spark: SparkSession, store: penstock.Store, url: str) -> pensto
 
 
 @one_store
-def test_what_is_not_safe_is_refused_with_the_report_and_nothing_starts(
+def test_an_unsafe_query_is_refused_with_the_report_before_it_starts(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     pipeline = deduplicated(spark, store, store_url)
@@ -66,7 +66,7 @@ def test_warnings_are_logged_when_the_query_starts(
 
 
 @one_store
-def test_the_user_may_know_better(
+def test_the_check_can_be_overridden(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     pipeline = deduplicated(spark, store, store_url)
@@ -75,7 +75,7 @@ def test_the_user_may_know_better(
 
 
 @one_store
-def test_a_check_is_asked_for_with_true_or_false(
+def test_the_option_for_the_check_must_be_true_or_false(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     pipeline = deduplicated(spark, store, store_url)

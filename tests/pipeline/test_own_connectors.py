@@ -1,4 +1,4 @@
-"""Sources and sinks that a program brings."""
+"""User-defined sources and sinks."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def by_parity(frame: DataFrame) -> DataFrame:
 
 
 @one_store
-def test_a_sink_of_ones_own_keeps_exactly_once_by_the_ids_of_micro_batches(
+def test_a_user_defined_sink_is_exactly_once_through_micro_batch_ids(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path, database: Path
 ) -> None:
     rows = penstock.stream(spark, source(store, store_url)).transform(by_parity)
@@ -180,7 +180,7 @@ def test_a_sink_of_ones_own_keeps_exactly_once_by_the_ids_of_micro_batches(
 
 
 @one_store
-def test_a_source_of_ones_own_is_read(
+def test_a_user_defined_source_is_read(
     spark: SparkSession, store: penstock.Store, tmp_path: Path, database: Path
 ) -> None:
     (tmp_path / "files").mkdir()
@@ -195,7 +195,7 @@ def test_a_source_of_ones_own_is_read(
 
 
 @one_store
-def test_what_a_sink_of_ones_own_does_not_keep_is_refused(
+def test_a_guarantee_that_a_user_defined_sink_does_not_give_is_refused(
     spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     stream = penstock.stream(spark, source(store, store_url))
@@ -212,7 +212,7 @@ def test_what_a_sink_of_ones_own_does_not_keep_is_refused(
 
 
 @one_store
-def test_a_continuous_sink_of_ones_own_gets_each_epoch(
+def test_a_user_defined_continuous_sink_gets_each_epoch(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     (tmp_path / "epochs").mkdir()

@@ -46,7 +46,7 @@ def even(spark: SparkSession, url: str) -> penstock.Pipeline:
     )
 
 
-def test_a_consumer_that_is_not_registered_is_refused_at_the_start(
+def test_an_unregistered_consumer_is_refused_at_the_start(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     make_queue(store, "in")
@@ -57,7 +57,7 @@ def test_a_consumer_that_is_not_registered_is_refused_at_the_start(
     assert not spark.streams.active
 
 
-def test_what_is_there_goes_through_once_and_all_is_level(
+def test_existing_rows_are_written_once_and_the_consumer_has_caught_up(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     prepare(store)
@@ -86,7 +86,7 @@ def test_a_running_query_owns_its_consumer_until_it_is_stopped(
     assert store.consumer("c").seek("in", to="earliest") == {0: 0, 1: 0}
 
 
-def test_rows_that_are_safe_are_trimmed_without_anybody_asking(
+def test_rows_that_are_no_longer_needed_are_trimmed_automatically(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     """Also while nobody appends any more."""
@@ -108,7 +108,7 @@ def test_rows_that_are_safe_are_trimmed_without_anybody_asking(
 
 
 @one_store
-def test_a_micro_batch_that_takes_too_long_is_broken_off_and_repeated(
+def test_a_micro_batch_that_takes_too_long_is_aborted_and_repeated(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     prepare(store)
@@ -135,7 +135,7 @@ def test_a_micro_batch_that_takes_too_long_is_broken_off_and_repeated(
 
 
 @one_store
-def test_an_old_checkpoint_is_refused_with_our_own_error(
+def test_an_old_checkpoint_is_refused_with_penstocks_own_error(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     prepare(store)
@@ -150,7 +150,7 @@ def test_an_old_checkpoint_is_refused_with_our_own_error(
 
 @one_store
 @pytest.mark.parametrize(("back", "read_after"), [(False, [6, 7]), (True, [3, 4, 5, 6, 7])])
-def test_the_way_out_after_a_program_has_moved_the_consumer_of_a_query(
+def test_a_query_can_be_repaired_after_a_program_moved_its_consumer(
     spark: SparkSession,
     store: penstock.Store,
     store_url: str,
@@ -204,7 +204,7 @@ def safe(store: penstock.Store, consumer: str, queue: str) -> list[int]:
 
 
 @one_store
-def test_consumers_that_come_in_a_frame_are_level_as_well(
+def test_consumers_of_queues_in_any_streaming_frame_are_advanced_too(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     prepare(store)
@@ -224,7 +224,7 @@ def test_consumers_that_come_in_a_frame_are_level_as_well(
 
 
 @one_store
-def test_a_source_that_never_rests_does_not_keep_a_query_from_stopping(
+def test_a_source_with_endless_new_rows_does_not_prevent_a_query_from_stopping(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     prepare(store)
@@ -240,7 +240,7 @@ def test_a_source_that_never_rests_does_not_keep_a_query_from_stopping(
 
 
 @one_store
-def test_idempotent_refuses_what_may_be_cut_otherwise_the_next_time(
+def test_idempotent_refuses_plans_whose_partitions_may_differ_in_a_repetition(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     prepare(store)
@@ -253,7 +253,9 @@ def test_idempotent_refuses_what_may_be_cut_otherwise_the_next_time(
 
 
 @one_store
-def test_wrong_arguments_are_told_at_once(spark: SparkSession, store: penstock.Store, store_url: str) -> None:
+def test_wrong_arguments_are_refused_before_the_query_starts(
+    spark: SparkSession, store: penstock.Store, store_url: str
+) -> None:
     prepare(store)
     stream = penstock.stream(spark, penstock.QueueSource("in", consumer="c", url=store_url))
     sink = penstock.QueueSink("out", url=store_url)
@@ -274,7 +276,7 @@ def test_wrong_arguments_are_told_at_once(spark: SparkSession, store: penstock.S
 
 
 @one_store
-def test_what_is_wrong_with_the_source_is_our_own_error(
+def test_problems_with_the_source_raise_penstocks_own_error(
     spark: SparkSession, store: penstock.Store, store_url: str
 ) -> None:
     prepare(store)
@@ -287,7 +289,7 @@ def test_what_is_wrong_with_the_source_is_our_own_error(
         ).to_df()
 
 
-def test_no_end_of_a_pipeline_shows_its_url() -> None:
+def test_sources_and_sinks_do_not_show_their_url() -> None:
     secret = "postgresql://u:geheim@h/d"
     assert "geheim" not in repr(penstock.QueueSource("q", url=secret)) + repr(
         penstock.QueueSink("q", url=secret)

@@ -1,4 +1,6 @@
-"""The publisher's thread: what it writes and how often, and how it handles a store that does not answer."""
+"""The publisher's thread: what it writes and how often, and how it handles a store that does not
+respond.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def publisher(store: penstock.Store, store_url: str) -> Iterator[Publisher]:
     found.settle_all(10)
 
 
-def test_the_beginning_and_the_end_are_told_at_once(publisher: Publisher, store: penstock.Store) -> None:
+def test_the_start_and_end_of_a_query_are_reported_immediately(
+    publisher: Publisher, store: penstock.Store
+) -> None:
     publisher.begin(RUN)
     (row,) = wait_until(lambda: rows(store), 10)
     assert (row.query_id, row.run_id, row.name, row.state) == ("id", "run", RUN.name, "running")
@@ -62,7 +66,9 @@ def test_the_beginning_and_the_end_are_told_at_once(publisher: Publisher, store:
     assert (row.state, row.error_condition, row.error_message) == ("failed", "BAD", "why")
 
 
-def test_only_the_newest_is_told_with_the_rows_of_all(publisher: Publisher, store: penstock.Store) -> None:
+def test_only_the_newest_progress_is_reported_with_the_total_of_rows(
+    publisher: Publisher, store: penstock.Store
+) -> None:
     publisher.begin(RUN)
     began = time.monotonic()
     for batch in range(25):
@@ -93,7 +99,7 @@ def test_rows_dropped_as_late_are_counted_for_the_run_and_logged_once(
     assert (record.action, record.rows) == ("rows_late", 2)  # type: ignore[attr-defined] # by extra
 
 
-def test_what_is_said_behind_the_end_or_of_a_stranger_is_not_heard(
+def test_progress_after_the_end_or_of_an_unknown_run_is_ignored(
     publisher: Publisher, store: penstock.Store
 ) -> None:
     publisher.progressed("stranger", told(1))
@@ -106,7 +112,7 @@ def test_what_is_said_behind_the_end_or_of_a_stranger_is_not_heard(
     assert rows(store)[0].state == "stopped"
 
 
-def test_a_process_with_a_query_tells_that_it_is_there(
+def test_a_process_with_a_running_query_sends_heartbeats(
     publisher: Publisher, store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.05)
@@ -143,7 +149,7 @@ def test_rows_out_come_from_the_ledger_where_spark_has_not_counted_them(
     assert [(point.batch_id, point.rows_out) for point in progress(store)] == [(1, 7), (2, 9)]
 
 
-def test_a_store_that_does_not_answer_is_logged_once_and_told_later(
+def test_a_store_that_does_not_respond_is_logged_once_and_reported_to_later(
     store_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
@@ -171,7 +177,9 @@ def test_a_store_that_does_not_answer_is_logged_once_and_told_later(
     assert len(warned) == 1
 
 
-def test_an_end_that_no_store_hears_of_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reporting_the_end_to_an_unavailable_store_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.02)
     monkeypatch.setattr(module, "GIVEN_UP_SECONDS", 0.2)
     publisher = Publisher(f"sqlite:///{tmp_path}/none.db")
@@ -183,7 +191,7 @@ def test_an_end_that_no_store_hears_of_is_given_up(tmp_path: Path, monkeypatch: 
     assert not thread.is_alive()
 
 
-def test_the_thread_ends_with_the_last_query_and_begins_with_the_next(
+def test_the_thread_stops_with_the_last_query_and_starts_with_the_next(
     publisher: Publisher, store: penstock.Store
 ) -> None:
     for number in range(2):
@@ -197,7 +205,7 @@ def test_the_thread_ends_with_the_last_query_and_begins_with_the_next(
     assert rows(store)[0].run_id == "run 1"
 
 
-def test_progress_of_spark_is_taken_as_it_is() -> None:
+def test_progress_of_spark_is_parsed() -> None:
     found = progress_of(
         told(
             7,
@@ -233,19 +241,19 @@ def test_progress_of_spark_is_taken_as_it_is() -> None:
         "{'access_token': 'hunter22', 'a': 1}",
     ],
 )
-def test_no_secret_is_told(text: str) -> None:
+def test_secrets_are_not_reported(text: str) -> None:
     for error in (RuntimeError(text), QueueNotFoundError(text), QueryFailedError(f"Traceback: {text}")):
         assert "hunter22" not in error_of(error).message
 
 
-def test_what_a_feed_tells_to_look_at_comes_with_the_progress() -> None:
+def test_warnings_of_a_feed_are_part_of_the_progress() -> None:
     latest = {"feed": "f", "from": 1, "to": 1, "warnings": ["the slot\nkeeps a password=geheim", ""]}
     sources = [{"latestOffset": latest}, {"latestOffset": "{}"}, {"latestOffset": {"to": 1}}, {}]
     progress = progress_of({"batchId": 1, "sources": sources}, 0, None, ["slot"])
     assert progress.warnings == ("the *** keeps a password=***",)
 
 
-def test_an_error_is_told_by_its_condition_in_one_short_line() -> None:
+def test_an_error_is_reported_by_its_condition_in_one_short_line() -> None:
     spark = (
         "org.apache.spark.sql.streaming.StreamingQueryException: [STREAM_FAILED] it broke\n"
         "penstock.errors.OwnerFencedError: [OWNER_FENCED] another query owns it\n\tat "
@@ -262,7 +270,7 @@ def test_an_error_is_told_by_its_condition_in_one_short_line() -> None:
     assert error_of(RuntimeError("x\0y\ud800"), condition="FROM_SPARK") == QueryError("FROM_SPARK", "xy?")
 
 
-def test_a_child_process_tells_nothing_of_its_parents_queries(tmp_path: Path) -> None:
+def test_a_child_process_does_not_report_its_parents_queries(tmp_path: Path) -> None:
     publisher = Publisher(f"sqlite:///{tmp_path}/none.db")
     publisher.begin(RUN)
     publisher.after_fork_in_child()

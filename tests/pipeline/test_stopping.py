@@ -38,7 +38,7 @@ def actions(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [getattr(record, "action", "") for record in caplog.records if record.levelno == logging.WARNING]
 
 
-def test_a_query_whose_store_is_away_is_stopped_all_the_same(
+def test_a_query_whose_store_is_unavailable_can_be_stopped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spark = running(progress_of("some store", "c", 1))
@@ -50,7 +50,7 @@ def test_a_query_whose_store_is_away_is_stopped_all_the_same(
 
 
 @one_store
-def test_a_query_whose_consumer_is_gone_is_stopped_all_the_same(
+def test_a_query_whose_consumer_was_deleted_can_be_stopped(
     store: penstock.Store, store_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_queue(store, "in")
@@ -60,13 +60,15 @@ def test_a_query_whose_consumer_is_gone_is_stopped_all_the_same(
     assert "CONSUMER_NOT_FOUND" in caplog.text
 
 
-def test_a_query_that_ended_well_raises_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_query_that_ended_successfully_raises_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     away = OwnedConsumer(f"sqlite:///{tmp_path}/none.db", "in", "c")
     query_of(running(), tmp_path, away).awaitTermination()
     assert actions(caplog) == ["level_failed"]
 
 
-def test_a_query_is_stopped_where_waiting_for_it_is_broken_off(tmp_path: Path) -> None:
+def test_a_query_is_stopped_when_waiting_for_it_is_interrupted(tmp_path: Path) -> None:
     spark = running()
     type(spark).status = PropertyMock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -78,7 +80,7 @@ def test_a_query_is_stopped_where_waiting_for_it_is_broken_off(tmp_path: Path) -
 def test_a_query_that_has_been_idle_since_its_start_does_not_drain_the_one_that_took_over(
     store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
-    """It names no owner before its first progress, and the consumer's owner may be another query by then."""
+    """It has recorded no owner before its first progress, and another query may own the consumer by then."""
     make_queue(store, "in").register(store.create_consumer("c").name)
     successor = Owner(store.database, "c", "in")
     spark = running()
@@ -90,7 +92,7 @@ def test_a_query_that_has_been_idle_since_its_start_does_not_drain_the_one_that_
 
 @one_store
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_query_in_its_first_micro_batch_drains_the_owner_that_planned_it_if_that_is_its_own(
+def test_a_query_stopped_in_its_first_micro_batch_drains_only_its_own_owner(
     store: penstock.Store, store_url: str, tmp_path: Path, ours: bool
 ) -> None:
     make_queue(store, "in").register(store.create_consumer("c").name)

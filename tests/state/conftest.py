@@ -1,4 +1,4 @@
-"""The shared session with the data source registered, and checkpoints that are made once."""
+"""The shared session with the data source registered, and checkpoints that are created once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of docs/state.md run as they stand there, and give what stands there."""
+"""The examples of docs/state.md run as written, and give the output shown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def settled(text: str) -> list[str]:
     return [re.sub(r"(?<=hdfs 2 )[\d,]+|[\d,]+(?= bytes)", "SOME", line) for line in lines]
 
 
-def test_the_examples_and_commands_give_what_the_docs_show(
+def test_the_examples_and_commands_give_the_output_in_the_docs(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "orders").mkdir()

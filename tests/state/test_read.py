@@ -1,4 +1,4 @@
-"""The state of a query as a DataFrame, and what is refused."""
+"""The state of a query as a DataFrame, and requests that are refused."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def refused(action: Callable[[], object]) -> StateRefusedError:
     return caught.value
 
 
-def test_an_operator_is_a_number_and_a_checkpoint_a_path(spark: SparkSession, made: Make) -> None:
+def test_an_operator_must_be_a_number_and_a_checkpoint_a_path(spark: SparkSession, made: Make) -> None:
     with pytest.raises(InvalidInputError, match=r"as penstock\.state\.show lists them"):
         read(spark, str(made("windows").path), "0")  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="a path, or a URL"):
         read(spark, None)  # type: ignore[arg-type]
 
 
-def test_keys_and_values_of_an_operator_are_rows(spark: SparkSession, made: Make) -> None:
+def test_keys_and_values_of_an_operator_are_read_as_rows(spark: SparkSession, made: Make) -> None:
     found = read(spark, str(made("windows").path)).select("key.key", "value.count").collect()
     assert sorted(map(tuple, found)) == [("a", 2), ("d", 1)]
 
 
-def test_the_state_is_that_of_the_last_committed_batch_or_of_the_one_that_is_said(
+def test_the_state_is_that_of_the_last_committed_batch_or_the_given_one(
     spark: SparkSession, made: Make, copied: Copied
 ) -> None:
     query = made("distinct")
@@ -62,22 +62,22 @@ def test_a_join_is_read_by_side(spark: SparkSession, made: Make, name: str) -> N
     assert sum(sides) == query.operators[0]["numRowsTotal"]
 
 
-def test_a_variable_is_read_by_its_name_an_element_a_row(spark: SparkSession, made: Make) -> None:
+def test_a_variable_is_read_by_name_with_one_row_per_element(spark: SparkSession, made: Make) -> None:
     path = str(made("variables").path)
     counts = read(spark, path, part="count").select("key.key", "value.n").collect()
     assert sorted(map(tuple, counts)) == [("a", 5), ("b", 1), ("c", 1), ("d", 1)]
     assert read(spark, path, part="times").count() == 8
 
 
-def test_timers_are_a_part(spark: SparkSession, made: Make) -> None:
+def test_timers_can_be_read_as_a_part(spark: SparkSession, made: Make) -> None:
     found = read(spark, made("variables").path, part="timers").select("key.key", "expiration_timestamp_ms")
     assert sorted(map(tuple, found.collect())) == [(key, LATE) for key in "abcd"]
 
 
-def test_how_files_are_named_is_taken_from_the_checkpoint_and_not_from_the_session(
+def test_file_names_are_derived_from_the_checkpoint_and_not_from_the_session(
     spark: SparkSession, made: Make
 ) -> None:
-    """Spark takes it from its settings, and fails where they are others."""
+    """Spark derives them from its settings, and fails if those differ."""
     key = "spark.sql.streaming.stateStore.checkpointFormatVersion"
     rows = made("windows").operators[0]["numRowsTotal"]
     assert read(spark, str(made("windows with state ids").path)).count() == rows
@@ -101,7 +101,7 @@ def test_how_files_are_named_is_taken_from_the_checkpoint_and_not_from_the_sessi
         ("variables", {"part": "cuont"}, "NO_PART", "Did you mean 'count'?"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(
+def test_unreadable_state_is_refused_by_name(
     spark: SparkSession, made: Make, name: str, asked: dict[str, Any], condition: str, said: str
 ) -> None:
     error = refused(lambda: read(spark, str(made(name).path), **asked))
@@ -118,7 +118,9 @@ def test_a_checkpoint_without_a_commit_has_no_state_to_read(spark: SparkSession,
     assert "has begun and is not committed" in str(error)
 
 
-def test_schemas_that_spark_looks_for_elsewhere_are_said(spark: SparkSession, copied: Copied) -> None:
+def test_schemas_that_spark_would_look_for_elsewhere_are_reported(
+    spark: SparkSession, copied: Copied
+) -> None:
     path = copied("variables")
     (metadata,) = (path / "state/0/_metadata/v2").glob("[0-9]*")
     text = metadata.read_text()

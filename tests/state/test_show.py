@@ -1,4 +1,4 @@
-"""What a checkpoint holds, against what the query that made it said."""
+"""The content of a checkpoint, compared with what the query that wrote it reported."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def files_in(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("name", STATEFUL)
-def test_operators_have_the_rows_that_the_last_progress_says_and_nothing_is_written(
+def test_operators_have_the_row_counts_of_the_last_progress_and_nothing_is_written(
     spark: SparkSession, made: Make, name: str
 ) -> None:
     query = made(name)
@@ -71,7 +71,7 @@ def test_operators_have_the_rows_that_the_last_progress_says_and_nothing_is_writ
         assert operator.newest_batch == query.last
 
 
-def test_a_checkpoint_tells_of_its_query_and_its_last_batch(spark: SparkSession, made: Make) -> None:
+def test_a_checkpoint_is_described_by_its_query_and_its_last_batch(spark: SparkSession, made: Make) -> None:
     query = made("windows")
     found = show(spark, str(query.path))
     last = query.progress[-1]
@@ -87,7 +87,7 @@ def test_a_checkpoint_tells_of_its_query_and_its_last_batch(spark: SparkSession,
     assert found.unknown == ()
 
 
-def test_an_operator_tells_of_its_stores_with_their_columns_and_files(
+def test_an_operator_is_described_with_the_columns_and_files_of_its_stores(
     spark: SparkSession, made: Make
 ) -> None:
     query = made("windows")
@@ -118,7 +118,9 @@ def test_a_join_has_four_stores_and_the_rows_of_both_sides(spark: SparkSession, 
     assert operator.rows == left.rows + right.rows
 
 
-def test_a_rocksdb_store_tells_its_snapshots_and_shared_files(spark: SparkSession, made: Make) -> None:
+def test_a_rocksdb_store_is_described_with_its_snapshots_and_shared_files(
+    spark: SparkSession, made: Make
+) -> None:
     query = made("windows in RocksDB")
     (operator,) = show(spark, str(query.path)).operators
     (store,) = operator.stores
@@ -133,7 +135,7 @@ def test_a_rocksdb_store_tells_its_snapshots_and_shared_files(spark: SparkSessio
     assert store.bytes == sum(path.stat().st_size for path in [*shared, *zips])
 
 
-def test_the_variables_of_transform_with_state_are_parts(spark: SparkSession, made: Make) -> None:
+def test_the_variables_of_transform_with_state_are_shown_as_parts(spark: SparkSession, made: Make) -> None:
     (operator,) = show(spark, str(made("variables").path)).operators
     assert {part.name: (part.kind, part.rows, part.keys) for part in operator.parts} == {
         "count": ("ValueState", 4, "key string"),
@@ -150,7 +152,7 @@ def test_a_query_without_state_has_no_operators(spark: SparkSession, made: Make)
 
 
 @one_store
-def test_the_progress_of_a_limit_is_told(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
+def test_the_progress_of_a_limit_is_shown(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
     Feed(spark, store_url, tmp_path, partitions=1).add(4).run(6, trigger=NOW)
     found = show(spark, tmp_path / "ck")
     assert found.limit is not None
@@ -159,7 +161,7 @@ def test_the_progress_of_a_limit_is_told(spark: SparkSession, store_url: str, tm
     assert ["limit", "4", "of", "6"] in [line.split() for line in str(found).splitlines()]
 
 
-def test_files_are_told_without_a_session(made: Make) -> None:
+def test_files_are_listed_without_a_session(made: Make) -> None:
     query = made("windows")
     found = show(None, query.path)
     (operator,) = found.operators
@@ -169,7 +171,7 @@ def test_files_are_told_without_a_session(made: Make) -> None:
 
 
 @one_store
-def test_the_offsets_of_queues_are_told_by_partition(
+def test_the_offsets_of_queues_are_shown_by_partition(
     spark: SparkSession, store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     queue = make_queue(store, partitions=2)
@@ -213,7 +215,7 @@ RUN = {"penstock runs": 2}
         (None, [NEXT], None),
     ],
 )
-def test_the_rows_of_a_batch_are_those_that_its_queues_have_anew(
+def test_the_rows_of_a_batch_are_the_new_rows_of_its_queues(
     tmp_path: Path, before: list[object] | None, last: list[object], rows: int | None
 ) -> None:
     """A source that has nothing new stands with the offset of the batch before, which Spark may have
@@ -230,7 +232,7 @@ def test_the_rows_of_a_batch_are_those_that_its_queues_have_anew(
     assert (found.id, found.rows) == (7, rows)
 
 
-def test_a_source_without_new_rows_reads_from_where_it_stands_to_there(tmp_path: Path) -> None:
+def test_a_source_without_new_rows_has_an_empty_range_at_its_position(tmp_path: Path) -> None:
     feed = {"feed": "delta:orders", "from": 3, "to": 5}
     for number, offsets in ((6, [OF_QUEUE, feed, RUN]), (7, [OF_QUEUE, feed, RUN])):
         file = tmp_path / f"offsets/{number}"
@@ -281,7 +283,7 @@ def test_a_continuous_query_has_epochs_and_no_state(
 
 
 @pytest.mark.parametrize("name", ["windows", "windows in RocksDB"])
-def test_a_batch_that_was_killed_is_planned_and_not_committed(
+def test_a_killed_batch_is_shown_as_planned_and_not_committed(
     spark: SparkSession, made: Make, copied: Copied, name: str
 ) -> None:
     path, query = copied(name), made(name)
@@ -296,7 +298,7 @@ def test_a_batch_that_was_killed_is_planned_and_not_committed(
     assert f"{last}, not committed" in str(found)
 
 
-def test_what_a_crash_left_does_no_harm(spark: SparkSession, made: Make, copied: Copied) -> None:
+def test_files_left_by_a_crash_do_no_harm(spark: SparkSession, made: Make, copied: Copied) -> None:
     path, last = copied("windows"), made("windows").last
     (path / "offsets/.9.1c0ffee0-0000-4000-8000-000000000000.tmp").write_text("v1")
     (path / "state/0/0/.9.delta.1c0ffee0-0000-4000-8000-000000000000.TID9.tmp").write_bytes(b"\0")
@@ -324,7 +326,7 @@ def test_a_checkpoint_of_a_query_that_died_in_its_first_batch(
     assert show(spark, str(path)).query_id is None
 
 
-def test_a_metadata_file_of_an_operator_that_is_missing_is_said(spark: SparkSession, copied: Copied) -> None:
+def test_a_missing_metadata_file_of_an_operator_is_reported(spark: SparkSession, copied: Copied) -> None:
     path = copied("windows")
     for file in (path / "state/0/_metadata").iterdir():
         file.unlink()
@@ -348,7 +350,7 @@ def test_a_path_without_a_checkpoint_is_refused(spark: SparkSession, tmp_path: P
     assert path.exists() == (what != "nothing")
 
 
-def test_a_file_system_that_is_not_known_is_said() -> None:
+def test_an_unknown_file_system_is_reported() -> None:
     with pytest.raises(StateRefusedError, match="nowhere") as refused:
         show(None, "nowhere://user:secret@host/ck")
     assert refused.value.condition == "STATE_REFUSED.UNREACHABLE"
@@ -379,7 +381,9 @@ def test_a_checkpoint_may_be_on_a_remote_file_system(made: Make) -> None:
         memory.rm("/remote", recursive=True)
 
 
-def test_odd_letters_in_a_path_hide_the_rows_alone(spark: SparkSession, made: Make, tmp_path: Path) -> None:
+def test_special_characters_in_a_path_hide_only_the_row_counts(
+    spark: SparkSession, made: Make, tmp_path: Path
+) -> None:
     query, path = made("windows"), tmp_path / "a b{c*[ü%20"
     path.symlink_to(query.path)
     found = show(spark, str(path))
@@ -390,7 +394,7 @@ def test_odd_letters_in_a_path_hide_the_rows_alone(spark: SparkSession, made: Ma
         penstock.state.read(spark, str(path))
 
 
-def test_a_query_that_runs_is_shown(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_running_query_is_shown(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.readStream.format("rate").option("rowsPerSecond", 5).load()
     query = (
         rows.selectExpr("value % 3 as key")
@@ -416,7 +420,7 @@ def shown(spark: SparkSession, made: Make) -> tuple[Made, CheckpointState]:
     return query, show(spark, str(query.path))
 
 
-def test_all_of_it_goes_into_json(shown: tuple[Made, CheckpointState]) -> None:
+def test_the_whole_description_can_be_written_as_json(shown: tuple[Made, CheckpointState]) -> None:
     query, found = shown
     told = json.loads(json.dumps(found.to_dict()))
     assert told["watermark"] == "2026-01-01T12:03:12Z"
@@ -425,7 +429,7 @@ def test_all_of_it_goes_into_json(shown: tuple[Made, CheckpointState]) -> None:
     assert told["planned"] is None
 
 
-def test_text_has_all_parts_in_columns(shown: tuple[Made, CheckpointState]) -> None:
+def test_the_text_shows_all_parts_in_columns(shown: tuple[Made, CheckpointState]) -> None:
     query, found = shown
     lines = [line.split() for line in str(found).splitlines() if line]
     assert ["watermark", "2026-01-01", "12:03:12", "UTC"] in lines

@@ -1,4 +1,4 @@
-"""Change rows applied to a table: its rows as they are now, whatever the order in which changes come."""
+"""Change rows applied to a table: its current rows, whatever the order in which changes arrive."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_inserts_updates_and_deletes_are_applied(feed: Feed) -> None:
     assert rows(feed.url, "people") == [(1, "eve"), (4, "cyd")]
 
 
-def test_several_changes_of_a_key_in_one_micro_batch_count_as_the_last(feed: Feed) -> None:
+def test_only_the_last_change_of_a_key_in_a_micro_batch_is_applied(feed: Feed) -> None:
     feed.add(
         change(1, "third", "update_postimage", 3),
         change(1, "first", "insert", 1),
@@ -71,7 +71,7 @@ def test_several_changes_of_a_key_in_one_micro_batch_count_as_the_last(feed: Fee
     assert rows(feed.url, "people") == [(1, "third")]
 
 
-def test_changes_that_come_late_or_again_do_nothing(feed: Feed) -> None:
+def test_late_and_repeated_changes_have_no_effect(feed: Feed) -> None:
     feed.add(change(1, "new", "insert", 5), change(2, None, "delete", 5)).run(people(feed))
     feed.add(
         change(1, "old", "update_postimage", 4),
@@ -85,7 +85,7 @@ def test_changes_that_come_late_or_again_do_nothing(feed: Feed) -> None:
     assert rows(feed.url, "people") == [(1, "new"), (2, "again")]
 
 
-def test_a_column_of_ones_own_orders_the_changes(feed: Feed) -> None:
+def test_a_user_defined_column_orders_the_changes(feed: Feed) -> None:
     def ordered(frame: Any) -> Any:
         return frame.withColumn("at", frame["name"]).drop("_commit_version", "_commit_timestamp")
 
@@ -102,7 +102,7 @@ def test_a_column_of_ones_own_orders_the_changes(feed: Feed) -> None:
         )
 
 
-def test_changes_that_differ_and_have_one_place_are_refused(feed: Feed) -> None:
+def test_different_changes_with_the_same_position_are_refused(feed: Feed) -> None:
     feed.add(change(1, "one", "insert", 1), change(1, "other", "insert", 1))
     with pytest.raises(TableRefusedError, match="sequence_by") as caught:
         feed.run(people(feed))
@@ -111,7 +111,7 @@ def test_changes_that_differ_and_have_one_place_are_refused(feed: Feed) -> None:
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])
-def test_a_feed_that_gets_a_column_is_refused_until_the_table_has_it(feed: Feed, scd_type: int) -> None:
+def test_a_new_column_of_a_feed_is_refused_until_the_table_has_it(feed: Feed, scd_type: int) -> None:
     feed.add(change(1, "ada", "insert", 1), change(2, "bob", "insert", 1)).run(
         people(feed, scd_type=scd_type)
     )
@@ -125,7 +125,7 @@ def test_a_feed_that_gets_a_column_is_refused_until_the_table_has_it(feed: Feed,
     assert rows(feed.url, "people", "id, name, note")[-2:] == [(1, "eve", "n"), (2, "bob", None)]
 
 
-def test_a_table_that_is_dropped_begins_anew(feed: Feed) -> None:
+def test_a_dropped_table_starts_over(feed: Feed) -> None:
     feed.add(change(1, "ada", "insert", 5)).run(people(feed))
     query(feed.url, f"drop table {sql_name(feed.url, 'people')}")
     feed.store.consumer("c").seek("in", to="earliest")
@@ -142,7 +142,7 @@ def test_a_table_that_is_dropped_begins_anew(feed: Feed) -> None:
         ({"_change_type": "delete", "_commit_version": 1}, "TABLE_REFUSED.NULL_KEY"),
     ],
 )
-def test_a_change_that_is_none_is_refused(feed: Feed, row: dict[str, Any], condition: str) -> None:
+def test_an_invalid_change_is_refused(feed: Feed, row: dict[str, Any], condition: str) -> None:
     feed.add(row)
     with pytest.raises(TableRefusedError) as caught:
         feed.run(people(feed))
@@ -150,7 +150,7 @@ def test_a_change_that_is_none_is_refused(feed: Feed, row: dict[str, Any], condi
 
 
 @one_store
-def test_wrong_arguments_are_told_at_once(feed: Feed) -> None:
+def test_wrong_arguments_are_refused_before_the_query_starts(feed: Feed) -> None:
     with pytest.raises(InvalidOptionError, match="scd_type"):
         people(feed, scd_type=3)
     with pytest.raises(InvalidOptionError, match="apply_changes"):
@@ -176,7 +176,7 @@ class ChangeTable(Table):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_any_order_of_any_changes_gives_what_a_fold_gives(
+def test_changes_in_any_order_equal_a_fold_in_python(
     store: penstock.Store, store_url: str, seed: int
 ) -> None:
     """Each change a few times, in any micro-batch."""

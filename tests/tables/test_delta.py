@@ -1,4 +1,4 @@
-"""Delta tables as sinks: each mode as plain Python folds the rows, each micro-batch once."""
+"""Delta tables as sinks: each mode equals a fold in plain Python, and each micro-batch is written once."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def folded(given: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return sorted((k, sum(values), len(values)) for k, values in groups.items())
 
 
-def test_append_makes_the_table_and_adds_rows_once(tables: DeltaTables) -> None:
+def test_append_creates_the_table_and_adds_rows_once(tables: DeltaTables) -> None:
     feed, sink = tables.feed, tables.sink("plain")
     feed.add(row(1), row(2, "b")).run(sink)
     version = tables.table("plain").version()
@@ -87,7 +87,7 @@ def test_append_makes_the_table_and_adds_rows_once(tables: DeltaTables) -> None:
     assert feed.store.consumer("c").lag("in").rows == 0
 
 
-def test_update_puts_rows_in_the_place_of_those_with_their_key(tables: DeltaTables) -> None:
+def test_update_replaces_rows_with_the_same_key(tables: DeltaTables) -> None:
     feed, sink = tables.feed, tables.sink("totals", "K")
     given = [[row(1, "a", 5), row(2, "b", 7)], [row(3, "a", 1), row(4, "c", 2)], [row(5, "b", 3)]]
     for number, part in enumerate(given):
@@ -102,7 +102,7 @@ def test_update_puts_rows_in_the_place_of_those_with_their_key(tables: DeltaTabl
 
 
 @one_store
-def test_complete_replaces_everything_in_one_version_and_readers_keep_the_old_one(
+def test_complete_replaces_all_rows_in_one_version_and_readers_keep_the_old_one(
     tables: DeltaTables,
 ) -> None:
     feed, sink = tables.feed, tables.sink("top", "k")
@@ -123,7 +123,7 @@ def test_complete_replaces_everything_in_one_version_and_readers_keep_the_old_on
 
 
 @one_store
-def test_only_complete_changes_the_columns(tables: DeltaTables) -> None:
+def test_only_complete_mode_changes_the_columns(tables: DeltaTables) -> None:
     def other(frame: DataFrame) -> DataFrame:
         return frame.groupBy("k").agg({"v": "max"}).toDF("k", "highest")
 
@@ -139,7 +139,7 @@ def test_only_complete_changes_the_columns(tables: DeltaTables) -> None:
 
 
 @one_store
-def test_a_table_that_somebody_made_keeps_its_other_columns(tables: DeltaTables) -> None:
+def test_a_table_created_by_the_user_keeps_its_other_columns(tables: DeltaTables) -> None:
     feed = tables.feed
     made = pa.table({"note": ["mine"], "v": [1], "K": ["a"], "id": [7]})
     (tables.folder / "made").mkdir(parents=True)
@@ -152,7 +152,7 @@ def test_a_table_that_somebody_made_keeps_its_other_columns(tables: DeltaTables)
 
 
 @one_store
-def test_every_type_that_delta_has_comes_through(tables: DeltaTables) -> None:
+def test_every_type_of_delta_is_written_unchanged(tables: DeltaTables) -> None:
     def many(frame: DataFrame) -> DataFrame:
         return frame.selectExpr(
             "id",
@@ -193,7 +193,7 @@ def test_every_type_that_delta_has_comes_through(tables: DeltaTables) -> None:
 
 
 @one_store
-def test_keys_and_columns_of_any_name_are_merged_by(tables: DeltaTables) -> None:
+def test_merges_work_with_keys_and_columns_of_any_name(tables: DeltaTables) -> None:
     names = ["a.b", 'say "k"', "Upper Case", "Größe ☃"]
 
     def odd(frame: DataFrame) -> DataFrame:
@@ -205,7 +205,7 @@ def test_keys_and_columns_of_any_name_are_merged_by(tables: DeltaTables) -> None
     assert tables.rows("odd names") == [("a",) * 4 + (7,), ("b",) * 4 + (6,)]
 
 
-def test_two_rows_with_one_key_in_a_micro_batch_are_refused(tables: DeltaTables) -> None:
+def test_two_rows_with_the_same_key_in_a_micro_batch_are_refused(tables: DeltaTables) -> None:
     feed, sink = tables.feed, tables.sink("latest", "k")
     feed.add(row(1, "a", 5), row(2, "b", 5)).run(sink, mode="update")
     feed.add(row(3, "c", 6), row(4, "a", 6), row(5, "a", 7))
@@ -218,7 +218,7 @@ def test_two_rows_with_one_key_in_a_micro_batch_are_refused(tables: DeltaTables)
 
 
 @one_store
-def test_a_key_without_a_value_is_refused(tables: DeltaTables) -> None:
+def test_a_null_key_is_refused(tables: DeltaTables) -> None:
     tables.feed.add(row(1, None))
     with pytest.raises(TableRefusedError, match="coalesce") as caught:
         tables.feed.run(tables.sink("totals", "k"), totals, mode="update")
@@ -226,7 +226,7 @@ def test_a_key_without_a_value_is_refused(tables: DeltaTables) -> None:
 
 
 @one_store
-def test_at_least_once_leaves_no_transaction(tables: DeltaTables) -> None:
+def test_at_least_once_records_no_transaction(tables: DeltaTables) -> None:
     feed = tables.feed
     feed.add(row(1), row(2)).run(tables.sink("plain"), guarantee="at_least_once")
     replay_last_batch(feed.folder / "ck")
@@ -236,7 +236,7 @@ def test_at_least_once_leaves_no_transaction(tables: DeltaTables) -> None:
 
 
 @one_store
-def test_two_queries_keep_one_table(tables: DeltaTables) -> None:
+def test_two_queries_maintain_one_table(tables: DeltaTables) -> None:
     feed, sink = tables.feed, tables.sink("shared", "id")
     feed.add(row(1)).run(sink, mode="update")
     feed.store.consumer("c").seek("in", to="earliest")
@@ -245,7 +245,7 @@ def test_two_queries_keep_one_table(tables: DeltaTables) -> None:
 
 
 @one_store
-def test_a_checkpoint_of_another_time_is_refused(tables: DeltaTables) -> None:
+def test_a_new_checkpoint_under_the_same_app_id_is_refused(tables: DeltaTables) -> None:
     feed, sink = tables.feed, tables.sink("plain", app_id="mine")
     feed.add(row(1)).run(sink)
     feed.store.consumer("c").seek("in", to="earliest")
@@ -254,7 +254,7 @@ def test_a_checkpoint_of_another_time_is_refused(tables: DeltaTables) -> None:
 
 
 @one_store
-def test_a_checkpoint_further_back_than_the_table_is_refused(tables: DeltaTables) -> None:
+def test_a_checkpoint_older_than_the_table_is_refused(tables: DeltaTables) -> None:
     feed, sink = tables.feed, tables.sink("plain", app_id="mine")
     feed.add(row(1)).run(sink)
     feed.add(row(2)).run(sink)
@@ -265,7 +265,7 @@ def test_a_checkpoint_further_back_than_the_table_is_refused(tables: DeltaTables
 
 
 @one_store
-def test_wrong_arguments_are_told_with_the_way_out(tables: DeltaTables) -> None:
+def test_wrong_arguments_are_refused_with_a_remedy(tables: DeltaTables) -> None:
     feed = tables.feed
     with pytest.raises(InvalidOptionError, match="use output mode update"):
         feed.run(tables.sink("t", "k"))

@@ -1,5 +1,5 @@
-"""Change rows applied to a Delta table, as it is now and with every version of its rows: what a query of a
-user's sees.
+"""Change rows applied to a Delta table, with current rows alone or every version of them: what a
+user's query sees.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_inserts_updates_and_deletes_are_applied_once(tables: DeltaTables) -> No
     assert feed.store.consumer("c").lag("in").rows == 0
 
 
-def test_of_several_changes_of_a_key_the_last_one_counts_also_when_others_come_late_or_again(
+def test_the_last_change_of_a_key_wins_even_if_others_arrive_late_or_again(
     tables: DeltaTables,
 ) -> None:
     feed = tables.feed
@@ -87,7 +87,7 @@ def test_of_several_changes_of_a_key_the_last_one_counts_also_when_others_come_l
     assert tables.rows("people") == [(1, "third"), (3, "again")]
 
 
-def test_deletes_of_keys_that_are_not_there_are_remembered(tables: DeltaTables) -> None:
+def test_deletes_of_absent_keys_are_remembered(tables: DeltaTables) -> None:
     feed = tables.feed
     feed.add(change(1, None, "delete", 5)).run(people(tables))
     assert tables.rows("people") == []
@@ -123,7 +123,7 @@ def test_every_version_of_a_row_is_kept(tables: DeltaTables) -> None:
     assert tables.table("people").version() == version
 
 
-def test_what_comes_late_falls_into_its_place(tables: DeltaTables) -> None:
+def test_a_late_change_is_inserted_at_its_position(tables: DeltaTables) -> None:
     feed, sink = tables.feed, people(tables, 2)
     feed.add(change(1, None, "delete", 7), change(1, "e", "update_postimage", 5)).run(sink)
     assert tables.rows("people") == [(1, "e", 5, 7)]
@@ -142,7 +142,7 @@ def test_what_comes_late_falls_into_its_place(tables: DeltaTables) -> None:
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])
-def test_several_keys_of_any_name_and_a_column_of_ones_own_that_orders(
+def test_several_keys_of_any_name_with_a_user_defined_order_column(
     tables: DeltaTables, scd_type: int
 ) -> None:
     def odd(frame: Any) -> Any:
@@ -167,7 +167,7 @@ def test_several_keys_of_any_name_and_a_column_of_ones_own_that_orders(
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])
-def test_changes_that_differ_and_have_one_place_are_refused(tables: DeltaTables, scd_type: int) -> None:
+def test_different_changes_with_the_same_position_are_refused(tables: DeltaTables, scd_type: int) -> None:
     feed = tables.feed
     feed.add(change(1, "one", "insert", 1), change(1, "other", "insert", 1))
     with pytest.raises(TableRefusedError, match=r"'id' = 1.* name a column as sequence_by") as caught:
@@ -184,14 +184,14 @@ def test_changes_that_differ_and_have_one_place_are_refused(tables: DeltaTables,
         ({"_change_type": "delete", "_commit_version": 1}, "TABLE_REFUSED.NULL_KEY"),
     ],
 )
-def test_a_change_that_is_none_is_refused(tables: DeltaTables, row: dict[str, Any], condition: str) -> None:
+def test_an_invalid_change_is_refused(tables: DeltaTables, row: dict[str, Any], condition: str) -> None:
     tables.feed.add(change(1, "later", "insert", 9), row)
     with pytest.raises(TableRefusedError) as caught:
         tables.feed.run(people(tables))
     assert caught.value.condition == condition
 
 
-def test_a_table_that_is_dropped_begins_anew_and_one_that_is_cleared_up_goes_on(tables: DeltaTables) -> None:
+def test_a_replaced_table_starts_over_and_a_vacuumed_one_continues(tables: DeltaTables) -> None:
     feed = tables.feed
     feed.add(change(1, "ada", "insert", 5)).run(people(tables))
     made = tables.table("people")
@@ -204,7 +204,7 @@ def test_a_table_that_is_dropped_begins_anew_and_one_that_is_cleared_up_goes_on(
     assert len(applied(tables)) == 2
 
 
-def test_a_table_that_somebody_made_keeps_its_other_columns(tables: DeltaTables) -> None:
+def test_a_table_created_by_the_user_keeps_its_other_columns(tables: DeltaTables) -> None:
     made = pa.table({"note": ["mine", "stays"], "name": ["old", "z"], "ID": pa.array([1, 7], pa.int64())})
     (tables.folder / "people").mkdir(parents=True)
     write_deltalake(str(tables.folder / "people"), made, partition_by=["ID"])
@@ -214,7 +214,7 @@ def test_a_table_that_somebody_made_keeps_its_other_columns(tables: DeltaTables)
     assert tables.rows("people") == [("mine", "ada", 1), ("stays", "z", 7), (None, "bob", 2)]
 
 
-def test_what_does_not_fit_is_told_at_the_start(tables: DeltaTables) -> None:
+def test_mismatches_are_reported_when_the_query_starts(tables: DeltaTables) -> None:
     feed = tables.feed
     feed.add(change(1, "ada", "insert", 1)).run(people(tables, 2))
     with pytest.raises(SchemaMismatchError, match=r"'_valid_from'.*scd_type=2"):

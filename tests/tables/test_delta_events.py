@@ -1,4 +1,4 @@
-"""Events and what they make of a Delta table, without Spark: any order, several drivers, drivers that die."""
+"""Events applied to a Delta table, without Spark: any order, several drivers, drivers that die."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def table_of(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
 
 @settings(max_examples=100)
 @given(batches=deliveries())
-def test_the_last_event_of_each_key_counts_in_any_order(batches: list[list[Event]]) -> None:
+def test_the_last_event_of_each_key_wins_in_any_order(batches: list[list[Event]]) -> None:
     known: dict[str, tuple[int, int]] = {}
     rows: dict[str, int] = {}
     for number, batch in enumerate(batches):
@@ -87,7 +87,7 @@ def test_the_last_event_of_each_key_counts_in_any_order(batches: list[list[Event
 
 @settings(max_examples=100)
 @given(batches=deliveries())
-def test_versions_meet_without_gap_or_overlap_in_any_order(batches: list[list[Event]]) -> None:
+def test_versions_have_no_gaps_or_overlaps_in_any_order(batches: list[list[Event]]) -> None:
     ended: list[tuple[str, int, int]] = []
     rows: dict[tuple[str, int], tuple[int, int | None]] = {}
     for number, batch in enumerate(batches):
@@ -149,7 +149,7 @@ class Driver:
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])
-def test_a_table_is_what_a_fold_of_its_events_gives(tmp_path: Path, scd_type: int) -> None:
+def test_a_table_equals_a_fold_of_its_events(tmp_path: Path, scd_type: int) -> None:
     numbers = iter(range(1000))
 
     @settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
@@ -207,7 +207,7 @@ EVENTS = [*FIRST, *SECOND]
 def test_two_queries_that_commit_at_the_same_moment_do_not_overtake_each_other(
     tmp_path: Path, hooks: Hooks, scd_type: int, moment: str
 ) -> None:
-    """The second one comes and goes while the first one is about to commit."""
+    """The second one commits while the first one is about to."""
     one, other = (Driver(tmp_path, scd_type, name) for name in ("one", "other"))
     one.apply(0, [("a", 0, 0, 1), ("z", 0, 0, 0)])
     getattr(hooks, moment).append(lambda: other.apply(0, SECOND))
@@ -217,7 +217,7 @@ def test_two_queries_that_commit_at_the_same_moment_do_not_overtake_each_other(
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])
-def test_two_runs_of_one_query_commit_a_micro_batch_once(tmp_path: Path, hooks: Hooks, scd_type: int) -> None:
+def test_two_runs_of_a_query_commit_a_micro_batch_once(tmp_path: Path, hooks: Hooks, scd_type: int) -> None:
     one, other = Driver(tmp_path, scd_type), Driver(tmp_path, scd_type)
     hooks.after.append(lambda: other.apply(0, EVENTS))
     one.apply(0, EVENTS)
@@ -229,7 +229,7 @@ def test_two_runs_of_one_query_commit_a_micro_batch_once(tmp_path: Path, hooks: 
 
 @pytest.mark.parametrize("again", [True, False])
 @pytest.mark.parametrize("scd_type", [1, 2])
-def test_events_of_a_driver_that_died_count_once_it_is_back(
+def test_events_of_a_dead_driver_count_once_it_has_restarted(
     tmp_path: Path, hooks: Hooks, scd_type: int, again: bool
 ) -> None:
     """They are remembered, and not in the table: another query's events, older ones too, are applied as if
@@ -260,7 +260,7 @@ def test_deletes_that_change_no_row_are_remembered(tmp_path: Path, scd_type: int
     assert driver.rows() == FOLDS[scd_type]([("a", 5, 5, 0), ("a", 4, 4, 1)])
 
 
-def test_a_table_that_has_forgotten_its_changes_is_refused(
+def test_a_table_whose_transactions_have_expired_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other writers of Delta drop app transactions after the time that a property of the table sets."""
@@ -275,7 +275,7 @@ def test_a_table_that_has_forgotten_its_changes_is_refused(
     assert driver.rows() == [("a", 5)]
 
 
-def test_a_table_that_never_rests_is_left_alone(tmp_path: Path, hooks: Hooks) -> None:
+def test_commits_to_a_constantly_changing_table_are_given_up(tmp_path: Path, hooks: Hooks) -> None:
     one, other = Driver(tmp_path, 1, "one"), Driver(tmp_path, 1, "other")
     numbers = iter(range(10))
 
@@ -291,7 +291,7 @@ def test_a_table_that_never_rests_is_left_alone(tmp_path: Path, hooks: Hooks) ->
     assert one.rows() == [("b", 9)]
 
 
-def test_what_is_remembered_stays_in_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_events_are_kept_in_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.tables.delta.applied_table._MOST_FILES", 3)
     driver = Driver(tmp_path, 2)
     for number in range(8):

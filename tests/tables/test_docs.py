@@ -26,7 +26,7 @@ BLOCKS = dict(
 
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("driver", BLOCKS)
-def test_a_function_of_ones_own_writes_once(
+def test_a_user_defined_function_writes_once(
     spark: SparkSession, store_url: str, tmp_path: Path, driver: str
 ) -> None:
     parsed = parse_url(store_url)

@@ -81,7 +81,7 @@ def test_a_micro_batch_is_written_once(connect: Connect, database: str) -> None:
 
 
 def test_a_new_checkpoint_under_the_app_id_of_another_is_refused(connect: Connect, database: str) -> None:
-    """Its batch ids begin at 0 again, and a replay only ever repeats the newest micro-batch."""
+    """Its batch ids begin at 0 again, whereas a replay repeats only the newest micro-batch."""
     for number in range(4):
         assert write(connect, number)
     for number in (0, 2):
@@ -127,7 +127,7 @@ def test_another_query_under_the_app_id_is_refused_even_at_its_first_micro_batch
     assert ids(database) == [0, 1]
 
 
-def test_a_query_that_says_its_id_later_is_known_from_then_on(connect: Connect, database: str) -> None:
+def test_a_query_id_given_later_is_checked_from_then_on(connect: Connect, database: str) -> None:
     assert write(connect, 0)
     assert not write(connect, 0, query_id="one")
     assert write(connect, 1, query_id="one")
@@ -136,10 +136,10 @@ def test_a_query_that_says_its_id_later_is_known_from_then_on(connect: Connect, 
     assert ids(database) == [0, 1]
 
 
-def test_a_driver_that_was_stopped_while_another_one_went_on_writes_nothing(
+def test_a_paused_driver_that_was_overtaken_writes_nothing(
     connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had looked at the ledger before, and enters its micro-batch after the other one's two."""
+    """It read the ledger before the other driver's two micro-batches, and records its own after them."""
     assert write(connect, 0)
     if parse_url(database).dialect == "sqlite":
         return  # only one at a time is in its transaction
@@ -161,7 +161,7 @@ def test_a_driver_that_was_stopped_while_another_one_went_on_writes_nothing(
     assert ids(database) == [0, 1, 2]
 
 
-def test_a_block_that_fails_leaves_nothing(connect: Connect, database: str) -> None:
+def test_a_failing_block_writes_nothing(connect: Connect, database: str) -> None:
     def fail() -> None:
         with connect() as connection, penstock.exactly_once(connection, "t", "app", 0) as batch:
             assert batch.new
@@ -175,7 +175,7 @@ def test_a_block_that_fails_leaves_nothing(connect: Connect, database: str) -> N
     assert ids(database) == [0]
 
 
-def test_a_transaction_that_is_open_is_the_callers_to_end(connect: Connect, database: str) -> None:
+def test_an_open_transaction_is_left_to_the_caller_to_end(connect: Connect, database: str) -> None:
     assert write(connect, 7)
     with connect() as connection:
         if isinstance(connection, sqlite3.Connection) or getattr(connection, "autocommit", False):
@@ -190,7 +190,7 @@ def test_a_transaction_that_is_open_is_the_callers_to_end(connect: Connect, data
     assert ids(database) == [7, 8]
 
 
-def test_two_drivers_of_one_micro_batch_write_it_once(connect: Connect, database: str) -> None:
+def test_two_drivers_write_the_same_micro_batch_once(connect: Connect, database: str) -> None:
     assert write(connect, 0)
     wrote: list[bool] = []
     with connect() as connection, penstock.exactly_once(connection, "t", "app", 1) as batch:
@@ -213,7 +213,7 @@ def test_a_checkpoint_from_long_ago_is_refused(connect: Connect, database: str) 
     assert query(database, "select count(*) from penstock_exactly_once") == [(1,)]
 
 
-def test_wrong_arguments_are_told(tmp_path: Path) -> None:
+def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "x.db")) as connection:
         for arguments in ((connection, "", "a", 0), (connection, "t", "a", -1), (connection, "t", "a", True)):
             with pytest.raises(InvalidInputError), penstock.exactly_once(*arguments):
@@ -227,7 +227,7 @@ def test_wrong_arguments_are_told(tmp_path: Path) -> None:
         raise AssertionError("not reached")
 
 
-def test_a_lock_that_a_stranger_holds_is_not_waited_for_for_ever(
+def test_waiting_for_a_lock_held_by_another_role_times_out(
     pg_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any role that may connect can hold an advisory lock."""

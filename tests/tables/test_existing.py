@@ -1,4 +1,4 @@
-"""Which columns of a table that is there take which rows."""
+"""Which columns of an existing table accept which rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def layout(kind: pa.DataType, dialect: str) -> Layout:
         (pa.list_(pa.int64()), "text", False),
     ],
 )
-def test_a_column_of_postgres_takes_what_loses_nothing(kind: pa.DataType, found: str, takes: bool) -> None:
+def test_a_postgres_column_accepts_types_that_convert_without_loss(
+    kind: pa.DataType, found: str, takes: bool
+) -> None:
     there = ExistingTable({"a": found}, frozenset(), frozenset())
     assert (differences(layout(kind, "postgres"), there, complete=False) == []) is takes
 
@@ -53,20 +55,20 @@ def test_a_column_of_postgres_takes_what_loses_nothing(kind: pa.DataType, found:
         (pa.binary(), "TEXT", False),
     ],
 )
-def test_a_column_of_sqlite_takes_what_its_affinity_leaves_alone(
+def test_a_sqlite_column_accepts_types_that_its_affinity_does_not_convert(
     kind: pa.DataType, declared: str, takes: bool
 ) -> None:
     there = ExistingTable({"a": affinity(declared)}, frozenset(), frozenset())
     assert (differences(layout(kind, "sqlite"), there, complete=False) == []) is takes
 
 
-def test_spare_columns_are_in_the_way_of_complete_alone() -> None:
+def test_extra_columns_are_refused_in_complete_mode_only() -> None:
     there = ExistingTable({"a": "bigint", "b": "text"}, frozenset(), frozenset())
     assert differences(layout(pa.int64(), "postgres"), there, complete=False) == []
     assert len(differences(layout(pa.int64(), "postgres"), there, complete=True)) == 1
 
 
-def test_what_mends_a_table_is_told_as_a_statement() -> None:
+def test_a_difference_is_reported_with_the_statement_that_repairs_it() -> None:
     there = ExistingTable({"a": "integer"}, frozenset(), frozenset())
     wider = differences(layout(pa.int64(), "postgres"), there, complete=False)
     assert wider[0].endswith('(alter table "s"."t" alter column "a" type bigint)')

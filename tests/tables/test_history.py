@@ -1,5 +1,5 @@
-"""Change rows applied to a table that keeps every version of a row, whatever the order in which changes
-come.
+"""Change rows applied to a table that keeps every version of a row, whatever the order in which
+changes arrive.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_every_version_of_a_row_is_kept(feed: Feed) -> None:
     assert sorted(current) == [(2,), (3,)]
 
 
-def test_what_comes_late_falls_into_its_place(feed: Feed) -> None:
+def test_a_late_change_is_inserted_at_its_position(feed: Feed) -> None:
     feed.add(change(1, None, "delete", 7), change(1, "e", "update_postimage", 5)).run(people(feed))
     assert rows(feed.url, "people") == [(1, "e", 5, 7)]
     feed.add(change(1, "a", "insert", 1), change(1, None, "delete", 3), change(2, None, "delete", 4))
@@ -79,7 +79,7 @@ def test_what_comes_late_falls_into_its_place(feed: Feed) -> None:
     ]
 
 
-def test_a_time_of_ones_own_is_what_versions_hold_between(feed: Feed) -> None:
+def test_validity_periods_use_a_user_defined_time(feed: Feed) -> None:
     def timed(frame: Any) -> Any:
         return frame.selectExpr("id", "name", "_change_type", "date_from_unix_date(_commit_version) as day")
 
@@ -89,7 +89,7 @@ def test_a_time_of_ones_own_is_what_versions_hold_between(feed: Feed) -> None:
     assert days == [("a", "1970-01-01", "1970-02-01"), ("b", "1970-02-01", "None")]
 
 
-def test_changes_that_differ_and_have_one_place_are_refused(feed: Feed) -> None:
+def test_different_changes_with_the_same_position_are_refused(feed: Feed) -> None:
     feed.add(change(1, "one", "insert", 1), change(1, "other", "insert", 1), change(1, "last", "insert", 2))
     with pytest.raises(TableRefusedError, match="sequence_by") as caught:
         feed.run(people(feed))
@@ -98,7 +98,7 @@ def test_changes_that_differ_and_have_one_place_are_refused(feed: Feed) -> None:
 
 
 @one_store
-def test_a_table_is_of_one_type(feed: Feed) -> None:
+def test_a_table_cannot_switch_between_current_rows_and_history(feed: Feed) -> None:
     feed.add(change(1, "ada", "insert", 1)).run(people(feed))
     with pytest.raises(SchemaMismatchError, match="_valid_from"):
         feed.run(feed.table("people", "id", apply_changes=True), checkpoint="other")
@@ -107,7 +107,7 @@ def test_a_table_is_of_one_type(feed: Feed) -> None:
 
 
 @one_store
-def test_a_table_that_is_dropped_begins_anew(feed: Feed) -> None:
+def test_a_dropped_table_starts_over(feed: Feed) -> None:
     feed.add(change(1, "ada", "insert", 5), change(1, None, "delete", 6)).run(people(feed))
     query(feed.url, f"drop table {sql_name(feed.url, 'people')}")
     feed.add(change(1, "bob", "insert", 4)).run(people(feed))
@@ -151,7 +151,7 @@ def deliveries(draw: st.DrawFn) -> list[list[Event]]:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=deliveries())
-def test_any_order_of_any_changes_gives_what_a_fold_gives(
+def test_changes_in_any_order_equal_a_fold_in_python(
     store: penstock.Store, store_url: str, batches: list[list[Event]]
 ) -> None:
     name = sql_name(store_url, "t")

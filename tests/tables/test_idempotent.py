@@ -1,4 +1,4 @@
-"""Tables whose rows are told by where they come from, and are there once however often they are written."""
+"""Tables whose rows are identified by their origin, and stored once however often they are written."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_repeated_micro_batch_adds_nothing(feed: Copy) -> None:
     assert feed.store.consumer("c").lag("in").rows == 0
 
 
-def test_a_part_that_is_there_is_completed(feed: Copy) -> None:
+def test_a_partly_written_micro_batch_is_completed(feed: Copy) -> None:
     """As after a run that died: the next one, even with a new checkpoint, begins where the consumer
     stands.
     """
@@ -67,7 +67,7 @@ def test_a_part_that_is_there_is_completed(feed: Copy) -> None:
     assert feed.ids() == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_queue_that_is_made_anew_has_rows_of_its_own(feed: Copy) -> None:
+def test_a_recreated_queue_has_rows_of_its_own(feed: Copy) -> None:
     feed.add(row(1)).run(feed.table("copy"))
     feed.store.drop_queue("in", force=True)
     feed.queue = feed.store.create_queue("in", SCHEMA)
@@ -80,7 +80,7 @@ def test_a_queue_that_is_made_anew_has_rows_of_its_own(feed: Copy) -> None:
     assert feed.ids() == [1, 2]
 
 
-def test_several_rows_of_one_are_refused(feed: Copy) -> None:
+def test_several_output_rows_for_one_input_row_are_refused(feed: Copy) -> None:
     feed.add(row(1))
     with pytest.raises(TableRefusedError, match="_row_index' = 0") as caught:
         feed.run(feed.table("copy"), lambda frame: frame.selectExpr("*", "explode(array(1, 2)) as part"))
@@ -89,7 +89,7 @@ def test_several_rows_of_one_are_refused(feed: Copy) -> None:
 
 
 @one_store
-def test_what_it_cannot_serve_is_told_at_once(feed: Copy) -> None:
+def test_unsupported_queries_are_refused_before_they_start(feed: Copy) -> None:
     sink = feed.table("copy")
     with pytest.raises(InvalidInputError, match="includeMetadataColumns"):
         feed.run(sink, places=False)

@@ -27,7 +27,7 @@ def row(number: int, k: str = "a", v: int = 1) -> dict[str, Any]:
     return {"id": number, "k": k, "v": v}
 
 
-def test_append_makes_the_table_and_adds_rows_once(feed: Feed) -> None:
+def test_append_creates_the_table_and_adds_rows_once(feed: Feed) -> None:
     sink = feed.table("plain")
     feed.add(row(1), row(2, "b")).run(sink)
     replay_last_batch(feed.folder / "ck")
@@ -37,7 +37,7 @@ def test_append_makes_the_table_and_adds_rows_once(feed: Feed) -> None:
     assert feed.store.consumer("c").lag("in").rows == 0
 
 
-def test_update_puts_rows_in_the_place_of_those_with_their_key(feed: Feed) -> None:
+def test_update_replaces_rows_with_the_same_key(feed: Feed) -> None:
     sink = feed.table("totals", "k")
     feed.add(row(1, "a", 5), row(2, "b", 7)).run(sink, totals, mode="update")
     feed.add(row(3, "a", 1)).run(sink, totals, mode="update")
@@ -47,7 +47,7 @@ def test_update_puts_rows_in_the_place_of_those_with_their_key(feed: Feed) -> No
     assert feed.store.info().staged_segments == 0
 
 
-def test_complete_replaces_everything(feed: Feed) -> None:
+def test_complete_replaces_all_rows(feed: Feed) -> None:
     sink = feed.table("top")
 
     def many(frame: DataFrame) -> DataFrame:
@@ -61,7 +61,7 @@ def test_complete_replaces_everything(feed: Feed) -> None:
     assert rows(feed.url, "top") == [("b", 7, 1)]
 
 
-def test_a_running_query_keeps_its_table_and_stops_level(feed: Feed) -> None:
+def test_a_running_query_updates_its_table_and_stops_with_its_consumer_caught_up(feed: Feed) -> None:
     query = feed.pipeline(feed.table("totals", "k"), totals, mode="update").start(
         checkpoint=feed.folder / "ck"
     )
@@ -73,7 +73,7 @@ def test_a_running_query_keeps_its_table_and_stops_level(feed: Feed) -> None:
     assert feed.store.consumer("c").seek("in", to="latest") == {0: 3}
 
 
-def test_nothing_staged_is_left_behind(feed: Feed) -> None:
+def test_no_staged_rows_are_left_behind(feed: Feed) -> None:
     for number, mode in enumerate(("append", "update", "complete")):
         keys = ["k"] if mode == "update" else []
         transform = None if mode == "append" else totals
@@ -85,7 +85,7 @@ def test_nothing_staged_is_left_behind(feed: Feed) -> None:
     assert feed.store.info().staged_segments == 0
 
 
-def test_rows_with_one_key_that_differ_are_refused_and_equal_ones_count_as_one(feed: Feed) -> None:
+def test_different_rows_with_the_same_key_are_refused_and_equal_ones_count_once(feed: Feed) -> None:
     sink = feed.table("latest", "k")
 
     def keep(frame: DataFrame) -> DataFrame:
@@ -101,7 +101,7 @@ def test_rows_with_one_key_that_differ_are_refused_and_equal_ones_count_as_one(f
     assert feed.store.consumer("c").lag("in").rows == 2
 
 
-def test_append_with_keys_refuses_a_key_that_is_there(feed: Feed) -> None:
+def test_append_with_keys_refuses_an_existing_key(feed: Feed) -> None:
     sink = feed.table("once", "id")
     feed.add(row(1)).run(sink)
     feed.add(row(1))
@@ -111,14 +111,14 @@ def test_append_with_keys_refuses_a_key_that_is_there(feed: Feed) -> None:
     assert rows(feed.url, "once") == [(1, "a", 1)]
 
 
-def test_a_key_without_a_value_is_refused(feed: Feed) -> None:
+def test_a_null_key_is_refused(feed: Feed) -> None:
     feed.add({"id": 1, "k": None, "v": 2})
     with pytest.raises(TableRefusedError, match="coalesce") as caught:
         feed.run(feed.table("totals", "k"), totals, mode="update")
     assert caught.value.condition == "TABLE_REFUSED.NULL_KEY"
 
 
-def test_only_complete_changes_the_columns(feed: Feed) -> None:
+def test_only_complete_mode_changes_the_columns(feed: Feed) -> None:
     def other(frame: DataFrame) -> DataFrame:
         return frame.groupBy("k").agg({"v": "max"}).toDF("k", "highest")
 
@@ -149,14 +149,14 @@ def test_a_table_that_a_view_depends_on_keeps_its_columns(feed: Feed) -> None:
     assert rows(feed.url, "t", "k, total, many") == [("a", 5, 1)]
 
 
-def test_a_table_that_somebody_made_is_used_as_it_is(feed: Feed) -> None:
+def test_a_table_created_by_the_user_is_used_as_it_is(feed: Feed) -> None:
     name = sql_name(feed.url, "mine")
     query(feed.url, f"create table {name} (note text default 'new', v bigint, k text unique, id bigint)")
     feed.add(row(1, "a", 5), row(2, "b", 6)).run(feed.table("mine", "k"), mode="update")
     assert rows(feed.url, "mine", "id, k, v, note") == [(1, "a", 5, "new"), (2, "b", 6, "new")]
 
 
-def test_a_table_that_does_not_fit_is_told_with_every_difference(feed: Feed) -> None:
+def test_an_incompatible_table_is_refused_with_every_difference(feed: Feed) -> None:
     query(feed.url, f"create table {sql_name(feed.url, 'mine')} (k real, id bigint, need text not null)")
     with pytest.raises(SchemaMismatchError) as caught:
         feed.run(feed.table("mine", "id"), mode="update")
@@ -164,7 +164,7 @@ def test_a_table_that_does_not_fit_is_told_with_every_difference(feed: Feed) -> 
     assert all(part in told for part in ("'k' is", "no column 'v'", "'need'", 'no unique index on ("id")'))
 
 
-def test_two_queries_keep_one_table(feed: Feed) -> None:
+def test_two_queries_maintain_one_table(feed: Feed) -> None:
     sink = feed.table("shared", "id")
     feed.add(row(1)).run(sink, mode="update")
     feed.store.consumer("c").seek("in", to="earliest")
@@ -172,7 +172,7 @@ def test_two_queries_keep_one_table(feed: Feed) -> None:
     assert rows(feed.url, "shared", "id") == [(1,), (2,)]
 
 
-def test_at_least_once_enters_its_micro_batches_and_leaves_the_consumer_to_the_source(feed: Feed) -> None:
+def test_at_least_once_records_micro_batches_and_leaves_the_consumer_to_the_source(feed: Feed) -> None:
     feed.add(row(1), row(2)).run(feed.table("plain"), guarantee="at_least_once")
     assert rows(feed.url, "plain", "id") == [(1,), (2,)]
     assert feed.store.info().commits > 0
@@ -181,7 +181,7 @@ def test_at_least_once_enters_its_micro_batches_and_leaves_the_consumer_to_the_s
 
 
 @one_store
-def test_a_session_window_in_update_mode_is_refused_with_the_way_out(feed: Feed) -> None:
+def test_a_session_window_in_update_mode_is_refused_with_a_remedy(feed: Feed) -> None:
     from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
     def sessions(frame: DataFrame) -> DataFrame:
@@ -202,7 +202,7 @@ def test_a_session_window_in_update_mode_is_refused_with_the_way_out(feed: Feed)
 
 
 @one_store
-def test_wrong_arguments_are_told_at_once(feed: Feed) -> None:
+def test_wrong_arguments_are_refused_before_the_query_starts(feed: Feed) -> None:
     with pytest.raises(InvalidOptionError, match="name the keys"):
         feed.pipeline(feed.table("t"), mode="update")
     with pytest.raises(InvalidOptionError, match="Did you mean 'complete'"):

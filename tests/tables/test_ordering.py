@@ -43,7 +43,7 @@ def run(spark: SparkSession, feed: penstock.QueueFeed, url: str, folder: Path, *
 
 
 @pytest.mark.parametrize("scd_type", [1, 2])
-def test_the_table_is_what_all_changes_in_their_order_leave(
+def test_the_table_equals_all_changes_applied_in_order(
     spark: SparkSession, feed: penstock.QueueFeed, url: str, tmp_path: Path, scd_type: int
 ) -> None:
     chance, there, versions = random.Random(3), dict[int, int](), dict[int, int]()
@@ -72,7 +72,7 @@ def test_the_table_is_what_all_changes_in_their_order_leave(
     assert len(rows(url, "t", "id, v")) == sum(versions.values())
 
 
-def test_commits_of_one_time_are_told_apart_by_their_versions(
+def test_commits_with_the_same_time_are_ordered_by_version(
     spark: SparkSession, feed: penstock.QueueFeed, url: str, tmp_path: Path
 ) -> None:
     commit(feed, 1, ("insert", 1, 1), ("insert", 2, 1), ("update_postimage", 1, 2), seconds=9)
@@ -82,7 +82,7 @@ def test_commits_of_one_time_are_told_apart_by_their_versions(
 
 
 @pytest.mark.parametrize("url", ["sqlite", "delta"], indirect=True)
-def test_what_begins_anew_in_each_commit_is_no_order_of_all(
+def test_a_sequence_that_restarts_in_each_commit_is_refused_as_overall_order(
     spark: SparkSession, feed: penstock.QueueFeed, url: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidOptionError, match="leave sequence_by out"):
@@ -90,7 +90,7 @@ def test_what_begins_anew_in_each_commit_is_no_order_of_all(
 
 
 @pytest.mark.parametrize("url", ["sqlite", "delta"], indirect=True)
-def test_the_column_that_orders_changes_is_not_left_out(
+def test_the_column_that_orders_changes_cannot_be_left_out(
     spark: SparkSession, feed: penstock.QueueFeed, url: str
 ) -> None:
     def refusal(df: DataFrame) -> Exception | None:

@@ -1,5 +1,5 @@
-"""A table that applies changes is the table that they are changes of, after every micro-batch, however often
-a change comes.
+"""A table that applies changes equals their source table after every micro-batch, however often a change
+arrives.
 
 The reference is a table with random commits: rows that come, go, come again, get other values and other keys,
 and trade keys.
@@ -95,7 +95,7 @@ def reads(draw: st.DrawFn, commits: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("scd_type", [1, 2])
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(source=sources(), data=st.data(), whole=st.booleans(), seed=st.integers(0, 99))
-def test_the_table_is_the_source_after_every_micro_batch(
+def test_the_table_equals_the_source_after_every_micro_batch(
     store: penstock.Store,
     store_url: str,
     scd_type: int,
@@ -119,7 +119,7 @@ def test_the_table_is_the_source_after_every_micro_batch(
 @pytest.mark.parametrize("scd_type", [1, 2])
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(source=sources(), data=st.data(), whole=st.booleans())
-def test_the_table_is_the_source_when_all_commits_have_come_in_any_order(
+def test_the_table_equals_the_source_after_all_commits_in_any_order(
     store: penstock.Store, store_url: str, scd_type: int, source: Source, data: st.DataObject, whole: bool
 ) -> None:
     query(store_url, f"drop table if exists {sql_name(store_url, 't')}")

@@ -1,4 +1,4 @@
-"""Tables whose rows come from elsewhere than their own store."""
+"""Tables whose rows come from outside their own store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from tests.support.sql_tables import NOW, Feed, named, rows, totals
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.string()), ("v", pa.int64())])
 
 
-def test_a_consumer_of_another_store_follows(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
+def test_a_consumer_of_another_store_follows_the_commits(
+    spark: SparkSession, store_url: str, tmp_path: Path
+) -> None:
     """The table's store has a mark of its own for it."""
     feed = Feed(spark, f"sqlite:///{tmp_path}/elsewhere.db", tmp_path, SCHEMA)
     sink = penstock.TableSink(named(store_url, "totals"), ["k"], store_url)
@@ -30,7 +32,7 @@ def test_a_consumer_of_another_store_follows(spark: SparkSession, store_url: str
     assert feed.store.consumer("c").lag("in").rows == 0
 
 
-def test_any_replayable_source_is_counted_by_the_ledger(
+def test_micro_batches_of_any_replayable_source_are_recorded_in_the_ledger(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
     files = tmp_path / "files"
@@ -46,7 +48,7 @@ def test_any_replayable_source_is_counted_by_the_ledger(
     assert rows(store_url, "plain") == [(0, "x"), (1, "x")]
 
 
-def test_an_app_id_of_another_checkpoint_is_refused(
+def test_the_app_id_of_another_checkpoint_is_refused(
     spark: SparkSession, store_url: str, tmp_path: Path
 ) -> None:
     feed = Feed(spark, store_url, tmp_path, SCHEMA)
@@ -82,7 +84,7 @@ def changes(spark: SparkSession, tmp_path: Path) -> DataFrame:
 )
 @pytest.mark.parametrize("keys", [["id"], ["k"]])
 @pytest.mark.parametrize("delta", [False, True])
-def test_keys_by_which_rows_of_a_feed_could_take_each_others_place_are_refused(
+def test_keys_under_which_rows_of_a_feed_could_replace_each_other_are_refused(
     spark: SparkSession,
     changes: DataFrame,
     tmp_path: Path,
@@ -115,7 +117,7 @@ def test_keys_by_which_rows_of_a_feed_could_take_each_others_place_are_refused(
         ),
     ],
 )
-def test_keys_that_have_the_feeds_row_id_in_them_are_taken(
+def test_keys_that_contain_the_row_id_of_the_feed_are_accepted(
     spark: SparkSession,
     changes: DataFrame,
     tmp_path: Path,

@@ -106,7 +106,7 @@ def test_a_reader_sees_the_old_table_until_the_commit_and_does_not_wait(table: T
     assert table.rows() == [("c", 3)]
 
 
-def test_a_later_try_of_an_app_drops_what_the_earlier_one_staged_and_the_earlier_driver_is_refused(
+def test_a_later_attempt_drops_the_rows_staged_by_an_earlier_one_whose_driver_is_refused(
     table: Table,
 ) -> None:
     slow = table.stage()
@@ -139,7 +139,7 @@ def test_a_key_that_another_transaction_inserts_at_the_same_time_is_updated(tabl
 
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("kind", ['text collate "C"', "varchar(5)"])
-def test_keys_are_equal_as_the_unique_index_of_the_table_says(
+def test_the_unique_index_of_the_table_decides_which_keys_are_equal(
     store: penstock.Store, store_url: str, kind: str
 ) -> None:
     query(store_url, f"create table {sql_name(store_url, 't')} (k {kind} primary key, v bigint)")
@@ -150,7 +150,7 @@ def test_keys_are_equal_as_the_unique_index_of_the_table_says(
     assert table.rows() == [("a", 1), ("ä", 1)]
 
 
-def test_what_is_swept_is_refused_whole(table: Table) -> None:
+def test_a_commit_is_refused_whole_if_its_staged_rows_were_cleaned_up(table: Table) -> None:
     stage = table.stage()
     staged = table.put(stage, ("a", 1))
     assert table.store.clean_up(timedelta(days=1)) == 0
@@ -161,7 +161,7 @@ def test_what_is_swept_is_refused_whole(table: Table) -> None:
 
 
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
-def test_rows_that_a_crash_of_the_server_took_are_missed(table: Table) -> None:
+def test_staged_rows_lost_in_a_server_crash_are_detected(table: Table) -> None:
     """It empties unlogged relations."""
     stage = table.stage()
     staged = table.put(stage, ("a", 1))
@@ -172,7 +172,7 @@ def test_rows_that_a_crash_of_the_server_took_are_missed(table: Table) -> None:
             table.write(stage, mode, staged)
 
 
-def test_a_table_of_keys_alone(store: penstock.Store, store_url: str) -> None:
+def test_a_table_may_consist_of_keys_only(store: penstock.Store, store_url: str) -> None:
     table = Table(store, store_url, keys=("k", "v"))
     for batch_id, found in enumerate([[("a", 1)], [("a", 1), ("a", 2)]]):
         stage = table.stage(batch_id=batch_id)
@@ -180,7 +180,7 @@ def test_a_table_of_keys_alone(store: penstock.Store, store_url: str) -> None:
         assert table.rows() == found
 
 
-def test_complete_makes_a_table_again_that_somebody_dropped(table: Table) -> None:
+def test_complete_recreates_a_dropped_table(table: Table) -> None:
     query(table.url, f"drop table {sql_name(table.url, 't')}")
     stage = table.stage()
     table.write(stage, "complete", table.put(stage, ("a", 1)))
@@ -188,7 +188,7 @@ def test_complete_makes_a_table_again_that_somebody_dropped(table: Table) -> Non
 
 
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
-def test_a_relation_that_a_task_still_writes_is_left_to_the_next_try(table: Table) -> None:
+def test_a_relation_that_a_task_still_writes_is_left_to_the_next_attempt(table: Table) -> None:
     slow = table.stage()
     assert isinstance(slow, PostgresStage)
     with table.database.transaction() as tx:
@@ -203,7 +203,7 @@ def test_a_relation_that_a_task_still_writes_is_left_to_the_next_try(table: Tabl
 
 
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
-def test_two_writers_that_replace_everything_do_so_one_after_the_other(table: Table) -> None:
+def test_two_writers_that_replace_all_rows_are_serialized(table: Table) -> None:
     stages = {app: table.stage(app) for app in ("one", "two")}
     staged = {app: table.put(stage, (app, 1), (f"{app} too", 2)) for app, stage in stages.items()}
     first = TableTarget(table.layout, "t", "complete", stages["one"])

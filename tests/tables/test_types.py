@@ -122,7 +122,7 @@ def test_any_name_works_for_tables_and_columns(feed: Feed) -> None:
     assert found() == [3]
 
 
-def test_names_that_are_taken_are_refused(feed: Feed) -> None:
+def test_reserved_and_invalid_names_are_refused(feed: Feed) -> None:
     if feed.url.startswith("sqlite"):
         taken = ["penstock_ledger", "PENSTOCK_mine", "sqlite_x"]
     else:
@@ -137,7 +137,7 @@ def test_names_that_are_taken_are_refused(feed: Feed) -> None:
 
 
 @one_store
-def test_what_no_table_has_a_type_for_is_refused_at_the_start(feed: Feed) -> None:
+def test_types_that_no_table_has_are_refused_before_the_query_starts(feed: Feed) -> None:
     with pytest.raises(UnsupportedTypeError, match="st_asbinary"):
         feed.run(
             feed.table("t"),
@@ -150,7 +150,7 @@ def test_what_no_table_has_a_type_for_is_refused_at_the_start(feed: Feed) -> Non
 
 
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
-def test_a_text_that_postgres_cannot_keep_is_told(feed: Feed) -> None:
+def test_a_text_that_postgres_cannot_store_is_refused(feed: Feed) -> None:
     feed.add({"id": 1})
     with pytest.raises(TableRefusedError, match="translate") as caught:
         feed.run(feed.table("t"), lambda df: df.selectExpr("concat('a', chr(0)) as s"))

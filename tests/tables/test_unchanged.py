@@ -1,4 +1,4 @@
-"""Changes that leave out long values which they did not touch: a table keeps those, whatever its kind."""
+"""Changes that omit long values which they left unchanged: every kind of table keeps those values."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def written(spark: SparkSession, tmp_path: Path, url: str, scd_type: int) -> Wri
     return Written(spark, tmp_path, url, scd_type)
 
 
-def test_a_table_of_changes_with_values_left_out_is_that_of_whole_ones(written: Written) -> None:
+def test_changes_with_omitted_values_give_the_same_table_as_complete_ones(written: Written) -> None:
     chance, rows = random.Random(7), dict[int, Row]()
     for number in range(1, 31):
         part, whole = [], []
@@ -117,7 +117,7 @@ def test_a_table_of_changes_with_values_left_out_is_that_of_whole_ones(written: 
 
 
 @pytest.mark.parametrize("scd_type", [1], indirect=True)
-def test_columns_may_have_other_names_or_be_left_out(written: Written) -> None:
+def test_columns_may_be_renamed_or_left_out(written: Written) -> None:
     written.commit(change("insert", 1, 1))
     written.commit(change("update_postimage", 1, 2, "text", "raw"))
     written.run(
@@ -137,7 +137,7 @@ def test_columns_may_have_other_names_or_be_left_out(written: Written) -> None:
         ([change("delete", 1, 5), change("insert", 2, 5, "text")], "another key"),
     ],
 )
-def test_a_value_that_no_row_has_is_refused_and_nothing_is_written(
+def test_an_omitted_value_that_no_row_has_is_refused_and_nothing_is_written(
     written: Written, rows: list[Row], why: str
 ) -> None:
     written.commit(change("insert", 1, 1))
@@ -150,7 +150,7 @@ def test_a_value_that_no_row_has_is_refused_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("scd_type", [1], indirect=True)
-def test_a_computed_column_is_not_made_of_a_value_that_is_left_out(written: Written) -> None:
+def test_a_column_computed_from_an_omitted_value_is_refused(written: Written) -> None:
     def upper(df: DataFrame) -> DataFrame:
         return df.withColumn("loud", F.upper("text"))
 
@@ -166,7 +166,7 @@ def test_a_computed_column_is_not_made_of_a_value_that_is_left_out(written: Writ
 
 @pytest.mark.parametrize("scd_type", [1], indirect=True)
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-def test_a_contract_of_the_users_own_says_so_too(written: Written, spark: SparkSession) -> None:
+def test_a_user_defined_contract_can_name_omitted_values(written: Written, spark: SparkSession) -> None:
     def with_contract(df: DataFrame) -> DataFrame:
         plain = (
             spark.readStream.format("penstock")
@@ -183,7 +183,7 @@ def test_a_contract_of_the_users_own_says_so_too(written: Written, spark: SparkS
 
 @pytest.mark.parametrize("url", ["sqlite", "delta"], indirect=True)
 @pytest.mark.parametrize("scd_type", [1], indirect=True)
-def test_columns_out_of_a_feed_of_several_tables(
+def test_columns_taken_from_a_feed_of_several_tables(
     written: Written, spark: SparkSession, tmp_path: Path
 ) -> None:
     """Such a feed has a struct for each of them."""
@@ -216,7 +216,7 @@ def test_columns_out_of_a_feed_of_several_tables(
 
 
 @pytest.mark.parametrize("scd_type", [1], indirect=True)
-def test_a_table_without_long_columns_needs_none(written: Written) -> None:
+def test_a_table_without_long_columns_needs_no_such_column(written: Written) -> None:
     def short(df: DataFrame) -> DataFrame:
         return df.select("id", "n", "_change_type", "_commit_version", "_unchanged")
 
@@ -227,7 +227,7 @@ def test_a_table_without_long_columns_needs_none(written: Written) -> None:
 
 
 @pytest.mark.parametrize("scd_type", [1], indirect=True)
-def test_rows_without_the_column_that_names_such_values_are_refused(written: Written) -> None:
+def test_rows_without_the_column_that_names_omitted_values_are_refused(written: Written) -> None:
     with pytest.raises(InvalidInputError, match="_unchanged, is not among the rows: select it too"):
         written.run(lambda df: df.drop("_unchanged"))
     written.commit(change("insert", 1, 1))

@@ -1,4 +1,4 @@
-"""The examples in docs/testing.md run as they stand there."""
+"""The examples in docs/testing.md run as written."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ DOCS = Path(__file__).resolve().parents[2] / "docs/testing.md"
 TEST, CRASH, STORE, PLUGIN = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
 
 
-def test_the_examples_of_tests_pass_where_nothing_but_the_plugin_is(
+def test_the_example_tests_pass_with_only_the_plugin_installed(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As somebody else's project has them: saved as they are, in a process of their own, and far from UTC."""
+    """As in a user's project: saved as they are, in a separate process, and in a time zone far from UTC."""
     monkeypatch.setenv("TZ", "America/New_York")
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", short_lived())
     monkeypatch.delenv("PENSTOCK_TEST_PG_URL", raising=False)
@@ -30,14 +30,14 @@ def test_the_examples_of_tests_pass_where_nothing_but_the_plugin_is(
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
 
 
-def test_the_example_of_a_store_makes_one() -> None:
+def test_the_example_of_a_store_creates_one() -> None:
     names: dict[str, Any] = {"schema": pa.schema([("id", pa.int64())])}
     exec(STORE, names)
     with pytest.raises(StoreError):
         names["store"].queues()
 
 
-def test_the_example_of_a_crash_shows_rows_that_come_twice(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_example_of_a_crash_shows_repeated_rows(spark: SparkSession, tmp_path: Path) -> None:
     table: list[int] = []
 
     def write(batch: DataFrame, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Streams that a test feeds: what each micro-batch emits, crashes, and micro-batches that are repeated."""
+"""Streams that a test feeds: what each micro-batch emits, crashes, and repeated micro-batches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _counts(frame: DataFrame) -> DataFrame:
     return frame.groupBy("k").count()
 
 
-def test_each_micro_batch_emits_what_came_with_it(numbers: MemoryStream) -> None:
+def test_each_micro_batch_emits_the_rows_added_to_it(numbers: MemoryStream) -> None:
     with numbers.start(lambda df: df.where("id > 1")) as query:
         query.process_all_available()
         assert query.emitted() == []
@@ -45,7 +45,7 @@ def test_each_micro_batch_emits_what_came_with_it(numbers: MemoryStream) -> None
     ("mode", "second"),
     [("update", [{"k": "a", "count": 2}]), ("complete", [{"k": "a", "count": 2}, {"k": "b", "count": 1}])],
 )
-def test_a_mode_is_seen_batch_by_batch(
+def test_the_output_of_a_mode_is_visible_batch_by_batch(
     numbers: MemoryStream, mode: str, second: list[dict[str, Any]]
 ) -> None:
     numbers.add_data(_rows(1, 2))
@@ -58,7 +58,7 @@ def test_a_mode_is_seen_batch_by_batch(
     assert last == sorted(second, key=str)
 
 
-def test_micro_batches_without_data_show_what_the_watermark_closes(spark: SparkSession) -> None:
+def test_micro_batches_without_data_emit_what_the_watermark_closes(spark: SparkSession) -> None:
     def windows(frame: DataFrame) -> DataFrame:
         timed = frame.withWatermark("ts", "1 minute")
         return timed.groupBy(F.window("ts", "1 minute")).count().select("window.start", "count")
@@ -82,24 +82,24 @@ def test_two_streams_can_be_joined(spark: SparkSession, numbers: MemoryStream) -
             assert [row for batch in query.emitted() for row in batch] == [{"k": "a", "id": 2, "name": "Ada"}]
 
 
-def test_rows_that_do_not_fit_are_refused_and_none_is_added(numbers: MemoryStream) -> None:
+def test_rows_that_do_not_match_the_schema_are_refused_and_none_is_added(numbers: MemoryStream) -> None:
     with pytest.raises(SchemaMismatchError, match="id"):
         numbers.add_data([{"id": 1, "k": "a"}, {"id": "x", "k": "a"}])
     with numbers.start() as query:
         assert query.process_all_available().emitted() == []
 
 
-def test_a_schema_of_another_kind_is_refused(spark: SparkSession) -> None:
+def test_a_schema_of_the_wrong_type_is_refused(spark: SparkSession) -> None:
     with pytest.raises(InvalidInputError, match=r"schema is a DDL string .* not 3"):
         MemoryStream(spark, 3)  # type: ignore[arg-type]
 
 
-def test_spark_refuses_a_mode_as_ever(numbers: MemoryStream) -> None:
+def test_spark_refuses_an_unsupported_mode_as_usual(numbers: MemoryStream) -> None:
     with pytest.raises(AnalysisException):
         numbers.start(_counts, output_mode="append")
 
 
-def test_what_a_function_raises_comes_out(numbers: MemoryStream) -> None:
+def test_the_error_of_a_failing_function_is_raised(numbers: MemoryStream) -> None:
     def fails(batch: DataFrame, number: int) -> None:
         raise ZeroDivisionError(number)
 
@@ -110,7 +110,7 @@ def test_what_a_function_raises_comes_out(numbers: MemoryStream) -> None:
 
 
 @pytest.mark.parametrize(("point", "before"), [("before_sink", []), ("after_sink", [1])])
-def test_a_sink_that_only_adds_shows_what_a_crash_repeats(
+def test_an_append_only_sink_shows_rows_repeated_by_a_crash(
     numbers: MemoryStream, tmp_path: Path, point: str, before: list[int]
 ) -> None:
     kept: list[int] = []
@@ -129,7 +129,7 @@ def test_a_sink_that_only_adds_shows_what_a_crash_repeats(
     assert query.emitted() == [_rows(1)]
 
 
-def test_the_last_micro_batch_comes_again(numbers: MemoryStream, tmp_path: Path) -> None:
+def test_the_last_micro_batch_can_be_repeated(numbers: MemoryStream, tmp_path: Path) -> None:
     frame = _counts(numbers.to_df())
     for ids in ([1, 2], [3]):
         numbers.add_data(_rows(*ids))
@@ -146,7 +146,7 @@ def test_the_last_micro_batch_comes_again(numbers: MemoryStream, tmp_path: Path)
     assert query.emitted() == [[{"k": "b", "count": 3}]]
 
 
-def test_what_cannot_be_replayed_is_told(numbers: MemoryStream, tmp_path: Path) -> None:
+def test_a_replay_that_is_not_possible_is_refused(numbers: MemoryStream, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="has no committed micro-batch"):
         replay_last_batch(tmp_path)
     frame = numbers.to_df()
@@ -158,7 +158,9 @@ def test_what_cannot_be_replayed_is_told(numbers: MemoryStream, tmp_path: Path) 
         replay_last_batch(tmp_path)
 
 
-def test_a_pipeline_takes_the_stream_too(spark: SparkSession, numbers: MemoryStream, tmp_path: Path) -> None:
+def test_a_pipeline_accepts_the_stream_too(
+    spark: SparkSession, numbers: MemoryStream, tmp_path: Path
+) -> None:
     with penstock.connect(f"sqlite:///{tmp_path}/out.db") as store:
         out = store.create_queue("out", pa.schema([("id", pa.int64()), ("k", pa.string())]))
         numbers.add_data(_rows(1, 2))
@@ -178,6 +180,6 @@ def test_a_crash_waits_for_its_micro_batch(numbers: MemoryStream, tmp_path: Path
     assert query.emitted() == [_rows(1), _rows(2)]
 
 
-def test_another_point_is_refused() -> None:
+def test_an_unknown_crash_point_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="before_sink, after_sink"), crash_at("commit"):
         pass

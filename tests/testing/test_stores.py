@@ -1,4 +1,4 @@
-"""Stores for the time of a test, and the pytest plugin that gives them."""
+"""Stores that live as long as a test, and the pytest plugin that provides them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TESTS = """
 """
 
 
-def test_a_file_is_gone_with_all_beside_it() -> None:
+def test_a_file_is_removed_with_everything_beside_it() -> None:
     with temporary_store_url() as url:
         folder = Path(url.removeprefix("sqlite:///")).parent
         assert list(folder.iterdir()) == []
@@ -40,7 +40,7 @@ def test_a_file_is_gone_with_all_beside_it() -> None:
     assert not folder.exists()
 
 
-def test_a_schema_of_a_database_is_gone_with_what_was_made_in_it(pg_url: str) -> None:
+def test_a_database_schema_is_removed_with_everything_in_it(pg_url: str) -> None:
     with psycopg.connect(pg_url, autocommit=True) as other:
 
         def schemas() -> set[str]:
@@ -57,7 +57,7 @@ def test_a_schema_of_a_database_is_gone_with_what_was_made_in_it(pg_url: str) ->
         assert schemas() == before
 
 
-def test_a_test_that_fails_leaves_nothing(pg_url: str) -> None:
+def test_a_failing_test_leaves_nothing_behind(pg_url: str) -> None:
     for database in (None, pg_url):
         with pytest.raises(ZeroDivisionError), temporary_store_url(database) as url:
             raise ZeroDivisionError
@@ -65,13 +65,13 @@ def test_a_test_that_fails_leaves_nothing(pg_url: str) -> None:
             pass
 
 
-def test_two_at_once_are_two(pg_url: str) -> None:
+def test_simultaneous_stores_are_separate(pg_url: str) -> None:
     with temporary_store(pg_url) as one, temporary_store(pg_url) as other, temporary_store() as third:
         for store in (one, other, third):
             store.create_consumer("c")
 
 
-def test_another_kind_of_database_is_refused() -> None:
+def test_other_kinds_of_databases_are_refused() -> None:
     with (
         pytest.raises(InvalidUrlError, match="is not a PostgreSQL database"),
         temporary_store_url("sqlite:///x.db"),
@@ -79,7 +79,7 @@ def test_another_kind_of_database_is_refused() -> None:
         pass
 
 
-def test_pytest_finds_the_fixtures_by_itself(
+def test_pytest_finds_the_fixtures_automatically(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PENSTOCK_TEST_PG_URL", raising=False)
@@ -87,7 +87,7 @@ def test_pytest_finds_the_fixtures_by_itself(
     pytester.runpytest_subprocess("-v").assert_outcomes(passed=2)
 
 
-def test_a_database_makes_each_test_run_on_both(
+def test_with_a_database_each_test_runs_on_both_stores(
     pytester: pytest.Pytester, pg_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(TESTS)

@@ -1,5 +1,5 @@
-"""The page's server among strangers: who says nothing, takes nothing, comes in crowds, or is another site's
-page, holds up nobody.
+"""The page's server and bad clients: silent ones, ones that read nothing, crowds, and pages of other
+sites block nobody.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def open_connections(served: Served) -> int:
     [b"", b"GET / HT", b"GET /api/snapshot HTTP/1.1\r\nHost: localhost\r\n", b"\x16\x03\x01"],
     ids=["nothing", "some", "most", "tls"],
 )
-def test_whoever_sends_no_request_is_sent_away(
+def test_a_client_that_sends_no_request_is_disconnected(
     serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     monkeypatch.setattr(server, "REQUEST_SECONDS", 0.3)
@@ -72,7 +72,7 @@ def test_whoever_sends_no_request_is_sent_away(
     wait_until(lambda: open_connections(served) == 0, timeout=5)
 
 
-def test_also_one_who_says_a_little_now_and_then(
+def test_a_client_that_sends_its_request_slowly_is_disconnected(
     serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "REQUEST_SECONDS", 0.5)
@@ -86,7 +86,7 @@ def test_also_one_who_says_a_little_now_and_then(
     assert time.monotonic() - began < 5
 
 
-def test_also_one_who_had_an_answer_before(
+def test_a_client_that_stalls_in_its_second_request_is_disconnected(
     serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "REQUEST_SECONDS", 0.3)
@@ -98,7 +98,7 @@ def test_also_one_who_had_an_answer_before(
     wait_until(lambda: is_closed(again), timeout=5)
 
 
-def test_a_crowd_is_bounded_and_viewers_get_through(
+def test_the_number_of_connections_is_bounded_and_viewers_still_connect(
     serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
@@ -111,7 +111,7 @@ def test_a_crowd_is_bounded_and_viewers_get_through(
     assert time.monotonic() - began < 2
 
 
-def test_where_all_are_viewers_no_more_come_in(
+def test_new_connections_are_refused_if_all_others_are_viewers(
     serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
@@ -125,7 +125,7 @@ def test_where_all_are_viewers_no_more_come_in(
     assert served.server.stream.viewers == 3
 
 
-def test_a_viewer_who_takes_nothing_loses_its_place(
+def test_a_viewer_that_reads_nothing_is_disconnected(
     serve: Serve, strangers: ExitStack, store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "WRITE_SECONDS", 0.5)
@@ -145,7 +145,7 @@ def test_a_viewer_who_takes_nothing_loses_its_place(
     wait_until(lambda: open_connections(served) == 0, timeout=5)
 
 
-def test_a_viewer_who_takes_what_comes_stays(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_viewer_that_reads_stays_connected(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "REQUEST_SECONDS", 0.3)
     monkeypatch.setattr(server, "WRITE_SECONDS", 0.3)
     served = serve(every=0.1)
@@ -174,7 +174,7 @@ ELSEWHERE = [
 ]
 
 
-def test_pages_of_other_sites_get_nothing_and_hold_no_place(serve: Serve) -> None:
+def test_pages_of_other_sites_get_nothing_and_occupy_no_connection(serve: Serve) -> None:
     served, known = serve(), serve(token=TOKEN)
     for headers in ELSEWHERE:
         for path in ("/", "/api/snapshot", "/api/events", "/metrics"):
@@ -184,14 +184,14 @@ def test_pages_of_other_sites_get_nothing_and_hold_no_place(serve: Serve) -> Non
     assert served.server.stream.viewers == 0
 
 
-def test_a_link_to_the_page_may_be_followed_and_one_to_its_parts_may_not(serve: Serve) -> None:
+def test_other_sites_may_link_to_the_page_but_not_to_its_parts(serve: Serve) -> None:
     served = serve()
     link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
     assert served.get("/", headers=link).status_code == 200
     assert served.get("/api/events", headers=link).status_code == 403
 
 
-def test_the_page_itself_gets_what_it_asks_for(serve: Serve) -> None:
+def test_the_page_itself_gets_what_it_requests(serve: Serve) -> None:
     served = serve()
     for site in ("same-origin", "none"):
         assert served.get("/api/snapshot", headers={"Sec-Fetch-Site": site}).status_code == 200
@@ -199,9 +199,7 @@ def test_the_page_itself_gets_what_it_asks_for(serve: Serve) -> None:
     assert served.get("/api/snapshot", headers={"Origin": own}).status_code == 200
 
 
-def test_the_page_goes_on_with_whatever_somebody_has_written_into_the_store(
-    serve: Serve, store: penstock.Store
-) -> None:
+def test_the_page_copes_with_any_values_written_into_the_store(serve: Serve, store: penstock.Store) -> None:
     served = serve(every=0.1)
     store.create_queue("q", pa.schema([("id", pa.int64())]))
     text = qualify(

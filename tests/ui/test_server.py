@@ -1,4 +1,4 @@
-"""The page's server: who may look, what it answers, and how it ends."""
+"""The page's server: who may access it, what it answers, and how it ends."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
             yield json.loads(line.removeprefix("data: "))
 
 
-def test_a_snapshot_is_json_with_every_name_as_it_is(serve: Serve, store: penstock.Store) -> None:
+def test_a_snapshot_is_json_with_unchanged_names(serve: Serve, store: penstock.Store) -> None:
     _fill(store)
     answer = serve().get("/api/snapshot")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
@@ -72,7 +72,7 @@ def test_a_snapshot_is_json_with_every_name_as_it_is(serve: Serve, store: pensto
     assert found["every_seconds"] == 0.2
 
 
-def test_no_answer_has_a_password(serve: Serve, store: penstock.Store, store_url: str) -> None:
+def test_no_answer_contains_a_password(serve: Serve, store: penstock.Store, store_url: str) -> None:
     _fill(store)
     served = serve()
     secrets = parse_url(store_url).secrets
@@ -84,7 +84,7 @@ def test_no_answer_has_a_password(serve: Serve, store: penstock.Store, store_url
 
 
 @one_store
-def test_headers_keep_a_browser_from_doing_anything_else(serve: Serve) -> None:
+def test_headers_restrict_what_a_browser_may_do(serve: Serve) -> None:
     served = serve()
     for path in ("/api/snapshot", "/metrics", "/", "/nothing"):
         headers = served.get(path).headers
@@ -107,7 +107,7 @@ def test_nothing_can_be_changed(serve: Serve, method: str) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "", "[fe80::1]"]
 )
-def test_another_hosts_name_is_refused_on_loopback(serve: Serve, host: str) -> None:
+def test_other_host_names_are_refused_on_loopback(serve: Serve, host: str) -> None:
     answer = serve().get("/api/snapshot", headers={"Host": host})
     assert answer.status_code == 421
     assert "localhost" in answer.text
@@ -115,12 +115,12 @@ def test_another_hosts_name_is_refused_on_loopback(serve: Serve, host: str) -> N
 
 @one_store
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:99", "[::1]:8080", "127.0.0.2"])
-def test_names_of_this_machine_are_taken(serve: Serve, host: str) -> None:
+def test_names_of_this_machine_are_accepted(serve: Serve, host: str) -> None:
     assert serve().get("/api/snapshot", headers={"Host": host}).status_code == 200
 
 
 @one_store
-def test_with_a_token_nobody_gets_anything_without_it(serve: Serve) -> None:
+def test_a_server_with_a_token_refuses_requests_without_it(serve: Serve) -> None:
     served = serve(token=TOKEN)
     for path in (
         "/",
@@ -143,7 +143,7 @@ def test_with_a_token_nobody_gets_anything_without_it(serve: Serve) -> None:
 
 
 @one_store
-def test_a_token_comes_as_a_header_or_once_in_the_address(serve: Serve) -> None:
+def test_a_token_is_accepted_as_a_header_or_once_in_the_address(serve: Serve) -> None:
     served = serve(token=TOKEN)
     header = {"Authorization": b"Bearer " + TOKEN.encode()}
     assert served.get("/metrics", headers={"Authorization": "Bearer plain"}).status_code == 401
@@ -162,8 +162,8 @@ def test_a_token_comes_as_a_header_or_once_in_the_address(serve: Serve) -> None:
 
 @one_store
 @pytest.mark.parametrize("bound", ["127.0.0.1", "0.0.0.0"])
-def test_with_a_token_the_page_answers_under_any_name(serve: Serve, bound: str) -> None:
-    """As a proxy in front asks for it, which forwards the name that it was asked for."""
+def test_a_server_with_a_token_accepts_any_host_name(serve: Serve, bound: str) -> None:
+    """A proxy in front of it forwards the host name of the original request."""
     served = serve(token=TOKEN, host=bound)
     named = {"Host": "penstock.example.com"}
     bearer = {**named, "Authorization": b"Bearer " + TOKEN.encode()}
@@ -190,9 +190,7 @@ def test_with_a_token_the_page_answers_under_any_name(serve: Serve, bound: str) 
 
 @one_store
 @pytest.mark.parametrize(("sent", "kept"), [({"X-Forwarded-Proto": "https"}, True), ({}, False)])
-def test_the_cookie_of_a_proxy_with_tls_is_for_tls_alone(
-    serve: Serve, sent: dict[str, str], kept: bool
-) -> None:
+def test_the_cookie_is_secure_only_behind_a_tls_proxy(serve: Serve, sent: dict[str, str], kept: bool) -> None:
     answer = serve(token=TOKEN).get("/", params={"token": TOKEN}, headers=sent)
     attributes = [each.strip().lower() for each in answer.headers["set-cookie"].split(";")]
     assert ("secure" in attributes) == kept
@@ -200,7 +198,7 @@ def test_the_cookie_of_a_proxy_with_tls_is_for_tls_alone(
 
 
 @one_store
-def test_nobody_elses_page_may_read_an_answer(serve: Serve) -> None:
+def test_pages_of_other_sites_may_not_read_an_answer(serve: Serve) -> None:
     served = serve(token=TOKEN)
     sent = {"Authorization": b"Bearer " + TOKEN.encode(), "Origin": "https://evil.example"}
     for path in ("/api/snapshot", "/metrics"):
@@ -212,7 +210,7 @@ def test_nobody_elses_page_may_read_an_answer(serve: Serve) -> None:
 
 
 @one_store
-def test_events_come_at_once_and_go_on(serve: Serve, store: penstock.Store) -> None:
+def test_events_start_immediately_and_continue(serve: Serve, store: penstock.Store) -> None:
     _fill(store)
     served = serve()
     with httpx.stream("GET", served.url + "api/events", timeout=30) as answer:
@@ -226,7 +224,7 @@ def test_events_come_at_once_and_go_on(serve: Serve, store: penstock.Store) -> N
 
 
 @one_store
-def test_a_viewer_that_goes_away_is_forgotten_and_nobody_looks_for_nobody(
+def test_a_disconnected_viewer_is_forgotten_and_nothing_is_collected_without_viewers(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []
@@ -254,7 +252,9 @@ def test_a_viewer_that_goes_away_is_forgotten_and_nobody_looks_for_nobody(
 
 
 @one_store
-def test_one_look_is_for_all_who_ask_at_a_time(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_requests_share_one_snapshot(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks: list[int] = []
     real = Collector.collect
     monkeypatch.setattr(Collector, "collect", lambda self: looks.append(1) or real(self))
@@ -269,7 +269,7 @@ def test_one_look_is_for_all_who_ask_at_a_time(collector: Collector, monkeypatch
 
 
 @one_store
-def test_there_are_no_more_viewers_than_can_be_served(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_viewers_is_limited(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "MOST_VIEWERS", 1)
     served = serve()
     with httpx.stream("GET", served.url + "api/events", timeout=10) as answer:
@@ -279,7 +279,7 @@ def test_there_are_no_more_viewers_than_can_be_served(serve: Serve, monkeypatch:
 
 
 @one_store
-def test_the_server_ends_while_somebody_looks(serve: Serve) -> None:
+def test_the_server_stops_while_viewers_are_connected(serve: Serve) -> None:
     served = serve(every=30)
     with httpx.stream("GET", served.url + "api/events", timeout=30) as answer:
         found = _events(answer.iter_lines())
@@ -289,7 +289,7 @@ def test_the_server_ends_while_somebody_looks(serve: Serve) -> None:
 
 
 @one_store
-def test_a_store_that_hangs_is_told_of(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_does_not_respond_is_reported(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     served = serve(every=0.1)
     assert served.get("/api/snapshot").json()["store"]["error"] is None
     monkeypatch.setattr(snapshots, "TIMEOUT_SECONDS", 0.2)
@@ -302,7 +302,7 @@ def test_a_store_that_hangs_is_told_of(serve: Serve, monkeypatch: pytest.MonkeyP
     wait_until(lambda: served.get("/api/snapshot").json()["store"]["error"] is None, message="it is back")
 
 
-def test_a_server_that_goes_away_leaves_what_was_known_and_comes_back(
+def test_the_last_snapshot_stays_while_the_database_is_unavailable(
     pg_url: str, store_url: str, store: penstock.Store
 ) -> None:
     if store_url.startswith("sqlite"):
@@ -334,7 +334,7 @@ def test_a_server_that_goes_away_leaves_what_was_known_and_comes_back(
         collector.close()
 
 
-def test_metrics_are_in_prometheus_form(serve: Serve, store: penstock.Store) -> None:
+def test_metrics_are_in_prometheus_format(serve: Serve, store: penstock.Store) -> None:
     _fill(store)
     answer = serve().get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
@@ -366,7 +366,7 @@ def test_metrics_are_in_prometheus_form(serve: Serve, store: penstock.Store) -> 
     assert all(family.documentation for family in families.values())
 
 
-def test_metrics_tell_how_long_micro_batches_took_and_do_not_call_it_a_latency(
+def test_metrics_contain_the_duration_of_micro_batches_but_not_as_latency(
     serve: Serve, store: penstock.Store
 ) -> None:
     run = QueryRun("id", "run", "large", "micro-batch", 5)
@@ -390,7 +390,7 @@ def test_metrics_tell_how_long_micro_batches_took_and_do_not_call_it_a_latency(
     assert states == {"failed", "silent", "running", "files only", "stopped"}
 
 
-def test_metrics_of_a_store_that_does_not_answer_say_no_more_than_that(
+def test_metrics_of_a_store_that_does_not_respond_contain_only_that(
     store: penstock.Store, store_url: str
 ) -> None:
     from penstock.ui.metrics import exposition
@@ -429,7 +429,9 @@ def test_the_page_is_served_from_its_folder(
 
 
 @one_store
-def test_without_the_page_a_sentence_is_served(serve: Serve, monkeypatch: Any, tmp_path: Path) -> None:
+def test_an_explanation_is_served_if_the_page_is_missing(
+    serve: Serve, monkeypatch: Any, tmp_path: Path
+) -> None:
     monkeypatch.setattr(server.make_app, "__defaults__", (tmp_path / "nothing",))
     answer = serve().get("/")
     assert answer.status_code == 200
@@ -446,7 +448,7 @@ def _failing(*words: object) -> str:
 
 
 @one_store
-def test_plain_errors_say_what_to_do(store: penstock.Store, store_url: str, tmp_path: Path) -> None:
+def test_errors_say_what_to_do(store: penstock.Store, store_url: str, tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
         assert f"port {port} of 127.0.0.1 is taken" in _failing("--url", store_url, "--port", port)
@@ -461,7 +463,7 @@ def test_plain_errors_say_what_to_do(store: penstock.Store, store_url: str, tmp_
 
 @one_store
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_says_where_the_page_is_and_ends_when_it_is_asked_to(
+def test_the_command_prints_the_address_and_stops_on_a_signal(
     store: penstock.Store, store_url: str, number: signal.Signals
 ) -> None:
     command = [*PROGRAM, "--url", store_url, "--port", "0"]
@@ -481,7 +483,7 @@ def test_it_says_where_the_page_is_and_ends_when_it_is_asked_to(
 
 
 @one_store
-def test_neither_spark_nor_pandas_is_loaded(store: penstock.Store, store_url: str) -> None:
+def test_neither_spark_nor_pandas_is_imported(store: penstock.Store, store_url: str) -> None:
     program = (
         "import sys; from penstock.ui.server import prepared\n"
         f"with prepared({store_url!r}, port=0) as server: server.stream._collector.collect()\n"
@@ -491,7 +493,7 @@ def test_neither_spark_nor_pandas_is_loaded(store: penstock.Store, store_url: st
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def test_a_missing_extra_says_what_to_install() -> None:
+def test_the_error_for_a_missing_extra_says_what_to_install() -> None:
     program = (
         "import sys; sys.modules['fastapi'] = None\n"
         "from penstock.cli import main; sys.exit(main(['ui', '--url', 'sqlite:////tmp/nothing.db']))"

@@ -1,4 +1,4 @@
-"""What a snapshot says of a store."""
+"""What a snapshot contains about a store."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_empty_store_has_an_empty_snapshot(collector: Collector, store: penst
         assert found[name] == []
 
 
-def test_a_queue_is_told_as_the_store_has_it(collector: Collector, store: penstock.Store) -> None:
+def test_a_queue_is_described_as_in_the_store(collector: Collector, store: penstock.Store) -> None:
     retention = penstock.Retention(rows=1000)
     queue = store.create_queue(ODD, SCHEMA, partitions=2, key=["customer"], retention=retention)
     queue.append(_rows(20))
@@ -73,7 +73,7 @@ def test_a_queue_is_told_as_the_store_has_it(collector: Collector, store: pensto
     assert (told["rows_per_second"], told["bytes_per_second"], told["history"]) == (None, None, [])
 
 
-def test_rates_come_from_the_growth_between_two_snapshots(
+def test_rates_are_calculated_from_the_growth_between_two_snapshots(
     collector: Collector, store: penstock.Store
 ) -> None:
     queue = store.create_queue("q", SCHEMA)
@@ -93,7 +93,7 @@ def test_rates_come_from_the_growth_between_two_snapshots(
     assert told["rows_per_second"] == 0
 
 
-def test_a_queue_that_is_made_anew_has_no_history(collector: Collector, store: penstock.Store) -> None:
+def test_a_recreated_queue_has_no_history(collector: Collector, store: penstock.Store) -> None:
     for _ in range(2):
         store.create_queue("q", SCHEMA).append(_rows(50))
         collector.collect()
@@ -101,7 +101,7 @@ def test_a_queue_that_is_made_anew_has_no_history(collector: Collector, store: p
         store.drop_queue("q")
 
 
-def test_a_consumer_is_told_as_it_lags(collector: Collector, store: penstock.Store) -> None:
+def test_a_consumer_is_described_with_its_lag(collector: Collector, store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=2)
     billing = store.create_consumer(ODD)
     billing.register("q", vital=True)
@@ -123,7 +123,7 @@ def test_a_consumer_is_told_as_it_lags(collector: Collector, store: penstock.Sto
     assert [point["lag_rows"] for point in told["history"]] == [16]
 
 
-def test_lag_in_a_merged_segment_is_told_by_the_row_that_waits(
+def test_the_lag_in_a_merged_segment_is_that_of_the_first_waiting_row(
     store: penstock.Store, collector: Collector
 ) -> None:
     queue = store.create_queue("q", SCHEMA)
@@ -145,7 +145,7 @@ def test_lag_in_a_merged_segment_is_told_by_the_row_that_waits(
     assert late - first > (indeed - first) / 10
 
 
-def test_an_owner_is_told_with_whether_it_lives(collector: Collector, store: penstock.Store) -> None:
+def test_an_owner_is_shown_as_alive_or_dead(collector: Collector, store: penstock.Store) -> None:
     store.create_queue("q", SCHEMA)
     consumer = store.create_consumer("c")
     consumer.register("q")
@@ -162,7 +162,7 @@ def test_an_owner_is_told_with_whether_it_lives(collector: Collector, store: pen
     assert collector.collect()["consumers"][0]["owner"] == owner | {"query": ODD, "alive": False}
 
 
-def test_who_stands_still_while_rows_wait_is_stuck_and_comes_first(
+def test_a_consumer_that_does_not_move_while_rows_wait_is_stuck_and_listed_first(
     collector: Collector, store: penstock.Store, clock: Clock
 ) -> None:
     queue = store.create_queue("q", SCHEMA, partitions=2)
@@ -195,7 +195,7 @@ def test_who_stands_still_while_rows_wait_is_stuck_and_comes_first(
     assert stuck == set()
 
 
-def test_a_consumer_for_which_nothing_waits_is_not_stuck_when_rows_come(
+def test_a_consumer_without_waiting_rows_is_not_stuck_when_rows_arrive(
     collector: Collector, store: penstock.Store, clock: Clock
 ) -> None:
     queue = store.create_queue("q", SCHEMA)
@@ -208,7 +208,7 @@ def test_a_consumer_for_which_nothing_waits_is_not_stuck_when_rows_come(
     assert collector.collect()["consumers"][0]["stuck"]
 
 
-def test_a_query_is_told_with_its_progress(collector: Collector, store: penstock.Store) -> None:
+def test_a_query_is_described_with_its_progress(collector: Collector, store: penstock.Store) -> None:
     run = QueryRun(
         "id", "run", ODD, "continuous", 1_000_000, "queue 'a'", "queue 'b'", "/ck", "http://127.0.0.1:4040"
     )
@@ -243,9 +243,7 @@ def test_a_query_is_told_with_its_progress(collector: Collector, store: penstock
     assert [each["rows_in"] for each in collector.collect()["queries"][0]["history"]] == [10, 5]
 
 
-def test_what_a_query_tells_to_look_at_is_a_note_while_it_runs(
-    collector: Collector, store: penstock.Store
-) -> None:
+def test_warnings_of_a_query_are_notes_while_it_runs(collector: Collector, store: penstock.Store) -> None:
     run = QueryRun("id", "run", ODD, "micro-batch", 5)
     _begin(store, run)
     _tell(store, run, QueryProgress(1, 1, warnings=("the slot keeps 3 MiB of log", "and more")))
@@ -269,7 +267,7 @@ def _took(batch: int, duration: float) -> QueryProgress:
     return QueryProgress(batch, 10, duration=duration, durations={"triggerExecution": duration})
 
 
-def test_a_micro_batch_query_is_told_with_how_long_its_newest_batches_took(
+def test_a_micro_batch_query_is_described_with_the_duration_of_its_newest_batches(
     collector: Collector, store: penstock.Store, store_url: str
 ) -> None:
     run = QueryRun("id", "run", ODD, "micro-batch", 5)
@@ -302,7 +300,7 @@ def test_a_micro_batch_query_is_told_with_how_long_its_newest_batches_took(
     again.close()
 
 
-def test_epochs_are_no_micro_batches(collector: Collector, store: penstock.Store) -> None:
+def test_epochs_are_not_counted_as_micro_batches(collector: Collector, store: penstock.Store) -> None:
     batches = QueryRun("id", "1", ODD, "micro-batch", 5)
     _begin(store, batches)
     _tell(store, batches, _took(1, 700.0))
@@ -324,7 +322,7 @@ def test_epochs_are_no_micro_batches(collector: Collector, store: penstock.Store
     assert told["batch_duration_ms"] == {"p50": 700.0, "p90": 900.0, "p99": 900.0, "max": 900.0, "batches": 2}
 
 
-def test_a_query_of_which_only_files_are_known_is_told_as_such(
+def test_a_query_known_only_from_its_files_is_described_as_that(
     store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     names = ("stateless", "watermark", "continuous")
@@ -365,7 +363,7 @@ def test_a_query_of_which_only_files_are_known_is_told_as_such(
     collector.close()
 
 
-def test_queries_come_by_their_state(collector: Collector, store: penstock.Store) -> None:
+def test_queries_are_sorted_by_state(collector: Collector, store: penstock.Store) -> None:
     for name in ("a runs", "b stops", "c fails", "d is silent"):
         run = QueryRun(name, "run", name, "micro-batch", 5)
         _begin(store, run)
@@ -392,12 +390,12 @@ def test_queries_come_by_their_state(collector: Collector, store: penstock.Store
 
 
 @pytest.mark.parametrize("url", ["javascript:alert(1)", "file:///etc/passwd", "data:text/html,x"])
-def test_a_link_leads_to_the_web_alone(collector: Collector, store: penstock.Store, url: str) -> None:
+def test_only_http_links_are_included(collector: Collector, store: penstock.Store, url: str) -> None:
     _begin(store, QueryRun("id", "run", None, "micro-batch", 5, spark_ui=url))
     assert collector.collect()["queries"][0]["spark_ui"] is None
 
 
-def test_the_newest_commits_are_told_by_sink_and_query(collector: Collector, store: penstock.Store) -> None:
+def test_the_newest_commits_are_listed_by_sink_and_query(collector: Collector, store: penstock.Store) -> None:
     _begin(store, QueryRun("app", "run", "large", "micro-batch", 5))
 
     def enter(tx: Any) -> None:
@@ -445,9 +443,7 @@ def test_the_newest_commits_are_told_by_sink_and_query(collector: Collector, sto
     assert told[1]["rows"] == 59
 
 
-def test_the_name_of_a_queue_in_the_ledger_is_told_whatever_is_in_it(
-    collector: Collector, store: penstock.Store
-) -> None:
+def test_any_name_of_a_queue_in_the_ledger_is_shown(collector: Collector, store: penstock.Store) -> None:
     values = {
         "ranges": "",
         "logged": None,
@@ -461,7 +457,7 @@ def test_the_name_of_a_queue_in_the_ledger_is_told_whatever_is_in_it(
     assert collector.collect()["ledger"][0]["sink"] == f"{ODD}: x"
 
 
-def test_dead_letters_are_told_with_the_newest(
+def test_dead_letters_are_listed_with_the_newest(
     collector: Collector, store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.create_queue("plain", SCHEMA)
@@ -484,7 +480,7 @@ def test_dead_letters_are_told_with_the_newest(
     assert collector.collect()["dead_letters"] == [told]
 
 
-def test_the_reason_of_a_dead_letter_has_no_secrets_and_its_value_is_as_it_came(
+def test_a_dead_letter_is_shown_without_secrets_in_its_reason_and_with_its_original_value(
     collector: Collector, store: penstock.Store
 ) -> None:
     queue = store.create_queue("refused", DEAD_LETTERS)
@@ -515,7 +511,7 @@ def test_the_reason_of_a_dead_letter_has_no_secrets_and_its_value_is_as_it_came(
     assert {each["value"] for each in told["newest"]} == {value}
 
 
-def test_the_number_of_statements_does_not_grow_with_the_store(
+def test_the_number_of_sql_statements_does_not_grow_with_the_store(
     collector: Collector, store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from penstock.store.postgres.database import PostgresTransaction
@@ -538,7 +534,7 @@ def test_the_number_of_statements_does_not_grow_with_the_store(
     assert counts[0] == counts[1] <= 14
 
 
-def test_an_older_store_is_refused_and_left_alone(store: penstock.Store, store_url: str) -> None:
+def test_an_older_store_is_refused_and_left_unchanged(store: penstock.Store, store_url: str) -> None:
     prefix = f"{store.database.url.schema}." if store.database.dialect == "postgres" else "penstock_"
     run_sql(store.database, f"update {prefix}store set version = 2")
     with pytest.raises(penstock.errors.StoreError, match="use the Penstock that created the store") as caught:
@@ -547,9 +543,7 @@ def test_an_older_store_is_refused_and_left_alone(store: penstock.Store, store_u
     assert run_sql(store.database, f"select version from {prefix}store") == [(2,)]
 
 
-def test_a_checkpoint_that_is_not_there_is_a_note(
-    store: penstock.Store, store_url: str, tmp_path: Path
-) -> None:
+def test_a_missing_checkpoint_is_a_note(store: penstock.Store, store_url: str, tmp_path: Path) -> None:
     collector = Collector(store_url, [str(tmp_path / "nothing"), "ftp://key:hunter22@127.0.0.1:1/ck"])
     found = collector.collect()
     assert found["queries"] == []
@@ -559,7 +553,7 @@ def test_a_checkpoint_that_is_not_there_is_a_note(
     collector.close()
 
 
-def test_histories_are_bounded_and_thinned_where_there_are_many() -> None:
+def test_histories_are_bounded_and_thinned_out_if_there_are_many() -> None:
     history = History()
     for number in range(MOST + 101):
         history.add({"n": number})

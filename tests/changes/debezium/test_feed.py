@@ -1,4 +1,4 @@
-"""Debezium's events come out as change rows, or are refused with the reason and the place."""
+"""Debezium's events become change rows, or are refused with the reason and their position."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def kinds(df: DataFrame, *columns: str) -> list[tuple[object, ...]]:
 # What comes out.
 
 
-def test_every_operation_with_and_without_the_schema_and_no_tombstone(spark: SparkSession) -> None:
+def test_every_operation_with_and_without_a_schema_and_tombstones_are_skipped(spark: SparkSession) -> None:
     old, new = {"id": 1, "name": "a"}, {"id": 1, "name": "b"}
     events = [
         postgres("r", after=old, lsn=1),
@@ -120,7 +120,7 @@ def test_columns_of_every_kind_are_read_by_their_types(spark: SparkSession) -> N
     assert found[2] == {**dict.fromkeys(ROW), "id": 3}
 
 
-def test_times_count_in_the_unit_that_is_said(spark: SparkSession) -> None:
+def test_times_are_read_in_the_given_unit(spark: SparkSession) -> None:
     columns = "id bigint not null, a timestamp, b timestamp, c timestamp_ntz"
     row = {"id": 1, "a": 1_500, "b": -1_500_999, "c": 1_500}
     feed = DebeziumFeed(columns, "id", timestamps={"a": "millis", "b": "nanos", "c": "millis"})
@@ -130,7 +130,7 @@ def test_times_count_in_the_unit_that_is_said(spark: SparkSession) -> None:
     assert found.b == EPOCH - timedelta(microseconds=1_501)
 
 
-def test_precise_decimals_come_from_the_bytes_of_their_unscaled_values(spark: SparkSession) -> None:
+def test_precise_decimals_are_read_from_the_bytes_of_their_unscaled_values(spark: SparkSession) -> None:
     feed = DebeziumFeed("id bigint not null, x decimal(38,2)", "id", decimals="precise")
     numbers = [0, -1, 1234, -(10**38 - 1)]
     events = [postgres("c", after={"id": place, "x": to_base64(x)}) for place, x in enumerate(numbers)]
@@ -139,7 +139,7 @@ def test_precise_decimals_come_from_the_bytes_of_their_unscaled_values(spark: Sp
     assert [str(x) for x in found] == ["0.00", "-0.01", "12.34", f"-{'9' * 36}.99", "None"]
 
 
-def test_mysql_versions_ascend_over_files_and_positions_and_the_rows_of_an_event_in_order(
+def test_mysql_versions_ascend_across_files_positions_and_rows_of_an_event(
     spark: SparkSession,
 ) -> None:
     places = [
@@ -242,7 +242,7 @@ def test_rows_of_one_version_are_ordered_by_the_transaction(spark: SparkSession)
     assert {row[1] for row in kinds(by_time)} == {NOW + lsn for lsn in (6, 7, 8, 9)}
 
 
-def test_what_comes_beside_the_changes_of_rows_is_passed_over(spark: SparkSession) -> None:
+def test_events_other_than_row_changes_are_skipped(spark: SparkSession) -> None:
     begins = {
         "status": "BEGIN",
         "id": "571:53195829",
@@ -273,7 +273,7 @@ def test_what_comes_beside_the_changes_of_rows_is_passed_over(spark: SparkSessio
 # A table that is changed.
 
 
-def test_a_row_with_other_columns_than_the_schema_is_refused(spark: SparkSession, url: str) -> None:
+def test_a_row_whose_columns_differ_from_the_schema_is_refused(spark: SparkSession, url: str) -> None:
     """What is left is the rows that have just the columns of the schema: no value of theirs is lost, and none
     is made up."""
     new: list[Json] = [
@@ -302,7 +302,7 @@ def test_a_row_with_other_columns_than_the_schema_is_refused(spark: SparkSession
     ]
 
 
-def test_a_schema_that_has_a_column_from_the_time_when_it_was_added(spark: SparkSession) -> None:
+def test_a_column_of_the_schema_may_be_missing_before_it_was_added(spark: SparkSession) -> None:
     events = [postgres("c", after={"id": 1, "name": "a"}, lsn=1)]
     events.append(postgres("c", after={"id": 2, "name": "b", "note": "n"}, lsn=2))
     feed = DebeziumFeed(f"{ORDERS}, note string", "id", optional="note")
@@ -371,9 +371,7 @@ REFUSED = [
 ]
 
 
-def test_events_that_cannot_be_taken_are_dead_letters_with_reason_and_place(
-    spark: SparkSession, url: str
-) -> None:
+def test_invalid_events_become_dead_letters_with_reason_and_position(spark: SparkSession, url: str) -> None:
     events = [event for event, _ in REFUSED]
     feed = DebeziumFeed(TYPES, "id", dead_letters=penstock.QueueSink("dead", url=url))
     good = postgres("c", after=ROW)
@@ -385,7 +383,7 @@ def test_events_that_cannot_be_taken_are_dead_letters_with_reason_and_place(
         assert (letter["value"], letter["topic"], letter["partition"]) == (event, "shop.public.orders", 0)
 
 
-def test_a_queue_of_dead_letters_may_get_columns(spark: SparkSession, url: str) -> None:
+def test_a_dead_letter_queue_may_get_columns(spark: SparkSession, url: str) -> None:
     with penstock.connect(url) as store:
         store.queue("dead").add_columns(pa.field("handled", pa.bool_()))
     feed = DebeziumFeed(ORDERS, "id", dead_letters=penstock.QueueSink("dead", url=url))
@@ -393,7 +391,7 @@ def test_a_queue_of_dead_letters_may_get_columns(spark: SparkSession, url: str) 
     assert [(letter["offset"], letter["handled"]) for letter in letters(url)] == [(0, None)]
 
 
-def test_without_a_queue_for_it_the_query_fails_with_reason_and_place(spark: SparkSession) -> None:
+def test_without_a_dead_letter_queue_the_query_fails_with_reason_and_position(spark: SparkSession) -> None:
     events = [postgres("c", after={"id": 1, "name": "a"}), postgres("t")]
     with pytest.raises(Exception, match="truncates the table") as error:
         DebeziumFeed(ORDERS, "id").unwrap(topic(spark, events)).count()
@@ -401,7 +399,7 @@ def test_without_a_queue_for_it_the_query_fails_with_reason_and_place(spark: Spa
     assert "topic shop.public.orders, partition 0, offset 1" in str(error.value)
 
 
-def test_columns_that_may_not_be_null_are_asked_for_in_whole_rows_only(spark: SparkSession, url: str) -> None:
+def test_non_nullable_columns_are_required_in_whole_rows_only(spark: SparkSession, url: str) -> None:
     feed = DebeziumFeed(
         "id bigint not null, name string not null", "id", dead_letters=penstock.QueueSink("dead", url=url)
     )
@@ -410,13 +408,13 @@ def test_columns_that_may_not_be_null_are_asked_for_in_whole_rows_only(spark: Sp
     assert [letter["reason"] for letter in letters(url)] == ["after.name is missing or null"]
 
 
-def test_the_placeholder_is_a_value_where_that_is_asked_for(spark: SparkSession) -> None:
+def test_the_placeholder_is_read_as_a_value_on_request(spark: SparkSession) -> None:
     feed = DebeziumFeed(ORDERS, "id", unavailable=None)
     done = feed.unwrap(topic(spark, [postgres("u", after={"id": 1, "name": PLACEHOLDER})]))
     assert kinds(done, "name") == [("update_postimage", 1, 3, PLACEHOLDER)]
 
 
-def test_what_is_said_wrongly_is_told_at_once(spark: SparkSession, url: str) -> None:
+def test_wrong_arguments_are_refused_before_the_query_starts(spark: SparkSession, url: str) -> None:
     wrong: list[tuple[Json, type[Exception], str]] = [
         ({"connector": "postgres"}, InvalidChangeOptionError, "postgresql"),
         ({"decimals": "exact"}, InvalidChangeOptionError, "precise"),
@@ -441,7 +439,7 @@ def test_what_is_said_wrongly_is_told_at_once(spark: SparkSession, url: str) -> 
 # On a stream.
 
 
-def test_a_repeated_micro_batch_leaves_each_letter_once_and_tombstones_are_counted(
+def test_a_repeated_micro_batch_writes_each_dead_letter_once_and_counts_tombstones(
     spark: SparkSession, tmp_path: Path, url: str
 ) -> None:
     source, sink = tmp_path / "in", Sink(tmp_path)
@@ -489,7 +487,7 @@ def test_a_repeated_micro_batch_leaves_each_letter_once_and_tombstones_are_count
     assert letters(url)[2]["topic"] is None
 
 
-def test_a_table_has_what_the_source_has_though_events_come_twice_and_in_any_order(
+def test_a_table_equals_the_source_when_events_arrive_twice_and_in_any_order(
     spark: SparkSession, tmp_path: Path, url: str
 ) -> None:
     """Several events share a system change number, and only their sequence orders them."""
@@ -528,7 +526,9 @@ def test_a_table_has_what_the_source_has_though_events_come_twice_and_in_any_ord
         assert sorted(found.execute("select id, name from orders")) == [(1, "b"), (3, "c")]
 
 
-def test_a_version_that_several_events_have_is_no_order_for_a_table(spark: SparkSession, url: str) -> None:
+def test_a_version_shared_by_several_events_is_refused_as_order_for_a_table(
+    spark: SparkSession, url: str
+) -> None:
     feed = DebeziumFeed(ORDERS, "id", version="source.ts_ms")
     changes = feed.unwrap(topic(spark, []))
     refusal = penstock.TableSink("orders", ["id"], url, apply_changes=True).refusal(changes, "append")

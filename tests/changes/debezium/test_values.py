@@ -1,5 +1,6 @@
-"""Values of Debezium's JSON, a column at a time: exactly those that can be read are, wherever the others
-stand."""
+"""Values of Debezium's JSON, a column at a time: exactly the valid ones are read, wherever the others
+are.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def texts(values: list[str | None], skip: int) -> pa.Array:
 
 @pytest.mark.parametrize("encoding", ["base64", "hex"])
 @given(data=st.data())
-def test_bytes_are_read_from_their_text(encoding: str, data: st.DataObject) -> None:
+def test_bytes_are_parsed_from_their_text(encoding: str, data: st.DataObject) -> None:
     value = st.one_of(st.binary(max_size=9), st.none(), JUNK)
     values = data.draw(st.lists(value, max_size=20))
     given_texts = [encoded(each, encoding) if isinstance(each, bytes) else each for each in values]
@@ -64,7 +65,7 @@ def test_precise_decimals_are_exact_or_not_read(data: st.DataObject) -> None:
     ]
 
 
-def test_an_empty_text_is_bytes_and_no_decimal() -> None:
+def test_an_empty_text_is_valid_for_bytes_and_invalid_for_decimals() -> None:
     column = pa.array(["", None], pa.string())
     assert parsed(column, binary_reader("base64"), pa.binary()).to_pylist() == [b"", None]
     kind = pa.decimal128(5, 2)

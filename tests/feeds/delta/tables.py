@@ -1,4 +1,4 @@
-"""Delta tables for tests: their histories, and what a feed says of them."""
+"""Delta tables for tests: their histories, and how a feed describes them."""
 
 from __future__ import annotations
 

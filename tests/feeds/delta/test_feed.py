@@ -1,5 +1,6 @@
-"""Delta tables as change feeds: whatever a table goes through, its changes replayed are the table, at every
-version."""
+"""Delta tables as change feeds: whatever happens to a table, replaying its changes gives the table at
+every version.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def steps(draw: st.DrawFn, values: Sequence[str | None]) -> tuple[str, pa.Table]
 @pytest.mark.parametrize("feed", [True, False], ids=["feed", "files"])
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_the_changes_of_any_history_replayed_are_the_table_at_every_version(
+def test_replaying_the_changes_of_any_history_gives_the_table_at_every_version(
     tmp_path_factory: pytest.TempPathFactory, feed: bool, partitioned: bool, data: st.DataObject
 ) -> None:
     path = tmp_path_factory.mktemp("history") / "table"
@@ -110,7 +111,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "table"
 
 
-def test_a_feed_that_was_off_for_a_while_is_read_from_the_start(path: Path) -> None:
+def test_a_feed_that_was_turned_off_temporarily_is_read_from_the_start(path: Path) -> None:
     history = History(path, feed=True, partitioned=False)
     history.append(rows((1, "a", 1.0), (2, "b", 2.0)))
     switch(path, False)
@@ -134,7 +135,9 @@ def test_a_removed_file_of_an_unknown_partition_is_refused(path: Path) -> None:
         DeltaFeed(path, "id").open().tasks(-1, history.table.version(), 10)
 
 
-def test_an_overwrite_beside_the_feed(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_overwrite_that_is_not_in_the_change_data_feed(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     history = History(path, feed=True, partitioned=False)
     history.append(rows((1, "a", 1.0), (2, "b", 2.0), (3, "c", 3.0)))
     running, expecting = DeltaFeed(path, "id").open(), DeltaFeed(path, "id", overwrites=True).open()
@@ -166,7 +169,7 @@ def test_an_overwrite_beside_the_feed(path: Path, caplog: pytest.LogCaptureFixtu
     assert changes(as_delta_has_it).num_rows == 3 + 6
 
 
-def test_the_url_of_a_feed_that_expects_overwrites(path: Path) -> None:
+def test_the_option_for_overwrites_is_part_of_the_url(path: Path) -> None:
     feed = DeltaFeed(path, "id", overwrites=True)
     assert DeltaFeed.from_url(feed.url) == feed
     with pytest.raises(InvalidUrlError, match="give true or false"):
@@ -176,7 +179,7 @@ def test_the_url_of_a_feed_that_expects_overwrites(path: Path) -> None:
         DeltaFeed(path, overwrites=True).open().describe()
 
 
-def test_a_feed_turned_on_later_is_read_from_there_without_a_row_id_and_from_the_start_with_one(
+def test_a_feed_turned_on_later_is_read_from_the_start_only_with_a_row_id(
     path: Path,
 ) -> None:
     history = History(path, feed=False, partitioned=False)
@@ -216,7 +219,7 @@ def test_a_feed_turned_on_before_any_row_was_rewritten_needs_no_passes(path: Pat
     check_replay(path, changes(feed))
 
 
-def test_a_feed_turned_off_under_a_query_is_refused_and_resumes_with_a_new_query(
+def test_a_feed_turned_off_during_a_query_is_refused_and_resumes_with_a_new_query(
     path: Path,
 ) -> None:
     history = History(path, feed=True, partitioned=False)
@@ -232,7 +235,7 @@ def test_a_feed_turned_off_under_a_query_is_refused_and_resumes_with_a_new_query
     check_replay(path, passed(feed, changes(feed)))
 
 
-def test_rearranging_a_table_changes_nothing(path: Path) -> None:
+def test_optimizing_a_table_gives_no_changes(path: Path) -> None:
     history = History(path, feed=False, partitioned=False)
     for number in range(4):
         history.append(rows((number, "a", 1.0)))
@@ -246,7 +249,7 @@ def test_rearranging_a_table_changes_nothing(path: Path) -> None:
 
 
 @pytest.mark.parametrize("feed_on", [True, False])
-def test_vacuumed_versions_are_lost_by_name_and_the_others_are_there(path: Path, feed_on: bool) -> None:
+def test_vacuumed_versions_are_named_as_lost_and_the_others_are_read(path: Path, feed_on: bool) -> None:
     history = History(path, feed=feed_on, partitioned=False)
     history.append(rows((1, "a", 1.0), (2, "b", 2.0)))
     history.update(rows((1, "a", 1.0)))
@@ -272,7 +275,7 @@ def test_vacuumed_versions_are_lost_by_name_and_the_others_are_there(path: Path,
     assert DeltaFeed(path, "id").open().oldest() == 2
 
 
-def test_a_log_that_was_cleaned_up_is_read_from_its_checkpoint_on(path: Path) -> None:
+def test_a_cleaned_up_log_is_read_from_its_checkpoint(path: Path) -> None:
     history = History(path, feed=True, partitioned=False)
     for number in range(3):
         history.append(rows((number, "a", 1.0)))
@@ -303,7 +306,7 @@ def test_a_log_that_was_cleaned_up_is_read_from_its_checkpoint_on(path: Path) ->
     assert opened.oldest() == 3
 
 
-def test_new_commits_are_seen_and_a_version_stays_what_it_is(path: Path) -> None:
+def test_new_commits_are_seen_and_versions_do_not_change(path: Path) -> None:
     history = History(path, feed=True, partitioned=False)
     feed = DeltaFeed(path).open()
     for number in range(45):
@@ -318,7 +321,7 @@ def test_new_commits_are_seen_and_a_version_stays_what_it_is(path: Path) -> None
     assert len(feed.tasks(-1, 100, 10**6)) == 1
 
 
-def test_a_table_recreated_under_a_reader_is_noticed(path: Path, tmp_path: Path) -> None:
+def test_a_table_recreated_during_a_read_is_detected(path: Path, tmp_path: Path) -> None:
     History(path, feed=True, partitioned=False)
     feed = DeltaFeed(path).open()
     before = feed.describe().identity
@@ -332,7 +335,7 @@ def test_a_table_recreated_under_a_reader_is_noticed(path: Path, tmp_path: Path)
     assert feed.newest(-1) == 1
 
 
-def test_the_time_of_a_commit_is_the_best_that_the_log_has(path: Path) -> None:
+def test_the_time_of_a_commit_is_the_most_precise_one_in_the_log(path: Path) -> None:
     history = History(path, feed=True, partitioned=False)
     history.append(rows((1, "a", 1.0)))
     history.append(rows((2, "a", 1.0)))

@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "table"
 
 
-def test_the_url_form_leads_back_and_nothing_secret_is_shown(path: Path) -> None:
+def test_the_url_gives_the_same_feed_and_secrets_are_not_shown(path: Path) -> None:
     options = {"AWS_SECRET_ACCESS_KEY": "s3cr3t/+&=?", "region": "eu"}
     for feed in (
         DeltaFeed("s3://bucket/ta ble?é", ["id", "a.b"], options),
@@ -49,7 +49,7 @@ def test_a_table_in_an_object_store_is_read_through_its_url(path: Path) -> None:
     check_replay(path, changes(feed))
 
 
-def test_the_description_goes_by_the_change_data_feed(path: Path, tmp_path: Path) -> None:
+def test_the_description_depends_on_the_change_data_feed(path: Path, tmp_path: Path) -> None:
     History(path, feed=True, partitioned=False)
     with_feed = DeltaFeed(path).open().describe()
     assert with_feed.contract is None
@@ -65,13 +65,13 @@ def test_the_description_goes_by_the_change_data_feed(path: Path, tmp_path: Path
     assert raised.value.condition == "INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID"
 
 
-def test_a_place_without_a_table(path: Path, tmp_path: Path) -> None:
+def test_a_path_without_a_table_is_refused(path: Path, tmp_path: Path) -> None:
     for where in (path, tmp_path):
         with refused("NOT_A_TABLE", "not a Delta table"):
             DeltaFeed(where, "id").open().describe()
 
 
-def test_a_storage_that_refuses_is_named_without_its_secrets() -> None:
+def test_a_storage_that_denies_access_is_named_without_its_secrets() -> None:
     options = {
         "AWS_ACCESS_KEY_ID": "hiddenid",
         "AWS_SECRET_ACCESS_KEY": "hiddenkey",
@@ -88,7 +88,9 @@ def test_a_storage_that_refuses_is_named_without_its_secrets() -> None:
         DeltaFeed("nowhere://bucket/table", "id").open().describe()
 
 
-def test_a_missing_library_says_what_to_install(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_library_says_what_to_install(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     History(path, feed=True, partitioned=False)
     for name in ("deltalake", "deltalake.fs"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -96,7 +98,7 @@ def test_a_missing_library_says_what_to_install(path: Path, monkeypatch: pytest.
         DeltaFeed(path).open().describe()
 
 
-def test_older_files_lack_columns_and_have_narrower_types(path: Path) -> None:
+def test_older_files_may_lack_columns_and_have_narrower_types(path: Path) -> None:
     old = pa.schema([("id", pa.int32()), ("s", pa.struct([("a", pa.int16())])), ("f", pa.float32())])
     write_deltalake(path, rows((1, {"a": 5}, 0.5), (2, None, None), schema=old), configuration=FEED)
     new = pa.schema(
@@ -172,13 +174,13 @@ def test_some_of_the_columns_in_any_order(path: Path) -> None:
         )
 
 
-def test_a_column_that_has_the_name_of_a_change_rows_own_is_refused(path: Path) -> None:
+def test_a_column_with_a_name_reserved_for_change_rows_is_refused(path: Path) -> None:
     write_deltalake(path, pa.table({"id": [1], "_Commit_Version": [1]}))
     with pytest.raises(InvalidChangelogSchemaError, match="rename"):
         DeltaFeed(path, "id").open().describe()
 
 
-def test_deletion_vectors_are_refused_where_they_count(path: Path) -> None:
+def test_deletion_vectors_are_refused_where_they_matter(path: Path) -> None:
     history = History(path, feed=False, partitioned=False)
     history.append(rows((1, "a", 1.0), (2, "a", 1.0)))
     history.append(rows((3, "a", 1.0)))
@@ -189,7 +191,7 @@ def test_deletion_vectors_are_refused_where_they_count(path: Path) -> None:
     assert changes(feed, 1).num_rows == 1
 
 
-def test_what_is_not_known_is_refused(path: Path) -> None:
+def test_unknown_features_are_refused(path: Path) -> None:
     history = History(path, feed=True, partitioned=False)
     history.append(rows((1, "a", 1.0)))
     edit(path, 1, add=lambda add: add.update(path="s3://elsewhere/part.parquet?sig=abc"))
@@ -211,7 +213,7 @@ def test_what_is_not_known_is_refused(path: Path) -> None:
         DeltaFeed(path).open().describe()
 
 
-def test_a_broken_log_and_a_broken_file_are_named(path: Path) -> None:
+def test_a_corrupt_log_and_a_corrupt_file_are_named(path: Path) -> None:
     history = History(path, feed=True, partitioned=False)
     history.append(rows((1, "a", 1.0)))
     feed = DeltaFeed(path).open()
@@ -224,7 +226,7 @@ def test_a_broken_log_and_a_broken_file_are_named(path: Path) -> None:
         DeltaFeed(path).open().tasks(-1, 1, 10)
 
 
-def test_a_large_file_is_read_in_pieces_and_small_ones_together(path: Path) -> None:
+def test_large_files_are_read_in_parts_and_small_ones_together(path: Path) -> None:
     count = 50_000
     big = pa.table({"id": range(count), "text": [f"{number:050}" for number in range(count)]})
     write_deltalake(
@@ -245,7 +247,7 @@ def test_a_large_file_is_read_in_pieces_and_small_ones_together(path: Path) -> N
     assert [commit.rows for commit in feed.commits(-1, 2)] == [count, 1, 1]
 
 
-def test_wide_rows_come_in_small_batches(path: Path) -> None:
+def test_wide_rows_are_read_in_small_batches(path: Path) -> None:
     write_deltalake(
         path,
         pa.table({"id": range(40), "blob": [f"{n % 10}" * 2**20 for n in range(40)]}),

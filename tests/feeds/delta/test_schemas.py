@@ -1,5 +1,6 @@
-"""Delta tables whose columns, partitions or identity change: their rows are carried exactly, or refused by
-name."""
+"""Delta tables whose columns, partitions or identity change: their rows are delivered exactly, or
+refused by name.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +130,7 @@ EVOLUTION = [
         max_size=9,
     )
 )
-def test_the_changes_of_a_table_that_evolves_make_each_version_of_the_last(
+def test_the_changes_of_an_evolving_table_turn_each_version_into_the_next(
     tmp_path_factory: pytest.TempPathFactory, feed_on: bool, steps: list[tuple[str, list[int]]]
 ) -> None:
     path = tmp_path_factory.mktemp("evolving") / "table"
@@ -214,7 +215,7 @@ def test_a_running_query_stops_before_a_version_with_other_columns(
     ]
 
 
-def test_a_read_of_chosen_columns_minds_those_alone(path: Path) -> None:
+def test_a_read_of_selected_columns_is_affected_by_those_alone(path: Path) -> None:
     History(path, feed=True, partitioned=False).append(rows((1, "a", 1.0)))
     feed = DeltaFeed(path, "id").open()
     planned = feed.describe().planned_schema
@@ -226,7 +227,7 @@ def test_a_read_of_chosen_columns_minds_those_alone(path: Path) -> None:
         read_as(feed, chosen, 2, 3)
 
 
-def test_a_comment_and_the_order_of_columns_change_nothing_for_a_running_query(path: Path) -> None:
+def test_comments_and_column_order_do_not_affect_a_running_query(path: Path) -> None:
     history = History(path, feed=True, partitioned=False)
     feed = DeltaFeed(path).open()
     planned = feed.describe().planned_schema
@@ -237,7 +238,7 @@ def test_a_comment_and_the_order_of_columns_change_nothing_for_a_running_query(p
     assert [row["id"] for row in read_as(feed, planned, 1, 3) if row[CHANGE_TYPE] == "insert"] == [1, 2]
 
 
-def test_a_stream_stops_at_a_column_that_is_added_and_has_its_values_when_it_is_started_again(
+def test_a_stream_stops_at_an_added_column_and_has_its_values_after_a_restart(
     spark: SparkSession, path: Path, tmp_path: Path
 ) -> None:
     history = History(path, feed=True, partitioned=False)
@@ -264,7 +265,7 @@ def test_a_stream_stops_at_a_column_that_is_added_and_has_its_values_when_it_is_
 # Versions from before the query was planned.
 
 
-def test_names_that_differ_in_case_alone_are_one_column(path: Path) -> None:
+def test_names_that_differ_only_in_case_are_one_column(path: Path) -> None:
     write_deltalake(
         path, pa.table({"id": [1], "Name": ["x"], "Part": ["p"]}), partition_by=["Part"], configuration=FEED
     )
@@ -278,7 +279,7 @@ def test_names_that_differ_in_case_alone_are_one_column(path: Path) -> None:
     assert data(changes(DeltaFeed(path).open())) == [old, old, new]
 
 
-def test_a_field_that_has_another_case_in_a_struct_is_refused(path: Path) -> None:
+def test_a_struct_field_whose_name_changes_case_is_refused(path: Path) -> None:
     def struct(name: str) -> pa.Schema:
         return pa.schema([("id", pa.int64()), ("s", pa.struct([(name, pa.int64())]))])
 
@@ -288,7 +289,7 @@ def test_a_field_that_has_another_case_in_a_struct_is_refused(path: Path) -> Non
         changes(DeltaFeed(path).open())
 
 
-def test_nested_fields_that_come_go_and_widen(path: Path) -> None:
+def test_nested_fields_that_are_added_removed_or_widened(path: Path) -> None:
     def nested(*fields: tuple[str, pa.DataType], number: pa.DataType) -> pa.Schema:
         struct = pa.struct(list(fields))
         return pa.schema([("s", struct), ("l", pa.list_(struct)), ("m", pa.map_(pa.string(), number))])
@@ -305,7 +306,7 @@ def test_nested_fields_that_come_go_and_widen(path: Path) -> None:
 
 
 @pytest.mark.parametrize("zones", [(None, "UTC"), ("UTC", None)], ids=["to instants", "from instants"])
-def test_times_with_and_without_a_zone_are_not_taken_for_one_another(
+def test_times_with_and_without_a_zone_are_not_confused(
     path: Path, zones: tuple[str | None, str | None]
 ) -> None:
     before, after = (pa.schema([("id", pa.int64()), ("t", pa.timestamp("us", zone))]) for zone in zones)
@@ -317,7 +318,7 @@ def test_times_with_and_without_a_zone_are_not_taken_for_one_another(
     assert len(data(changes(DeltaFeed(path, "id").open(), 1))) == 0
 
 
-def test_instants_in_parquets_old_form_are_read(path: Path) -> None:
+def test_timestamps_in_parquets_legacy_format_are_read(path: Path) -> None:
     schema = pa.schema(
         [
             ("id", pa.int64()),
@@ -332,7 +333,7 @@ def test_instants_in_parquets_old_form_are_read(path: Path) -> None:
     assert data(changes(DeltaFeed(path).open())) == [{"id": 1, "t": moment, "s": {"t": moment}}]
 
 
-def test_types_that_delta_widens_are_widened(path: Path) -> None:
+def test_types_widened_by_delta_are_widened(path: Path) -> None:
     schema = pa.schema(
         [
             ("id", pa.int64()),
@@ -373,7 +374,7 @@ def test_types_that_delta_widens_are_widened(path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_column_that_was_dropped_is_left_out_and_one_of_its_name_has_its_old_values(path: Path) -> None:
+def test_a_dropped_column_is_left_out_and_a_new_one_of_its_name_has_its_old_values(path: Path) -> None:
     History(path, feed=True, partitioned=False).append(rows((1, "a", 1.0)))
     drop_column(path)
     assert {tuple(row) for row in data(changes(DeltaFeed(path).open()))} == {("id", "p")}
@@ -383,7 +384,7 @@ def test_a_column_that_was_dropped_is_left_out_and_one_of_its_name_has_its_old_v
 
 
 @pytest.mark.parametrize("feed_on", [True, False], ids=["feed", "files"])
-def test_a_table_that_is_partitioned_in_another_way(path: Path, feed_on: bool) -> None:
+def test_a_table_whose_partitioning_changes(path: Path, feed_on: bool) -> None:
     history = History(path, feed=feed_on, partitioned=False)
     history.append(rows((1, "a", 1.0), (2, "b", 2.0)))
     for partitions in (["p"], ["v"], ["v", "p"], None):
@@ -393,7 +394,7 @@ def test_a_table_that_is_partitioned_in_another_way(path: Path, feed_on: bool) -
     check_replay(path, passed(feed, changes(feed)))
 
 
-def test_a_removed_file_of_a_table_that_had_partitions_before_is_refused_without_its_partition(
+def test_a_removed_file_of_a_formerly_partitioned_table_is_refused_without_its_partition(
     path: Path,
 ) -> None:
     write_deltalake(path, rows((1, "a", 1.0)), partition_by=["p"], configuration=FEED)
@@ -403,7 +404,7 @@ def test_a_removed_file_of_a_table_that_had_partitions_before_is_refused_without
         DeltaFeed(path).open().tasks(-1, 1, 10)
 
 
-def test_a_row_id_that_the_table_does_not_have_is_refused(path: Path) -> None:
+def test_a_row_id_that_the_table_lacks_is_refused(path: Path) -> None:
     History(path, feed=True, partitioned=False)
     with pytest.raises(InvalidChangelogSchemaError, match="Did you mean 'id'") as raised:
         DeltaFeed(path, "idd").open().describe()
@@ -412,7 +413,7 @@ def test_a_row_id_that_the_table_does_not_have_is_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["name", "id"])
-def test_versions_with_mapped_columns_are_refused_also_when_the_mapping_is_gone(
+def test_versions_with_mapped_columns_are_refused_even_after_the_mapping_was_removed(
     path: Path, mode: str
 ) -> None:
     history = History(path, feed=True, partitioned=False)
@@ -448,7 +449,7 @@ def test_a_table_that_is_restored(path: Path, feed_on: bool) -> None:
     check_replay(path, passed(feed, changes(feed), updates=True))
 
 
-def test_a_table_that_is_replaced_is_carried_by_a_new_query_and_refused_by_a_running_one(path: Path) -> None:
+def test_a_replaced_table_is_read_by_a_new_query_and_refused_by_a_running_one(path: Path) -> None:
     history = History(path, feed=True, partitioned=False)
     history.append(rows((1, "a", 1.0)))
     running = DeltaFeed(path, "id").open()
@@ -496,7 +497,7 @@ def test_a_stream_of_a_table_that_was_restored_from_a_backup_is_refused(
         feed.newest(3)
 
 
-def test_columns_that_changed_before_the_log_was_cleaned_up(path: Path) -> None:
+def test_columns_changed_before_the_log_was_cleaned_up(path: Path) -> None:
     history = History(path, feed=True, partitioned=False)
     history.append(rows((1, "a", 1.0)))
     add_column(path)
@@ -512,7 +513,7 @@ def test_columns_that_changed_before_the_log_was_cleaned_up(path: Path) -> None:
         feed.prepare()
 
 
-def test_a_stream_of_a_restored_table_is_refused_though_it_has_come_as_far_again(
+def test_a_stream_of_a_restored_table_is_refused_even_at_the_same_version(
     spark: SparkSession, path: Path, tmp_path: Path
 ) -> None:
     history = History(path, feed=True, partitioned=False)

@@ -45,7 +45,7 @@ def test_a_batch_and_a_stream_give_the_same_changes(
     assert len(sink.batches) == (1 if feed_on else history.table.version() + 1)
 
 
-def test_a_query_that_was_made_before_the_feed_was_turned_off_does_not_give_unchanged_rows(
+def test_a_query_created_before_the_feed_was_turned_off_omits_unchanged_rows(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     history = made(tmp_path / "table", feed=True, commits=1)

@@ -1,5 +1,6 @@
-"""A table of format 3, made by hand as the format's specification has it: pyiceberg reads such tables, and
-does not write them."""
+"""A table of format 3, built by hand according to the format's specification: pyiceberg reads such
+tables, but does not write them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Iceberg tables whose history was cut or changed while somebody reads it."""
+"""Iceberg tables whose history is cut or changed during a read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.errors import DataLostError, FeedUnavailableError
 from tests.feeds.iceberg.lake import Lake, found, rows
 
 
-def test_expired_snapshots_are_lost_by_name_and_what_is_left_is_read(lake: Lake, orders: Table) -> None:
+def test_expired_snapshots_are_named_as_lost_and_the_others_are_read(lake: Lake, orders: Table) -> None:
     first, second = (snapshot.snapshot_id for snapshot in orders.metadata.snapshots[:2])
     orders.maintenance.expire_snapshots().by_ids([first, second]).commit()
     orders.append(rows((8, "h", 8)))
@@ -32,7 +32,7 @@ def test_expired_snapshots_are_lost_by_name_and_what_is_left_is_read(lake: Lake,
 
 
 @pytest.mark.parametrize("writer", ["pyiceberg", "others"])
-def test_a_snapshot_whose_parent_is_gone_is_not_taken_for_the_tables_first(
+def test_a_snapshot_whose_parent_has_expired_is_not_taken_for_the_first(
     lake: Lake, orders: Table, writer: str
 ) -> None:
     before = {each.snapshot_id: each.parent_snapshot_id for each in orders.metadata.snapshots}
@@ -49,7 +49,7 @@ def test_a_snapshot_whose_parent_is_gone_is_not_taken_for_the_tables_first(
         lake.feed().open().tasks(1, 3, 10)
 
 
-def test_the_first_snapshot_of_the_main_branch_need_not_be_the_tables_first(lake: Lake) -> None:
+def test_the_first_snapshot_of_the_main_branch_may_not_be_the_tables_first(lake: Lake) -> None:
     table = lake.table()
     table.append(rows((50, "staged", 0)), branch=None)
     table.append(rows((51, "main", 0)))
@@ -58,7 +58,7 @@ def test_the_first_snapshot_of_the_main_branch_need_not_be_the_tables_first(lake
     assert found(feed, 0, 2) == Counter([(51, "main", 0, "insert", 2)])
 
 
-def test_a_rollback_under_a_stream_is_found_out(lake: Lake, orders: Table) -> None:
+def test_a_rollback_during_a_stream_is_detected(lake: Lake, orders: Table) -> None:
     feed = lake.feed().open()
     feed.logged(2)
     assert feed.newest(2) == 3
@@ -87,7 +87,7 @@ def test_a_rollback_under_a_stream_is_found_out(lake: Lake, orders: Table) -> No
     assert found(lake.feed().open(), 2, 4) == Counter([(9, "z", 9, "insert", 4)])
 
 
-def test_commits_of_another_branch_are_not_of_the_feed(lake: Lake, orders: Table) -> None:
+def test_commits_of_another_branch_are_not_part_of_the_feed(lake: Lake, orders: Table) -> None:
     orders.manage_snapshots().create_branch(orders.metadata.snapshots[2].snapshot_id, "audit").commit()
     orders.append(rows((50, "other", 0)), branch="audit")
     feed = lake.feed().open()
@@ -98,7 +98,7 @@ def test_commits_of_another_branch_are_not_of_the_feed(lake: Lake, orders: Table
     assert [row[0] for row in found(feed, 3, newest)] == [51]
 
 
-def test_a_table_that_is_recreated_under_a_stream_is_noticed(lake: Lake, orders: Table) -> None:
+def test_a_table_recreated_during_a_stream_is_detected(lake: Lake, orders: Table) -> None:
     feed = lake.feed().open()
     identity = feed.describe().identity
     lake.catalog.drop_table("shop.orders")
@@ -108,7 +108,7 @@ def test_a_table_that_is_recreated_under_a_stream_is_noticed(lake: Lake, orders:
         feed.newest(3)
 
 
-def test_a_file_that_is_gone_is_lost_data(lake: Lake, orders: Table) -> None:
+def test_a_missing_file_is_reported_as_lost_data(lake: Lake, orders: Table) -> None:
     feed = lake.feed().open()
     tasks = feed.tasks(0, 2, 10)
     for path in Path(orders.location().removeprefix("file://")).glob("data/*.parquet"):

@@ -133,7 +133,7 @@ def _random_commit(data: st.DataObject, model: Model) -> str:
 
 @settings(SLOW, max_examples=12)
 @given(data=st.data())
-def test_any_history_gives_each_rows_changes_by_its_lineage(
+def test_the_changes_of_each_row_follow_its_lineage_in_any_history(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     lake = Lake(tmp_path_factory.mktemp("lake"))
@@ -175,7 +175,7 @@ def test_a_rewrite_that_keeps_row_ids_gives_updates_without_a_key(lake: Lake) ->
     )
 
 
-def test_files_of_one_manifest_have_row_ids_one_after_the_other(lake: Lake) -> None:
+def test_files_of_one_manifest_have_consecutive_row_ids(lake: Lake) -> None:
     table = Numbered.create(lake)
     files = [table.write(*[(place, "a", 0)] * (place + 2), stored=False) for place in range(3)]
     table.commit(*files)
@@ -189,7 +189,7 @@ def test_files_of_one_manifest_have_row_ids_one_after_the_other(lake: Lake) -> N
     assert sorted(changes(lake.feed().open(), 1, 2)["_row_id"].to_pylist()) == [2, 3, 4]
 
 
-def test_some_columns_are_read_with_and_without_those_of_the_lineage(lake: Lake) -> None:
+def test_selected_columns_are_read_with_and_without_those_of_the_lineage(lake: Lake) -> None:
     table = Numbered.create(lake)
     table.commit(table.write((1, "a", 1, 40, 1), (2, "b", 2, *INHERITED)))
     feed = lake.feed().open()
@@ -208,7 +208,7 @@ def test_some_columns_are_read_with_and_without_those_of_the_lineage(lake: Lake)
             assert batch["_row_id"].to_pylist() == [40, 1]
 
 
-def test_lineage_comes_before_the_identifier_fields_and_after_what_the_user_says(lake: Lake) -> None:
+def test_lineage_takes_precedence_over_identifier_fields_but_not_over_the_users_row_id(lake: Lake) -> None:
     made = lake.table()
     with made.update_schema() as update:
         update.set_identifier_fields("id")
@@ -227,7 +227,7 @@ def test_lineage_comes_before_the_identifier_fields_and_after_what_the_user_says
     assert found(lake.feed(row_id="id").open(), 0, 1) == Counter([(1, "a", 1, "insert", 1)])
 
 
-def test_versions_from_before_format_3_are_left_out_or_refused_by_name_but_with_a_row_id_they_are_read(
+def test_versions_before_format_3_are_read_only_with_a_row_id(
     lake: Lake,
 ) -> None:
     made = lake.table()
@@ -254,7 +254,7 @@ def test_versions_from_before_format_3_are_left_out_or_refused_by_name_but_with_
     assert len(changes(by_id, 0, 4)) == 8
 
 
-def test_a_column_with_a_name_of_the_lineages_is_refused_where_rows_are_told_apart_by_it(lake: Lake) -> None:
+def test_a_column_with_a_lineage_name_is_refused_where_lineage_identifies_rows(lake: Lake) -> None:
     Numbered.upgraded(lake, lake.table(schema=pa.schema([("id", pa.int64()), ("_row_id", pa.int64())])))
     with pytest.raises(InvalidChangelogSchemaError, match="rename it"):
         lake.feed().open().describe()
@@ -262,7 +262,7 @@ def test_a_column_with_a_name_of_the_lineages_is_refused_where_rows_are_told_apa
 
 
 @pytest.mark.parametrize("place", [5, 20, -1])
-def test_a_damaged_deletion_vector_is_told(lake: Lake, place: int) -> None:
+def test_a_corrupt_deletion_vector_is_reported(lake: Lake, place: int) -> None:
     table = Numbered.create(lake)
     file = table.write((1, "a", 1), (2, "b", 2), stored=False)
     table.commit(file)
@@ -284,7 +284,7 @@ def _spoil(vector: HandFile, place: int) -> None:
     path.write_bytes(content)
 
 
-def test_a_file_may_have_fewer_rows_with_lineage_than_without(lake: Lake) -> None:
+def test_a_file_may_store_lineage_for_only_some_of_its_rows(lake: Lake) -> None:
     table = Numbered.create(lake)
     file = table.write((1, "a", 1, None, 1), (2, "b", 2, 9, None), (3, "c", 3, *INHERITED))
     table.commit(table.write((0, "x", 0), stored=False))

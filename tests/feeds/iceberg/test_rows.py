@@ -1,4 +1,4 @@
-"""The changes of Iceberg tables are what turns each snapshot into the next."""
+"""The changes of Iceberg tables turn each snapshot into the next."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _random_commit(data: st.DataObject, table: Table, ids: list[int]) -> None:
 
 @SLOW
 @given(data=st.data())
-def test_the_changes_of_any_history_make_each_snapshot_of_the_last(
+def test_the_changes_of_any_history_turn_each_snapshot_into_the_next(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     lake = Lake(tmp_path_factory.mktemp("lake"))
@@ -123,7 +123,7 @@ def test_the_changes_of_any_history_make_each_snapshot_of_the_last(
         before = after
 
 
-def test_a_position_that_is_deleted_twice_goes_once_and_one_that_comes_back_is_inserted(
+def test_a_position_deleted_twice_gives_one_delete_and_a_restored_one_an_insert(
     lake: Lake, orders: Table
 ) -> None:
     lake.table("t").append(rows(*((key, str(key), key) for key in range(6))))
@@ -143,14 +143,14 @@ def test_a_position_that_is_deleted_twice_goes_once_and_one_that_comes_back_is_i
     assert sorted(row[0] for row in found(feed, 4, 5).elements()) == [0, 1, 3, 4, 5]
 
 
-def test_rows_that_are_added_and_deleted_by_one_snapshot_do_not_come(lake: Lake) -> None:
+def test_rows_added_and_deleted_by_the_same_snapshot_give_no_changes(lake: Lake) -> None:
     table = lake.table()
     (file,) = new_files(table, rows((1, "a", 1), (2, "b", 2)))
     commit_deletes(table, delete_file(table, [(file, 0)]), added=[file])
     assert found(lake.feed().open(), 0, 1) == Counter([(2, "b", 2, "insert", 1)])
 
 
-def test_a_file_that_was_removed_under_another_snapshots_id_is_removed_once(lake: Lake) -> None:
+def test_a_file_removed_under_another_snapshots_id_is_removed_once(lake: Lake) -> None:
     table = lake.table()
     table.append(rows((1, "a", 1)))
     table.append(rows((2, "b", 2)))
@@ -164,7 +164,7 @@ def test_a_file_that_was_removed_under_another_snapshots_id_is_removed_once(lake
     assert [row[-1] for row in found(feed, 0, 5).elements() if row[-2] == "delete"] == [3, 5]
 
 
-def test_a_compaction_is_no_change(lake: Lake, orders: Table) -> None:
+def test_a_compaction_gives_no_changes(lake: Lake, orders: Table) -> None:
     compact(orders)
     orders.append(rows((9, "z", 9)))
     feed = lake.feed().open()
@@ -173,7 +173,7 @@ def test_a_compaction_is_no_change(lake: Lake, orders: Table) -> None:
     assert [commit.version for commit in feed.commits(0, newest)] == [1, 2, 3, newest]
 
 
-def test_commits_have_their_snapshots_time_and_about_their_rows(lake: Lake, orders: Table) -> None:
+def test_commits_have_the_time_and_estimated_row_count_of_their_snapshot(lake: Lake, orders: Table) -> None:
     feed = lake.feed().open()
     commits = list(feed.commits(0, 3))
     assert [(commit.version, commit.rows) for commit in commits] == [(1, 2), (2, 1), (3, 3)]
@@ -184,7 +184,7 @@ def test_commits_have_their_snapshots_time_and_about_their_rows(lake: Lake, orde
     assert times == [commits[0].timestamp]
 
 
-def test_a_large_file_is_read_in_parts_that_hold_every_row_once(
+def test_a_large_file_is_read_in_parts_that_contain_every_row_once(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan, "BATCH_ROWS", 64)
@@ -203,7 +203,7 @@ def test_a_large_file_is_read_in_parts_that_hold_every_row_once(
     assert sizes == [200, 300, 200, 300]
 
 
-def test_some_columns_in_any_order_are_read_and_none_of_the_data(lake: Lake, orders: Table) -> None:
+def test_selected_columns_are_read_in_any_order_or_no_data_columns_at_all(lake: Lake, orders: Table) -> None:
     feed = lake.feed().open()
     full = feed.describe().schema
     for names in (["_change_type", "n"], ["_commit_version"], ["data", "id"]):
@@ -216,7 +216,7 @@ def test_some_columns_in_any_order_are_read_and_none_of_the_data(lake: Lake, ord
 # Columns.
 
 
-def test_columns_follow_their_ids_through_renames_wider_types_and_additions(lake: Lake) -> None:
+def test_columns_are_matched_by_id_through_renames_wider_types_and_additions(lake: Lake) -> None:
     table = lake.table()
     table.append(rows((1, "a", 1)))
     with table.update_schema() as update:
@@ -250,7 +250,7 @@ def test_a_running_query_keeps_its_columns_and_the_next_one_has_the_new_ones(
     assert error.value.condition == "FEED_UNAVAILABLE.SCHEMA_CHANGED"
 
 
-def test_a_partition_value_stands_in_for_a_column_that_the_file_lacks(lake: Lake, tmp_path: Path) -> None:
+def test_a_partition_value_replaces_a_column_missing_from_the_file(lake: Lake, tmp_path: Path) -> None:
     table = lake.table(
         schema=pa.schema([("id", pa.int64()), ("day", pa.string())]),
         **{
@@ -269,7 +269,7 @@ def test_a_partition_value_stands_in_for_a_column_that_the_file_lacks(lake: Lake
     assert found(lake.feed().open(), 0, 1) == Counter([(1, "mon", "insert", 1)])
 
 
-def test_nested_columns_come_as_they_are(lake: Lake) -> None:
+def test_nested_columns_are_read_unchanged(lake: Lake) -> None:
     schema = pa.schema(
         [
             ("id", pa.int64()),
@@ -289,7 +289,7 @@ def test_nested_columns_come_as_they_are(lake: Lake) -> None:
 # What identifies rows.
 
 
-def test_the_row_id_is_the_one_given_or_the_identifier_fields_or_all_columns(
+def test_the_row_id_defaults_to_the_identifier_fields_and_then_to_all_columns(
     lake: Lake, orders: Table
 ) -> None:
     def row_id(**options: object) -> Any:
@@ -308,7 +308,7 @@ def test_the_row_id_is_the_one_given_or_the_identifier_fields_or_all_columns(
         lake.feed(row_id="dta").open().describe()
 
 
-def test_a_column_with_a_name_of_the_feeds_is_refused(lake: Lake) -> None:
+def test_a_column_with_a_name_reserved_by_the_feed_is_refused(lake: Lake) -> None:
     lake.table(schema=pa.schema([("id", pa.int64()), ("_commit_version", pa.int64())]))
     with pytest.raises(InvalidChangelogSchemaError, match="rename it"):
         lake.feed().open().describe()
@@ -335,7 +335,7 @@ def test_deletes_that_cannot_be_read_are_refused_by_name(
     assert found(feed, 0, 3)
 
 
-def test_a_table_of_format_1_is_refused_with_the_way_out_and_what_came_before_its_upgrade_too(
+def test_a_table_of_format_1_and_versions_before_its_upgrade_are_refused_with_a_remedy(
     lake: Lake,
 ) -> None:
     table = lake.table(**{"format-version": "1"})
@@ -353,7 +353,7 @@ def test_a_table_of_format_1_is_refused_with_the_way_out_and_what_came_before_it
         feed.tasks(-1, 1, 10)
 
 
-def test_tables_and_catalogs_that_are_not_there_are_told_without_a_secret(tmp_path: Path, lake: Lake) -> None:
+def test_missing_tables_and_catalogs_are_reported_without_secrets(tmp_path: Path, lake: Lake) -> None:
     def condition(feed: OpenFeed) -> str:
         with pytest.raises(FeedUnavailableError) as error:
             feed.describe()
@@ -373,7 +373,7 @@ def test_tables_and_catalogs_that_are_not_there_are_told_without_a_secret(tmp_pa
     assert condition(IcebergFeed("shop.orders", properties=empty).open()) == "CATALOG"
 
 
-def test_a_feed_goes_through_its_url_and_a_pickle(lake: Lake) -> None:
+def test_a_feed_survives_a_round_trip_through_its_url_and_pickle(lake: Lake) -> None:
     feed = lake.feed(row_id=["id", "n"])
     other = IcebergFeed("a.b", "prod", {"uri": "http://x/?a=b&c", "s3.secret-access-key": "hunter22"})
     for each in (feed, other):
@@ -396,7 +396,7 @@ def test_without_pyiceberg_the_extra_is_named() -> None:
     assert "pip install 'penstock-spark[iceberg]'" in done.stdout
 
 
-def test_a_table_of_maps_alone_has_no_row_id(lake: Lake) -> None:
+def test_a_table_with_only_map_columns_has_no_row_id(lake: Lake) -> None:
     lake.table("maps", pa.schema([("m", pa.map_(pa.string(), pa.int64()))]))
     with pytest.raises(FeedUnavailableError, match="add a column") as error:
         lake.feed("maps").open().describe()

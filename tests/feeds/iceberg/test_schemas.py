@@ -1,5 +1,6 @@
-"""Iceberg tables whose columns, partitions or history change: their rows are carried exactly, or refused by
-name."""
+"""Iceberg tables whose columns, partitions or history change: their rows are delivered exactly, or
+refused by name.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +123,7 @@ CHANGES = ["append", "append", "delete", "positions", "compact", "rollback"]
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(steps=st.lists(st.sampled_from([*EVOLUTIONS, *CHANGES]), min_size=4, max_size=10))
-def test_the_changes_of_a_table_that_evolves_make_each_snapshot_of_the_last(
+def test_the_changes_of_an_evolving_table_turn_each_snapshot_into_the_next(
     tmp_path_factory: pytest.TempPathFactory, steps: list[str]
 ) -> None:
     lake = Lake(tmp_path_factory.mktemp("lake"))
@@ -191,7 +192,7 @@ def test_a_running_query_stops_before_a_version_with_other_columns(
     assert found(feed, 1, 2) == Counter([(*now, "insert", 2)])
 
 
-def test_a_read_of_chosen_columns_minds_those_alone(lake: Lake, table: Table) -> None:
+def test_a_read_of_selected_columns_is_affected_by_those_alone(lake: Lake, table: Table) -> None:
     feed = lake.feed(row_id="id").open()
     planned = feed.describe().planned_schema
     chosen = planned.remove(planned.get_field_index("data"))
@@ -201,7 +202,7 @@ def test_a_read_of_chosen_columns_minds_those_alone(lake: Lake, table: Table) ->
     assert [row["id"] for batch in feed.read(task, chosen) for row in batch.to_pylist()] == [3]
 
 
-def test_names_comments_and_order_change_nothing_for_a_running_query(lake: Lake) -> None:
+def test_names_comments_and_column_order_do_not_affect_a_running_query(lake: Lake) -> None:
     schema = pa.schema([("id", pa.int64()), ("s", pa.struct([pa.field("a", pa.int32(), nullable=False)]))])
     table = lake.table(schema=schema)
     table.append(pa.Table.from_pylist([{"id": 1, "s": {"a": 1}}], schema=schema))
@@ -219,7 +220,7 @@ def test_names_comments_and_order_change_nothing_for_a_running_query(lake: Lake)
     assert (row["id"], row["s"]) == (2, {"a": 2})
 
 
-def test_a_column_of_a_name_that_was_taken_before_has_none_of_its_values(lake: Lake, table: Table) -> None:
+def test_a_column_that_reuses_a_name_has_none_of_the_old_values(lake: Lake, table: Table) -> None:
     with table.update_schema() as update:
         update.rename_column("data", "text")
     with table.update_schema() as update:
@@ -230,7 +231,7 @@ def test_a_column_of_a_name_that_was_taken_before_has_none_of_its_values(lake: L
     )
 
 
-def test_nested_fields_follow_their_ids(lake: Lake) -> None:
+def test_nested_fields_are_matched_by_id(lake: Lake) -> None:
     schema = pa.schema(
         [
             ("s", pa.struct([("a", pa.int32()), ("b", pa.string())])),
@@ -277,7 +278,7 @@ def test_partitions_that_evolve_with_columns_and_deletes(lake: Lake, table: Tabl
         assert state == held[version], version
 
 
-def test_a_row_id_that_was_renamed_is_refused(lake: Lake, table: Table) -> None:
+def test_a_renamed_row_id_is_refused(lake: Lake, table: Table) -> None:
     with table.update_schema() as update:
         update.rename_column("id", "key")
     with pytest.raises(InvalidChangelogSchemaError, match="no column 'id'") as raised:
@@ -285,7 +286,7 @@ def test_a_row_id_that_was_renamed_is_refused(lake: Lake, table: Table) -> None:
     assert raised.value.condition == "INVALID_CHANGELOG_SCHEMA.MISSING_COLUMN"
 
 
-def test_a_stream_stops_at_a_column_that_is_added_and_has_its_values_when_it_is_started_again(
+def test_a_stream_stops_at_an_added_column_and_has_its_values_after_a_restart(
     spark: SparkSession, lake: Lake, table: Table, tmp_path: Path
 ) -> None:
     sink = Sink(tmp_path)
@@ -302,7 +303,7 @@ def test_a_stream_stops_at_a_column_that_is_added_and_has_its_values_when_it_is_
     ]
 
 
-def test_a_stream_of_a_catalog_that_was_restored_is_refused_though_it_has_come_as_far_again(
+def test_a_stream_of_a_restored_catalog_is_refused_even_when_it_has_as_many_snapshots(
     spark: SparkSession, lake: Lake, table: Table, tmp_path: Path
 ) -> None:
     backup = table.metadata_location
@@ -317,7 +318,7 @@ def test_a_stream_of_a_catalog_that_was_restored_is_refused_though_it_has_come_a
         sink.run(penstock.changes.read_stream(spark, lake.feed(row_id="id")))
 
 
-def test_a_table_of_the_same_name_that_is_described_again_is_another_feed(lake: Lake, table: Table) -> None:
+def test_a_recreated_table_of_the_same_name_is_another_feed(lake: Lake, table: Table) -> None:
     feed = lake.feed(row_id="id").open()
     identity = feed.describe().identity
     lake.catalog.drop_table("shop.orders")

@@ -15,7 +15,7 @@ from tests.feeds.iceberg.numbered import Numbered
 from tests.support.change_frames import Sink
 
 
-def test_a_batch_read_has_updates_without_what_did_not_change(
+def test_a_batch_read_has_updates_and_omits_unchanged_rows(
     spark: SparkSession, lake: Lake, orders: Table
 ) -> None:
     file = next(each for each in live_files(orders) if each.record_count == 1)
@@ -33,7 +33,7 @@ def test_a_batch_read_has_updates_without_what_did_not_change(
     }
 
 
-def test_a_stream_takes_the_commits_as_they_come(
+def test_a_stream_reads_commits_as_they_arrive(
     spark: SparkSession, lake: Lake, orders: Table, tmp_path: Path
 ) -> None:
     sink = Sink(tmp_path)
@@ -73,7 +73,7 @@ def test_a_table_of_format_3_without_a_key_has_updates_by_row_lineage(
     assert sorted(row["data"] for row in net.collect()) == ["b", "changed"]
 
 
-def test_a_stream_that_began_before_its_table_had_format_3_goes_on_by_the_key_that_it_had(
+def test_a_stream_started_before_format_3_keeps_the_key_that_it_had(
     spark: SparkSession, lake: Lake, orders: Table, tmp_path: Path
 ) -> None:
     sink = Sink(tmp_path)

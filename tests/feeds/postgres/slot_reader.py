@@ -1,5 +1,5 @@
-"""Reads all of a PostgreSQL feed as Spark's driver and tasks do, and says how many rows, and how much memory
-it took.
+"""Reads all of a PostgreSQL feed as Spark's driver and tasks do, and prints the number of rows and its
+memory usage.
 
 Argument: the feed's URL. Its last line: rows, bytes of their values, and bytes by which the memory in use has
 grown at the most.

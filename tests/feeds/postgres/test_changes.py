@@ -1,4 +1,4 @@
-"""A PostgreSQL feed gives the transactions of its tables, as they were committed."""
+"""A PostgreSQL feed delivers the transactions of its tables as they were committed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.support.processes import ChildProcess
 
 @settings(max_examples=6, suppress_health_check=list(HealthCheck), deadline=None)
 @given(seed=st.integers(0, 2**32), identity=st.sampled_from(["default", "full"]), fetch=st.integers(1, 9))
-def test_a_history_replayed_gives_the_table_after_every_commit(
+def test_replaying_a_history_gives_the_table_after_every_commit(
     logical_pg_url: str, seed: int, identity: str, fetch: int
 ) -> None:
     chance = random.Random(seed)
@@ -101,7 +101,7 @@ def test_updates_and_deletes_by_replica_identity(source: Source) -> None:
     ]  # fmt: skip
 
 
-def test_a_table_without_a_key_and_full_identity_is_told_apart_by_all_columns(source: Source) -> None:
+def test_rows_of_a_table_with_full_identity_and_no_key_are_identified_by_all_columns(source: Source) -> None:
     table = source.table("a int, b text")
     source.run(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
     source.make_slot()
@@ -116,7 +116,7 @@ def test_a_table_without_a_key_and_full_identity_is_told_apart_by_all_columns(so
     assert kinds == ["insert", "delete", "insert", "update_preimage", "update_postimage"]
 
 
-def test_a_replica_identity_by_an_index_is_the_key(source: Source) -> None:
+def test_the_index_of_a_replica_identity_is_the_key(source: Source) -> None:
     table = source.table(
         "id int primary key, code text not null unique, v int, twice int generated always as (v * 2) stored"
     )
@@ -142,7 +142,7 @@ def test_a_replica_identity_by_an_index_is_the_key(source: Source) -> None:
     ]  # fmt: skip
 
 
-def test_commits_come_in_order_however_few_rows_are_asked_for(source: Source) -> None:
+def test_commits_are_read_in_order_however_few_rows_are_requested(source: Source) -> None:
     table = source.table("id int primary key")
     source.make_slot()
     feed = source.open()
@@ -157,7 +157,7 @@ def test_commits_come_in_order_however_few_rows_are_asked_for(source: Source) ->
     assert {commit.rows for commit in found} == {1}
 
 
-def test_a_long_value_that_was_not_touched_is_named_or_filled(source: Source) -> None:
+def test_an_unchanged_long_value_is_named_or_filled_in(source: Source) -> None:
     table = source.table("id int primary key, a text, b text, n int")
     text = long_text(random.Random(1))
     source.run(*(f"ALTER TABLE {table} ALTER {name} SET STORAGE EXTERNAL" for name in "ab"))
@@ -176,7 +176,7 @@ def test_a_long_value_that_was_not_touched_is_named_or_filled(source: Source) ->
     ]
 
 
-def test_a_commit_is_whole_whatever_its_size_and_comes_in_batches(source: Source) -> None:
+def test_a_commit_of_any_size_is_read_whole_and_in_batches(source: Source) -> None:
     table = source.table("id int primary key, v text")
     source.make_slot()
     feed = source.open()
@@ -194,7 +194,7 @@ def test_a_commit_is_whole_whatever_its_size_and_comes_in_batches(source: Source
     ]
 
 
-def test_large_rows_after_small_ones_do_not_come_in_one_batch(
+def test_large_rows_after_small_ones_are_split_into_batches(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = source.table("id int primary key, v text")
@@ -212,7 +212,7 @@ def test_large_rows_after_small_ones_do_not_come_in_one_batch(
     assert max(batch.nbytes for batch in found) < 10 * 50_000
 
 
-def test_several_tables_come_in_one_form(source: Source) -> None:
+def test_several_tables_share_one_schema(source: Source) -> None:
     one = source.table("id int, part text, v text, primary key (part, id)", "one")
     two = source.table("n uuid primary key", "two")
     source.make_slot()
@@ -249,7 +249,7 @@ def test_some_columns_in_another_order(source: Source) -> None:
     assert changes(feed, feed.oldest(), feed.newest(feed.oldest()), columns=["v"]) == [{"v": "v"}]
 
 
-def test_newest_stays_where_it_is_without_changes_of_the_feed(source: Source) -> None:
+def test_newest_does_not_advance_without_changes_of_the_feed(source: Source) -> None:
     table = source.table("id int primary key")
     other = source.table("id int primary key", "other")
     source.run(f"CREATE TABLE {source.name}.unpublished (n int)")
@@ -298,7 +298,7 @@ def test_a_range_ends_with_the_commit_that_it_names(source: Source) -> None:
         after = commit.version
 
 
-def test_the_slot_moves_on_past_much_log_without_changes(
+def test_the_slot_advances_past_much_log_without_changes(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source.table("id int primary key")
@@ -316,7 +316,7 @@ def test_the_slot_moves_on_past_much_log_without_changes(
     assert feed.lag().unconfirmed < 100_000
 
 
-def test_what_is_logged_is_gone_and_asking_for_it_says_so(source: Source) -> None:
+def test_reading_confirmed_changes_again_is_refused(source: Source) -> None:
     table = source.table("id int primary key")
     source.make_slot()
     feed = source.open()
@@ -337,7 +337,7 @@ def test_what_is_logged_is_gone_and_asking_for_it_says_so(source: Source) -> Non
     assert feed.newest(start) >= second.version
 
 
-def test_a_slot_that_somebody_moved_is_found_out_by_a_running_task(source: Source) -> None:
+def test_a_running_task_detects_a_slot_that_somebody_moved(source: Source) -> None:
     table = source.table("id int primary key")
     source.make_slot()
     feed = source.open()
@@ -349,7 +349,7 @@ def test_a_slot_that_somebody_moved_is_found_out_by_a_running_task(source: Sourc
         list(feed.read(tasks[0], feed.describe().schema))
 
 
-def test_commits_out_of_order_in_time_lose_nothing(source: Source) -> None:
+def test_commits_with_times_out_of_order_are_not_lost(source: Source) -> None:
     table = source.table("id int primary key")
     source.make_slot()
     feed = source.open()
@@ -377,7 +377,9 @@ def test_the_feed_is_the_same_in_another_process(source: Source) -> None:
     assert (rows[0]["id"], rows[0]["v"]) == (1, Decimal("2.50"))
 
 
-def test_a_slot_that_keeps_much_log_warns_once(source: Source, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slot_that_retains_much_log_is_warned_about_once(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
     table = source.table("id int primary key, v text")
     source.make_slot()
     # Far more than a checkpoint or autovacuum writes meanwhile.
@@ -395,7 +397,7 @@ def test_a_slot_that_keeps_much_log_warns_once(source: Source, caplog: pytest.Lo
     assert feed.lag().unconfirmed > limit
 
 
-def test_net_changes_have_long_values_that_an_update_did_not_touch(source: Source) -> None:
+def test_net_changes_include_long_values_that_an_update_left_unchanged(source: Source) -> None:
     table = source.table("id int primary key, text text, n int")
     source.run(f"ALTER TABLE {table} ALTER text SET STORAGE EXTERNAL")
     source.make_slot()

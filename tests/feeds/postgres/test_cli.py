@@ -1,4 +1,4 @@
-"""`penstock changes` on a PostgreSQL feed: it looks, and leaves the server as it was."""
+"""`penstock changes` on a PostgreSQL feed: it reads, and leaves the server unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def left_behind(source: Source) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("command", ["show", "tail", "lag"])
-def test_a_slot_that_is_not_there_is_not_made(source: Source, command: str) -> None:
+def test_a_missing_slot_is_not_created(source: Source, command: str) -> None:
     table = source.table("id int primary key")
     source.run(f"INSERT INTO {table} VALUES (1)")
     before = left_behind(source)
@@ -35,7 +35,7 @@ def test_a_slot_that_is_not_there_is_not_made(source: Source, command: str) -> N
     assert left_behind(source) == before
 
 
-def test_what_is_shown_stays_to_be_read(source: Source) -> None:
+def test_changes_that_were_shown_can_still_be_read(source: Source) -> None:
     table = source.table("id int primary key, v text")
     source.make_slot()
     source.run(f"INSERT INTO {table} VALUES (1, 'a')")

@@ -1,4 +1,4 @@
-"""What is amiss with a server, a slot or a URL is said in words, with the way out, and without a password."""
+"""Problems with a server, a slot or a URL are reported in words, with a remedy, and without a password."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refused(condition: str) -> pytest.RaisesExc[FeedUnavailableError]:
         {"accept": ["public.o+r:16.17", "public.p:-5+6"]},
     ],
 )
-def test_a_feed_is_its_url(options: dict[str, object]) -> None:
+def test_the_url_gives_the_same_feed(options: dict[str, object]) -> None:
     feed = PostgresFeed(URL, publication="pub lication", slot="slot_1", **options)
     assert PostgresFeed.from_url(feed.url) == feed
     assert parse(feed.url) == feed
@@ -43,7 +43,7 @@ def test_a_feed_is_its_url(options: dict[str, object]) -> None:
     assert feed.url.startswith("postgresql://me:s%40cret@db.example:5433/shop?")
 
 
-def test_a_slot_is_called_after_its_publication() -> None:
+def test_a_slot_is_named_after_its_publication() -> None:
     feed = parse("postgresql://h/db?publication=orders_2")
     assert feed == PostgresFeed("postgresql://h/db", "orders_2", "penstock_orders_2")
     assert parse(feed.url) == feed
@@ -80,13 +80,13 @@ def test_a_wrong_url_says_what_is_wrong(url: str, names: str) -> None:
         parse(url)
 
 
-def test_without_the_driver_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_driver_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "psycopg", None)
     with pytest.raises(MissingDependencyError, match=r"penstock-spark\[postgres\]"):
         PostgresFeed(URL, "p", "s")
 
 
-def test_what_the_catalog_lacks(source: Source) -> None:
+def test_objects_missing_from_the_catalog(source: Source) -> None:
     with refused("NO_TABLES"):
         source.open().describe()
     source.table("id int primary key", "some")
@@ -106,7 +106,7 @@ def test_what_the_catalog_lacks(source: Source) -> None:
     assert source.open(tables=("keyless",)).describe().contract is None
 
 
-def test_a_column_with_a_name_of_the_feeds_own(source: Source) -> None:
+def test_a_column_with_a_name_reserved_by_the_feed(source: Source) -> None:
     source.table('id int primary key, "_Change_type" text')
     with refused("RESERVED_COLUMN"):
         source.open().describe()
@@ -181,7 +181,7 @@ def test_a_table_of_several_schemas(source: Source) -> None:
         source.run(f"DROP SCHEMA {second} CASCADE")
 
 
-def test_logins_and_databases(source: Source) -> None:
+def test_failed_logins_and_missing_databases(source: Source) -> None:
     source.table("id int primary key")
     parts = urlsplit(source.url)
     wrong = source.url.replace(f":{parts.password}@", ":wr0ng@")
@@ -192,7 +192,7 @@ def test_logins_and_databases(source: Source) -> None:
         PostgresFeed(source.url.replace("/postgres", "/nowhere"), source.name, source.name).open().describe()
 
 
-def test_a_role_without_rights_is_told_which(source: Source) -> None:
+def test_rights_that_a_role_lacks_are_named(source: Source) -> None:
     source.table("id int primary key")
     role, parts = f"r_{source.name}", urlsplit(source.url)
     source.run(f"CREATE ROLE {role} LOGIN PASSWORD 'pw'", f"GRANT USAGE ON SCHEMA {source.name} TO {role}")
@@ -246,7 +246,7 @@ def test_a_slot_in_use_is_waited_for_and_named(source: Source) -> None:
     assert max(found) > start
 
 
-def test_a_slot_that_the_server_has_let_go_of(source: Source) -> None:
+def test_a_slot_invalidated_by_the_server(source: Source) -> None:
     table = source.table("id int primary key, v text")
     source.make_slot()
     feed = source.open()
@@ -271,7 +271,7 @@ def test_a_slot_that_the_server_has_let_go_of(source: Source) -> None:
     assert caught.value.condition == "DATA_LOST.SLOT_INVALIDATED"
 
 
-def test_a_connection_that_breaks_is_opened_again(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_connection_is_reopened(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     table = source.table("id int primary key, v text")
     source.make_slot()
     feed = source.open()
@@ -293,7 +293,7 @@ def test_a_connection_that_breaks_is_opened_again(source: Source, monkeypatch: p
     assert ids == list(range(1, 5001))
 
 
-def test_a_server_that_is_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_ATTEMPTS", 2)
     feed = PostgresFeed("postgresql://me:geheim@127.0.0.1:1/db?connect_timeout=2", "p", "s").open()
     with refused("SERVER") as caught:
@@ -301,13 +301,13 @@ def test_a_server_that_is_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch) ->
     assert "geheim" not in str(caught.value)
 
 
-def test_nothing_is_opened_before_it_is_asked_for() -> None:
+def test_connections_are_opened_only_when_needed() -> None:
     feed = PostgresFeed("postgresql://127.0.0.1:1/db", "p", "s")
     assert feed.url
     assert settings.split(feed.url)
 
 
-def test_everything_from_a_feed_of_all_tables_leaves_the_snapshots_out(source: Source) -> None:
+def test_a_feed_of_all_tables_omits_the_tables_of_snapshots(source: Source) -> None:
     table = source.table("id int primary key")
     source.run(
         f"INSERT INTO {table} VALUES (1)",

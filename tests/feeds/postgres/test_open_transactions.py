@@ -1,5 +1,6 @@
-"""Transactions that stay open on the server: with them the slot keeps the log, so whoever runs the query is
-told."""
+"""Transactions that stay open on the server: because of them the slot retains the log, so the operator
+of the query is warned.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def table(source: Source) -> str:
     return name
 
 
-def test_an_old_open_transaction_is_told_with_its_age_process_and_statement(
+def test_an_old_open_transaction_is_reported_with_its_age_process_and_statement(
     source: Source, table: str
 ) -> None:
     feed = source.feed(transaction_warning=0.2)
@@ -53,12 +54,12 @@ def test_an_old_open_transaction_is_told_with_its_age_process_and_statement(
     assert "warnings" not in progress(feed)
 
 
-def test_a_transaction_that_has_only_read_holds_nothing(source: Source, table: str) -> None:
+def test_a_read_only_transaction_retains_no_log(source: Source, table: str) -> None:
     with open_transaction(source, f"SELECT count(*) FROM {table}"):
         assert "warnings" not in progress(source.feed(transaction_warning=0.001))
 
 
-def test_it_is_logged_once_for_each_doubling_of_its_age(
+def test_the_warning_is_logged_once_for_each_doubling_of_the_age(
     source: Source, table: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = source.open(transaction_warning=0.2)
@@ -77,7 +78,7 @@ def test_it_is_logged_once_for_each_doubling_of_its_age(
     assert second.seconds >= 2 * seconds[0]  # type: ignore[attr-defined] # by extra
 
 
-def test_a_prepared_transaction_is_told_by_its_name(source: Source, table: str) -> None:
+def test_a_prepared_transaction_is_reported_by_its_name(source: Source, table: str) -> None:
     name = f"{source.name}'s"
     with psycopg.connect(source.url, autocommit=True) as connection:
         connection.execute("BEGIN")
@@ -93,7 +94,7 @@ def test_a_prepared_transaction_is_told_by_its_name(source: Source, table: str) 
     assert name.partition("'")[0] in told
 
 
-def test_a_role_that_may_not_see_statements_is_told_what_it_may_see(source: Source, table: str) -> None:
+def test_a_role_that_may_not_see_statements_gets_the_rest_of_the_report(source: Source, table: str) -> None:
     role = f"{source.name}_reader"
     source.run(f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'x'")
     source.run(f"GRANT USAGE ON SCHEMA {source.name} TO {role}", f"GRANT SELECT ON {table} TO {role}")
@@ -115,7 +116,7 @@ def test_a_role_that_may_not_see_statements_is_told_what_it_may_see(source: Sour
         source.run(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
-def test_the_command_line_tells_of_it_with_the_lag(source: Source, table: str) -> None:
+def test_the_command_line_reports_open_transactions_with_the_lag(source: Source, table: str) -> None:
     url = f"{source.url}?publication={source.name}&slot={source.name}"
     assert run_penstock("changes", "lag", url, "--json").json["open_transaction"] is None
     with open_transaction(source, f"INSERT INTO {table} VALUES (1)") as connection:

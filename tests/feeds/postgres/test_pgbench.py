@@ -1,4 +1,4 @@
-"""A stream follows a server on which pgbench writes as much as it can."""
+"""A stream follows a server to which pgbench writes as fast as it can."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Tables that change while a query runs, and while it does not: their rows are carried as they are, or
-refused by name."""
+"""Tables that change while a query runs, and while it does not: their rows are delivered unchanged, or
+refused by name.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ WHEN = ["while it runs", "while it is down", "after its last micro-batch"]
         *((name, WHEN[0], True) for name in OTHER_KEYS),
     ],
 )
-def test_rows_that_are_identified_by_other_columns_end_the_query(
+def test_a_change_of_the_identifying_columns_ends_the_query(
     source: Source, name: str, when: str, several: bool
 ) -> None:
     table = source.table("id int primary key, code text not null unique, v int")
@@ -99,7 +100,7 @@ def test_rows_that_are_identified_by_other_columns_end_the_query(
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["one table", "several tables"])
-def test_a_key_column_with_another_name_ends_the_query(source: Source, several: bool) -> None:
+def test_a_renamed_key_column_ends_the_query(source: Source, several: bool) -> None:
     table = source.table("id int primary key, v int")
     if several:
         source.table("n int primary key", "other")
@@ -113,7 +114,7 @@ def test_a_key_column_with_another_name_ends_the_query(source: Source, several: 
         assert (row["_change_type"], row["number"]) == ("delete", 2)
 
 
-def test_a_replica_identity_that_keeps_the_key_is_carried(source: Source) -> None:
+def test_a_new_replica_identity_with_the_same_key_is_accepted(source: Source) -> None:
     table = source.table("id int primary key, v int")
     source.run(f"INSERT INTO {table} VALUES (1, 1)")
     stream = running(source)
@@ -126,7 +127,7 @@ def test_a_replica_identity_that_keeps_the_key_is_carried(source: Source) -> Non
     ]
 
 
-def test_another_primary_key_with_the_replica_identity_full(source: Source) -> None:
+def test_a_new_primary_key_with_replica_identity_full(source: Source) -> None:
     table = source.table("id int primary key, code text not null, v int")
     source.run(f"ALTER TABLE {table} REPLICA IDENTITY FULL", f"INSERT INTO {table} VALUES (1, 'a', 1)")
     stream = running(source)
@@ -175,7 +176,7 @@ def test_rows_from_before_a_rename_keep_their_values(source: Source) -> None:
     assert keys(stream.drain(), "id", "w") == [("insert", 2, "b")]
 
 
-def test_a_column_that_is_dropped_is_missed_where_it_is_read(source: Source) -> None:
+def test_a_dropped_column_ends_only_queries_that_read_it(source: Source) -> None:
     table = source.table("id int primary key, v text, w int")
     source.run(f"INSERT INTO {table} VALUES (1, 'a', 1)")
     stream, few = running(source), running(source, ["id", "w"], slot=f"{source.name}_few")
@@ -184,7 +185,7 @@ def test_a_column_that_is_dropped_is_missed_where_it_is_read(source: Source) -> 
     assert keys(goes_on(stream, source, "COLUMN_DROPPED"), "id", "w") == [("insert", 2, 2)]
 
 
-def test_a_column_that_is_added_is_minded_where_all_are_read(source: Source) -> None:
+def test_an_added_column_ends_only_queries_that_read_all_columns(source: Source) -> None:
     table = source.table("id int primary key, v text")
     source.run(f"INSERT INTO {table} VALUES (1, 'a')")
     stream, few = running(source), running(source, ["id", "v"], slot=f"{source.name}_few")
@@ -237,7 +238,7 @@ RETYPED = {
         ("another numeric scale", WHEN[1]),
     ],
 )
-def test_another_type_ends_the_query_and_starting_again_goes_on(source: Source, name: str, when: str) -> None:
+def test_a_changed_type_ends_the_query_and_a_restart_continues(source: Source, name: str, when: str) -> None:
     old, first, new, second = RETYPED[name]
     table = source.table(f"id int primary key, v {old}")
     stream = running(source)
@@ -265,7 +266,7 @@ CARRIED = {
 
 
 @pytest.mark.parametrize("case", CARRIED.values(), ids=CARRIED.keys())
-def test_a_type_whose_values_the_planned_one_holds_is_carried(
+def test_a_new_type_that_fits_into_the_planned_one_is_accepted(
     source: Source, case: tuple[str, str, str, str]
 ) -> None:
     old, first, new, second = case
@@ -277,7 +278,7 @@ def test_a_type_whose_values_the_planned_one_holds_is_carried(
     assert [(row["v"],) for row in rows] == source.rows(f"SELECT v FROM {table} ORDER BY id")
 
 
-def test_a_domain_is_what_it_is_made_of(source: Source) -> None:
+def test_a_domain_is_read_as_its_base_type(source: Source) -> None:
     source.run(f"CREATE DOMAIN {source.name}.price AS numeric(9, 2)")
     table = source.table("id int primary key, v numeric(9, 2)")
     stream = running(source)
@@ -297,7 +298,7 @@ REPLACED = {
 
 @pytest.mark.parametrize("change", REPLACED.values(), ids=REPLACED.keys())
 @pytest.mark.parametrize("when", ["while it runs", "while it is down"])
-def test_a_column_in_the_place_of_another_one_ends_the_query(
+def test_a_column_that_replaces_another_one_ends_the_query(
     source: Source, change: list[str], when: str
 ) -> None:
     table = source.table("id int primary key, v int, w int")
@@ -335,7 +336,7 @@ ADDED_AGAIN = {
 
 @pytest.mark.parametrize("change", ADDED_AGAIN.values(), ids=ADDED_AGAIN.keys())
 @pytest.mark.parametrize("most_commits", [1, 100])
-def test_a_column_that_is_added_filled_and_replaced_between_two_micro_batches(
+def test_a_column_added_filled_and_replaced_between_two_micro_batches(
     source: Source, change: list[str], most_commits: int
 ) -> None:
     table = source.table("id int primary key, v int")
@@ -358,7 +359,7 @@ def test_a_column_that_is_added_filled_and_replaced_between_two_micro_batches(
     assert keys(stream.rows, "id") == [("insert", 1), ("insert", 2)]
 
 
-def test_names_that_are_exchanged_and_back_again_between_two_micro_batches(source: Source) -> None:
+def test_names_swapped_and_swapped_back_between_two_micro_batches(source: Source) -> None:
     table = source.table("id int primary key, v int, w int")
     stream = running(source)
     source.run(f"INSERT INTO {table} VALUES (1, 10, 20)")
@@ -385,7 +386,7 @@ def test_names_that_are_exchanged_and_back_again_between_two_micro_batches(sourc
     assert [tuple(row.values()) for row in copy.values()] == [(1, 10, 20), (2, 100, 200)]
 
 
-def test_a_restarted_query_says_what_was_done_to_columns(
+def test_a_restarted_query_reports_how_columns_changed(
     source: Source, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = source.table("id int primary key, v int, w int")
@@ -403,7 +404,7 @@ def test_a_restarted_query_says_what_was_done_to_columns(
         assert told in record.message
 
 
-def test_there_and_back_again_between_two_micro_batches(source: Source) -> None:
+def test_a_change_that_is_reverted_between_two_micro_batches(source: Source) -> None:
     table = source.table("id int primary key, v int")
     stream = running(source)
     source.run(
@@ -425,7 +426,7 @@ def test_there_and_back_again_between_two_micro_batches(source: Source) -> None:
 
 
 @pytest.mark.parametrize("die", ["logged", "written"])
-def test_a_query_that_is_killed_before_a_change_repeats_the_same_rows(source: Source, die: str) -> None:
+def test_a_query_killed_before_a_change_repeats_the_same_rows(source: Source, die: str) -> None:
     table = source.table("id int primary key, v int")
     stream = running(source)
     source.run(f"INSERT INTO {table} VALUES (1, 7)")
@@ -455,7 +456,7 @@ RECREATED = {
         *((name, WHEN[1], False) for name in RECREATED),
     ],
 )
-def test_a_table_that_was_recreated_ends_the_query_until_that_is_accepted(
+def test_a_recreated_table_ends_the_query_until_that_is_accepted(
     source: Source, name: str, when: str, chosen: bool
 ) -> None:
     table = source.table("id int primary key, v int")
@@ -515,7 +516,7 @@ def test_a_new_table_of_a_publication_of_all_tables(source: Source) -> None:
     assert [row["_key"] for row in rows] == ['{"n":5}', '{"id":2}']
 
 
-def test_a_table_that_comes_changes_and_goes_between_two_micro_batches(source: Source) -> None:
+def test_a_table_created_changed_and_dropped_between_two_micro_batches(source: Source) -> None:
     table = source.table("id int primary key")
     stream = running(source)
     source.run(f"INSERT INTO {table} VALUES (1)")
@@ -577,7 +578,7 @@ def test_a_table_that_leaves_the_publication_ends_the_query(source: Source) -> N
     assert keys(stream.drain(), "id") == [("insert", 3)]
 
 
-def test_a_dropped_tables_rows_that_were_not_read_come_first(source: Source) -> None:
+def test_unread_rows_of_a_dropped_table_are_delivered_first(source: Source) -> None:
     table = source.table("id int primary key")
     other = source.table("n int primary key", "other")
     stream = running(source)
@@ -591,7 +592,7 @@ def test_a_dropped_tables_rows_that_were_not_read_come_first(source: Source) -> 
     assert keys(stream.drain(), "id") == [("insert", 3)]
 
 
-def test_a_table_that_left_the_publication_for_a_while_lacks_rows(source: Source) -> None:
+def test_a_table_that_left_the_publication_temporarily_lacks_rows(source: Source) -> None:
     table = source.table("id int primary key")
     stream = running(source)
     source.run(
@@ -606,7 +607,7 @@ def test_a_table_that_left_the_publication_for_a_while_lacks_rows(source: Source
     assert keys(stream.drain(), "id") == [("insert", 2)]
 
 
-def test_a_publication_that_publishes_less_for_a_while(source: Source) -> None:
+def test_a_publication_that_publishes_less_temporarily(source: Source) -> None:
     table = source.table("id int primary key")
     stream = running(source)
     source.run(f"ALTER PUBLICATION {source.name} SET (publish = 'insert, update')")
@@ -618,7 +619,7 @@ def test_a_publication_that_publishes_less_for_a_while(source: Source) -> None:
 
 
 @pytest.mark.parametrize("root", [False, True], ids=["partitions by name", "under the root's name"])
-def test_a_partition_that_is_created_while_the_query_runs(source: Source, root: bool) -> None:
+def test_a_partition_created_while_the_query_runs(source: Source, root: bool) -> None:
     table = f"{source.name}.p"
     source.run(
         f"CREATE TABLE {table} (id int primary key) PARTITION BY RANGE (id)",
@@ -640,7 +641,7 @@ def test_a_partition_that_is_created_while_the_query_runs(source: Source, root: 
 
 
 @pytest.mark.parametrize("when", ["while it runs", "while it is down"])
-def test_partitions_that_are_attached_and_detached_with_their_rows(source: Source, when: str) -> None:
+def test_partitions_attached_and_detached_with_their_rows(source: Source, when: str) -> None:
     table, name = f"{source.name}.p", source.name
     source.run(
         f"CREATE TABLE {table} (id int primary key) PARTITION BY RANGE (id)",
@@ -676,7 +677,7 @@ def test_partitions_that_are_attached_and_detached_with_their_rows(source: Sourc
     stream.drain()
 
 
-def test_a_partition_that_comes_and_goes_between_two_micro_batches(source: Source) -> None:
+def test_a_partition_created_and_dropped_between_two_micro_batches(source: Source) -> None:
     table, name = f"{source.name}.p", source.name
     source.run(
         f"CREATE TABLE {table} (id int primary key, v int) PARTITION BY RANGE (id)",
@@ -720,7 +721,7 @@ def test_a_commit_with_rows_from_before_and_after_a_change(source: Source) -> No
     assert [(row["id"], row.get("w")) for row in stream.rows] == [(1, None), (4, 4)]
 
 
-def test_a_table_that_is_dropped_before_its_snapshot_was_read(source: Source) -> None:
+def test_a_table_dropped_before_its_snapshot_was_read(source: Source) -> None:
     table = source.table("id int primary key")
     other = source.table("n int primary key", "other")
     source.run(f"INSERT INTO {other} VALUES (1)")
@@ -736,7 +737,7 @@ def test_a_table_that_is_dropped_before_its_snapshot_was_read(source: Source) ->
     assert keys(stream.drain(), "id") == [("insert", 3)]
 
 
-def test_a_table_with_another_name(source: Source) -> None:
+def test_a_renamed_table(source: Source) -> None:
     table = source.table("id int primary key")
     stream = running(source)
     source.run(f"ALTER TABLE {table} RENAME TO u", f"INSERT INTO {source.name}.u VALUES (1)")
@@ -752,7 +753,7 @@ def test_a_table_with_another_name(source: Source) -> None:
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_rows_of_other_tables_come_while_a_table_is_being_changed(source: Source, end: str) -> None:
+def test_rows_of_other_tables_are_delivered_while_a_table_is_being_changed(source: Source, end: str) -> None:
     table = source.table("id int primary key, v int")
     other = source.table("n int primary key", "other")
     stream = running(source)
@@ -774,7 +775,7 @@ def test_rows_of_other_tables_come_while_a_table_is_being_changed(source: Source
     assert [row["_key"] for row in rows] == ['{"id":1}'] * (end == "commit") + ['{"n":2}']
 
 
-def test_a_table_that_was_recreated_while_another_one_was_being_changed(source: Source) -> None:
+def test_a_table_recreated_while_another_one_was_being_changed(source: Source) -> None:
     table = source.table("id int primary key, v int")
     other = source.table("n int primary key", "other")
     stream = running(source)
@@ -789,7 +790,7 @@ def test_a_table_that_was_recreated_while_another_one_was_being_changed(source: 
         stream.drain()
 
 
-def test_truncate_ends_the_query_behind_what_came_before(source: Source) -> None:
+def test_truncate_ends_the_query_after_earlier_rows_are_delivered(source: Source) -> None:
     table = source.table("id int primary key")
     stream = running(source)
     source.run(f"INSERT INTO {table} VALUES (1)", f"TRUNCATE {table}", f"INSERT INTO {table} VALUES (2)")
@@ -802,7 +803,7 @@ def test_truncate_ends_the_query_behind_what_came_before(source: Source) -> None
     assert keys(stream.drain(), "id") == [("insert", 2)]
 
 
-def test_the_copy_follows_through_changes_of_its_table(source: Source) -> None:
+def test_a_copy_follows_its_table_through_schema_changes(source: Source) -> None:
     table = source.table("id int primary key, v int")
     source.run(f"INSERT INTO {table} SELECT i, i FROM generate_series(1, 5) i")
     stream = running(source)

@@ -1,4 +1,4 @@
-"""Tables that change their form, and what cannot be told as rows."""
+"""Tables whose schema changes, and what cannot be expressed as rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def refused(condition: str) -> pytest.RaisesExc[FeedUnavailableError]:
     )
 
 
-def test_a_range_with_a_change_is_read_on_both_sides_of_it(source: Source) -> None:
+def test_a_range_with_a_schema_change_is_read_on_both_sides_of_it(source: Source) -> None:
     table = source.table("id int primary key, v text")
     source.make_slot()
     feed = source.open()
@@ -42,7 +42,7 @@ def test_a_range_with_a_change_is_read_on_both_sides_of_it(source: Source) -> No
     ] == [8]
 
 
-def test_rows_come_as_they_were_written_before_the_query_began(source: Source) -> None:
+def test_rows_written_before_the_query_started_are_delivered_as_written(source: Source) -> None:
     one = source.table("id int primary key, v text, w int", "one")
     two = source.table("id int primary key", "two")
     gone = source.table("id int primary key", "gone")
@@ -62,7 +62,7 @@ def test_rows_come_as_they_were_written_before_the_query_began(source: Source) -
     assert [(row["v"], row["w"]) for row in everything(source.open(tables=("uno",)))] == [("a", 1)]
 
 
-def test_a_key_that_is_checked_late_is_no_replica_identity(source: Source) -> None:
+def test_a_deferrable_key_is_refused_as_replica_identity(source: Source) -> None:
     table = source.table("id int, v int, primary key (id) deferrable")
     source.make_slot()
     with refused("NO_REPLICA_IDENTITY"):
@@ -104,7 +104,7 @@ def test_truncate_is_an_error_or_skipped(source: Source) -> None:
     assert [row["id"] for row in changes(skipping, start, feed.newest(start))] == [1, 2]
 
 
-def test_row_filters_and_column_lists_of_the_publication_hold(source: Source) -> None:
+def test_row_filters_and_column_lists_of_the_publication_are_respected(source: Source) -> None:
     if source.version < 15:
         pytest.skip("they came with PostgreSQL 15")
     source.run(f"CREATE TABLE {source.name}.t (id int primary key, v text, w text)")
@@ -118,7 +118,7 @@ def test_row_filters_and_column_lists_of_the_publication_hold(source: Source) ->
     assert [(row["id"], row["v"]) for row in everything(feed)] == [(2, "b"), (3, "d")]
 
 
-def test_a_partitioned_table_comes_under_its_own_name(source: Source) -> None:
+def test_a_partitioned_table_is_delivered_under_its_own_name(source: Source) -> None:
     name = source.name
     source.run(f"CREATE TABLE {name}.p (id int primary key, v text) PARTITION BY RANGE (id)")
     source.run(f"CREATE TABLE {name}.p1 PARTITION OF {name}.p FOR VALUES FROM (0) TO (10)")

@@ -1,4 +1,4 @@
-"""A feed begins with the rows that are there: once, all of them, and the same ones again after a crash."""
+"""A feed begins with the existing rows: all of them, once, and the same ones again after a crash."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def copies(source: Source) -> int:
     )[0][0]
 
 
-def test_the_rows_that_are_there_are_the_first_commit(source: Source) -> None:
+def test_the_existing_rows_are_the_first_commit(source: Source) -> None:
     table = source.table("id int primary key, v text")
     source.run(f"INSERT INTO {table} SELECT i, 'v' || i FROM generate_series(1, 25) i")
     feed = source.open(snapshot="initial")
@@ -46,7 +46,7 @@ def test_the_rows_that_are_there_are_the_first_commit(source: Source) -> None:
     assert feed.newest(first.version - 1) >= upto
 
 
-def test_the_snapshot_stays_until_it_is_logged(source: Source) -> None:
+def test_the_snapshot_is_kept_until_it_is_logged(source: Source) -> None:
     table = source.table("id int primary key")
     source.run(f"INSERT INTO {table} VALUES (1)")
     before = copies(source)
@@ -81,7 +81,7 @@ def test_an_empty_table_has_an_empty_snapshot(source: Source) -> None:
     assert [row["id"] for row in everything(feed, feed.oldest())] == [1]
 
 
-def test_concurrent_writers_leave_no_gap_and_no_overlap(source: Source) -> None:
+def test_concurrent_writers_cause_no_gap_and_no_overlap(source: Source) -> None:
     table = source.table("id bigserial primary key, writer int, v text")
     source.table("id int primary key", "other")
     stop = threading.Event()
@@ -118,7 +118,7 @@ def test_concurrent_writers_leave_no_gap_and_no_overlap(source: Source) -> None:
 
 
 @pytest.mark.parametrize("point", ["begin_snapshot", "end_snapshot"])
-def test_what_a_process_left_half_done_is_recreated(
+def test_a_half_finished_snapshot_is_recreated(
     source: Source, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     table = source.table("id int primary key")
@@ -144,7 +144,7 @@ def test_what_a_process_left_half_done_is_recreated(
     assert copies(source) == before + 1
 
 
-def test_processes_at_once_make_one_snapshot(source: Source) -> None:
+def test_concurrent_processes_create_one_snapshot(source: Source) -> None:
     table = source.table("id int primary key")
     source.run(f"INSERT INTO {table} SELECT generate_series(1, 1000)")
     found: list[int] = []
@@ -207,7 +207,7 @@ def test_a_new_query_is_refused_where_its_slot_has_lost_rows(source: Source) -> 
     assert [row["id"] for row in everything(source.open(snapshot="initial"))] == [1, 2]
 
 
-def test_a_slot_that_moved_on_before_its_snapshot_was_read_is_no_start(source: Source) -> None:
+def test_a_slot_that_advanced_before_its_snapshot_was_read_is_refused_as_start(source: Source) -> None:
     table = source.table("id int primary key")
     source.open(snapshot="initial").prepare()
     source.run(f"INSERT INTO {table} VALUES (1)")
@@ -216,7 +216,7 @@ def test_a_slot_that_moved_on_before_its_snapshot_was_read_is_no_start(source: S
         source.open(snapshot="initial").prepare()
 
 
-def test_a_slot_that_was_made_by_hand_is_read_from_where_it_stands_if_that_is_wanted(source: Source) -> None:
+def test_a_manually_created_slot_is_read_from_its_position_if_requested(source: Source) -> None:
     table = source.table("id int primary key")
     source.run(f"INSERT INTO {table} VALUES (1)")
     source.make_slot()
@@ -226,7 +226,7 @@ def test_a_slot_that_was_made_by_hand_is_read_from_where_it_stands_if_that_is_wa
     assert [row["id"] for row in everything(source.open(snapshot="none"))] == [2]
 
 
-def test_only_a_start_makes_a_slot(source: Source) -> None:
+def test_a_slot_is_created_only_when_a_query_starts(source: Source) -> None:
     source.table("id int primary key")
     feed = source.open(snapshot="initial")
     assert feed.describe().contract is not None
@@ -238,7 +238,7 @@ def test_only_a_start_makes_a_slot(source: Source) -> None:
     assert source.slots() == 1
 
 
-def test_a_process_that_stands_still_while_it_makes_the_snapshot_is_named(
+def test_a_process_that_stalls_while_creating_the_snapshot_is_named(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot, "_LOCK_WAIT", 0.5)
@@ -254,7 +254,7 @@ def test_a_process_that_stands_still_while_it_makes_the_snapshot_is_named(
     assert source.open(snapshot="initial").prepare()
 
 
-def test_a_reader_that_stands_still_in_the_snapshot_does_not_hold_the_query_up_for_ever(
+def test_a_reader_that_stalls_in_the_snapshot_does_not_block_the_query_forever(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = source.table("id int primary key")
@@ -274,7 +274,7 @@ def test_a_reader_that_stands_still_in_the_snapshot_does_not_hold_the_query_up_f
     assert feed.oldest() == start + 1
 
 
-def test_a_schema_of_copies_that_a_stranger_made_first_is_refused(pg_url: str) -> None:
+def test_a_schema_for_snapshots_created_by_another_role_is_refused(pg_url: str) -> None:
     """The feed's role is one that may read everything, and a table's owner may give it a trigger, or make a
     view of it."""
     name = f"first_{uuid.uuid4().hex[:8]}"
@@ -304,7 +304,7 @@ def test_a_schema_of_copies_that_a_stranger_made_first_is_refused(pg_url: str) -
             admin.execute(f"drop role {name}".encode())
 
 
-def test_a_standby_that_takes_over_has_the_slot(source: Source) -> None:
+def test_a_promoted_standby_has_the_slot(source: Source) -> None:
     if source.version < 17:
         pytest.skip("slots fail over since PostgreSQL 17")
     source.table("id int primary key")

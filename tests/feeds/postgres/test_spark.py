@@ -39,7 +39,7 @@ def test_a_batch_of_net_changes(spark: SparkSession, source: Source) -> None:
     assert [(row.id, row.v, row["_change_type"]) for row in net.collect()] == [(3, "y", "insert")]
 
 
-def test_taking_rows_leaves_the_slot_where_it_is(spark: SparkSession, source: Source) -> None:
+def test_taking_rows_does_not_move_the_slot(spark: SparkSession, source: Source) -> None:
     table = source.table("id int primary key")
     source.make_slot()
     for number in range(4):
@@ -55,7 +55,7 @@ def test_taking_rows_leaves_the_slot_where_it_is(spark: SparkSession, source: So
     assert source.rows(slot) == before
 
 
-def test_a_stream_follows_the_table_over_restarts(
+def test_a_stream_follows_the_table_across_restarts(
     spark: SparkSession, source: Source, tmp_path: Path
 ) -> None:
     table = source.table("id int primary key, v numeric(9, 2), w timestamp, s smallint")
@@ -96,7 +96,7 @@ def test_a_stream_follows_the_table_over_restarts(
     assert opened.lag().unconfirmed < opened.newest(0) - rows[0]["_commit_version"]
 
 
-def test_a_query_that_starts_over_beside_its_slot_is_refused(
+def test_a_new_checkpoint_with_a_used_slot_is_refused(
     spark: SparkSession, source: Source, tmp_path: Path
 ) -> None:
     table = source.table("id int primary key")
@@ -118,7 +118,7 @@ def test_a_query_that_starts_over_beside_its_slot_is_refused(
 
 
 @pytest.mark.parametrize("options", [{}, {"deduplication_mode": "netChanges", "net_window": "commit"}])
-def test_a_copy_keeps_long_values_that_an_update_did_not_touch(
+def test_a_copy_keeps_long_values_that_an_update_left_unchanged(
     spark: SparkSession, source: Source, tmp_path: Path, options: dict[str, object]
 ) -> None:
     table = source.table("id int primary key, n int, notes text, data jsonb")
@@ -143,7 +143,7 @@ def test_a_copy_keeps_long_values_that_an_update_did_not_touch(
     assert copied() == [(1, 2, 9000), (2, 3, 5), (3, 0, 9000)]
 
 
-def test_a_table_that_changes_ends_the_query_and_starting_again_goes_on(
+def test_a_schema_change_ends_the_query_and_a_restart_continues(
     spark: SparkSession, source: Source, tmp_path: Path
 ) -> None:
     table = source.table("id int primary key, v int")
@@ -168,7 +168,7 @@ def test_a_table_that_changes_ends_the_query_and_starting_again_goes_on(
     assert [row for number in sorted(sink.batches) for row in sink.batches[number]][-1] == (1, "8")
 
 
-def test_a_start_that_is_refused_leaves_no_slot(spark: SparkSession, source: Source, tmp_path: Path) -> None:
+def test_a_refused_start_leaves_no_slot(spark: SparkSession, source: Source, tmp_path: Path) -> None:
     source.table("id int primary key")
     changes = penstock.changes.read_stream(spark, source.feed(snapshot="initial"))
     with pytest.raises(penstock.PenstockError, match="itemm"):
@@ -178,7 +178,7 @@ def test_a_start_that_is_refused_leaves_no_slot(spark: SparkSession, source: Sou
     assert source.slots() == 0
 
 
-def test_a_queue_in_the_same_server_makes_no_endless_micro_batches(
+def test_a_queue_on_the_same_server_does_not_cause_endless_micro_batches(
     spark: SparkSession, source: Source, tmp_path: Path
 ) -> None:
     table = source.table("id int primary key, v text")
@@ -206,7 +206,7 @@ def test_a_queue_in_the_same_server_makes_no_endless_micro_batches(
         assert max(progress.batchId for progress in query.recentProgress) <= 3
 
 
-def test_the_progress_of_a_query_tells_of_a_transaction_that_stays_open(
+def test_the_progress_of_a_query_reports_a_transaction_that_stays_open(
     spark: SparkSession, source: Source, tmp_path: Path
 ) -> None:
     table = source.table("id int primary key")
@@ -234,7 +234,7 @@ def _schema(schema: Any) -> Any:
 
 @pytest.mark.crash
 @pytest.mark.soak
-def test_a_query_that_is_killed_goes_on_exactly_once(
+def test_a_killed_query_continues_exactly_once(
     spark: SparkSession, source: Source, tmp_path: Path, run_child: Callable[..., ChildProcess]
 ) -> None:
     table = source.table("id int primary key, v text")

@@ -1,4 +1,4 @@
-"""Values of PostgreSQL's types come as the server's own SELECT gives them."""
+"""Values of PostgreSQL's types equal those of the server's own SELECT."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_every_type(source: Source, way: str) -> None:
                 assert found == value, sql
 
 
-def test_infinite_dates_become_the_ends_of_sparks(source: Source) -> None:
+def test_infinite_dates_become_the_limits_of_sparks_dates(source: Source) -> None:
     table = source.table("id int primary key, d date, t timestamp, z timestamptz")
     source.make_slot()
     source.run(
@@ -148,7 +148,7 @@ def test_infinite_dates_become_the_ends_of_sparks(source: Source) -> None:
 @pytest.mark.parametrize(
     ("kind", "value"), [("date", "0044-03-15 BC"), ("date", "12000-01-01"), ("numeric(5, 2)", "NaN")]
 )
-def test_a_value_that_no_type_holds_is_an_error(source: Source, kind: str, value: str) -> None:
+def test_a_value_that_fits_no_type_is_an_error(source: Source, kind: str, value: str) -> None:
     table = source.table(f"id int primary key, v {kind}")
     source.make_slot()
     feed = source.open()
@@ -172,7 +172,7 @@ def rows_with(source: Source, table: str, *values: str) -> None:
 
 @pytest.mark.parametrize(("kind", "bad", "good"), INVALID)
 @pytest.mark.parametrize("way", ["log", "snapshot"])
-def test_a_value_that_no_type_holds_is_read_as_text_or_null(
+def test_a_value_that_fits_no_type_can_be_read_as_text_or_null(
     source: Source, caplog: pytest.LogCaptureFixture, way: str, kind: str, bad: str, good: str
 ) -> None:
     table = source.table(f"id int primary key, v {kind}, w int")
@@ -211,14 +211,14 @@ def test_a_numeric_column_as_double(source: Source) -> None:
     assert (first, math.isnan(second), third) == (1.25, True, -0.5)
 
 
-def test_a_column_that_is_not_there_cannot_be_read_as_text(source: Source) -> None:
+def test_a_missing_column_cannot_be_read_as_text(source: Source) -> None:
     source.table("id int primary key")
     with pytest.raises(FeedUnavailableError, match="'v'") as caught:
         source.open(types={"v": "text"}).describe()
     assert caught.value.condition == "FEED_UNAVAILABLE.COLUMN_UNKNOWN"
 
 
-def test_a_key_that_no_type_holds_is_never_null(source: Source) -> None:
+def test_a_key_that_fits_no_type_is_never_null(source: Source) -> None:
     table = source.table("id numeric(5, 2) primary key")
     source.make_slot()
     source.run(f"INSERT INTO {table} VALUES ('NaN')")
@@ -228,7 +228,7 @@ def test_a_key_that_no_type_holds_is_never_null(source: Source) -> None:
     assert [row["id"] for row in everything(source.open(types={"id": "text"}))] == ["NaN"]
 
 
-def test_a_commit_is_skipped_by_its_version(source: Source, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_commit_can_be_skipped_by_its_version(source: Source, caplog: pytest.LogCaptureFixture) -> None:
     table = source.table("id int primary key, v numeric(5, 2)")
     stream = Stream()
     stream.start(source.feed(snapshot="initial"))
@@ -252,7 +252,7 @@ def test_a_commit_is_skipped_by_its_version(source: Source, caplog: pytest.LogCa
     assert {record.action for record in caplog.records} == {"commits_skipped"}  # type: ignore[attr-defined] # by extra
 
 
-def test_a_commit_that_changes_a_table_is_skipped(source: Source) -> None:
+def test_a_commit_that_changes_a_table_can_be_skipped(source: Source) -> None:
     table = source.table("id int primary key, v int")
     stream = Stream()
     stream.start(source.feed(snapshot="initial"))
@@ -274,7 +274,7 @@ def test_a_commit_that_changes_a_table_is_skipped(source: Source) -> None:
 
 @settings(max_examples=60)
 @given(st.lists(st.none() | st.binary(max_size=20)), st.integers(0, 3))
-def test_bytes_from_their_digits(values: list[bytes | None], skipped: int) -> None:
+def test_bytes_are_parsed_from_hex_digits(values: list[bytes | None], skipped: int) -> None:
     text = pa.array([None if value is None else "\\x" + value.hex() for value in values], pa.string())
     found = from_text(text[skipped:], pa.binary())
     found.validate(full=True)

@@ -1,4 +1,4 @@
-"""A case with a limit: its rows are the first ones, and just so many."""
+"""A case with a limit: its rows are the first ones, and exactly that many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries with a limit, of either trigger: what a child process is told of one, and what has to come out."""
+"""Queries with a limit, of either trigger: what is passed to a child process, and the expected result."""
 
 from __future__ import annotations
 

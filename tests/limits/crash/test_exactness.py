@@ -1,4 +1,4 @@
-"""Limits of either engine, whatever the micro-batches, partitions, restarts and kills.
+"""Limits with either engine, with any micro-batches, partitions, restarts and kills.
 
 There are exactly so many rows, of each partition the first ones.
 """
@@ -41,7 +41,7 @@ KILL = st.tuples(st.integers(0, 12), st.floats(0, 2.5), st.booleans())
     ),
     kills=st.lists(KILL, min_size=1, max_size=4),
 )
-def test_exactly_the_limit_passes_whatever_dies(
+def test_exactly_the_limit_passes_whatever_is_killed(
     pg_url: str,
     run_child: Callable[..., ChildProcess],
     queries: dict[str, list[tuple[int, int, int, bool]]],

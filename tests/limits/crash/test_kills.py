@@ -1,4 +1,4 @@
-"""Queries with a limit that are killed: exactly the limit's rows, as if nothing had happened."""
+"""Queries with a limit that are killed: exactly the limit's rows, as in an undisturbed run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def finish(children: Children, cases: Sequence[LimitCase]) -> None:
 def test_a_kill_between_the_two_commits_of_the_last_micro_batch_changes_nothing(
     tmp_path: Path, run_child: Callable[..., ChildProcess]
 ) -> None:
-    """The sink has all the rows, and Spark's commit log does not say so yet."""
+    """The sink has all the rows, but Spark's commit log does not record that yet."""
     children, cases = Children(tmp_path, run_child), make_cases(f"sqlite:///{tmp_path}/store.db", tmp_path)
     kill(children, cases, "COMMITTED", {case.name: case.limited.last for case in cases})
     finish(children, cases)

@@ -1,4 +1,4 @@
-"""Queries for the checks of output modes, each with the codes that are said of it in append, update and
+"""Queries for the checks of output modes, each with the codes reported for it in append, update and
 complete mode.
 """
 

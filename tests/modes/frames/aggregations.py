@@ -1,4 +1,4 @@
-"""Aggregations, and what is above one: deduplications, sorting, limits, other aggregations."""
+"""Aggregations, and operators above one: deduplications, sorting, limits, other aggregations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries without state, and operators that no stream has."""
+"""Queries without state, and operators that streams do not support."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delta tables of queries that are killed: as if nothing had happened, and as plain Python folds the rows."""
+"""Delta tables of killed queries: they equal those of an undisturbed run and a fold in plain Python."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make_case(folder: Path, kind: str, suffix: str = "", *, chunks: int = 1) -> 
     ("scd_type", "moment"),
     [(1, "REMEMBERED"), (2, "STAGED"), (2, "REMEMBERED"), (1, "COMMITTED")],
 )
-def test_changes_come_through_a_kill_between_the_two_commits(
+def test_changes_survive_a_kill_between_the_two_commits(
     tmp_path: Path, run_child: Callable[..., ChildProcess], scd_type: int, moment: str
 ) -> None:
     driver, fold = Driver(tmp_path, scd_type), FOLDS[scd_type]
@@ -51,7 +51,7 @@ def test_changes_come_through_a_kill_between_the_two_commits(
 @pytest.mark.crash_full
 @pytest.mark.timeout(900)
 def test_a_kill_at_any_moment_of_the_commit_leaves_no_trace(tmp_path: Path, children: Children) -> None:
-    """Each case stops at another moment of the same child, so that one kill serves them all."""
+    """Each case uses another moment at which the same child stops, so that one kill serves them all."""
     moments = {
         "append": Fault("COMMITTED"),
         "update": Fault("STAGED"),
@@ -73,7 +73,7 @@ def test_a_kill_at_any_moment_of_the_commit_leaves_no_trace(tmp_path: Path, chil
 
 @pytest.mark.crash_full
 @pytest.mark.timeout(7200)
-def test_every_mode_is_as_the_undisturbed_run_with_a_kill_after_every_state(
+def test_every_mode_equals_the_undisturbed_run_with_a_kill_after_every_state(
     tmp_path: Path, children: Children
 ) -> None:
     cases = [make_case(tmp_path, kind) for kind in TABLES]
@@ -91,7 +91,7 @@ def test_every_mode_is_as_the_undisturbed_run_with_a_kill_after_every_state(
 
 @pytest.mark.crash_full
 @pytest.mark.timeout(900)
-def test_a_driver_that_was_overtaken_adds_nothing(tmp_path: Path, children: Children) -> None:
+def test_an_overtaken_driver_adds_nothing(tmp_path: Path, children: Children) -> None:
     """It is about to commit its micro-batch when the second one comes, and commits when that is done with
     it.
     """

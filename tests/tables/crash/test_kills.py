@@ -1,4 +1,4 @@
-"""Tables of queries that are killed: as if nothing had happened, and as plain Python folds the rows."""
+"""Tables of queries that are killed: they equal those of an undisturbed run and a fold in plain Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MakeCase = Callable[..., TableCase]
 
 @pytest.mark.crash_full
 @pytest.mark.timeout(900)
-def test_a_table_is_right_with_a_kill_after_every_state(make_case: MakeCase, children: Children) -> None:
+def test_a_table_is_correct_with_a_kill_after_every_state(make_case: MakeCase, children: Children) -> None:
     chosen = [
         ("sqlite", "update windows"),
         ("sqlite", "complete"),
@@ -32,7 +32,7 @@ def test_a_table_is_right_with_a_kill_after_every_state(make_case: MakeCase, chi
 @pytest.mark.crash_full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", TABLES)
-def test_every_mode_on_both_stores_is_as_the_undisturbed_run(
+def test_every_mode_on_both_stores_equals_the_undisturbed_run(
     make_case: MakeCase, children: Children, kind: str
 ) -> None:
     stores = ("sqlite", "postgresql")
@@ -50,8 +50,8 @@ def test_every_mode_on_both_stores_is_as_the_undisturbed_run(
 
 @pytest.mark.crash_full
 @pytest.mark.timeout(900)
-def test_a_driver_that_was_overtaken_adds_nothing(make_case: MakeCase, children: Children) -> None:
-    """It has staged its micro-batch when the second one comes, and commits when that is done with it."""
+def test_an_overtaken_driver_adds_nothing(make_case: MakeCase, children: Children) -> None:
+    """It has staged its micro-batch when the second one starts, and commits after the second one has."""
     cases = [make_case("sqlite", "update", chunks=2), make_case("postgresql", "complete", chunks=2)]
     slow = children.start(cases, {case.name: Fault("STAGED") for case in cases}, module=MODULE)
     assert children.reached(slow, cases), slow.output

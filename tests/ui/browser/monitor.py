@@ -1,4 +1,4 @@
-"""A real `penstock ui` over a real store, in a process of its own."""
+"""A real `penstock ui` over a real store, in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock ui`, in which a consumer counts as stuck after a second instead of a minute."""
+"""`penstock ui`, where a consumer counts as stuck after one second instead of one minute."""
 
 from __future__ import annotations
 

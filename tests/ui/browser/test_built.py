@@ -1,4 +1,4 @@
-"""The page in the package is what `frontend/` builds, and asks nobody else for anything."""
+"""The page in the package is the build of `frontend/`, and loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from scripts import page_digest
 from scripts.page_digest import PAGE, SOURCE
 
 
-def test_what_is_shipped_is_what_was_built_of_this_source() -> None:
+def test_the_shipped_page_is_built_from_this_source() -> None:
     found = page_digest.digests()
     assert found == page_digest.recorded(), "run `make page`, and commit what it makes"
 
 
 @pytest.mark.soak
-def test_a_build_gives_the_same_files_again(tmp_path: Path) -> None:
+def test_a_build_is_reproducible(tmp_path: Path) -> None:
     if shutil.which("npm") is None:
         pytest.skip("there is no npm here: Node.js 20 or newer brings it")
     subprocess.run([SOURCE.parent / "scripts/ensure_page_modules.sh"], check=True)
@@ -34,7 +34,7 @@ def test_a_build_gives_the_same_files_again(tmp_path: Path) -> None:
     assert filecmp.cmpfiles(PAGE, tmp_path / "page", names, shallow=False)[1:] == ([], [])
 
 
-def test_the_page_has_neither_script_nor_style_of_its_own_in_its_markup() -> None:
+def test_the_page_has_no_inline_scripts_or_styles() -> None:
     markup = (PAGE / "index.html").read_text()
     assert re.findall(r"<script(?![^>]*\ssrc=)[^>]*>", markup) == []
     assert re.findall(r"<style|\sstyle=|\son\w+=", markup) == []
@@ -45,7 +45,7 @@ def test_the_page_has_neither_script_nor_style_of_its_own_in_its_markup() -> Non
     }
 
 
-def test_the_lock_file_names_no_host() -> None:
+def test_the_lock_file_contains_no_host_names() -> None:
     packages = json.loads((SOURCE / "package-lock.json").read_text())["packages"]
     assert len(packages) > 3
     assert [name for name, about in packages.items() if "resolved" in about] == []

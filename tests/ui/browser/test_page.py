@@ -58,14 +58,14 @@ def expect(locator: Locator):  # type: ignore[no-untyped-def]
     return expecting(locator)
 
 
-def test_queues_and_consumers_are_there(page: Page) -> None:
+def test_queues_and_consumers_are_shown(page: Page) -> None:
     expect(row(page, "queues", "orders")).to_contain_text("1,5")
     expect(row(page, "consumers", "billing")).to_contain_text("level")
     expect(page.locator(".connection")).to_contain_text("live")
     expect(page.locator("#queries .empty")).to_contain_text("penstock.monitor")
 
 
-def test_an_append_changes_the_numbers_without_a_reload(page: Page, shop: Store) -> None:
+def test_an_append_updates_the_numbers_without_a_reload(page: Page, shop: Store) -> None:
     before = int(row(page, "queues", "orders").locator("td").first.inner_text().replace(",", ""))
     page.evaluate("window.same = true")
     shop.queue("orders").append(rows(25))
@@ -73,7 +73,7 @@ def test_an_append_changes_the_numbers_without_a_reload(page: Page, shop: Store)
     assert page.evaluate("window.same")
 
 
-def test_a_stuck_consumer_comes_first_and_is_named_at_the_top(page: Page) -> None:
+def test_a_stuck_consumer_is_listed_first_and_named_at_the_top(page: Page) -> None:
     expect(page.locator("table.consumers > tbody > tr").first).to_contain_text("audit")
     expect(row(page, "consumers", "audit")).to_contain_text("stuck")
     item = page.locator("#attention li", has_text="audit")
@@ -85,7 +85,7 @@ def test_a_stuck_consumer_comes_first_and_is_named_at_the_top(page: Page) -> Non
     expect(page.get_by_role("table", name="Offsets of audit in orders")).to_be_visible()
 
 
-def test_a_query_that_fails_is_said_first_and_announced(page: Page, shop: Store) -> None:
+def test_a_failed_query_is_listed_first_and_announced(page: Page, shop: Store) -> None:
     run = QueryRun("id", "run", "large", "micro-batch", 5, sink="queue 'large'")
     progress = QueryProgress(
         412, 1_000, 990, duration=230.0, durations={"triggerExecution": 230.0}, state_rows=7
@@ -105,13 +105,13 @@ def test_a_query_that_fails_is_said_first_and_announced(page: Page, shop: Store)
     assert page.title().endswith("attention – Penstock")
 
 
-def test_a_name_with_markup_is_text(page: Page) -> None:
+def test_a_name_with_markup_is_shown_as_text(page: Page) -> None:
     expect(row(page, "queues", ODD)).to_have_count(1)
     assert page.locator("table.queues th[scope=row] bdi").all_inner_texts().count(ODD) == 1
     assert page.locator("body script:not([src])").count() == 0
 
 
-def test_the_keyboard_alone_filters_and_opens(page: Page) -> None:
+def test_filtering_and_opening_work_by_keyboard_alone(page: Page) -> None:
     page.keyboard.press("/")
     expect(page.locator("#filter")).to_be_focused()
     page.keyboard.type("orders")
@@ -133,7 +133,7 @@ def test_the_keyboard_alone_filters_and_opens(page: Page) -> None:
     expect(row(page, "queues", ODD)).to_have_count(1)
 
 
-def test_updates_leave_focus_selection_and_opened_rows_alone(page: Page, shop: Store) -> None:
+def test_updates_preserve_focus_selection_and_opened_rows(page: Page, shop: Store) -> None:
     expander = row(page, "queues", "orders").get_by_role("button")
     expander.click()
     page.evaluate("getSelection().selectAllChildren(document.querySelector('table.queues thead'))")
@@ -165,7 +165,7 @@ def test_a_row_that_moves_keeps_the_focus(page: Page, shop: Store, moving: str) 
     expect(row(page, "queues", name).get_by_role("button")).to_be_focused()
 
 
-def test_a_paused_page_stands_still_until_it_goes_on(page: Page, open_page: Open, shop: Store) -> None:
+def test_a_paused_page_does_not_change_until_it_is_resumed(page: Page, open_page: Open, shop: Store) -> None:
     other = open_page()
     cell = row(page, "queues", "orders").locator("td").first
     page.get_by_role("button", name="Pause").click()
@@ -178,7 +178,7 @@ def test_a_paused_page_stands_still_until_it_goes_on(page: Page, open_page: Open
     expect(cell).not_to_have_text(before)
 
 
-def test_the_dark_scheme_is_the_systems_until_one_is_chosen(open_page: Open) -> None:
+def test_the_colour_scheme_follows_the_system_until_one_is_chosen(open_page: Open) -> None:
     page = open_page(color_scheme="dark")
     ground = "getComputedStyle(document.documentElement).backgroundColor"
     dark = page.evaluate(ground)
@@ -194,7 +194,9 @@ def test_the_dark_scheme_is_the_systems_until_one_is_chosen(open_page: Open) -> 
     assert page.evaluate(ground) == dark
 
 
-def test_a_page_whose_server_went_says_so_and_comes_back(page: Page, shop: Store, monitor: Monitor) -> None:
+def test_a_page_reports_the_loss_of_its_server_and_reconnects(
+    page: Page, shop: Store, monitor: Monitor
+) -> None:
     monitor.stop()
     try:
         expect(page.locator(".stale")).to_contain_text("Not live since")
@@ -215,7 +217,7 @@ def test_a_phone_shows_everything_without_scrolling_sideways(open_page: Open) ->
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_many_queues_are_cut_until_asked_for(page: Page, shop: Store) -> None:
+def test_long_lists_of_queues_are_truncated_until_expanded(page: Page, shop: Store) -> None:
     for number in range(120):
         shop.create_queue(f"many-{number}", SCHEMA)
     expect(page.locator("#queues .rest")).to_contain_text("40 of")

@@ -1,6 +1,4 @@
-"""The page of a store in which everything is to be seen that can be: for readers of screens, and with many
-queues.
-"""
+"""The page of a store that contains everything the page can show: accessibility, and many queues."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ def shown(browser: Browser, sample: dict[str, Any], *, every: float = 2.0, **opt
         yield page
 
 
-def test_nothing_bars_the_way_to_anybody(browser: Browser) -> None:
+def test_the_page_is_accessible(browser: Browser) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     with shown(browser, snapshot(), color_scheme="light", reduced_motion="reduce") as page:
@@ -43,7 +41,7 @@ def test_nothing_bars_the_way_to_anybody(browser: Browser) -> None:
     assert [rule["id"] for rule in dark.response["passes"]] == ["color-contrast"]
 
 
-def test_a_long_list_of_what_is_wrong_is_cut_until_asked_for(browser: Browser) -> None:
+def test_a_long_list_of_problems_is_truncated_until_expanded(browser: Browser) -> None:
     sample = snapshot()
     warehouse = sample["consumers"][0]
     sample["consumers"] = [warehouse | {"consumer": f"stuck {number}"} for number in range(50)]
@@ -55,7 +53,7 @@ def test_a_long_list_of_what_is_wrong_is_cut_until_asked_for(browser: Browser) -
         assert page.evaluate("document.activeElement.innerText") == "stuck 49"
 
 
-def test_an_address_with_a_section_leads_to_it(browser: Browser) -> None:
+def test_an_address_with_a_section_scrolls_to_it(browser: Browser) -> None:
     with shown(browser, snapshot(), viewport={"width": 1200, "height": 500}) as page:
         address = page.url
         page.goto("about:blank")
@@ -64,7 +62,7 @@ def test_an_address_with_a_section_leads_to_it(browser: Browser) -> None:
         assert page.locator("#ledger").evaluate("found => found.getBoundingClientRect().top") < 200
 
 
-def test_charts_are_there_for_what_is_known(browser: Browser) -> None:
+def test_charts_are_shown_for_known_values(browser: Browser) -> None:
     with shown(browser, snapshot()) as page:
         page.locator("table.queries .expander", has_text="fraud-alerts").click()
         page.locator(".chart canvas").first.wait_for()
@@ -75,7 +73,7 @@ def test_charts_are_there_for_what_is_known(browser: Browser) -> None:
         page.locator(".chart .when", has_text="at ").first.wait_for()
 
 
-def test_an_address_that_is_none_of_the_web_is_no_link(browser: Browser) -> None:
+def test_an_address_that_is_not_http_is_not_a_link(browser: Browser) -> None:
     sample = snapshot()
     sample["queries"][0]["spark_ui"] = "javascript:alert(1)"
     with shown(browser, sample) as page:
@@ -95,7 +93,7 @@ def bare(sample: dict[str, Any], state: str) -> dict[str, Any]:
     }
 
 
-def test_a_query_that_has_told_nothing_is_shown(browser: Browser) -> None:
+def test_a_query_without_reports_is_shown(browser: Browser) -> None:
     sample = snapshot()
     sample["queries"] = [bare(sample, "silent")]
     unknown = {"app_id": None, "query": None, "epoch": 1, "alive": None}
@@ -106,7 +104,7 @@ def test_a_query_that_has_told_nothing_is_shown(browser: Browser) -> None:
         assert "Has said nothing for long" in page.locator("#attention").inner_text()
 
 
-def test_a_query_that_only_a_checkpoint_tells_of_is_none_that_needs_attention(browser: Browser) -> None:
+def test_a_query_known_only_from_its_checkpoint_does_not_need_attention(browser: Browser) -> None:
     sample = snapshot()
     sample["queries"] = [bare(sample, "files only") | {"rows_in": 60, "state_bytes": 2_000}]
     sample["consumers"], sample["dead_letters"] = [], []
@@ -122,7 +120,7 @@ def test_a_query_that_only_a_checkpoint_tells_of_is_none_that_needs_attention(br
         assert "1 files only" in page.locator(".figures").inner_text()
 
 
-def test_an_owner_is_a_query_that_a_press_leads_to(browser: Browser) -> None:
+def test_pressing_an_owner_leads_to_its_query(browser: Browser) -> None:
     sample = snapshot()
     # Of one that has told nothing to this store there is no row.
     sample["consumers"][2]["owner"] |= {"app_id": "0123456789abcdef", "query": None}
@@ -137,7 +135,7 @@ def test_an_owner_is_a_query_that_a_press_leads_to(browser: Browser) -> None:
         assert page.locator("#queries tr.about").count() == 1
 
 
-def test_what_a_micro_batch_took_is_not_taken_for_a_latency(browser: Browser) -> None:
+def test_the_duration_of_a_micro_batch_is_not_shown_as_latency(browser: Browser) -> None:
     with shown(browser, snapshot(), viewport={"width": 1360, "height": 900}) as page:
         rows = page.locator("table.queries > tbody > tr")
         batches = rows.filter(has_text="customer-totals").locator("td", has_text="batch 4")
@@ -152,7 +150,7 @@ def test_what_a_micro_batch_took_is_not_taken_for_a_latency(browser: Browser) ->
         assert "p50 418 ms, p90 466 ms, p99 490 ms, max 490 ms, of the newest 100 told" in facts
 
 
-def test_an_update_of_one_among_five_hundred_queues_touches_that_one_alone(browser: Browser) -> None:
+def test_an_update_of_one_of_five_hundred_queues_changes_only_that_one(browser: Browser) -> None:
     sample = snapshot()
     orders = sample["queues"][3] | {"history": sample["queues"][3]["history"][-4:]}
     sample["queues"] = [orders | {"name": f"queue {number}"} for number in range(500)]
