@@ -129,6 +129,12 @@ class Children:
         return wait_until(look, PATIENCE, f"faults of {names} are reached", interval=0.05) == "reached"
 
 
+def failed_with(output: str, case: Case, *conditions: str) -> bool:
+    """Whether a child's output has the failure of a case, with one of the conditions."""
+    error = output.partition(f"FAILED {case.name} ")[2].partition("\nFAILED ")[0]
+    return any(condition in error for condition in conditions)
+
+
 def release(case: Case) -> None:
     """Resume a child from where it stopped."""
     Path(f"{case.marker}.released").touch()

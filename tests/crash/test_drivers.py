@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.crash.cases import Case, check_complete
-from tests.crash.children import Children, Fault, release
+from tests.crash.children import Children, Fault, failed_with, release
 
 pytestmark = [pytest.mark.crash_full, pytest.mark.timeout(600)]
 
@@ -32,16 +32,11 @@ def test_after_a_takeover_by_a_second_driver_the_first_one_adds_nothing(
         release(case)
     assert slow.wait() == 0
     for case in one_checkpoint:
-        assert failure(slow.output, case, "CONCURRENT_STREAM_LOG_UPDATE", "OWNER_FENCED"), slow.output
+        assert failed_with(slow.output, case, "CONCURRENT_STREAM_LOG_UPDATE", "OWNER_FENCED"), slow.output
     for case in one_consumer:
-        assert failure(slow.output, case, "PLAN_MISMATCH", "OWNER_FENCED"), slow.output
+        assert failed_with(slow.output, case, "PLAN_MISMATCH", "OWNER_FENCED"), slow.output
     for case in second:
         check_complete(case, 2)
-
-
-def failure(output: str, case: Case, *conditions: str) -> bool:
-    told = output.partition(f"FAILED {case.name} ")[2].partition("\nFAILED ")[0]
-    return any(condition in told for condition in conditions)
 
 
 def test_a_lost_checkpoint_repeats_nothing_without_state_and_is_refused_with_state(
@@ -62,5 +57,5 @@ def test_a_lost_checkpoint_repeats_nothing_without_state_and_is_refused_with_sta
         assert f"ENDED {case.name}" in child.output, child.output
         check_complete(case, 2)
     for case in stateful:
-        assert failure(child.output, case, "CONSUMER_BOUND"), child.output
+        assert failed_with(child.output, case, "CONSUMER_BOUND"), child.output
         assert (case.rows(), case.positions()) == before[case.name]

@@ -10,8 +10,7 @@ import pytest
 
 from tests.crash.cases import check_complete
 from tests.crash.chains import run_chain
-from tests.crash.children import Children, Fault, release
-from tests.crash.test_drivers import failure
+from tests.crash.children import Children, Fault, failed_with, release
 from tests.support.processes import ChildProcess
 from tests.tables.crash.cases import CHUNKS, TABLES
 from tests.tables.crash.delta_cases import DeltaCase, every_state
@@ -104,5 +103,5 @@ def test_an_overtaken_driver_adds_nothing(tmp_path: Path, children: Children) ->
         release(case)
     assert slow.wait() == 0
     for case in cases:
-        assert failure(slow.output, case, "CONCURRENT_STREAM_LOG_UPDATE", "OWNER_FENCED"), slow.output
+        assert failed_with(slow.output, case, "CONCURRENT_STREAM_LOG_UPDATE", "OWNER_FENCED"), slow.output
         check_complete(case, CHUNKS)

@@ -8,8 +8,7 @@ import pytest
 
 from tests.crash.cases import check_complete
 from tests.crash.chains import at_length, chain, run_chain
-from tests.crash.children import Children, Fault, release
-from tests.crash.test_drivers import failure
+from tests.crash.children import Children, Fault, failed_with, release
 from tests.tables.crash.cases import CHUNKS, TABLES, TableCase
 
 MODULE = "tests.tables.crash.child"
@@ -60,5 +59,5 @@ def test_an_overtaken_driver_adds_nothing(make_case: MakeCase, children: Childre
         release(case)
     assert slow.wait() == 0
     for case in cases:
-        assert failure(slow.output, case, "CONCURRENT_STREAM_LOG_UPDATE", "OWNER_FENCED"), slow.output
+        assert failed_with(slow.output, case, "CONCURRENT_STREAM_LOG_UPDATE", "OWNER_FENCED"), slow.output
         check_complete(case, CHUNKS)
