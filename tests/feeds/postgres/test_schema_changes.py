@@ -142,7 +142,12 @@ def test_a_new_primary_key_with_replica_identity_full(source: Source) -> None:
     ]
 
 
-def test_a_partition_with_a_replica_identity_of_its_own_is_refused(source: Source) -> None:
+@pytest.mark.parametrize("change", ["DELETE FROM {}", "UPDATE {} SET id = 2 WHERE id = 1"])
+@pytest.mark.parametrize("mended", [False, True], ids=["now", "for a while"])
+def test_a_partition_with_a_replica_identity_of_its_own_is_refused(
+    source: Source, change: str, mended: bool
+) -> None:
+    """Its log does not say that the table's key has changed, nor which row was deleted."""
     table = f"{source.name}.p"
     source.run(
         f"CREATE TABLE {table} (id int primary key, code int not null) PARTITION BY RANGE (id)",
@@ -154,11 +159,32 @@ def test_a_partition_with_a_replica_identity_of_its_own_is_refused(source: Sourc
     stream = running(source)
     source.run(
         f"CREATE UNIQUE INDEX p1_code ON {source.name}.p1 (code)",
+        f"INSERT INTO {table} VALUES (3, 3)",
         f"ALTER TABLE {source.name}.p1 REPLICA IDENTITY USING INDEX p1_code",
-        f"DELETE FROM {table}",
+        change.format(table),
     )
+    if mended:
+        source.run(f"ALTER TABLE {source.name}.p1 REPLICA IDENTITY DEFAULT")
     with refused("KEY_UNKNOWN", table=table):
         stream.drain()
+    assert keys(stream.rows, "id") == [("insert", 1), ("insert", 3)]
+
+
+def test_a_partition_that_logs_whole_rows_is_read(source: Source) -> None:
+    table = f"{source.name}.p"
+    source.run(
+        f"CREATE TABLE {table} (id int primary key, code int not null) PARTITION BY RANGE (id)",
+        f"CREATE TABLE {source.name}.p1 PARTITION OF {table} FOR VALUES FROM (0) TO (10)",
+        f"ALTER PUBLICATION {source.name} ADD TABLE {table}",
+        f"ALTER PUBLICATION {source.name} SET (publish_via_partition_root)",
+    )
+    stream = running(source)
+    source.run(
+        f"INSERT INTO {table} VALUES (1, 1)",
+        f"ALTER TABLE {source.name}.p1 REPLICA IDENTITY FULL",
+        f"UPDATE {table} SET id = 2",
+    )
+    assert [row[:2] for row in keys(stream.drain(), "id")] == [("insert", 1), ("delete", 1), ("insert", 2)]
 
 
 def test_rows_from_before_a_rename_keep_their_values(source: Source) -> None:

@@ -8,7 +8,7 @@ proves that no table was changed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 
@@ -26,14 +26,21 @@ from penstock.feeds.postgres.publication import (
     state_of,
     unlogged_changes,
 )
-from penstock.feeds.postgres.schema_changes import Fit, SchemaChange, key_changed, table_removed, truncated
+from penstock.feeds.postgres.schema_changes import (
+    Fit,
+    SchemaChange,
+    key_changed,
+    partition_key,
+    table_removed,
+    truncated,
+)
 from penstock.feeds.postgres.server import Server
 from penstock.feeds.postgres.settings import FeedSettings
 from penstock.feeds.postgres.slot import LogRelations, Slot
 from penstock.json_text import Json
 
 log = logging.getLogger("penstock.feeds")
-_NO_RELATIONS = LogRelations({}, [], [])
+_NO_RELATIONS = LogRelations({}, [], {})
 _EARLIER = "earlier"
 """The key, in what a checkpoint keeps, of a state of the publication that is not newer than its rows."""
 
@@ -172,16 +179,17 @@ class Lookahead:
         self._refuse(list(changes.values()))
 
     def _refuse_passing_partitions(
-        self, others: Sequence[Relation], before: Json | None, now: PublicationState
+        self, others: Iterable[Relation], before: Json | None, now: PublicationState
     ) -> None:
         """Refuse partitions that were attached and detached since the log was last searched."""
+        latest = {relation.oid: relation for relation in others}
         known = set(chain.from_iterable(now.partitions.values()))
         if before is not None:
             known |= set(chain.from_iterable(before["partitions"].values()))
         changes = passed_partitions(
             self._server,
             self._tables,
-            [relation for relation in others if relation.oid not in known],
+            [relation for oid, relation in latest.items() if oid not in known],
             keeps_emptied=self._settings.truncate == "skip",
         )
         self._refuse(changes)
@@ -229,7 +237,25 @@ class Lookahead:
             error = truncated(self._settings, self._fit, truncation)
             if error is not None:
                 refused.append((truncation.version, error))
+        refused += self._other_identities(relations.others)
         return min(refused, key=itemgetter(0), default=None)
+
+    def _other_identities(
+        self, partitions: Mapping[Relation, int]
+    ) -> Iterator[tuple[int, FeedUnavailableError]]:
+        """Yield the commits from which on a partition logs other key columns than its table has.
+
+        A change of the table's key is then logged as if the key had stayed the same.
+        """
+        tables = {table.relation.oid: table for table in self._tables.tables if table.partitioned}
+        if not (tables and partitions and self._tables.changes_rows):
+            return
+        oids = [relation.oid for relation in partitions]
+        roots = {row.oid: row.root for row in self._server.fetch("partition_roots", oids=oids)}
+        for partition, version in partitions.items():
+            table = tables.get(roots.get(partition.oid, 0))
+            if table is not None and _logs_other_key(partition, table):
+                yield version, partition_key(self._name, table, partition, version)
 
     def _table_of(self, relation: Relation) -> Table | SchemaChange | None:
         table = self._fit.reads(relation)
@@ -272,6 +298,16 @@ class Lookahead:
 
     def _published(self) -> Sequence[Table]:
         return published(self._server, self._settings.publication)[0]
+
+
+def _logs_other_key(partition: Relation, table: Table) -> bool:
+    """Whether changes of a partition are logged without a key column of its table.
+
+    Without any key column PostgreSQL refuses changes, and a column of another name was renamed.
+    """
+    logged = {column.name for column in partition.columns if column.key}
+    key = set(table.key)
+    return bool(logged) and key <= {column.name for column in partition.columns} and not key <= logged
 
 
 def _earlier(kept: Json | None) -> PublicationState | None:

@@ -249,6 +249,21 @@ def table_removed(name: str, table: Table) -> FeedUnavailableError:
     )
 
 
+def partition_key(name: str, table: Table, partition: Relation, version: int) -> FeedUnavailableError:
+    """Return the error of a partition whose changes are logged without the key of its table."""
+    logged = _listed([column.name for column in partition.columns if column.key])
+    return FeedUnavailableError(
+        f"{name}: from commit {version} on, the partition {partition.name} has another replica identity: it "
+        f"logs {logged}, and rows of {table.name} are identified by {_listed(table.key)}, whose changes are "
+        f"not logged there. Run alter table {partition.name} replica identity default, or using the index on "
+        "those columns, and start over with a new slot, a new checkpoint and an empty sink",
+        condition="FEED_UNAVAILABLE.KEY_UNKNOWN",
+        table=table.name,
+        partition=partition.name,
+        version=version,
+    )
+
+
 def truncated(settings: FeedSettings, fit: Fit, truncation: Truncation) -> FeedUnavailableError | None:
     """Return the error of a TRUNCATE; None if its tables are not read, or it is skipped."""
     if settings.truncate == "skip":
