@@ -170,6 +170,29 @@ def test_a_partition_with_a_replica_identity_of_its_own_is_refused(
     assert keys(stream.rows, "id") == [("insert", 1), ("insert", 3)]
 
 
+def test_a_batch_refuses_a_partition_that_lacks_the_key_and_reads_on_after_it(source: Source) -> None:
+    table = f"{source.name}.p"
+    source.run(
+        f"CREATE TABLE {table} (id int primary key, code int not null) PARTITION BY RANGE (id)",
+        f"CREATE TABLE {source.name}.p1 PARTITION OF {table} FOR VALUES FROM (0) TO (10)",
+        f"CREATE UNIQUE INDEX p1_code ON {source.name}.p1 (code)",
+        f"ALTER PUBLICATION {source.name} ADD TABLE {table}",
+        f"ALTER PUBLICATION {source.name} SET (publish_via_partition_root)",
+    )
+    source.make_slot()
+    feed = source.open()
+    source.run(
+        f"ALTER TABLE {source.name}.p1 REPLICA IDENTITY USING INDEX p1_code",
+        f"INSERT INTO {table} VALUES (1, 1)",
+        f"UPDATE {table} SET id = 2",
+    )
+    first = feed.newest(feed.oldest())
+    with refused("KEY_UNKNOWN", table=table):
+        feed.tasks(feed.oldest(), first, 100)
+    source.run(f"ALTER TABLE {source.name}.p1 REPLICA IDENTITY DEFAULT", f"INSERT INTO {table} VALUES (3, 3)")
+    assert len(feed.tasks(first, feed.newest(first), 100)) == 1
+
+
 def test_a_partition_that_logs_whole_rows_is_read(source: Source) -> None:
     table = f"{source.name}.p"
     source.run(

@@ -17,7 +17,7 @@ from penstock.feeds.postgres.catalog import (
     load_tables,
     published,
 )
-from penstock.feeds.postgres.lookahead import Lookahead
+from penstock.feeds.postgres.lookahead import Lookahead, other_identities
 from penstock.feeds.postgres.pgoutput import Relation
 from penstock.feeds.postgres.publication import state_of
 from penstock.feeds.postgres.rows import RowReader
@@ -261,8 +261,16 @@ class OpenPostgresFeed(OpenFeed):
             ]
             after = version
         if after < upto:
+            self._require_partition_keys(tables, after, upto)
             tasks.append(ReadTask(tables, first, after, upto))
         return tasks
+
+    def _require_partition_keys(self, tables: Tables, after: int, upto: int) -> None:
+        """Refuse rows of partitions that do not log their table's key, unless a stream has looked ahead."""
+        if self._lookahead is None and any(table.partitioned for table in tables.tables):
+            relations = self._slot.relations(after, upto, skipped=self.settings.skip or ())
+            for _, error in other_identities(self.settings.name, self._server, tables, relations):
+                raise error
 
     def read(self, task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Read the rows of a task; after a broken connection it resumes after the last row."""

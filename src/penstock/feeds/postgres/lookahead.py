@@ -40,7 +40,7 @@ from penstock.feeds.postgres.slot import LogRelations, Slot
 from penstock.json_text import Json
 
 log = logging.getLogger("penstock.feeds")
-_NO_RELATIONS = LogRelations({}, [], {})
+_NO_RELATIONS = LogRelations({}, [], [])
 _EARLIER = "earlier"
 """The key, in what a checkpoint keeps, of a state of the publication that is not newer than its rows."""
 
@@ -179,10 +179,10 @@ class Lookahead:
         self._refuse(list(changes.values()))
 
     def _refuse_passing_partitions(
-        self, others: Iterable[Relation], before: Json | None, now: PublicationState
+        self, others: Sequence[tuple[Relation, int]], before: Json | None, now: PublicationState
     ) -> None:
         """Refuse partitions that were attached and detached since the log was last searched."""
-        latest = {relation.oid: relation for relation in others}
+        latest = {relation.oid: relation for relation, _ in others}
         known = set(chain.from_iterable(now.partitions.values()))
         if before is not None:
             known |= set(chain.from_iterable(before["partitions"].values()))
@@ -237,25 +237,8 @@ class Lookahead:
             error = truncated(self._settings, self._fit, truncation)
             if error is not None:
                 refused.append((truncation.version, error))
-        refused += self._other_identities(relations.others)
+        refused += other_identities(self._name, self._server, self._tables, relations)
         return min(refused, key=itemgetter(0), default=None)
-
-    def _other_identities(
-        self, partitions: Mapping[Relation, int]
-    ) -> Iterator[tuple[int, FeedUnavailableError]]:
-        """Yield the commits from which on a partition logs other key columns than its table has.
-
-        A change of the table's key is then logged as if the key had stayed the same.
-        """
-        tables = {table.relation.oid: table for table in self._tables.tables if table.partitioned}
-        if not (tables and partitions and self._tables.changes_rows):
-            return
-        oids = [relation.oid for relation in partitions]
-        roots = {row.oid: row.root for row in self._server.fetch("partition_roots", oids=oids)}
-        for partition, version in partitions.items():
-            table = tables.get(roots.get(partition.oid, 0))
-            if table is not None and _logs_other_key(partition, table):
-                yield version, partition_key(self._name, table, partition, version)
 
     def _table_of(self, relation: Relation) -> Table | SchemaChange | None:
         table = self._fit.reads(relation)
@@ -298,6 +281,33 @@ class Lookahead:
 
     def _published(self) -> Sequence[Table]:
         return published(self._server, self._settings.publication)[0]
+
+
+def other_identities(
+    name: str, server: Server, tables: Tables, relations: LogRelations
+) -> Iterator[tuple[int, FeedUnavailableError]]:
+    """Yield the commits from which on a partition logs other key columns than its table has.
+
+    A change of the table's key is then logged as if the key had stayed the same. A form that another one has
+    followed before the table's first row in the range does not count.
+    """
+    by_oid = {table.relation.oid: table for table in tables.tables if table.partitioned}
+    forms = relations.others
+    if not (by_oid and forms and tables.changes_rows):
+        return
+    oids = [partition.oid for partition, _ in forms]
+    roots = {row.oid: row.root for row in server.fetch("partition_roots", oids=oids)}
+    used: dict[int, int] = {}
+    for relation, version in relations.uses.items():
+        used[relation.oid] = min(version, used.get(relation.oid, version))
+    for place, (partition, version) in enumerate(forms):
+        root = roots.get(partition.oid, 0)
+        table, first = by_oid.get(root), used.get(root)
+        if table is None or first is None or not _logs_other_key(partition, table):
+            continue
+        later = [until for following, until in forms[place + 1 :] if following.oid == partition.oid]
+        if not later or later[0] > first:
+            yield version, partition_key(name, table, partition, version)
 
 
 def _logs_other_key(partition: Relation, table: Table) -> bool:

@@ -65,9 +65,9 @@ class LogRelations:
     uses: Mapping[Relation, int]
     """Relations that rows were written with, each with the first commit of such rows."""
     truncations: Sequence[Truncation]
-    others: Mapping[Relation, int]
-    """Relations without rows of their own, in each form, with the first commit of that form: partitions,
-    whose rows are published under their table.
+    others: Sequence[tuple[Relation, int]]
+    """Relations without rows of their own, in each form that the range has, with its first commit:
+    partitions, whose rows are published under their table.
     """
 
 
@@ -209,7 +209,7 @@ class Slot:
             others=self._others(),
         )
         known: dict[int, Relation] = {}
-        described: dict[Relation, int] = {}
+        forms: dict[int, list[tuple[Relation, int]]] = {}
         uses: dict[Relation, int] = {}
         truncations = []
         for row in rows:
@@ -220,15 +220,17 @@ class Slot:
             elif row.data[:1] == b"R":
                 relation = Relation.of(row.data)
                 known[relation.oid] = relation
-                described.setdefault(relation, row.version)
+                mine = forms.setdefault(relation.oid, [])
+                if mine and row.version <= after:
+                    # An earlier form was in force before the range alone.
+                    mine.clear()
+                mine.append((relation, row.version))
             elif after < row.version <= upto and row.version not in skipped:
                 oids = truncated_relations(row.data)
                 truncations.append(Truncation([known[oid] for oid in oids if oid in known], row.version))
         with_rows = {relation.oid for relation in uses}
         with_rows |= {relation.oid for truncation in truncations for relation in truncation.relations}
-        others = {
-            relation: version for relation, version in described.items() if relation.oid not in with_rows
-        }
+        others = [form for oid, mine in forms.items() if oid not in with_rows for form in mine]
         return LogRelations(uses, truncations, others)
 
     def descriptions(self, upto: int) -> list[Relation] | None:
