@@ -29,7 +29,9 @@ def test_the_examples_give_the_output_on_the_page(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"spark": spark}
+    # There is one session for all tests.
+    monkeypatch.setattr(penstock, "session", lambda **_: spark)
+    names: dict[str, Any] = {}
     for block in (each.replace("shop.db", f"{tmp_path}/shop.db") for each in blocks("python")):
         exec(block, names)
         for shown in _SHOWN.finditer(block):
