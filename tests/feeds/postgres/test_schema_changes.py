@@ -170,6 +170,24 @@ def test_a_partition_with_a_replica_identity_of_its_own_is_refused(
     assert keys(stream.rows, "id") == [("insert", 1), ("insert", 3)]
 
 
+def test_partitions_do_not_follow_the_replica_identity_of_their_table(source: Source) -> None:
+    """PostgreSQL leaves them at the primary key, so their log lacks a part of the table's key."""
+    table = f"{source.name}.p"
+    source.run(
+        f"CREATE TABLE {table} (id int primary key, code int not null) PARTITION BY RANGE (id)",
+        f"CREATE TABLE {source.name}.p1 PARTITION OF {table} FOR VALUES FROM (0) TO (10)",
+        f"CREATE UNIQUE INDEX p_code ON {table} (id, code)",
+        f"ALTER TABLE {table} REPLICA IDENTITY USING INDEX p_code",
+        f"ALTER PUBLICATION {source.name} ADD TABLE {table}",
+        f"ALTER PUBLICATION {source.name} SET (publish_via_partition_root)",
+    )
+    stream = running(source)
+    source.run(f"INSERT INTO {table} VALUES (1, 1)", f"UPDATE {table} SET code = 2")
+    with refused("KEY_UNKNOWN", table=table) as caught:
+        stream.drain()
+    assert "it logs 'id', and rows" in caught.value.message
+
+
 def test_a_batch_refuses_a_partition_that_lacks_the_key_and_reads_on_after_it(source: Source) -> None:
     table = f"{source.name}.p"
     source.run(
