@@ -145,7 +145,8 @@ class Source:
         """How often the query was started; None for a source that is not the counter of starts."""
         if not isinstance(self.offset, dict) or self.offset.keys() != {RUNS_KEY}:
             return None
-        return int(str(self.offset[RUNS_KEY]))
+        starts = self.offset[RUNS_KEY]
+        return starts if isinstance(starts, int) else None
 
     @property
     def kind(self) -> str:

@@ -162,8 +162,9 @@ def test_an_overwrite_that_is_not_in_the_change_data_feed(
         }
 
     as_delta_has_it = DeltaFeed(path).open()
+    assert as_delta_has_it.describe().contract is None
     with caplog.at_level("WARNING", "penstock.feeds"):
-        assert as_delta_has_it.describe().contract is None
+        as_delta_has_it.tasks(-1, newest, 100)
     (record,) = caplog.records
     assert (record.action, record.versions) == ("rows_overwritten", [newest])
     assert changes(as_delta_has_it).num_rows == 3 + 6

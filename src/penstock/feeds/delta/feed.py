@@ -164,7 +164,6 @@ class OpenDeltaFeed(FileFeed):
         """Return the contract, and whether all rows are changes."""
         if self._feed.row_id is None:
             if metadata.feed and not self._feed.overwrites:
-                self._warn_of_overwrites(newest)
                 return None, True
             why, instead = (
                 ("is overwritten, so unchanged rows have to be found", "")
@@ -182,7 +181,7 @@ class OpenDeltaFeed(FileFeed):
         rewritten = (
             self._feed.overwrites
             or not metadata.feed
-            or next((True for commit, _ in self._remaining(newest) if commit.rewrites), False)
+            or any(commit.rewrites for commit, _ in self._remaining(newest))
         )
         contract = ChangeContract(
             self._feed.row_id,
@@ -193,21 +192,6 @@ class OpenDeltaFeed(FileFeed):
         )
         return contract, not rewritten
 
-    def _warn_of_overwrites(self, newest: int) -> None:
-        overwritten = [
-            commit.version
-            for commit, state in self._remaining(newest)
-            if commit.rewrites and _has_feed(state)
-        ]
-        if overwritten:
-            log.warning(
-                "%s of %s overwrote rows, which all count as changes, even unchanged ones: set row_id to get "
-                "only the rows that differ",
-                ranges(overwritten),
-                self.table,
-                extra={"action": "rows_overwritten", "table": self.name, "versions": overwritten},
-            )
-
     def _remaining(self, newest: int) -> Iterator[tuple[CommitFile, Metadata | None]]:
         """Yield the versions that are left in the log, each with its metadata."""
         return self._log.states(self._log.first - 1, newest)
@@ -216,7 +200,11 @@ class OpenDeltaFeed(FileFeed):
         """Return the version after which all files exist, with the change data feed where it is needed."""
         newest = self._log.newest()
         refused = (
-            {commit.version for commit, state in self._remaining(newest) if _lacks_feed(commit, state)}
+            {
+                commit.version
+                for commit, state in self._remaining(newest)
+                if commit.rewrites and not _has_feed(state)
+            }
             if self._feed.row_id is None
             else ()
         )
@@ -236,16 +224,25 @@ class OpenDeltaFeed(FileFeed):
     def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Task]:
         commits: list[FileCommit] = []
         refused: list[int] = []
+        overwritten: list[int] = []
         for commit, state in self._states(after, upto):
             self._check_commit(commit, state)
-            if self._feed.row_id is None and _lacks_feed(commit, state):
-                refused.append(commit.version)
+            if self._feed.row_id is None and commit.rewrites:
+                (overwritten if _has_feed(state) else refused).append(commit.version)
             columns = self._columns(commit.version, state)
             commits.append(
                 FileCommit(commit.version, commit.timestamp, commit.needed, commit.rewrites, columns)
             )
         if refused:
             raise no_feed(self.name, refused)
+        if overwritten:
+            log.warning(
+                "%s of %s overwrote rows, which all count as changes, even unchanged ones: set row_id to get "
+                "only the rows that differ",
+                ranges(overwritten),
+                self.table,
+                extra={"action": "rows_overwritten", "table": self.name, "versions": overwritten},
+            )
         needed = [(commit.version, file.path) for commit in commits for _, file in commit.files]
         missing = set(self._storage.missing([path for _, path in needed]))
         if missing:
@@ -345,8 +342,3 @@ class OpenDeltaFeed(FileFeed):
 
 def _has_feed(state: Metadata | None) -> bool:
     return state is not None and state.feed
-
-
-def _lacks_feed(commit: CommitFile, state: Metadata | None) -> bool:
-    """Whether a commit rewrote rows while no change data feed could record which ones changed."""
-    return commit.rewrites and not _has_feed(state)

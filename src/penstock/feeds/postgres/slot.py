@@ -66,8 +66,8 @@ class LogRelations:
     """Relations that rows were written with, each with the first commit of such rows."""
     truncations: Sequence[Truncation]
     others: Sequence[tuple[Relation, int]]
-    """Relations without rows of their own, in each form that the range has, with its first commit:
-    partitions, whose rows are published under their table.
+    """Relations without rows of their own, in each form that the range has, with its first commit
+    there: partitions, whose rows are published under their table.
     """
 
 
@@ -208,26 +208,26 @@ class Slot:
             skipped=list(skipped),
             others=self._others(),
         )
-        known: dict[int, Relation] = {}
         forms: dict[int, list[tuple[Relation, int]]] = {}
         uses: dict[Relation, int] = {}
         truncations = []
         for row in rows:
             if row.oid is not None:
-                relation = known[row.oid]
+                relation = forms[row.oid][-1][0]
                 if row.version <= upto:
                     uses.setdefault(relation, row.version)
             elif row.data[:1] == b"R":
                 relation = Relation.of(row.data)
-                known[relation.oid] = relation
                 mine = forms.setdefault(relation.oid, [])
-                if mine and row.version <= after:
+                if row.version <= after:
                     # An earlier form was in force before the range alone.
                     mine.clear()
-                mine.append((relation, row.version))
+                if not mine or mine[-1][0] != relation:
+                    mine.append((relation, max(row.version, after + 1)))
             elif after < row.version <= upto and row.version not in skipped:
                 oids = truncated_relations(row.data)
-                truncations.append(Truncation([known[oid] for oid in oids if oid in known], row.version))
+                emptied = [forms[oid][-1][0] for oid in oids if oid in forms]
+                truncations.append(Truncation(emptied, row.version))
         with_rows = {relation.oid for relation in uses}
         with_rows |= {relation.oid for truncation in truncations for relation in truncation.relations}
         others = [form for oid, mine in forms.items() if oid not in with_rows for form in mine]
