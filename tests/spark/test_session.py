@@ -63,7 +63,6 @@ def test_a_session_for_stateless_queries_is_optimised_and_keeps_two_micro_batche
     assert start["spark.driver.memory"] == "3g"
     assert start["spark.sql.streaming.minBatchesToRetain"] == "2"
     assert start["spark.sql.adaptive.streaming.stateless.enabled"] == "true"
-    assert start["spark.memory.fraction"] == "0.5"
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
 
 
@@ -83,8 +82,8 @@ def test_pipelined_python_udfs_are_enabled_on_request(
 
 
 def test_settings_of_the_user_take_precedence(made: dict[str, dict[str, str]]) -> None:
-    penstock.session(conf={"spark.memory.fraction": "0.7", "spark.pyspark.python": "/opt/python"})
-    assert made["start"]["spark.memory.fraction"] == "0.7"
+    penstock.session(conf={"spark.sql.session.timeZone": "Asia/Tokyo", "spark.pyspark.python": "/opt/python"})
+    assert made["start"]["spark.sql.session.timeZone"] == "Asia/Tokyo"
     assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
 
 

@@ -141,8 +141,6 @@ def _settings(stateful: bool, pipelined: bool) -> dict[str, str]:
         "spark.sql.python.filterPushdown.enabled": "true",
         # For continuous queries: Unix domain sockets take a third of the time.
         "spark.python.unix.domain.socket.enabled": "true",
-        # Leave more of the heap for objects that Spark does not count.
-        "spark.memory.fraction": "0.5",
         "spark.redaction.regex": _REDACTED,
         "spark.sql.streaming.metricsEnabled": "true",
         "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILE_MANAGER,
