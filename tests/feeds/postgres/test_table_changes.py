@@ -1,0 +1,391 @@
+"""Tables and partitions that come, go and change places while a query runs, and while it does not."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from penstock.errors import FeedUnavailableError
+from tests.feeds.postgres.source import Row, Source, Stream, apply, open_transaction
+from tests.feeds.postgres.stops import TIMES_OF_CHANGE, keys, refused, rows_after_restart, started
+
+RECREATED = {
+    "dropped and recreated": ["DROP TABLE {t}", "CREATE TABLE {t} (id int primary key, v int)",
+        "ALTER PUBLICATION {p} ADD TABLE {t}"],
+    "swapped": ["CREATE TABLE {t}_new (id int primary key, v int)", "ALTER PUBLICATION {p} ADD TABLE {t}_new",
+                "ALTER TABLE {t} RENAME TO t_old", "ALTER TABLE {t}_new RENAME TO t",
+                "ALTER PUBLICATION {p} DROP TABLE {p}.t_old"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "when", "chosen"),
+    [
+        *((name, TIMES_OF_CHANGE[0], chosen) for name in RECREATED for chosen in (False, True)),
+        *((name, TIMES_OF_CHANGE[1], False) for name in RECREATED),
+    ],
+)
+def test_a_recreated_table_ends_the_query_until_that_is_accepted(
+    source: Source, name: str, when: str, chosen: bool
+) -> None:
+    table = source.table("id int primary key, v int")
+    options = {"tables": ("t",)} if chosen else {}
+    source.run(f"INSERT INTO {table} VALUES (1, 1)")
+    stream = started(source, **options)
+    source.run(*(statement.format(t=table, p=source.name) for statement in RECREATED[name]))
+    if when == "while it is down":
+        stream.start(source.feed(snapshot="initial", **options))
+    with refused("TABLE_RECREATED", table=table) as caught:
+        stream.drain()
+    source.run(f"INSERT INTO {table} VALUES (2, 2)")
+    accept = caught.value.parameters["accept"]
+    assert str(accept) in caught.value.message
+    for _ in range(2):
+        stream.start(source.feed(snapshot="initial", **options))
+        with refused("TABLE_RECREATED"):
+            stream.drain()
+    stream.start(source.feed(snapshot="initial", accept=accept, **options))
+    assert keys(stream.drain(), "id", "v") == [("insert", 2, 2)]
+    # Once it has gone on, nothing needs to be accepted any more.
+    source.run(f"INSERT INTO {table} VALUES (3, 3)")
+    stream.start(source.feed(snapshot="initial", **options))
+    assert keys(stream.drain(), "id", "v") == [("insert", 3, 3)]
+
+
+def test_a_second_table_ends_a_query_of_all_tables(source: Source) -> None:
+    table = source.table("id int primary key")
+    stream = started(source)
+    chosen = started(source, tables=("t",), slot=f"{source.name}_chosen")
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    other = source.table("n int primary key", "other")
+    source.run(f"INSERT INTO {other} VALUES (5)", f"INSERT INTO {table} VALUES (2)")
+    with refused("TABLE_NOT_COPIED", table=other) as caught:
+        stream.drain()
+    stream.start(source.feed(snapshot="initial", accept=caught.value.parameters["accept"]))
+    rows = stream.drain()
+    assert [(row["_table"], row["_key"]) for row in rows] == [
+        (table, '{"id":1}'),
+        (other, '{"n":5}'),
+        (table, '{"id":2}'),
+    ]
+    assert keys(chosen.drain(), "id") == [("insert", 1), ("insert", 2)]
+
+
+def test_a_new_table_of_a_publication_of_all_tables(source: Source) -> None:
+    if source.version < 15:
+        pytest.skip("publications of schemas came with PostgreSQL 15")
+    table = source.table("id int primary key")
+    source.run(f"ALTER PUBLICATION {source.name} SET TABLES IN SCHEMA {source.name}")
+    stream = started(source)
+    source.run(f"INSERT INTO {table} VALUES (1)", f"CREATE TABLE {source.name}.other (n int primary key)")
+    source.run(f"INSERT INTO {source.name}.other VALUES (5)", f"INSERT INTO {table} VALUES (2)")
+    # All of its rows are in the log, so starting again is enough.
+    rows = rows_after_restart(stream, source, "TABLE_ADDED")
+    assert keys(stream.batches[1], "id") == [("insert", 1)]
+    assert [row["_key"] for row in rows] == ['{"n":5}', '{"id":2}']
+
+
+def test_a_table_created_changed_and_dropped_between_two_micro_batches(source: Source) -> None:
+    table = source.table("id int primary key")
+    stream = started(source)
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    stream.drain()
+    source.run(f"INSERT INTO {table} VALUES (2)")
+    other = source.table("n int primary key", "other")
+    source.run(
+        f"INSERT INTO {other} VALUES (5)",
+        f"ALTER TABLE {other} ADD w int",
+        f"INSERT INTO {other} VALUES (6, 6)",
+        f"DROP TABLE {other}",
+        f"INSERT INTO {table} VALUES (3)",
+    )
+    conditions = []
+    for _ in range(6):
+        try:
+            stream.drain()
+        except FeedUnavailableError as error:
+            conditions.append(error.condition.partition(".")[2])
+            stream.start(source.feed(snapshot="initial"))
+    assert conditions == ["TABLE_ADDED", "COLUMN_ADDED", "TABLE_REMOVED"]
+    assert keys([row for row in stream.rows if "id" in row], "id") == [("insert", 1), ("insert", 2)]
+    assert [row["_key"] for row in stream.rows if "_key" in row] == ['{"n":5}', '{"n":6}', '{"id":3}']
+
+
+def test_a_table_that_joins_and_leaves_the_publication_between_two_micro_batches(source: Source) -> None:
+    table = source.table("id int primary key")
+    stream = started(source)
+    other = f"{source.name}.other"
+    source.run(
+        f"CREATE TABLE {other} (n int primary key, v int)",
+        f"INSERT INTO {other} VALUES (5, 5)",
+        f"ALTER PUBLICATION {source.name} ADD TABLE {other}",
+        f"UPDATE {other} SET v = 6",
+        f"ALTER PUBLICATION {source.name} DROP TABLE {other}",
+        f"INSERT INTO {table} VALUES (1)",
+    )
+    for _ in range(2):
+        # Its row was inserted before it was published: starting again does not bring it.
+        with refused("TABLE_NOT_COPIED", table=other) as caught:
+            stream.drain()
+        stream.start(source.feed(snapshot="initial"))
+    assert stream.rows == []
+    stream.start(source.feed(snapshot="initial", accept=caught.value.parameters["accept"]))
+    with refused("TABLE_REMOVED", table=other):
+        stream.drain()
+    assert [row["_key"] for row in stream.rows] == ['{"n":5}', '{"id":1}']
+
+
+def test_a_table_that_leaves_the_publication_ends_the_query(source: Source) -> None:
+    table = source.table("id int primary key")
+    other = source.table("n int primary key", "other")
+    stream = started(source)
+    source.run(f"INSERT INTO {other} VALUES (1)", f"ALTER PUBLICATION {source.name} DROP TABLE {other}")
+    source.run(f"INSERT INTO {table} VALUES (2)")
+    assert [row["_key"] for row in rows_after_restart(stream, source, "TABLE_REMOVED")] == []
+    assert [row["_key"] for row in stream.rows] == ['{"n":1}', '{"id":2}']
+    source.run(f"INSERT INTO {table} VALUES (3)")
+    assert keys(stream.drain(), "id") == [("insert", 3)]
+
+
+def test_unread_rows_of_a_dropped_table_are_delivered_first(source: Source) -> None:
+    table = source.table("id int primary key")
+    other = source.table("n int primary key", "other")
+    stream = started(source)
+    source.run(f"INSERT INTO {other} VALUES (1)", f"DROP TABLE {other}", f"INSERT INTO {table} VALUES (2)")
+    stream.start(source.feed(snapshot="initial"))
+    with refused("TABLE_REMOVED", table=other):
+        stream.drain()
+    assert [row["_key"] for row in stream.rows] == ['{"n":1}', '{"id":2}']
+    source.run(f"INSERT INTO {table} VALUES (3)")
+    stream.start(source.feed(snapshot="initial"))
+    assert keys(stream.drain(), "id") == [("insert", 3)]
+
+
+def test_a_table_that_left_the_publication_temporarily_lacks_rows(source: Source) -> None:
+    table = source.table("id int primary key")
+    stream = started(source)
+    source.run(
+        f"ALTER PUBLICATION {source.name} DROP TABLE {table}",
+        f"INSERT INTO {table} VALUES (1)",
+        f"ALTER PUBLICATION {source.name} ADD TABLE {table}",
+        f"INSERT INTO {table} VALUES (2)",
+    )
+    with refused("TABLE_PUBLISHED_AGAIN", table=table) as caught:
+        stream.drain()
+    stream.start(source.feed(snapshot="initial", accept=caught.value.parameters["accept"]))
+    assert keys(stream.drain(), "id") == [("insert", 2)]
+
+
+def test_a_publication_that_publishes_less_temporarily(source: Source) -> None:
+    table = source.table("id int primary key")
+    stream = started(source)
+    source.run(f"ALTER PUBLICATION {source.name} SET (publish = 'insert, update')")
+    with refused("PUBLICATION_CHANGED") as caught:
+        stream.drain()
+    stream.start(source.feed(snapshot="initial", accept=caught.value.parameters["accept"]))
+    source.run(f"INSERT INTO {table} VALUES (2)")
+    assert keys(stream.drain(), "id") == [("insert", 2)]
+
+
+@pytest.mark.parametrize("root", [False, True], ids=["partitions by name", "under the root's name"])
+def test_a_partition_created_while_the_query_runs(source: Source, root: bool) -> None:
+    table = f"{source.name}.p"
+    source.run(
+        f"CREATE TABLE {table} (id int primary key) PARTITION BY RANGE (id)",
+        f"CREATE TABLE {source.name}.p1 PARTITION OF {table} FOR VALUES FROM (0) TO (10)",
+        f"ALTER PUBLICATION {source.name} ADD TABLE {table}",
+        f"ALTER PUBLICATION {source.name} SET (publish_via_partition_root = {root})",
+        f"INSERT INTO {table} VALUES (1)",
+    )
+    stream = started(source)
+    source.run(
+        f"CREATE TABLE {source.name}.p2 PARTITION OF {table} FOR VALUES FROM (10) TO (20)",
+        f"INSERT INTO {table} VALUES (11)",
+    )
+    if root:
+        assert keys(stream.drain(), "id") == [("insert", 11)]
+        return
+    (row,) = rows_after_restart(stream, source, "TABLE_ADDED")
+    assert (row["_table"], row["_key"]) == (f"{source.name}.p2", '{"id":11}')
+
+
+@pytest.mark.parametrize("when", ["while it runs", "while it is down"])
+def test_partitions_attached_and_detached_with_their_rows(source: Source, when: str) -> None:
+    table, name = f"{source.name}.p", source.name
+    source.run(
+        f"CREATE TABLE {table} (id int primary key) PARTITION BY RANGE (id)",
+        f"CREATE TABLE {name}.p1 PARTITION OF {table} FOR VALUES FROM (0) TO (10)",
+        f"ALTER PUBLICATION {name} ADD TABLE {table}",
+        f"ALTER PUBLICATION {name} SET (publish_via_partition_root)",
+        f"INSERT INTO {table} VALUES (1)",
+    )
+    stream = started(source)
+
+    def stops(condition: str, **options: object) -> Any:
+        if when == "while it is down":
+            stream.start(source.feed(snapshot="initial", **options))
+        with refused(condition, table=table) as caught:
+            stream.drain()
+        return caught.value.parameters["accept"]
+
+    source.run(f"CREATE TABLE {name}.p2 (id int primary key)", f"INSERT INTO {name}.p2 VALUES (11)")
+    source.run(f"ALTER TABLE {table} ATTACH PARTITION {name}.p2 FOR VALUES FROM (10) TO (20)")
+    accept = stops("PARTITION_ATTACHED")
+    source.run(f"INSERT INTO {table} VALUES (12)")
+    stream.start(source.feed(snapshot="initial", accept=accept))
+    assert keys(stream.drain(), "id") == [("insert", 12)]
+    source.run(f"ALTER TABLE {table} DETACH PARTITION {name}.p1")
+    accept = stops("PARTITION_DETACHED")
+    source.run(f"INSERT INTO {table} VALUES (13)")
+    stream.start(source.feed(snapshot="initial", accept=accept))
+    assert keys(stream.drain(), "id") == [("insert", 13)]
+    # Where rows may stay that were emptied out, so may those of partitions that go.
+    source.run(f"DROP TABLE {name}.p2")
+    stops("PARTITION_DETACHED")
+    stream.start(source.feed(snapshot="initial", truncate="skip"))
+    stream.drain()
+
+
+def test_a_partition_created_and_dropped_between_two_micro_batches(source: Source) -> None:
+    table, name = f"{source.name}.p", source.name
+    source.run(
+        f"CREATE TABLE {table} (id int primary key, v int) PARTITION BY RANGE (id)",
+        f"CREATE TABLE {name}.p1 PARTITION OF {table} FOR VALUES FROM (0) TO (10)",
+        f"ALTER PUBLICATION {name} ADD TABLE {table}",
+        f"ALTER PUBLICATION {name} SET (publish_via_partition_root)",
+    )
+    stream = started(source)
+    source.run(
+        f"CREATE TABLE {name}.p2 (id int primary key, v int)",
+        f"INSERT INTO {name}.p2 VALUES (11, 1)",
+        f"ALTER TABLE {table} ATTACH PARTITION {name}.p2 FOR VALUES FROM (10) TO (20)",
+        f"UPDATE {table} SET v = 2",
+        f"DROP TABLE {name}.p2",
+        f"INSERT INTO {table} VALUES (1, 1)",
+    )
+    with refused("PARTITION_DETACHED", table=f"{name}.p2") as caught:
+        stream.drain()
+    stream.start(source.feed(snapshot="initial", accept=caught.value.parameters["accept"]))
+    assert keys(stream.drain(), "id") == [("update_postimage", 11), ("insert", 1)]
+
+
+def test_a_commit_with_rows_from_before_and_after_a_change(source: Source) -> None:
+    table = source.table("id int primary key, v int")
+    stream = started(source)
+    source.run(f"INSERT INTO {table} VALUES (1, 1)")
+    with source.connection.transaction():
+        source.run(
+            f"INSERT INTO {table} VALUES (2, 2)",
+            f"ALTER TABLE {table} ADD w int",
+            f"INSERT INTO {table} VALUES (3, 3, 3)",
+        )
+    source.run(f"INSERT INTO {table} VALUES (4, 4, 4)")
+    for _ in range(2):
+        with refused("CHANGED_IN_COMMIT", table=table) as caught:
+            stream.drain()
+        assert "'w'" in caught.value.message
+        stream.start(source.feed(snapshot="initial"))
+    stream.start(source.feed(snapshot="initial", skip=[caught.value.parameters["version"]]))
+    stream.drain()
+    assert [(row["id"], row.get("w")) for row in stream.rows] == [(1, None), (4, 4)]
+
+
+def test_a_table_dropped_before_its_snapshot_was_read(source: Source) -> None:
+    table = source.table("id int primary key")
+    other = source.table("n int primary key", "other")
+    source.run(f"INSERT INTO {other} VALUES (1)")
+    stream = Stream()
+    stream.start(source.feed(snapshot="initial"))
+    source.run(f"DROP TABLE {other}", f"INSERT INTO {table} VALUES (2)")
+    stream.start(source.feed(snapshot="initial"))
+    with refused("TABLE_REMOVED", table=other):
+        stream.drain()
+    assert [row["_key"] for row in stream.rows] == ['{"n":1}', '{"id":2}']
+    stream.start(source.feed(snapshot="initial"))
+    source.run(f"INSERT INTO {table} VALUES (3)")
+    assert keys(stream.drain(), "id") == [("insert", 3)]
+
+
+def test_a_renamed_table(source: Source) -> None:
+    table = source.table("id int primary key")
+    stream = started(source)
+    source.run(f"ALTER TABLE {table} RENAME TO u", f"INSERT INTO {source.name}.u VALUES (1)")
+    assert keys(stream.drain(), "id") == [("insert", 1)], "of one table the name does not matter"
+    other = source.table("n int primary key", "other")
+    several = started(source, slot=f"{source.name}_several")
+    source.run(f"ALTER TABLE {other} RENAME TO another", f"INSERT INTO {source.name}.another VALUES (1)")
+    with refused("TABLE_RENAMED") as caught:
+        several.drain()
+    mend = f"alter table {source.name}.another rename to other"
+    assert mend in caught.value.message
+    source.run(mend, f"INSERT INTO {other} VALUES (2)")
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_rows_of_other_tables_are_delivered_while_a_table_is_being_changed(source: Source, end: str) -> None:
+    table = source.table("id int primary key, v int")
+    other = source.table("n int primary key", "other")
+    stream = started(source)
+    with open_transaction(source, f"ALTER TABLE {table} ADD w int") as connection:
+        connection.execute(f"INSERT INTO {table} (id) VALUES (1)".encode())
+        source.run(f"INSERT INTO {other} VALUES (1)")
+        with ThreadPoolExecutor() as threads:
+            drained = threads.submit(stream.drain)
+            try:
+                assert [row["_key"] for row in drained.result(20)] == ['{"n":1}']
+            finally:
+                getattr(connection, end)()
+    source.run(f"INSERT INTO {other} VALUES (2)")
+    if end == "commit":
+        with refused("COLUMN_ADDED", table=table):
+            stream.drain()
+        stream.start(source.feed(snapshot="initial"))
+    rows = stream.drain()
+    assert [row["_key"] for row in rows] == ['{"id":1}'] * (end == "commit") + ['{"n":2}']
+
+
+def test_a_table_recreated_while_another_one_was_being_changed(source: Source) -> None:
+    table = source.table("id int primary key, v int")
+    other = source.table("n int primary key", "other")
+    stream = started(source)
+    source.run(f"INSERT INTO {table} VALUES (1, 1)")
+    stream.drain()
+    with open_transaction(source, f"LOCK TABLE {other} IN ACCESS EXCLUSIVE MODE"):
+        source.run(f"DROP TABLE {table}")
+        source.table("id int primary key, v int")
+        stream.drain()
+    source.run(f"INSERT INTO {other} VALUES (1)")
+    with refused("TABLE_RECREATED", table=table):
+        stream.drain()
+
+
+def test_truncate_ends_the_query_after_earlier_rows_are_delivered(source: Source) -> None:
+    table = source.table("id int primary key")
+    stream = started(source)
+    source.run(f"INSERT INTO {table} VALUES (1)", f"TRUNCATE {table}", f"INSERT INTO {table} VALUES (2)")
+    for _ in range(2):
+        with refused("TRUNCATED"):
+            stream.drain()
+        assert keys(stream.rows, "id") == [("insert", 1)]
+        stream.start(source.feed(snapshot="initial"))
+    stream.start(source.feed(snapshot="initial", truncate="skip"))
+    assert keys(stream.drain(), "id") == [("insert", 2)]
+
+
+def test_a_copy_follows_its_table_through_schema_changes(source: Source) -> None:
+    table = source.table("id int primary key, v int")
+    source.run(f"INSERT INTO {table} SELECT i, i FROM generate_series(1, 5) i")
+    stream = started(source)
+    source.run(f"UPDATE {table} SET v = 10 WHERE id = 1", f"ALTER TABLE {table} ADD w text")
+    source.run(f"UPDATE {table} SET w = 'x' WHERE id < 3", f"DELETE FROM {table} WHERE id = 5")
+    with refused("COLUMN_ADDED"):
+        stream.drain()
+    stream.start(source.feed(snapshot="initial"))
+    stream.drain()
+    copy: dict[object, Row] = {}
+    apply([{"w": None, **row} for row in stream.rows], ("id",), ("id", "v", "w"), copy)
+    assert sorted(tuple(row.values()) for row in copy.values()) == source.rows(
+        f"SELECT * FROM {table} ORDER BY id"
+    )
