@@ -233,7 +233,7 @@ def test_the_rows_of_a_batch_are_the_new_rows_of_its_queues(
 
 
 def test_a_source_without_new_rows_has_an_empty_range_at_its_position(tmp_path: Path) -> None:
-    feed = {"feed": "delta:orders", "from": 3, "to": 5}
+    feed = {"feed": "delta:orders", "from": 3, "to": 5, "commit": "5@1", "state": {"rows": 1}}
     for number, offsets in ((6, [OF_QUEUE, feed, RUN]), (7, [OF_QUEUE, feed, RUN])):
         file = tmp_path / f"offsets/{number}"
         file.parent.mkdir(exist_ok=True)

@@ -135,7 +135,7 @@ class Source:
     @property
     def feed(self) -> tuple[str, JsonValue, JsonValue] | None:
         """The feed, and the offsets between which the batch reads it; None for another kind of source."""
-        if not isinstance(self.offset, dict) or self.offset.keys() != {"feed", "from", "to"}:
+        if not isinstance(self.offset, dict) or not self.offset.keys() >= {"feed", "from", "to"}:
             return None
         end = self.offset["to"]
         return str(self.offset["feed"]), end if self.repeated else self.offset["from"], end
