@@ -37,7 +37,7 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (
             lambda store: store.create_queue("x", SCHEMA, retention=5),
@@ -60,10 +60,10 @@ def url(tmp_path: Path) -> str:
     ],
 )
 def test_wrong_arguments_of_stores_queues_and_consumers_are_refused(
-    url: str, call: Callable[[penstock.Store], Any], told: str
+    url: str, call: Callable[[penstock.Store], Any], message: str
 ) -> None:
     with penstock.connect(url) as store:
-        with pytest.raises(InvalidInputError, match=told):
+        with pytest.raises(InvalidInputError, match=message):
             call(store)
         assert store.queues() == ["f", "q"]
 
@@ -82,7 +82,7 @@ def test_a_commit_with_an_invalid_version_is_refused(url: str, version: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (lambda: penstock.ChangeContract(5), "row_id is a column's name, or several.*not 5"),
         (
@@ -122,8 +122,10 @@ def test_a_commit_with_an_invalid_version_is_refused(url: str, version: Any) -> 
         (lambda: penstock.QueueSink("q", url=5), "url is the URL of a store.*not 5"),
     ],
 )
-def test_wrong_arguments_of_contracts_feeds_and_ends_are_refused(call: Callable[[], Any], told: str) -> None:
-    with pytest.raises(InvalidInputError, match=told):
+def test_wrong_arguments_of_contracts_feeds_and_ends_are_refused(
+    call: Callable[[], Any], message: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=message):
         call()
 
 
@@ -135,7 +137,7 @@ def test_a_contract_without_a_row_id_is_refused(row_id: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"checkpoint": None}, "a query of micro-batches needs a checkpoint"),
         ({"checkpoint": ""}, "checkpoint is a path, or a URL, not ''"),
@@ -149,13 +151,13 @@ def test_a_pipeline_with_wrong_arguments_is_not_started(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     options: dict[str, Any],
-    told: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pipeline = penstock.stream(spark, penstock.QueueSource("q", url=url)).write(
         penstock.QueueSink("q", url=url)
     )
-    with pytest.raises(InvalidInputError, match=told):
+    with pytest.raises(InvalidInputError, match=message):
         pipeline.start(**options)
     assert not (tmp_path / "offsets").exists()
 
@@ -183,7 +185,7 @@ def test_wrong_arguments_of_change_functions_are_refused(spark: SparkSession, ur
     contract: Any = "id"
     nothing: Any = None
     guarantee: Any = 1
-    for told, call in (
+    for message, call in (
         ("feed is a change feed", lambda: penstock.changes.read(spark, nothing)),
         ("feed is a change feed", lambda: penstock.changes.read_stream(spark, nothing)),
         ("options is a mapping", lambda: penstock.changes.read(spark, feed, options=nothing or "x")),
@@ -198,7 +200,7 @@ def test_wrong_arguments_of_change_functions_are_refused(spark: SparkSession, ur
             lambda: penstock.stream(spark, feed).write(penstock.QueueSink("q", url=url), guarantee=guarantee),
         ),
     ):
-        with pytest.raises(InvalidInputError, match=told):
+        with pytest.raises(InvalidInputError, match=message):
             call()
 
 

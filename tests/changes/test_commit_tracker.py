@@ -40,13 +40,13 @@ def facts(
     versions = pa.array(
         commits.keys(), pa.string() if any(isinstance(v, str) for v in commits) else pa.int64()
     )
-    told = pa.table({"version": versions, "timestamp": pa.array(commits.values(), pa.int64())})
-    return SeenCommits(Scope("feed", "7", "query", run, batch, delay_ms), told)
+    commit_rows = pa.table({"version": versions, "timestamp": pa.array(commits.values(), pa.int64())})
+    return SeenCommits(Scope("feed", "7", "query", run, batch, delay_ms), commit_rows)
 
 
 def test_facts_are_serialized_as_bytes() -> None:
-    told = facts(3, {"v1": 1, "v2": 2}, delay_ms=5)
-    assert SeenCommits.from_bytes(told.to_bytes()) == told
+    commit_rows = facts(3, {"v1": 1, "v2": 2}, delay_ms=5)
+    assert SeenCommits.from_bytes(commit_rows.to_bytes()) == commit_rows
 
 
 def test_facts_of_distinct_commits_are_found() -> None:
@@ -154,8 +154,8 @@ def test_a_violation_of_whole_commits_is_reported(spark: SparkSession, tmp_path:
     files, sink = Files(spark, tmp_path), Sink(tmp_path)
     done = penstock.changes.post_process(files.read(), contract("CU", whole_commits=True))
     files.add([row(1, 1)], [row(2, 2)], [row(3, 1)], [row(4, 4)])
-    told = violation(done, sink)
-    assert "commit 1 is in micro-batch 2" in told
+    commit_rows = violation(done, sink)
+    assert "commit 1 is in micro-batch 2" in commit_rows
     assert sink.rows() == Counter([row(1, 1), row(2, 2)])
 
 

@@ -64,8 +64,8 @@ def test_defect_1_a_null_timestamp_on_a_stream(
     assert stream.schema["_commit_timestamp"].nullable == nullable
     sink = Sink(tmp_path)
     done = penstock.changes.post_process(stream, contract("CU", whole_commits=whole))
-    told = violation(lambda: sink.run(done.select("id", "_commit_timestamp")))
-    assert "NULL_COMMIT_TIMESTAMP" in told
+    message = violation(lambda: sink.run(done.select("id", "_commit_timestamp")))
+    assert "NULL_COMMIT_TIMESTAMP" in message
     assert sink.rows() == Counter()
 
 
@@ -75,9 +75,9 @@ def test_defect_2_a_late_commit_is_never_dropped_silently(spark: SparkSession, t
     files.add([row(1, "a", 1, "insert", 1)], [row(2, "b", 2, "insert", 2)])
     sink.run(done)
     files.add([row(3, "c", 3, "insert", 3, START + 2 * MINUTE)])
-    told = violation(lambda: sink.run(done))
-    assert "LATE_COMMIT" in told
-    assert "commit 3 of 2023-11-14T22:15:00+00:00" in told
+    message = violation(lambda: sink.run(done))
+    assert "LATE_COMMIT" in message
+    assert "commit 3 of 2023-11-14T22:15:00+00:00" in message
 
 
 def test_defect_2_a_late_commit_within_sparks_grace_period(spark: SparkSession, tmp_path: Path) -> None:
@@ -251,9 +251,9 @@ def test_a_batch_inside_foreach_batch_is_not_part_of_the_stream(spark: SparkSess
 @pytest.mark.parametrize(("flags", "mode"), [("C", "dropCarryovers"), ("I", "netChanges")])
 def test_defect_7_an_unknown_change_type_is_reported(spark: SparkSession, flags: str, mode: str) -> None:
     df = frame(spark, [row(1, "a", 1, "insert", 1), row(2, "a", 1, "upsert", 1)])
-    told = violation(penstock.changes.post_process(df, contract(flags), deduplication_mode=mode).collect)
-    assert "UNEXPECTED_CHANGE_TYPE" in told
-    assert "'upsert'" in told
+    message = violation(penstock.changes.post_process(df, contract(flags), deduplication_mode=mode).collect)
+    assert "UNEXPECTED_CHANGE_TYPE" in message
+    assert "'upsert'" in message
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["micro_batch", "watermark"])
@@ -263,9 +263,9 @@ def test_defect_7_an_unknown_change_type_on_a_stream(
     files, sink = Files(spark, tmp_path), Sink(tmp_path)
     files.add([row(1, "a", 1, "insert", 1), row(2, "a", 1, None, 1)])  # type: ignore[arg-type]  # that is the test
     done = penstock.changes.post_process(files.read(), contract("CU", whole_commits=whole))
-    told = violation(lambda: sink.run(done))
-    assert "UNEXPECTED_CHANGE_TYPE" in told
-    assert "None" in told
+    message = violation(lambda: sink.run(done))
+    assert "UNEXPECTED_CHANGE_TYPE" in message
+    assert "None" in message
     assert sink.rows() == Counter()
 
 

@@ -84,8 +84,8 @@ def test_net_changes_equal_the_row_after_any_updates(data: st.DataObject) -> Non
         for _ in range(data.draw(st.integers(0, 4))):
             unchanged = data.draw(st.lists(st.sampled_from("ab"), unique=True))
             state |= {name: data.draw(st.sampled_from("xyz")) for name in "ab" if name not in unchanged}
-            told = [None if name in unchanged else state[name] for name in "ab"]
-            changes.append(("update_postimage", told[0], told[1], unchanged))
+            values = [None if name in unchanged else state[name] for name in "ab"]
+            changes.append(("update_postimage", values[0], values[1], unchanged))
         rows += history(*changes, id=id)
         expected[id] = dict(state)
     chosen = table(data.draw(st.permutations(rows)), SCHEMA)

@@ -103,13 +103,13 @@ def test_show_reports_what_does_not_exist(feed: Penstock, words: list[object], c
 
 @pytest.mark.parametrize("command", ["show", "tail"])
 def test_an_invalid_bound_is_reported_with_its_option(feed: Penstock, command: str) -> None:
-    told = feed("changes", command, "queue:f", "--from", "noon", "--json", code=1).error
-    assert told["message"].startswith("--from='noon': give a time such as")
+    error = feed("changes", command, "queue:f", "--from", "noon", "--json", code=1).error
+    assert error["message"].startswith("--from='noon': give a time such as")
 
 
 def test_bounds_in_the_wrong_order_are_reported_with_their_options(feed: Penstock) -> None:
-    told = feed("changes", "show", "queue:f", "--from", 3, "--to", 2, "--json", code=1).error
-    assert told["message"] == "--to is before --from: swap them"
+    error = feed("changes", "show", "queue:f", "--from", 3, "--to", 2, "--json", code=1).error
+    assert error["message"] == "--to is before --from: swap them"
 
 
 def test_snapshots_without_a_row_id_are_refused_with_how_to_give_it(
@@ -118,10 +118,10 @@ def test_snapshots_without_a_row_id_are_refused_with_how_to_give_it(
     folder = tmp_path / "daily"
     folder.mkdir()
     pq.write_table(pa.table({"id": [1]}), folder / "1.parquet")
-    told = penstock_sqlite("changes", "show", f"snapshots:{folder}", "--json", code=1).error
-    assert told["error"] == "INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID"
-    assert "snapshots:PATH?row_id=COLUMN" in told["message"]
-    assert "SnapshotFeed(path, row_id=" in told["message"]
+    error = penstock_sqlite("changes", "show", f"snapshots:{folder}", "--json", code=1).error
+    assert error["error"] == "INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID"
+    assert "snapshots:PATH?row_id=COLUMN" in error["message"]
+    assert "SnapshotFeed(path, row_id=" in error["message"]
     (row,) = penstock_sqlite("changes", "show", f"snapshots:{folder}?row_id=id", "--json").lines
     assert (row["_change_type"], row["id"]) == ("insert", 1)
 

@@ -23,25 +23,25 @@ def test_show_prints_the_batches_and_the_operators(made: Made) -> None:
     rows = made.operators[0]["numRowsTotal"]
     assert f"operator 0, stateStoreSave: {rows} rows" in shown
     assert "2026-01-01 12:03:12 UTC" in shown
-    told = run_penstock("checkpoint", "show", made.path, "--json").json
-    assert (told["query_id"], told["last_committed"]) == (
+    described = run_penstock("checkpoint", "show", made.path, "--json").json
+    assert (described["query_id"], described["last_committed"]) == (
         made.progress[-1]["id"],
         made.progress[-1]["batchId"],
     )
-    assert told["operators"][0]["rows"] == rows
+    assert described["operators"][0]["rows"] == rows
 
 
 def test_show_can_skip_counting_rows(made: Made) -> None:
-    told = run_penstock("checkpoint", "show", made.path, "--no-count-rows", "--json").json
-    assert told["operators"][0]["rows"] is None
+    described = run_penstock("checkpoint", "show", made.path, "--no-count-rows", "--json").json
+    assert described["operators"][0]["rows"] is None
 
 
 def test_state_prints_rows_up_to_a_limit(made: Made) -> None:
     rows = made.operators[0]["numRowsTotal"]
-    told = run_penstock("checkpoint", "state", made.path, "--json").json
-    assert (len(told["rows"]), told["more"]) == (rows, False)
-    assert {(row["key"]["key"], row["value"]["count"]) for row in told["rows"]} == {("a", 2), ("d", 1)}
-    assert told["rows"][0]["key"]["window"]["end"] == "2026-01-01T12:04:00.000000Z"
+    described = run_penstock("checkpoint", "state", made.path, "--json").json
+    assert (len(described["rows"]), described["more"]) == (rows, False)
+    assert {(row["key"]["key"], row["value"]["count"]) for row in described["rows"]} == {("a", 2), ("d", 1)}
+    assert described["rows"][0]["key"]["window"]["end"] == "2026-01-01T12:04:00.000000Z"
     shown = run_penstock("checkpoint", "state", made.path, "--limit", 1)
     assert len(shown.out.splitlines()) == 2
     assert "more than these 1 rows" in shown.err

@@ -45,20 +45,20 @@ def test_verbose_logs_events_and_twice_logs_each_step(penstock_sqlite: Penstock,
 
 
 def test_the_json_log_includes_the_fields(penstock_sqlite: Penstock) -> None:
-    told = penstock_sqlite("queue", "create", "orders", "--schema", "id bigint", "--log-json", "-v")
-    (record,) = records(told)
+    output = penstock_sqlite("queue", "create", "orders", "--schema", "id bigint", "--log-json", "-v")
+    (record,) = records(output)
     assert (record["action"], record["queue"], record["logger"]) == (
         "queue_created",
         "orders",
         "penstock.queue",
     )
-    assert "created" in told.out
+    assert "created" in output.out
 
 
 def test_json_results_can_be_combined_with_log_notes(penstock_sqlite: Penstock) -> None:
-    told = penstock_sqlite("queue", "create", "orders", "--schema", "id bigint", "--json", "-v")
-    assert told.json
-    assert records(told) == [{"note": "info: queue 'orders' is created, with 1 partitions"}]
+    output = penstock_sqlite("queue", "create", "orders", "--schema", "id bigint", "--json", "-v")
+    assert output.json
+    assert records(output) == [{"note": "info: queue 'orders' is created, with 1 partitions"}]
 
 
 @pytest.mark.parametrize("as_json", [False, True])

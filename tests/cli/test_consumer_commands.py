@@ -34,8 +34,8 @@ def test_create_and_drop(penstock: Penstock) -> None:
     assert penstock("consumer", "create", "c", "--json", code=1).error["error"] == "ALREADY_EXISTS"
     assert penstock("consumer", "drop", "c", "--json", code=1).error["error"] == "CONFIRMATION_NEEDED"
     assert penstock("consumer", "drop", "c", "--yes", "--json").json == {"consumer": "c", "queues": []}
-    told = penstock("consumer", "drop", "c", "--yes", "--json", code=1).error
-    assert told["error"] == "CONSUMER_NOT_FOUND"
+    error = penstock("consumer", "drop", "c", "--yes", "--json", code=1).error
+    assert error["error"] == "CONSUMER_NOT_FOUND"
     assert "created consumer 'c'" in penstock("consumer", "create", "c").out
     assert "dropped consumer 'c'" in penstock("consumer", "drop", "c", "-y").out
 
@@ -115,9 +115,9 @@ def test_lag(filled: Penstock) -> None:
 def test_lag_of_a_missing_queue_or_consumer_is_refused(filled: Penstock) -> None:
     assert filled("consumer", "lag", "--json").json == {"lags": []}
     assert filled("consumer", "lag").out == "no lags\n"
-    told = filled("consumer", "lag", "cc", "--json", code=1).error
-    assert told["error"] == "CONSUMER_NOT_FOUND"
-    assert "Did you mean 'c'?" in told["message"]
+    error = filled("consumer", "lag", "cc", "--json", code=1).error
+    assert error["error"] == "CONSUMER_NOT_FOUND"
+    assert "Did you mean 'c'?" in error["message"]
     assert filled("consumer", "lag", "c", "qq", "--json", code=1).error["error"] == "QUEUE_NOT_FOUND"
 
 
@@ -156,8 +156,8 @@ def test_a_consumer_in_use_is_neither_moved_nor_dropped(filled: Penstock, store_
             ["drop", "c", "--yes"],
             ["unregister", "c", "q", "--yes"],
         ):
-            told = filled("consumer", *words, "--json", code=1).error
-            assert told["error"] == "CONSUMER_IN_USE.RUNNING_QUERY", words
+            error = filled("consumer", *words, "--json", code=1).error
+            assert error["error"] == "CONSUMER_IN_USE.RUNNING_QUERY", words
         assert filled("consumer", "seek", "c", "q", "--to", "latest", "--dry-run").code == 0
         lock.release()
     assert offsets(store_url) == {0: 0, 1: 0}
@@ -179,8 +179,8 @@ def test_invalid_positions_are_refused(
     filled: Penstock, store_url: str, position: str, condition: str
 ) -> None:
     filled("consumer", "register", "c", "q")
-    told = filled("consumer", "seek", "c", "q", "--to", position, "--json", code=1).error
-    assert told["error"] == condition
+    error = filled("consumer", "seek", "c", "q", "--to", position, "--json", code=1).error
+    assert error["error"] == condition
     assert offsets(store_url) == {0: 0, 1: 0}
 
 

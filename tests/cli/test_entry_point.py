@@ -113,8 +113,8 @@ def test_an_output_that_cannot_be_written_is_a_one_line_error(
         page = "https://penstock-spark.github.io/penstock/problems/#output_unwritable"
         assert done.returncode == 1
         if "--json" in words:
-            told = {"error": "OUTPUT_UNWRITABLE", "message": said, "parameters": {}, "help": page}
-            assert json.loads(done.stderr) == told
+            expected = {"error": "OUTPUT_UNWRITABLE", "message": said, "parameters": {}, "help": page}
+            assert json.loads(done.stderr) == expected
         else:
             assert done.stderr == f"error: [OUTPUT_UNWRITABLE] {said}\nhelp: {page}\n"
 

@@ -24,9 +24,9 @@ def test_an_error_is_one_line_with_a_link(penstock_sqlite: Penstock) -> None:
     page = "https://penstock-spark.github.io/penstock/problems/#queue_not_found"
     assert said.err == "error: [QUEUE_NOT_FOUND] there is no queue 'ordres'. Did you mean 'orders'?\n"
     assert said.help == page
-    told = penstock_sqlite("queue", "show", "ordres", "--json", code=1)
-    assert told.out == ""
-    assert told.error == {
+    output = penstock_sqlite("queue", "show", "ordres", "--json", code=1)
+    assert output.out == ""
+    assert output.error == {
         "error": "QUEUE_NOT_FOUND",
         "message": "there is no queue 'ordres'. Did you mean 'orders'?",
         "parameters": {"queue": "ordres"},
@@ -36,9 +36,9 @@ def test_an_error_is_one_line_with_a_link(penstock_sqlite: Penstock) -> None:
 
 @pytest.mark.parametrize("secret", ["postgres", "gres", "sql:"])
 def test_a_url_keeps_its_scheme_whatever_the_password(secret: str) -> None:
-    told = f"postgresql://app@db/shop: no route; the password was {secret}"
-    assert redact(told, [secret]) == "postgresql://app@db/shop: no route; the password was ***"
-    assert sentence(told, 300, [secret]).startswith("postgresql://app@db/shop")
+    output = f"postgresql://app@db/shop: no route; the password was {secret}"
+    assert redact(output, [secret]) == "postgresql://app@db/shop: no route; the password was ***"
+    assert sentence(output, 300, [secret]).startswith("postgresql://app@db/shop")
 
 
 def test_json_may_be_requested_before_the_command(penstock_sqlite: Penstock) -> None:
@@ -95,9 +95,9 @@ def test_wrong_usage_is_one_line_with_exit_code_2(words: list[str], said: str) -
     assert found.err.count("\n") == 1
     assert re.match(r"error: \[USAGE\] .*See penstock.* --help\n", found.err)
     assert said in found.err
-    told = run_penstock(*words, "--json", code=2).error
-    assert told["error"] == "USAGE"
-    assert said.partition(" See ")[0] in told["message"]
+    output = run_penstock(*words, "--json", code=2).error
+    assert output["error"] == "USAGE"
+    assert said.partition(" See ")[0] in output["message"]
 
 
 @pytest.mark.parametrize("words", [[], ["queue"], ["store"], ["consumer"]])

@@ -80,30 +80,30 @@ def test_a_check_shows_the_output_and_the_problems_of_each_mode(spark: SparkSess
         "update: allowed",
         "complete: allowed, not safe",
     ]
-    told = run_penstock(*words, *TIMES, "--json").json
-    assert [(mode["mode"], mode["allowed"], mode["safe"]) for mode in told["modes"]] == [
+    report = run_penstock(*words, *TIMES, "--json").json
+    assert [(mode["mode"], mode["allowed"], mode["safe"]) for mode in report["modes"]] == [
         ("append", True, True),
         ("update", True, True),
         ("complete", True, False),
     ]
-    assert told["modes"][0]["emits"].startswith("Each group comes out once")
-    problem = told["modes"][2]["problems"][0]
+    assert report["modes"][0]["emits"].startswith("Each group comes out once")
+    problem = report["modes"][2]["problems"][0]
     assert {"code", "message", "severity", "operator", "line", "fix", "page"} <= problem.keys()
-    assert told["trigger"] == "processing time"
+    assert report["trigger"] == "processing time"
 
 
 def test_a_check_fails_when_no_mode_is_allowed_and_safe(spark: SparkSession, here: Path) -> None:
     words = ("modes", "check", job(here, "totals"), "--schema", "ts timestamp, key string")
-    told = run_penstock(*words, "--json", code=1).json
-    assert [mode["safe"] for mode in told["modes"]] == [False] * 3
-    assert not told["modes"][0]["allowed"]
+    report = run_penstock(*words, "--json", code=1).json
+    assert [mode["safe"] for mode in report["modes"]] == [False] * 3
+    assert not report["modes"][0]["allowed"]
 
 
 def test_a_check_considers_sink_and_trigger(spark: SparkSession, here: Path) -> None:
     words = ("modes", "check", job(here, "keys"), "--schema", "key string", "--json")
-    told = run_penstock(*words, "--sink", "parquet", "--trigger", "availableNow").json
-    assert (told["sink"], told["trigger"]) == ("parquet", "available now")
-    assert [mode["allowed"] for mode in told["modes"]] == [True, False, False]
+    report = run_penstock(*words, "--sink", "parquet", "--trigger", "availableNow").json
+    assert (report["sink"], report["trigger"]) == ("parquet", "available now")
+    assert [mode["allowed"] for mode in report["modes"]] == [True, False, False]
     assert run_penstock(*words, "--trigger", "continuous=1 second").json["trigger"] == "continuous"
     assert "a trigger is" in run_penstock(*words, "--trigger", "sometimes", code=1).error["message"]
 
@@ -111,10 +111,10 @@ def test_a_check_considers_sink_and_trigger(spark: SparkSession, here: Path) -> 
 def test_a_check_passes_a_session_to_a_function_that_takes_one(spark: SparkSession, here: Path) -> None:
     words = ("modes", "check", job(here, "of_session"), "--json")
     assert [mode["safe"] for mode in run_penstock(*words).json["modes"]] == [True, True, False]
-    told = run_penstock(*words, "--schema", "id int", code=1).error
-    assert "leave out --schema and --event-time" in told["message"]
-    told = run_penstock("modes", "check", job(here, "keys"), "--json", code=1).error
-    assert "give its columns with --schema" in told["message"]
+    report = run_penstock(*words, "--schema", "id int", code=1).error
+    assert "leave out --schema and --event-time" in report["message"]
+    report = run_penstock("modes", "check", job(here, "keys"), "--json", code=1).error
+    assert "give its columns with --schema" in report["message"]
 
 
 def test_a_preview_shows_each_mode_as_a_table(spark: SparkSession, here: Path) -> None:
@@ -173,8 +173,8 @@ def test_a_preview_writes_a_picture(spark: SparkSession, here: Path) -> None:
     words = (job(here, "keys"), "events.jsonl", "--mode", "append", "--picture")
     run_penstock("modes", "preview", *words, "modes.svg")
     assert ElementTree.parse(here / "modes.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
-    told = run_penstock("modes", "preview", *words, "no/such/folder.svg", "--json", code=1)
-    assert told.error["error"] == "FILE_UNWRITABLE"
+    report = run_penstock("modes", "preview", *words, "no/such/folder.svg", "--json", code=1)
+    assert report.error["error"] == "FILE_UNWRITABLE"
 
 
 def test_rows_can_be_piped_in_with_a_schema(spark: SparkSession, here: Path) -> None:
@@ -198,18 +198,18 @@ def test_rows_can_be_piped_in_with_a_schema(spark: SparkSession, here: Path) -> 
 def test_a_target_that_is_not_a_function_of_a_dataframe_is_refused(
     here: Path, target: str, message: str
 ) -> None:
-    told = run_penstock(
+    report = run_penstock(
         "modes", "preview", target.format(job=f"job_{here.name}"), "events.jsonl", "--json", code=1
     ).error
-    assert message in told["message"]
+    assert message in report["message"]
 
 
 def test_errors_of_the_function_are_one_line(spark: SparkSession, here: Path) -> None:
-    told = run_penstock("modes", "preview", job(here, "unknown"), "events.jsonl", code=1).err
-    assert told.startswith("error: [UNRESOLVED_COLUMN.WITH_SUGGESTION] A column")
-    assert len(told.splitlines()) == 1
-    told = run_penstock("modes", "preview", job(here, "failing"), "events.jsonl", code=1).err
-    assert told == (
+    report = run_penstock("modes", "preview", job(here, "unknown"), "events.jsonl", code=1).err
+    assert report.startswith("error: [UNRESOLVED_COLUMN.WITH_SUGGESTION] A column")
+    assert len(report.splitlines()) == 1
+    report = run_penstock("modes", "preview", job(here, "failing"), "events.jsonl", code=1).err
+    assert report == (
         "error: [PYTHON_EXCEPTION] ValueError: boom at a (in the preview of append mode, in micro-batch 0)\n"
     )
 
@@ -223,15 +223,15 @@ def test_a_command_does_not_change_sparks_loggers(spark: SparkSession, here: Pat
 
 
 def test_conflicting_options_are_refused(here: Path) -> None:
-    def told(*words: object) -> Any:
+    def report(*words: object) -> Any:
         return run_penstock("modes", "preview", job(here, "keys"), *words, "--json", code=1).error
 
-    assert "--event-time" in told("events.jsonl", "--delay", "1 minute")["message"]
-    assert "leave one out" in told("events.jsonl", "--batch-rows", 1, "--batch-column", "key")["message"]
-    assert "Did you mean 'key'?" in told("events.jsonl", "--batch-column", "kye")["message"]
-    assert "Did you mean 'ts'?" in told("events.jsonl", "--event-time", "tss")["message"]
-    assert told("nowhere.jsonl")["error"] == "FILE_UNREADABLE"
-    rejected = told("events.jsonl", "--schema", "ts timestamp, key bigint")
+    assert "--event-time" in report("events.jsonl", "--delay", "1 minute")["message"]
+    assert "leave one out" in report("events.jsonl", "--batch-rows", 1, "--batch-column", "key")["message"]
+    assert "Did you mean 'key'?" in report("events.jsonl", "--batch-column", "kye")["message"]
+    assert "Did you mean 'ts'?" in report("events.jsonl", "--event-time", "tss")["message"]
+    assert report("nowhere.jsonl")["error"] == "FILE_UNREADABLE"
+    rejected = report("events.jsonl", "--schema", "ts timestamp, key bigint")
     assert (rejected["error"], rejected["parameters"]["rows"][0]["line"]) == ("ROWS_REJECTED", 1)
     assert rejected["message"] == "5 rows of 'events.jsonl' do not fit the schema; nothing was run"
 

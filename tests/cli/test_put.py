@@ -126,9 +126,9 @@ def test_a_bad_line_in_the_middle_appends_nothing(
 ) -> None:
     queue("queue", "put", "q", stdin=lines(range(5)))
     text = lines(range(100)) + '{"id": "x"}\n{"id": 7, "amount": 1.234}\n' + lines(range(100))
-    told = queue("queue", "put", "q", *batch_rows, *session, "--json", stdin=text, code=1).error
-    assert told["error"] == "ROWS_REJECTED"
-    assert told["parameters"] == {
+    error = queue("queue", "put", "q", *batch_rows, *session, "--json", stdin=text, code=1).error
+    assert error["error"] == "ROWS_REJECTED"
+    assert error["parameters"] == {
         "queue": "q",
         "count": 2,
         "more": False,
@@ -208,8 +208,8 @@ def test_a_partition_can_be_chosen(penstock: Penstock) -> None:
     penstock("queue", "put", "q", "--partition", 2, stdin=lines(range(3)))
     shown = penstock("queue", "show", "q", "--json").json
     assert [part["rows"] for part in shown["partitions"]] == [0, 0, 3]
-    told = penstock("queue", "put", "q", "--partition", 3, "--json", stdin=lines(range(3)), code=1).error
-    assert told["error"] == "PARTITION_NOT_FOUND"
+    error = penstock("queue", "put", "q", "--partition", 3, "--json", stdin=lines(range(3)), code=1).error
+    assert error["error"] == "PARTITION_NOT_FOUND"
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "id,name\n"])
@@ -231,16 +231,16 @@ def test_an_input_without_rows_appends_nothing(sqlite_queue: Penstock, text: str
     ],
 )
 def test_wrong_arguments_are_refused(sqlite_queue: Penstock, words: list[str], condition: str) -> None:
-    told = sqlite_queue("queue", "put", *words, "--json", stdin=lines(range(3)), code=1).error
-    assert told["error"] == condition
+    error = sqlite_queue("queue", "put", *words, "--json", stdin=lines(range(3)), code=1).error
+    assert error["error"] == condition
     assert ids(sqlite_queue) == []
 
 
 def test_a_damaged_archive_is_reported(sqlite_queue: Penstock, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(gzip.compress(lines(range(10_000)).encode())[:-200])
-    told = sqlite_queue("queue", "put", "q", path, "--json", code=1).error
-    assert told["error"] in ("FILE_UNREADABLE", "ROWS_REJECTED")
+    error = sqlite_queue("queue", "put", "q", path, "--json", code=1).error
+    assert error["error"] in ("FILE_UNREADABLE", "ROWS_REJECTED")
     (tmp_path / "rows.csv.gz").write_bytes(b"no archive")
     assert (
         sqlite_queue("queue", "put", "q", tmp_path / "rows.csv.gz", "--json", code=1).error["error"]

@@ -127,8 +127,8 @@ def test_trim(penstock: Penstock) -> None:
     assert penstock("queue", "trim", "q", "--json").json == {"queue": "q", "dropped_rows": 0}
     assert "dropped 4 rows of queue 'q'" in penstock("queue", "trim", "q", "--before", 4).out
     assert penstock("queue", "trim", "q", "--before", 6, "--partition", 0, "--json").json["dropped_rows"] == 2
-    told = penstock("queue", "trim", "q", "--partition", 1, "--json", code=1).error
-    assert (told["error"], told["parameters"]["partition"]) == ("PARTITION_NOT_FOUND", 1)
+    error = penstock("queue", "trim", "q", "--partition", 1, "--json", code=1).error
+    assert (error["error"], error["parameters"]["partition"]) == ("PARTITION_NOT_FOUND", 1)
     assert [row["id"] for row in penstock("queue", "peek", "q", "--json").lines] == [6, 7, 8, 9]
 
 
@@ -208,8 +208,8 @@ def test_a_file_without_a_schema_is_refused(
 ) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    told = penstock_sqlite("queue", "create", "q", "--like", tmp_path / name, "--json", code=1).error
-    assert told["error"] == condition
+    error = penstock_sqlite("queue", "create", "q", "--like", tmp_path / name, "--json", code=1).error
+    assert error["error"] == condition
     assert penstock_sqlite("queue", "list", "--json").json == {"queues": []}
 
 
@@ -219,10 +219,10 @@ def test_a_file_without_a_schema_is_refused(
 )
 def test_an_invalid_schema_file_is_refused(penstock_sqlite: Penstock, tmp_path: Path, content: str) -> None:
     (tmp_path / "schema.json").write_text(content)
-    told = penstock_sqlite(
+    error = penstock_sqlite(
         "queue", "create", "q", "--schema-file", tmp_path / "schema.json", "--json", code=1
     ).error
-    assert told["error"] in ("INVALID_SCHEMA", "SCHEMA_MISMATCH")
+    assert error["error"] in ("INVALID_SCHEMA", "SCHEMA_MISMATCH")
 
 
 @pytest.mark.parametrize(
@@ -241,8 +241,8 @@ def test_an_invalid_schema_file_is_refused(penstock_sqlite: Penstock, tmp_path: 
     ],
 )
 def test_create_refuses_invalid_settings(penstock_sqlite: Penstock, words: list[str], condition: str) -> None:
-    told = penstock_sqlite("queue", "create", "q", *words, "--json", code=1).error
-    assert told["error"] == condition, told
+    error = penstock_sqlite("queue", "create", "q", *words, "--json", code=1).error
+    assert error["error"] == condition, error
     assert penstock_sqlite("queue", "list", "--json").json == {"queues": []}
 
 
@@ -292,8 +292,8 @@ def test_a_name_that_looks_like_an_option_is_given_after_two_dashes(penstock_sql
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "a\udc80b"])
 def test_invalid_names_are_refused(penstock: Penstock, name: str) -> None:
-    told = penstock("queue", "create", name, "--schema", "id int", "--json", code=1).error
-    assert told["error"] == "INVALID_NAME"
+    error = penstock("queue", "create", name, "--schema", "id int", "--json", code=1).error
+    assert error["error"] == "INVALID_NAME"
 
 
 def test_nothing_is_wrapped_or_coloured_in_a_pipe(penstock_sqlite: Penstock) -> None:

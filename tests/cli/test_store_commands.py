@@ -77,9 +77,9 @@ def test_clean_up_reports_how_much_it_dropped(penstock: Penstock) -> None:
 def test_only_init_creates_a_store(store_url: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     # No message has it.
     monkeypatch.setenv("PGPASSWORD", urlsplit(store_url).password or "")
-    told = run_penstock(*words, "--url", store_url, "--json", code=1).error
-    assert told["error"] == "STORE_NOT_FOUND"
-    assert run_penstock(*_advised(told["message"]), "--json").json["created"]
+    error = run_penstock(*words, "--url", store_url, "--json", code=1).error
+    assert error["error"] == "STORE_NOT_FOUND"
+    assert run_penstock(*_advised(error["message"]), "--json").json["created"]
     assert run_penstock("store", "info", "--url", store_url, "--json").json
 
 

@@ -95,21 +95,21 @@ def _undo_commit(pair: Pair, before: Registration) -> None:
     pair.store.database.run(work)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_rows_that_a_restored_store_has_lost_are_not_skipped(pair: Pair, told: bool) -> None:
+@pytest.mark.parametrize("moved_by_sink", [True, False])
+def test_rows_that_a_restored_store_has_lost_are_not_skipped(pair: Pair, moved_by_sink: bool) -> None:
     """The backup is from between a plan and its commit. An owner without the information that the sink moves
     the consumer has seen that in the micro-batch before.
     """
-    owner = pair.own(moved_by_sink=told)
-    if not told:
+    owner = pair.own(moved_by_sink=moved_by_sink)
+    if not moved_by_sink:
         first = pair.planned(owner, (0, 0), (2, 2))
         pair.commit(pair.batch("app", 0, first, ids=None))
         owner.observe(first)
         assert owner.moved_by_sink
-    start = (0, 0) if told else (2, 2)
+    start = (0, 0) if moved_by_sink else (2, 2)
     logged = pair.planned(owner, start, (5, 5))
     backup = pair.registration()
-    pair.commit(pair.batch("app", int(not told), logged, ids=None))
+    pair.commit(pair.batch("app", int(not moved_by_sink), logged, ids=None))
     _undo_commit(pair, backup)
     level(pair.store.database, logged)
     assert pair.offsets() == list(start)

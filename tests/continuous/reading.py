@@ -23,7 +23,7 @@ Step = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Told:
+class Output:
     """The output of a frame."""
 
     rows: list[Json]
@@ -62,12 +62,12 @@ def source_of(spark: SparkSession, plain: DataFrame, steps: list[Step]) -> Conti
     )
 
 
-def run(spark: SparkSession, plain: DataFrame, steps: list[Step], transform: Callable[[Any], Any]) -> Told:
+def run(spark: SparkSession, plain: DataFrame, steps: list[Step], transform: Callable[[Any], Any]) -> Output:
     """Return what passes a transform."""
-    return told(transformed(source_of(spark, plain, steps), transform))
+    return output_of(transformed(source_of(spark, plain, steps), transform))
 
 
-def told(frame: ContinuousFrame) -> Told:
+def output_of(frame: ContinuousFrame) -> Output:
     """Return the output of a frame."""
     table = frame.carried.toArrow()
     assert table.column_names == [*frame.columns, KIND, EPOCH]
@@ -76,4 +76,4 @@ def told(frame: ContinuousFrame) -> Told:
     rows = table.filter(pc.equal(kind, ROW)).select(list(range(count - 2)))
     order = list(zip(kind.to_pylist(), epoch.to_pylist(), strict=True))
     markers = [number for what, number in order if what == MARKER]
-    return Told(rows.to_pylist(), markers, sum(what == FILLER for what, _ in order), order)
+    return Output(rows.to_pylist(), markers, sum(what == FILLER for what, _ in order), order)

@@ -18,7 +18,7 @@ from penstock.continuous.channel import EPOCH, KIND
 from penstock.continuous.dataframe import ContinuousFrame, begin_frame, transformed
 from penstock.continuous.plan_check import check_plan
 from penstock.errors import ContinuousRefusedError
-from tests.continuous.reading import Told, run, source_of, told
+from tests.continuous.reading import Output, output_of, run, source_of
 
 STEPS = [
     ("rows", 1), ("marker", 1), ("filler", 3), ("rows", 1), ("marker", 2), ("rows", 2), ("filler", 2),
@@ -39,12 +39,12 @@ def frame(spark: SparkSession, plain: DataFrame) -> ContinuousFrame:
     return source_of(spark, plain, STEPS)
 
 
-def assert_same(spark: SparkSession, plain: DataFrame, transform: Transform) -> Told:
+def assert_same(spark: SparkSession, plain: DataFrame, transform: Transform) -> Output:
     """Check rows and schema against the plain DataFrame's, and that no marker or filler is lost or moved."""
     expected = transform(plain)
     made = transformed(source_of(spark, plain, STEPS), transform)
     assert made.schema == expected.schema
-    out = told(made)
+    out = output_of(made)
     assert out.rows == expected.toArrow().to_pylist()
     assert out.markers == [1, 2, 3]
     assert out.fillers == 5

@@ -17,7 +17,7 @@ from penstock.continuous.dataframe import ContinuousFrame, transformed
 from penstock.continuous.plan_check import check_plan
 from penstock.errors import ContinuousRefusedError
 from penstock.json_text import Json
-from tests.continuous.reading import run, source_of, told
+from tests.continuous.reading import output_of, run, source_of
 
 STEPS = [
     ("rows", 1), ("marker", 1), ("filler", 3), ("rows", 2), ("rows", 1), ("marker", 2), ("rows", 2),
@@ -224,7 +224,7 @@ def test_maps_and_functions_can_be_chained(spark: SparkSession, plain: DataFrame
         )
 
     made = transformed(source_of(spark, plain, STEPS), transform)
-    assert told(made).rows == transform(plain).toArrow().to_pylist()
+    assert output_of(made).rows == transform(plain).toArrow().to_pylist()
     assert check_plan(made.carried).python_stages == ("mapInPandas", "mapInArrow", "Arrow UDF", "mapInPandas")
 
 

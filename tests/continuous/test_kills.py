@@ -55,7 +55,7 @@ class Copy:
         self.store.create_consumer(self.name).register(f"{self.name} in")
 
     @property
-    def told(self) -> str:
+    def as_argument(self) -> str:
         """Return the child's argument for it."""
         table = named(self.url, self.name) if self.into_table else None
         return json.dumps([self.name, self.url, self.guarantee, table])
@@ -104,7 +104,7 @@ class Application:
             Path(f"{copy.marker}.released").unlink(missing_ok=True)
             if step is not None:
                 faults[copy.name] = {"state": step, "batch": 0, "raises": False, "marker": str(copy.marker)}
-        copies = [copy.told for copy in self.copies]
+        copies = [copy.as_argument for copy in self.copies]
         path = os.pathsep.join([str(FAULTS), os.environ["PYTHONPATH"]])
         environment = {"FAULTS": json.dumps(faults), "PYTHONPATH": path}
         return self._run_child(

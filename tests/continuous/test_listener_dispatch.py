@@ -89,8 +89,8 @@ def test_the_error_that_ended_the_query_is_reported_with_its_condition(heard: He
     telling = ListenerDispatch("copy", heard, lambda _: error)
     telling.started(None, "now")
     telling.terminated(ValueError("some other"), PATIENCE)
-    told = "penstock.errors.TableRefusedError: [TABLE_REFUSED.TABLE_GONE] it is gone"
-    assert heard.events[-1] == ("terminated", told, "TABLE_REFUSED.TABLE_GONE")
+    message = "penstock.errors.TableRefusedError: [TABLE_REFUSED.TABLE_GONE] it is gone"
+    assert heard.events[-1] == ("terminated", message, "TABLE_REFUSED.TABLE_GONE")
 
 
 def test_nothing_is_dispatched_without_listeners() -> None:

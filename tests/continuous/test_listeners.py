@@ -82,7 +82,7 @@ def test_a_listener_is_notified_of_the_start_each_epoch_and_the_end(feed: Feed, 
         feed.add({"id": 0}, {"id": 1})
         query.processAllAvailable()
     query.stop()
-    wait_until(lambda: "QueryTerminatedEvent" in listener.kinds, PATIENCE, "the end is told")
+    wait_until(lambda: "QueryTerminatedEvent" in listener.kinds, PATIENCE, "no event of the end")
     first, *_, last = listener.events
     assert (str(first.id), str(first.runId), first.name) == (query.id, query.runId, "copy")
     assert listener.kinds == ["QueryStartedEvent", *["QueryProgressEvent"] * 3, "QueryTerminatedEvent"]
@@ -90,11 +90,11 @@ def test_a_listener_is_notified_of_the_start_each_epoch_and_the_end(feed: Feed, 
     assert [each.batchId for each in listener.progress] == [0, 1, 2]
     assert [each.numInputRows for each in listener.progress] == [2, 2, 2]
     assert [each.sink.numOutputRows for each in listener.progress] == [1, 1, 1]
-    told, kept = listener.progress[-1], query.lastProgress
-    assert (told.id, told.runId, told.durationMs) == (kept.id, kept.runId, kept.durationMs)
-    assert told.sources[0].description == "queue 'in'"
-    assert float(told.sink.metrics["latencyMs.p50"]) == kept["latencyMs"]["p50"] > 0
-    assert 0 < told.batchDuration < PATIENCE * 1000
+    reported, kept = listener.progress[-1], query.lastProgress
+    assert (reported.id, reported.runId, reported.durationMs) == (kept.id, kept.runId, kept.durationMs)
+    assert reported.sources[0].description == "queue 'in'"
+    assert float(reported.sink.metrics["latencyMs.p50"]) == kept["latencyMs"]["p50"] > 0
+    assert 0 < reported.batchDuration < PATIENCE * 1000
 
 
 def test_an_error_that_ends_the_query_is_reported(
@@ -108,7 +108,7 @@ def test_an_error_that_ends_the_query_is_reported(
     feed.add({"id": 1})
     with pytest.raises(Exception, match="too small"):
         query.awaitTermination(PATIENCE)
-    wait_until(lambda: "QueryTerminatedEvent" in listener.kinds, PATIENCE, "the end is told")
+    wait_until(lambda: "QueryTerminatedEvent" in listener.kinds, PATIENCE, "no event of the end")
     assert "too small" in listener.events[-1].exception
 
 
@@ -119,7 +119,7 @@ def test_a_failing_listener_does_not_affect_the_query(feed: Feed, listen: Any) -
     query.processAllAvailable()
     assert query.stop()
     for listener in (broken, other):
-        wait_until(lambda heard=listener: len(heard.events) == 3, PATIENCE, "all is told")
+        wait_until(lambda heard=listener: len(heard.events) == 3, PATIENCE, "fewer events than expected")
 
 
 def test_progress_has_sparks_format(feed: Feed) -> None:

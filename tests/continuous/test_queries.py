@@ -199,16 +199,16 @@ def test_a_query_without_a_checkpoint_uses_a_temporary_one(copy: Copy) -> None:
 
 @one_store
 def test_a_user_defined_function_gets_the_rows(copy: Copy, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    told.mkdir()
+    files = tmp_path / "files"
+    files.mkdir()
 
     def tell(batch: pa.RecordBatch) -> None:
-        (told / f"{time.monotonic_ns()}").write_text(",".join(map(str, batch["id"].to_pylist())))
+        (files / f"{time.monotonic_ns()}").write_text(",".join(map(str, batch["id"].to_pylist())))
 
     query = copy.start(sink=penstock.FunctionSink(tell))
     copy.add()
     query.processAllAvailable()
-    found = [int(i) for path in told.iterdir() for i in path.read_text().split(",")]
+    found = [int(i) for path in files.iterdir() for i in path.read_text().split(",")]
     assert sorted(found) == [0, 2, 4, 6, 8]
 
 

@@ -118,8 +118,8 @@ def soaked(child: ChildProcess, copies: list[Copied], seconds: float) -> Usage:
         for copy in copies:
             copy.add()
         time.sleep(max(0.0, began + (number + 1) * EACH_SECONDS - time.monotonic()))
-    told = [line.split() for line in child.output.splitlines() if line.startswith("HEAP ")]
-    heap = [(float(at), int(used) / MEGABYTE) for _, at, used in told if warm <= float(at) <= ended]
+    reported = [line.split() for line in child.output.splitlines() if line.startswith("HEAP ")]
+    heap = [(float(at), int(used) / MEGABYTE) for _, at, used in reported if warm <= float(at) <= ended]
     return Usage({part: [found[part] for found in sampled] for part in PARTS}, heap)
 
 

@@ -177,8 +177,8 @@ def test_many_rows_of_one_epoch_are_staged_in_parts(filled: Filled) -> None:
     filled.queue.append(pa.table({"id": range(count), "turn": [""] * count}, schema=SCHEMA))
     running = filled.start()
     running.processAllAvailable()
-    told = f"select count(*), count(distinct id), sum(id) from {sql_name(filled.url, 't')}"
-    assert query(filled.url, told) == [(count, count, count * (count - 1) // 2)]
+    statement = f"select count(*), count(distinct id), sum(id) from {sql_name(filled.url, 't')}"
+    assert query(filled.url, statement) == [(count, count, count * (count - 1) // 2)]
 
 
 @one_store

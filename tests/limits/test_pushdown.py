@@ -23,10 +23,10 @@ def begun_with(folder: Path, *sources: str) -> Checkpoint:
 
 def test_the_remaining_quota_counts_from_the_end_of_the_last_micro_batch(tmp_path: Path) -> None:
     checkpoint = begun_with(tmp_path, QUEUE)
-    told = remaining_quota(checkpoint, LimitState(3, 0, 0), 10, exact=True)
-    assert (told.left, told.since) == (7, (5, 1))
-    told = remaining_quota(checkpoint, LimitState(0, None, 0), 10, exact=True)
-    assert (told.left, told.since) == (10, (3, 0))
+    quota = remaining_quota(checkpoint, LimitState(3, 0, 0), 10, exact=True)
+    assert (quota.left, quota.since) == (7, (5, 1))
+    quota = remaining_quota(checkpoint, LimitState(0, None, 0), 10, exact=True)
+    assert (quota.left, quota.since) == (10, (3, 0))
 
 
 @pytest.mark.parametrize("sources", [["5"], [], ['{"logOffset":0}'], [QUEUE, QUEUE]])

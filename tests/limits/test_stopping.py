@@ -166,8 +166,8 @@ def test_update_mode_and_complete_mode_without_aggregation_are_refused_in_sparks
     ]:
         with pytest.raises(OutputModeRefusedError, match=code):
             limited.write(sink, output_mode=mode).start(checkpoint=tmp_path / "ck")
-        (told,) = (problem.spark for problem in report[mode].problems if problem.code == code)
-        assert words in str(told)
+        (sparks_error,) = (problem.spark for problem in report[mode].problems if problem.code == code)
+        assert words in str(sparks_error)
 
 
 @one_store

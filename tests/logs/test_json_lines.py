@@ -22,14 +22,14 @@ def line(message: str, *arguments: object, **fields: Any) -> dict[str, Any]:
     )
     text = JsonFormatter().format(record)
     assert "\n" not in text
-    told: dict[str, Any] = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    return told
+    parsed: dict[str, Any] = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    return parsed
 
 
 def test_fields_keep_their_names_and_types() -> None:
-    told = line("queue %r", "orders", action="appended", queue="orders", rows=5, offsets={0: 7}, error=None)
-    assert told.pop("at").endswith("Z")
-    assert told == {
+    parsed = line("queue %r", "orders", action="appended", queue="orders", rows=5, offsets={0: 7}, error=None)
+    assert parsed.pop("at").endswith("Z")
+    assert parsed == {
         "level": "INFO",
         "logger": "penstock.queue",
         "message": "queue 'orders'",
@@ -47,21 +47,21 @@ def test_the_time_is_utc() -> None:
 
 
 def test_values_unknown_to_json_become_text_and_non_finite_numbers_null() -> None:
-    told = line(
+    parsed = line(
         "odd", at=datetime(2026, 1, 1, tzinfo=UTC), sizes={1}, rates=(math.nan, math.inf, 0.5), kind=int
     )
-    assert told["at"].endswith("Z"), "what the line has of its own stays"
-    assert told["sizes"] == [1]
-    assert told["rates"] == [None, None, 0.5]
-    assert told["kind"] == "<class 'int'>"
+    assert parsed["at"].endswith("Z"), "what the line has of its own stays"
+    assert parsed["sizes"] == [1]
+    assert parsed["rates"] == [None, None, 0.5]
+    assert parsed["kind"] == "<class 'int'>"
 
 
 def test_an_exception_includes_its_traceback() -> None:
     try:
         raise ValueError("no such thing")
     except ValueError:
-        told = line("it failed", exc_info=sys.exc_info())
-    assert told["traceback"].splitlines()[-1] == "ValueError: no such thing"
+        parsed = line("it failed", exc_info=sys.exc_info())
+    assert parsed["traceback"].splitlines()[-1] == "ValueError: no such thing"
 
 
 _VALUES = st.recursive(
@@ -73,6 +73,6 @@ _VALUES = st.recursive(
 
 @given(st.text(st.characters()), st.dictionaries(st.from_regex(r"[a-z_]{1,9}_x", fullmatch=True), _VALUES))
 def test_any_record_becomes_one_line_of_json(message: str, fields: dict[str, Any]) -> None:
-    told = line(message.replace("%", "%%") + "%s", "", **fields)
-    assert set(fields) <= set(told)
-    assert told["message"] == message
+    parsed = line(message.replace("%", "%%") + "%s", "", **fields)
+    assert set(fields) <= set(parsed)
+    assert parsed["message"] == message

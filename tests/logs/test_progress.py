@@ -18,7 +18,9 @@ from tests.support.waiting import wait_until
 
 
 @pytest.fixture
-def told(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> Callable[[str], list[dict[str, Any]]]:
+def logged_progress(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> Callable[[str], list[dict[str, Any]]]:
     """Records of ``penstock.progress`` about a query, by its name; there are some to the end of it."""
     caplog.set_level(logging.DEBUG, "penstock.progress")
     penstock.log_progress(spark)
@@ -47,12 +49,12 @@ def rows(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 def test_the_start_progress_and_end_of_a_spark_query_are_logged_once(
-    spark: SparkSession, told: Callable[[str], list[dict[str, Any]]], tmp_path: Path
+    spark: SparkSession, logged_progress: Callable[[str], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     penstock.log_progress(spark)
     penstock.log_progress(SparkSession.getActiveSession() or spark)
     query = run(rows(spark, tmp_path).dropDuplicates(["id"]), "counted", tmp_path)
-    found = told("counted")
+    found = logged_progress("counted")
     assert [each["action"] for each in found] == ["started", "progress", "terminated"]
     assert [each["levelname"] for each in found] == ["INFO", "DEBUG", "INFO"]
     assert {(each["query_id"], each["run_id"]) for each in found} == {(str(query.id), str(query.runId))}
@@ -64,7 +66,7 @@ def test_the_start_progress_and_end_of_a_spark_query_are_logged_once(
 
 
 def test_a_failed_query_is_logged_with_its_condition_and_without_passwords(
-    spark: SparkSession, told: Callable[[str], list[dict[str, Any]]], tmp_path: Path
+    spark: SparkSession, logged_progress: Callable[[str], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     def fail(_frame: DataFrame, _number: int) -> None:
         raise ValueError("no way to postgresql://app:hunter22@host/db")
@@ -74,14 +76,14 @@ def test_a_failed_query_is_logged_with_its_condition_and_without_passwords(
     query = writer.option("checkpointLocation", str(tmp_path / "failing")).start()
     with pytest.raises(Exception, match="no way"):
         query.awaitTermination()
-    last = told("failing")[-1]
+    last = logged_progress("failing")[-1]
     assert last["levelname"] == "ERROR"
     assert last["error"] == "FOREACH_BATCH_USER_FUNCTION_ERROR"
     assert "hunter22" not in repr(last)
 
 
 def test_the_epochs_of_a_continuous_query_are_logged(
-    spark: SparkSession, told: Callable[[str], list[dict[str, Any]]], tmp_path: Path
+    spark: SparkSession, logged_progress: Callable[[str], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path}/store.db"
     with penstock.connect(url) as store:
@@ -99,7 +101,7 @@ def test_the_epochs_of_a_continuous_query_are_logged(
         )
         query.processAllAvailable()
         query.stop()
-    found = told("row by row")
+    found = logged_progress("row by row")
     assert (found[0]["action"], found[-1]["action"]) == ("started", "terminated")
     epochs = [each for each in found if each["action"] == "progress"]
     assert sum(each["rows"] for each in epochs) == 2

@@ -46,8 +46,10 @@ def test_store_operations_are_logged_with_queue_and_consumer(
         producer.append([{"id": 3}], sequence=7, partition=1)
         store.drop_queue("orders")
         store.drop_consumer("billing")
-    told = [vars(record) for record in caplog.records]
-    assert [each["action"] for each in told if each["action"] not in ("trimmed", "maintenance_skipped")] == [
+    logged = [vars(record) for record in caplog.records]
+    assert [
+        each["action"] for each in logged if each["action"] not in ("trimmed", "maintenance_skipped")
+    ] == [
         "store_created",
         "queue_created",
         "appended",
@@ -62,10 +64,10 @@ def test_store_operations_are_logged_with_queue_and_consumer(
         "queue_dropped",
         "consumer_dropped",
     ]
-    assert {each["queue"] for each in told if "queue" in each} == {"orders"}
-    (trimmed,) = [each for each in told if each["action"] == "trimmed"]
+    assert {each["queue"] for each in logged if "queue" in each} == {"orders"}
+    (trimmed,) = [each for each in logged if each["action"] == "trimmed"]
     assert (trimmed["start"], trimmed["end"]) == (0, 1)
-    assert next(each for each in told if each["action"] == "append_skipped")["sequence"] == 7
+    assert next(each for each in logged if each["action"] == "append_skipped")["sequence"] == 7
 
 
 def test_no_record_contains_a_password(pg_url: str, caplog: pytest.LogCaptureFixture) -> None:

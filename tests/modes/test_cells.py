@@ -43,9 +43,9 @@ def test_the_check_allows_what_spark_starts(
 ) -> None:
     with settings_of(spark, cell.query):
         df = frame_of(spark, streams, cell.query)
-        told = penstock.modes.check(df, sink=cell.sink, trigger=cell.arguments)[cell.mode]
+        found = penstock.modes.check(df, sink=cell.sink, trigger=cell.arguments)[cell.mode]
         refusal = refusal_of(cell, df, tmp_path)
-    assert told.allowed == (refusal is None), (told.problems, refusal)
+    assert found.allowed == (refusal is None), (found.problems, refusal)
 
 
 def test_there_are_enough_cells() -> None:
@@ -78,8 +78,8 @@ def _table(spark: SparkSession, streams: Inputs) -> str:
             with settings_of(spark, cell.query):
                 df = frame_of(spark, streams, cell.query)
                 reports[row] = penstock.modes.check(df, sink=cell.sink, trigger=cell.arguments)
-        told = reports[row][cell.mode]
-        verdict = "yes" if told.safe else "unsafe" if told.allowed else "no"
+        found = reports[row][cell.mode]
+        verdict = "yes" if found.safe else "unsafe" if found.allowed else "no"
         rows.setdefault(row, {})[cell.mode] = verdict
     for (query, sink, trigger), verdicts in rows.items():
         shown = " | ".join(verdicts.get(mode, "") for mode in MODES)

@@ -61,8 +61,8 @@ def test_sparks_message_is_attached_to_the_problem_that_it_describes(query: tupl
     report = penstock.modes.check(df)
     for mode in MODES:
         theirs = check_output_mode(df, mode)
-        told = [problem.spark for problem in report[mode].problems if problem.spark]
-        assert told == ([] if theirs is None else [theirs.message])
+        messages = [problem.spark for problem in report[mode].problems if problem.spark]
+        assert messages == ([] if theirs is None else [theirs.message])
         assert (report[mode].emits is None) == (not report[mode].allowed)
 
 
@@ -81,14 +81,14 @@ def _no_rows(key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any]:
     yield from ()
 
 
-@pytest.mark.parametrize(("time_out", "told"), [("NoTimeout", True), ("ProcessingTimeTimeout", False)])
+@pytest.mark.parametrize(("time_out", "warned"), [("NoTimeout", True), ("ProcessingTimeTimeout", False)])
 def test_a_function_without_a_timeout_gives_a_warning_and_stays_safe(
-    streams: Inputs, time_out: str, told: bool
+    streams: Inputs, time_out: str, warned: bool
 ) -> None:
     df = streams.events.groupBy("k").applyInPandasWithState(_no_rows, "k long", "n long", "append", time_out)
     report = penstock.modes.check(df)["append"]
     assert report.safe
-    assert [problem.code for problem in report.problems] == ["PENSTOCK_STATE_FOR_EVER"] * told
+    assert [problem.code for problem in report.problems] == ["PENSTOCK_STATE_FOR_EVER"] * warned
 
 
 def test_a_stalled_watermark_is_named_with_its_stream(streams: Inputs) -> None:

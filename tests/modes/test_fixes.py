@@ -25,7 +25,7 @@ def streams(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> In
     return inputs(spark, tmp_path_factory.mktemp("streams"))
 
 
-def _told(spark: SparkSession, streams: Inputs, cell: Cell) -> ModeReport:
+def _problems_in(spark: SparkSession, streams: Inputs, cell: Cell) -> ModeReport:
     with settings_of(spark, cell.query):
         df = frame_of(spark, streams, cell.query)
         return penstock.modes.check(df, sink=cell.sink, trigger=cell.arguments)[cell.mode]
@@ -42,12 +42,12 @@ def test_a_fix_removes_the_problem_and_the_query_runs(
     code: str, spark: SparkSession, streams: Inputs, tmp_path: Path
 ) -> None:
     bad, fixed = FIXES[code]
-    found = [problem for problem in _told(spark, streams, bad).problems if problem.code == code]
-    assert found, _told(spark, streams, bad).problems
+    found = [problem for problem in _problems_in(spark, streams, bad).problems if problem.code == code]
+    assert found, _problems_in(spark, streams, bad).problems
     assert found[0].fix
-    told = _told(spark, streams, fixed)
-    assert code not in [problem.code for problem in told.problems]
-    assert told.allowed
+    checked = _problems_in(spark, streams, fixed)
+    assert code not in [problem.code for problem in checked.problems]
+    assert checked.allowed
     if fixed in CELLS:
         # Started there.
         return

@@ -54,7 +54,7 @@ def flat(spark: SparkSession, frame: DataFrame, mode: str) -> DataFrame:
     return DataFrame(java.toDF(), spark)
 
 
-def told(df: DataFrame) -> dict[str, list[str]]:
+def codes_by_mode(df: DataFrame) -> dict[str, list[str]]:
     """The codes of each mode, once they are known to come to Spark's verdict."""
     plan = Plan(plan_tree(df))
     for mode in MODES:
@@ -69,7 +69,7 @@ def told(df: DataFrame) -> dict[str, list[str]]:
 
 
 def test_map_groups_with_state_is_allowed_in_update_mode_only(spark: SparkSession, streams: Inputs) -> None:
-    codes = told(mapped(spark, streams.events))
+    codes = codes_by_mode(mapped(spark, streams.events))
     assert codes["append"] == ["PENSTOCK_MAP_GROUPS_MODE", FOR_EVER]
     assert codes["update"] == [FOR_EVER]
     assert "PENSTOCK_MAP_GROUPS_MODE" in codes["complete"]
@@ -99,25 +99,25 @@ def test_map_groups_with_state_in_update_mode_emits_changed_groups(
 def test_the_mode_of_a_function_must_be_that_of_the_query(
     spark: SparkSession, streams: Inputs, own: str, other: str
 ) -> None:
-    codes = told(flat(spark, streams.events, own))
+    codes = codes_by_mode(flat(spark, streams.events, own))
     assert codes[own.lower()] == [FOR_EVER]
     assert codes[other] == ["PENSTOCK_FUNCTION_MODE", FOR_EVER]
 
 
 def test_several_functions_must_be_in_append_mode(spark: SparkSession, streams: Inputs) -> None:
     both = flat(spark, flat(spark, streams.events, "Append"), "Append")
-    assert told(both)["append"] == [FOR_EVER, FOR_EVER]
+    assert codes_by_mode(both)["append"] == [FOR_EVER, FOR_EVER]
     mixed = flat(spark, flat(spark, streams.events, "Append"), "Update")
-    assert "PENSTOCK_SEVERAL_STATEFUL_FUNCTIONS" in told(mixed)["update"]
+    assert "PENSTOCK_SEVERAL_STATEFUL_FUNCTIONS" in codes_by_mode(mixed)["update"]
 
 
 def test_a_function_in_update_mode_is_not_counted(spark: SparkSession, streams: Inputs) -> None:
     counted = flat(spark, streams.events, "Update").groupBy("value").count()
-    assert "PENSTOCK_FUNCTION_UPDATE_WITH_AGGREGATION" in told(counted)["update"]
+    assert "PENSTOCK_FUNCTION_UPDATE_WITH_AGGREGATION" in codes_by_mode(counted)["update"]
 
 
 def test_a_function_in_append_mode_is_counted_in_update_mode(
     spark: SparkSession, streams: Inputs, tmp_path: Path
 ) -> None:
     counted = flat(spark, streams.events, "Append").groupBy("value").count()
-    assert told(counted)["update"] == ["PENSTOCK_STATE_FOR_EACH_KEY", FOR_EVER]
+    assert codes_by_mode(counted)["update"] == ["PENSTOCK_STATE_FOR_EACH_KEY", FOR_EVER]

@@ -40,9 +40,9 @@ def test_a_sink_accepts_the_modes_that_its_writer_supports(
     for mode in MODES:
         cell = Cell("filtered" if mode == "append" else "count_by_key", mode, f"{PACKAGE}.{sink}")
         df = frame_of(spark, streams, cell.query)
-        told = penstock.modes.check(df, sink=cell.sink)[mode]
-        assert told.allowed == (mode in modes), told.problems
-        assert told.allowed == (refusal_of(cell, df, tmp_path) is None)
+        verdict = penstock.modes.check(df, sink=cell.sink)[mode]
+        assert verdict.allowed == (mode in modes), verdict.problems
+        assert verdict.allowed == (refusal_of(cell, df, tmp_path) is None)
 
 
 def test_the_missing_capability_is_named(streams: Inputs) -> None:
@@ -103,11 +103,11 @@ def test_a_mode_that_the_sink_does_not_support_is_reported_with_the_supported_on
     called = PythonSink.name() if sink == "python" else sink
     report = penstock.modes.check(streams.events.groupBy("k").count(), sink=called)
     modes = ["append"] if sink == "parquet" else ["append", "complete"]
-    told = {
+    verdict = {
         mode: [each.message for each in report[mode].problems if " takes " in each.message] for mode in MODES
     }
-    assert [mode for mode in MODES if not told[mode]] == modes
-    assert f"takes {' and '.join(modes)} mode, not update" in told["update"][0]
+    assert [mode for mode in MODES if not verdict[mode]] == modes
+    assert f"takes {' and '.join(modes)} mode, not update" in verdict["update"][0]
 
 
 def test_a_sink_about_which_spark_could_not_be_asked_is_reported(

@@ -26,10 +26,10 @@ def test_with_protobuf_installed_the_query_runs(
     path = os.pathsep.join([str(hiding), os.environ.get("PYTHONPATH", "")])
     child = run_child(PROGRAM, tmp_path / "spark", hiding, env={"PYTHONPATH": path})
     assert child.wait(SECONDS) == 0, child.output[-4000:]
-    told = [
+    reported = [
         line for line in child.output.splitlines() if line.split(" ")[0] in ("MISSING", "INSTALLED", "ROWS")
     ]
-    assert told == [
+    assert reported == [
         "MISSING CODES ['PENSTOCK_FUNCTION_NEEDS_PROTOBUF', 'PENSTOCK_STATE_FOR_EVER']",
         "MISSING RUNS False",
         "INSTALLED CODES ['PENSTOCK_STATE_FOR_EVER']",

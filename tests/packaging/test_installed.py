@@ -18,7 +18,7 @@ from packaging.version import Version
 from tests.packaging.building import EXTRAS, PROJECT, floors, requirements
 from tests.packaging.conftest import Distributions
 from tests.packaging.environments import SMOKES, Environment, fetch, install, interpreter, make
-from tests.typing.checking import FILES, meant, told
+from tests.typing.checking import FILES, errors_of, expected_errors
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(3000)]
 
@@ -100,7 +100,7 @@ def test_type_checkers_see_the_types_of_the_installed_package(
         "--python-executable",
         str(empty.python),
     ]
-    assert told(mypy, FILES, tmp_path) == meant(FILES)
+    assert errors_of(mypy, FILES, tmp_path) == expected_errors(FILES)
 
 
 def test_the_lowest_versions_work(

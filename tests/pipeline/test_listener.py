@@ -11,7 +11,7 @@ from penstock.json_text import Json
 from penstock.pipeline.monitor import SessionListener
 
 
-def told(run_id: str, batch: int) -> Json:
+def progress_of(run_id: str, batch: int) -> Json:
     return {"runId": run_id, "batchId": batch}
 
 
@@ -47,7 +47,7 @@ def test_events_are_held_until_the_owner_of_their_run_is_known(
     with hearing.starting():
         for run_id in ("own", "stranger"):
             hearing.started("id", run_id, "n")
-            hearing.progressed(told(run_id, 0))
+            hearing.progressed(progress_of(run_id, 0))
             hearing.terminated(run_id, None, None)
         assert own.method_calls == others.method_calls == []
         hearing.claim("own", own)
@@ -60,7 +60,7 @@ def test_events_are_held_until_the_owner_of_their_run_is_known(
 def test_a_run_claimed_without_a_publisher_is_not_reported(hearing: SessionListener, others: Mock) -> None:
     hearing.claim("continuous", None)
     hearing.started("id", "continuous", "n")
-    hearing.progressed(told("continuous", 0))
+    hearing.progressed(progress_of("continuous", 0))
     hearing.terminated("continuous", None, None)
     assert others.method_calls == []
 
@@ -70,8 +70,8 @@ def test_without_monitor_the_runs_of_other_queries_are_not_reported(own: Mock) -
     hearing.listens = True
     hearing.claim("own", own)
     hearing.started("id", "stranger", "n")
-    hearing.progressed(told("stranger", 0))
-    hearing.progressed(told("own", 0))
+    hearing.progressed(progress_of("stranger", 0))
+    hearing.progressed(progress_of("own", 0))
     hearing.terminated("stranger", None, None)
     assert heard(own) == [("progressed", "own")]
 

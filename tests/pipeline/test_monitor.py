@@ -71,9 +71,9 @@ def test_a_micro_batch_query_is_reported_to_the_store_of_its_sink(
     assert '"addBatch"' in last.durations
     assert last.p50 is None
     collector = Collector(store_url)
-    (told,) = collector.collect()["queries"]
+    (entry,) = collector.collect()["queries"]
     collector.close()
-    assert (told["batch_duration_ms"]["p99"], told["batch_duration_ms"]["batches"]) == (last.duration, 1)
+    assert (entry["batch_duration_ms"]["p99"], entry["batch_duration_ms"]["batches"]) == (last.duration, 1)
 
 
 def test_a_continuous_query_is_reported_with_its_latency(
@@ -297,12 +297,12 @@ def test_queries_of_a_killed_process_are_shown_as_silent(
     queue.append([{"id": 1}])
     wait_until(lambda: len(rows(store)) == 2 and all(row.rows_in for row in rows(store).values()), PATIENCE)
     collector = Collector(store_url)
-    told = collector.collect()
-    assert {(query["name"], query["state"]) for query in told["queries"]} == {
+    entry = collector.collect()
+    assert {(query["name"], query["state"]) for query in entry["queries"]} == {
         ("batches", "running"),
         ("epochs", "running"),
     }
-    assert [consumer["owner"]["alive"] for consumer in told["consumers"]] == [True, True]
+    assert [consumer["owner"]["alive"] for consumer in entry["consumers"]] == [True, True]
     child.kill_tree()
     assert {query["state"] for query in collector.collect()["queries"]} == {"running"}
     monkeypatch.setattr(shown, "SILENT_SECONDS", 0.5)

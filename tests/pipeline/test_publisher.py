@@ -27,7 +27,7 @@ from tests.support.waiting import wait_until
 RUN = QueryRun("id", "run", "ř 'q'", "continuous", 5)
 
 
-def told(batch: int, rows: int = 10, out: int = -1, **more: object) -> Json:
+def progress_report(batch: int, rows: int = 10, out: int = -1, **more: object) -> Json:
     """A query's progress as Spark has it in JSON."""
     return {
         "batchId": batch,
@@ -72,7 +72,7 @@ def test_only_the_newest_progress_is_reported_with_the_total_of_rows(
     publisher.begin(RUN)
     began = time.monotonic()
     for batch in range(25):
-        publisher.progressed("run", told(batch, 10, 4))
+        publisher.progressed("run", progress_report(batch, 10, 4))
         time.sleep(0.1)
     publisher.end("run", None)
     assert publisher.settle("run", 10)
@@ -91,7 +91,9 @@ def test_rows_dropped_as_late_are_counted_for_the_run_and_logged_once(
 ) -> None:
     publisher.begin(RUN)
     for batch, late in enumerate((0, 2, 3, 0)):
-        publisher.progressed("run", told(batch, 10, stateOperators=[{"numRowsDroppedByWatermark": late}]))
+        publisher.progressed(
+            "run", progress_report(batch, 10, stateOperators=[{"numRowsDroppedByWatermark": late}])
+        )
     publisher.end("run", None)
     assert publisher.settle("run", 10)
     assert "5 rows have been dropped since this run began" in progress(store)[-1].warnings
@@ -102,11 +104,11 @@ def test_rows_dropped_as_late_are_counted_for_the_run_and_logged_once(
 def test_progress_after_the_end_or_of_an_unknown_run_is_ignored(
     publisher: Publisher, store: penstock.Store
 ) -> None:
-    publisher.progressed("stranger", told(1))
+    publisher.progressed("stranger", progress_report(1))
     publisher.begin(RUN)
     publisher.end("run", None)
     assert publisher.settle("run", 10)
-    publisher.progressed("run", told(1))
+    publisher.progressed("run", progress_report(1))
     publisher.end("run", QueryError("BAD", "why"))
     assert progress(store) == []
     assert rows(store)[0].state == "stopped"
@@ -141,9 +143,9 @@ def test_rows_out_come_from_the_ledger_where_spark_has_not_counted_them(
 
     store.database.run(enter)
     publisher.begin(RUN, lambda tx: "s")
-    publisher.progressed("run", told(1))
+    publisher.progressed("run", progress_report(1))
     wait_until(lambda: progress(store), 10)
-    publisher.progressed("run", told(2))
+    publisher.progressed("run", progress_report(2))
     publisher.end("run", None)
     assert publisher.settle("run", 10)
     assert [(point.batch_id, point.rows_out) for point in progress(store)] == [(1, 7), (2, 9)]
@@ -159,11 +161,11 @@ def test_a_store_that_does_not_respond_is_logged_once_and_reported_to_later(
     began = time.monotonic()
     publisher.begin(RUN)
     for batch in range(1000):
-        publisher.progressed("run", told(batch, 1))
+        publisher.progressed("run", progress_report(batch, 1))
     assert time.monotonic() - began < 1
     wait_until(lambda: publisher._unavailable, 20)
     assert not publisher.settle("run", 5)
-    publisher.progressed("run", told(1000, 1))
+    publisher.progressed("run", progress_report(1000, 1))
     for _ in range(3):
         again = publisher._again_at
         wait_until(lambda again=again: publisher._again_at > again, 20)
@@ -207,7 +209,7 @@ def test_the_thread_stops_with_the_last_query_and_starts_with_the_next(
 
 def test_progress_of_spark_is_parsed() -> None:
     found = progress_of(
-        told(
+        progress_report(
             7,
             durationMs={"triggerExecution": 230, "addBatch": 180},
             eventTime={"watermark": "2026-01-31T12:00:00.500Z"},
@@ -224,7 +226,7 @@ def test_progress_of_spark_is_parsed() -> None:
     assert found.latency == {}
     bare = progress_of({"batchId": 0, "eventTime": {"watermark": "1970-01-01T00:00:00.000Z"}}, 0, None)
     assert (bare.watermark, bare.duration, bare.state_rows) == (None, None, None)
-    assert rows_of(told(1, 5, 3)) == (5, 3)
+    assert rows_of(progress_report(1, 5, 3)) == (5, 3)
     nameless = {"description": "org.apache.spark.sql.PythonStream@75fa25be"}
     assert ends_of({"sources": [nameless, {"description": "rate"}]}, ()) == ("PythonStream, rate", None)
     assert rows_of({"batchId": 1}) == (0, None)

@@ -245,8 +245,10 @@ def test_a_clock_that_was_ahead_is_logged_once(
     with caplog.at_level("WARNING", "penstock"):
         for day in range(3):
             maintained(queue, clock, day * DAY)
-    told = [vars(record) for record in caplog.records]
-    assert [(each["action"], each["queue"], each["partition"]) for each in told] == [("dated_ahead", "q", 0)]
+    logged = [vars(record) for record in caplog.records]
+    assert [(each["action"], each["queue"], each["partition"]) for each in logged] == [
+        ("dated_ahead", "q", 0)
+    ]
 
 
 def test_clock_records_are_read_only_when_rows_are_ahead_of_the_clock(

@@ -19,7 +19,7 @@ def main() -> int:
         if outcome.failure is None:
             print(f"seed {given.first}: nothing fails")
             return 0
-        print(schedules.told(outcome if choices is not None else schedules.shortest(outcome)))
+        print(schedules.report_of(outcome if choices is not None else schedules.shortest(outcome)))
         return 1
     return _many(given)
 

@@ -367,8 +367,8 @@ class _Frame:
             rows = (_shaped(batch) for batch in _rows(self._reader, part))
             return list(self._work(rows))
 
-        told = self._run._tasks(self._batch, self._parts, task)
-        return [Row(**row) for batches in told for batch in batches for row in batch.to_pylist()]
+        batches_by_task = self._run._tasks(self._batch, self._parts, task)
+        return [Row(**row) for batches in batches_by_task for batch in batches for row in batch.to_pylist()]
 
 
 def _shaped(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -1,4 +1,4 @@
-"""One schedule from a seed, the shortest one that fails the same way, and how it is told."""
+"""One schedule from a seed, the shortest one that fails the same way, and a report of it."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def shortest(outcome: Outcome, tries: int = 600) -> Outcome:
     return best
 
 
-def told(outcome: Outcome) -> str:
+def report_of(outcome: Outcome) -> str:
     """What a failure prints: the seed, the schedule to replay, and its steps."""
     assert outcome.failure is not None
     again = run(outcome.seed, outcome.choices, trace=True)
@@ -285,5 +285,5 @@ def run_part(first: int) -> Part:
         outcome = run(seed)
         steps += outcome.steps
         if outcome.failure is not None:
-            return Part(seed - first + 1, steps, told(shortest(outcome)))
+            return Part(seed - first + 1, steps, report_of(shortest(outcome)))
     return Part(PART, steps, None)

@@ -62,7 +62,7 @@ def explained(frame: DataFrame) -> str:
     return text.getvalue()
 
 
-def told(action: Callable[[], object]) -> str:
+def error_text(action: Callable[[], object]) -> str:
     with pytest.raises(Exception, match=r".") as caught:
         action()
     return f"{caught.value!r} {caught.value}"
@@ -89,7 +89,10 @@ def test_the_password_is_never_shown(
     try:
         penstock.register(spark)
         read = batch(spark, url).where("id > 0")
-        shown = [explained(read), told(lambda: penstock.changes.read(spark, f"queue:orders?store={url}"))]
+        shown = [
+            explained(read),
+            error_text(lambda: penstock.changes.read(spark, f"queue:orders?store={url}")),
+        ]
         read.write.format("penstock").options(url=url).mode("append").save("out")
         run(stream(spark, url), url, "out", tmp_path / "ck1", guarantee="exactly_once")
         kept = penstock.stream(spark, penstock.QueueSource("orders", "c", url)).limit(2)
@@ -106,10 +109,10 @@ def test_the_password_is_never_shown(
             shown.append(command_lines())
             started.stop()
         shown += [
-            told(lambda: batch(spark, url, "no_such_queue").collect()),
-            told(lambda: read.selectExpr("raise_error(name)").collect()),
-            told(lambda: batch(spark, url.replace("@", "x@", 1)).collect()),
-            told(lambda: batch(spark, f"{url}&bad option").collect()),
+            error_text(lambda: batch(spark, url, "no_such_queue").collect()),
+            error_text(lambda: read.selectExpr("raise_error(name)").collect()),
+            error_text(lambda: batch(spark, url.replace("@", "x@", 1)).collect()),
+            error_text(lambda: batch(spark, f"{url}&bad option").collect()),
             str(spark.conf.getAll),
         ]
     finally:

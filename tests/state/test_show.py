@@ -422,11 +422,11 @@ def shown(spark: SparkSession, made: Make) -> tuple[Made, CheckpointState]:
 
 def test_the_whole_description_can_be_written_as_json(shown: tuple[Made, CheckpointState]) -> None:
     query, found = shown
-    told = json.loads(json.dumps(found.to_dict()))
-    assert told["watermark"] == "2026-01-01T12:03:12Z"
-    assert told["last_committed"] == query.last
-    assert told["operators"][0]["parts"][0]["rows"] == query.operators[0]["numRowsTotal"]
-    assert told["planned"] is None
+    described = json.loads(json.dumps(found.to_dict()))
+    assert described["watermark"] == "2026-01-01T12:03:12Z"
+    assert described["last_committed"] == query.last
+    assert described["operators"][0]["parts"][0]["rows"] == query.operators[0]["numRowsTotal"]
+    assert described["planned"] is None
 
 
 def test_the_text_shows_all_parts_in_columns(shown: tuple[Made, CheckpointState]) -> None:

@@ -18,7 +18,7 @@ from tests.support.raw_sql import run_sql
 RUN = QueryRun("id", "run 1", 'it\'s "big" <script>', "micro-batch", 5, sink="queue 'x'")
 
 
-def _told(store: penstock.Store) -> list[Row]:
+def _listed(store: penstock.Store) -> list[Row]:
     return store.database.run(queries.reported_queries, write=False)
 
 
@@ -30,7 +30,7 @@ def test_a_run_is_recorded_from_start_to_end(store: penstock.Store) -> None:
     database = store.database
     before = time.time() * 1e6
     database.run(lambda tx: queries.begin(tx, RUN))
-    (row,) = _told(store)
+    (row,) = _listed(store)
     assert (row.query_id, row.name, row.engine, row.state) == ("id", RUN.name, "micro-batch", "running")
     assert row.started_at == 5
     assert before - 5e6 < row.reported_at < before + 60e6
@@ -43,10 +43,10 @@ def test_a_run_is_recorded_from_start_to_end(store: penstock.Store) -> None:
     assert (one.batch_id, one.rows_in, one.rows_out, one.p50, one.max) == (7, 10, 8, 1.5, 4.0)
     assert (one.duration, one.durations, one.watermark) == (230.0, '{"addBatch": 5.0}', 9)
     assert (two.rows_out, two.p50, two.state_rows) == (None, None, None)
-    (row,) = _told(store)
+    (row,) = _listed(store)
     assert (row.rows_in, row.rows_out, row.source, row.sink) == (15, 8, "rate", "queue 'x'")
     database.run(lambda tx: queries.end(tx, RUN, QueryError("X", "it broke")))
-    (row,) = _told(store)
+    (row,) = _listed(store)
     assert (row.state, row.error_condition, row.error_message) == ("failed", "X", "it broke")
 
 
@@ -56,7 +56,7 @@ def test_a_later_run_replaces_the_earlier_one_whose_reports_are_ignored(store: p
         store.database.run(lambda tx, run=run: queries.begin(tx, run))
     assert not store.database.run(lambda tx: queries.report(tx, RUN, QueryProgress(1, 1)))
     store.database.run(lambda tx: queries.end(tx, RUN, None))
-    (row,) = _told(store)
+    (row,) = _listed(store)
     assert (row.run_id, row.state, row.rows_in) == ("run 2", "running", 0)
     assert _progress(store) == []
 
@@ -67,7 +67,7 @@ def test_the_last_error_stays_when_a_query_runs_again(store: penstock.Store) -> 
     store.database.run(lambda tx: queries.end(tx, RUN, QueryError("X", "it broke")))
     store.database.run(lambda tx: queries.begin(tx, later))
     store.database.run(lambda tx: queries.end(tx, later, None))
-    (row,) = _told(store)
+    (row,) = _listed(store)
     assert (row.state, row.error_condition) == ("stopped", "X")
 
 
@@ -111,7 +111,7 @@ def test_a_query_that_has_not_reported_for_long_is_deleted_with_its_progress(
     monkeypatch.setattr(queries, "FORGOTTEN_SECONDS", 0)
     later = QueryRun("later", "run", None, "continuous", 6)
     store.database.run(lambda tx: queries.begin(tx, later))
-    assert [row.query_id for row in _told(store)] == ["later"]
+    assert [row.query_id for row in _listed(store)] == ["later"]
     assert _progress(store) == []
 
 

@@ -146,9 +146,9 @@ def test_a_lock_timeout_names_the_holder_of_the_lock(pg_url: str) -> None:
             text = str(caught.value)
             assert f"session {pid} (psql, user {holder.info.user}, idle in transaction" in text
             assert f"select pg_terminate_backend({pid})" in text
-            told = re.search(r"within (\d+) s", text)
-            assert told is not None
-            assert 3 <= int(told[1]) <= round(waited), (
+            limit = re.search(r"within (\d+) s", text)
+            assert limit is not None
+            assert 3 <= int(limit[1]) <= round(waited), (
                 "the time that was waited, of which lock_wait is the least"
             )
             assert caught.value.condition == "STORE_LOCKED"

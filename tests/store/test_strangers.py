@@ -234,11 +234,11 @@ def test_relation_names_are_never_executed_as_sql(
     store.create_queue("q", SCHEMA)
     run(database, f"grant usage, create on schema {schema} to {name}_stranger")
     sink, app = "table:t", "the app"
-    told = json.dumps({"sink": sink, "app_id": app, "created_at": 0})
+    payload = json.dumps({"sink": sink, "app_id": app, "created_at": 0})
     attack = f"{staging_relations.PREFIX}x; drop table {schema}.queue cascade"
     with psycopg.connect(as_role("stranger"), autocommit=True) as stranger:
         for relation, comment in (
-            (attack, told),
+            (attack, payload),
             (f"{staging_relations.PREFIX}y", "[[["),
             (f"{staging_relations.PREFIX}z", '{"a": 1}'),
         ):

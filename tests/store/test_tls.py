@@ -42,8 +42,8 @@ def test_a_password_sent_in_clear_text_is_warned_about_once(
     try:
         for _ in range(2):
             penstock.connect(url).close()
-        (told,) = warnings(caplog)
-        assert "sslmode=verify-full" in told
+        (warning,) = warnings(caplog)
+        assert "sslmode=verify-full" in warning
         assert str(urlsplit(pg_url).password) not in caplog.text
     finally:
         with psycopg.connect(pg_url, autocommit=True) as connection:

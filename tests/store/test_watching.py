@@ -191,10 +191,10 @@ def test_a_readable_or_closed_socket_ends_the_wait(queue: penstock.Queue) -> Non
     reader, writer = os.pipe()
     with ours, theirs, queue.watch() as watch:
         assert not watch.wait({0: 0}, 0.05, [ours, reader])
-        told = later(lambda: theirs.send(b"x"))
+        sender = later(lambda: theirs.send(b"x"))
         wake = watch.wait({0: 0}, LONG, [ours, reader])
         assert (wake.ends, wake.ready) == ({}, (ours,))
-        told.join()
+        sender.join()
         assert ours.recv(1) == b"x"
         queue.append([{"n": 1}])
         os.write(writer, b"x")

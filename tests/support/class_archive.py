@@ -59,8 +59,10 @@ def _make(path: Path) -> None:
                 stdin=subprocess.DEVNULL,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            told = getattr(error, "stderr", None) or b""
-            print(f"no archive of Spark's classes: {error}\n{told.decode(errors='replace')}", file=sys.stderr)
+            output = getattr(error, "stderr", None) or b""
+            print(
+                f"no archive of Spark's classes: {error}\n{output.decode(errors='replace')}", file=sys.stderr
+            )
         else:
             # Within one file system a rename is there or not.
             partial.rename(path)

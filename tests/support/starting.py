@@ -15,12 +15,12 @@ def _hand_over(where: str) -> None:
     """Have another process do this one's work, and end with it."""
     import _socket
 
-    told = [
+    parameters = [
         " ".join(sys.orig_argv[2:]),
         os.getcwd(),
         *(f"{name}={value}" for name, value in os.environ.items()),
     ]
-    data = os.fsencode("\0".join(told))
+    data = os.fsencode("\0".join(parameters))
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     connection.connect(where)
     files = b"".join(file.to_bytes(4, sys.byteorder) for file in _STREAM_ENDS)

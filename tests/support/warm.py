@@ -123,10 +123,10 @@ def _received(connection: socket.socket) -> list[str]:
         os.dup2(file, number)
         os.close(file)
     with connection.makefile("rb", buffering=0) as whole:
-        told = b""
-        while len(told) < int.from_bytes(size, "big"):
-            told += whole.read(1 << 16)
-    return os.fsdecode(told).split("\0")
+        received = b""
+        while len(received) < int.from_bytes(size, "big"):
+            received += whole.read(1 << 16)
+    return os.fsdecode(received).split("\0")
 
 
 if __name__ == "__main__":

@@ -160,8 +160,8 @@ def test_an_incompatible_table_is_refused_with_every_difference(feed: Feed) -> N
     query(feed.url, f"create table {sql_name(feed.url, 'mine')} (k real, id bigint, need text not null)")
     with pytest.raises(SchemaMismatchError) as caught:
         feed.run(feed.table("mine", "id"), mode="update")
-    told = caught.value.message
-    assert all(part in told for part in ("'k' is", "no column 'v'", "'need'", 'no unique index on ("id")'))
+    refusal = caught.value.message
+    assert all(part in refusal for part in ("'k' is", "no column 'v'", "'need'", 'no unique index on ("id")'))
 
 
 def test_two_queries_maintain_one_table(feed: Feed) -> None:

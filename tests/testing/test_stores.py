@@ -92,7 +92,7 @@ def test_with_a_database_each_test_runs_on_both_stores(
 ) -> None:
     pytester.makepyfile(TESTS)
     monkeypatch.setenv("PENSTOCK_TEST_PG_URL", pg_url)
-    told = pytester.runpytest_subprocess("-v")
-    told.assert_outcomes(passed=4)
-    told.stdout.fnmatch_lines(["*test_one?sqlite?*", "*test_one?postgresql?*"])
-    assert pg_url not in told.stdout.str()
+    result = pytester.runpytest_subprocess("-v")
+    result.assert_outcomes(passed=4)
+    result.stdout.fnmatch_lines(["*test_one?sqlite?*", "*test_one?postgresql?*"])
+    assert pg_url not in result.stdout.str()

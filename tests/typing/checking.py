@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 FILES = [Path(__file__).with_name(name) for name in ("right.py", "wrong.py")]
-_TOLD = re.compile(r"^(?:.*/)?(\w+\.py):(\d+): error: .*\[([\w-]+)\]$", re.MULTILINE)
-_MEANT = re.compile(r"# E: ([\w, -]+)$")
+_ERROR = re.compile(r"^(?:.*/)?(\w+\.py):(\d+): error: .*\[([\w-]+)\]$", re.MULTILINE)
+_EXPECTED = re.compile(r"# E: ([\w, -]+)$")
 Found = set[tuple[str, int, str]]
 """File, line and the error's code."""
 
 
-def told(mypy: Sequence[str], files: Sequence[Path], folder: Path) -> Found:
+def errors_of(mypy: Sequence[str], files: Sequence[Path], folder: Path) -> Found:
     """The errors that mypy finds.
 
     Parameters
@@ -27,17 +27,17 @@ def told(mypy: Sequence[str], files: Sequence[Path], folder: Path) -> Found:
     command = [*mypy, "--show-error-codes", "--no-error-summary", *map(str, files)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode in (0, 1), done.stdout + done.stderr
-    found = _TOLD.findall(done.stdout)
+    found = _ERROR.findall(done.stdout)
     assert len(found) == done.stdout.count(": error: "), done.stdout
     return {(file, int(line), code) for file, line, code in found}
 
 
-def meant(files: Sequence[Path]) -> Found:
+def expected_errors(files: Sequence[Path]) -> Found:
     """The errors that the files say they have."""
     return {
         (file.name, number, code)
         for file in files
         for number, line in enumerate(file.read_text().splitlines(), 1)
-        if (mark := _MEANT.search(line))
+        if (mark := _EXPECTED.search(line))
         for code in mark[1].split(", ")
     }

@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.typing.checking import FILES, meant, told
+from tests.typing.checking import FILES, errors_of, expected_errors
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_correct_uses_pass_and_wrong_ones_are_reported() -> None:
     # With the project's own settings, so that what `make lint` has found out is used again.
-    found = told([sys.executable, "-m", "mypy"], FILES, ROOT)
-    assert found == meant(FILES)
+    found = errors_of([sys.executable, "-m", "mypy"], FILES, ROOT)
+    assert found == expected_errors(FILES)
     assert len(found) > 25

@@ -79,8 +79,8 @@ def test_no_answer_contains_a_password(serve: Serve, store: penstock.Store, stor
     assert secrets or store_url.startswith("sqlite")
     for path in ("/api/snapshot", "/metrics", "/", "/nothing"):
         answer = served.get(path)
-        told = answer.text + str(answer.headers)
-        assert not [secret for secret in secrets if secret in told]
+        response = answer.text + str(answer.headers)
+        assert not [secret for secret in secrets if secret in response]
 
 
 @one_store
@@ -378,9 +378,9 @@ def test_metrics_contain_the_duration_of_micro_batches_but_not_as_latency(
         family.name: family for family in text_string_to_metric_families(serve().get("/metrics").text)
     }
     assert families["penstock_query_latency_seconds"].samples == []
-    told = families["penstock_query_micro_batch_duration_seconds"]
-    assert "not the latency of rows" in told.documentation
-    assert {sample.labels["quantile"]: sample.value for sample in told.samples} == {
+    response = families["penstock_query_micro_batch_duration_seconds"]
+    assert "not the latency of rows" in response.documentation
+    assert {sample.labels["quantile"]: sample.value for sample in response.samples} == {
         "0.5": 0.2,
         "0.9": 0.4,
         "0.99": 0.4,

@@ -60,17 +60,17 @@ def test_a_queue_is_described_as_in_the_store(collector: Collector, store: penst
     retention = penstock.Retention(rows=1000)
     queue = store.create_queue(ODD, SCHEMA, partitions=2, key=["customer"], retention=retention)
     queue.append(_rows(20))
-    (told,) = collector.collect()["queues"]
+    (seen,) = collector.collect()["queues"]
     info = queue.info()
-    assert (told["name"], told["rows"], told["bytes"], told["key"]) == (ODD, 20, info.bytes, ["customer"])
-    assert told["keeps"] == {"rows": 1000, "age_seconds": None, "bytes": None}
+    assert (seen["name"], seen["rows"], seen["bytes"], seen["key"]) == (ODD, 20, info.bytes, ["customer"])
+    assert seen["keeps"] == {"rows": 1000, "age_seconds": None, "bytes": None}
     appended = max(part.last_append for part in info.partitions if part.last_append)
-    assert datetime.fromisoformat(told["last_append_at"]) <= appended
-    assert 0 <= told["oldest_seconds"] < 60
-    assert [(part["first_index"], part["next_index"], part["segments"]) for part in told["partitions"]] == [
+    assert datetime.fromisoformat(seen["last_append_at"]) <= appended
+    assert 0 <= seen["oldest_seconds"] < 60
+    assert [(part["first_index"], part["next_index"], part["segments"]) for part in seen["partitions"]] == [
         (part.first_index, part.next_index, part.segments) for part in info.partitions
     ]
-    assert (told["rows_per_second"], told["bytes_per_second"], told["history"]) == (None, None, [])
+    assert (seen["rows_per_second"], seen["bytes_per_second"], seen["history"]) == (None, None, [])
 
 
 def test_rates_are_calculated_from_the_growth_between_two_snapshots(
@@ -82,15 +82,15 @@ def test_rates_are_calculated_from_the_growth_between_two_snapshots(
     queue.append(_rows(100))
     queue.trim(0, 5)
     found = collector.collect()
-    (told,) = found["queues"]
+    (seen,) = found["queues"]
     seconds = (datetime.fromisoformat(found["taken_at"]) - first).total_seconds()
-    assert told["rows_per_second"] * seconds == pytest.approx(100, rel=0.1, abs=100 * 0.002 / seconds)
-    assert told["bytes_per_second"] == pytest.approx(
-        told["rows_per_second"] * told["bytes"] / told["rows"], rel=0.01
+    assert seen["rows_per_second"] * seconds == pytest.approx(100, rel=0.1, abs=100 * 0.002 / seconds)
+    assert seen["bytes_per_second"] == pytest.approx(
+        seen["rows_per_second"] * seen["bytes"] / seen["rows"], rel=0.01
     )
-    assert [point["rows_per_second"] for point in told["history"]] == [told["rows_per_second"]]
-    (told,) = collector.collect()["queues"]
-    assert told["rows_per_second"] == 0
+    assert [point["rows_per_second"] for point in seen["history"]] == [seen["rows_per_second"]]
+    (seen,) = collector.collect()["queues"]
+    assert seen["rows_per_second"] == 0
 
 
 def test_a_recreated_queue_has_no_history(collector: Collector, store: penstock.Store) -> None:
@@ -108,19 +108,19 @@ def test_a_consumer_is_described_with_its_lag(collector: Collector, store: penst
     for partition in (0, 1):
         queue.append(_rows(10), partition=partition)
     billing.advance("q", 0, old=0, new=4)
-    (told,) = collector.collect()["consumers"]
+    (seen,) = collector.collect()["consumers"]
     lag = billing.lag("q")
-    assert (told["consumer"], told["queue"], told["vital"]) == (ODD, "q", True)
-    assert told["lag_rows"] == lag.rows == 16
+    assert (seen["consumer"], seen["queue"], seen["vital"]) == (ODD, "q", True)
+    assert seen["lag_rows"] == lag.rows == 16
     # Of the rows, where the command line counts whole segments.
-    assert 0 < told["lag_bytes"] < lag.bytes
-    assert 0 < told["lag_seconds"] <= billing.lag("q").seconds
-    assert (told["owner"], told["stuck"], told["stuck_seconds"]) == (None, False, None)
-    assert told["partitions"] == [
+    assert 0 < seen["lag_bytes"] < lag.bytes
+    assert 0 < seen["lag_seconds"] <= billing.lag("q").seconds
+    assert (seen["owner"], seen["stuck"], seen["stuck_seconds"]) == (None, False, None)
+    assert seen["partitions"] == [
         {"partition": 0, "offset": 4, "safe_offset": 4, "next_index": 10, "lag_rows": 6},
         {"partition": 1, "offset": 0, "safe_offset": 0, "next_index": 10, "lag_rows": 10},
     ]
-    assert [point["lag_rows"] for point in told["history"]] == [16]
+    assert [point["lag_rows"] for point in seen["history"]] == [16]
 
 
 def test_the_lag_in_a_merged_segment_is_that_of_the_first_waiting_row(
@@ -177,14 +177,14 @@ def test_a_consumer_that_does_not_move_while_rows_wait_is_stuck_and_listed_first
     for partition in (0, 1):
         consumers["moving"].advance("q", partition, old=0, new=1)
     consumers["one stands"].advance("q", 1, old=0, new=1)
-    told = collector.collect()["consumers"]
-    assert [(each["consumer"], each["stuck"]) for each in told] == [
+    seen = collector.collect()["consumers"]
+    assert [(each["consumer"], each["stuck"]) for each in seen] == [
         ("one stands", True),
         ("stuck", True),
         ("moving", False),
         ("done", False),
     ]
-    assert [each["stuck_seconds"] for each in told] == [61, 61, None, None]
+    assert [each["stuck_seconds"] for each in seen] == [61, 61, None, None]
     clock.now += 59
     stuck = {each["consumer"] for each in collector.collect()["consumers"] if each["stuck"]}
     assert stuck == {"one stands", "stuck"}
@@ -215,16 +215,19 @@ def test_a_query_is_described_with_its_progress(collector: Collector, store: pen
     _begin(store, run)
     latency = {"p50": 1.0, "p90": 2.0, "p99": 3.0, "max": 4.0}
     _tell(store, run, QueryProgress(3, 10, 9, latency, 20.0, {"epochCommit": 2.0}, 5_000_000, 7, 8))
-    (told,) = collector.collect()["queries"]
-    assert (told["id"], told["run_id"], told["name"], told["engine"]) == ("id", "run", ODD, "continuous")
-    assert (told["state"], told["batch"], told["unit"]) == ("running", 3, "epoch")
-    assert (told["rows_in"], told["rows_out"], told["rows_in_per_second"]) == (10, 9, None)
-    assert (told["latency_ms"], told["duration_ms"]) == (latency, {"epochCommit": 2.0})
-    assert (told["watermark"], told["started_at"]) == ("1970-01-01T00:00:05.000Z", "1970-01-01T00:00:01.000Z")
-    assert (told["state_rows"], told["state_bytes"], told["last_error"]) == (7, 8, None)
-    assert (told["source"], told["sink"], told["checkpoint"]) == ("queue 'a'", "queue 'b'", "/ck")
-    assert told["spark_ui"] == "http://127.0.0.1:4040"
-    (point,) = told["history"]
+    (seen,) = collector.collect()["queries"]
+    assert (seen["id"], seen["run_id"], seen["name"], seen["engine"]) == ("id", "run", ODD, "continuous")
+    assert (seen["state"], seen["batch"], seen["unit"]) == ("running", 3, "epoch")
+    assert (seen["rows_in"], seen["rows_out"], seen["rows_in_per_second"]) == (10, 9, None)
+    assert (seen["latency_ms"], seen["duration_ms"]) == (latency, {"epochCommit": 2.0})
+    assert (seen["watermark"], seen["started_at"]) == (
+        "1970-01-01T00:00:05.000Z",
+        "1970-01-01T00:00:01.000Z",
+    )
+    assert (seen["state_rows"], seen["state_bytes"], seen["last_error"]) == (7, 8, None)
+    assert (seen["source"], seen["sink"], seen["checkpoint"]) == ("queue 'a'", "queue 'b'", "/ck")
+    assert seen["spark_ui"] == "http://127.0.0.1:4040"
+    (point,) = seen["history"]
     assert {
         key: point[key] for key in ("rows_in", "rows_out", "p50", "p99", "duration_ms", "state_rows")
     } == {
@@ -236,10 +239,10 @@ def test_a_query_is_described_with_its_progress(collector: Collector, store: pen
         "state_rows": 7,
     }
     _tell(store, run, QueryProgress(4, 5))
-    (told,) = collector.collect()["queries"]
-    assert (told["batch"], told["rows_out"], told["latency_ms"]) == (4, None, None)
-    assert told["rows_in_per_second"] > 0
-    assert [each["rows_in"] for each in told["history"]] == [10, 5]
+    (seen,) = collector.collect()["queries"]
+    assert (seen["batch"], seen["rows_out"], seen["latency_ms"]) == (4, None, None)
+    assert seen["rows_in_per_second"] > 0
+    assert [each["rows_in"] for each in seen["history"]] == [10, 5]
     assert [each["rows_in"] for each in collector.collect()["queries"][0]["history"]] == [10, 5]
 
 
@@ -277,11 +280,11 @@ def test_a_micro_batch_query_is_described_with_the_duration_of_its_newest_batche
     for batch in range(110):
         _tell(store, run, _took(batch, float(batch * 37 % 110 + 1)))
     newest = sorted(batch * 37 % 110 + 1 for batch in range(10, 110))
-    (told,) = collector.collect()["queries"]
+    (seen,) = collector.collect()["queries"]
     expected = {"p50": newest[49], "p90": newest[89], "p99": newest[98], "max": newest[99], "batches": 100}
-    assert told["batch_duration_ms"] == expected
-    assert told["latency_ms"] is None
-    first, *_, last = told["history"]
+    assert seen["batch_duration_ms"] == expected
+    assert seen["latency_ms"] is None
+    first, *_, last = seen["history"]
     assert (first["batch_p50"], first["batch_p99"], first["duration_ms"]) == (1, 1, 1)
     assert (last["batch_p50"], last["batch_p99"]) == (newest[49], newest[98])
     assert (last["p50"], last["p99"]) == (None, None)
@@ -289,14 +292,14 @@ def test_a_micro_batch_query_is_described_with_the_duration_of_its_newest_batche
     # The store has them, whoever looks.
     again = Collector(store_url)
     for each in (collector, again):
-        (told,) = each.collect()["queries"]
-        assert told["batch_duration_ms"] is None
-        assert told["history"][-1]["batch_p50"] is None
+        (seen,) = each.collect()["queries"]
+        assert seen["batch_duration_ms"] is None
+        assert seen["history"][-1]["batch_p50"] is None
     _tell(store, run, _took(111, 1.0))
     newest = sorted([*(batch * 37 % 110 + 1 for batch in range(11, 110)), 1])
     for each in (collector, again):
-        (told,) = each.collect()["queries"]
-        assert told["batch_duration_ms"]["p50"] == newest[49]
+        (seen,) = each.collect()["queries"]
+        assert seen["batch_duration_ms"]["p50"] == newest[49]
     again.close()
 
 
@@ -311,15 +314,21 @@ def test_epochs_are_not_counted_as_micro_batches(collector: Collector, store: pe
         epochs,
         QueryProgress(2, 10, latency={"p50": 1.0}, duration=5.0, durations={"epochCommit": 5.0}),
     )
-    (told,) = collector.collect()["queries"]
-    assert told["latency_ms"]["p50"] == 1.0
-    assert told["batch_duration_ms"] is None
-    assert [point["batch_p50"] for point in told["history"]] == [700.0, None]
+    (seen,) = collector.collect()["queries"]
+    assert seen["latency_ms"]["p50"] == 1.0
+    assert seen["batch_duration_ms"] is None
+    assert [point["batch_p50"] for point in seen["history"]] == [700.0, None]
     batches = QueryRun("id", "3", ODD, "micro-batch", 7)
     _begin(store, batches)
     _tell(store, batches, _took(3, 900.0))
-    (told,) = collector.collect()["queries"]
-    assert told["batch_duration_ms"] == {"p50": 700.0, "p90": 900.0, "p99": 900.0, "max": 900.0, "batches": 2}
+    (seen,) = collector.collect()["queries"]
+    assert seen["batch_duration_ms"] == {
+        "p50": 700.0,
+        "p90": 900.0,
+        "p99": 900.0,
+        "max": 900.0,
+        "batches": 2,
+    }
 
 
 def test_a_query_known_only_from_its_files_is_described_as_that(
@@ -337,29 +346,29 @@ def test_a_query_known_only_from_its_files_is_described_as_that(
     collector = Collector(store_url, list(map(str, paths.values())))
     found = collector.collect()
     assert found["notes"] == []
-    told = {Path(each["checkpoint"]).name.partition("_")[0]: each for each in found["queries"]}
-    assert {name: (each["state"], each["unit"], each["batch"]) for name, each in told.items()} == {
+    seen = {Path(each["checkpoint"]).name.partition("_")[0]: each for each in found["queries"]}
+    assert {name: (each["state"], each["unit"], each["batch"]) for name, each in seen.items()} == {
         "stateless": ("files only", "batch", 1),
         "watermark": ("files only", "batch", 3),
         "continuous": ("files only", "epoch", 0),
     }
     # The last one of `watermark` has no new rows: it lets out what the watermark has closed.
-    assert {name: each["rows_in"] for name, each in told.items()} == {
+    assert {name: each["rows_in"] for name, each in seen.items()} == {
         "stateless": 60,
         "watermark": 0,
         "continuous": 20,
     }
-    assert told["watermark"]["state_bytes"] > 0
-    assert {each["state_rows"] for each in told.values()} == {None}
-    moment = datetime.fromisoformat(told["stateless"]["updated_at"]).timestamp()
+    assert seen["watermark"]["state_bytes"] > 0
+    assert {each["state_rows"] for each in seen.values()} == {None}
+    moment = datetime.fromisoformat(seen["stateless"]["updated_at"]).timestamp()
     assert moment == pytest.approx(written / 1000, abs=0.01)
     # Of one that tells, the store knows better.
-    _begin(store, QueryRun(told["watermark"]["id"], "run", "totals", "micro-batch", 5))
+    _begin(store, QueryRun(seen["watermark"]["id"], "run", "totals", "micro-batch", 5))
     states = {each["id"]: each["state"] for each in collector.collect()["queries"]}
-    assert states == {each["id"]: "files only" for each in told.values()} | {
-        told["watermark"]["id"]: "running"
+    assert states == {each["id"]: "files only" for each in seen.values()} | {
+        seen["watermark"]["id"]: "running"
     }
-    assert next(iter(states)) == told["watermark"]["id"]
+    assert next(iter(states)) == seen["watermark"]["id"]
     collector.close()
 
 
@@ -377,16 +386,16 @@ def test_queries_are_sorted_by_state(collector: Collector, store: penstock.Store
         store.database,
         f"update {table} set reported_at = reported_at - 31000000 where query_id = 'd is silent'",
     )
-    told = collector.collect()["queries"]
-    assert [(each["id"], each["state"]) for each in told] == [
+    seen = collector.collect()["queries"]
+    assert [(each["id"], each["state"]) for each in seen] == [
         ("c fails", "failed"),
         ("d is silent", "silent"),
         ("a runs", "running"),
         ("b stops", "stopped"),
     ]
-    error = told[0]["last_error"]
+    error = seen[0]["last_error"]
     assert (error["condition"], error["message"]) == ("BAD", "why")
-    assert error["at"] == told[0]["updated_at"]
+    assert error["at"] == seen[0]["updated_at"]
 
 
 @pytest.mark.parametrize("url", ["javascript:alert(1)", "file:///etc/passwd", "data:text/html,x"])
@@ -433,14 +442,19 @@ def test_the_newest_commits_are_listed_by_sink_and_query(collector: Collector, s
         )
 
     store.database.run(enter)
-    told = collector.collect()["ledger"]
-    assert len(told) == 50
-    assert (told[0]["sink"], told[0]["app_id"], told[0]["query"], told[0]["batch"]) == ("other", "z", None, 0)
-    assert [(each["sink"], each["batch"]) for each in told[1:]] == [
+    seen = collector.collect()["ledger"]
+    assert len(seen) == 50
+    assert (seen[0]["sink"], seen[0]["app_id"], seen[0]["query"], seen[0]["batch"]) == (
+        "other",
+        "z",
+        None,
+        0,
+    )
+    assert [(each["sink"], each["batch"]) for each in seen[1:]] == [
         ('"main"."totals"', batch) for batch in range(59, 10, -1)
     ]
-    assert told[1]["query"] == "large"
-    assert told[1]["rows"] == 59
+    assert seen[1]["query"] == "large"
+    assert seen[1]["rows"] == 59
 
 
 def test_any_name_of_a_queue_in_the_ledger_is_shown(collector: Collector, store: penstock.Store) -> None:
@@ -466,18 +480,18 @@ def test_dead_letters_are_listed_with_the_newest(
     for number in range(7):
         value = None if number == 6 else f"<b>{number}</b>" + "x" * 500
         queue.append([{"reason": f"bad {number}", "value": value, **place}], partition=number % 2)
-    (told,) = collector.collect()["dead_letters"]
-    assert (told["queue"], told["rows"]) == ("refused", 7)
-    assert [each["reason"] for each in told["newest"]] == [f"bad {number}" for number in (6, 5, 4, 3, 2)]
-    assert told["newest"][0]["value"] is None
-    assert told["newest"][1]["value"] == ("<b>5</b>" + "x" * 500)[:200]
-    assert told["newest"][0]["at"] == told["last_append_at"]
+    (seen,) = collector.collect()["dead_letters"]
+    assert (seen["queue"], seen["rows"]) == ("refused", 7)
+    assert [each["reason"] for each in seen["newest"]] == [f"bad {number}" for number in (6, 5, 4, 3, 2)]
+    assert seen["newest"][0]["value"] is None
+    assert seen["newest"][1]["value"] == ("<b>5</b>" + "x" * 500)[:200]
+    assert seen["newest"][0]["at"] == seen["last_append_at"]
 
     def read(*_: object, **__: object) -> None:
         raise AssertionError("payloads are read again")
 
     monkeypatch.setattr(queues.partition_log, "read", read)
-    assert collector.collect()["dead_letters"] == [told]
+    assert collector.collect()["dead_letters"] == [seen]
 
 
 def test_a_dead_letter_is_shown_without_secrets_in_its_reason_and_with_its_original_value(
@@ -498,9 +512,9 @@ def test_a_dead_letter_is_shown_without_secrets_in_its_reason_and_with_its_origi
     for reason in reasons:
         queue.append([{"reason": reason, "value": value, **place}])
     began = time.perf_counter()
-    (told,) = collector.collect()["dead_letters"]
+    (seen,) = collector.collect()["dead_letters"]
     assert time.perf_counter() - began < 5
-    long, cut, words, two_lines, url = [each["reason"] for each in told["newest"]]
+    long, cut, words, two_lines, url = [each["reason"] for each in seen["newest"]]
     assert url == "postgresql://app:***@db/shop does not answer"
     assert two_lines == f"at {store.url}: token=***, and {' '.join('***' for _ in own)} is wrong".replace(
         "  ", " "
@@ -508,7 +522,7 @@ def test_a_dead_letter_is_shown_without_secrets_in_its_reason_and_with_its_origi
     assert words == "password =***"
     assert cut == "x" * 150 + " postgresql://app:***@db"
     assert len(long) == 200
-    assert {each["value"] for each in told["newest"]} == {value}
+    assert {each["value"] for each in seen["newest"]} == {value}
 
 
 def test_the_number_of_sql_statements_does_not_grow_with_the_store(

@@ -196,17 +196,17 @@ def test_replaying_the_changes_of_any_history_gives_the_source_table(
         key = data.draw(st.integers(0, 4))
         name = data.draw(st.sampled_from(["p", "q", None]))
         old = {"id": key, "name": state.get(key)}
-        told: dict[str, object] = {"lsn": 100 + 7 * number, "order": number, "wrapped": wrapped}
+        parts: dict[str, object] = {"lsn": 100 + 7 * number, "order": number, "wrapped": wrapped}
         if key in state and data.draw(st.booleans()):
             del state[key]
-            events += [postgres("d", before=old if full else {"id": key, "name": None}, **told), None]
+            events += [postgres("d", before=old if full else {"id": key, "name": None}, **parts), None]
         elif key in state:
             state[key] = name
             new = {"id": key, "name": name}
-            events.append(postgres("u", before=old if full else None, after=new, **told))
+            events.append(postgres("u", before=old if full else None, after=new, **parts))
         else:
             state[key] = name
-            events.append(postgres("c", after={"id": key, "name": name}, **told))
+            events.append(postgres("c", after={"id": key, "name": name}, **parts))
     feed = DebeziumFeed(ORDERS, "id")
     df = topic(spark, events).repartition(3)
     held: dict[int, str | None] = {}
@@ -431,8 +431,8 @@ def test_wrong_arguments_are_refused_before_the_query_starts(spark: SparkSession
     with penstock.connect(url) as store:
         store.create_queue("other", pa.schema([("id", pa.int64())]))
     df = topic(spark, [])
-    for given_wrong, kind, told in wrong:
-        with pytest.raises(kind, match=told):
+    for given_wrong, kind, parts in wrong:
+        with pytest.raises(kind, match=parts):
             DebeziumFeed(**{"schema": ORDERS, "row_id": "id", **given_wrong}).unwrap(df)
 
 

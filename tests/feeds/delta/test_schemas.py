@@ -182,7 +182,7 @@ def change_type(path: Path) -> None:
 
 @pytest.mark.parametrize("feed_on", [True, False], ids=["feed", "files"])
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "text"),
     [
         (add_column, "'extra' was added"),
         (drop_column, "'v' was dropped"),
@@ -191,14 +191,14 @@ def change_type(path: Path) -> None:
     ],
 )
 def test_a_running_query_stops_before_a_version_with_other_columns(
-    path: Path, feed_on: bool, change: Callable[[Path], None], told: str
+    path: Path, feed_on: bool, change: Callable[[Path], None], text: str
 ) -> None:
     History(path, feed=feed_on, partitioned=False).append(rows((1, "a", 1.0)))
     feed = DeltaFeed(path, "id").open()
     planned = feed.describe().planned_schema
     change(path)
     assert [row["id"] for row in read_as(feed, planned, -1, 1)] == [1]
-    with refused("SCHEMA_CHANGED", told) as raised:
+    with refused("SCHEMA_CHANGED", text) as raised:
         read_as(feed, planned, 1, 2)
     assert raised.value.parameters["version"] == 2
     assert "start the query again" in raised.value.message
@@ -359,13 +359,13 @@ def test_types_widened_by_delta_are_widened(path: Path) -> None:
     }
 
     def widen(found: dict[str, Any]) -> None:
-        told = json.loads(found["schemaString"])
-        for field in told["fields"]:
+        text = json.loads(found["schemaString"])
+        for field in text["fields"]:
             wider = types.get(field["name"])
             if wider is not None:
                 field["metadata"]["delta.typeChanges"] = [{"fromType": field["type"], "toType": wider}]
                 field["type"] = wider
-        found["schemaString"] = json.dumps(told)
+        found["schemaString"] = json.dumps(text)
 
     edit(path, 0, metaData=widen)
     (row,) = data(changes(DeltaFeed(path).open()))

@@ -215,15 +215,15 @@ def test_lineage_takes_precedence_over_identifier_fields_but_not_over_the_users_
     table = Numbered.upgraded(lake, lake.catalog.load_table("shop.orders"))
     table.commit(table.write((1, "a", 1), stored=False))
 
-    def told(**options: object) -> tuple[Any, list[str]]:
+    def described(**options: object) -> tuple[Any, list[str]]:
         description = lake.feed(**options).open().describe()
         assert description.contract is not None
         return description.contract.row_id, description.schema.names[:-3]
 
     lineage = ["_row_id", "_last_updated_sequence_number"]
-    assert told() == (("_row_id",), ["id", "data", "n", *lineage])
-    assert told(row_id="_row_id") == told()
-    assert told(row_id="id") == (("id",), ["id", "data", "n"])
+    assert described() == (("_row_id",), ["id", "data", "n", *lineage])
+    assert described(row_id="_row_id") == described()
+    assert described(row_id="id") == (("id",), ["id", "data", "n"])
     assert found(lake.feed(row_id="id").open(), 0, 1) == Counter([(1, "a", 1, "insert", 1)])
 
 

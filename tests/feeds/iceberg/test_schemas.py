@@ -168,7 +168,7 @@ def widen_column(table: Table) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told", "now"),
+    ("change", "message", "now"),
     [
         (add_column, "'note' was added", (3, "c", 3, "new")),
         (drop_column, "'data' was dropped", (3, 3)),
@@ -177,7 +177,7 @@ def widen_column(table: Table) -> None:
     ],
 )
 def test_a_running_query_stops_before_a_version_with_other_columns(
-    lake: Lake, table: Table, change: Callable[[Table], None], told: str, now: tuple[object, ...]
+    lake: Lake, table: Table, change: Callable[[Table], None], message: str, now: tuple[object, ...]
 ) -> None:
     feed = lake.feed(row_id="id").open()
     planned = feed.describe().planned_schema
@@ -185,7 +185,7 @@ def test_a_running_query_stops_before_a_version_with_other_columns(
     assert feed.newest(1) == 2
     (first, second) = pickle.loads(pickle.dumps([feed.tasks(0, 1, 10), feed.tasks(1, 2, 10)]))
     assert sum(batch.num_rows for task in first for batch in feed.read(task, planned)) == 2
-    with pytest.raises(FeedUnavailableError, match=told) as raised:
+    with pytest.raises(FeedUnavailableError, match=message) as raised:
         [list(feed.read(task, planned)) for task in second]
     assert raised.value.condition == "FEED_UNAVAILABLE.SCHEMA_CHANGED"
     # The same feed, described again, is that of a query that is started again.

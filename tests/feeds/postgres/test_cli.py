@@ -54,8 +54,8 @@ def test_the_lag_of_a_slot(source: Source) -> None:
     after = run_penstock("changes", "lag", url, "--json").json
     assert after["slot"] == source.name
     assert after["retained_bytes"] >= after["unconfirmed_bytes"] > before["unconfirmed_bytes"]
-    told = run_penstock("changes", "lag", url)
-    assert [line.rsplit("  ")[0].strip() for line in told.out.splitlines()] == [
+    shown = run_penstock("changes", "lag", url)
+    assert [line.rsplit("  ")[0].strip() for line in shown.out.splitlines()] == [
         "slot",
         "kept on the server",
         "not read and logged",

@@ -250,8 +250,8 @@ def test_a_restarted_query_reports_how_columns_changed(
         for _ in range(3):
             stream.drain()
     (record,) = [record for record in caplog.records if record.action == "columns_changed"]  # type: ignore[attr-defined] # by extra
-    for told in ("v was renamed to x", "w was dropped", "y was added", "x has another type"):
-        assert told in record.message
+    for text in ("v was renamed to x", "w was dropped", "y was added", "x has another type"):
+        assert text in record.message
 
 
 def test_a_change_that_is_reverted_between_two_micro_batches(source: Source) -> None:

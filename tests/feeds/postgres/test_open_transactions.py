@@ -43,11 +43,11 @@ def test_an_old_open_transaction_is_reported_with_its_age_process_and_statement(
     with open_transaction(source, f"INSERT INTO {table} VALUES (1, 'a secret')") as connection:
         pid = connection.info.backend_pid
         wait_until(lambda: progress(feed).get("warnings"), 20)
-        (told,) = progress(feed)["warnings"]
+        (warning,) = progress(feed)["warnings"]
         for part in (f"server process {pid}", "idle in transaction", f"INSERT INTO {table}", source.name):
-            assert part in told
-        assert f"pg_terminate_backend({pid})" in told
-        assert "secret" not in told
+            assert part in warning
+        assert f"pg_terminate_backend({pid})" in warning
+        assert "secret" not in warning
         assert json.dumps(progress(feed))
         assert "warnings" not in progress(source.feed()), "it is not old yet"
         assert "warnings" not in progress(source.feed(transaction_warning=0))
@@ -87,11 +87,11 @@ def test_a_prepared_transaction_is_reported_by_its_name(source: Source, table: s
         try:
             feed = source.open(transaction_warning=0.2)
             wait_until(lambda: feed.warnings(), 20)
-            (told,) = feed.warnings()
+            (warning,) = feed.warnings()
         finally:
             connection.execute(f"ROLLBACK PREPARED '{source.name}''s'".encode())
-    assert f"rollback prepared '{source.name}''s'" in told
-    assert name.partition("'")[0] in told
+    assert f"rollback prepared '{source.name}''s'" in warning
+    assert name.partition("'")[0] in warning
 
 
 def test_a_role_that_may_not_see_statements_gets_the_rest_of_the_report(source: Source, table: str) -> None:
@@ -108,9 +108,9 @@ def test_a_role_that_may_not_see_statements_gets_the_rest_of_the_report(source: 
         with open_transaction(source, f"INSERT INTO {table} VALUES (1)") as connection:
             assert not opened.warnings(), "since when it is open nobody has said"
             wait_until(lambda: opened.warnings(), 20)
-            (told,) = opened.warnings()
-            assert f"server process {connection.info.backend_pid}" in told
-            assert "pg_read_all_stats" in told
+            (warning,) = opened.warnings()
+            assert f"server process {connection.info.backend_pid}" in warning
+            assert "pg_read_all_stats" in warning
         opened.close()
     finally:
         source.run(f"DROP OWNED BY {role}", f"DROP ROLE {role}")

@@ -99,13 +99,15 @@ def test_the_lag_stays_bounded_and_the_replica_equals_the_source(
 
         watcher = threading.Thread(target=watch)
         watcher.start()
-        told = pgbench("--client", 4, "--jobs", 2, "--rate", RATE, "--time", SECONDS, "--no-vacuum", url=bank)
+        report = pgbench(
+            "--client", 4, "--jobs", 2, "--rate", RATE, "--time", SECONDS, "--no-vacuum", url=bank
+        )
         done.set()
         watcher.join()
         query.processAllAvailable()
         query.stop()
         found = pa.concat_tables([queue.read(0, 0)])
-    tps = float(re.findall(r"tps = ([\d.]+)", told)[0])
+    tps = float(re.findall(r"tps = ([\d.]+)", report)[0])
     third = len(lags) // 3
     print(
         f"\n{tps:.0f} transactions/s for {SECONDS} s; most bytes behind: {max(lags[:third])}, "

@@ -222,8 +222,8 @@ def test_the_progress_of_a_query_reports_a_transaction_that_stays_open(
             .start()
         )
         query.awaitTermination()
-    (told,) = json.loads(query.recentProgress[0].json)["sources"][0]["latestOffset"]["warnings"]
-    assert "server process" in told
+    (warning,) = json.loads(query.recentProgress[0].json)["sources"][0]["latestOffset"]["warnings"]
+    assert "server process" in warning
 
 
 def _schema(schema: Any) -> Any:

@@ -51,7 +51,7 @@ class Plan:
                     self.there[partition] += more
 
     @property
-    def told(self) -> str:
+    def as_argument(self) -> str:
         return json.dumps(asdict(self))
 
     @property

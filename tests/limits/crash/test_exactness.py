@@ -78,4 +78,4 @@ def test_exactly_the_limit_passes_whatever_is_killed(
 
 
 def start(run_child: Callable[..., ChildProcess], folder: Path, plans: list[Plan]) -> ChildProcess:
-    return run_child("tests.limits.crash.plans_child", folder, *[plan.told for plan in plans])
+    return run_child("tests.limits.crash.plans_child", folder, *[plan.as_argument for plan in plans])

@@ -28,5 +28,5 @@ streams = inputs(spark, Path(sys.argv[1]))
 for name, frame in FRAMES.items():
     with settings_of(spark, name):
         report = penstock.modes.check(frame.build(streams))
-    told = {mode: sorted(problem.code for problem in report[mode].problems) for mode in MODES}
-    print("CHECKED", json.dumps({"name": name, "told": told, "not_run": len(report.not_run)}))
+    codes = {mode: sorted(problem.code for problem in report[mode].problems) for mode in MODES}
+    print("CHECKED", json.dumps({"name": name, "told": codes, "not_run": len(report.not_run)}))

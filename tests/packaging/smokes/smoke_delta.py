@@ -12,11 +12,11 @@ rows = pa.table({"id": [1, 2, 3], "name": ["ada", "bob", "cyd"]})
 deltalake.write_deltalake("table", rows, configuration={"delta.enableChangeDataFeed": "true"})
 deltalake.DeltaTable("table").delete("id = 2")
 feed = penstock.DeltaFeed("table", "id").open()
-told = feed.describe()
-assert told.schema.names[:2] == ["id", "name"]
+description = feed.describe()
+assert description.schema.names[:2] == ["id", "name"]
 newest = feed.newest(feed.oldest())
 assert newest == 1
-found = [batch for task in feed.tasks(-1, newest, 1000) for batch in feed.read(task, told.schema)]
+found = [batch for task in feed.tasks(-1, newest, 1000) for batch in feed.read(task, description.schema)]
 assert sum(batch.num_rows for batch in found) == 4, found
 needs("spark", lambda: penstock.changes.read)
 needs("spark", lambda: penstock.TableSink)

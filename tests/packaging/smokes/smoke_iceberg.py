@@ -22,10 +22,10 @@ feed = penstock.IcebergFeed("shop.orders", "smoke", properties, row_id="id").ope
 needs("spark", feed.describe)
 needs("spark", lambda: penstock.changes.read)
 if "spark" in THERE:
-    told = feed.describe()
-    assert told.schema.names[:2] == ["id", "name"]
+    description = feed.describe()
+    assert description.schema.names[:2] == ["id", "name"]
     oldest = feed.oldest()
     newest = feed.newest(oldest)
     assert [commit.rows for commit in feed.commits(oldest, newest)] == [3, 3]
     tasks = feed.tasks(oldest, newest, 1000)
-    assert sum(batch.num_rows for task in tasks for batch in feed.read(task, told.schema)) == 6
+    assert sum(batch.num_rows for task in tasks for batch in feed.read(task, description.schema)) == 6

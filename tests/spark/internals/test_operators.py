@@ -111,10 +111,14 @@ class Nothing(StatefulProcessor):
 
 def test_operators_required_above_a_union_in_real_time_agree_with_spark(spark: SparkSession) -> None:
     rate = spark.readStream.format("rate").load()
-    told = {}
+    refused_by_spark = {}
     for name, frame in _below_a_union(rate).items():
         assert name in {node.name for node in plan_tree(frame).walk()}
         refused = check_output_mode(frame.union(rate.select("value")), "update", "real time")
-        told[name] = refused is not None and "STATEFUL_OPERATORS_BEFORE_UNION" in str(refused.condition)
+        refused_by_spark[name] = refused is not None and "STATEFUL_OPERATORS_BEFORE_UNION" in str(
+            refused.condition
+        )
     takes_state = parse_version(spark.version) >= (4, 3)
-    assert told == {name: takes_state and Trait.ABOVE_UNION in traits_of(name) for name in told}
+    assert refused_by_spark == {
+        name: takes_state and Trait.ABOVE_UNION in traits_of(name) for name in refused_by_spark
+    }

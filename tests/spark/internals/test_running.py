@@ -23,8 +23,8 @@ class Heard:
     def started(self, query_id: str, run_id: str, name: str | None) -> None:
         self.events.append(("started", query_id, run_id, name))
 
-    def progressed(self, told: Json) -> None:
-        self.events.append(("progressed", told["id"], told["runId"], told["batchId"]))
+    def progressed(self, progress: Json) -> None:
+        self.events.append(("progressed", progress["id"], progress["runId"], progress["batchId"]))
 
     def terminated(self, run_id: str, exception: str | None, condition: str | None) -> None:
         self.events.append(("terminated", run_id, exception, condition))
