@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import psycopg
@@ -92,6 +93,30 @@ def test_a_prepared_transaction_is_reported_by_its_name(source: Source, table: s
             connection.execute(f"ROLLBACK PREPARED '{source.name}''s'".encode())
     assert f"rollback prepared '{source.name}''s'" in warning
     assert name.partition("'")[0] in warning
+
+
+def test_a_start_names_the_transaction_that_its_slot_waits_for(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = source.table("id int primary key, v text")
+    feed = source.open(snapshot="initial")
+    with (
+        ThreadPoolExecutor() as threads,
+        caplog.at_level(logging.WARNING, "penstock.feeds"),
+        open_transaction(source, f"INSERT INTO {table} VALUES (1, 'a secret')") as connection,
+    ):
+        pid = connection.info.backend_pid
+        started = threads.submit(feed.prepare)
+        wait_until(lambda: caplog.records, 20)
+        assert not started.done()
+        connection.rollback()
+        started.result(20)
+    (record,) = caplog.records
+    assert (record.action, record.pid) == ("slot_waits", pid)  # type: ignore[attr-defined] # by extra
+    assert f"INSERT INTO {table}" in record.getMessage()
+    assert f"pg_terminate_backend({pid})" in record.getMessage()
+    assert "secret" not in record.getMessage()
+    feed.close()
 
 
 def test_a_role_that_may_not_see_statements_gets_the_rest_of_the_report(source: Source, table: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psycopg
 import pytest
 
 from penstock.errors import FeedUnavailableError
@@ -344,6 +345,29 @@ def test_rows_of_other_tables_are_delivered_while_a_table_is_being_changed(sourc
         stream.start(source.feed(snapshot="initial"))
     rows = stream.drain()
     assert [row["_key"] for row in rows] == ['{"id":1}'] * (end == "commit") + ['{"n":2}']
+
+
+@pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
+def test_rows_of_other_tables_are_delivered_while_a_change_is_prepared(source: Source, end: str) -> None:
+    table = source.table("id int primary key, v int")
+    other = source.table("n int primary key, v text", "other")
+    stream = started(source)
+    with psycopg.connect(source.url, autocommit=True) as connection:
+        for statement in ("BEGIN", f"ALTER TABLE {table} ADD w int", f"PREPARE TRANSACTION '{source.name}'"):
+            connection.execute(statement.encode())
+    source.run(f"INSERT INTO {other} VALUES (1)")
+    with ThreadPoolExecutor() as threads:
+        drained = threads.submit(stream.drain)
+        try:
+            assert [row["_key"] for row in drained.result(20)] == ['{"n":1}']
+        finally:
+            source.run(f"{end} PREPARED '{source.name}'")
+    source.run(f"INSERT INTO {table} (id) VALUES (1)")
+    if end == "COMMIT":
+        with refused("COLUMN_ADDED", table=table):
+            stream.drain()
+        stream.start(source.feed(snapshot="initial"))
+    assert [row["_key"] for row in stream.drain()] == ['{"id":1}']
 
 
 def test_a_table_recreated_while_another_one_was_being_changed(source: Source) -> None:

@@ -154,7 +154,9 @@ class OpenPostgresFeed(OpenFeed):
         self._transactions = OpenTransactions(
             self._server, settings.slot, settings.transaction_warning or 0.0
         )
-        self._snapshots = Snapshots(self._server, self._slot, required=settings.snapshot == "initial")
+        self._snapshots = Snapshots(
+            self._server, self._slot, self._transactions.oldest, required=settings.snapshot == "initial"
+        )
         self._planned = planned
         self._tables: Tables | None = None
         self._lookahead: Lookahead | None = None

@@ -304,16 +304,18 @@ class OpenTransaction:
             return f"{self.name}, open for at least {_age(self.seconds)} ({shows})"
         return f"{self.name}, open for {_age(self.seconds)}, {self.state}: {self.query}"
 
+    @property
+    def ended_by(self) -> str:
+        """The statement that ends the transaction."""
+        if self.pid is None:
+            return f"rollback prepared {self.query}"
+        return f"select pg_terminate_backend({self.pid})"
+
     def warning(self, slot: str, retained: int) -> str:
         """Return a warning that says how to end the transaction."""
-        ends = (
-            f"rollback prepared {self.query}"
-            if self.pid is None
-            else f"select pg_terminate_backend({self.pid})"
-        )
         return (
             f"the slot {slot} keeps {retained / 2**20:.1f} MiB of log, and more until a transaction ends: "
-            f"{self.describe()}. Commit it or roll it back, or {ends}"
+            f"{self.describe()}. Commit it or roll it back, or {self.ended_by}"
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,9 +21,10 @@ from penstock.errors import DataLostError
 from penstock.feeds.postgres.catalog import SNAPSHOT_SCHEMA, Table
 from penstock.feeds.postgres.pgoutput import INSERT, NEW, NULL, TEXT, Relation
 from penstock.feeds.postgres.server import Connection, Row, Server, Session, SlotInUse, quoted, run
-from penstock.feeds.postgres.slot import FAILOVER_SINCE, Slot
+from penstock.feeds.postgres.slot import FAILOVER_SINCE, OpenTransaction, Slot
 from penstock.json_text import Json
 
+log = logging.getLogger("penstock.feeds")
 _SYNTAX_15 = 150_000
 _LOCK_WAIT = 60.0
 """Seconds to wait for another process that creates, drops or reads the snapshot."""
@@ -85,10 +87,19 @@ class Snapshots:
     """The snapshot of a slot, in the schema penstock_snapshots.
 
     A role that may not see it is refused if it is ``required``; otherwise the snapshot is ignored.
+    ``oldest_transaction`` finds what the creation of a slot waits for.
     """
 
-    def __init__(self, server: Server, slot: Slot, *, required: bool) -> None:
+    def __init__(
+        self,
+        server: Server,
+        slot: Slot,
+        oldest_transaction: Callable[[], OpenTransaction | None],
+        *,
+        required: bool,
+    ) -> None:
         self._server, self._slot, self._required = server, slot, required
+        self._oldest_transaction = oldest_transaction
         self._is_read = False
 
     def find(self) -> Snapshot | None:
@@ -243,6 +254,7 @@ class Snapshots:
                 # A standby that synchronizes slots has it when it takes over.
                 options = "(SNAPSHOT 'export', FAILOVER)"
             name = quoted(self._slot.name)
+            self._warn_of_waiting()
             cursor = connection.execute(f"CREATE_REPLICATION_SLOT {name} LOGICAL pgoutput {options}".encode())
             row = cursor.fetchone()
             assert row is not None
@@ -251,6 +263,24 @@ class Snapshots:
         finally:
             with suppress(Exception):
                 connection.close()
+
+    def _warn_of_waiting(self) -> None:
+        oldest = self._oldest_transaction()
+        if oldest is None:
+            return
+        log.warning(
+            "the slot %s is created once all transactions that have written have ended. The oldest: %s. "
+            "Commit it or roll it back, or %s",
+            self._slot.name,
+            oldest.describe(),
+            oldest.ended_by,
+            extra={
+                "action": "slot_waits",
+                "slot": self._slot.name,
+                "pid": oldest.pid,
+                "seconds": oldest.seconds,
+            },
+        )
 
     def _copy(self, connection: Connection, table: Table, number: int) -> Copy:
         digest = hashlib.sha256(self._slot.name.encode()).hexdigest()[:16]

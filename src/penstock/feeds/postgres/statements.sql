@@ -1,5 +1,7 @@
 -- name: settings
--- Some settings do not exist in older servers, or not on every system.
+-- The search path first: the operators and tables that the second statement names are looked up in it. Some settings
+-- do not exist in older servers, or not on every system.
+SET search_path TO pg_catalog, pg_temp;
 SELECT set_config(s.name, v.value, false)
 FROM (VALUES
     ('datestyle', 'ISO, YMD'),
@@ -8,7 +10,6 @@ FROM (VALUES
     ('extra_float_digits', '1'),
     ('bytea_output', 'hex'),
     ('lc_monetary', 'C'),
-    ('search_path', 'pg_catalog'),
     ('row_security', 'off'),
     ('statement_timeout', '0'),
     ('idle_in_transaction_session_timeout', '0'),
@@ -103,12 +104,13 @@ FROM pg_class AS c WHERE c.oid = ANY (:oids::oid[]) AND c.relispartition;
 
 -- name: changing
 -- Whether a transaction may be changing a table's definition, or has done so and cannot be seen yet; and whether
--- one has a table for itself, or waits for that, so that the tables of a publication cannot be listed.
+-- one has a table for itself, or waits for that, so that the tables of a publication cannot be listed. A prepared
+-- transaction holds its locks without a process.
 SELECT count(*) FILTER (WHERE l.granted) > 0 AS busy,
     count(*) FILTER (WHERE l.mode = 'AccessExclusiveLock') > 0 AS alone
 FROM pg_locks AS l
 LEFT JOIN pg_stat_activity AS s ON s.pid = l.pid
-WHERE l.locktype = 'relation' AND l.relation >= 16384 AND l.pid <> pg_backend_pid()
+WHERE l.locktype = 'relation' AND l.relation >= 16384 AND l.pid IS DISTINCT FROM pg_backend_pid()
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND l.mode IN (
         'ShareUpdateExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
