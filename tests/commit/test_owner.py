@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -90,7 +91,7 @@ def _undo_commit(pair: Pair, before: Registration) -> None:
     def work(tx: Transaction) -> None:
         for partition, index in enumerate(planned.start):
             tx.run("set_position", partition=partition, next_index=index, **keys)
-        tx.run("open_plan", epoch=before.plan_epoch or 0, plan=before.plan, ends="[]", **keys)
+        tx.run("open_plan", epoch=before.plan_epoch or 0, plan=before.plan, **keys)
 
     pair.store.database.run(work)
 
@@ -327,7 +328,8 @@ def test_a_plan_of_rows_that_were_replaced_since_they_were_read_is_refused(pair:
     owner = pair.own()
     queue = pair.source.record
     read = pair.store.database.run(lambda tx: time_of(tx, queue, 1, 4), write=False)
-    owner.plan(pair.offset(owner, (0, 0), (0, 5)), {1: read})
+    planned = pair.offset(owner, (0, 0), (0, 5))
+    owner.plan(replace(planned, times=(None, read)))
     with pytest.raises(CheckpointMismatchError, match="has other rows than this query has read") as caught:
-        owner.plan(pair.offset(owner, (0, 0), (0, 5)), {1: read - 60_000_000})
+        owner.plan(replace(planned, times=(None, read - 60_000_000)))
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"

@@ -60,6 +60,11 @@ class SharedHistory:
             if ids[0] < FOREIGN:
                 self._history.appends.append(tuple(ids))
 
+    def interrupt(self, reruns: int) -> None:
+        """Note something after which rows of an at-least-once query may be written again so often."""
+        with self._lock:
+            self._history.reruns += reruns
+
     def acknowledge(self, ids: Sequence[int]) -> None:
         """Note an append that has succeeded."""
         with self._lock:

@@ -44,6 +44,8 @@ TAKE_OVER_SECONDS = 45.0
 """How long a suspended driver waits at most for its successor to start."""
 AIMING_SECONDS = 3.0
 MOST_PARTITIONS = 9
+RERUNS = 2
+"""How often a disturbance may make a living driver write rows again: it may break two attempts."""
 
 
 @dataclass(frozen=True)
@@ -284,6 +286,7 @@ class Audit:
         child = self._run_child("tests.crash.audited", self._folder / f"spark-{number}", query.to_json())
         driver = Driver(number, self._engine, child)
         self.drivers.append(driver)
+        self._history.interrupt(1)
         self.log.note(f"{driver} is started")
         return driver
 
@@ -327,6 +330,7 @@ class Audit:
     # Disturbing them.
 
     def _disturb(self, kind: str) -> None:
+        self._history.interrupt(RERUNS)
         getattr(self, f"_{kind}")()
         self._rest(self._random.uniform(0.2, 2.0))
         # Some disturbances are to meet a driver that is still starting.

@@ -184,7 +184,7 @@ def test_an_offset_may_be_moved_by_hand_after_its_query_has_died(
 ) -> None:
     """A plan is open, and its owner is dead: only a live owner prevents the move."""
     keys = consumer.registration("q").keys
-    store.database.run(lambda tx: tx.run("open_plan", epoch=0, plan='{"from": [1, 0, 0]}', ends="[]", **keys))
+    store.database.run(lambda tx: tx.run("open_plan", epoch=0, plan='{"from": [1, 0, 0]}', **keys))
     lock = store.database.owner_lock(consumer.registration("q").lock_name(store.uuid))
     assert lock.acquire()
     with pytest.raises(ConsumerInUseError, match="cannot move"):

@@ -227,7 +227,7 @@ def test_trimming_stops_at_a_live_plan(store: penstock.Store, vital: bool) -> No
     consumer.advance("q", 0, old=0, new=4)
     registration = consumer.registration("q")
     plan = json.dumps({"from": [4, 0], "to": [10, 2]})
-    store.database.run(lambda tx: tx.run("open_plan", epoch=0, plan=plan, ends="[]", **registration.keys))
+    store.database.run(lambda tx: tx.run("open_plan", epoch=0, plan=plan, **registration.keys))
     lock = store.database.owner_lock(registration.lock_name(store.uuid))
     assert lock.acquire()
     assert queue.trim(0, 10) == 4

@@ -33,6 +33,10 @@ class QueueOffset:
     """The most rows of a task, so that a repeated micro-batch is divided into the same tasks."""
     moved_by_sink: bool = False
     """Whether the sink's own transaction moves the consumer, as far as the source knew when it planned."""
+    times: tuple[int | None, ...] = ()
+    """When the last row of each partition's range was appended, in microseconds since 1970; None for a
+    partition without one. A restored store that has grown again has other rows there.
+    """
 
     def to_dict(self) -> Json:
         fields: Json = {
@@ -48,6 +52,8 @@ class QueueOffset:
             fields["rowsPerTask"] = self.rows_per_task
         if self.moved_by_sink:
             fields["movedBySink"] = True
+        if any(time is not None for time in self.times):
+            fields["times"] = list(self.times)
         return fields
 
     @classmethod
@@ -67,6 +73,7 @@ class QueueOffset:
             end,
             value.get("rowsPerTask"),
             value.get("movedBySink", False),
+            tuple(value.get("times", ())),
         )
 
     @property
@@ -118,6 +125,7 @@ class QueueOffset:
 def _require_offset(value: Mapping[str, Any]) -> None:
     """Check an offset before it is used, since others may write the checkpoint."""
     start, end, per_task = value["from"], value["to"], value.get("rowsPerTask")
+    times = value.get("times", [])
     numbers = [value["generation"], value.get("epoch", 0), 0 if per_task is None else per_task]
     texts = [value["store"], value["queue"], value.get("consumer") or ""]
     sound = (
@@ -127,6 +135,9 @@ def _require_offset(value: Mapping[str, Any]) -> None:
         and all(type(number) is int and number >= 0 for number in [*start, *end, *numbers])
         and all(isinstance(text, str) for text in texts)
         and isinstance(value.get("movedBySink", False), bool)
+        and isinstance(times, list)
+        and len(times) <= len(end)
+        and all(time is None or type(time) is int for time in times)
     )
     if not sound:
         raise CheckpointMismatchError(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from penstock.commit.offsets import QueueOffset, pad, plan_text
+from penstock.commit.source_rows import require_rows
 from penstock.errors import CheckpointMismatchError, OwnerFencedError, StoreUnavailableError, condition_of
 from penstock.store.database import Database, Transaction
 from penstock.store.records import catalog, consumers
@@ -131,22 +132,21 @@ class Owner:
         offsets = tuple(consumers.read_offsets(tx, registration)[0])
         return pad(logged.start, len(offsets)) == offsets and _planned_from(registration, offsets)
 
-    def plan(self, end: QueueOffset, last_times: Mapping[int, int] | None = None) -> None:
+    def plan(self, end: QueueOffset) -> None:
         """Store the micro-batch in flight, which its sink's commit must equal.
 
-        If its rows were read before, ``last_times`` has when the last of them was appended to each partition,
-        in microseconds since 1970. If that row is another one now, the store was restored meanwhile.
+        Raises
+        ------
+        CheckpointMismatchError
+            If the queue does not have its rows any more, since its store was restored.
         """
 
         def work(tx: Transaction) -> None:
             registration = self._checked(tx, lock=True)
             if not _follows(tx, registration, end):
                 raise _source_behind(tx, registration, end.start)
-            ends = json.dumps([[at, (last_times or {}).get(part)] for part, at in enumerate(end.end)])
-            if not tx.run("open_plan", epoch=self.epoch, plan=plan_text(end), ends=ends, **registration.keys):
-                queue = catalog.find_queue(tx, self.queue)
-                end.require_reached([part.next_index for part in catalog.partitions(tx, queue)])
-                raise _replaced(end)
+            require_rows(tx, registration.queue_id, end)
+            tx.run("open_plan", epoch=self.epoch, plan=plan_text(end), **registration.keys)
 
         self._database.run(work, idempotent=True)
         self._planned = plan_text(end)
@@ -246,16 +246,6 @@ def _source_behind(
         condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
         consumer=registration.consumer,
         queue=registration.queue,
-    )
-
-
-def _replaced(end: QueueOffset) -> CheckpointMismatchError:
-    return CheckpointMismatchError(
-        f"queue {end.queue!r} has other rows than this query has read, up to {list(end.end)}: its store was "
-        "restored from a backup meanwhile. Restart the query",
-        condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
-        queue=end.queue,
-        offsets=list(end.end),
     )
 
 

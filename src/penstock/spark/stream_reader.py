@@ -12,6 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 
 from penstock.commit.offsets import QueueOffset, pad
 from penstock.commit.owner import Owner
+from penstock.commit.source_rows import require_rows, row_times
 from penstock.errors import condition_of
 from penstock.json_text import Json
 from penstock.queue.store import Store, open_store
@@ -54,6 +55,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._scan = Scan(options.url, queue, schema, options.fail_on_data_loss)
         self._owner: Owner | None = None
         self._cap: tuple[int, ...] | None = None
+        self._resumed = False
+        """Whether the queue is known to have the rows up to where this run began."""
         self._maintained: tuple[int, ...] | None = None
         """The end of the offset for which the queue's maintenance ran last."""
         self._size_warnings = BatchSizeWarnings(options)
@@ -96,6 +99,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._store().tend(queue, ())
         if draining:
             return start
+        if not self._resumed:
+            self._require_rows(queue, last)
+            self._resumed = True
         last.require_reached([part.next_index for part in partitions])
         if self._options.fail_on_data_loss:
             skip_trimmed(self._options, partitions, pad(last.end, len(partitions)))
@@ -105,7 +111,10 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._next_end(queue, partitions, last.end, left)
         self._size_warnings.observe(last.end, end, partitions)
         first = pad(last.end, len(end))
-        return start if end == first else self._offset(first, end, owner).to_dict()
+        if end == first:
+            return start
+        times = self._store().database.run(lambda tx: row_times(tx, queue, partitions, end), write=False)
+        return replace(self._offset(first, end, owner), times=times).to_dict()
 
     def reportLatestOffset(self) -> Json | None:
         """Return the end of the queue, for the query's progress."""
@@ -116,9 +125,12 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the tasks of a micro-batch, whose range is in ``end`` only."""
         owner = self._own()
         batch = parse_offset(end)
-        batch.require_reached([part.next_index for part in self._now()[1]])
-        if owner is not None:
-            batch.require(self._store().uuid, self._queue.name, self._options.consumer, owner.generation)
+        queue, _ = self._now()
+        generation = queue.generation if owner is None else owner.generation
+        batch.require(self._store().uuid, queue.name, self._options.consumer, generation)
+        if owner is None:
+            self._require_rows(queue, batch)
+        else:
             owner.plan(batch)
         # A repeated micro-batch has the same tasks as before, even if the options have changed.
         rows = batch.rows_per_task or self._options.rows_per_task
@@ -163,6 +175,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._store().database.run(
             lambda tx: next_end(tx, queue, partitions, start, options, self._cap), write=False
         )
+
+    def _require_rows(self, queue: QueueRecord, offset: QueueOffset) -> None:
+        self._store().database.run(lambda tx: require_rows(tx, queue.queue_id, offset), write=False)
 
     def _now(self) -> tuple[QueueRecord, list[PartitionRecord]]:
         def work(tx: Transaction) -> tuple[QueueRecord, list[PartitionRecord]]:

@@ -19,6 +19,7 @@ from penstock.commit.micro_batch import QueueTarget
 from penstock.commit.offsets import QueueOffset, pad
 from penstock.commit.owner import Owner, follow, level
 from penstock.commit.protocol import append_task
+from penstock.commit.source_rows import require_rows
 from penstock.continuous.channel import Channel
 from penstock.continuous.connectors.ledger import Commits
 from penstock.continuous.connectors.protocol import (
@@ -93,7 +94,7 @@ class QueueSourceDriver(SourceDriver):
                 return dict(enumerate(start_positions(tx, self.options, queue, partitions)))
             offset = parse_offset(logged)
             offset.require(store.uuid, queue.name, self.options.consumer, self._generation(queue))
-            offset.require_reached([part.next_index for part in partitions])
+            require_rows(tx, queue.queue_id, offset)
             offsets = pad(offset.end, len(partitions))
             # Tasks skip lost rows: the next epoch begins where the last one has ended.
             skip_trimmed(self.options, partitions, offsets)
@@ -121,10 +122,17 @@ class QueueSourceDriver(SourceDriver):
             start=_listed(start, len(end)),
             end=_listed(end, len(end)),
             moved_by_sink=self._owner is not None and self._owner.moved_by_sink,
+            times=tuple(last_times.get(partition) for partition in range(len(end))),
         )
-        if self._owner is not None:
-            self._owner.plan(offset, last_times)
+        if self._owner is None:
+            self._require_rows(offset)
+        else:
+            self._owner.plan(offset)
         return offset.to_dict()
+
+    def _require_rows(self, offset: QueueOffset) -> None:
+        queue = self._queue()
+        self._store().database.run(lambda tx: require_rows(tx, queue.queue_id, offset), write=False)
 
     def follow(self, offset: JsonValue) -> None:
         parsed = QueueOffset.of(offset)

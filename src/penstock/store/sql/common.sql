@@ -296,6 +296,10 @@ update penstock.registration set epoch = epoch + 1, plan_epoch = null, draining 
 where consumer_id = :consumer_id and queue_id = :queue_id
 returning epoch, generation;
 
+-- name: open_plan
+update penstock.registration set plan_epoch = :epoch, plan = :plan
+where consumer_id = :consumer_id and queue_id = :queue_id and epoch = :epoch;
+
 -- name: close_plan
 update penstock.registration set plan_epoch = null where consumer_id = :consumer_id and queue_id = :queue_id;
 

@@ -238,21 +238,32 @@ join penstock.payload as p on p.payload_id = s.payload_id
 where s.bytes_before < :max_bytes
 order by s.end_index;
 
--- name: open_plan
--- :ends has the planned end of each partition, and when its last row was appended, or null. Changes nothing if the
--- queue ends before, or has another row there: its store was restored from an older backup.
-update penstock.registration set plan_epoch = :epoch, plan = :plan
-where consumer_id = :consumer_id and queue_id = :queue_id and epoch = :epoch and not exists (
-    select 1 from (
-        select number - 1 as partition, cast(value ->> 0 as bigint) as row_end, cast(value ->> 1 as bigint) as last_time
-        from jsonb_array_elements(cast(:ends as jsonb)) with ordinality as each (value, number)
-    ) as planned
-    left join penstock.partition as p on p.queue_id = :queue_id and p.partition = planned.partition
-    where coalesce(p.next_index, 0) < row_end or last_time is not null and (
-        select s.start_index < row_end and last_time not between s.first_timestamp and s.last_timestamp
-        from penstock.segment as s
-        where s.queue_id = :queue_id and s.partition = planned.partition and s.end_index >= row_end
-        order by s.end_index
-        limit 1
-    )
+-- name: other_rows
+-- The partitions that end before a planned end, or have another last row there. :last_rows has, for each partition, the
+-- end and when the row before it was appended, or null.
+select planned.partition from (
+    select number - 1 as partition, cast(value ->> 0 as bigint) as row_end, cast(value ->> 1 as bigint) as last_time
+    from jsonb_array_elements(cast(:last_rows as jsonb)) with ordinality as each (value, number)
+) as planned
+left join penstock.partition as p on p.queue_id = :queue_id and p.partition = planned.partition
+where coalesce(p.next_index, 0) < row_end or last_time is not null and (
+    select s.start_index < row_end and last_time not between s.first_timestamp and s.last_timestamp
+    from penstock.segment as s
+    where s.queue_id = :queue_id and s.partition = planned.partition and s.end_index >= row_end
+    order by s.end_index
+    limit 1
 );
+
+-- name: row_times
+-- When the row before each of :ends, pairs of partition and index, was appended, at the latest; null if it is gone.
+select asked.partition, (
+    select case when s.start_index < row_end then s.last_timestamp end
+    from penstock.segment as s
+    where s.queue_id = :queue_id and s.partition = asked.partition and s.end_index >= row_end
+    order by s.end_index
+    limit 1
+) as time
+from (
+    select cast(value ->> 0 as integer) as partition, cast(value ->> 1 as bigint) as row_end
+    from jsonb_array_elements(cast(:ends as jsonb)) as each (value)
+) as asked;

@@ -1,0 +1,122 @@
+"""A query notices when its queue has other rows than those in its checkpoint: the store was restored from an
+older backup and has grown again, or the queue was recreated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+import penstock
+from penstock import Store
+from penstock.errors import CheckpointMismatchError
+from penstock.json_text import Json
+from penstock.spark.options import SourceOptions
+from penstock.spark.stream_reader import QueueStreamReader
+from tests.support.spark_queues import SCHEMA, fill, make_queue
+
+consumers = pytest.mark.parametrize("consumer", ["billing", None])
+Open = Callable[..., QueueStreamReader]
+
+
+@pytest.fixture
+def reader(store: Store, store_url: str, consumer: str | None) -> Iterator[Open]:
+    """Open the reader of the query's next run."""
+    opened: list[QueueStreamReader] = []
+
+    def open_reader(**options: Any) -> QueueStreamReader:
+        for earlier in opened:
+            earlier.stop()
+        queue = store.queue("orders")
+        opened.append(
+            QueueStreamReader(SourceOptions(store_url, "orders", consumer, **options), queue.record, SCHEMA)
+        )
+        return opened[-1]
+
+    yield open_reader
+    for each in opened:
+        each.stop()
+
+
+@pytest.fixture
+def orders(store: Store) -> penstock.Queue:
+    queue = make_queue(store, partitions=2)
+    store.create_consumer("billing").register("orders")
+    fill(queue, range(6), each=2)
+    return queue
+
+
+def next_offset(reader: QueueStreamReader, start: Json | None = None) -> tuple[Json, Json]:
+    """The offsets between which the next micro-batch reads, as they come back from Spark's log."""
+    begin = reader.initialOffset() if start is None else start
+    end = reader.latestOffset(begin, ReadAllAvailable())
+    return json.loads(json.dumps(begin)), json.loads(json.dumps(end))
+
+
+def of_other_rows(offset: Json) -> Json:
+    """The offset as it would be if the queue had had other rows then, which were appended a minute before."""
+    return {**offset, "times": [None if time is None else time - 60_000_000 for time in offset["times"]]}
+
+
+def refusal(action: Callable[[], object]) -> str:
+    with pytest.raises(CheckpointMismatchError) as caught:
+        action()
+    return caught.value.condition
+
+
+@consumers
+def test_a_micro_batch_is_not_repeated_with_other_rows(orders: penstock.Queue, reader: Open) -> None:
+    begin, end = next_offset(reader())
+    assert (
+        refusal(lambda: reader().partitions(begin, of_other_rows(end))) == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
+    )
+    assert len(reader().partitions(begin, end)) == 1
+
+
+@pytest.mark.parametrize("consumer", [None])
+def test_a_query_does_not_resume_after_rows_that_were_replaced(orders: penstock.Queue, reader: Open) -> None:
+    _, end = next_offset(reader())
+    fill(orders, [9])
+    replaced = refusal(lambda: next_offset(reader(), of_other_rows(end)))
+    assert replaced == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
+    assert next_offset(reader(), end)[1]["to"] == [7, 0]
+
+
+@pytest.mark.parametrize("consumer", [None])
+def test_a_planned_micro_batch_of_a_recreated_queue_is_refused(
+    store: Store, orders: penstock.Queue, reader: Open
+) -> None:
+    begin, end = next_offset(reader())
+    store.drop_queue("orders")
+    fill(make_queue(store, partitions=2), range(10, 16))
+    assert refusal(lambda: reader().partitions(begin, end)) == "CHECKPOINT_MISMATCH.OTHER_SOURCE"
+
+
+@pytest.mark.parametrize("consumer", [None])
+@pytest.mark.parametrize("change", ["compact", "trim"])
+def test_rows_that_were_compacted_or_trimmed_meanwhile_are_the_same_rows(
+    orders: penstock.Queue, reader: Open, change: str
+) -> None:
+    begin, end = next_offset(reader(max_rows_per_trigger=3, fail_on_data_loss=False))
+    assert end["to"] == [3, 0]
+    if change == "compact":
+        orders.compact()
+    else:
+        orders.trim(0, 6)
+    again = reader(max_rows_per_trigger=3, fail_on_data_loss=False)
+    assert next_offset(again, end)[1]["to"] == [6, 0]
+    assert again.partitions(begin, end)
+
+
+@pytest.mark.parametrize("consumer", [None])
+def test_a_micro_batch_that_ends_inside_a_compacted_segment_is_repeated(
+    orders: penstock.Queue, reader: Open
+) -> None:
+    orders.compact()
+    begin, end = next_offset(reader(max_rows_per_trigger=3))
+    assert end["times"][0] is not None
+    assert reader().partitions(begin, end)
