@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -21,7 +21,7 @@ ROW = {
     "f": 1.5,
     "price": "12.30",
     "d": 19_000,
-    "t": 1_700_000_000_123_456,
+    "t": "2023-11-14T22:13:20.123456Z",
     "n": -1,
     "ok": True,
     "b": "aGk=",
@@ -39,9 +39,13 @@ def postgres(
     lsn: object = 1,
     order: int | None = None,
     wrapped: bool = False,
+    declared: Mapping[str, Row] | None = None,
     **source: object,
 ) -> str:
-    """An event of the PostgreSQL connector, with the schema around it if asked for."""
+    """An event of the PostgreSQL connector, with the schema around it if asked for.
+
+    ``declared`` has the schemas of columns, which wrap the event as well.
+    """
     moment = NOW + (lsn if isinstance(lsn, int) else 0)
     where = {
         "version": "2.7.3.Final",
@@ -59,7 +63,7 @@ def postgres(
         "xmin": None,
         **source,
     }
-    return _event(op, before, after, where, order, wrapped)
+    return _event(op, before, after, where, order, wrapped, declared)
 
 
 def mysql(
@@ -89,10 +93,18 @@ def mysql(
         "thread": 7,
         "query": None,
     }
-    return _event(op, before, after, where, None, wrapped)
+    return _event(op, before, after, where, None, wrapped, None)
 
 
-def _event(op: str, before: Row | None, after: object, source: Row, order: int | None, wrapped: bool) -> str:
+def _event(
+    op: str,
+    before: Row | None,
+    after: object,
+    source: Row,
+    order: int | None,
+    wrapped: bool,
+    declared: Mapping[str, Row] | None,
+) -> str:
     transaction = None
     if order is not None:
         transaction = {"id": "571:24023128", "total_order": order, "data_collection_order": order}
@@ -104,9 +116,13 @@ def _event(op: str, before: Row | None, after: object, source: Row, order: int |
         "op": op,
         "ts_ms": NOW + 500,
     }
-    if not wrapped:
+    if not wrapped and declared is None:
         return json.dumps(payload)
-    fields = [{"type": "struct", "optional": True, "field": name} for name in ("before", "after", "source")]
+    columns = [{**schema, "field": name} for name, schema in (declared or {}).items()]
+    fields = [
+        {"type": "struct", "fields": columns, "optional": True, "field": name} for name in ("before", "after")
+    ]
+    fields.append({"type": "struct", "optional": False, "field": "source"})
     schema = {
         "type": "struct",
         "fields": fields,

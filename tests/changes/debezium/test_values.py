@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.changes.debezium.images import binary_reader, encoded, parsed, unscaled
+from penstock.changes.debezium.binary_text import binary_reader, encoded, unscaled
+from penstock.changes.debezium.decoding import parsed
 
 JUNK = st.sampled_from(["=", "A", "AA", "AAA", "AA=A", "A===", "AAAA=", "====", "??==", "ä", "AAA\n"])
 
@@ -57,7 +58,7 @@ def test_precise_decimals_are_exact_or_not_read(data: st.DataObject) -> None:
     column = texts(
         [None if each is None else to_base64(each) for each in numbers], data.draw(st.integers(0, 2))
     )
-    read = parsed(column, partial(unscaled, kind=kind), kind)
+    read = parsed(column, partial(unscaled, kind=kind, scale=kind.scale), kind)
     fits = [each if each is not None and abs(each) <= most else None for each in numbers]
     assert read.to_pylist() == [
         None if each is None else Decimal((each < 0, [int(digit) for digit in str(abs(each))], -scale))
@@ -69,4 +70,4 @@ def test_an_empty_text_is_valid_for_bytes_and_invalid_for_decimals() -> None:
     column = pa.array(["", None], pa.string())
     assert parsed(column, binary_reader("base64"), pa.binary()).to_pylist() == [b"", None]
     kind = pa.decimal128(5, 2)
-    assert parsed(column, partial(unscaled, kind=kind), kind).to_pylist() == [None, None]
+    assert parsed(column, partial(unscaled, kind=kind, scale=kind.scale), kind).to_pylist() == [None, None]

@@ -69,9 +69,8 @@ class Envelope:
     def parsed(self, raw: Column, image: StructType) -> Column:
         """Parse an event, with or without the schema around it."""
         envelope = self.wire(image)
-        both = StructType(
-            [StructField("payload", envelope), *envelope.fields, StructField(_BROKEN, StringType())]
-        )
+        own = [StructField("schema", StringType()), StructField("payload", envelope)]
+        both = StructType([*own, *envelope.fields, StructField(_BROKEN, StringType())])
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BROKEN}
         return F.from_json(raw, both, options)
 

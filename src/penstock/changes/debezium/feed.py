@@ -12,8 +12,10 @@ from pyspark.sql.types import DataType, LongType, StringType, StructField, Struc
 
 from penstock.arguments import column_names, did_you_mean, in_quotes, require
 from penstock.arrow.schema import canonical_schema
+from penstock.changes.debezium.columns import as_text, can_be_read
+from penstock.changes.debezium.decoding import Encoding
 from penstock.changes.debezium.envelope import CONNECTORS, Envelope, split_path
-from penstock.changes.debezium.images import ExpectedColumns, Reading, can_be_read, is_text
+from penstock.changes.debezium.images import ExpectedColumns, Reading
 from penstock.changes.debezium.tasks import OWN, SEQUENCE, EventConverter, Letters, QueueAddress
 from penstock.changes.options import invalid_option
 from penstock.changes.post_processing import process
@@ -60,12 +62,26 @@ class DebeziumFeed:
                             serial number
     ======================= ============================== ==================================================
 
-    A column is parsed by its target type: integers, float, double and boolean from numbers and text; date
-    from days since 1970 or ISO text; timestamp from a count since 1970 or ISO text with a zone; timestamp_ntz
-    likewise without one; binary from base64 or hex text; string as it is; arrays, maps and structs as by
-    ``from_json``. A value that does not fit is refused, never rounded. A row needs the columns of the schema:
-    an event with an additional or a missing column is refused, unless ``ignored`` or ``optional`` names it.
-    Fields inside structs are not checked.
+    An event with a schema (``schemas.enable=true``) declares how its values are encoded: scale of decimals,
+    unit of times, bytes or text. Otherwise a value has to have the form of its column's type:
+
+    ==================== ======================================================================
+    type                 form
+    ==================== ======================================================================
+    integers             an integer, as number or text; also the count of a time
+    float, double        a number, ``NaN`` or ``Infinity``; at most the digits that the type has
+    decimal              see ``decimals``
+    boolean              ``true``, ``false``, 0 or 1
+    date                 days since 1970, or ISO text
+    timestamp_ntz        a count since 1970 (see ``timestamps``), or ISO text without a zone
+    timestamp            ISO text with a zone
+    binary               see ``binaries``
+    string               as it is
+    ==================== ======================================================================
+
+    The same holds for the values in arrays, maps and structs. A value that does not fit is refused, never
+    rounded. A row needs the columns of the schema: an event with an additional or a missing column is
+    refused, unless ``ignored`` or ``optional`` names it. Fields of structs may be missing, and are NULL then.
 
     Parameters
     ----------
@@ -86,14 +102,18 @@ class DebeziumFeed:
     timestamps
         The unit of counts for timestamps: ``micros`` (time.precision.mode=adaptive for columns of 4 to 6
         digits), ``millis`` (3 digits and less, or time.precision.mode=connect) or ``nanos``, for all columns
-        or for each by name.
+        or for each by name. The connectors count local times only, which are timestamp_ntz: a timestamp
+        column takes counts, of instants, only if it is named here.
     decimals
-        ``string`` for decimal.handling.mode=string or double, ``precise`` for base64 of the unscaled value.
+        ``string`` for decimal.handling.mode=string or double, ``precise`` for base64 of the unscaled value,
+        with the scale of the column. The numbers of Kafka Connect's decimal.format=NUMERIC are not supported:
+        long ones would be rounded.
     binaries
         ``base64`` or ``hex``, as binary.handling.mode.
     unavailable
-        The placeholder of PostgreSQL's connector for an unchanged TOAST value. Such an event is refused;
-        ALTER TABLE … REPLICA IDENTITY FULL sends the values. With None the text is an ordinary value.
+        The placeholder of PostgreSQL's connector for an unchanged TOAST value, also in arrays and maps. Such
+        an event is refused; ALTER TABLE … REPLICA IDENTITY FULL sends the values. With None the text is an
+        ordinary value.
     dead_letters
         A queue for refused events, with the schema ``DEAD_LETTERS``: anything with ``queue`` and ``url``,
         such as ``penstock.QueueSink("dead", url=…)``. A repeated micro-batch of a stream writes each event
@@ -235,7 +255,7 @@ class DebeziumFeed:
         raw = F.col(quote_column(self.value)).cast("string").alias("raw")
         # One select each: parsed columns are used many times.
         parsed = df.select(*_coordinates(df), raw).select(
-            "*", envelope.parsed(F.col("raw"), _wire(reading.schema)).alias("parsed")
+            "*", envelope.parsed(F.col("raw"), _images(reading.schema)).alias("parsed")
         )
         opened = parsed.select(
             "*", envelope.opened(F.col("parsed")).alias("e"), envelope.broken.alias("broken")
@@ -257,6 +277,7 @@ class DebeziumFeed:
             "e.op",
             "e.before",
             "e.after",
+            "parsed.schema",
             "version",
             "timestamp",
             "sequence",
@@ -288,16 +309,21 @@ class DebeziumFeed:
         return columns
 
     def _reading(self, columns: StructType) -> Reading:
-        units = self.timestamps
         return Reading(
             canonical_schema(columns),
             tuple(self.row_id),
-            dict.fromkeys(columns.names, units) if isinstance(units, str) else dict(units),
-            self.decimals == "precise",
-            self.binaries,
+            {name: self._encoding(name) for name in columns.names},
             self.unavailable,
             ExpectedColumns(tuple(columns.names), tuple(self.optional), tuple(self.ignored)),
         )
+
+    def _encoding(self, column: str) -> Encoding:
+        units = self.timestamps
+        precise = self.decimals == "precise"
+        if isinstance(units, str):
+            return Encoding(units, precise=precise, binaries=self.binaries)
+        named = column in units
+        return Encoding(units.get(column, "micros"), named, precise, self.binaries)
 
     def _result(self, columns: StructType, envelope: Envelope) -> StructType:
         ids = set(self.row_id)
@@ -313,14 +339,10 @@ class DebeziumFeed:
         )
 
 
-def _wire(schema: pa.Schema) -> StructType:
-    """Return the type that an image is parsed into: text for every column that is not nested."""
-    return StructType(
-        [
-            StructField(column.name, StringType() if is_text(field.type) else column.dataType)
-            for column, field in zip(to_struct(schema), schema, strict=True)
-        ]
-    )
+def _images(schema: pa.Schema) -> StructType:
+    images = as_text(to_struct(schema))
+    assert isinstance(images, StructType)
+    return images
 
 
 def _coordinates(df: DataFrame) -> list[Column]:

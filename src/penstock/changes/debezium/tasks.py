@@ -134,8 +134,8 @@ def changes_of(batch: pa.RecordBatch, reading: Reading) -> tuple[pa.RecordBatch,
     accepted = reasons.is_null()
     has_old = pc.and_(accepted, pc.and_(pc.is_in(op, pa.array(["u", "d"])), batch["before"].is_valid()))
     has_new = pc.and_(accepted, pc.not_equal(op, "d").fill_null(False))
-    before, reasons = reading.image("before", batch["before"], has_old, reasons)
-    after, reasons = reading.image("after", batch["after"], has_new, reasons)
+    before, reasons = reading.image("before", batch["before"], batch["schema"], has_old, reasons)
+    after, reasons = reading.image("after", batch["after"], batch["schema"], has_new, reasons)
     reasons = reading.columns.reasons(batch["names"], has_new, reasons)
     accepted = reasons.is_null()
     old, new = (

@@ -1,0 +1,204 @@
+"""Reading of a column of an image, with what is nested in it, and the reasons for refused values."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property, reduce
+from hashlib import md5
+from typing import TypeAlias
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
+
+from penstock.changes.debezium.declared import Declared
+from penstock.changes.debezium.decoding import COUNTS, Encoding, decoder, parsed
+
+_SHOWN = 50
+Read: TypeAlias = tuple[pa.Array, pa.Array | None]
+"""Values, and the reasons for refused ones; None if there are none."""
+
+
+def can_be_read(kind: pa.DataType) -> bool:
+    numbers = pat.is_boolean, pat.is_integer, pat.is_floating, pat.is_decimal
+    others = pat.is_string, pat.is_binary, pat.is_date, pat.is_timestamp
+    if pat.is_nested(kind):
+        return all(can_be_read(kind.field(place).type) for place in range(kind.num_fields))
+    return any(is_one(kind) for is_one in (*numbers, *others))
+
+
+def as_text(kind: DataType) -> DataType:
+    """Return the type that values are parsed into: text for all that is not nested."""
+    if isinstance(kind, ArrayType):
+        return ArrayType(as_text(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(StringType(), as_text(kind.valueType))
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, as_text(field.dataType)) for field in kind])
+    return StringType()
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """What PostgreSQL's connector sends for an unchanged TOAST value."""
+
+    text: str
+
+    @cached_property
+    def texts(self) -> pa.Array:
+        """Its forms as text, bytes, an hstore in JSON, and an element of ``uuid[]``."""
+        data = self.text.encode()
+        of_map = json.dumps({self.text: self.text}, separators=(",", ":"))
+        uuid = UUID(bytes=md5(data, usedforsecurity=False).digest(), version=3)
+        return pa.array([self.text, base64.b64encode(data).decode(), data.hex(), of_map, str(uuid)])
+
+    def lists(self, scale: int) -> pa.Array:
+        """Return its forms as an array of numbers, one for each byte: integers, floats, and decimals."""
+        data = self.text.encode()
+        forms = [
+            map(str, data),
+            (f"{byte}.0" for byte in data),
+            (base64.b64encode(bytes([byte])).decode() for byte in data),
+            (str(Decimal(byte).scaleb(-scale)) for byte in data),
+        ]
+        return pa.array([",".join(form) for form in forms])
+
+
+@dataclass(frozen=True)
+class ColumnReader:
+    """Reads the values of a column, which come as in :func:`as_text`."""
+
+    encoding: Encoding
+    placeholder: Placeholder | None
+
+    def read(self, column: pa.Array, kind: pa.DataType, declared: Declared | None, where: str) -> Read:
+        if pat.is_map(kind):
+            return self._map(column, kind, declared, where)
+        if pat.is_list(kind):
+            return self._list(column, kind, declared, where)
+        if pat.is_struct(kind):
+            return self._struct(column, kind, declared, where)
+        return self._value(column, kind, declared, where)
+
+    def _value(self, column: pa.Array, kind: pa.DataType, declared: Declared | None, where: str) -> Read:
+        decode = decoder(kind, declared, self.encoding)
+        values = pa.nulls(len(column), kind) if decode is None else parsed(column, decode, kind)
+        reasons = self._unavailable(None if self.placeholder is None else self._is_placeholder(column), where)
+        unread = pc.and_(column.is_valid(), values.is_null())
+        if pc.any(unread).as_py():
+            shown = pc.utf8_slice_codeunits(column, 0, _SHOWN)
+            cause = self._cause(kind, declared)
+            why = f"{where} cannot be read as {named(kind)}{cause}: "
+            reasons = first(reasons, _text_where(unread, pc.binary_join_element_wise(why, shown, "")))
+        return values, reasons
+
+    def _cause(self, kind: pa.DataType, declared: Declared | None) -> str:
+        local = pat.is_timestamp(kind) and kind.tz is not None and not self.encoding.counts_instants
+        if local and (declared is None or declared.form in COUNTS):
+            return (
+                ", which is text with a zone (a count is a local time: read it as timestamp_ntz, or name the "
+                "column in timestamps)"
+            )
+        return "" if declared is None else f", and its event declares it as {declared}"
+
+    def _is_placeholder(self, column: pa.Array) -> pa.Array:
+        assert self.placeholder is not None
+        return pc.is_in(column, self.placeholder.texts)
+
+    def _unavailable(self, mask: pa.Array | None, where: str) -> pa.Array | None:
+        if mask is None or not pc.any(mask).as_py():
+            return None
+        return _text_where(
+            mask,
+            f"{where} is an unchanged TOAST value, which was not sent: ALTER TABLE … REPLICA IDENTITY FULL "
+            "sends it",
+        )
+
+    def _list(self, column: pa.Array, kind: pa.DataType, declared: Declared | None, where: str) -> Read:
+        items = None if declared is None else declared.part("items")
+        inner, reasons = self.read(column.flatten(), kind.value_type, items, f"{where}[]")
+        values = pa.ListArray.from_arrays(_offsets(column), inner, kind, mask=column.is_null())
+        whole = self._unavailable(self._is_list_placeholder(column, kind.value_type, items), where)
+        return values, first(whole, _of_parents(reasons, column))
+
+    def _is_list_placeholder(
+        self, column: pa.Array, item: pa.DataType, declared: Declared | None
+    ) -> pa.Array | None:
+        if self.placeholder is None or pat.is_nested(item):
+            return None
+        scale = item.scale if pat.is_decimal(item) else 0
+        forms = self.placeholder.lists(scale if declared is None else declared.scale)
+        # Joined only where an array has its length.
+        long = pc.equal(pc.list_value_length(column), len(self.placeholder.text.encode()))
+        if not pc.any(long).as_py():
+            return None
+        candidates = pc.if_else(long, column, pa.scalar(None, column.type))
+        return pc.is_in(pc.binary_join(candidates, ","), forms)
+
+    def _map(self, column: pa.Array, kind: pa.DataType, declared: Declared | None, where: str) -> Read:
+        entries = column.cast(pa.list_(pa.struct([("key", pa.string()), ("value", column.type.item_type)])))
+        flat = entries.flatten()
+        parts = [None if declared is None else declared.part(name) for name in ("keys", "values")]
+        keys, of_keys = self.read(flat.field(0), kind.key_type, parts[0], f"{where} key")
+        items, of_items = self.read(flat.field(1), kind.item_type, parts[1], f"{where}[]")
+        values = pa.MapArray.from_arrays(_offsets(entries), keys, items, kind, mask=column.is_null())
+        return values, _of_parents(first(of_keys, of_items), entries)
+
+    def _struct(self, column: pa.Array, kind: pa.DataType, declared: Declared | None, where: str) -> Read:
+        fields = [kind.field(place) for place in range(kind.num_fields)]
+        read = [
+            self.read(
+                part,
+                field.type,
+                None if declared is None else declared.part(field.name),
+                f"{where}.{field.name}",
+            )
+            for field, part in zip(fields, column.flatten(), strict=True)
+        ]
+        values = pa.StructArray.from_arrays([part for part, _ in read], fields=fields, mask=column.is_null())
+        return values, reduce(first, (reasons for _, reasons in read), None)
+
+
+def first(reasons: pa.Array | None, more: pa.Array | None) -> pa.Array | None:
+    """Add reasons where there are none yet."""
+    if reasons is None or more is None:
+        return more if reasons is None else reasons
+    return pc.coalesce(reasons, more)
+
+
+def _text_where(mask: pa.Array, text: str | pa.Array) -> pa.Array:
+    return pc.if_else(mask, text, pa.scalar(None, pa.string()))
+
+
+def _offsets(column: pa.Array) -> pa.Array:
+    """Return the offsets of lists in their flattened values."""
+    sizes = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    return pa.array(np.r_[0, np.cumsum(sizes)], pa.int32())
+
+
+def _of_parents(reasons: pa.Array | None, column: pa.Array) -> pa.Array | None:
+    """Return the first reason in each list."""
+    if reasons is None:
+        return None
+    refused = np.flatnonzero(reasons.is_valid().to_numpy(zero_copy_only=False))
+    parents = pc.list_parent_indices(column).take(pa.array(refused)).to_numpy()
+    lists, places = np.unique(parents, return_index=True)
+    found = np.full(len(column), -1)
+    found[lists] = refused[places]
+    return reasons.take(pa.array(found, mask=found < 0))
+
+
+def named(kind: pa.DataType) -> str:
+    """Return the type's name in SQL."""
+    names = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "bool": "boolean"}
+    if pat.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if pat.is_timestamp(kind):
+        return "timestamp" if kind.tz else "timestamp_ntz"
+    return names.get(str(kind), str(kind).removesuffix("32[day]"))

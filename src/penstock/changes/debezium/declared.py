@@ -1,0 +1,122 @@
+"""The types that events declare for their values, if they come with a schema (``schemas.enable=true``).
+
+The schema is that of Kafka Connect's JSON converter; its names for types of meaning are those of Debezium 1.9
+to 3 and of Kafka Connect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.json_text import parse_json
+
+_DEEPEST = 50
+_DECIMAL = "org.apache.kafka.connect.data.Decimal"
+_COUNTS = {
+    "io.debezium.time.Date": "days",
+    "io.debezium.time.Timestamp": "millis",
+    "io.debezium.time.MicroTimestamp": "micros",
+    "io.debezium.time.NanoTimestamp": "nanos",
+    "org.apache.kafka.connect.data.Date": "days",
+    "org.apache.kafka.connect.data.Timestamp": "millis",
+}
+_TIMES = ("io.debezium.time.", "org.apache.kafka.connect.data.Time")
+_FORMS = {
+    "string": "text",
+    "boolean": "boolean",
+    "float": "float",
+    "double": "double",
+    "bytes": "bytes",
+    **dict.fromkeys(("int8", "int16", "int32", "int64"), "integer"),
+    **dict.fromkeys(("array", "map", "struct"), "nested"),
+}
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The declared type of a value."""
+
+    type: str
+    """The type in JSON, such as ``int64``."""
+    name: str = ""
+    """What it means, such as ``io.debezium.time.MicroTimestamp``."""
+    scale: int = 0
+    """The scale of a decimal."""
+    parts: tuple[tuple[str, Declared], ...] = ()
+    """The types of a struct's fields by name, of ``items``, or of ``keys`` and ``values``."""
+
+    def part(self, name: str) -> Declared | None:
+        return next((part for key, part in self.parts if key == name), None)
+
+    @property
+    def form(self) -> str:
+        """How the value is encoded; ``days``, ``millis``, ``micros`` and ``nanos`` are counts since 1970."""
+        form = _FORMS.get(self.type, "unknown")
+        if form == "integer" and (self.name in _COUNTS or self.name.startswith(_TIMES)):
+            return _COUNTS.get(self.name, "count")
+        return "decimal" if form == "bytes" and self.name == _DECIMAL else form
+
+    def __str__(self) -> str:
+        if self.form == "decimal":
+            return f"a decimal of scale {self.scale}"
+        return self.name or self.type
+
+
+@dataclass(frozen=True)
+class Declarations:
+    """The types that the events of a batch declare for the columns of one image."""
+
+    schemas: Sequence[Mapping[str, Declared]]
+    """The distinct ones, by column."""
+    which: pa.Array
+    """Which of them an event has."""
+
+    @classmethod
+    def of(cls, schemas: pa.Array, image: str) -> Declarations:
+        # Most events of a topic have the same schema.
+        texts = schemas.dictionary_encode(null_encoding="encode")
+        distinct = texts.dictionary.to_pylist()
+        return cls([{} if text is None else columns(text, image) for text in distinct], texts.indices)
+
+    def by_column(self, name: str) -> list[tuple[Declared | None, pa.Array | None]]:
+        """Return the distinct types of a column, each with a mask of its events; None for all."""
+        types = [schema.get(name) for schema in self.schemas]
+        distinct = list(dict.fromkeys(types))
+        if len(distinct) < 2:
+            return [(distinct[0] if distinct else None, None)]
+        own = pa.array([distinct.index(kind) for kind in types]).take(self.which)
+        return [(kind, pc.equal(own, place)) for place, kind in enumerate(distinct)]
+
+
+@lru_cache(maxsize=64)
+def columns(text: str, image: str) -> Mapping[str, Declared]:
+    """Return the declared types of the columns of an image; a schema of another shape declares none."""
+    try:
+        envelope = declared(parse_json(text))
+    except ValueError:
+        return {}
+    row = None if envelope is None else envelope.part(image)
+    return {} if row is None else dict(row.parts)
+
+
+def declared(schema: object, depth: int = 0) -> Declared | None:
+    """Return the type that a schema declares; None if it is not a schema."""
+    if not isinstance(schema, dict) or not isinstance(schema.get("type"), str) or depth > _DEEPEST:
+        return None
+    fields, parameters = schema.get("fields"), schema.get("parameters")
+    fields = fields if isinstance(fields, list) else ()
+    own = {str(field.get("field")): field for field in fields if isinstance(field, dict)}
+    own |= {name: schema[name] for name in ("items", "keys", "values") if name in schema}
+    parts = ((name, declared(part, depth + 1)) for name, part in own.items())
+    scale = str(parameters.get("scale", 0)) if isinstance(parameters, dict) else "0"
+    return Declared(
+        schema["type"],
+        str(schema.get("name") or ""),
+        int(scale) if scale.lstrip("-").isdecimal() else 0,
+        tuple((name, part) for name, part in parts if part is not None),
+    )

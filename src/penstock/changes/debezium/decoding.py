@@ -1,0 +1,205 @@
+"""Decoding of the JSON texts of values into a type, a whole column at a time: exactly, or to null."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from penstock.changes.debezium.binary_text import binary_reader, from_base64, unscaled
+from penstock.changes.debezium.declared import Declared
+
+Decoder: TypeAlias = Callable[[pa.Array], pa.Array]
+"""Decodes a column of texts. Null stands for a text that is not of the type; for one that Arrow refuses it
+raises ``pa.ArrowInvalid``."""
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
+"""The years 1 to 9999, the range of Spark and Python."""
+_DAY_MICROS = 86_400_000_000
+_BOOLEAN = r"^(true|false|0|1)$"
+_INTEGER = r"^-?(0|[1-9][0-9]*)$"
+_NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
+_FLOAT = r"^(NaN|-?Infinity|-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?)$"
+_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
+_TIMESTAMP = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6}0*)?)?([-+Z].*)?$"
+_ZEROS_BELOW_MICROS = r"(\.[0-9]{6})0+"
+_PARTS = r"^-?[0-9]+?(?P<zeros>0*)(?:\.(?P<fraction>[0-9]+))?(?:e(?P<exponent>[-+]?[0-9]+))?$"
+_SURE, _MOST = 15, 17
+"""Digits that any double keeps, and the most that the text of a double has."""
+COUNTS = frozenset({"millis", "micros", "nanos"})
+_NUMBERS = frozenset({"integer", "float", "double", "text"})
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How the values of a column are encoded where their events do not declare it."""
+
+    unit: str = "micros"
+    """The unit of counts for timestamps."""
+    counts_instants: bool = False
+    """Whether counts may be instants; the connectors count local times only."""
+    precise: bool = False
+    binaries: str = "base64"
+
+
+def decoder(kind: pa.DataType, declared: Declared | None, encoding: Encoding) -> Decoder | None:
+    """Return the decoder of a type that is not nested; None if what is declared is not of the type."""
+    form = None if declared is None else declared.form
+    if form is not None and form not in _forms(kind, encoding):
+        return None
+    if pat.is_boolean(kind):
+        return partial(_cast, pattern=_BOOLEAN, kind=kind)
+    if pat.is_integer(kind):
+        return partial(_cast, pattern=_INTEGER, kind=kind)
+    if pat.is_floating(kind):
+        return partial(_floats, kind=kind, form=form)
+    if pat.is_decimal(kind):
+        if declared is not None and form == "decimal":
+            return partial(unscaled, kind=kind, scale=declared.scale)
+        if form is None and encoding.precise:
+            return partial(unscaled, kind=kind, scale=kind.scale)
+        return partial(_cast, pattern=_NUMBER, kind=kind)
+    if pat.is_date(kind):
+        return partial(_dates, form=form)
+    if pat.is_timestamp(kind):
+        return partial(_timestamps, kind=kind, form=form, encoding=encoding)
+    if pat.is_binary(kind):
+        return from_base64 if form == "bytes" else binary_reader(encoding.binaries)
+    return lambda column: column.cast(kind)
+
+
+def _forms(kind: pa.DataType, encoding: Encoding) -> frozenset[str]:
+    """Return the declared forms that values of a type may have."""
+    if pat.is_boolean(kind):
+        return frozenset({"boolean", "integer", "text"})
+    if pat.is_integer(kind):
+        return COUNTS | {"integer", "days", "count", "text"}
+    if pat.is_floating(kind):
+        return _NUMBERS
+    if pat.is_decimal(kind):
+        return _NUMBERS | {"decimal"}
+    if pat.is_date(kind):
+        return frozenset({"days", "text"})
+    if pat.is_timestamp(kind):
+        counts = COUNTS if kind.tz is None or encoding.counts_instants else frozenset()
+        return counts | {"text"} | ({"integer"} if encoding.counts_instants else set())
+    if pat.is_binary(kind):
+        return frozenset({"bytes", "text"})
+    return _NUMBERS | {"boolean", "nested"}
+
+
+def parsed(column: pa.Array, decode: Decoder, kind: pa.DataType) -> pa.Array:
+    """Parse a column at once; if a value is invalid, find it by halving, and replace it with null."""
+    try:
+        return decode(column)
+    except pa.ArrowInvalid:
+        if len(column) == 1:
+            return pa.nulls(1, kind)
+        half = len(column) // 2
+        parts = (column.slice(0, half), column.slice(half))
+        return pa.concat_arrays([parsed(part, decode, kind) for part in parts])
+
+
+def _where(column: pa.Array, mask: pa.Array) -> pa.Array:
+    return pc.if_else(mask, column, pa.scalar(None, column.type))
+
+
+def _matching(column: pa.Array, pattern: str) -> pa.Array:
+    return _where(column, pc.match_substring_regex(column, pattern))
+
+
+def _cast(column: pa.Array, pattern: str, kind: pa.DataType) -> pa.Array:
+    # A decimal that would be rounded is refused.
+    return _matching(column, pattern).cast(kind)
+
+
+def _floats(column: pa.Array, kind: pa.DataType, form: str | None) -> pa.Array:
+    numbers = _matching(column, _FLOAT)
+    values = numbers.cast(kind)
+    if form == "float" or (form == "double" and pat.is_float64(kind)):
+        return values
+    exact = _is_double(numbers, values, form) if pat.is_float64(kind) else _is_float(numbers, values)
+    return _where(values, pc.and_(exact, pc.equal(pc.is_inf(values), pc.ends_with(numbers, "y"))))
+
+
+def _is_float(texts: pa.Array, values: pa.Array) -> pa.Array:
+    """Whether texts say floats: to the last digit that they have.
+
+    A shortest text does. Java before 19 writes one or two digits more.
+    """
+    doubles = texts.cast(pa.float64())
+    # Half of the last digit, and what doubles lose of it.
+    near = pc.add(pc.multiply(0.5, _last_digit(doubles)), pc.multiply(pc.abs(doubles), 2.0**-52))
+    own = values.cast(pa.float64())
+    # Nothing is left of a number that is too small.
+    vanished = pc.and_(pc.equal(own, 0), pc.not_equal(doubles, 0))
+    close = pc.less_equal(pc.abs(pc.subtract(doubles, own)), near)
+    return pc.or_(pc.and_not(close, vanished), pc.or_(pc.equal(doubles, own), pc.is_nan(doubles)))
+
+
+def _last_digit(numbers: pa.Array) -> pa.Array:
+    """Return what 1 in the last significant digit of each number is worth."""
+    parts = pc.extract_regex(numbers.cast(pa.string()), _PARTS)
+    zeros, fraction, exponent = (pc.struct_field(parts, name) for name in ("zeros", "fraction", "exponent"))
+    power = _where(exponent, pc.not_equal(exponent, "")).cast(pa.float64()).fill_null(0)
+    size = pc.utf8_length(fraction)
+    place = pc.if_else(pc.greater(size, 0), pc.negate(size), pc.utf8_length(zeros))
+    return pc.power(10.0, pc.add(power, place.fill_null(0)))
+
+
+def _is_double(texts: pa.Array, values: pa.Array, form: str | None) -> pa.Array:
+    """Whether texts say doubles.
+
+    A text of 16 or 17 digits may be that of a double, except that of an integer, or if its event declares
+    another type.
+    """
+    digits = _digits(texts)
+    count = pc.utf8_length(digits)
+    sure = pc.or_(pc.less_equal(count, _SURE), pc.equal(digits, _digits(values.cast(pa.string()))))
+    if form is None:
+        fraction = pc.match_substring_regex(texts, r"[.eE]")
+        sure = pc.or_(sure, pc.and_(fraction, pc.less_equal(count, _MOST)))
+    return sure
+
+
+def _digits(texts: pa.Array) -> pa.Array:
+    """Return the significant digits of numbers."""
+    bare = pc.replace_substring_regex(texts, r"[eE].*|[-.]", "")
+    return pc.utf8_trim(pc.utf8_ltrim(bare, "0"), "0")
+
+
+def _dates(column: pa.Array, form: str | None) -> pa.Array:
+    days = _matching(column, _INTEGER) if form != "text" else pa.nulls(len(column), column.type)
+    texts = _matching(column, _DATE) if form != "days" else pa.nulls(len(column), column.type)
+    counted = _within(days.cast(pa.int64()), _FIRST_DAY, _LAST_DAY).cast(pa.int32()).cast(pa.date32())
+    return pc.coalesce(counted, texts.cast(pa.date32()))
+
+
+def _timestamps(column: pa.Array, kind: pa.DataType, form: str | None, encoding: Encoding) -> pa.Array:
+    nothing = pa.nulls(len(column), column.type)
+    can_count = form != "text" and (kind.tz is None or encoding.counts_instants)
+    counts = (_matching(column, _INTEGER) if can_count else nothing).cast(pa.int64())
+    texts = _matching(column, _TIMESTAMP) if form in (None, "text") else nothing
+    micros = _micros(counts, form if form in COUNTS else encoding.unit)
+    bounds = _FIRST_DAY * _DAY_MICROS, (_LAST_DAY + 1) * _DAY_MICROS - 1
+    counted = _within(micros, *bounds).cast(kind)
+    return pc.coalesce(counted, pc.replace_substring_regex(texts, _ZEROS_BELOW_MICROS, r"\1").cast(kind))
+
+
+def _micros(counts: pa.Array, unit: str) -> pa.Array:
+    """Return counts in microseconds; null for a part of one."""
+    if unit != "nanos":
+        return pc.multiply_checked(counts, 1000 if unit == "millis" else 1)
+    micros = pc.divide(counts, 1000)
+    return _where(micros, pc.equal(pc.multiply(micros, 1000), counts))
+
+
+def _within(numbers: pa.Array, low: int, high: int) -> pa.Array:
+    ends = pc.min_max(numbers).as_py()
+    if ends["min"] is not None and (ends["min"] < low or ends["max"] > high):
+        raise pa.ArrowInvalid("a time before the year 1 or after the year 9999")
+    return numbers
