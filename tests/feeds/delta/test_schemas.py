@@ -433,6 +433,91 @@ def test_versions_with_mapped_columns_are_refused_even_after_the_mapping_was_rem
     assert changes(feed, 1)["id"].to_pylist() == [1]
 
 
+def with_mapping(path: Path, mode: str, dropped_in: int) -> History:
+    """A table whose columns were mapped from version 0 on, until a version that drops the mapping."""
+    history = History(path, feed=True, partitioned=False)
+    for number in range(dropped_in):
+        history.append(rows((number, "a", 1.0)))
+    actions = [json.loads(line) for line in log_file(path, 0).read_text().splitlines()]
+    plain = next(action for action in actions if "metaData" in action)
+    edit(path, 0, metaData=lambda found: found["configuration"].update({"delta.columnMapping.mode": mode}))
+    with log_file(path, dropped_in).open("a") as file:
+        file.write("\n" + json.dumps(plain))
+    return history
+
+
+def clean_up(history: History, first: int) -> None:
+    """Delete the commits before a version, and all checkpoints but one of the newest version."""
+    history.table.create_checkpoint()
+    for version in range(first):
+        log_file(Path(history.path), version).unlink()
+
+
+def test_versions_whose_columns_the_log_no_longer_has_are_gone(path: Path) -> None:
+    """Commits are deleted by age, so the first ones that are left may be older than any checkpoint."""
+    history = with_mapping(path, "name", dropped_in=3)
+    history.append(rows((7, "a", 1.0)))
+    clean_up(history, 1)
+    feed = DeltaFeed(path).open()
+    assert feed.oldest() == 2
+    for after in (0, 1):
+        with pytest.raises(DataLostError, match=r"depends on a commit .* versions 3 to 4 are left") as raised:
+            feed.tasks(after, 4, 10)
+        assert raised.value.condition == "DATA_LOST.DELTA"
+    assert changes(feed, 2)["id"].to_pylist() == [2, 7]
+
+
+def test_a_version_that_removes_files_of_an_unknown_version_is_gone(path: Path) -> None:
+    history = with_mapping(path, "name", dropped_in=3)
+    with log_file(path, 3).open("a") as file:
+        file.write("\n" + json.dumps({"remove": {"path": "old.parquet", "dataChange": True}}))
+    history.append(rows((7, "a", 1.0)))
+    clean_up(history, 1)
+    with pytest.raises(DataLostError, match=r"version 3 .* depends on a commit .* versions 4 to 4 are left"):
+        DeltaFeed(path).open().tasks(2, 4, 10)
+
+
+def test_versions_before_a_checkpoint_are_read_if_no_commit_changed_the_table(path: Path) -> None:
+    history = History(path, feed=True, partitioned=False)
+    for number in range(4):
+        history.append(rows((number, "a", 1.0)))
+    clean_up(history, 2)
+    feed = DeltaFeed(path).open()
+    assert feed.oldest() == 1
+    assert changes(feed, 1)["id"].to_pylist() == [1, 2, 3]
+    assert {part.commit.columns for task in feed.tasks(1, 4, 10) for part in task} != {()}
+
+
+def test_a_version_that_removes_files_with_mapped_columns_is_refused(path: Path) -> None:
+    history = History(path, feed=False, partitioned=False)
+    history.append(rows((1, "a", 1.0)))
+    history.overwrite(rows((2, "a", 1.0)))
+    actions = [json.loads(line) for line in log_file(path, 0).read_text().splitlines()]
+    plain = next(action for action in actions if "metaData" in action)
+    edit(path, 0, metaData=lambda found: found["configuration"].update({"delta.columnMapping.mode": "name"}))
+    with log_file(path, 2).open("a") as file:
+        file.write("\n" + json.dumps(plain))
+    with refused("COLUMN_MAPPING", "version 2 "):
+        DeltaFeed(path, "id").open().tasks(1, 2, 10)
+
+
+def test_versions_that_needed_an_unknown_feature_are_refused_after_it_was_dropped(path: Path) -> None:
+    history = History(path, feed=True, partitioned=False)
+    for number in range(3):
+        history.append(rows((number, "a", 1.0)))
+    actions = [json.loads(line) for line in log_file(path, 0).read_text().splitlines()]
+    plain = next(action for action in actions if "protocol" in action)
+    edit(path, 0, protocol=lambda found: found.update(minReaderVersion=3, readerFeatures=["magic"]))
+    with log_file(path, 2).open("a") as file:
+        file.write("\n" + json.dumps(plain))
+    feed = DeltaFeed(path).open()
+    feed.describe()
+    with refused("READER_FEATURE", "version 1 .*magic") as raised:
+        feed.tasks(0, 3, 10)
+    assert raised.value.parameters["version"] == 1
+    assert changes(feed, 1)["id"].to_pylist() == [1, 2]
+
+
 # What happens to the table as a whole.
 
 

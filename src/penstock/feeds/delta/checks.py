@@ -12,7 +12,7 @@ import pyarrow.types as pat
 
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import FeedUnavailableError, PenstockError
-from penstock.feeds.delta.log import CommitFile, Metadata, Protocol
+from penstock.feeds.delta.log import CommitFile, Metadata, Protocol, TableState
 from penstock.feeds.file_commits import DataFile
 from penstock.feeds.protocol import check_reserved
 from penstock.feeds.urls import row_id_forms
@@ -35,37 +35,42 @@ _FEATURES = frozenset(
 )
 
 
-def check_protocol(protocol: Protocol, shown: str) -> None:
-    """Refuse tables that need an unknown reader feature or reader version."""
+def check_state(state: TableState, shown: str, version: int | None = None) -> None:
+    """Refuse a table, or one of its versions, that needs something unknown from its readers."""
+    which = f"the Delta table {shown}" if version is None else f"version {version} of the Delta table {shown}"
+    _check_protocol(state.protocol, which, version)
+    _check_metadata(state.metadata, which, version)
+
+
+def _check_protocol(protocol: Protocol, which: str, version: int | None) -> None:
     unknown = sorted(set(protocol.features) - _FEATURES)
     if protocol.reader <= _READER and not unknown:
         return
     what = f"the reader features {', '.join(unknown)}" if unknown else f"reader version {protocol.reader}"
     raise FeedUnavailableError(
-        f"the Delta table {shown} needs {what}, which Penstock does not support: drop the feature from the "
-        "table, or copy it",
+        f"{which} needs {what}, which Penstock does not support: drop the feature from the table and begin "
+        "after the version that does, or copy the table",
         condition="FEED_UNAVAILABLE.READER_FEATURE",
         features=unknown,
         reader_version=protocol.reader,
+        version=version,
     )
 
 
-def check_metadata(metadata: Metadata, shown: str, version: int | None = None) -> None:
-    """Refuse a table, or one of its versions, whose columns have other names in the files."""
+def _check_metadata(metadata: Metadata, which: str, version: int | None) -> None:
+    """Refuse columns that have other names in the files."""
     if metadata.column_mapping.lower() == "none":
         return
-    which = "the Delta table" if version is None else f"version {version} of the Delta table"
     raise FeedUnavailableError(
-        f"{which} {shown} uses column mapping by {metadata.column_mapping}, which Penstock does not support: "
-        "drop it (ALTER TABLE … DROP FEATURE columnMapping) and begin after the version that does, or copy "
-        "the table",
+        f"{which} uses column mapping by {metadata.column_mapping}, which Penstock does not support: drop it "
+        "(ALTER TABLE … DROP FEATURE columnMapping) and begin after the version that does, or copy the table",
         condition="FEED_UNAVAILABLE.COLUMN_MAPPING",
         mode=metadata.column_mapping,
         version=version,
     )
 
 
-def check_files(commit: CommitFile, before: Metadata | None, table: Metadata | None, shown: str) -> None:
+def check_files(commit: CommitFile, before: TableState | None, table: TableState, shown: str) -> None:
     """Refuse files with deletion vectors, outside the table's folder, or without partition values.
 
     Removed files are compared with the table ``before`` the commit, the others with the table after it.
@@ -96,8 +101,8 @@ def check_files(commit: CommitFile, before: Metadata | None, table: Metadata | N
             )
 
 
-def _has_partition(action: DataFile, table: Metadata | None) -> bool:
-    return table is None or {name for name, _ in action.values}.issuperset(table.partition_columns)
+def _has_partition(action: DataFile, table: TableState | None) -> bool:
+    return table is None or {name for name, _ in action.values}.issuperset(table.metadata.partition_columns)
 
 
 def replaced(shown: str, version: int) -> FeedUnavailableError:

@@ -14,15 +14,14 @@ from penstock.errors import DataLostError, FeedUnavailableError, InvalidChangelo
 from penstock.feeds.contract import ChangeContract, convert_fields
 from penstock.feeds.delta.checks import (
     check_files,
-    check_metadata,
-    check_protocol,
+    check_state,
     data_schema,
     no_feed,
     partition_value,
     ranges,
     replaced,
 )
-from penstock.feeds.delta.log import CommitFile, Log, Metadata
+from penstock.feeds.delta.log import CommitFile, Log, Metadata, TableState
 from penstock.feeds.file_commits import (
     Column,
     DataFile,
@@ -138,15 +137,15 @@ class OpenDeltaFeed(FileFeed):
         library("deltalake")
         self._opened = None
         newest = self._log.newest()
-        check_protocol(self._log.protocol(newest), self.name)
-        metadata = self._log.metadata(newest)
-        if metadata is None:
+        state = self._log.state(newest)
+        if state is None:
             raise FeedUnavailableError(
                 f"the log of {self.table} has no metadata: restore its missing checkpoint",
                 condition="FEED_UNAVAILABLE.BROKEN_LOG",
                 table=self.name,
             )
-        check_metadata(metadata, self.name)
+        check_state(state, self.name)
+        metadata = state.metadata
         contract, only_changes = self._contract(metadata, newest)
         columns = data_schema(metadata.schema, self.name)
         known = {name.lower() for name in columns.names}
@@ -192,9 +191,9 @@ class OpenDeltaFeed(FileFeed):
         )
         return contract, not rewritten
 
-    def _remaining(self, newest: int) -> Iterator[tuple[CommitFile, Metadata | None]]:
-        """Yield the versions that are left in the log, each with its metadata."""
-        return self._log.states(self._log.first - 1, newest)
+    def _remaining(self, newest: int) -> Iterator[tuple[CommitFile, TableState]]:
+        """Yield the versions that can still be read from the log."""
+        return self._states(self._log.readable - 1, newest)
 
     def oldest(self) -> int:
         """Return the version after which all files exist, with the change data feed where it is needed."""
@@ -203,7 +202,7 @@ class OpenDeltaFeed(FileFeed):
             {
                 commit.version
                 for commit, state in self._remaining(newest)
-                if commit.rewrites and not _has_feed(state)
+                if commit.rewrites and not state.metadata.feed
             }
             if self._feed.row_id is None
             else ()
@@ -228,7 +227,7 @@ class OpenDeltaFeed(FileFeed):
         for commit, state in self._states(after, upto):
             self._check_commit(commit, state)
             if self._feed.row_id is None and commit.rewrites:
-                (overwritten if _has_feed(state) else refused).append(commit.version)
+                (overwritten if state.metadata.feed else refused).append(commit.version)
             columns = self._columns(commit.version, state)
             commits.append(
                 FileCommit(commit.version, commit.timestamp, commit.needed, commit.rewrites, columns)
@@ -251,24 +250,22 @@ class OpenDeltaFeed(FileFeed):
             )
         return cut(commits, rows_per_task)
 
-    def _check_commit(self, commit: CommitFile, state: Metadata | None) -> None:
+    def _check_commit(self, commit: CommitFile, state: TableState) -> None:
         """Refuse a version that cannot be read, or not by a query that was planned before it."""
-        if commit.protocol is not None:
-            check_protocol(commit.protocol, self.name)
-        if state is not None:
-            check_metadata(state, self.name, commit.version)
-            version, table = self._described or (commit.version, state.id)
-            if commit.version > version and state.id != table:
-                raise replaced(self.name, commit.version)
-        before = self._log.metadata(commit.version - 1) if commit.metadata is not None else state
+        check_state(state, self.name, commit.version)
+        version, table = self._described or (commit.version, state.metadata.id)
+        if commit.version > version and state.metadata.id != table:
+            raise replaced(self.name, commit.version)
+        before = self._log.state(commit.version - 1)
+        if before is not None and any(kind == "delete" for kind, _ in commit.needed):
+            # What it removes was written before it.
+            check_state(before, self.name, commit.version)
         check_files(commit, before, state, self.name)
 
-    def _columns(self, version: int, state: Metadata | None) -> tuple[Column, ...]:
+    def _columns(self, version: int, state: TableState) -> tuple[Column, ...]:
         """Return the columns of a version, which a query that was planned earlier has to know."""
-        if state is None:
-            return ()
         try:
-            return columns_of(data_schema(state.schema, self.name))
+            return columns_of(data_schema(state.metadata.schema, self.name))
         except PenstockError:
             if self._described is not None and version > self._described[0]:
                 raise
@@ -327,18 +324,17 @@ class OpenDeltaFeed(FileFeed):
         """Note that a log that ends before this version is another history."""
         self._logged = upto
 
-    def _states(self, after: int, upto: int) -> Iterator[tuple[CommitFile, Metadata | None]]:
+    def _states(self, after: int, upto: int) -> Iterator[tuple[CommitFile, TableState]]:
         after, upto = max(after, -1), min(upto, self._log.newest())
-        if after < upto and after + 1 < self._log.first:
+        if after < upto and after + 1 < self._log.readable:
             raise self._log.lost(after + 1)
-        return self._log.states(after, upto)
+        for commit, state in self._log.states(after, upto):
+            if state is None:
+                raise self._log.lost(commit.version)
+            yield commit, state
 
     @property
     def _log(self) -> Log:
         if self._opened is None:
             self._opened = Log(self._storage, self.name)
         return self._opened
-
-
-def _has_feed(state: Metadata | None) -> bool:
-    return state is not None and state.feed

@@ -27,6 +27,7 @@ _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.(?:.*\.)?(parquet|json)")
 _KEPT_FILES = 500_000
 _KEPT_COMMITS = 10_000
+_KEPT_STATES = 1_000
 _PROBES = 20
 
 
@@ -79,6 +80,14 @@ class Protocol:
     @classmethod
     def of(cls, action: Json) -> Protocol:
         return cls(action.get("minReaderVersion") or 1, tuple(action.get("readerFeatures") or ()))
+
+
+@dataclass(frozen=True)
+class TableState:
+    """What a table is in a version."""
+
+    metadata: Metadata
+    protocol: Protocol
 
 
 @dataclass(frozen=True)
@@ -159,7 +168,7 @@ class Log:
         self._shown = shown
         self._commits: OrderedDict[int, CommitFile] = OrderedDict()
         self._kept_files = 0
-        self._states: OrderedDict[int, Metadata] = OrderedDict()
+        self._states: OrderedDict[int, TableState] = OrderedDict()
         self._list()
 
     def _list(self) -> None:
@@ -178,6 +187,7 @@ class Log:
         # A gap means a log that was cleaned up by hand: versions before it cannot be read to the end.
         while self.first - 1 in commits:
             self.first -= 1
+        self._readable: int | None = None
 
     @cached_property
     def horizon(self) -> RetentionHorizon:
@@ -186,6 +196,24 @@ class Log:
     @property
     def seen(self) -> int:
         return self._newest
+
+    @property
+    def readable(self) -> int:
+        """The first version from which on the log says what the table is.
+
+        Commits are deleted up to a day, not up to a checkpoint: the first ones that are left may depend on
+        one that is gone.
+        """
+        if self._readable is None:
+            commits = self.states(self.first - 1, self._newest)
+            known = (commit.version for commit, state in commits if self._is_readable(commit, state))
+            self._readable = next(known, self._newest + 1)
+        return self._readable
+
+    def _is_readable(self, commit: CommitFile, state: TableState | None) -> bool:
+        # What it removes is of the version before it.
+        before = not commit.changed and commit.removed and self.state(commit.version - 1) is None
+        return state is not None and not before
 
     def newest(self) -> int:
         for _ in range(_PROBES):
@@ -231,12 +259,14 @@ class Log:
     def lost(self, version: int) -> DataLostError:
         """Return the error for a commit that is no longer in the log."""
         self._list()
+        gone = "is no longer in its log"
+        what = gone if version < self.first else f"depends on a commit that {gone}"
         return DataLostError(
-            f"version {version} of the Delta table {self._shown} is no longer in its log; versions "
-            f"{self.first} to {self._newest} are left",
+            f"version {version} of the Delta table {self._shown} {what}; versions "
+            f"{self.readable} to {self._newest} are left",
             condition="DATA_LOST.DELTA",
             version=version,
-            first=self.first,
+            first=self.readable,
             last=self._newest,
         )
 
@@ -268,36 +298,49 @@ class Log:
                 yield self.commit(version)
             position, ahead = position + ahead, min(ahead * 2, 32)
 
-    def states(self, after: int, upto: int) -> Iterator[tuple[CommitFile, Metadata | None]]:
-        """Yield the commits of a range, each with the table's metadata; None if the log no longer has it."""
-        metadata = self.metadata(after)
+    def states(self, after: int, upto: int) -> Iterator[tuple[CommitFile, TableState | None]]:
+        """Yield the commits of a range, each with the table's state; None if the log no longer has it."""
+        state = self.state(after)
         for commit in self.commits(after, upto):
-            metadata = commit.metadata or metadata or self._checkpoint(commit.version)[0]
-            self._note(commit.version, metadata)
-            yield commit, metadata
+            if state is None or commit.metadata is not None or commit.protocol is not None:
+                state = self.state(commit.version)
+            else:
+                self._note(commit.version, state)
+            yield commit, state
 
-    def metadata(self, version: int) -> Metadata | None:
-        """Return the table's metadata at a version; None if the log no longer has it."""
-        for commit in self.backwards(version):
-            known = self._states.get(commit.version)
-            metadata = commit.metadata or known or self._checkpoint(commit.version)[0]
-            if metadata is not None:
-                self._note(version, metadata)
-                return metadata
-        return self._checkpoint(self.first - 1)[0]
+    def state(self, version: int) -> TableState | None:
+        """Return what the table is in a version; None if the log no longer has it."""
+        metadata: Metadata | None = None
+        protocol: Protocol | None = None
+        for found in self._statements(version):
+            metadata, protocol = metadata or found[0], protocol or found[1]
+            if metadata is not None and protocol is not None:
+                state = TableState(metadata, protocol)
+                self._note(version, state)
+                return state
+        return None
 
-    def protocol(self, version: int) -> Protocol:
-        for commit in self.backwards(version):
-            protocol = commit.protocol or self._checkpoint(commit.version)[1]
-            if protocol is not None:
-                return protocol
-        return self._checkpoint(self.first - 1)[1] or Protocol(1)
-
-    def _note(self, version: int, metadata: Metadata | None) -> None:
-        if metadata is not None:
-            self._states[version] = metadata
-        while len(self._states) > 1000:
+    def _note(self, version: int, state: TableState) -> None:
+        self._states[version] = state
+        if len(self._states) > _KEPT_STATES:
             self._states.popitem(last=False)
+
+    def _statements(self, version: int) -> Iterator[tuple[Metadata | None, Protocol | None]]:
+        """Yield what the log says about a version, the nearest first."""
+        for commit in self.backwards(version):
+            yield commit.metadata, commit.protocol
+            known = self._states.get(commit.version)
+            yield self._checkpoint(commit.version) if known is None else (known.metadata, known.protocol)
+        yield self._checkpoint(self.first - 1)
+        later = min((checkpoint for checkpoint in self._checkpoints if checkpoint > version), default=None)
+        if later is None:
+            return
+        # True for the version as well, unless a commit from there on has changed it.
+        metadata, protocol = self._checkpoint(later)
+        for commit in self.commits(version, later):
+            metadata = None if commit.metadata is not None else metadata
+            protocol = None if commit.protocol is not None else protocol
+        yield metadata, protocol
 
     def _checkpoint(self, version: int) -> tuple[Metadata | None, Protocol | None]:
         """Return the metadata and protocol in a checkpoint; None if there is no checkpoint."""
@@ -344,7 +387,11 @@ class RetentionHorizon:
         """Return the version after which all commits and their files exist, and none is refused."""
         # VACUUM removes files in the order in which commits made them obsolete: the first ones tell if any
         # are missing.
-        if self._oldest is None or self._oldest < self._log.first - 1 or self._storage.missing(self._probe):
+        if (
+            self._oldest is None
+            or self._oldest < self._log.readable - 1
+            or self._storage.missing(self._probe)
+        ):
             self._search(refused)
         assert self._oldest is not None
         return self._oldest
@@ -360,7 +407,8 @@ class RetentionHorizon:
                 for kind, action in commit.needed
                 if (kind != "insert" or action.path in removed) and not action.is_outside_table
             ]
-            if commit.version in refused or self._storage.missing(obsolete):
+            unreadable = commit.version in refused or commit.version < self._log.readable
+            if unreadable or self._storage.missing(obsolete):
                 self._oldest = commit.version
                 return
             self._probe = tuple(obsolete) or self._probe
