@@ -43,6 +43,8 @@ _STATE = "state"
 """Key of an offset: what the feed keeps with a version."""
 _WARNINGS = "warnings"
 """Key of a query's progress: warnings of the feed's system."""
+_MOST = (1 << 63) - 1
+"""The highest version."""
 LIMITS = ("maxCommitsPerTrigger", "maxRowsPerTrigger")
 BATCH = ("url", *STARTING, *ENDING, "rowsPerTask")
 STREAM = (*BATCH, *LIMITS, "readOnly")
@@ -288,8 +290,8 @@ class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAva
     def _range(self, offset: Json) -> tuple[int, int]:
         identity = self._described()[0]
         try:
-            feed, after, upto = offset["feed"], int(offset["from"]), int(offset["to"])
-        except (KeyError, TypeError, ValueError):
+            feed, after, upto = offset["feed"], offset["from"], offset["to"]
+        except (KeyError, TypeError):
             raise CheckpointMismatchError(
                 f"the checkpoint has the offset {str(offset)[:200]!r}, which is not a change feed's: use the "
                 "source of that query, or a new checkpoint",
@@ -303,6 +305,13 @@ class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAva
                 condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
                 expected=feed,
                 found=identity,
+            )
+        versions = type(after) is int and type(upto) is int and -_MOST <= after <= upto <= _MOST
+        if not versions or not isinstance(offset.get(_STATE, {}), dict):
+            raise CheckpointMismatchError(
+                f"the checkpoint has the offset {str(offset)[:200]!r}, which is not as Penstock writes it: "
+                "restore the checkpoint from a copy, or start over with a new checkpoint and an empty sink",
+                condition="CHECKPOINT_MISMATCH.MALFORMED",
             )
         return after, upto
 

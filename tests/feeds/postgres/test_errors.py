@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from contextlib import closing
 from urllib.parse import urlsplit
@@ -9,10 +10,17 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from penstock.errors import DataLostError, FeedUnavailableError, InvalidUrlError, MissingDependencyError
+from penstock.errors import (
+    CheckpointMismatchError,
+    DataLostError,
+    FeedUnavailableError,
+    InvalidUrlError,
+    MissingDependencyError,
+)
 from penstock.feeds.postgres import PostgresFeed, server, settings, slot
 from penstock.feeds.urls import parse
 from tests.feeds.postgres.source import Source, everything, source_at
+from tests.feeds.postgres.stops import started
 from tests.support.postgres import start_postgres
 from tests.support.waiting import wait_until
 
@@ -319,3 +327,44 @@ def test_a_feed_of_all_tables_omits_the_tables_of_snapshots(source: Source) -> N
     source.run(f"INSERT INTO {table} VALUES (2)")
     assert [row["id"] for row in everything(feed)] == [1, 2]
     feed.logged(feed.newest(start))
+
+
+STATES: list[object] = [
+    {}, 7, [], "state", None, {"tables": 7}, {"tables": {"s.t": "x"}}, {"tables": {"s.u": "1"}},
+    {"transaction": 1.5}, {"transaction": "1"}, {"publication": None},
+    {"partitions": {"s.t": [1]}}, {"partitions": {"s.t": {"x": "1"}}},
+    {"columns": {}}, {"columns": {"s.t": {"id": 1}}}, {"columns": {"s.t": {"id": [1, 23, float("inf")]}}},
+    {"widths": {"s.t": -(10**12)}}, {"widths": {"s.t": True}},
+    {"keys": {"s.t": 7}}, {"keys": {"s.t": ["d", 1, [-1]]}},
+    {"earlier": 7, "since": 1}, {"earlier": {}, "since": 1}, {"earlier": {}},
+]  # fmt: skip
+OFFSETS: list[dict[str, object]] = [
+    {"from": float("inf")}, {"to": None}, {"to": "7"}, {"from": True}, {"from": 1.5}, {"to": 10**30},
+    {"from": 10**17}, {"to": []}, {"from": {}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [*(("state", change) for change in STATES), *(("offset", change) for change in OFFSETS)],
+)
+def test_an_offset_that_somebody_edited_is_refused(source: Source, part: str, change: object) -> None:
+    source.table("id int primary key")
+    stream = started(source)
+    source.run(f"INSERT INTO {source.name}.t VALUES (1)")
+    stream.drain()
+    offset = stream.offsets[-1]
+    if part == "offset":
+        assert isinstance(change, dict)
+        stream.offsets[-1] = offset | change
+    elif isinstance(change, dict) and change:
+        text = json.dumps(offset["state"] | change)
+        stream.offsets[-1] = offset | {"state": json.loads(text.replace('"s.t"', f'"{source.name}.t"'))}
+    else:
+        stream.offsets[-1] = offset | {"state": change}
+    source.run(f"INSERT INTO {source.name}.t VALUES (2)")
+    stream.start(source.feed(snapshot="initial"))
+    with pytest.raises(CheckpointMismatchError) as caught:
+        stream.drain()
+    assert caught.value.condition == "CHECKPOINT_MISMATCH.MALFORMED"
+    assert len(caught.value.message) < 800

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.feeds.postgres.source import Source
+from tests.feeds.postgres.source import Source, everything
 from tests.feeds.postgres.stops import TIMES_OF_CHANGE, keys, refused, rows_after_restart, started
 
 OTHER_KEYS = {
@@ -83,19 +83,122 @@ def test_a_new_replica_identity_with_the_same_key_is_accepted(source: Source) ->
     ]
 
 
-def test_a_new_primary_key_with_replica_identity_full(source: Source) -> None:
-    table = source.table("id int primary key, code text not null, v int")
-    source.run(f"ALTER TABLE {table} REPLICA IDENTITY FULL", f"INSERT INTO {table} VALUES (1, 'a', 1)")
+@pytest.mark.parametrize("when", ["while it runs", "while it is down"])
+@pytest.mark.parametrize("identity", ["DEFAULT", "USING INDEX t_code_key"])
+def test_rows_inserted_while_a_table_has_no_key_are_refused(source: Source, identity: str, when: str) -> None:
+    """Several of them may have the key that the copy identifies rows by."""
+    table = source.table("id int primary key, code text not null unique, v int")
+    source.run(f"ALTER TABLE {table} REPLICA IDENTITY {identity}", f"INSERT INTO {table} VALUES (1, 'a', 1)")
     stream = started(source)
+    constraint = "t_pkey" if identity == "DEFAULT" else "t_code_key"
+    source.run(
+        f"INSERT INTO {table} VALUES (2, 'b', 2)",
+        f"ALTER TABLE {table} DROP CONSTRAINT {constraint}",
+        f"INSERT INTO {table} VALUES (1, 'c', 3)"
+        if identity == "DEFAULT"
+        else f"INSERT INTO {table} VALUES (3, 'a', 3)",
+    )
+    if when == "while it is down":
+        # The plan has a key again; the rows from before it have not.
+        source.run(
+            f"ALTER TABLE {table} REPLICA IDENTITY FULL",
+            f"DELETE FROM {table} WHERE v = 3",
+            f"ALTER TABLE {table} ADD CONSTRAINT {constraint} "
+            + ("PRIMARY KEY (id)" if identity == "DEFAULT" else "UNIQUE (code)"),
+            f"ALTER TABLE {table} REPLICA IDENTITY {identity}",
+        )
+        stream.start(source.feed(snapshot="initial"))
+    with refused("KEY_MISSING", table=table) as caught:
+        stream.drain()
+    assert "start over" in caught.value.message
+    assert keys(stream.rows, "id") == [("insert", 1), ("insert", 2)]
+    if when == "while it is down":
+        stream.start(source.feed(snapshot="initial"))
+        with refused("KEY_MISSING", table=table):
+            stream.drain()
+
+
+def test_a_batch_refuses_rows_inserted_while_the_table_had_no_key(source: Source) -> None:
+    table = source.table("id int primary key")
+    source.make_slot()
     source.run(
         f"ALTER TABLE {table} DROP CONSTRAINT t_pkey",
-        f"ALTER TABLE {table} ADD PRIMARY KEY (code)",
-        f"UPDATE {table} SET id = 5",
+        f"INSERT INTO {table} VALUES (1)",
+        f"ALTER TABLE {table} ADD PRIMARY KEY (id)",
     )
-    assert keys(rows_after_restart(stream, source, "KEY_CHANGED"), "id", "code") == [
-        ("update_preimage", 1, "a"),
-        ("update_postimage", 5, "a"),
-    ]
+    with refused("KEY_MISSING", table=table) as caught:
+        everything(source.open())
+    assert "start over" in caught.value.message
+    assert "two ranges" not in caught.value.message
+
+
+def test_rows_without_an_identity_are_read_where_all_columns_identify_them(source: Source) -> None:
+    table = source.table("id int, v int")
+    source.run(f"ALTER TABLE {table} REPLICA IDENTITY FULL", f"INSERT INTO {table} VALUES (1, 1)")
+    stream = started(source)
+    source.run(
+        f"ALTER TABLE {table} REPLICA IDENTITY DEFAULT",
+        f"INSERT INTO {table} VALUES (2, 2)",
+        f"ALTER TABLE {table} REPLICA IDENTITY FULL",
+        f"DELETE FROM {table}",
+    )
+    stream.start(source.feed(snapshot="initial"))
+    assert keys(stream.drain(), "id") == [("insert", 2), ("delete", 1), ("delete", 2)]
+
+
+@pytest.mark.parametrize("when", ["while it runs", "while it is down"])
+@pytest.mark.parametrize(
+    ("key", "identity", "finally_identity"),
+    [
+        ("id", "FULL", "FULL"),
+        ("code", "FULL", "FULL"),
+        ("id", "NOTHING", "DEFAULT"),
+        ("id", "FULL", "DEFAULT"),
+    ],
+)
+def test_a_new_primary_key_that_is_not_in_the_log_is_refused(
+    source: Source, key: str, identity: str, finally_identity: str, when: str
+) -> None:
+    """While there was none, several rows may have had one key; later changes do not say which they mean."""
+    table = source.table("id int primary key, code text not null, v int")
+    source.run(f"INSERT INTO {table} VALUES (1, 'a', 1)")
+    if identity == finally_identity:
+        source.run(f"ALTER TABLE {table} REPLICA IDENTITY {identity}")
+    stream = started(source)
+    source.run(
+        f"ALTER TABLE {table} REPLICA IDENTITY {identity}",
+        f"ALTER TABLE {table} DROP CONSTRAINT t_pkey",
+        f"INSERT INTO {table} VALUES (1, 'b', 2)",
+    )
+    source.run(f"ALTER TABLE {table} REPLICA IDENTITY FULL", f"DELETE FROM {table} WHERE code = 'a'")
+    source.run(
+        f"ALTER TABLE {table} ADD PRIMARY KEY ({key})",
+        f"ALTER TABLE {table} REPLICA IDENTITY {finally_identity}",
+        f"INSERT INTO {table} VALUES (2, 'c', 3)",
+    )
+    if when == "while it is down":
+        stream.start(source.feed(snapshot="initial"))
+    with refused("KEY_REPLACED", table=table) as caught:
+        stream.drain()
+    stream.start(source.feed(snapshot="initial", accept=caught.value.parameters["accept"]))
+    assert len(stream.drain()) >= 2
+    source.run(f"INSERT INTO {table} VALUES (4, 'd', 4)")
+    stream.start(source.feed(snapshot="initial"))
+    assert keys(stream.drain(), "id", "code") == [("insert", 4, "d")]
+
+
+def test_a_rebuilt_index_and_a_renamed_key_are_carried_with_replica_identity_full(source: Source) -> None:
+    table = source.table("id int primary key, code text not null, v int")
+    source.run(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
+    stream = started(source)
+    source.run(
+        f"INSERT INTO {table} VALUES (1, 'a', 1)",
+        f"REINDEX INDEX CONCURRENTLY {source.name}.t_pkey",
+        f"VACUUM FULL {table}",
+        f"ALTER TABLE {table} RENAME CONSTRAINT t_pkey TO other",
+        f"UPDATE {table} SET v = 2",
+    )
+    assert len(stream.drain()) == 3
 
 
 def partitioned(source: Source) -> str:

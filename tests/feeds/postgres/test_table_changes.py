@@ -351,6 +351,7 @@ def test_rows_of_other_tables_are_delivered_while_a_table_is_being_changed(sourc
 def test_rows_of_other_tables_are_delivered_while_a_change_is_prepared(source: Source, end: str) -> None:
     table = source.table("id int primary key, v int")
     other = source.table("n int primary key, v text", "other")
+    source.run(f"ALTER TABLE {other} REPLICA IDENTITY FULL")
     stream = started(source)
     with psycopg.connect(source.url, autocommit=True) as connection:
         for statement in ("BEGIN", f"ALTER TABLE {table} ADD w int", f"PREPARE TRANSACTION '{source.name}'"):

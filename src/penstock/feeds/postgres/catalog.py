@@ -224,6 +224,8 @@ def identity_key(relation: Relation, now: Table | None) -> tuple[tuple[str, ...]
     # Without a replica identity there are only inserts, and any key will do.
     if now is not None and now.keyed and set(now.key) <= set(names):
         return now.key, True
+    if now is not None and now.key and not now.keyed:
+        return names, False
     return identity, False
 
 

@@ -13,19 +13,9 @@ from itertools import chain
 from operator import itemgetter
 
 from penstock.errors import FeedUnavailableError
-from penstock.feeds.postgres.catalog import Table, Tables, identity_key, published
+from penstock.feeds.postgres.catalog import Table, Tables, published
 from penstock.feeds.postgres.pgoutput import Relation
-from penstock.feeds.postgres.publication import (
-    PublicationState,
-    Unlogged,
-    altered_columns,
-    doubtful_columns,
-    passed_partitions,
-    passed_tables,
-    refuse,
-    state_of,
-    unlogged_changes,
-)
+from penstock.feeds.postgres.publication import KeptState, PublicationState, oid_of, state_of
 from penstock.feeds.postgres.schema_changes import (
     Fit,
     SchemaChange,
@@ -37,12 +27,20 @@ from penstock.feeds.postgres.schema_changes import (
 from penstock.feeds.postgres.server import Server
 from penstock.feeds.postgres.settings import FeedSettings
 from penstock.feeds.postgres.slot import LogRelations, Slot
+from penstock.feeds.postgres.unlogged import (
+    Unlogged,
+    altered_columns,
+    doubtful_columns,
+    doubtful_keys,
+    passed_partitions,
+    passed_tables,
+    refuse,
+    unlogged_changes,
+)
 from penstock.json_text import Json
 
 log = logging.getLogger("penstock.feeds")
 _NO_RELATIONS = LogRelations({}, [], [])
-_EARLIER = "earlier"
-"""The key, in what a checkpoint keeps, of a state of the publication that is not newer than its rows."""
 
 
 class Lookahead:
@@ -80,7 +78,10 @@ class Lookahead:
         # In this order: a holder of a lock may have committed already, which is visible only once the lock is
         # released.
         (changing,) = self._server.fetch("changing")
-        known = None if before is None else PublicationState.from_json(before)
+        kept = None if before is None else KeptState.from_json(before)
+        known = None if kept is None else kept.newest
+        if kept is not None and not self._states:
+            self._states.append((kept.since, kept.newest))
         if changing.alone and known is not None:
             # Listing the tables would wait for that transaction. The next call compares with the same state
             # as this one.
@@ -97,10 +98,10 @@ class Lookahead:
                 if upto > after
                 else _NO_RELATIONS
             )
-            self._refuse_passing_partitions(log_relations.others, before, state)
+            self._refuse_passing_partitions(log_relations.others, known, state)
             self._refuse_passing_tables(log_relations.uses, known, state)
             fitting = self._fitting(log_relations, upto, state, rows_before)
-            self._refuse_doubtful(log_relations, fitting, _earlier(before), state)
+            self._refuse_doubtful(log_relations, fitting, None if kept is None else kept.earlier, state)
             settled = fitting == upto and not busy and self._catalog_fits(state)
             self._verified = state if settled else None
             upto = fitting
@@ -109,17 +110,17 @@ class Lookahead:
     def state_at(self, upto: int, before: Json | None) -> Json | None:
         """Return the last known state of the publication, to be kept with a version.
 
-        With it comes the last one that is not newer than the version, if its columns are others: rows that
-        come next may be from between the two.
+        With it comes the last one that is not newer than the version, if its columns or keys are others: rows
+        that come next may be from between the two.
         """
         if not self._states:
             return before
-        now = self._states[-1][1]
+        since, now = self._states[-1]
         noted = [state for position, state in self._states if position <= upto]
-        earlier = noted[-1] if noted else _earlier(before)
-        if earlier is None or (earlier.columns, earlier.widths) == (now.columns, now.widths):
-            return now.to_json()
-        return now.to_json() | {_EARLIER: earlier.to_json()}
+        if noted:
+            return KeptState(now, since, noted[-1]).to_json()
+        earlier = now if before is None else KeptState.from_json(before).earlier
+        return KeptState(now, since, earlier).to_json()
 
     def _note(self, state: PublicationState, after: int) -> None:
         """Remember a state, and forget those that are older than the start of the stream needs."""
@@ -168,24 +169,25 @@ class Lookahead:
     def _refuse_doubtful(
         self, log: LogRelations, upto: int, before: PublicationState | None, now: PublicationState
     ) -> None:
-        """Refuse rows whose columns may be others than those of the same names are now."""
+        """Refuse rows whose columns may be others than those of the same names are now, or whose key may."""
         changes: dict[str, Unlogged] = {}
         for relation, version in log.uses.items():
             earlier = [state for position, state in self._states if position < version][-1:]
             known = earlier[0] if earlier else before
             if known is not None and version <= upto:
-                found = doubtful_columns(relation, known, now, self._fit.columns())
-                changes |= {change.token: change for change in found}
+                columns = doubtful_columns(relation, known, now, self._fit.columns())
+                keys = doubtful_keys(relation, known, now)
+                changes |= {change.token: change for change in chain(columns, keys)}
         self._refuse(list(changes.values()))
 
     def _refuse_passing_partitions(
-        self, others: Sequence[tuple[Relation, int]], before: Json | None, now: PublicationState
+        self, others: Sequence[tuple[Relation, int]], before: PublicationState | None, now: PublicationState
     ) -> None:
         """Refuse partitions that were attached and detached since the log was last searched."""
         latest = {relation.oid: relation for relation, _ in others}
         known = set(chain.from_iterable(now.partitions.values()))
         if before is not None:
-            known |= set(chain.from_iterable(before["partitions"].values()))
+            known.update(chain.from_iterable(before.partitions.values()))
         changes = passed_partitions(
             self._server,
             self._tables,
@@ -209,7 +211,7 @@ class Lookahead:
 
     def _fitting(self, relations: LogRelations, upto: int, state: PublicationState, rows_before: bool) -> int:
         readable: dict[str, int] = {}
-        refused = self._first_refused(relations, readable)
+        refused = self._first_refused(relations, state, readable)
         if refused is None:
             if not rows_before:
                 self._require_published(state, readable)
@@ -220,10 +222,10 @@ class Lookahead:
         raise error
 
     def _first_refused(
-        self, relations: LogRelations, readable: dict[str, int]
+        self, relations: LogRelations, state: PublicationState, readable: dict[str, int]
     ) -> tuple[int, FeedUnavailableError] | None:
         """Return the first commit that cannot be read, and the error; add readable tables to ``readable``."""
-        uses = [(version, self._table_of(relation)) for relation, version in relations.uses.items()]
+        uses = [(version, self._table_of(relation, state)) for relation, version in relations.uses.items()]
         for version, table in uses:
             if isinstance(table, Table):
                 readable.setdefault(table.name, version)
@@ -240,19 +242,24 @@ class Lookahead:
         refused += other_identities(self._name, self._server, self._tables, relations)
         return min(refused, key=itemgetter(0), default=None)
 
-    def _table_of(self, relation: Relation) -> Table | SchemaChange | None:
+    def _table_of(self, relation: Relation, state: PublicationState) -> Table | SchemaChange | None:
         table = self._fit.reads(relation)
-        return (self._other_primary_key(table, relation) or table) if isinstance(table, Table) else table
+        if not isinstance(table, Table):
+            return table
+        return self._other_primary_key(table, relation, state) or table
 
-    def _other_primary_key(self, table: Table, relation: Relation) -> SchemaChange | None:
+    def _other_primary_key(
+        self, table: Table, relation: Relation, state: PublicationState
+    ) -> SchemaChange | None:
         """With replica identity full, only the catalog has the primary key."""
-        if relation.identity != "f" or not self._tables.changes_rows:
+        name = state.name_of(relation.oid)
+        if name is None or not self._tables.changes_rows:
             return None
-        now = next((other for other in self._published() if other.relation.oid == relation.oid), None)
-        if now is None or now.relation.identity != "f":
+        if relation.identity != "f" or state.keys[name].identity != "f":
             return None
-        key, _ = identity_key(relation, now)
-        return key_changed(table, key) if set(key) != set(table.key) else None
+        columns, primary = {column.name for column in relation.columns}, state.primary_key(name)
+        key = primary if primary and primary <= columns else columns
+        return key_changed(table, sorted(key)) if key != set(table.key) else None
 
     def _require_published(self, state: PublicationState, readable: Mapping[str, int]) -> None:
         for table in self._removed(state):
@@ -261,7 +268,7 @@ class Lookahead:
 
     def _removed(self, state: PublicationState) -> list[Table]:
         """Return the tables that are no longer in the publication."""
-        oids = {int(entry.partition(".")[0]) for entry in state.tables.values()}
+        oids = set(map(oid_of, state.tables.values()))
         return [
             table
             for table in self._tables.tables
@@ -270,17 +277,16 @@ class Lookahead:
 
     def _catalog_fits(self, state: PublicationState) -> bool:
         """Whether future rows can be read as long as no table is changed."""
-        now = {table.name: table for table in self._published()}
+        tables, _ = published(self._server, self._settings.publication)
+        now = {table.name: table for table in tables}
         if any(table.partitioned for table in self._tables.tables):
             # A partition that is attached and detached leaves no trace in the catalog.
             return False
         fitting = all(
-            name in now and isinstance(self._table_of(now[name].relation), Table) for name in state.tables
+            name in now and isinstance(self._table_of(now[name].relation, state), Table)
+            for name in state.tables
         )
         return fitting and not self._removed(state)
-
-    def _published(self) -> Sequence[Table]:
-        return published(self._server, self._settings.publication)[0]
 
 
 def other_identities(
@@ -318,8 +324,3 @@ def _logs_other_key(partition: Relation, table: Table) -> bool:
     logged = {column.name for column in partition.columns if column.key}
     key = set(table.key)
     return bool(logged) and key <= {column.name for column in partition.columns} and not key <= logged
-
-
-def _earlier(kept: Json | None) -> PublicationState | None:
-    """Return the state in what a checkpoint keeps that is not newer than its rows."""
-    return None if kept is None else PublicationState.from_json(kept.get(_EARLIER, kept))

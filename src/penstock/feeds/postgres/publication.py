@@ -1,27 +1,34 @@
-"""Changes of a publication that are not in its log, such as recreated tables.
+"""The state of a publication: which tables it has, how they came into it, and how they are defined.
 
-A table that is recreated, or that joins a publication with rows in it, leaves no trace in the log. A query
-keeps the state of its publication beside its position in the checkpoint, and ends with an error if the
-catalog has another.
+A query keeps it beside its position in the checkpoint. The module ``unlogged`` finds what has happened
+between two states that is not in the log.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
-from penstock.errors import FeedUnavailableError
+from penstock.errors import CheckpointMismatchError
 from penstock.feeds.postgres.catalog import Tables, missing_publication
-from penstock.feeds.postgres.pgoutput import Relation
 from penstock.feeds.postgres.server import Row, Statements
 from penstock.json_text import Json
 
-_SCHEMAS_SINCE = 150_000
-"""The first server version with publications of whole schemas."""
+_MOST_COLUMNS = 1_600
 
 Columns = Mapping[str, tuple[int, int, int]]
+
+
+@dataclass(frozen=True)
+class PrimaryKey:
+    """The primary key of a table, and its replica identity."""
+
+    identity: str
+    """The first letter of the replica identity: default, index, full or nothing."""
+    constraint: int
+    """The object id of the key, which it keeps for life; 0 without one."""
+    columns: tuple[int, ...]
+    """The numbers of its columns."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +40,15 @@ class PublicationState:
     publication: str
     """The object id, the transaction that altered it last, and what it publishes."""
     tables: Mapping[str, str]
-    """By name: the table's object id, and those of the publication's entries that include it."""
-    partitions: Mapping[str, tuple[int, ...]]
-    """The leaf partitions of tables that are published under their own name."""
+    """By name: the table's object id, and what makes it part of the publication."""
+    partitions: Mapping[str, Mapping[int, str]]
+    """The leaf partitions of tables that are published under their own name, each with a stamp of when it was
+    attached."""
     columns: Mapping[str, Columns]
     """By table and name: a published column's number, which is never reused, its type and its modifier."""
     widths: Mapping[str, int]
     """By table: the highest number that a column has or had."""
+    keys: Mapping[str, PrimaryKey]
     stamps: Mapping[str, str]
     """By table: a value that changes with its definition."""
 
@@ -49,33 +58,107 @@ class PublicationState:
             "transaction": self.transaction,
             "publication": self.publication,
             "tables": dict(self.tables),
-            "partitions": {name: list(oids) for name, oids in self.partitions.items()},
+            "partitions": {
+                name: {str(oid): stamp for oid, stamp in partitions.items()}
+                for name, partitions in self.partitions.items()
+            },
             "columns": {name: dict(columns) for name, columns in self.columns.items()},
             "widths": dict(self.widths),
+            "keys": {
+                name: [key.identity, key.constraint, list(key.columns)] for name, key in self.keys.items()
+            },
         }
 
     @classmethod
     def from_json(cls, value: Json) -> PublicationState:
-        partitions = {name: tuple(oids) for name, oids in value["partitions"].items()}
-        columns = {name: _columns(columns) for name, columns in value["columns"].items()}
-        return cls(
-            value["transaction"],
-            value["publication"],
-            value["tables"],
-            partitions,
-            columns,
-            value["widths"],
+        """Return the state that a checkpoint keeps; any error of a lookup or a value if it is malformed."""
+        state = cls(
+            _whole(value["transaction"]),
+            _text(value["publication"]),
+            {name: _text(entry) for name, entry in value["tables"].items()},
+            {
+                name: {int(oid): _text(stamp) for oid, stamp in partitions.items()}
+                for name, partitions in value["partitions"].items()
+            },
+            {name: _columns(columns) for name, columns in value["columns"].items()},
+            {name: _column_number(width) for name, width in value["widths"].items()},
+            {
+                name: PrimaryKey(_text(identity), _whole(constraint), tuple(map(_column_number, columns)))
+                for name, (identity, constraint, columns) in value["keys"].items()
+            },
             {},
         )
+        state.oids()
+        if not state.tables.keys() == state.columns.keys() == state.widths.keys() == state.keys.keys():
+            raise ValueError(value)
+        return state
 
     def oids(self) -> set[int]:
-        return {_oid(entry) for entry in self.tables.values()} | set(
-            chain.from_iterable(self.partitions.values())
-        )
+        return set(map(oid_of, self.tables.values())).union(*self.partitions.values())
 
     def definitions(self) -> tuple[object, ...]:
         """Return what stays equal as long as no table and no publication is changed."""
-        return self.publication, dict(self.tables), dict(self.partitions), dict(self.stamps)
+        return self.publication, self.tables, self.partitions, self.stamps
+
+    def columns_and_keys(self) -> tuple[object, ...]:
+        return self.columns, self.widths, self.keys
+
+    def name_of(self, oid: int) -> str | None:
+        """Return the name of the table with an object id."""
+        return next((name for name, entry in self.tables.items() if oid_of(entry) == oid), None)
+
+    def primary_key(self, name: str) -> set[str]:
+        """Return the names of the columns of a table's primary key."""
+        numbers = self.keys[name].columns
+        return {column for column, (number, *_) in self.columns[name].items() if number in numbers}
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """What a checkpoint keeps of a publication with a version."""
+
+    newest: PublicationState
+    since: int
+    """The end of the log when it was loaded: rows from there on are of this state or a later one."""
+    earlier: PublicationState
+    """The last state that is not newer than the version."""
+
+    def to_json(self) -> Json:
+        if self.newest.columns_and_keys() == self.earlier.columns_and_keys():
+            return self.newest.to_json()
+        return self.newest.to_json() | {"since": self.since, "earlier": self.earlier.to_json()}
+
+    @classmethod
+    def from_json(cls, value: object) -> KeptState:
+        """Return what is in a checkpoint, which anybody may have edited."""
+        try:
+            if not isinstance(value, dict):
+                raise TypeError(value)
+            newest = PublicationState.from_json(value)
+            if "earlier" not in value:
+                return cls(newest, 0, newest)
+            return cls(newest, _whole(value["since"]), PublicationState.from_json(value["earlier"]))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise CheckpointMismatchError(
+                f"the checkpoint has the publication's state {str(value)[:200]!r}, which is not as Penstock "
+                "writes it: restore the checkpoint from a copy, or start over with a new slot, a new "
+                "checkpoint and an empty sink",
+                condition="CHECKPOINT_MISMATCH.MALFORMED",
+            ) from None
+
+
+def oid_of(entry: str) -> int:
+    """Return the object id in an entry of a table."""
+    return int(entry.partition(".")[0])
+
+
+def same_tables(before: PublicationState, now: PublicationState) -> Iterator[tuple[str, str]]:
+    """Yield the earlier and the current name of each table that was there before."""
+    names = {oid_of(entry): name for name, entry in before.tables.items()}
+    for name, entry in now.tables.items():
+        was = names.get(oid_of(entry))
+        if was is not None:
+            yield was, name
 
 
 def state_of(server: Statements, publication: str, tables: Tables) -> PublicationState:
@@ -89,310 +172,56 @@ def state_of(server: Statements, publication: str, tables: Tables) -> Publicatio
         oids = {table.relation.oid for table in tables.tables}
         names = {table.name for table in tables.tables}
         rows = [row for row in rows if row.oid in oids or row.name in names]
-    schemas = _schemas(server, publication)
+    _require_logged(server, rows)
     return PublicationState(
         transaction.next,
         publications[0].state,
-        {row.name: _entry(row, schemas) for row in rows},
-        {row.name: tuple(row.partitions) for row in rows if row.partitions is not None},
+        {row.name: row.entry for row in rows},
+        {
+            row.name: {int(oid): stamp for oid, stamp in row.partitions.items()}
+            for row in rows
+            if row.partitions is not None
+        },
         {row.name: _columns(row.columns or {}) for row in rows},
         {row.name: row.width for row in rows},
+        {row.name: PrimaryKey(row.identity, row.key or 0, tuple(row.key_columns or ())) for row in rows},
         {row.name: row.stamp for row in rows},
     )
 
 
+def _require_logged(server: Statements, rows: Sequence[Row]) -> None:
+    for row in rows:
+        for partition in row.unlogged:
+            raise server.unavailable(
+                "PARTITION_UNLOGGED",
+                f"the partition {partition} is unlogged, so its changes are not in the log: alter table "
+                f"{partition} set logged, and start over with a new slot, a new checkpoint and an empty sink",
+                table=row.name,
+                partition=partition,
+            )
+
+
 def _columns(columns: Mapping[str, Sequence[int]]) -> Columns:
-    return {name: (number, kind, modifier) for name, (number, kind, modifier) in columns.items()}
-
-
-def _schemas(server: Statements, publication: str) -> dict[str, int]:
-    (row,) = server.fetch("server")
-    if row.version < _SCHEMAS_SINCE:
-        return {}
-    return {row.schema: row.oid for row in server.fetch("published_schemas", publication=publication)}
-
-
-def _entry(row: Row, schemas: Mapping[str, int]) -> str:
-    entries = [str(row.oid), row.entry]
-    if row.schema in schemas:
-        entries.append(f"s{schemas[row.schema]}")
-    return ".".join(entry for entry in entries if entry)
-
-
-@dataclass(frozen=True)
-class Unlogged:
-    """A change of rows that is not in the log."""
-
-    condition: str
-    what: str
-    """A clause that describes it."""
-    token: str
-    """What the user lists in ``accept`` to continue."""
-    table: str
-
-
-def _unlogged(condition: str, what: str, token: str, table: str = "") -> Unlogged:
-    return Unlogged(f"FEED_UNAVAILABLE.{condition}", what, token, table)
-
-
-def unlogged_changes(
-    server: Statements,
-    publication: str,
-    before: PublicationState,
-    now: PublicationState,
-    tables: Tables,
-    columns: Mapping[str, Collection[str]],
-    *,
-    keeps_emptied: bool,
-) -> list[Unlogged]:
-    """Return what has happened between two states that is not in the log.
-
-    ``columns`` has the columns that are read, by table. ``keeps_emptied`` says whether the copy may keep rows
-    that left the source without being deleted.
-    """
-    replaced = list(_replaced(before, now, columns))
-    if before.definitions()[:3] == now.definitions()[:3]:
-        return replaced
-    older = _older_tables(server, publication, before, now)
-    changes = []
-    if before.publication != now.publication:
-        changes.append(
-            _unlogged(
-                "PUBLICATION_CHANGED",
-                f"the publication {publication!r} was altered, and may have left out changes meanwhile",
-                f"publication:{now.publication}",
-            )
-        )
-    changes += _tables(before, now, tables, older)
-    changes += _partitions(before, now, older, keeps_emptied)
-    return changes + replaced
-
-
-def _replaced(
-    before: PublicationState, now: PublicationState, columns: Mapping[str, Collection[str]]
-) -> Iterator[Unlogged]:
-    for was, name in _same_tables(before, now):
-        old, new = before.columns[was], now.columns[name]
-        for column, (number, *_) in new.items():
-            if column in columns.get(name, ()) and old.get(column, (number,))[0] != number:
-                yield _other_column(name, column, number, "was replaced, without values in the log")
-
-
-def _other_column(table: str, column: str, number: int, what: str) -> Unlogged:
-    clause = f"the column {column!r} of {table} {what}: update {table} set {column} = {column} sends them"
-    return _unlogged("COLUMN_REPLACED", clause, f"{table}.{column}:{number}", table)
-
-
-def doubtful_columns(
-    relation: Relation,
-    before: PublicationState,
-    now: PublicationState,
-    columns: Mapping[str, Collection[str]],
-) -> Iterator[Unlogged]:
-    """Yield the columns of a relation in the log that may be others than those of the same names are now.
-
-    Parameters
-    ----------
-    before, now
-        States from before and after the relation's rows.
-    columns
-        The columns that are read, by table.
-    """
-    both = (pair for pair in _same_tables(before, now) if _oid(now.tables[pair[1]]) == relation.oid)
-    was, name = next(both, ("", ""))
-    if not name:
-        return
-    old, new = before.columns[was], now.columns[name]
-    logged = [column.name for column in relation.columns]
-    existed = {number for number, *_ in old.values()}
-    possible = sorted(existed.union(range(before.widths[was] + 1, now.widths[name] + 1)))
-    present = {number for number, *_ in new.values()}
-    doubtful = set()
-    least = max(existed & present, default=0)
-    for numbers in _possible_numbers(len(logged), possible, present, least):
-        current = zip(logged, numbers, strict=True)
-        doubtful |= {column for column, number in current if column in new and new[column][0] != number}
-    for column in sorted(doubtful.intersection(columns.get(name, ()))):
-        what = "may have been replaced, and have other values in the log"
-        yield _other_column(name, column, new[column][0], what)
-
-
-def _possible_numbers(
-    size: int, possible: Sequence[int], present: Collection[int], least: int
-) -> Iterator[list[int]]:
-    """Yield which numbers a relation's columns may have had, in their order: the lowest and the highest.
-
-    They are ascending. A column that exists now existed then, unless it is newer than all of the relation's.
-    ``least`` is the highest number of a column that existed before and exists now, and so existed then.
-    """
-    lasting = [number for number in possible if number in present]
-    gone = [number for number in possible if number not in present]
-    for last in possible[bisect_left(possible, least) :]:
-        fixed = lasting[: bisect_right(lasting, last)]
-        others = gone[: bisect_left(gone, last)]
-        missing = size - len(fixed) - (last not in present)
-        if not 0 <= missing <= len(others):
-            continue
-        mine = [] if last in present else [last]
-        yield sorted([*fixed, *others[:missing], *mine])
-        yield sorted([*fixed, *others[len(others) - missing :], *mine])
-
-
-def _same_tables(before: PublicationState, now: PublicationState) -> Iterator[tuple[str, str]]:
-    """Yield the earlier and the current name of each table that was there before."""
-    names = {_oid(entry): name for name, entry in before.tables.items()}
-    for name, entry in now.tables.items():
-        was = names.get(_oid(entry))
-        if was is not None:
-            yield was, name
-
-
-def altered_columns(before: PublicationState, now: PublicationState) -> list[str]:
-    """Describe the changes of columns between two states, for people."""
-    changes = []
-    for was, table in _same_tables(before, now):
-        old, new = before.columns[was], now.columns[table]
-        names = {number: name for name, (number, _, _) in new.items()}
-        numbers = {number for number, _, _ in old.values()}
-        for name, (number, *kind) in old.items():
-            current = names.get(number)
-            if current is None:
-                changes.append(f"{table}.{name} was dropped")
-            elif current != name:
-                changes.append(f"{table}.{name} was renamed to {current}")
-            if current is not None and list(new[current][1:]) != kind:
-                changes.append(f"{table}.{current} has another type")
-        changes += [
-            f"{table}.{name} was added" for name, (number, _, _) in new.items() if number not in numbers
-        ]
-    return changes
-
-
-def _tables(
-    before: PublicationState, now: PublicationState, tables: Tables, older: Collection[int]
-) -> Iterator[Unlogged]:
-    names = {_oid(entry): name for name, entry in before.tables.items()}
-    for name, entry in now.tables.items():
-        oid = _oid(entry)
-        token = f"{name}:{entry}"
-        was = before.tables.get(name)
-        if was == entry:
-            continue
-        if was is not None and _oid(was) == oid:
-            what = (
-                f"{name} was removed from the publication and added again: rows written meanwhile are not in "
-                "the log"
-            )
-            yield _unlogged("TABLE_PUBLISHED_AGAIN", what, token, name)
-        elif was is not None:
-            what = f"{name} was recreated, and the rows of the earlier table were not deleted in the log"
-            yield _unlogged("TABLE_RECREATED", what, token, name)
-        elif oid in names:
-            if tables.several or tables.chosen:
-                what = (
-                    f"{names[oid]} was renamed to {name}, so its rows have another _table now (alter table "
-                    f"{name} rename to {names[oid].partition('.')[2]} undoes it)"
-                )
-                yield _unlogged("TABLE_RENAMED", what, token, name)
-        elif oid in older:
-            what = f"{name} has joined the publication, and its earlier rows are not in the log"
-            yield _unlogged("TABLE_NOT_COPIED", what, token, name)
-
-
-def _partitions(
-    before: PublicationState, now: PublicationState, older: Mapping[int, str], keeps_emptied: bool
-) -> Iterator[Unlogged]:
-    for name, oids in now.partitions.items():
-        if name not in before.partitions or before.tables.get(name) != now.tables[name]:
-            continue
-        detached = set(before.partitions[name]) - set(oids)
-        if detached and not keeps_emptied:
-            what = f"{len(detached)} partition(s) of {name} were detached or dropped without deletes"
-            token = f"{name}:" + "".join(f"-{oid}" for oid in sorted(detached))
-            yield _unlogged("PARTITION_DETACHED", what, token, name)
-        attached = sorted(older.keys() & set(oids) - set(before.partitions[name]))
-        if attached:
-            listed = ", ".join(older[oid] for oid in attached[:3])
-            what = f"{listed} became a partition of {name}, and its earlier rows are not in the log"
-            token = f"{name}:" + "".join(f"+{oid}" for oid in attached)
-            yield _unlogged("PARTITION_ATTACHED", what, token, name)
-
-
-def passed_partitions(
-    server: Statements, tables: Tables, relations: Sequence[Relation], *, keeps_emptied: bool
-) -> list[Unlogged]:
-    """Return partitions that were attached and detached between two states.
-
-    ``relations`` are the unknown ones that the log names without rows of their own.
-    """
-    if keeps_emptied or not relations or not any(table.partitioned for table in tables.tables):
-        return []
-    rows = server.fetch("partition_roots", oids=[relation.oid for relation in relations])
-    others = {row.oid for row in rows if row.root not in {table.relation.oid for table in tables.tables}}
-    return [
-        _unlogged(
-            "PARTITION_DETACHED",
-            f"the partition {relation.name} was attached and detached: rows that came or left with it are "
-            "not in the log",
-            f"{relation.name}:-{relation.oid}",
-            relation.name,
-        )
-        for relation in relations
-        if relation.oid not in others
-    ]
-
-
-def passed_tables(server: Statements, publication: str, relations: Sequence[Relation]) -> list[Unlogged]:
-    """Return tables that joined and left the publication between two states, of unknown ones in the log.
-
-    A table that was dropped meanwhile left nothing behind: its rows in the log are all that is left of it.
-    """
-    names = {relation.oid: relation.name for relation in relations}
-    rows = server.fetch("origins", oids=list(names), publication=publication) if names else []
-    existing = {row.oid for row in rows}
-    return [
-        _unlogged(
-            "TABLE_NOT_COPIED",
-            f"{name} was in the publication for a while, and its other rows are not in the log",
-            f"{name}:{oid}",
-            name,
-        )
-        for oid, name in names.items()
-        if oid in existing
-    ]
-
-
-def _older_tables(
-    server: Statements, publication: str, before: PublicationState, now: PublicationState
-) -> dict[int, str]:
-    """Return the new tables and partitions whose rows are not all in the log: those not created since."""
-    oids = {_oid(entry) for entry in now.tables.values()} - {_oid(entry) for entry in before.tables.values()}
-    for name, partitions in now.partitions.items():
-        oids.update(set(partitions) - set(before.partitions.get(name, ())))
-    rows = server.fetch("origins", oids=sorted(oids), publication=publication) if oids else ()
     return {
-        row.oid: row.name
-        for row in rows
-        if row.created < before.transaction or not row.created_as_is or row.named
+        name: (_column_number(number), _whole(kind), _whole(modifier))
+        for name, (number, kind, modifier) in columns.items()
     }
 
 
-def refuse(name: str, changes: Sequence[Unlogged], accepted: Collection[str]) -> None:
-    """Raise the error for the changes that are not accepted."""
-    refused = [change for change in changes if change.token not in accepted]
-    if not refused:
-        return
-    first = refused[0]
-    others = f" ({len(refused) - 1} more)" if len(refused) > 1 else ""
-    tokens = [change.token for change in refused]
-    raise FeedUnavailableError(
-        f"{name}: {first.what}{others}. Start over with a new slot, a new checkpoint and an empty sink; or "
-        f"continue with accept={tokens!r}, if the copy may lack those rows or you correct it",
-        condition=first.condition,
-        table=first.table,
-        accept=tokens,
-    )
+def _column_number(value: object) -> int:
+    number = _whole(value)
+    if not 0 <= number <= _MOST_COLUMNS:
+        raise ValueError(value)
+    return number
 
 
-def _oid(entry: str) -> int:
-    return int(entry.partition(".")[0])
+def _whole(value: object) -> int:
+    if type(value) is not int:
+        raise TypeError(value)
+    return value
+
+
+def _text(value: object) -> str:
+    if type(value) is not str:
+        raise TypeError(value)
+    return value

@@ -8,7 +8,7 @@ one. Any other change ends the query before the first row that does not fit, wit
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from penstock.errors import FeedUnavailableError
@@ -41,14 +41,16 @@ class SchemaChange:
     advice: str = ""
     """What to do besides restarting the query."""
     parameters: Json = field(default_factory=dict)
+    remedy: str = ""
+    """What to do if no query can read the rows."""
 
     def in_stream(self, name: str, version: int) -> FeedUnavailableError:
         """Return the error of a stream that has read all earlier commits."""
-        return self._error(
-            f"{name}: {self.what}, from commit {version} on. All earlier commits are read: start the query "
-            f"again with a new read_stream, which reads the table in its new form{self.advice}",
-            version,
+        remedy = self.remedy or (
+            "All earlier commits are read: start the query again with a new read_stream, which reads the "
+            f"table in its new form{self.advice}"
         )
+        return self._error(f"{name}: {self.what}, from commit {version} on. {remedy}", version)
 
     def before_start(self, name: str) -> FeedUnavailableError:
         """Return the error of a query that has not read anything."""
@@ -68,12 +70,11 @@ class SchemaChange:
 
     def in_range(self, name: str, first: int, version: int) -> FeedUnavailableError:
         """Return the error of a read of a range, from its first commit and that of the change."""
-        return self._error(
-            f"{name}: {self.what}, from commit {version} on. Read a batch in two ranges: "
-            f"starting_version={first} with ending_version={version - 1}, and starting_version={version}. "
-            f"Start a stream again with a new read_stream{self.advice}",
-            version,
+        remedy = self.remedy or (
+            f"Read a batch in two ranges: starting_version={first} with ending_version={version - 1}, and "
+            f"starting_version={version}. Start a stream again with a new read_stream{self.advice}"
         )
+        return self._error(f"{name}: {self.what}, from commit {version} on. {remedy}", version)
 
     def _error(
         self, message: str, version: int | None = None, condition: str | None = None
@@ -150,8 +151,11 @@ class Fit:
         if not self._tables.changes_rows:
             return None
         key = tuple(column.name for column in relation.columns if column.key)
+        if not key and table.keyed and relation.identity in "di":
+            return _key_missing(table)
         if relation.identity == "f" or not key:
-            # The rows have all columns: full identity, or inserts only.
+            # The rows have all columns: full identity, or inserts only. Of a table that all of its columns
+            # identify they need no key; with replica identity nothing only the catalog has it.
             key = table.key if set(table.key) <= {column.name for column in relation.columns} else key
         if set(key) == set(table.key):
             return None
@@ -236,6 +240,13 @@ def key_changed(table: Table, key: Collection[str]) -> SchemaChange:
     """Return the change of a table whose rows are identified by other columns than planned."""
     what = f"the rows of {table.name} are identified by {_listed(key)}, no longer by {_listed(table.key)}"
     return _schema_change("KEY_CHANGED", table.name, what, key=list(key))
+
+
+def _key_missing(table: Table) -> SchemaChange:
+    """Return the change of a table that had no key: several inserted rows may have the planned one."""
+    what = f"{table.name} has rows that were inserted while it had no key, so several may have the same one"
+    remedy = "Give the table a key, and start over with a new slot, a new checkpoint and an empty sink"
+    return replace(_schema_change("KEY_MISSING", table.name, what), remedy=remedy)
 
 
 def table_removed(name: str, table: Table) -> FeedUnavailableError:

@@ -39,41 +39,70 @@ FROM pg_publication WHERE pubname = :publication;
 
 -- name: published_tables
 -- The tables, what makes them part of the publication, and a stamp that changes with their definition.
-WITH published AS (
-    SELECT c.oid, c.xmin, c.relkind, c.relnatts, p.schemaname AS schema, p.schemaname || '.' || p.tablename AS name,
-        b.oid AS publication, to_jsonb(p) -> 'attnames' AS columns
+WITH RECURSIVE published_schema AS (
+    -- By what the entries depend on, since their own catalog came with server 15.
+    SELECT s.objid AS entry, s.refobjid AS schema
+    FROM pg_publication AS b
+    JOIN pg_depend AS d ON d.refclassid = 'pg_publication'::regclass AND d.refobjid = b.oid
+    JOIN pg_depend AS s ON s.classid = d.classid AND s.objid = d.objid AND s.refclassid = 'pg_namespace'::regclass
+    WHERE b.pubname = :publication
+), moved AS (
+    -- The dependency of a table on its schema is written when the table is created or moved.
+    SELECT c.oid, concat('s', s.entry, '.', d.xmin) AS stamp
+    FROM published_schema AS s
+    JOIN pg_class AS c ON c.relnamespace = s.schema AND c.relkind IN ('r', 'p')
+    JOIN pg_depend AS d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
+        AND d.refclassid = 'pg_namespace'::regclass
+), published AS (
+    SELECT c.oid, c.xmin, c.relkind, c.relnatts, c.relreplident,
+        p.schemaname || '.' || p.tablename AS name,
+        b.oid AS publication, b.puballtables, to_jsonb(p) -> 'attnames' AS columns,
+        c.oid || ARRAY(SELECT a.relid::oid FROM pg_partition_ancestors(c.oid) AS a) AS lineage
     FROM pg_publication AS b
     JOIN pg_publication_tables AS p ON p.pubname = b.pubname
     JOIN pg_namespace AS n ON n.nspname = p.schemaname
     JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = p.tablename
     WHERE b.pubname = :publication AND p.schemaname <> 'penstock_snapshots'
+), member (root, oid, attached) AS (
+    -- A row of pg_inherits is written when a partition is created or attached.
+    SELECT t.oid, t.oid, ARRAY[]::text[] FROM published AS t
+    UNION ALL
+    SELECT m.root, i.inhrelid, m.attached || i.xmin::text
+    FROM member AS m JOIN pg_inherits AS i ON i.inhparent = m.oid
+    JOIN pg_class AS c ON c.oid = i.inhrelid AND c.relispartition
+    WHERE coalesce(to_jsonb(i) ->> 'inhdetachpending', 'false') = 'false'
+), leaf AS (
+    SELECT m.root, m.oid, array_to_string(m.attached, '.') AS attached, c.relpersistence
+    FROM member AS m JOIN pg_class AS c ON c.oid = m.oid AND c.relkind <> 'p'
 )
-SELECT t.oid, t.schema, t.name, t.relnatts AS width,
-    (SELECT string_agg(r.oid::text, '.' ORDER BY r.oid) FROM pg_publication_rel AS r
-        WHERE r.prpubid = t.publication
-            AND (r.prrelid = t.oid
-                OR r.prrelid IN (SELECT a.relid::oid FROM pg_partition_ancestors(t.oid) AS a))) AS entry,
-    CASE WHEN t.relkind = 'p' THEN ARRAY(
-        SELECT l.relid::oid FROM pg_partition_tree(t.oid) AS l
-        WHERE l.isleaf AND l.relid <> t.oid ORDER BY 1) END AS partitions,
+SELECT t.oid, t.name, t.relnatts AS width, t.relreplident AS identity,
+    concat_ws('.', t.oid, coalesce(
+        (SELECT r.oid::text FROM pg_publication_rel AS r WHERE r.prpubid = t.publication AND r.prrelid = t.oid),
+        (SELECT string_agg(m.stamp, '.') FROM moved AS m WHERE m.oid = t.oid),
+        -- A partition that only a table above it makes part of the publication.
+        CASE WHEN NOT t.puballtables THEN concat_ws('.',
+            (SELECT string_agg(r.oid::text, '.' ORDER BY r.oid) FROM pg_publication_rel AS r
+                WHERE r.prpubid = t.publication AND r.prrelid = ANY (t.lineage)),
+            (SELECT string_agg(m.stamp, '.' ORDER BY m.oid) FROM moved AS m WHERE m.oid = ANY (t.lineage)),
+            (SELECT string_agg(concat('p', i.xmin), '.' ORDER BY i.inhrelid)
+                FROM pg_inherits AS i WHERE i.inhrelid = ANY (t.lineage))) END)) AS entry,
+    CASE WHEN t.relkind = 'p' THEN coalesce(
+        (SELECT jsonb_object_agg(l.oid, l.attached) FROM leaf AS l WHERE l.root = t.oid), '{}') END AS partitions,
+    ARRAY(SELECT l.oid::regclass::text FROM leaf AS l
+        WHERE l.root = t.oid AND l.relpersistence = 'u' ORDER BY 1) AS unlogged,
     (SELECT jsonb_object_agg(a.attname, jsonb_build_array(a.attnum, a.atttypid::bigint, a.atttypmod))
         FROM pg_attribute AS a
         WHERE a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
             AND coalesce(t.columns ? a.attname::text, a.attgenerated = '')) AS columns,
+    k.oid AS key, k.conkey AS key_columns,
     md5(concat(t.xmin, '/',
         (SELECT string_agg(a.attnum || ':' || a.xmin, ' ' ORDER BY a.attnum) FROM pg_attribute AS a
             WHERE a.attrelid = t.oid AND a.attnum > 0), '/',
         (SELECT string_agg(i.indexrelid || ':' || i.xmin, ' ' ORDER BY i.indexrelid) FROM pg_index AS i
             WHERE i.indrelid = t.oid))) AS stamp
 FROM published AS t
+LEFT JOIN pg_constraint AS k ON k.conrelid = t.oid AND k.contype = 'p' AND NOT k.condeferrable
 ORDER BY t.name;
-
--- name: published_schemas
-SELECT n.nspname AS schema, p.oid
-FROM pg_publication AS b
-JOIN pg_publication_namespace AS p ON p.pnpubid = b.oid
-JOIN pg_namespace AS n ON n.oid = p.pnnspid
-WHERE b.pubname = :publication;
 
 -- name: position
 -- The end of the log, with all that can be seen in the catalog now.
