@@ -270,3 +270,29 @@ def test_clock_records_are_read_only_when_rows_are_ahead_of_the_clock(
     queue.trim()
     assert asked
     assert [name for name in asked if "observed" in name] == []
+
+
+@pytest.mark.parametrize("again", ["registered again", "queue recreated"])
+def test_generations_ascend_after_the_clock_was_set_back(
+    store: penstock.Store, clock: Clock, again: str
+) -> None:
+    """The store of a query's sink refuses an older generation than it has committed."""
+    store.create_queue("q", SCHEMA)
+    consumer = store.create_consumer("c")
+
+    def generation() -> int:
+        return int(consumer.registration("q").generation)
+
+    clock.set(400 * DAY)
+    consumer.register("q")
+    first = generation()
+    clock.set(0)
+    if again == "registered again":
+        consumer.unregister("q")
+    else:
+        store.drop_queue("q")
+        store.create_queue("q", SCHEMA)
+    consumer.register("q")
+    second = generation()
+    consumer.seek("q", to="latest")
+    assert first < second < generation()

@@ -310,22 +310,20 @@ def take_backup(op: Operator, rng: random.Random) -> None:
 def restore(op: Operator, rng: random.Random) -> None:
     """Of one store or of both, with the checkpoint or without; the query is stopped for it, as a rule."""
     backup = op.backup
-    begun = op.machine.disk.numbers(f"{op.checkpoint}/commits")
-    # A new checkpoint that has committed nothing knows of nothing that another store could have lost.
-    if backup is None or (op.scenario.two_stores and not begun):
+    if backup is None:
         return
     if backup.planned and not op.scenario.pipeline:
         # Only a pipeline notices before its consumer moves that what the backup has planned was done since.
         return
     which = rng.choice([[op.source], [op.source], [op.sink], [op.source, op.sink]])
-    if not op.scenario.consumer and op.scenario.two_stores and op.producing:
-        # Nothing could tell that the queue has grown again to where the query stands.
-        which = [op.sink]
-    # Who has no consumer is asked to stop: nothing else could tell that rows have come back with other
-    # content. So is a query whose tasks append for all to see: nothing remembers rows that they have appended
-    # and no commit has entered in the ledger, or that they have read before and append after.
-    unnoticed = not op.scenario.consumer or op.scenario.guarantee != "exactly_once"
-    stopped = rng.random() < 0.8 or unnoticed
+    if op.scenario.two_stores and not op.machine.disk.numbers(f"{op.checkpoint}/commits"):
+        if not op.machine.disk.numbers(f"{op.checkpoint}/offsets"):
+            # A new checkpoint that has begun nothing knows of nothing that another store could have lost.
+            return
+        which = [op.source]
+    # A query whose tasks append for all to see is asked to stop: nothing remembers rows that they have
+    # appended and no commit has entered in the ledger, or that they have read before and append after.
+    stopped = rng.random() < 0.8 or op.scenario.guarantee != "exactly_once"
     if stopped:
         op.kill_all()
     # Rows may have come again by the time that the query does.
@@ -341,5 +339,5 @@ def restore(op: Operator, rng: random.Random) -> None:
     op.later(0.0, op.create_missing)
     op.history.restored = True
     op.may_refuse |= {MISMATCH, SOURCE_BEHIND, SINK_BEHIND, OTHER_INPUT, REWOUND, CONFLICT}
-    # Whoever restores goes on producing; without a consumer, when the query has been started again.
-    op.produce_later(0.0 if op.scenario.consumer else 60.0, op.fresh_ids(), 2 + rng.randrange(6))
+    # Whoever restores goes on producing.
+    op.produce_later(0.0, op.fresh_ids(), 2 + rng.randrange(6))

@@ -55,8 +55,6 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._scan = Scan(options.url, queue, schema, options.fail_on_data_loss)
         self._owner: Owner | None = None
         self._cap: tuple[int, ...] | None = None
-        self._resumed = False
-        """Whether the queue is known to have the rows up to where this run began."""
         self._maintained: tuple[int, ...] | None = None
         """The end of the offset for which the queue's maintenance ran last."""
         self._size_warnings = BatchSizeWarnings(options)
@@ -91,6 +89,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if owner is None:
             queue, partitions, draining = (*self._now(), False)
             last.require(self._store().uuid, queue.name, None, queue.generation)
+            self._require_rows(queue, last)
         else:
             queue, partitions, draining = owner.observe(last)
             if last.end != self._maintained:
@@ -99,9 +98,6 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._store().tend(queue, ())
         if draining:
             return start
-        if not self._resumed:
-            self._require_rows(queue, last)
-            self._resumed = True
         last.require_reached([part.next_index for part in partitions])
         if self._options.fail_on_data_loss:
             skip_trimmed(self._options, partitions, pad(last.end, len(partitions)))

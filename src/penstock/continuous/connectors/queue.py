@@ -59,6 +59,8 @@ class QueueSourceDriver(SourceDriver):
     _owner: Owner | None = field(default=None, init=False)
     _pinned: QueueRecord | None = field(default=None, init=False)
     """The queue that the current run reads: another one may have its name by the time an epoch is planned."""
+    _last: QueueOffset | None = field(default=None, init=False)
+    """The last offset, if there is one."""
 
     @property
     def description(self) -> str:
@@ -95,6 +97,7 @@ class QueueSourceDriver(SourceDriver):
             offset = parse_offset(logged)
             offset.require(store.uuid, queue.name, self.options.consumer, self._generation(queue))
             require_rows(tx, queue.queue_id, offset)
+            self._last = offset
             offsets = pad(offset.end, len(partitions))
             # Tasks skip lost rows: the next epoch begins where the last one has ended.
             skip_trimmed(self.options, partitions, offsets)
@@ -125,12 +128,17 @@ class QueueSourceDriver(SourceDriver):
             times=tuple(last_times.get(partition) for partition in range(len(end))),
         )
         if self._owner is None:
-            self._require_rows(offset)
+            # No consumer shows that the queue is older than the last epoch.
+            for each in (self._last, offset):
+                self._require_rows(each)
+            self._last = offset
         else:
             self._owner.plan(offset)
         return offset.to_dict()
 
-    def _require_rows(self, offset: QueueOffset) -> None:
+    def _require_rows(self, offset: QueueOffset | None) -> None:
+        if offset is None:
+            return
         queue = self._queue()
         self._store().database.run(lambda tx: require_rows(tx, queue.queue_id, offset), write=False)
 

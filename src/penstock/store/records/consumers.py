@@ -132,9 +132,9 @@ def register(
     None.
     """
     keys = {"consumer_id": find_consumer(tx, consumer), "queue_id": queue.queue_id}
-    # The generation ascends, so offsets of an earlier registration of the same names are not taken for this
-    # one's.
-    if not tx.run("insert_registration", vital=int(bool(vital)), generation=tx.now(), **keys):
+    # Offsets of an earlier registration of the same names are not taken for this one's.
+    generation = _new_generation(tx)
+    if not tx.run("insert_registration", vital=int(bool(vital)), generation=generation, **keys):
         if vital is not None:
             tx.run("set_vital", vital=int(vital), **keys)
         # Wait for running trims, which have not seen the change.
@@ -224,7 +224,11 @@ def seek(tx: Transaction, registration: Registration, offsets: Sequence[int]) ->
         "set_position",
         [{"partition": p, "next_index": index, **registration.keys} for p, index in enumerate(offsets)],
     )
-    tx.run("next_generation", now=tx.now(), **registration.keys)
+    tx.run("set_generation", generation=_new_generation(tx), **registration.keys)
+
+
+def _new_generation(tx: Transaction) -> int:
+    return int(tx.one("new_generation", now=tx.now()).last_generation)
 
 
 def lock_registrations(tx: Transaction, queue: QueueRecord) -> list[Registration]:

@@ -306,10 +306,14 @@ update penstock.registration set plan_epoch = null where consumer_id = :consumer
 -- name: bind_app
 update penstock.registration set app_id = :app_id where consumer_id = :consumer_id and queue_id = :queue_id;
 
--- name: next_generation
--- Higher than any before, also where the store is an older backup, and another one knows later generations.
-update penstock.registration
-set generation = case when generation < :now then :now else generation + 1 end, app_id = null, plan_epoch = null, plan = null
+-- name: new_generation
+-- Higher than any before: also after the clock was set back, and where the store is an older backup, and another store
+-- knows later generations.
+update penstock.store set last_generation = case when last_generation < :now then :now else last_generation + 1 end
+returning last_generation;
+
+-- name: set_generation
+update penstock.registration set generation = :generation, app_id = null, plan_epoch = null, plan = null
 where consumer_id = :consumer_id and queue_id = :queue_id;
 
 -- name: set_draining

@@ -1,8 +1,10 @@
 -- The PostgreSQL store. Names compare byte by byte, as in SQLite, whatever the database's collation.
+-- last_generation is the newest generation of any registration.
 create table penstock.store (
-    uuid       text   not null,
-    version    bigint not null,
-    created_at bigint not null
+    uuid            text   not null,
+    version         bigint not null,
+    created_at      bigint not null,
+    last_generation bigint not null default 0
 );
 
 -- A value stands for a block of 4096 payload ids.

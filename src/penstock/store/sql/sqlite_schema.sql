@@ -1,10 +1,11 @@
 -- The SQLite store.
--- next_block counts blocks of 4096 payload ids.
+-- next_block counts blocks of 4096 payload ids. last_generation is the newest generation of any registration.
 create table penstock.store (
-    uuid       text    not null,
-    version    integer not null,
-    created_at integer not null,
-    next_block integer not null default 1
+    uuid            text    not null,
+    version         integer not null,
+    created_at      integer not null,
+    last_generation integer not null default 0,
+    next_block      integer not null default 1
 ) strict;
 
 -- added_columns are those that came after the queue was created; contract is that of a change feed, as JSON.
