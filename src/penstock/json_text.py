@@ -1,9 +1,11 @@
-"""Types for JSON, and a parser for JSON of other programs."""
+"""Types for JSON, and parsers for JSON that other programs may have written."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, TypeAlias
+
+from penstock.errors import StoreError
 
 Json: TypeAlias = dict[str, Any]
 """A JSON object whose shape no type describes: check a value where it is read. Where the shape is fixed,
@@ -27,3 +29,27 @@ def parse_json_object(text: str | bytes) -> Json:
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")
     return value
+
+
+def parse_record(text: str, what: str, kind: type = object) -> Any:
+    """Parse the JSON of a record in a store, or raise StoreError: anybody who can write there may change it.
+
+    Parameters
+    ----------
+    what
+        The record, as in "the plan of consumer 'bill'".
+    kind
+        The type of the value, if it has to have one.
+    """
+    try:
+        value = parse_json(text)
+        if not isinstance(value, kind):
+            raise ValueError(f"it is a JSON {type(value).__name__}")
+        return value
+    except ValueError as error:
+        raise StoreError(
+            f"the store cannot be read: {what} is not what Penstock writes ({error}). It is damaged, or was "
+            "changed by another program: restore the store from a backup",
+            condition="STORE_ERROR.UNREADABLE_RECORD",
+            record=what,
+        ) from None

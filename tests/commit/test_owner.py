@@ -12,7 +12,13 @@ import pytest
 import penstock
 from penstock.commit.offsets import QueueOffset
 from penstock.commit.owner import drain, follow, level
-from penstock.errors import CheckpointMismatchError, ConsumerInUseError, NotRegisteredError, OwnerFencedError
+from penstock.errors import (
+    CheckpointMismatchError,
+    ConsumerInUseError,
+    NotRegisteredError,
+    OwnerFencedError,
+    StoreError,
+)
 from penstock.store.database import Transaction
 from penstock.store.log.trim import time_of
 from penstock.store.records.consumers import Registration
@@ -244,6 +250,16 @@ def test_levelling_after_a_seek_changes_nothing(pair: Pair) -> None:
     pair.store.consumer("billing").seek("orders", to={0: 2})
     level(pair.store.database, ended)
     assert pair.offsets() == [2, 0]
+
+
+@pytest.mark.parametrize("plan", ["[" * 100_000, "{"], ids=["deep", "broken"])
+def test_a_plan_that_penstock_has_not_written_is_refused_by_name(pair: Pair, plan: str) -> None:
+    logged = pair.planned(pair.own(), (0, 0), (5, 5))
+    keys, epoch = pair.registration().keys, pair.registration().epoch
+    pair.store.database.run(lambda tx: tx.run("open_plan", epoch=epoch, plan=plan, **keys))
+    with pytest.raises(StoreError, match="the plan of consumer 'billing' is not what Penstock") as caught:
+        follow(pair.store.database, logged)
+    assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
 
 
 def test_vital_rows_are_kept_until_they_are_safe(pair: Pair) -> None:

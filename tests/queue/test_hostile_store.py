@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import UTC, datetime
+
 import pyarrow as pa
 import pytest
 
-from penstock import Store
+from penstock import QueueFeed, Store
 from penstock.arrow.segments import encode
 from penstock.errors import StoreError
+from penstock.feeds.contract import ChangeContract
 from penstock.store.statements import qualify
 from tests.support.queues import SCHEMA, rows
 from tests.support.raw_sql import raw_connection
 
 
-def put(store: Store, batch: pa.RecordBatch) -> None:
-    """Replace the only payload."""
+def put(store: Store, column: str, value: object) -> None:
+    """Set a column of all rows of a table."""
     database = store.database
+    table, name = column.split(".")
     mark = "?" if database.dialect == "sqlite" else "%s"
-    text = qualify(f"update penstock.payload set data = {mark}", database.dialect, database.url.schema)
+    text = qualify(f"update penstock.{table} set {name} = {mark}", database.dialect, database.url.schema)
     connection = raw_connection(database)
-    connection.execute(text, (encode(batch).to_pybytes(),))
+    connection.execute(text, (value,))
     connection.close()
 
 
@@ -28,7 +33,11 @@ def put(store: Store, batch: pa.RecordBatch) -> None:
 def test_a_segment_with_an_unexpected_number_of_rows_is_refused(store: Store, found: int) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(1, 2, 3))
-    put(store, pa.RecordBatch.from_pylist(rows(*range(found)), schema=SCHEMA))
+    put(
+        store,
+        "payload.data",
+        encode(pa.RecordBatch.from_pylist(rows(*range(found)), schema=SCHEMA)).to_pybytes(),
+    )
     with pytest.raises(StoreError, match=f"has {found} rows") as caught:
         queue.read(0, 0)
     assert caught.value.condition == "SEGMENT_UNREADABLE"
@@ -38,3 +47,53 @@ def test_triggers_and_views_of_the_file_can_only_call_sqlites_own_functions(stor
     if store.database.dialect == "sqlite":
         with store.database.transaction(write=False) as tx:
             assert tx.query("pragma trusted_schema") == [(0,)]
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+def read_key(store: Store, url: str) -> None:
+    store.queue("q")
+
+
+def trim_at_plan(store: Store, url: str) -> None:
+    registration = store.consumer("c").registration("q")
+    lock = store.database.owner_lock(registration.lock_name(store.uuid))
+    assert lock.acquire()
+    store.queue("q").trim(0, 1)
+
+
+def read_feed(store: Store, url: str) -> None:
+    QueueFeed("feed", url).open().describe()
+
+
+def read_commits(store: Store, url: str) -> None:
+    feed = QueueFeed("feed", url).open()
+    list(feed.commits(feed.beginning, feed.newest(feed.beginning)))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("text", [DEEP, "{", "5"], ids=["deep", "broken", "another kind"])
+@pytest.mark.parametrize(
+    ("column", "read"),
+    [
+        ("queue.key_columns", read_key),
+        ("registration.plan", trim_at_plan),
+        ("queue.contract", read_feed),
+        ("feed_commit.ends", read_commits),
+    ],
+)
+def test_a_record_with_other_json_is_refused_by_name(
+    store: Store, store_url: str, column: str, read: Callable[[Store, str], None], text: str
+) -> None:
+    store.create_queue("q", SCHEMA).append(rows(1, 2, 3))
+    store.create_consumer("c")
+    store.consumer("c").register("q")
+    keys = store.consumer("c").registration("q").keys
+    store.database.run(lambda tx: tx.run("open_plan", epoch=0, plan="{}", **keys))
+    feed = QueueFeed.create("feed", SCHEMA, ChangeContract(row_id="n"), store=store_url)
+    feed.append_commit(1, datetime.now(UTC), [{"n": 1, "_change_type": "insert"}])
+    put(store, column, text)
+    with pytest.raises(StoreError, match="is not what Penstock writes") as caught:
+        read(store, store_url)
+    assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"

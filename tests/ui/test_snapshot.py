@@ -16,6 +16,7 @@ import penstock
 from penstock.feeds.contract import DEAD_LETTERS
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
+from penstock.store.statements import qualify
 from penstock.ui import queues
 from penstock.ui.history import BUDGET, MOST, History, step_for
 from penstock.ui.snapshots import Collector
@@ -244,6 +245,19 @@ def test_a_query_is_described_with_its_progress(collector: Collector, store: pen
     assert seen["rows_in_per_second"] > 0
     assert [each["rows_in"] for each in seen["history"]] == [10, 5]
     assert [each["rows_in"] for each in collector.collect()["queries"][0]["history"]] == [10, 5]
+
+
+@pytest.mark.parametrize("column", ["durations", "warnings"])
+def test_a_report_that_penstock_has_not_written_is_an_error_of_the_page(
+    collector: Collector, store: penstock.Store, column: str
+) -> None:
+    run = QueryRun("id", "run", "q", "micro-batch", 5)
+    _begin(store, run)
+    _tell(store, run, QueryProgress(1, 1))
+    text = f"update penstock.query_progress set {column} = '{'[' * 100_000}'"
+    database = store.database
+    run_sql(database, qualify(text, database.dialect, database.url.schema))
+    assert "is not what Penstock writes" in collector.collect()["store"]["error"]
 
 
 def test_warnings_of_a_query_are_notes_while_it_runs(collector: Collector, store: penstock.Store) -> None:

@@ -16,7 +16,7 @@ import pyarrow.types as pat
 
 from penstock.arguments import in_quotes
 from penstock.errors import SchemaMismatchError, UnsupportedTypeError
-from penstock.json_text import Json
+from penstock.json_text import Json, parse_json
 
 _METADATA_KEY = b"SPARK::metadata::json"
 _COLLATIONS_KEY = "__COLLATIONS"
@@ -63,7 +63,7 @@ def spark_metadata(metadata: Mapping[bytes, bytes] | None, path: str) -> dict[by
     if not metadata or _METADATA_KEY not in metadata:
         return None
     try:
-        value = json.loads(metadata[_METADATA_KEY])
+        value = parse_json(metadata[_METADATA_KEY])
     except ValueError:
         value = None
     if not isinstance(value, dict):

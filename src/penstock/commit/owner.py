@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 
 from penstock.commit.offsets import QueueOffset, pad, plan_text
 from penstock.commit.source_rows import require_rows
 from penstock.errors import CheckpointMismatchError, OwnerFencedError, StoreUnavailableError, condition_of
+from penstock.json_text import parse_record
 from penstock.store.database import Database, Transaction
 from penstock.store.records import catalog, consumers
 from penstock.store.records.catalog import PartitionRecord, QueueRecord
@@ -220,15 +220,20 @@ def _ahead(tx: Transaction, registration: Registration, logged: QueueOffset, *, 
     return expects_move or registration.plan != plan_text(logged)
 
 
+def _plan(registration: Registration) -> QueueOffset | None:
+    what = f"the plan of consumer {registration.consumer!r}"
+    return QueueOffset.of(parse_record(registration.plan or "null", what))
+
+
 def _planned_from(registration: Registration, offsets: Sequence[int]) -> bool:
     """Whether the last plan begins at these offsets."""
-    planned = QueueOffset.of(json.loads(registration.plan or "null"))
+    planned = _plan(registration)
     return planned is not None and pad(planned.start, len(offsets)) == tuple(offsets)
 
 
 def _follows(tx: Transaction, registration: Registration, end: QueueOffset) -> bool:
     """Whether a micro-batch is the last plan, or begins at its end, or not after the consumer's offset."""
-    planned = QueueOffset.of(json.loads(registration.plan or "null"))
+    planned = _plan(registration)
     if planned is not None and (planned == end or pad(planned.end, len(end.start)) == end.start):
         return True
     offsets = consumers.read_offsets(tx, registration)[0]

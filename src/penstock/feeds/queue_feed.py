@@ -36,6 +36,7 @@ from penstock.feeds.protocol import (
 )
 from penstock.feeds.urls import FeedUrl, pairs
 from penstock.instants import micros_of
+from penstock.json_text import parse_record
 from penstock.queue.checks import check_name
 from penstock.queue.maintenance import Retention
 from penstock.queue.queue import AppendResult, Queue, Rows
@@ -301,7 +302,8 @@ def _contract_of(record: QueueRecord) -> ChangeContract:
             queue=record.name,
         )
     # Whatever its creator said: commits are appended whole, and micro-batches hold whole ones.
-    return ChangeContract(**json.loads(record.contract) | {"whole_commits": True})
+    contract = parse_record(record.contract, f"the contract of queue {record.name!r}", dict)
+    return ChangeContract(**contract | {"whole_commits": True})
 
 
 @lru_cache(maxsize=64)

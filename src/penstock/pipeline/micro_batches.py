@@ -6,7 +6,6 @@ the checkpoint ends.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from penstock.commit.owner import drain, follow, level
 from penstock.continuous.connectors.protocol import ContinuousSink
 from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up, require_not_behind
 from penstock.errors import NotRegisteredError, PenstockError, condition_of
-from penstock.json_text import Json
+from penstock.json_text import Json, parse_json
 from penstock.pipeline.query import STOP_SECONDS, Query
 from penstock.queue.store import Store, connect, open_store
 from penstock.spark.checkpoint import Checkpoint
@@ -320,7 +319,7 @@ def _ranges(checkpoint: Checkpoint, batch_id: int | None) -> list[QueueOffset]:
 
 def _json(text: str | None) -> object:
     try:
-        return json.loads(text or "null")
+        return parse_json(text or "null")
     except ValueError:
         # Another source's offset need not be JSON.
         return None

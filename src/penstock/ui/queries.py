@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from penstock.json_text import Json
+from penstock.json_text import Json, parse_record
 from penstock.store.records.queries import CONTINUOUS, FAILED, HEARTBEAT_SECONDS, RUNNING, STOPPED
 from penstock.ui.checkpoints import Checkpoint
 from penstock.ui.history import History, Percentiles
@@ -117,7 +116,7 @@ class Queries:
         if last is None or last.run_id != query["run_id"] or query["state"] not in (RUNNING, SILENT):
             return []
         name = query["name"] or query["id"]
-        warnings = json.loads(last.warnings or "[]")
+        warnings = parse_record(last.warnings or "[]", f"a report of query {name}", list)
         return [f"query {name}, at {iso(last.reported_at)}: {warning}" for warning in warnings]
 
     def _row(self, row: QueryRow, checkpoint: Checkpoint | None, now: int) -> Json:
@@ -156,7 +155,7 @@ def _progress(tracked: _Tracked, query: Json, now: int) -> Json:
         "latency_ms": None if last.p50 is None else latency,
         # Not a latency: Spark does not report how old a micro-batch's rows are.
         "batch_duration_ms": tracked.batch_durations.summary() if _is_micro_batch(last) else None,
-        "duration_ms": json.loads(last.durations),
+        "duration_ms": parse_record(last.durations, f"a report of query {query['id']}", dict),
         "watermark": iso(last.watermark) or query["watermark"],
         "state_rows": last.state_rows,
         "state_bytes": query["state_bytes"] if last.state_bytes is None else last.state_bytes,

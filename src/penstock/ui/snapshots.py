@@ -67,7 +67,7 @@ class Collector:
     def collect(self) -> Snapshot:
         """Return a new snapshot; where the store does not answer, the last one with the reason."""
         try:
-            state = self._read()
+            snapshot = self._snapshot(self._read())
         except PenstockError as error:
             # Log it once for each time that the store goes away.
             if not self._is_failing:
@@ -90,7 +90,7 @@ class Collector:
                 f"it holds something that the page cannot read: {type(error).__name__}, see the log"
             )
         self._is_failing = False
-        self._last = self._snapshot(state)
+        self._last = snapshot
         return self._last
 
     def without_answer(self, why: str) -> Snapshot:

@@ -221,9 +221,16 @@ def test_a_corrupt_log_and_a_corrupt_file_are_named(path: Path) -> None:
     (path / task[0].file.path).write_bytes(b"no Parquet at all")
     with refused("UNREADABLE_FILE", "part-"):
         list(feed.read(task, feed.describe().schema))
-    log_file(path, 1).write_text("{}\nnot JSON")
-    with refused("BROKEN_LOG", "00001.json"):
-        DeltaFeed(path).open().tasks(-1, 1, 10)
+    for text in ("{}\nnot JSON", "[" * 100_000, "[]"):
+        log_file(path, 1).write_text(text)
+        with refused("BROKEN_LOG", "00001.json"):
+            DeltaFeed(path).open().tasks(-1, 1, 10)
+    log_file(path, 1).write_text("{}")
+    log_file(path, 0).unlink()
+    for text in ("[" * 100_000, "[]", '{"metaData": {"id": "x"}}', '{"protocol": 5}'):
+        (path / "_delta_log" / f"{1:020}.checkpoint.{'0' * 8}.json").write_text(text)
+        with refused("BROKEN_LOG", "is not a valid checkpoint"):
+            DeltaFeed(path).open().describe()
 
 
 def test_large_files_are_read_in_parts_and_small_ones_together(path: Path) -> None:

@@ -15,7 +15,7 @@ from penstock.commit.protocol import commit_batch, note_batch
 from penstock.continuous.connectors.protocol import SinkEpoch
 from penstock.continuous.driver.epochs import Epoch
 from penstock.errors import CheckpointMismatchError
-from penstock.json_text import JsonValue
+from penstock.json_text import JsonValue, parse_record
 from penstock.queue.store import open_store
 from penstock.store.records import ledger
 from penstock.store.records.ledger import LedgerKey
@@ -72,7 +72,8 @@ class Commits:
         )
         if entry is None:
             return SinkEpoch(-1)
-        query_id, *covered = json.loads(entry.ranges)
+        what = f"the ledger of {ledger_name}"
+        query_id, *covered = parse_record(entry.ranges, what, list)
         if query_id != self.query_id:
             raise CheckpointMismatchError(
                 f"app {self.app_id!r} has written to {ledger_name} from another checkpoint before: a new "
@@ -80,5 +81,5 @@ class Commits:
                 condition="CHECKPOINT_MISMATCH.OTHER_CHECKPOINT",
                 app_id=self.app_id,
             )
-        logged = None if entry.logged is None else json.loads(entry.logged)
+        logged: JsonValue = None if entry.logged is None else parse_record(entry.logged, what)
         return SinkEpoch(entry.batch_id, logged, entry.rows, identified=covered != [[]])

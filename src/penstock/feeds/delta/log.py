@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -16,7 +15,7 @@ from pyarrow.fs import FileInfo, FileType
 
 from penstock.errors import DataLostError, FeedUnavailableError
 from penstock.feeds.file_commits import DataFile
-from penstock.json_text import Json
+from penstock.json_text import Json, parse_json, parse_json_object
 from penstock.lake.parquet import readable
 from penstock.lake.storage import Storage, in_parallel, not_a_table
 
@@ -25,6 +24,7 @@ FEED = "delta.enableChangeDataFeed"
 MAPPING = "delta.columnMapping.mode"
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.(?:.*\.)?(parquet|json)")
+_INVALID = (ValueError, KeyError, TypeError, AttributeError)
 _KEPT_FILES = 500_000
 _KEPT_COMMITS = 10_000
 _KEPT_STATES = 1_000
@@ -138,7 +138,7 @@ def parse_commit(version: int, lines: Iterable[bytes], written: Callable[[], int
     for line in lines:
         if not line.strip():
             continue
-        for kind, action in json.loads(line).items():
+        for kind, action in parse_json(line).items():
             if kind in files:
                 if kind == "cdc" or action.get("dataChange", True):
                     files[kind].append(data_file(action))
@@ -248,13 +248,16 @@ class Log:
             return replace(commit, digest=blake2b(content, digest_size=16).hexdigest())
         except FileNotFoundError:
             raise self.lost(version) from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FeedUnavailableError(
-                f"{name} of the Delta table {self._shown} is not a valid commit file ({error!r}): restore it "
-                "from a backup",
-                condition="FEED_UNAVAILABLE.BROKEN_LOG",
-                version=version,
-            ) from None
+        except _INVALID as error:
+            raise self._broken(name, "commit file", version, error) from None
+
+    def _broken(self, name: str, what: str, version: int, error: Exception) -> FeedUnavailableError:
+        return FeedUnavailableError(
+            f"{name} of the Delta table {self._shown} is not a valid {what} ({error!r}): restore it from a "
+            "backup",
+            condition="FEED_UNAVAILABLE.BROKEN_LOG",
+            version=version,
+        )
 
     def lost(self, version: int) -> DataLostError:
         """Return the error for a commit that is no longer in the log."""
@@ -347,11 +350,14 @@ class Log:
         metadata: Metadata | None = None
         protocol: Protocol | None = None
         for name in self._checkpoints.get(version, ()):
-            for action in self._table_actions(name):
-                if (action.get("metaData") or {}).get("id"):
-                    metadata = Metadata.of(action["metaData"])
-                if (action.get("protocol") or {}).get("minReaderVersion"):
-                    protocol = Protocol.of(action["protocol"])
+            try:
+                for action in self._table_actions(name):
+                    if (action.get("metaData") or {}).get("id"):
+                        metadata = Metadata.of(action["metaData"])
+                    if (action.get("protocol") or {}).get("minReaderVersion"):
+                        protocol = Protocol.of(action["protocol"])
+            except _INVALID as error:
+                raise self._broken(name, "checkpoint", version, error) from None
             if metadata and protocol:
                 break
         return metadata, protocol
@@ -359,7 +365,7 @@ class Log:
     def _table_actions(self, name: str) -> Iterator[Json]:
         """Yield the metadata and protocol actions of a checkpoint."""
         if name.endswith(".json"):
-            yield from map(json.loads, self._storage.read(name).splitlines())
+            yield from map(parse_json_object, self._storage.read(name).splitlines())
             return
         with readable(name, self._storage.message), self._storage.open(name) as file:
             parquet = pq.ParquetFile(file)

@@ -10,11 +10,11 @@ clock is right again.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
+from penstock.json_text import parse_record
 from penstock.store.database import AHEAD, Row, Transaction
 from penstock.store.log.partition_log import segments_from
 from penstock.store.log.segmenting import Runs
@@ -87,9 +87,16 @@ def _consumers_bound(
     for registration in tx.all("registrations_of_queue", queue_id=queue.queue_id):
         open_plan = registration.plan_epoch is not None and registration.plan_epoch == registration.epoch
         if open_plan and alive(registration.consumer):
-            starts = json.loads(registration.plan)["from"]
-            bounds.append(starts[partition] if partition < len(starts) else 0)
+            bounds.append(_planned_start(registration, partition))
     return min(bounds)
+
+
+def _planned_start(registration: Row, partition: int) -> int:
+    """Return the row index where the consumer's plan begins in a partition."""
+    what = f"the plan of consumer {registration.consumer!r}"
+    starts = parse_record(registration.plan or "null", what, dict).get("from")
+    start = starts[partition] if isinstance(starts, list) and partition < len(starts) else 0
+    return start if isinstance(start, int) else 0
 
 
 def retention_bound(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> int:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import schema_from_bytes, schema_to_bytes
 from penstock.errors import AlreadyExistsError, CommitRefusedError, QueueNotFoundError
+from penstock.json_text import parse_record
 from penstock.store.database import Row, Transaction
 
 QUEUE_SINK = "queue:"
@@ -97,7 +98,7 @@ def _record(row: Row) -> QueueRecord:
         name=row.name,
         generation=row.generation,
         schema_bytes=bytes(row.schema),
-        key=tuple(json.loads(row.key_columns)),
+        key=tuple(parse_record(row.key_columns, f"the key of queue {row.name!r}", list)),
         partitions=row.partitions,
         retention=RetentionLimits(row.retention_rows, row.retention_age, row.retention_bytes),
         created_at=row.created_at,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import CommitOutOfOrderError
+from penstock.json_text import parse_record
 from penstock.store.database import Row, Transaction
 from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord
@@ -117,4 +118,5 @@ def _beyond(ends: Sequence[int], first: Sequence[int]) -> bool:
 
 
 def _commit(row: Row) -> FeedCommit:
-    return FeedCommit(row.version, row.timestamp, row.row_count, tuple(json.loads(row.ends)))
+    ends = parse_record(row.ends, f"commit {row.version} of a feed", list)
+    return FeedCommit(row.version, row.timestamp, row.row_count, tuple(ends))
