@@ -10,6 +10,7 @@ import pytest
 
 import penstock
 from penstock import Retention
+from penstock.commit.micro_batch import BatchCommit, QueueTarget
 from penstock.commit.protocol import commit_batch, note_batch
 from penstock.continuous.connectors.ledger import Commits
 from penstock.errors import (
@@ -23,7 +24,10 @@ from penstock.errors import (
     PlanMismatchError,
     QueueNotFoundError,
 )
+from penstock.store.database import Transaction
+from penstock.store.log.partition_log import Appended
 from penstock.store.records import ledger
+from penstock.store.records.consumers import find_registration
 from tests.commit.protocol import Pair, make_pair, rows_of, stage, with_attempts
 
 
@@ -41,6 +45,27 @@ def test_a_micro_batch_moves_rows_and_consumer_together(pair: Pair) -> None:
     registration = pair.registration()
     assert (registration.app_id, registration.plan_open) == ("app", False)
     assert pair.store.info().staged_segments == 0
+
+
+def test_nothing_is_locked_while_rows_are_sent(pair: Pair, store_url: str) -> None:
+    """A client that is suspended while it sends them holds nobody up."""
+    if pair.store.database.dialect == "sqlite":
+        pytest.skip("SQLite has one lock for all writers")
+    locked = []
+
+    class Target(QueueTarget):
+        def prepare(self, tx: Transaction, batch: BatchCommit[Appended]) -> None:
+            with penstock.connect(f"{store_url}&lock_wait=2s") as other:
+                locked.append(
+                    other.database.run(lambda tx: find_registration(tx, "billing", "orders", lock=True))
+                )
+                locked.append(other.queue("big").append([{"id": 99}]))
+
+    owner = pair.own()
+    batch = pair.batch("app", 0, pair.planned(owner, (0, 0), (5, 2)), ids=None)
+    pair.commit(replace(batch, sink=Target(batch.sink.record)))
+    assert len(locked) == 2
+    assert pair.offsets() == [5, 2]
 
 
 def test_a_replay_changes_nothing_and_leaves_no_staged_rows(pair: Pair) -> None:

@@ -163,6 +163,7 @@ HOT: dict[str, Parameters] = {
     "prune_ledger": LEDGER | {"batch_id": 5},
     "read_marks": {"source": "s7"},
     "advance_mark": {"source": "s7", "partition": 0, "old": 0, "new": 1, "app_id": "a"},
+    "find_staged": {"app_id": "a", "batch_id": 1, "queue_id": 7},
     "delete_staged_batch": STAGED | {"queue_id": 7},
     "delete_staged_from": STAGED | {"attempt": "t3", "ordinal": 0},
 }

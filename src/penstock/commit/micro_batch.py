@@ -35,6 +35,13 @@ class Target(ABC, Generic[T]):
     def ledger_name(self) -> str:
         """Its name in the ledger."""
 
+    def prepare(self, tx: Transaction, batch: BatchCommit[T]) -> None:
+        """Bring staged rows to where ``publish`` finds them, if that takes long; nothing by default.
+
+        Called in the same transaction before anything is locked, also for a micro-batch that was committed
+        before.
+        """
+
     @abstractmethod
     def publish(self, tx: Transaction, batch: BatchCommit[T]) -> T:
         """Make visible what the acknowledged attempts staged, and drop everything else staged up to the

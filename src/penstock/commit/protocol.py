@@ -60,11 +60,12 @@ def commit_batch(database: Database, batch: BatchCommit[T]) -> T | None:
 
 
 def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None:
+    batch.sink.prepare(tx, batch)
     moved = sorted(
         (source for source in batch.sources if source.consumer is not None),
         key=lambda source: source.identity,
     )
-    # All commits lock in this order, before anything else.
+    # All commits lock in this order.
     locked = [
         (source, consumers.find_registration(tx, source.consumer or "", source.queue, lock=True))
         for source in moved

@@ -110,6 +110,11 @@ def promote(
     return appended
 
 
+def find(tx: Transaction, place: Place, app_id: str, batch_id: int) -> list[Row]:
+    """Return what an app has staged for a micro-batch."""
+    return tx.all("find_staged", app_id=app_id, queue_id=place.queue_id, batch_id=batch_id)
+
+
 def take(tx: Transaction, place: Place, app_id: str, batch_id: int) -> list[Row]:
     """Delete what an app staged for micro-batches up to ``batch_id``, except for the payloads, which are the
     caller's now.

@@ -224,6 +224,10 @@ insert into penstock.staged
 values
     (:app_id, :batch_id, :attempt, :task, :ordinal, :queue_id, :partition, :row_count, :bytes, :payload_id, :now);
 
+-- name: find_staged
+select attempt, task, ordinal, payload_id from penstock.staged
+where app_id = :app_id and batch_id = :batch_id and queue_id = :queue_id;
+
 -- Deleting returns the rows, so that a concurrent cleanup and a commit never both get one.
 -- name: delete_staged_batch
 delete from penstock.staged where app_id = :app_id and batch_id <= :batch_id and queue_id = :queue_id

@@ -58,7 +58,7 @@ def relation_columns(layout: Layout, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def load(tx: Transaction, columns: Sequence[str], chunks: Iterable[pa.RecordBatch]) -> StagedRows:
-    """Load chunks into a temporary relation with some `relation_columns`; the caller clears it."""
+    """Load chunks into a temporary relation with some `relation_columns`, for `clear` to remove."""
     relation = _empty_relation(tx, columns)
     for chunk in chunks:
         _add(tx, relation, chunk)
@@ -147,9 +147,17 @@ class Stage(TaskWriter):
     app_id: str
     batch_id: int
 
+    def prepare(self, tx: Transaction, attempts: Mapping[str, int]) -> None:
+        """Send the rows of the acknowledged attempts to the database, if it does not have them as SQL values.
+
+        Nothing is locked by then: PostgreSQL does not end a session that is suspended while it sends rows.
+        """
+
     @abstractmethod
     def take(self, tx: Transaction, attempts: Mapping[str, int]) -> StagedRows:
-        """Return the rows of the acknowledged attempts, for the transaction that publishes them."""
+        """Return the rows of the acknowledged attempts, for the transaction that publishes them; they were
+        prepared in it.
+        """
 
     @abstractmethod
     def drop(self, tx: Transaction) -> None:
@@ -194,18 +202,25 @@ class SegmentStage(Stage):
         database.run(lambda tx: staging.stage(tx, owner, attempt, segments, staged), idempotent=True)
         return len(segments)
 
+    def prepare(self, tx: Transaction, attempts: Mapping[str, int]) -> None:
+        staged = staging.find(tx, _SegmentOwner(self.sink), self.app_id, self.batch_id)
+        rows = [row for row in staged if row.attempt in attempts]
+        rows.sort(key=lambda row: (row.task, row.attempt, row.ordinal))
+        load(tx, self.relation_columns, chunked(self._payload(tx, row.payload_id) for row in rows))
+
     def take(self, tx: Transaction, attempts: Mapping[str, int]) -> StagedRows:
         staged = staging.take(tx, _SegmentOwner(self.sink), self.app_id, self.batch_id)
         rows = [row for row in staged if row.batch_id == self.batch_id and row.attempt in attempts]
         if len(rows) != sum(attempts.values()):
             raise self.rows_gone()
-        rows.sort(key=lambda row: (row.task, row.attempt, row.ordinal))
-        loaded = load(tx, self.relation_columns, chunked(self._payload(tx, row.payload_id) for row in rows))
         staging.drop_payloads(tx, [row.payload_id for row in staged])
-        return loaded
+        return StagedRows(_relation(tx, self.relation_columns))
 
     def _payload(self, tx: Transaction, payload_id: int) -> pa.RecordBatch:
-        return decode(tx.one("read_payload", payload_id=payload_id).data, self.columns)
+        found = tx.all("read_payload", payload_id=payload_id)
+        if not found:
+            raise self.rows_gone()
+        return decode(found[0].data, self.columns)
 
     def drop(self, tx: Transaction) -> None:
         clear(tx, self.relation_columns)

@@ -5,7 +5,7 @@ micro-batch does to the table.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -63,11 +63,18 @@ class TableTarget(_Table):
     mode: str
     stage: Stage
 
-    def publish(self, tx: Transaction, batch: BatchCommit[int]) -> int:
-        return self.write(tx, dict(batch.attempts))
+    def prepare(self, tx: Transaction, batch: BatchCommit[int]) -> None:
+        self.stage.prepare(tx, batch.attempts)
 
-    def write(self, tx: Transaction, attempts: dict[str, int]) -> int:
-        """Make the rows of the acknowledged attempts visible, and drop everything that was staged."""
+    def publish(self, tx: Transaction, batch: BatchCommit[int]) -> int:
+        return self._publish(tx, batch.attempts)
+
+    def write(self, tx: Transaction, attempts: Mapping[str, int]) -> int:
+        """Make the rows of the acknowledged attempts visible without a record of it."""
+        self.stage.prepare(tx, attempts)
+        return self._publish(tx, attempts)
+
+    def _publish(self, tx: Transaction, attempts: Mapping[str, int]) -> int:
         if tx.dialect == "postgres":
             tx.execute(_ALL_PLANS)
         source = self.stage.take(tx, attempts)
