@@ -3,6 +3,7 @@ not make."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -52,6 +53,14 @@ class Lake:
         return self.catalog.create_table(
             f"shop.{name}", schema, properties={"format-version": "2", **properties}
         )
+
+    def edit(self, name: str, change: Callable[[dict[str, Any]], object]) -> None:
+        """Change the metadata of a table as another writer may have written it."""
+        location = self.catalog.load_table(f"shop.{name}").metadata_location
+        path = Path(location.removeprefix("file://"))
+        metadata = json.loads(path.read_text())
+        change(metadata)
+        path.write_text(json.dumps(metadata))
 
     def feed(self, name: str = "orders", **options: object) -> IcebergFeed:
         return IcebergFeed(f"shop.{name}", properties=self.properties, **options)

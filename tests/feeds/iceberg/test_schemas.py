@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -190,6 +191,56 @@ def test_a_running_query_stops_before_a_version_with_other_columns(
     assert raised.value.condition == "FEED_UNAVAILABLE.SCHEMA_CHANGED"
     # The same feed, described again, is that of a query that is started again.
     assert found(feed, 1, 2) == Counter([(*now, "insert", 2)])
+
+
+def test_a_version_that_does_not_say_its_schema_is_compared_with_the_tables_columns(
+    lake: Lake, table: Table
+) -> None:
+    """``schema-id`` of a snapshot is optional."""
+
+    def forget(metadata: dict[str, Any]) -> None:
+        for snapshot in metadata["snapshots"]:
+            del snapshot["schema-id"]
+
+    feed = lake.feed(row_id="id").open()
+    planned = feed.describe().planned_schema
+    append(table, id=3, data="c", n=3)
+    lake.edit("orders", forget)
+    assert feed.newest(1) == 2
+    (task,) = feed.tasks(0, 2, 10)
+    assert sum(batch.num_rows for batch in feed.read(task, planned)) == 3
+    table.refresh()
+    add_column(table)
+    lake.edit("orders", lambda metadata: metadata["snapshots"][-1].pop("schema-id"))
+    assert feed.newest(2) == 3
+    (task,) = feed.tasks(2, 3, 10)
+    with pytest.raises(FeedUnavailableError, match="'note' was added") as raised:
+        list(feed.read(task, planned))
+    assert raised.value.condition == "FEED_UNAVAILABLE.SCHEMA_CHANGED"
+    assert found(feed, 2, 3) == Counter([(3, "c", 3, "new", "insert", 3)])
+
+
+def test_rows_of_earlier_versions_have_the_initial_default_of_an_added_column(lake: Lake) -> None:
+    schema = pa.schema([("id", pa.int64()), ("s", pa.struct([("a", pa.int32())]))])
+    table = lake.table(schema=schema)
+    table.append(pa.Table.from_pylist([{"id": 1, "s": {"a": 1}}, {"id": 2, "s": None}], schema=schema))
+    with table.update_schema() as update:
+        update.add_column("note", StringType())
+        update.add_column("n", IntegerType())
+        update.add_column(("s", "b"), LongType())
+
+    def set_defaults(metadata: dict[str, Any]) -> None:
+        metadata["format-version"], metadata["next-row-id"] = 3, 2
+        columns = {field["name"]: field for field in metadata["schemas"][-1]["fields"]}
+        columns["note"].update({"initial-default": "none", "write-default": "later"})
+        columns["s"]["type"]["fields"][-1].update({"initial-default": 7})
+
+    lake.edit("orders", set_defaults)
+    found = changes(lake.feed(row_id="id").open(), 0, 1).to_pylist()
+    assert [(row["id"], row["s"], row["note"], row["n"]) for row in found] == [
+        (1, {"a": 1, "b": 7}, "none", None),
+        (2, None, "none", None),
+    ]
 
 
 def test_a_read_of_selected_columns_is_affected_by_those_alone(lake: Lake, table: Table) -> None:

@@ -52,6 +52,7 @@ class Planner:
         self._columns: dict[int | None, tuple[Column, ...]] = {
             schema.schema_id: columns_of(schema.fields) for schema in table.metadata.schemas
         }
+        self._newest_columns = columns_of(table.schema().fields)
         self._view, self._rows_per_task = view, rows_per_task
 
     def tasks(self, changes: Iterable[Change]) -> list[ReadTask]:
@@ -190,7 +191,8 @@ class Planner:
             only=only,
             first_row_id=file.first_row_id,
             updated=entry.sequence_number,
-            columns=self._columns.get(change.snapshot.schema_id, ()),
+            # A snapshot need not say its schema. Then the table's own shows whether columns have changed.
+            columns=self._columns.get(change.snapshot.schema_id, self._newest_columns),
         )
 
     def _no_lineage(self, change: Change) -> FeedUnavailableError:
