@@ -95,11 +95,8 @@ def test_a_store_older_than_the_checkpoint_is_refused_by_name(
         server = query.servers[which]
         server.restore(backup.stores[server.url])
         query.history.restored = query.history.disturbed = True
-        # Without a consumer only a source that is still short tells that it was restored.
-        if consumer or which == "the sink's":
-            query.produce(2_000)
-        if consumer:
-            query.until(lambda: not query.operator.producing)
+        query.produce(2_000)
+        query.until(lambda: not query.operator.producing)
         before_start = query.reader.snapshot().sink
         query.until(lambda: query.operator.refused is not None or query.caught_up)
         refused = query.operator.refused
@@ -107,6 +104,44 @@ def test_a_store_older_than_the_checkpoint_is_refused_by_name(
         assert getattr(refused, "condition", "").endswith("_BEHIND"), refused
         if guarantee == "exactly_once":
             assert query.reader.snapshot().sink == before_start, "nothing is written"
+
+
+@pytest.mark.parametrize("consumer", [True, False])
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("pipeline", [True, False])
+def test_a_micro_batch_that_spark_has_not_logged_is_not_repeated_with_other_rows(
+    consumer: bool, guarantee: str, pipeline: bool
+) -> None:
+    """The sink has committed it; the source was restored to before its rows, and has grown again."""
+    scenario = replace(
+        SIMPLE,
+        engine=MICRO_BATCH,
+        guarantee=guarantee,
+        consumer=consumer,
+        two_stores=True,
+        pipeline=pipeline,
+    )
+    with life(scenario) as query:
+        query.operator.prepare()
+        query.until(lambda: query.caught_up)
+        backup = query.operator.copied()
+        query.produce(1_000)
+        query.until(lambda: query.caught_up)
+        query.kill()
+        commits = f"{query.operator.checkpoint}/commits"
+        disk = query.operator.machine.disk
+        disk.files.pop(f"{commits}/{max(disk.numbers(commits))}")
+        source = query.servers["the source's"]
+        source.restore(backup.stores[source.url])
+        query.history.restored = query.history.disturbed = True
+        query.produce(2_000)
+        query.until(lambda: not query.operator.producing)
+        before_start = query.reader.snapshot().sink
+        query.until(lambda: query.operator.refused is not None or query.caught_up)
+        refused = query.operator.refused
+        assert refused is not None, auditor.missing(query.history, query.reader.snapshot())
+        assert getattr(refused, "condition", "").endswith("SOURCE_BEHIND"), refused
+        assert query.reader.snapshot().sink == before_start, "nothing is written"
 
 
 @pytest.mark.parametrize("engine", [MICRO_BATCH, CONTINUOUS])
