@@ -1,29 +1,10 @@
-"""A few thousand schedules of both engines' protocols; ``make simulate`` runs as many as it is told."""
+"""What the auditor of the simulation sees."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from tests.simulation import schedules
 from tests.simulation.auditor import History, Snapshot, Violation, check, missing
-
-SCHEDULES = 2_000
-"""In two parts, which two workers run."""
-
-
-@pytest.mark.parametrize("first", range(0, SCHEDULES, 50))
-def test_nothing_is_lost_repeated_or_stuck(first: int) -> None:
-    part = schedules.run_part(first)
-    assert part.failed is None, part.failed
-
-
-def test_a_schedule_is_the_same_each_time_and_is_replayed_from_its_choices() -> None:
-    first, again = schedules.run(7, trace=True), schedules.run(7, trace=True)
-    assert first.trace == again.trace
-    replayed = schedules.run(7, json.loads(json.dumps(first.choices)), trace=True)
-    assert replayed.trace == first.trace
 
 
 def history(**more: object) -> History:

@@ -1,0 +1,13 @@
+"""More schedules, as those of ``test_schedules``."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation import schedules
+
+
+@pytest.mark.parametrize("first", range(1_000, 2_000, schedules.PART))
+def test_nothing_is_lost_repeated_or_stuck(first: int) -> None:
+    part = schedules.run_part(first)
+    assert part.failed is None, part.failed
