@@ -66,11 +66,22 @@ class Written:
             if found:
                 feed.append_commit(self._version, START + timedelta(seconds=self._version), list(found))
 
-    def run(self, change: Callable[[DataFrame], DataFrame] = lambda df: df, *, whole: bool = False) -> None:
+    def run(
+        self,
+        change: Callable[[DataFrame], DataFrame] = lambda df: df,
+        *,
+        whole: bool = False,
+        sequence_by: str | None = None,
+    ) -> None:
         name = "whole" if whole else "part"
         changes = change(penstock.changes.read_stream(self._spark, self.whole if whole else self.feed))
         sink = penstock.TableSink(
-            named(self._url, name), ["id"], self._url, apply_changes=True, scd_type=self._scd_type
+            named(self._url, name),
+            ["id"],
+            self._url,
+            apply_changes=True,
+            scd_type=self._scd_type,
+            sequence_by=sequence_by,
         )
         pipeline = penstock.stream(self._spark, changes).write(sink)
         pipeline.start(checkpoint=self.folder / "checkpoints" / name, trigger=NOW).awaitTermination()
@@ -114,6 +125,27 @@ def test_changes_with_omitted_values_give_the_same_table_as_complete_ones(writte
     found = written.rows()
     assert len(found) >= len(rows)
     assert found == written.rows("whole")
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["one micro-batch", "late"])
+def test_an_omitted_value_is_that_of_the_earlier_changes_that_have_arrived(
+    written: Written, together: bool, scd_type: int
+) -> None:
+    """The order of arrival matters to them: they take what is there, and a late change does not go back to
+    those after it."""
+    for change_row in (
+        change("insert", 1, 1),
+        change("update_postimage", 1, 3, "text"),
+        change("update_postimage", 1, 2),
+    ):
+        written.commit(change_row)
+        if not together:
+            written.run(sequence_by="n")
+    if together:
+        written.run(sequence_by="n")
+    last = (3, "2é" if together else "1é")
+    history = [(1, "1é"), (2, "2é"), last] if scd_type == 2 else [last]
+    assert sorted(written.rows(columns="n, text")) == history
 
 
 @pytest.mark.parametrize("scd_type", [1], indirect=True)

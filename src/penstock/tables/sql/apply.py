@@ -12,6 +12,9 @@ relation beside it, and a late change ends the version that it falls into and is
 The relation beside the table records which changes were applied. For type 1 it has the sequence of each key's
 last change, also when that was a delete, so that a late or repeated change is known to be old. For type 2 it
 has the deletes, since the table itself has the rest.
+
+Values that changes leave out are the exception: they are taken from what has arrived before. So the changes
+of a row then have to arrive in order.
 """
 
 from __future__ import annotations
