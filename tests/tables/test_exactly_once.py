@@ -58,10 +58,10 @@ def insert(connection: Any, number: int) -> None:
     connection.execute(sqlalchemy.text(text) if isinstance(connection, sqlalchemy.Connection) else text)
 
 
-def write(connect: Connect, batch_id: int, app_id: str = "app", query_id: str | None = None) -> bool:
+def write(connect: Connect, batch_id: int, app_id: str = "app", **options: Any) -> bool:
     with (
         connect() as connection,
-        penstock.exactly_once(connection, "t", app_id, batch_id, query_id=query_id) as batch,
+        penstock.exactly_once(connection, "t", app_id, batch_id, **options) as batch,
     ):
         if batch.new:
             insert(connection, batch_id)
@@ -104,8 +104,20 @@ def test_a_gap_is_refused(connect: Connect, database: str) -> None:
     assert ids(database) == [0, 1]
 
 
-def test_the_first_micro_batch_of_an_app_may_have_any_number(connect: Connect, database: str) -> None:
-    assert write(connect, 41)
+def test_a_checkpoint_that_is_not_new_is_refused_when_the_database_has_nothing_of_the_app(
+    connect: Connect, database: str
+) -> None:
+    """The database was restored to before the query's first commit."""
+    with pytest.raises(CheckpointMismatchError, match="pass new_sink=True") as caught:
+        write(connect, 41)
+    assert caught.value.condition == "CHECKPOINT_MISMATCH.BATCHES_MISSING"
+    assert write(connect, 0)
+    with pytest.raises(CheckpointMismatchError, match="micro-batches between are missing"):
+        write(connect, 41, new_sink=True)
+
+
+def test_the_first_micro_batch_of_a_new_sink_may_have_any_number(connect: Connect, database: str) -> None:
+    assert write(connect, 41, new_sink=True)
     assert not write(connect, 41)
     assert write(connect, 42)
     assert ids(database) == [41, 42]
@@ -176,7 +188,7 @@ def test_a_failing_block_writes_nothing(connect: Connect, database: str) -> None
 
 
 def test_an_open_transaction_is_left_to_the_caller_to_end(connect: Connect, database: str) -> None:
-    assert write(connect, 7)
+    assert write(connect, 7, new_sink=True)
     with connect() as connection:
         if isinstance(connection, sqlite3.Connection) or getattr(connection, "autocommit", False):
             connection.execute("begin")
@@ -206,7 +218,7 @@ def test_two_drivers_write_the_same_micro_batch_once(connect: Connect, database:
 
 
 def test_a_checkpoint_from_long_ago_is_refused(connect: Connect, database: str) -> None:
-    assert write(connect, 2000)
+    assert write(connect, 2000, new_sink=True)
     with pytest.raises(CheckpointRewoundError, match="old copy"):
         write(connect, 3)
     assert ids(database) == [2000]

@@ -94,7 +94,13 @@ class _Entry:
 
 @contextmanager
 def exactly_once(
-    connection: object, sink: str, app_id: str, batch_id: int, *, query_id: str | None = None
+    connection: object,
+    sink: str,
+    app_id: str,
+    batch_id: int,
+    *,
+    query_id: str | None = None,
+    new_sink: bool = False,
 ) -> Iterator[Batch]:
     """Commit the statements of a micro-batch together with its ledger row, once.
 
@@ -113,11 +119,14 @@ def exactly_once(
         The query's identity: the same in each run with one checkpoint, another one with another checkpoint.
     batch_id
         The micro-batch's number, which Spark passes to ``foreachBatch``. Enter the block for every
-        micro-batch, also for an empty one. The first one of an app may have any number.
+        micro-batch, also for an empty one.
     query_id
         The query's id, which Spark keeps in the checkpoint; inside the function it is Spark's local property
         ``sql.streaming.queryId``. With it, a new checkpoint under the ``app_id`` of another is refused even
         when the other has committed only micro-batch 0.
+    new_sink
+        Whether the first micro-batch of the app may have any number rather than 0: for a query that has run
+        before without this function, or under another ``app_id``.
 
     Returns
     -------
@@ -131,8 +140,7 @@ def exactly_once(
     CheckpointRewoundError
         When the micro-batch comes before the newest one: the checkpoint is an old copy, or a new one.
     CheckpointMismatchError
-        When micro-batches are missing between the newest one and this one, or another query has used the
-        ``app_id``.
+        When micro-batches are missing before this one, or another query has used the ``app_id``.
     InvalidInputError
         When an argument has the wrong type.
     """
@@ -144,11 +152,11 @@ def exactly_once(
         raise refusal("batch_id", batch_id, "the number of a micro-batch, from 0")
     adapted = wrap_connection(connection)
     with adapted.transaction():
-        new = _enter(adapted, _Entry(sink, app_id, batch_id, query_id))
+        new = _enter(adapted, _Entry(sink, app_id, batch_id, query_id), new_sink=new_sink)
         yield Batch(sink, app_id, batch_id, new)
 
 
-def _enter(connection: CallerConnection, entry: _Entry) -> bool:
+def _enter(connection: CallerConnection, entry: _Entry, *, new_sink: bool) -> bool:
     """Enter the micro-batch; False when it is the newest one already."""
     located = connection.row(_LOCATE) if connection.dialect == "postgres" else None
     with connection.trusted_search_path():
@@ -161,7 +169,7 @@ def _enter(connection: CallerConnection, entry: _Entry) -> bool:
             if oid is None:
                 _wait_for_other_creators(connection)
                 ledger.create()
-        return ledger.enter(entry)
+        return ledger.enter(entry, new_sink=new_sink)
 
 
 def _qualified(connection: CallerConnection, oid: int | None, first: str | None) -> str:
@@ -200,10 +208,12 @@ class _Ledger:
     def create(self) -> None:
         self._change(_CREATE)
 
-    def enter(self, entry: _Entry) -> bool:
+    def enter(self, entry: _Entry, *, new_sink: bool) -> bool:
         while True:
             newest = self._newest(entry)
             if newest is None:
+                if entry.batch_id and not new_sink:
+                    raise _nothing_before(entry)
                 entered = self._change(_FIRST, **vars(entry))
             else:
                 _require_next(entry, *newest)
@@ -221,6 +231,18 @@ class _Ledger:
 
     def _change(self, text: str, **parameters: object) -> int:
         return self.connection.change(text.format(ledger=self.name), **parameters)
+
+
+def _nothing_before(entry: _Entry) -> CheckpointMismatchError:
+    return CheckpointMismatchError(
+        f"app {entry.app_id!r} has no micro-batches in {entry.sink}, and its checkpoint is at "
+        f"{entry.batch_id}: was the database restored alone? If the query uses this app_id for the first "
+        "time, pass new_sink=True",
+        condition="CHECKPOINT_MISMATCH.BATCHES_MISSING",
+        app_id=entry.app_id,
+        batch_id=entry.batch_id,
+        last=None,
+    )
 
 
 def _require_next(entry: _Entry, newest: int, query_id: str | None) -> None:
@@ -243,8 +265,8 @@ def _require_next(entry: _Entry, newest: int, query_id: str | None) -> None:
     if entry.batch_id > newest + 1:
         raise CheckpointMismatchError(
             f"{position} and its checkpoint at {entry.batch_id}: the micro-batches between are missing. Was "
-            "the database restored alone, or the block left out for empty micro-batches? A new app_id "
-            "continues without them",
+            "the database restored alone, or the block left out for empty micro-batches? A new app_id with "
+            "new_sink=True continues without them",
             condition="CHECKPOINT_MISMATCH.BATCHES_MISSING",
             **parameters,
         )
