@@ -5,19 +5,18 @@ processes.
 from __future__ import annotations
 
 import contextlib
-import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
 import psycopg
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 import penstock
 from penstock.spark.session import default_url
+from tests.support.exposure import error_text, event_log, explained, files_in
 from tests.support.spark_queues import SCHEMA, batch, run, stream, table
 
 
@@ -31,41 +30,9 @@ def url(pg_url: str) -> Iterator[str]:
 
 @pytest.fixture
 def events(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
-    """A folder with its own event log, as ``spark.eventLog.enabled`` writes it."""
-    folder = tmp_path / "events"
-    folder.mkdir()
-    context: Any = spark.sparkContext
-    jvm, inner = context._jvm, context._jsc.sc()
-    conf = (
-        inner.conf()
-        .clone()
-        .set("spark.eventLog.compress", "false")
-        .set("spark.eventLog.rolling.enabled", "false")
-    )
-    log = jvm.org.apache.spark.scheduler.EventLoggingListener(
-        "app",
-        jvm.scala.Option.empty(),
-        jvm.java.net.URI(folder.as_uri()),
-        conf,
-        context._jsc.hadoopConfiguration(),
-    )
-    log.start()
-    inner.addSparkListener(log)
-    yield folder
-    inner.removeSparkListener(log)
-
-
-def explained(frame: DataFrame) -> str:
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text):
-        frame.explain(mode="extended")
-    return text.getvalue()
-
-
-def error_text(action: Callable[[], object]) -> str:
-    with pytest.raises(Exception, match=r".") as caught:
-        action()
-    return f"{caught.value!r} {caught.value}"
+    """A folder with its own event log."""
+    with event_log(spark, tmp_path / "events") as folder:
+        yield folder
 
 
 def command_lines() -> str:
@@ -119,9 +86,7 @@ def test_the_password_is_never_shown(
         spark.conf.unset("spark.penstock.url")
         penstock.register(spark)
     (tmp_path / "shown").write_text("\n".join([*shown, *capfd.readouterr()]))
-    written = {
-        str(file.relative_to(tmp_path)): file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()
-    }
+    written = files_in(tmp_path)
     password = str(urlsplit(url).password).encode()
     assert [name for name, content in written.items() if password in content] == []
     # What there is to be seen was looked at.
