@@ -49,7 +49,7 @@ test-spark-versions: ## run the tests of what is used of Spark's private API, an
 simulate: env-dev ## run the simulation of the protocols; ARGS="--seconds 600" or "--schedules 1000000" says how long, --first N --replay shows one
 	@PYTHONPATH=.:src $(BIN)/python -m tests.simulation $(ARGS)
 
-faults: env-dev ## count the schedules of the simulation until each of 100 seeded faults is found; ARGS="--schedules 5000 --only merge"
+faults: env-dev ## count the schedules of the simulation until each of the seeded faults is found; ARGS="--schedules 5000 --only merge"
 	@PYTHONPATH=.:src $(BIN)/python -m tests.simulation.fault_run $(ARGS)
 
 bench: env-dev ## measure speed against peers, and write bench/report.md; ARGS="append-sqlite" chooses

@@ -306,3 +306,27 @@ def test_the_url_gives_the_same_feed(feed: penstock.QueueFeed) -> None:
     odd = penstock.QueueFeed("a ?&%/é#", feed.store)
     assert penstock.changes.parse(odd.url) == odd
     assert feed.store not in repr(feed)
+
+
+def test_a_restored_queue_has_other_names_for_commits_that_were_read(
+    store: penstock.Store, feed: penstock.QueueFeed
+) -> None:
+    """A stream compares the name of its last commit with the one in its checkpoint."""
+    for version in (1, 2, 4):
+        feed.append_commit(version, at(version), inserts(version))
+    opened = feed.open()
+    names = {version: opened.commit_name(version) for version in (1, 2, 4)}
+    assert len(set(names.values())) == 3
+    assert None not in names.values()
+    restored = penstock.QueueFeed.create("restored", DATA, CONTRACT, store=feed.store)
+    restored.append_commit(1, at(1), inserts(1))
+    behind = restored.open()
+    assert behind.commit_name(1) == names[1]
+    assert behind.commit_name(2) != names[2]
+    restored.append_commit(2, at(9), inserts(9))
+    assert behind.commit_name(2) != names[2]
+
+
+def test_a_trimmed_commit_has_no_name(store: penstock.Store, feed: penstock.QueueFeed) -> None:
+    opened = feed.open()
+    assert opened.commit_name(7) is None

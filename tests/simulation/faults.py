@@ -630,4 +630,22 @@ FAULTS = [
         '    staged = tx.all("delete_queue_staged", queue_id=queue.queue_id)\n',
         '    lock_partitions(tx, queue)\n    staged = tx.all("delete_queue_staged", queue_id=queue.queue_id)\n',
     ),
+    Fault(
+        "a restored queue that has grown again passes for the one that was read",
+        "commit/source_rows.py",
+        '    if not tx.all("other_rows", queue_id=queue_id, last_rows=last_rows):\n',
+        "    if True:\n",
+    ),
+    Fault(
+        "the generation of a registration is the time, whatever there was before",
+        "store/records/consumers.py",
+        '    return int(tx.one("new_generation", now=tx.now()).last_generation)\n',
+        "    return tx.now()\n",
+    ),
+    Fault(
+        "a table's staging is cleared whenever writers are made",
+        "tables/continuous.py",
+        "        layout = self._known.layout\n        open_store",
+        "        self.clear()\n        layout = self._known.layout\n        open_store",
+    ),
 ]

@@ -20,6 +20,6 @@ def test_each_fault_changes_one_place_of_the_code() -> None:
 
 
 def test_each_fault_has_a_name_and_a_change_of_its_own() -> None:
-    assert len(FAULTS) == 100
+    assert len(FAULTS) >= 100
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
     assert len({(fault.file, fault.text, fault.instead) for fault in FAULTS}) == len(FAULTS)

@@ -225,9 +225,9 @@ def history_changed(name: str, version: int, newest: int | None = None) -> DataL
     """Return the error for a version that has been read, and is another commit now, or none."""
     now = "" if newest is None else f", and is at version {newest} now"
     return DataLostError(
-        f"version {version} of {name} is no longer the commit that was read: the table was restored from a "
-        f"backup, rolled back, replaced or recreated{now}. Read again what depends on it, with a new "
-        "checkpoint and an empty sink",
+        f"version {version} of {name} is no longer the commit that was read: it was restored from a backup, "
+        f"rolled back, replaced or recreated{now}. Read again what depends on it, with a new checkpoint and "
+        "an empty sink",
         condition="DATA_LOST.HISTORY_CHANGED",
         version=version,
         newest=newest,

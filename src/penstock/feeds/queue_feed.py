@@ -73,6 +73,11 @@ class OpenQueueFeed(OpenFeed):
         newest = self._run(feed_commits.newest)
         return after if newest is None else max(after, newest.version)
 
+    def commit_name(self, version: int) -> str | None:
+        """Return the version and the time of the commit; of the one before it in a queue that lacks it."""
+        commit = self._run(lambda tx, queue: feed_commits.newest(tx, queue, version))
+        return None if commit is None else f"{commit.version}@{commit.timestamp}"
+
     def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
         def page(tx: Transaction, queue: QueueRecord) -> list[feed_commits.FeedCommit]:
             self._require_kept(tx, queue, after)
