@@ -5,16 +5,19 @@ are.
 from __future__ import annotations
 
 import base64
+import math
 from decimal import Decimal
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.changes.debezium.binary_text import binary_reader, encoded, unscaled
-from penstock.changes.debezium.decoding import parsed
+from penstock.changes.debezium.declared import Declared
+from penstock.changes.debezium.decoding import Encoding, decoder, parsed
 
 JUNK = st.sampled_from(["=", "A", "AA", "AAA", "AA=A", "A===", "AAAA=", "====", "??==", "ä", "AAA\n"])
 
@@ -71,3 +74,44 @@ def test_an_empty_text_is_valid_for_bytes_and_invalid_for_decimals() -> None:
     assert parsed(column, binary_reader("base64"), pa.binary()).to_pylist() == [b"", None]
     kind = pa.decimal128(5, 2)
     assert parsed(column, partial(unscaled, kind=kind, scale=kind.scale), kind).to_pylist() == [None, None]
+
+
+def read_floats(values: list[str], kind: pa.DataType, declared: str | None = None) -> list[float | None]:
+    decode = decoder(kind, None if declared is None else Declared(declared), Encoding())
+    assert decode is not None
+    found: list[float | None] = parsed(pa.array(values, pa.string()), decode, kind).to_pylist()
+    return found
+
+
+@given(doubles=st.lists(st.floats()), floats=st.lists(st.floats(width=32)))
+def test_the_shortest_text_of_a_float_is_read_as_it(doubles: list[float], floats: list[float]) -> None:
+    def texts(values: list[object]) -> list[str]:
+        return [str(value).replace("nan", "NaN").replace("inf", "Infinity") for value in values]
+
+    for declared in (None, "double"):
+        assert repr(read_floats(texts([*doubles]), pa.float64(), declared)) == repr(doubles)
+    for declared in (None, "float", "double"):
+        assert repr(read_floats(texts([*map(np.float32, floats)]), pa.float32(), declared)) == repr(floats)
+
+
+@given(
+    digits=st.integers(-(10**24), 10**24),
+    exponent=st.integers(-400, 400),
+    single=st.booleans(),
+    e=st.booleans(),
+)
+def test_a_decimal_that_is_read_as_a_float_is_the_one_that_the_float_stands_for(
+    digits: int, exponent: int, single: bool, e: bool
+) -> None:
+    number = Decimal(digits).scaleb(exponent)
+    text = f"{digits}e{exponent}" if e else f"{number:f}"
+    (found,) = read_floats([text], pa.float32() if single else pa.float64(), "string")
+    if found is None:
+        return
+    if not single:
+        assert Decimal(repr(found)) == number or Decimal(found) == number
+    elif digits:
+        # To the last digit of the number.
+        last = Decimal(1).scaleb(number.normalize().as_tuple().exponent)
+        assert abs(Decimal(found) - number) <= last / 2 * Decimal("1.000001")
+        assert math.isfinite(found)

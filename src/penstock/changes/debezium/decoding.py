@@ -24,6 +24,7 @@ _BOOLEAN = r"^(true|false|0|1)$"
 _INTEGER = r"^-?(0|[1-9][0-9]*)$"
 _NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
 _FLOAT = r"^(NaN|-?Infinity|-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?)$"
+_NOT_ZERO = r"^[-0.]*[1-9]"
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 _TIMESTAMP = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6}0*)?)?([-+Z].*)?$"
 _ZEROS_BELOW_MICROS = r"(\.[0-9]{6})0+"
@@ -123,6 +124,10 @@ def _floats(column: pa.Array, kind: pa.DataType, form: str | None) -> pa.Array:
     if form == "float" or (form == "double" and pat.is_float64(kind)):
         return values
     exact = _is_double(numbers, values, form) if pat.is_float64(kind) else _is_float(numbers, values)
+    # A number beyond the range of the type is neither infinity nor zero.
+    zero = pc.equal(values, 0)
+    if pc.any(zero).as_py():
+        exact = pc.and_not(exact, pc.and_(zero, pc.match_substring_regex(numbers, _NOT_ZERO)))
     return _where(values, pc.and_(exact, pc.equal(pc.is_inf(values), pc.ends_with(numbers, "y"))))
 
 
@@ -135,10 +140,8 @@ def _is_float(texts: pa.Array, values: pa.Array) -> pa.Array:
     # Half of the last digit, and what doubles lose of it.
     near = pc.add(pc.multiply(0.5, _last_digit(doubles)), pc.multiply(pc.abs(doubles), 2.0**-52))
     own = values.cast(pa.float64())
-    # Nothing is left of a number that is too small.
-    vanished = pc.and_(pc.equal(own, 0), pc.not_equal(doubles, 0))
     close = pc.less_equal(pc.abs(pc.subtract(doubles, own)), near)
-    return pc.or_(pc.and_not(close, vanished), pc.or_(pc.equal(doubles, own), pc.is_nan(doubles)))
+    return pc.or_(close, pc.or_(pc.equal(doubles, own), pc.is_nan(doubles)))
 
 
 def _last_digit(numbers: pa.Array) -> pa.Array:
@@ -157,13 +160,24 @@ def _is_double(texts: pa.Array, values: pa.Array, form: str | None) -> pa.Array:
     A text of 16 or 17 digits may be that of a double, except that of an integer, or if its event declares
     another type.
     """
-    digits = _digits(texts)
-    count = pc.utf8_length(digits)
-    sure = pc.or_(pc.less_equal(count, _SURE), pc.equal(digits, _digits(values.cast(pa.string()))))
+    bare = pc.utf8_ltrim(texts, "-0.")
+    fraction = pc.match_substring(bare, ".")
+    most = pc.subtract(pc.utf8_length(bare), fraction.cast(pa.int32()))
+    sure = pc.less_equal(most, _SURE)
     if form is None:
-        fraction = pc.match_substring_regex(texts, r"[.eE]")
-        sure = pc.or_(sure, pc.and_(fraction, pc.less_equal(count, _MOST)))
-    return sure
+        is_fraction = pc.match_substring_regex(texts, r"[.eE]")
+        sure = pc.or_(sure, pc.and_(is_fraction, pc.less_equal(most, _MOST)))
+    sure = sure.fill_null(True)
+    if pc.all(sure).as_py():
+        return sure
+    unsure = pc.invert(sure)
+    digits = _digits(texts.filter(unsure))
+    exact = pc.equal(digits, _digits(values.filter(unsure).cast(pa.string())))
+    count = pc.utf8_length(digits)
+    exact = pc.or_(exact, pc.less_equal(count, _SURE))
+    if form is None:
+        exact = pc.or_(exact, pc.and_(is_fraction.filter(unsure), pc.less_equal(count, _MOST)))
+    return pc.replace_with_mask(sure, unsure, exact)
 
 
 def _digits(texts: pa.Array) -> pa.Array:
