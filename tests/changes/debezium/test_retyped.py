@@ -24,6 +24,8 @@ BYTES = list(PLACEHOLDER.encode())
 MOMENT = datetime(2023, 11, 14, 22, 13, 20, 123_000)  # noqa: DTZ001 - a local time
 MICROS = 1_700_000_000_123_000
 REFUSED = None
+ISO_TIMESTAMP = {"type": "string", "name": f"{TIME}.IsoTimestamp"}
+"""As time.precision.mode=isostring gives a local time."""
 
 
 def decimal(scale: int) -> Json:
@@ -95,14 +97,16 @@ def test_local_times_have_the_unit_that_their_event_declares(spark: SparkSession
         (MICROS, plain("int64")),
         ("2023-11-14T22:13:20.123Z", {"type": "string", "name": f"{TIME}.ZonedTimestamp"}),
         ("2023-11-14T22:13:20.123", plain("string")),
+        ("2023-11-14T22:13:20.123Z", ISO_TIMESTAMP),
     ]
     found = read(spark, tmp_path, "timestamp_ntz", *values)
-    assert found == [MOMENT] * 4 + [REFUSED] * 5 + [MOMENT]
+    assert found == [MOMENT] * 4 + [REFUSED] * 5 + [MOMENT] * 2
 
 
 def test_instants_are_no_local_times(spark: SparkSession, tmp_path: Path) -> None:
     values = [
         ("2023-11-14T22:13:20.123Z", {"type": "string", "name": f"{TIME}.ZonedTimestamp"}),
+        ("2023-11-14T22:13:20.123Z", ISO_TIMESTAMP),
         (MICROS, count(f"{TIME}.MicroTimestamp")),
         (MICROS, None),
         ("2023-11-14T22:13:20.123", None),
@@ -111,7 +115,7 @@ def test_instants_are_no_local_times(spark: SparkSession, tmp_path: Path) -> Non
     ]
     found = read(spark, tmp_path, "timestamp", *values)
     exact = MOMENT.replace(microsecond=123_456)
-    assert found == [MOMENT, REFUSED, REFUSED, REFUSED, exact, REFUSED]
+    assert found == [MOMENT, REFUSED, REFUSED, REFUSED, REFUSED, exact, REFUSED]
     # A converter may count instants: then the column is named.
     values = [(MICROS, None), (MICROS, plain("int64")), (MICROS // 1000, count(f"{CONNECT}.Timestamp"))]
     (tmp_path / "named").mkdir()
@@ -127,8 +131,11 @@ def test_dates_bytes_and_text_are_not_read_from_other_types(spark: SparkSession,
         (19_000, count(f"{TIME}.Timestamp")),
         ("2022-01-08", plain("string")),
         ("19000", plain("string")),
+        ("2022-01-08Z", {"type": "string", "name": f"{TIME}.IsoDate"}),
     ]
-    assert read(spark, tmp_path / "precise", "date", *dates) == [day, day, REFUSED, REFUSED, day, REFUSED]
+    assert read(spark, tmp_path / "precise", "date", *dates) == [
+        day, day, REFUSED, REFUSED, day, REFUSED, day
+    ]  # fmt: skip
     numbers = [(1234, plain("int32")), ("aGk=", plain("bytes")), ("aGk=", decimal(2))]
     assert read(spark, tmp_path, "binary", *numbers) == [REFUSED, bytearray(b"hi"), REFUSED]
     texts = [("aGk=", plain("bytes")), (19_000, dates[0][1]), (7, plain("int32")), ("x", plain("string"))]

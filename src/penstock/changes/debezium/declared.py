@@ -25,6 +25,11 @@ _COUNTS = {
     "org.apache.kafka.connect.data.Date": "days",
     "org.apache.kafka.connect.data.Timestamp": "millis",
 }
+_LOCAL_TEXTS = {
+    "io.debezium.time.IsoDate": "local date",
+    "io.debezium.time.IsoTimestamp": "local time",
+}
+"""Text that ends with Z although it has no zone (time.precision.mode=isostring)."""
 _TIMES = ("io.debezium.time.", "org.apache.kafka.connect.data.Time")
 _FORMS = {
     "string": "text",
@@ -59,6 +64,8 @@ class Declared:
         form = _FORMS.get(self.type, "unknown")
         if form == "integer" and (self.name in _COUNTS or self.name.startswith(_TIMES)):
             return _COUNTS.get(self.name, "count")
+        if form == "text":
+            return _LOCAL_TEXTS.get(self.name, form)
         return "decimal" if form == "bytes" and self.name == _DECIMAL else form
 
     def __str__(self) -> str:

@@ -84,13 +84,14 @@ def _forms(kind: pa.DataType, encoding: Encoding) -> frozenset[str]:
     if pat.is_decimal(kind):
         return _NUMBERS | {"decimal"}
     if pat.is_date(kind):
-        return frozenset({"days", "text"})
+        return frozenset({"days", "text", "local date"})
     if pat.is_timestamp(kind):
         counts = COUNTS if kind.tz is None or encoding.counts_instants else frozenset()
-        return counts | {"text"} | ({"integer"} if encoding.counts_instants else set())
+        local = {"local time"} if kind.tz is None else set()
+        return counts | {"text"} | local | ({"integer"} if encoding.counts_instants else set())
     if pat.is_binary(kind):
         return frozenset({"bytes", "text"})
-    return _NUMBERS | {"boolean", "nested"}
+    return _NUMBERS | {"boolean", "nested", "local date", "local time"}
 
 
 def parsed(column: pa.Array, decode: Decoder, kind: pa.DataType) -> pa.Array:
@@ -187,21 +188,27 @@ def _digits(texts: pa.Array) -> pa.Array:
 
 
 def _dates(column: pa.Array, form: str | None) -> pa.Array:
-    days = _matching(column, _INTEGER) if form != "text" else pa.nulls(len(column), column.type)
-    texts = _matching(column, _DATE) if form != "days" else pa.nulls(len(column), column.type)
+    nothing = pa.nulls(len(column), column.type)
+    days = _matching(column, _INTEGER) if form in (None, "days") else nothing
+    texts = nothing if form == "days" else _matching(_local(column, form), _DATE)
     counted = _within(days.cast(pa.int64()), _FIRST_DAY, _LAST_DAY).cast(pa.int32()).cast(pa.date32())
     return pc.coalesce(counted, texts.cast(pa.date32()))
 
 
 def _timestamps(column: pa.Array, kind: pa.DataType, form: str | None, encoding: Encoding) -> pa.Array:
     nothing = pa.nulls(len(column), column.type)
-    can_count = form != "text" and (kind.tz is None or encoding.counts_instants)
+    is_text = form in ("text", "local time")
+    can_count = not is_text and (kind.tz is None or encoding.counts_instants)
     counts = (_matching(column, _INTEGER) if can_count else nothing).cast(pa.int64())
-    texts = _matching(column, _TIMESTAMP) if form in (None, "text") else nothing
+    texts = _matching(_local(column, form), _TIMESTAMP) if is_text or form is None else nothing
     micros = _micros(counts, form if form in COUNTS else encoding.unit)
     bounds = _FIRST_DAY * _DAY_MICROS, (_LAST_DAY + 1) * _DAY_MICROS - 1
     counted = _within(micros, *bounds).cast(kind)
     return pc.coalesce(counted, pc.replace_substring_regex(texts, _ZEROS_BELOW_MICROS, r"\1").cast(kind))
+
+
+def _local(column: pa.Array, form: str | None) -> pa.Array:
+    return pc.replace_substring_regex(column, "Z$", "") if form in ("local date", "local time") else column
 
 
 def _micros(counts: pa.Array, unit: str) -> pa.Array:

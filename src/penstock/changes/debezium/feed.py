@@ -63,7 +63,8 @@ class DebeziumFeed:
     ======================= ============================== ==================================================
 
     An event with a schema (``schemas.enable=true``) declares how its values are encoded: scale of decimals,
-    unit of times, bytes or text. Otherwise a value has to have the form of its column's type:
+    unit of times, bytes or text. (time.precision.mode=isostring needs this.) Otherwise a value has to have
+    the form of its column's type:
 
     ==================== ======================================================================
     type                 form
