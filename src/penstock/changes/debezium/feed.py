@@ -80,8 +80,9 @@ class DebeziumFeed:
     string               as it is
     ==================== ======================================================================
 
-    The same holds for the values in arrays, maps and structs. A value that does not fit is refused, never
-    rounded. A row needs the columns of the schema: an event with an additional or a missing column is
+    The same holds for the values in arrays, maps and structs. A value that does not fit exactly is refused.
+    Without a schema in the events, some other values look as if they fit: see the documentation on schema
+    changes. A row needs the columns of the schema: an event with an additional or a missing column is
     refused, unless ``ignored`` or ``optional`` names it. Fields of structs may be missing, and are NULL then.
 
     Parameters
