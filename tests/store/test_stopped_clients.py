@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -354,3 +357,19 @@ def test_the_kernels_list_of_locks_is_read(
     assert locks.writer(f"{tmp_path}/x.db") == found
     monkeypatch.setattr(locks, "_LOCKS", tmp_path / "none")
     assert locks.writer(f"{tmp_path}/x.db") is None
+
+
+def _has_own_networks() -> bool:
+    words = ["unshare", "--net", "ip", "link", "set", "lo", "up"]
+    return all(map(shutil.which, ("unshare", "ip"))) and subprocess.run(words, check=False).returncode == 0
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not _has_own_networks(), reason="this user may not create networks")
+@pytest.mark.parametrize("moment", ["statement", "rows"])
+def test_a_machine_that_vanishes_frees_its_locks_within_30_seconds(moment: str) -> None:
+    """While the server runs one of its statements, or waits for more of its rows."""
+    words = ["unshare", "--net", sys.executable, "-m", "tests.store.vanished_machine", moment]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("SECONDS "))
+    assert 5 < float(line.split()[1]) < 31
