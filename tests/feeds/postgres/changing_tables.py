@@ -13,7 +13,7 @@ import psycopg
 
 from tests.feeds.postgres.source import Row, Source
 
-KINDS = ("one", "chosen", "several", "partitioned")
+KINDS = ("one", "chosen", "several", "partitioned", "schema")
 TYPES = (
     "int", "bigint", "smallint", "text", "varchar(20)", "varchar(30)", "numeric(10, 2)", "numeric(10, 3)",
     "numeric(8, 2)", "numeric",
@@ -27,6 +27,7 @@ DEFINITIONS = (
     "rename_table", "unpublish", "publish_again", "publish_flags", "second_table", "drop_second",
     "partition", "attach", "detach",
     "identity_of_partition",
+    "no_key", "attach_again", "unlogged_partition", "move_away",
 )  # fmt: skip
 
 
@@ -73,7 +74,10 @@ class ChangingTables:
             )
         else:
             self.source.run(f"ALTER TABLE {name}.t ADD CONSTRAINT t_code UNIQUE (code)")
-        self.source.run(f"ALTER PUBLICATION {name} ADD TABLE {name}.t")
+        if self.kind == "schema" and self.source.version >= 15:
+            self.source.run(f"ALTER PUBLICATION {name} SET TABLES IN SCHEMA {name}")
+        else:
+            self.source.run(f"ALTER PUBLICATION {name} ADD TABLE {name}.t")
         if self.kind == "several":
             self.source.run(
                 f"CREATE TABLE {name}.u (n int primary key, v int)",
@@ -285,6 +289,26 @@ class ChangingTables:
         elif self.kind == "partitioned" and what == "identity_of_partition":
             identity = chance.choice(("FULL", "DEFAULT", "NOTHING", "USING INDEX t1_code"))
             statements = [f"ALTER TABLE {name}.t1 REPLICA IDENTITY {identity}"]
+        elif self.kind != "partitioned" and what == "no_key":
+            self.without_key(chance)
+        elif self.kind == "partitioned" and what == "attach_again":
+            statements = [
+                f"ALTER TABLE {name}.t DETACH PARTITION {name}.t1",
+                chance.choice((self.insert(f"{name}.t1", columns), f"DELETE FROM {name}.t1")),
+                f"ALTER TABLE {name}.t ATTACH PARTITION {name}.t1 FOR VALUES FROM (0) TO (40)",
+            ]
+            unlogged = True
+        elif self.kind == "partitioned" and what == "unlogged_partition":
+            statements, unlogged = [f"ALTER TABLE {name}.t1 SET UNLOGGED"], True
+        elif self.kind == "schema" and what == "move_away":
+            statements = [
+                f"CREATE SCHEMA {name}_o",
+                f"ALTER TABLE {table} SET SCHEMA {name}_o",
+                self.insert(table.replace(".", "_o."), columns),
+                f"ALTER TABLE {table.replace('.', '_o.')} SET SCHEMA {name}",
+                f"DROP SCHEMA {name}_o",
+            ]
+            unlogged = True
         if not statements:
             return
         if chance.random() < 0.25:
@@ -302,6 +326,54 @@ class ChangingTables:
             self.replaced |= {column} if what == "replace" else set()
             if unlogged and self.unlogged is None:
                 self.unlogged = before
+
+    def without_key(self, chance: Random) -> None:
+        """Drop the primary key, write rows of which some may have the same one, and create it again."""
+        table, columns = self.table, self.columns(self.table)
+        definition = self.key()
+        if definition is None:
+            return
+        first = next(iter(columns))
+        again = self.insert(table, columns, **{first: f"(SELECT min({first}) FROM {table})"})
+        moves = [
+            f"ALTER TABLE {table} DROP CONSTRAINT t_pkey",
+            chance.choice((again, self.insert(table, columns))),
+            self.without_twins(),
+        ]
+        if chance.random() < 0.5:
+            moves.insert(2, f"ALTER TABLE {table} REPLICA IDENTITY FULL")
+        moves.append(f"ALTER TABLE {table} ADD CONSTRAINT t_pkey {definition}")
+        if chance.random() < 0.5:
+            moves.append(f"ALTER TABLE {table} REPLICA IDENTITY DEFAULT")
+        for move in moves:
+            self.run(move)
+
+    def key(self) -> str | None:
+        """The primary key of the table."""
+        found = self.source.rows(
+            "SELECT pg_get_constraintdef(oid) FROM pg_constraint"
+            f" WHERE conrelid = to_regclass('{self.table}') AND contype = 'p'"
+        )
+        return str(found[0][0]) if found else None
+
+    def without_twins(self) -> str:
+        table, first = self.table, next(iter(self.columns(self.table)))
+        return f"DELETE FROM {table} AS a USING {table} AS b WHERE a.{first} = b.{first} AND a.ctid < b.ctid"
+
+    def give_key(self) -> None:
+        """Give the table a primary key if it has none."""
+        if self.key() is None:
+            self.run(f"ALTER TABLE {self.table} REPLICA IDENTITY FULL")
+            self.run(self.without_twins())
+            add, first = (
+                f"ALTER TABLE {self.table} ADD CONSTRAINT t_pkey PRIMARY KEY",
+                next(iter(self.columns(self.table))),
+            )
+            assert self.run(f"{add} (code)") or self.run(f"{add} ({first})")
+
+    def insert(self, table: str, columns: dict[str, str], **others: str) -> str:
+        values = {name: self.value(kind) for name, kind in columns.items()} | others
+        return f"INSERT INTO {table} ({', '.join(values)}) VALUES ({', '.join(values.values())})"
 
     def at(self, low: int, columns: dict[str, str]) -> list[str]:
         first = next(iter(columns))

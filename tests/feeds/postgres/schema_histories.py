@@ -51,6 +51,7 @@ STARTS_OVER = {
     "TABLE_RECREATED", "TABLE_NOT_COPIED", "TABLE_PUBLISHED_AGAIN", "TABLE_RENAMED", "PARTITION_ATTACHED",
     "PARTITION_DETACHED",
     "PUBLICATION_CHANGED", "TRUNCATED", "KEY_UNKNOWN", "CHANGED_IN_COMMIT",
+    "KEY_MISSING", "KEY_REPLACED", "PARTITION_ATTACHED_AGAIN", "PARTITION_UNLOGGED",
 }  # fmt: skip
 MENDED_AT_THE_SOURCE = {"NO_REPLICA_IDENTITY", "TABLE_NOT_PUBLISHED", "NO_TABLES"}
 UNKNOWN = "not told yet"
@@ -98,7 +99,7 @@ class History(ChangingTables):
             for table in tables
         }
         # Rows that all of their columns identify may be equal: that is no copy to compare.
-        over = any(
+        keyless = over = any(
             not table.key or (len(table.key) == len(table.relation.columns) > 1 and not table.keyed)
             for table in tables
         )
@@ -120,6 +121,8 @@ class History(ChangingTables):
             }
         self.copy = {name: rows for name, rows in self.copy.items() if name in plan}
         self.plan = plan
+        if keyless:
+            self.give_key()
         if over:
             self.start_over()
 
@@ -306,6 +309,8 @@ class History(ChangingTables):
             if condition in ("PUBLICATION_CHANGED", "KEY_UNKNOWN"):
                 # The source may leave out what the copy needs.
                 self.mend()
+            elif condition == "PARTITION_UNLOGGED":
+                self.run(f"ALTER TABLE {error.parameters['partition']} SET LOGGED")
             self.started(self.start_over)
         else:
             assert condition in MENDED_AT_THE_SOURCE, error
@@ -359,10 +364,10 @@ class History(ChangingTables):
     def mend(self) -> None:
         """Give the source what a stream needs: a key, and its place in the publication."""
         name = self.source.name
+        self.give_key()
         for table in self.tables():
             self.run(f"ALTER PUBLICATION {name} ADD TABLE {table}")
             self.run(f"ALTER TABLE {table} REPLICA IDENTITY DEFAULT")
-        self.run(f"ALTER TABLE {name}.t ADD CONSTRAINT t_pkey PRIMARY KEY (code)")
         self.run(f"ALTER TABLE {name}.t1 REPLICA IDENTITY DEFAULT")
         self.publish_everything()
 

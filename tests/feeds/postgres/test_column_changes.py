@@ -288,3 +288,48 @@ def test_a_query_killed_before_a_change_repeats_the_same_rows(source: Source, di
     stream.start(source.feed(snapshot="initial"))
     stream.drain()
     assert [row["v"] for row in stream.rows] == [7, "007"]
+
+
+@pytest.mark.parametrize("when", ["while it runs", "while it is down"])
+def test_a_column_that_was_replaced_in_a_renamed_table_ends_the_query(source: Source, when: str) -> None:
+    table = source.table("id int primary key, v int")
+    source.run(f"INSERT INTO {table} VALUES (1, 1)")
+    stream = started(source)
+    source.run(
+        f"ALTER TABLE {table} DROP v",
+        f"ALTER TABLE {table} ADD v int DEFAULT 9",
+        f"ALTER TABLE {table} RENAME TO u",
+        f"INSERT INTO {source.name}.u VALUES (2, 2)",
+    )
+    if when == "while it is down":
+        stream.start(source.feed(snapshot="initial"))
+    with refused("COLUMN_REPLACED", table=f"{source.name}.u"):
+        stream.drain()
+
+
+def test_a_column_that_was_replaced_after_unread_rows_of_another_name(source: Source) -> None:
+    table = source.table("id int primary key, v int")
+    source.run(f"INSERT INTO {table} VALUES (1, 1)")
+    stream = started(source)
+    source.run(
+        f"INSERT INTO {table} VALUES (2, 2)",
+        f"ALTER TABLE {table} RENAME TO u",
+        f"ALTER TABLE {source.name}.u DROP v",
+        f"ALTER TABLE {source.name}.u ADD v int DEFAULT 9",
+    )
+    stream.start(source.feed(snapshot="initial"))
+    with refused("COLUMN_REPLACED", table=f"{source.name}.u"):
+        stream.drain()
+
+
+def test_a_generated_column_that_becomes_an_ordinary_one_is_a_new_column(source: Source) -> None:
+    table = source.table("id int primary key, v int, total int GENERATED ALWAYS AS (v * 2) STORED")
+    stream = started(source)
+    source.run(
+        f"INSERT INTO {table} VALUES (1, 1)",
+        f"ALTER TABLE {table} ALTER total DROP EXPRESSION",
+        f"INSERT INTO {table} VALUES (2, 2, 9)",
+    )
+    rows = rows_after_restart(stream, source, "COLUMN_ADDED")
+    assert [(row["id"], "total" in row) for row in stream.rows] == [(1, False), (2, True)]
+    assert keys(rows, "id", "total") == [("insert", 2, 9)]

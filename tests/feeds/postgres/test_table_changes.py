@@ -1,9 +1,8 @@
-"""Tables and partitions that come, go and change places while a query runs, and while it does not."""
+"""Tables that come, go and change places while a query runs, and while it does not."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import psycopg
 import pytest
@@ -190,88 +189,6 @@ def test_a_publication_that_publishes_less_temporarily(source: Source) -> None:
     assert keys(stream.drain(), "id") == [("insert", 2)]
 
 
-@pytest.mark.parametrize("root", [False, True], ids=["partitions by name", "under the root's name"])
-def test_a_partition_created_while_the_query_runs(source: Source, root: bool) -> None:
-    table = f"{source.name}.p"
-    source.run(
-        f"CREATE TABLE {table} (id int primary key) PARTITION BY RANGE (id)",
-        f"CREATE TABLE {source.name}.p1 PARTITION OF {table} FOR VALUES FROM (0) TO (10)",
-        f"ALTER PUBLICATION {source.name} ADD TABLE {table}",
-        f"ALTER PUBLICATION {source.name} SET (publish_via_partition_root = {root})",
-        f"INSERT INTO {table} VALUES (1)",
-    )
-    stream = started(source)
-    source.run(
-        f"CREATE TABLE {source.name}.p2 PARTITION OF {table} FOR VALUES FROM (10) TO (20)",
-        f"INSERT INTO {table} VALUES (11)",
-    )
-    if root:
-        assert keys(stream.drain(), "id") == [("insert", 11)]
-        return
-    (row,) = rows_after_restart(stream, source, "TABLE_ADDED")
-    assert (row["_table"], row["_key"]) == (f"{source.name}.p2", '{"id":11}')
-
-
-@pytest.mark.parametrize("when", ["while it runs", "while it is down"])
-def test_partitions_attached_and_detached_with_their_rows(source: Source, when: str) -> None:
-    table, name = f"{source.name}.p", source.name
-    source.run(
-        f"CREATE TABLE {table} (id int primary key) PARTITION BY RANGE (id)",
-        f"CREATE TABLE {name}.p1 PARTITION OF {table} FOR VALUES FROM (0) TO (10)",
-        f"ALTER PUBLICATION {name} ADD TABLE {table}",
-        f"ALTER PUBLICATION {name} SET (publish_via_partition_root)",
-        f"INSERT INTO {table} VALUES (1)",
-    )
-    stream = started(source)
-
-    def stops(condition: str, **options: object) -> Any:
-        if when == "while it is down":
-            stream.start(source.feed(snapshot="initial", **options))
-        with refused(condition, table=table) as caught:
-            stream.drain()
-        return caught.value.parameters["accept"]
-
-    source.run(f"CREATE TABLE {name}.p2 (id int primary key)", f"INSERT INTO {name}.p2 VALUES (11)")
-    source.run(f"ALTER TABLE {table} ATTACH PARTITION {name}.p2 FOR VALUES FROM (10) TO (20)")
-    accept = stops("PARTITION_ATTACHED")
-    source.run(f"INSERT INTO {table} VALUES (12)")
-    stream.start(source.feed(snapshot="initial", accept=accept))
-    assert keys(stream.drain(), "id") == [("insert", 12)]
-    source.run(f"ALTER TABLE {table} DETACH PARTITION {name}.p1")
-    accept = stops("PARTITION_DETACHED")
-    source.run(f"INSERT INTO {table} VALUES (13)")
-    stream.start(source.feed(snapshot="initial", accept=accept))
-    assert keys(stream.drain(), "id") == [("insert", 13)]
-    # Where rows may stay that were emptied out, so may those of partitions that go.
-    source.run(f"DROP TABLE {name}.p2")
-    stops("PARTITION_DETACHED")
-    stream.start(source.feed(snapshot="initial", truncate="skip"))
-    stream.drain()
-
-
-def test_a_partition_created_and_dropped_between_two_micro_batches(source: Source) -> None:
-    table, name = f"{source.name}.p", source.name
-    source.run(
-        f"CREATE TABLE {table} (id int primary key, v int) PARTITION BY RANGE (id)",
-        f"CREATE TABLE {name}.p1 PARTITION OF {table} FOR VALUES FROM (0) TO (10)",
-        f"ALTER PUBLICATION {name} ADD TABLE {table}",
-        f"ALTER PUBLICATION {name} SET (publish_via_partition_root)",
-    )
-    stream = started(source)
-    source.run(
-        f"CREATE TABLE {name}.p2 (id int primary key, v int)",
-        f"INSERT INTO {name}.p2 VALUES (11, 1)",
-        f"ALTER TABLE {table} ATTACH PARTITION {name}.p2 FOR VALUES FROM (10) TO (20)",
-        f"UPDATE {table} SET v = 2",
-        f"DROP TABLE {name}.p2",
-        f"INSERT INTO {table} VALUES (1, 1)",
-    )
-    with refused("PARTITION_DETACHED", table=f"{name}.p2") as caught:
-        stream.drain()
-    stream.start(source.feed(snapshot="initial", accept=caught.value.parameters["accept"]))
-    assert keys(stream.drain(), "id") == [("update_postimage", 11), ("insert", 1)]
-
-
 def test_a_commit_with_rows_from_before_and_after_a_change(source: Source) -> None:
     table = source.table("id int primary key, v int")
     stream = started(source)
@@ -322,6 +239,65 @@ def test_a_renamed_table(source: Source) -> None:
     mend = f"alter table {source.name}.another rename to other"
     assert mend in caught.value.message
     source.run(mend, f"INSERT INTO {other} VALUES (2)")
+
+
+@pytest.mark.parametrize("tables", [None, ("t",)], ids=["all tables", "a named one"])
+def test_a_table_created_with_the_name_of_a_renamed_one(source: Source, tables: tuple[str] | None) -> None:
+    """A publication follows the table, not the name."""
+    table, renamed = source.table("id int primary key"), f"{source.name}.t_old"
+    stream = started(source, tables=tables)
+    source.run(
+        f"ALTER TABLE {table} RENAME TO t_old",
+        f"CREATE TABLE {table} (id int primary key)",
+        f"INSERT INTO {table} VALUES (1)",
+        f"INSERT INTO {renamed} VALUES (2)",
+    )
+    if tables is None:
+        assert keys(stream.drain(), "id") == [("insert", 2)]
+        return
+    with refused("TABLE_RENAMED", table=renamed):
+        stream.drain()
+    with refused("TABLE_NOT_PUBLISHED"):
+        stream.start(source.feed(snapshot="initial", tables=tables))
+
+
+def test_a_table_created_with_the_name_of_a_renamed_one_in_a_published_schema(source: Source) -> None:
+    if source.version < 15:
+        pytest.skip("publications of schemas came with PostgreSQL 15")
+    table = f"{source.name}.t"
+    source.run(
+        f"CREATE TABLE {table} (id int primary key)",
+        f"ALTER PUBLICATION {source.name} SET TABLES IN SCHEMA {source.name}",
+    )
+    stream = started(source)
+    source.run(f"ALTER TABLE {table} RENAME TO t_old", f"CREATE TABLE {table} (id int primary key)")
+    with refused("TABLE_RECREATED", table=table):
+        stream.drain()
+
+
+def test_children_that_inherit_are_tables_of_their_own(source: Source) -> None:
+    table, name = f"{source.name}.t", source.name
+    source.run(
+        f"CREATE TABLE {table} (id int primary key)",
+        f"CREATE TABLE {name}.c (primary key (id)) INHERITS ({table})",
+        f"ALTER PUBLICATION {name} ADD TABLE {table}",
+        f"INSERT INTO {table} VALUES (1)",
+        f"INSERT INTO {name}.c VALUES (2)",
+    )
+    stream = started(source)
+    assert [(row["_table"], row["_key"]) for row in stream.rows] == [
+        (f"{name}.c", '{"id":2}'),
+        (table, '{"id":1}'),
+    ]
+    source.run(
+        f"CREATE TABLE {name}.later (primary key (id)) INHERITS ({table})",
+        f"INSERT INTO {name}.later VALUES (3)",
+        f"INSERT INTO {table} VALUES (4)",
+    )
+    assert [row["_key"] for row in stream.drain()] == ['{"id":4}']
+    source.run(f"ALTER PUBLICATION {name} ADD TABLE {name}.later")
+    with refused("TABLE_NOT_COPIED", table=f"{name}.later"):
+        stream.drain()
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])

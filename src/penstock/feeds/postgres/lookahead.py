@@ -152,7 +152,7 @@ class Lookahead:
             before,
             now,
             self._tables,
-            self._fit.columns(),
+            self._columns_read(now),
             keeps_emptied=self._settings.truncate == "skip",
         )
         self._refuse(changes)
@@ -166,6 +166,10 @@ class Lookahead:
                 extra={"action": "columns_changed", "slot": self._settings.slot, "columns": altered},
             )
 
+    def _columns_read(self, now: PublicationState) -> dict[str, list[str]]:
+        """Return the columns that are read, by the current name of their table."""
+        return {name: self._fit.columns_of(oid_of(entry), name) for name, entry in now.tables.items()}
+
     def _refuse_doubtful(
         self, log: LogRelations, upto: int, before: PublicationState | None, now: PublicationState
     ) -> None:
@@ -175,7 +179,7 @@ class Lookahead:
             earlier = [state for position, state in self._states if position < version][-1:]
             known = earlier[0] if earlier else before
             if known is not None and version <= upto:
-                columns = doubtful_columns(relation, known, now, self._fit.columns())
+                columns = doubtful_columns(relation, known, now, self._columns_read(now))
                 keys = doubtful_keys(relation, known, now)
                 changes |= {change.token: change for change in chain(columns, keys)}
         self._refuse(list(changes.values()))

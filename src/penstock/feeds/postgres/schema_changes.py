@@ -123,9 +123,11 @@ class Fit:
             "TABLE_ADDED", relation.name, what, "; or name the tables to read, with tables=[…]"
         )
 
-    def columns(self) -> dict[str, list[str]]:
-        """Return the columns that are read, by table."""
-        return {table.name: self._of_interest(table) for table in self._tables.tables}
+    def columns_of(self, oid: int, name: str) -> list[str]:
+        """Return the columns that are read of a table, which may have been renamed or recreated."""
+        tables = [table for table in self._tables.tables if table.relation.oid == oid]
+        tables += [table for table in self._tables.tables if table.name == name]
+        return self._of_interest(tables[0]) if tables else []
 
     def _change(self, table: Table, relation: Relation) -> SchemaChange | None:
         logged = {column.name: self._tables.base(column) for column in relation.columns}

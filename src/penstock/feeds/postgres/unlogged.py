@@ -48,8 +48,8 @@ def unlogged_changes(
 ) -> list[Unlogged]:
     """Return what has happened between two states that is not in the log.
 
-    ``columns`` has the columns that are read, by table. ``keeps_emptied`` says whether the copy may keep rows
-    that left the source without being deleted.
+    ``columns`` has the columns that are read, by the table's name now. ``keeps_emptied`` says whether the
+    copy may keep rows that left the source without being deleted.
     """
     replaced = [*_replaced(before, now, columns), *_replaced_keys(before, now)]
     if before.definitions()[:3] == now.definitions()[:3]:
@@ -128,7 +128,7 @@ def doubtful_columns(
     before, now
         States from before and after the relation's rows.
     columns
-        The columns that are read, by table.
+        The columns that are read, by the table's name now.
     """
     was, name = before.name_of(relation.oid), now.name_of(relation.oid)
     if was is None or name is None:
