@@ -133,6 +133,13 @@ def test_a_dropped_table_starts_over(feed: Feed) -> None:
     assert rows(feed.url, "people") == [(1, "ada")]
 
 
+def test_a_table_whose_rows_were_deleted_still_knows_their_last_changes(feed: Feed) -> None:
+    feed.add(change(1, "ada", "insert", 5)).run(people(feed))
+    query(feed.url, f"delete from {sql_name(feed.url, 'people')}")
+    feed.add(change(1, "of another server", "insert", 4), change(2, "bob", "insert", 4)).run(people(feed))
+    assert rows(feed.url, "people") == [(2, "bob")]
+
+
 @one_store
 @pytest.mark.parametrize(
     ("row", "condition"),
