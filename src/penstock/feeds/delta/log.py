@@ -339,11 +339,14 @@ class Log:
         if later is None:
             return
         # True for the version as well, unless a commit from there on has changed it.
-        metadata, protocol = self._checkpoint(later)
+        new_metadata = new_protocol = False
         for commit in self.commits(version, later):
-            metadata = None if commit.metadata is not None else metadata
-            protocol = None if commit.protocol is not None else protocol
-        yield metadata, protocol
+            new_metadata |= commit.metadata is not None
+            new_protocol |= commit.protocol is not None
+            if new_metadata and new_protocol:
+                return
+        metadata, protocol = self._checkpoint(later)
+        yield None if new_metadata else metadata, None if new_protocol else protocol
 
     def _checkpoint(self, version: int) -> tuple[Metadata | None, Protocol | None]:
         """Return the metadata and protocol in a checkpoint; None if there is no checkpoint."""
