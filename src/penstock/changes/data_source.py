@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from reprlib import repr as limited
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -293,7 +294,7 @@ class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAva
             feed, after, upto = offset["feed"], offset["from"], offset["to"]
         except (KeyError, TypeError):
             raise CheckpointMismatchError(
-                f"the checkpoint has the offset {str(offset)[:200]!r}, which is not a change feed's: use the "
+                f"the checkpoint has the offset {limited(offset)}, which is not a change feed's: use the "
                 "source of that query, or a new checkpoint",
                 condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
             ) from None
@@ -309,7 +310,7 @@ class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAva
         versions = type(after) is int and type(upto) is int and -_MOST <= after <= upto <= _MOST
         if not versions or not isinstance(offset.get(_STATE, {}), dict):
             raise CheckpointMismatchError(
-                f"the checkpoint has the offset {str(offset)[:200]!r}, which is not as Penstock writes it: "
+                f"the checkpoint has the offset {limited(offset)}, which is not as Penstock writes it: "
                 "restore the checkpoint from a copy, or start over with a new checkpoint and an empty sink",
                 condition="CHECKPOINT_MISMATCH.MALFORMED",
             )

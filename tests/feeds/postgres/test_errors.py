@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import closing
+from functools import reduce
 from urllib.parse import urlsplit
 
 import psycopg
@@ -344,9 +345,12 @@ OFFSETS: list[dict[str, object]] = [
 ]  # fmt: skip
 
 
+DEEP: object = reduce(lambda nested, _: [nested], range(100_000), [])
+
+
 @pytest.mark.parametrize(
     ("part", "change"),
-    [*(("state", change) for change in STATES), *(("offset", change) for change in OFFSETS)],
+    [("state", DEEP), *(("state", change) for change in STATES), *(("offset", change) for change in OFFSETS)],
 )
 def test_an_offset_that_somebody_edited_is_refused(source: Source, part: str, change: object) -> None:
     source.table("id int primary key")

@@ -187,6 +187,23 @@ def test_a_new_primary_key_that_is_not_in_the_log_is_refused(
     assert keys(stream.drain(), "id", "code") == [("insert", 4, "d")]
 
 
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL", "NOTHING"])
+def test_a_new_primary_key_is_carried_where_only_inserts_are_published(source: Source, identity: str) -> None:
+    table = source.table("id int primary key, v int")
+    source.run(
+        f"ALTER PUBLICATION {source.name} SET (publish = 'insert')",
+        f"ALTER TABLE {table} REPLICA IDENTITY {identity}",
+    )
+    stream = started(source)
+    source.run(
+        f"ALTER TABLE {table} DROP CONSTRAINT t_pkey",
+        f"INSERT INTO {table} VALUES (1, 1)",
+        f"ALTER TABLE {table} ADD PRIMARY KEY (id)",
+        f"INSERT INTO {table} VALUES (2, 2)",
+    )
+    assert keys(stream.drain(), "id") == [("insert", 1), ("insert", 2)]
+
+
 def test_a_rebuilt_index_and_a_renamed_key_are_carried_with_replica_identity_full(source: Source) -> None:
     table = source.table("id int primary key, code text not null, v int")
     source.run(f"ALTER TABLE {table} REPLICA IDENTITY FULL")

@@ -180,7 +180,7 @@ class Lookahead:
             known = earlier[0] if earlier else before
             if known is not None and version <= upto:
                 columns = doubtful_columns(relation, known, now, self._columns_read(now))
-                keys = doubtful_keys(relation, known, now)
+                keys = doubtful_keys(relation, known, now) if self._tables.changes_rows else ()
                 changes |= {change.token: change for change in chain(columns, keys)}
         self._refuse(list(changes.values()))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from reprlib import repr as limited
 
 from penstock.errors import CheckpointMismatchError
 from penstock.feeds.postgres.catalog import Tables, missing_publication
@@ -140,7 +141,7 @@ class KeptState:
             return cls(newest, _whole(value["since"]), PublicationState.from_json(value["earlier"]))
         except (AttributeError, KeyError, TypeError, ValueError):
             raise CheckpointMismatchError(
-                f"the checkpoint has the publication's state {str(value)[:200]!r}, which is not as Penstock "
+                f"the checkpoint has the publication's state {limited(value)}, which is not as Penstock "
                 "writes it: restore the checkpoint from a copy, or start over with a new slot, a new "
                 "checkpoint and an empty sink",
                 condition="CHECKPOINT_MISMATCH.MALFORMED",

@@ -51,7 +51,9 @@ def unlogged_changes(
     ``columns`` has the columns that are read, by the table's name now. ``keeps_emptied`` says whether the
     copy may keep rows that left the source without being deleted.
     """
-    replaced = [*_replaced(before, now, columns), *_replaced_keys(before, now)]
+    replaced = list(_replaced(before, now, columns))
+    if tables.changes_rows:
+        replaced += _replaced_keys(before, now)
     if before.definitions()[:3] == now.definitions()[:3]:
         return replaced
     older = _older_tables(server, publication, before, now)
