@@ -71,25 +71,25 @@ WITH RECURSIVE published_schema AS (
     FROM member AS m JOIN pg_inherits AS i ON i.inhparent = m.oid
     JOIN pg_class AS c ON c.oid = i.inhrelid AND c.relispartition
     WHERE coalesce(to_jsonb(i) ->> 'inhdetachpending', 'false') = 'false'
-), leaf AS (
-    SELECT m.root, m.oid, array_to_string(m.attached, '.') AS attached, c.relpersistence
+), leaves AS (
+    SELECT m.root, jsonb_object_agg(m.oid, array_to_string(m.attached, '.')) AS attached,
+        array_agg(m.oid::regclass::text ORDER BY m.oid) FILTER (WHERE c.relpersistence = 'u') AS unlogged
     FROM member AS m JOIN pg_class AS c ON c.oid = m.oid AND c.relkind <> 'p'
+    GROUP BY m.root
 )
 SELECT t.oid, t.name, t.relnatts AS width, t.relreplident AS identity,
     concat_ws('.', t.oid, coalesce(
         (SELECT r.oid::text FROM pg_publication_rel AS r WHERE r.prpubid = t.publication AND r.prrelid = t.oid),
-        (SELECT string_agg(m.stamp, '.') FROM moved AS m WHERE m.oid = t.oid),
+        m.stamp,
         -- A partition that only a table above it makes part of the publication.
         CASE WHEN NOT t.puballtables THEN concat_ws('.',
             (SELECT string_agg(r.oid::text, '.' ORDER BY r.oid) FROM pg_publication_rel AS r
                 WHERE r.prpubid = t.publication AND r.prrelid = ANY (t.lineage)),
-            (SELECT string_agg(m.stamp, '.' ORDER BY m.oid) FROM moved AS m WHERE m.oid = ANY (t.lineage)),
+            (SELECT string_agg(a.stamp, '.' ORDER BY a.oid) FROM moved AS a WHERE a.oid = ANY (t.lineage)),
             (SELECT string_agg(concat('p', i.xmin), '.' ORDER BY i.inhrelid)
                 FROM pg_inherits AS i WHERE i.inhrelid = ANY (t.lineage))) END)) AS entry,
-    CASE WHEN t.relkind = 'p' THEN coalesce(
-        (SELECT jsonb_object_agg(l.oid, l.attached) FROM leaf AS l WHERE l.root = t.oid), '{}') END AS partitions,
-    ARRAY(SELECT l.oid::regclass::text FROM leaf AS l
-        WHERE l.root = t.oid AND l.relpersistence = 'u' ORDER BY 1) AS unlogged,
+    CASE WHEN t.relkind = 'p' THEN coalesce(l.attached, '{}') END AS partitions,
+    coalesce(l.unlogged, ARRAY[]::text[]) AS unlogged,
     (SELECT jsonb_object_agg(a.attname, jsonb_build_array(a.attnum, a.atttypid::bigint, a.atttypmod))
         FROM pg_attribute AS a
         WHERE a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -101,6 +101,8 @@ SELECT t.oid, t.name, t.relnatts AS width, t.relreplident AS identity,
         (SELECT string_agg(i.indexrelid || ':' || i.xmin, ' ' ORDER BY i.indexrelid) FROM pg_index AS i
             WHERE i.indrelid = t.oid))) AS stamp
 FROM published AS t
+LEFT JOIN leaves AS l ON l.root = t.oid
+LEFT JOIN moved AS m ON m.oid = t.oid
 LEFT JOIN pg_constraint AS k ON k.conrelid = t.oid AND k.contype = 'p' AND NOT k.condeferrable
 ORDER BY t.name;
 
