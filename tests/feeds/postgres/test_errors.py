@@ -372,3 +372,21 @@ def test_an_offset_that_somebody_edited_is_refused(source: Source, part: str, ch
         stream.drain()
     assert caught.value.condition == "CHECKPOINT_MISMATCH.MALFORMED"
     assert len(caught.value.message) < 800
+
+
+def test_a_server_whose_log_ends_before_what_was_read_is_refused(source: Source) -> None:
+    """As after a failover to a standby that lacks the last commits."""
+    table = source.table("id int primary key")
+    stream = started(source)
+    source.run(f"INSERT INTO {table} VALUES (1)")
+    stream.drain()
+    confirmed = f"SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = '{source.name}'"
+    before = source.rows(confirmed)
+    stream.offsets[-1] = stream.offsets[-1] | {"to": stream.offsets[-1]["to"] + (1 << 30)}
+    source.run(f"INSERT INTO {table} VALUES (2)")
+    for _ in range(2):
+        stream.start(source.feed(snapshot="initial"))
+        with pytest.raises(DataLostError) as caught:
+            stream.drain()
+        assert caught.value.condition == "DATA_LOST.HISTORY_CHANGED"
+    assert source.rows(confirmed) == before, "the rows that were not read are kept"

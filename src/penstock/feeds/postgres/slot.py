@@ -13,7 +13,7 @@ from penstock.errors import FeedUnavailableError
 from penstock.feeds.postgres.catalog import missing_publication
 from penstock.feeds.postgres.pgoutput import TRUNCATE, Relation, Truncation, truncated_relations
 from penstock.feeds.postgres.server import WAL_LEVEL, Server, SlotInUse, lsn, quoted, statements
-from penstock.feeds.protocol import Commit
+from penstock.feeds.protocol import Commit, history_changed
 from penstock.redaction import sentence
 
 log = logging.getLogger("penstock.feeds")
@@ -253,9 +253,18 @@ class Slot:
         position = upto + 1
         if position <= self._advanced_to:
             return
-        if self.state().confirmed < position:
+        state = self.state()
+        if state.flushed < position:
+            self._require_log(upto)
+        if state.confirmed < position:
             self._server.fetch("advance", slot=self.name, upto=lsn(position))
         self._advanced_to = position
+
+    def _require_log(self, upto: int) -> None:
+        """Refuse a server whose log ends before what was read; a standby may be behind for a while."""
+        (end,) = self._server.fetch("position")
+        if not end.standby and end.position <= upto:
+            raise history_changed(self._server.name, upto, int(end.position) - 1)
 
     def _bounds(self, upto: int) -> dict[str, str]:
         # Decoding stops after the first record that reaches the position, which has to be the commit's own.

@@ -109,7 +109,7 @@ ORDER BY t.name;
 -- name: position
 -- The end of the log, with all that can be seen in the catalog now.
 SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END - '0/0'
-    AS position;
+    AS position, pg_is_in_recovery() AS standby;
 
 -- name: transaction
 SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next;
