@@ -41,8 +41,8 @@ WRITING = {
     "appId": "the query's identity in the ledger",
     "allowNewCheckpoint": "a stateful query with a new checkpoint may take the consumer over, "
     "with empty state",
-    "allowNewSink": "the sink may have nothing of the query although the checkpoint is not new: "
-    "it writes to this sink for the first time",
+    "allowNewSink": "a query with an existing checkpoint may write to a sink that has none of its earlier "
+    "rows: it was switched to another sink",
     "maxRowsPerWrite": "rows of a segment",
 }
 CHANGES = {

@@ -237,6 +237,9 @@ def _default(thing: Any, default: Any) -> str:
     if constant is not None:
         constant = _final(constant)
         return str(constant.value)
+    if "lambda" in text:
+        # The factory of a dataclass's field.
+        return "{}"
     made = re.fullmatch(r"field\((.*)\)", text)
     if made is None:
         return text
@@ -281,8 +284,28 @@ def _text(told: Any) -> str:
         if told.docstring is None:
             return ""
         told = "\n\n".join(section.value for section in told.docstring.parsed if section.kind.value == "text")
-    text = _ROLE.sub(lambda found: f"`{found[1].removeprefix('~')}`", told).replace("``", "`")
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    text = "\n\n".join(
+        _table(paragraph.splitlines()) if paragraph.startswith("===") else " ".join(paragraph.split())
+        for paragraph in told.split("\n\n")
+    )
+    return _ROLE.sub(lambda found: f"`{found[1].removeprefix('~')}`", text).replace("``", "`")
+
+
+def _table(lines: list[str]) -> str:
+    """A simple table of reStructuredText as Markdown; a line with an empty first cell continues its row."""
+    columns = [found.span() for found in re.finditer("=+", lines[0])]
+    columns[-1] = columns[-1][0], max(map(len, lines))
+    rows: list[list[str]] = []
+    for line in lines[1:]:
+        cells = [line[start:end].strip() for start, end in columns]
+        if line.startswith("==="):
+            continue
+        if cells[0]:
+            rows.append(cells)
+        else:
+            rows[-1] = [" ".join(both).strip() for both in zip(rows[-1], cells, strict=True)]
+    head, *rest = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([head, "|---" * len(columns) + "|", *rest])
 
 
 def _one_line(text: str) -> str:

@@ -112,7 +112,7 @@ def ui(
         float, option("--every", "SECONDS", "The time between two snapshots.", min=0.1, max=3600)
     ] = 1.0,
 ) -> None:
-    """Serve a page that shows queues, consumers and queries as they are, until Ctrl-C. It only reads.
+    """Serve a page with the current state of queues, consumers and queries, until Ctrl-C. It only reads.
 
     The page needs the extra `ui`: pip install 'penstock-spark[ui]'. Prometheus finds metrics at /metrics.
     """

@@ -43,9 +43,8 @@ def monitor(spark: SparkSession, *, url: str | None = None) -> None:
     """Report the session's streaming queries to a store, for the page of ``penstock ui``.
 
     Queries of :func:`penstock.stream` report to the store of their sink or source on their own. This is for
-    all others that start from now on, for pipelines that have no store, and for all of Spark Connect: there a
-    listener of PySpark's (4.3) keeps a program from ending until it calls ``spark.stop()``, so that nothing
-    listens before it is asked to.
+    all others that start from now on, and for pipelines without a store. Over Spark Connect no query reports
+    until you call it, since PySpark's listener (4.3) keeps a program running until ``spark.stop()``.
 
     Parameters
     ----------

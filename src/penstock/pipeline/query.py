@@ -36,7 +36,7 @@ class Trigger:
 
     @classmethod
     def processing_time(cls, interval: str = "0 seconds") -> Trigger:
-        """Run a micro-batch at every interval; without one, each follows the last at once.
+        """Run a micro-batch at every interval; by default, each one starts when the one before has ended.
 
         Parameters
         ----------

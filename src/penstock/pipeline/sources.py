@@ -37,7 +37,7 @@ class QueueSource(Source, ContinuousSource):
     queue
         Its name.
     consumer
-        The consumer whose offsets say where the query resumes, and that moves with it.
+        The consumer to read with. The query resumes at its offsets, and moves them.
     url
         The store; by default the session's ``spark.penstock.url``.
     options

@@ -125,7 +125,7 @@ class Stream:
         Raises
         ------
         InvalidInputError
-            When an argument is of another kind, or the stream has a limit already.
+            When an argument has the wrong type, or the stream has a limit already.
         """
         if any(isinstance(transform, RowLimit | KeyLimit) for transform in self.transforms):
             raise InvalidInputError("the stream has a limit already: a pipeline has one")
@@ -174,8 +174,8 @@ class Stream:
         guarantee
             Into a queue or a table, ``exactly_once`` by default (the sink's rows and the consumer's move are
             one transaction), ``idempotent`` (for stateless transformations, in output mode append: tasks
-            write for themselves, repeats are skipped) or ``at_least_once``. Other sinks say what they keep;
-            the console and a function keep ``at_least_once``.
+            write their rows directly, and skip those that are there) or ``at_least_once``. The console and a
+            function give ``at_least_once`` only; other sinks list their own.
         output_mode
             ``append``: a queue only grows. A table takes ``update`` and ``complete`` as well.
 
@@ -225,8 +225,8 @@ class Pipeline:
         ----------
         checkpoint
             Where Spark keeps the query's progress: a folder, or the URL of one. Only the continuous trigger
-            works without: it uses a temporary one then, which is deleted when the query ends and kept when it
-            fails.
+            works without one: it then uses a temporary folder, which is deleted when the query ends, and kept
+            if it fails.
         name
             The query's name.
         trigger
@@ -242,10 +242,10 @@ class Pipeline:
         Raises
         ------
         InvalidInputError
-            When an argument is of another kind, or the checkpoint is empty.
+            When an argument has the wrong type, or the checkpoint is empty.
         OutputModeRefusedError
             With the report, when Spark would not start the query in this output mode, or rows might be lost
-            or repeated, or state would grow for ever.
+            or repeated, or state would grow without a limit.
         CommitRefusedError
             When the guarantee or the limit cannot be kept with this checkpoint or this plan.
         ContinuousRefusedError

@@ -50,7 +50,7 @@ _SCD_TYPES = (1, 2)
 
 @dataclass(frozen=True)
 class TableSink(Sink, ContinuousSink):
-    """A SQL table in the database of a store, or a Delta table, which anybody may query.
+    """A table that other programs can query: a SQL table in a store's database, or a Delta table.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class TableSink(Sink, ContinuousSink):
         Its name: any Unicode text, ``schema.table`` in PostgreSQL. A table that does not exist is created.
     keys
         The columns that make a row's key; required in output mode update, and with ``apply_changes``, where
-        they include the columns by which the change feed identifies rows. They take no null.
+        they include the columns by which the change feed identifies rows. They cannot be NULL.
     url
         The store, created if it does not exist; by default the session's ``spark.penstock.url``.
         ``delta:///folder`` or ``delta:s3://bucket/folder?storage.KEY=VALUE`` for a Delta table in that
@@ -66,11 +66,11 @@ class TableSink(Sink, ContinuousSink):
     app_id
         The identity of the query in the ledger; by default the one in its checkpoint.
     allow_new_checkpoint
-        Whether a stateful query may start with a new checkpoint, and so with empty state, where one of its
-        consumers is bound to another one.
+        Whether a stateful query may start with a new checkpoint, and so with empty state, although its
+        consumer belongs to an earlier checkpoint.
     allow_new_sink
-        Whether the table may have nothing of the query although its checkpoint is not new: the query writes
-        to it for the first time.
+        Whether a query with an existing checkpoint may write to a table that has none of its earlier rows:
+        for a query that is switched to another table.
     apply_changes
         Whether the rows are changes, with ``_change_type`` and ``_commit_version`` as ``penstock.changes``
         gives them, in output mode append: inserts and updates replace the row with their key, deletes remove
@@ -81,7 +81,7 @@ class TableSink(Sink, ContinuousSink):
         its key; ``_valid_to`` is null for the current version.
     sequence_by
         The column that orders the changes of a key; by default ``_commit_version``. A change with a lower
-        value than one that was applied is old, and is dropped.
+        value than one that was applied before is dropped.
     """
 
     format: ClassVar[str] = "penstock table"

@@ -243,7 +243,7 @@ def grow(
     name: QueueName,
     by: Annotated[int, option("--by", "NUMBER", "How many partitions to add.")] = 1,
 ) -> None:
-    """Add partitions. Keys that the queue has already stay in their partitions; new keys spread over all."""
+    """Add partitions. Existing keys stay in their partitions; new keys spread over all."""
     with run.connect() as store:
         partitions = store.queue(name).add_partitions(by)
     text = f"queue {name!r} now has {counted(partitions, 'partition')}"

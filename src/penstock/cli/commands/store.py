@@ -23,7 +23,7 @@ group = typer.Typer(help="Create a store, look at it, clean it up.", no_args_is_
     "penstock store init --url 'postgresql://app@db.example/shop?schema=penstock'",
 )
 def init(run: Run) -> None:
-    """Create a store, unless there is one already, which stays as it is."""
+    """Create a store; an existing one is left unchanged."""
     try:
         run.connect().close()
         created = False

@@ -62,16 +62,16 @@ class DeltaFeed:
     path
         The table's folder, or its URL in an object store.
     row_id
-        The columns that identify rows, needed if the table's change data feed is off. With them a table whose
-        feed was turned on or off is read from any version on, without unchanged rows; without them from the
-        version that turned the feed on, with all rows of an overwrite (logged as ``rows_overwritten``).
+        The columns that identify rows, needed if the table's change data feed is off. With them, a read can
+        start at any version, even one from before the feed was turned on, and unchanged rows are removed.
+        Without them, it can start no earlier than the version that turned the feed on, and an overwrite gives
+        all rows (logged as ``rows_overwritten``).
     storage_options
         deltalake's storage options, such as credentials.
     overwrites
-        Whether the feed, which needs ``row_id`` then, expects overwrites although the table's change data
-        feed is on. The shuffle that removes unchanged rows is then always part of the query. Otherwise it is
-        when a version in the table's log needs it, and a query stops at a first such version that comes
-        later, until you start it again.
+        Whether the shuffle that removes unchanged rows is always part of a query; needs ``row_id``. By
+        default it is part of a query if the table's log needs it when the query starts; a query that meets
+        its first such version later stops, and has to be started again.
     """
 
     path: str
