@@ -19,7 +19,6 @@ from tests.simulation.operator import Late, Operator
 from tests.simulation.scenario import (
     ADDED,
     CONSUMER,
-    CONTINUOUS,
     FOREIGN,
     SINK,
     SOURCE,
@@ -75,11 +74,10 @@ def recreate_sink(op: Operator, rng: random.Random) -> None:
         op.history.may_lack.update(each for rows in op.reader().source for each in rows)
         op.create_sink(store)
 
-    op.may_refuse |= {SINK_BEHIND, NO_QUEUE}
-    if op.scenario.pipeline and op.engine == CONTINUOUS:
-        # A driver that wakes writes to the checkpoint what it has committed to the queue that was dropped;
-        # its successor has committed the same epoch to the new one.
-        op.may_refuse.add(CONFLICT)
+    # A driver that wakes writes to the checkpoint what it has committed to the queue that was dropped; its
+    # successor has committed the same epoch to the new one. And what only the dropped queue has of a
+    # micro-batch is not committed again: the consumer is past it.
+    op.may_refuse |= {SINK_BEHIND, NO_QUEUE, CONFLICT}
     op.with_store(op.sink, work)
 
 

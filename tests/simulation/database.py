@@ -42,6 +42,7 @@ See ``postgres_session``.
 """
 WAIT_SECONDS = 60.0
 """For how long all tries together wait for locks."""
+_TEMPORARY = ("drop table if exists temp.", "create temporary table ", "insert into temp.")
 _LOCAL = {"read_store", "list_queues", "find_queue", "list_consumers", "find_consumer"}
 
 
@@ -307,6 +308,10 @@ class SimTransaction(Transaction):
         self.began = self.broken = self.lose_reply = self.enters = False
         self.pinned = False
         """Whether it has done what cannot be kept aside: then nobody else takes a turn until it ends."""
+        self._temporary: list[tuple[str, list[Any] | None]] = []
+        """Statements about temporary tables, which nobody else sees: they are done when the first other one
+        needs them.
+        """
         self.waits_for: list[SimTransaction] = []
 
     def require_sound(self) -> None:
@@ -361,10 +366,23 @@ class SimTransaction(Transaction):
         if self.write and not self.pinned:
             self.server._enter(self)
             self.pinned = True
+            for text, rows in self._temporary:
+                if rows is None:
+                    self.server.run(self, text, ())
+                else:
+                    self.server.many(self, text, rows)
+
+    def _is_put_off(self, text: str, rows: list[Any] | None = None) -> bool:
+        if self.pinned or not self.write or not text.startswith(_TEMPORARY):
+            return False
+        self._step("statement about a temporary table")
+        self._temporary.append((text, rows))
+        return True
 
     def execute(self, text: str) -> None:
-        self._pin()
-        self.server.run(self, text, ())
+        if not self._is_put_off(text):
+            self._pin()
+            self.server.run(self, text, ())
 
     def change(self, text: str) -> int:
         self._pin()
@@ -375,8 +393,10 @@ class SimTransaction(Transaction):
         return self.server.run(self, text, parameters)[0]
 
     def load(self, text: str, data: Iterable[Any]) -> None:
-        self._pin()
-        self.server.many(self, text, list(data))
+        rows = list(data)
+        if not self._is_put_off(text, rows):
+            self._pin()
+            self.server.many(self, text, rows)
 
     # Clocks and owners.
 

@@ -188,7 +188,7 @@ FAULTS = [
     Fault(
         "a seek does not refuse older checkpoints",
         "store/records/consumers.py",
-        '    tx.run("set_generation", generation=_new_generation(tx), **registration.keys)\n',
+        '    tx.run("set_generation", generation=generation, **registration.keys)\n',
         "    pass\n",
     ),
     Fault(

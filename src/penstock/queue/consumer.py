@@ -304,6 +304,7 @@ class Consumer:
         """
 
         def work(tx: Transaction) -> list[int]:
+            generation = None if dry_run else consumers.new_generation(tx)
             registration = self._find(tx, queue, lock=True)
             record = catalog.find_queue(tx, queue)
             position = _position(to)
@@ -313,9 +314,9 @@ class Consumer:
                 first = consumers.resolve(tx, record, "earliest")
                 position = {p: max(offset, first[p]) for p, offset in enumerate(before)} | dict(position)
             offsets = consumers.resolve(tx, record, position)
-            if not dry_run:
+            if generation is not None:
                 self._refuse_when_owned(tx, registration, "seek")
-                consumers.seek(tx, registration, offsets)
+                consumers.seek(tx, registration, offsets, generation)
             return offsets
 
         offsets = dict(enumerate(self._database.run(work)))

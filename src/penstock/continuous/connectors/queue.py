@@ -148,7 +148,11 @@ class QueueSourceDriver(SourceDriver):
             follow(self._store().database, parsed)
 
     def logged(self, offset: JsonValue) -> bool:
-        return self._owner is not None and self._owner.observe(parse_offset(offset))[2]
+        if self._owner is None:
+            # Rows of a restored queue may all be before the query's position.
+            self._require_rows(parse_offset(offset))
+            return False
+        return self._owner.observe(parse_offset(offset))[2]
 
     def require_at(self, start: Positions) -> None:
         if self._owner is not None:

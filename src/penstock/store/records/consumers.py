@@ -133,7 +133,7 @@ def register(
     """
     keys = {"consumer_id": find_consumer(tx, consumer), "queue_id": queue.queue_id}
     # Offsets of an earlier registration of the same names are not taken for this one's.
-    generation = _new_generation(tx)
+    generation = new_generation(tx)
     if not tx.run("insert_registration", vital=int(bool(vital)), generation=generation, **keys):
         if vital is not None:
             tx.run("set_vital", vital=int(vital), **keys)
@@ -218,16 +218,17 @@ def advance(
         )
 
 
-def seek(tx: Transaction, registration: Registration, offsets: Sequence[int]) -> None:
-    """Set all offsets and safe offsets, and raise the generation, so that older checkpoints are refused."""
+def seek(tx: Transaction, registration: Registration, offsets: Sequence[int], generation: int) -> None:
+    """Set all offsets and safe offsets, with a new generation, so that older checkpoints are refused."""
     tx.many(
         "set_position",
         [{"partition": p, "next_index": index, **registration.keys} for p, index in enumerate(offsets)],
     )
-    tx.run("set_generation", generation=_new_generation(tx), **registration.keys)
+    tx.run("set_generation", generation=generation, **registration.keys)
 
 
-def _new_generation(tx: Transaction) -> int:
+def new_generation(tx: Transaction) -> int:
+    """Return a generation above all others of the store; called before anything else is locked."""
     return int(tx.one("new_generation", now=tx.now()).last_generation)
 
 
