@@ -67,7 +67,7 @@ class Server:
         self.open: list[SimTransaction] = []
         self.owners: dict[str, Process] = {}
         self._connection = _spare.pop() if _spare else _fresh(template())
-        self._connection.execute("update main.penstock_store set uuid = ?", (uuid,))
+        self._connection.execute("update main.penstock_store set uuid = ?, last_generation = 0", (uuid,))
         self._block = 1
         self._active: SimTransaction | None = None
         self._session: Any = None

@@ -207,7 +207,7 @@ def test_the_page_copes_with_any_values_written_into_the_store(serve: Serve, sto
     )
     run_sql(store.database, text)
     wait_until(
-        lambda: "cannot read" in (served.get("/api/snapshot").json()["store"]["error"] or ""), timeout=5
+        lambda: "cannot be read" in (served.get("/api/snapshot").json()["store"]["error"] or ""), timeout=5
     )
     assert served.get("/").status_code == 200
     run_sql(store.database, text.replace("[[[[", "[]"))

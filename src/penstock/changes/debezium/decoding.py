@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -29,8 +30,8 @@ _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 _TIMESTAMP = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6}0*)?)?([-+Z].*)?$"
 _ZEROS_BELOW_MICROS = r"(\.[0-9]{6})0+"
 _PARTS = r"^-?[0-9]+?(?P<zeros>0*)(?:\.(?P<fraction>[0-9]+))?(?:e(?P<exponent>[-+]?[0-9]+))?$"
-_SURE, _MOST = 15, 17
-"""Digits that any double keeps, and the most that the text of a double has."""
+_SURE, _MOST, _MOST_OF_FLOAT = 15, 17, 11
+"""Digits that any double keeps, and the most that the text of a double, and of a float, has."""
 COUNTS = frozenset({"millis", "micros", "nanos"})
 _NUMBERS = frozenset({"integer", "float", "double", "text"})
 
@@ -125,6 +126,11 @@ def _floats(column: pa.Array, kind: pa.DataType, form: str | None) -> pa.Array:
     if form == "float" or (form == "double" and pat.is_float64(kind)):
         return values
     exact = _is_double(numbers, values, form) if pat.is_float64(kind) else _is_float(numbers, values)
+    # Below the normal range doubles have fewer digits than any text may.
+    tiny = pc.and_(pc.less(pc.abs(values), sys.float_info.min), pc.not_equal(values, 0))
+    if pat.is_float64(kind) and pc.any(tiny).as_py():
+        same = pc.equal(_digits(numbers), _digits(values.cast(pa.string())))
+        exact = pc.and_(exact, pc.or_(pc.invert(tiny), same))
     # A number beyond the range of the type is neither infinity nor zero.
     zero = pc.equal(values, 0)
     if pc.any(zero).as_py():
@@ -133,16 +139,20 @@ def _floats(column: pa.Array, kind: pa.DataType, form: str | None) -> pa.Array:
 
 
 def _is_float(texts: pa.Array, values: pa.Array) -> pa.Array:
-    """Whether texts say floats: to the last digit that they have.
+    """Whether texts say floats: to the last digit that they have, or as the double that a float is.
 
     A shortest text does. Java before 19 writes one or two digits more.
     """
-    doubles = texts.cast(pa.float64())
+    doubles, own = texts.cast(pa.float64()), values.cast(pa.float64())
     # Half of the last digit, and what doubles lose of it.
     near = pc.add(pc.multiply(0.5, _last_digit(doubles)), pc.multiply(pc.abs(doubles), 2.0**-52))
-    own = values.cast(pa.float64())
     close = pc.less_equal(pc.abs(pc.subtract(doubles, own)), near)
-    return pc.or_(close, pc.or_(pc.equal(doubles, own), pc.is_nan(doubles)))
+    equal = pc.or_(pc.equal(doubles, own), pc.is_nan(doubles))
+    if pc.any(pc.greater(pc.utf8_length(texts), _MOST_OF_FLOAT)).as_py():
+        digits = pc.utf8_length(_digits(texts))
+        close = pc.and_(close, pc.less_equal(digits, _MOST_OF_FLOAT))
+        equal = pc.and_(equal, pc.less_equal(digits, _MOST))
+    return pc.or_(close, equal)
 
 
 def _last_digit(numbers: pa.Array) -> pa.Array:

@@ -1,7 +1,7 @@
 -- The PostgreSQL store. Names compare byte by byte, as in SQLite, whatever the database's collation.
 -- last_generation is the newest generation of any registration.
 create table penstock.store (
-    uuid            text   not null,
+    uuid            text   not null primary key,
     version         bigint not null,
     created_at      bigint not null,
     last_generation bigint not null default 0

@@ -1,7 +1,7 @@
 -- The SQLite store.
 -- next_block counts blocks of 4096 payload ids. last_generation is the newest generation of any registration.
 create table penstock.store (
-    uuid            text    not null,
+    uuid            text    not null primary key,
     version         integer not null,
     created_at      integer not null,
     last_generation integer not null default 0,
