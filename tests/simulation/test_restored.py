@@ -15,7 +15,8 @@ import pytest
 from tests.simulation import auditor
 from tests.simulation.auditor import History
 from tests.simulation.clients import Reader
-from tests.simulation.operator import Operator
+from tests.simulation.database import Server
+from tests.simulation.operator import Backup, Operator
 from tests.simulation.scenario import CONTINUOUS, MICRO_BATCH, SOURCE, Scenario
 from tests.simulation.scheduler import Choices, World
 from tests.simulation.virtual import Machine, use
@@ -65,6 +66,21 @@ class Life:
     def kill(self) -> None:
         self.operator.kill_all()
 
+    def restore_and_produce(self, server: Server, backup: Backup) -> list[list[tuple[int, int]]]:
+        """Restore a store while nothing runs, and have rows come again; return what is in the sink then."""
+        server.restore(backup.stores[server.url])
+        self.history.restored = self.history.disturbed = True
+        self.produce(2_000)
+        self.until(lambda: not self.operator.producing)
+        return self.reader.snapshot().sink
+
+    def refusal(self) -> object:
+        """Run until the query is refused, and return what it is refused with."""
+        self.until(lambda: self.operator.refused is not None or self.caught_up)
+        refused = self.operator.refused
+        assert refused is not None, auditor.missing(self.history, self.reader.snapshot())
+        return refused
+
 
 @contextmanager
 def life(scenario: Scenario) -> Iterator[Life]:
@@ -92,15 +108,8 @@ def test_a_store_older_than_the_checkpoint_is_refused_by_name(
         query.produce(1_000)
         query.until(lambda: query.caught_up)
         query.kill()
-        server = query.servers[which]
-        server.restore(backup.stores[server.url])
-        query.history.restored = query.history.disturbed = True
-        query.produce(2_000)
-        query.until(lambda: not query.operator.producing)
-        before_start = query.reader.snapshot().sink
-        query.until(lambda: query.operator.refused is not None or query.caught_up)
-        refused = query.operator.refused
-        assert refused is not None, auditor.missing(query.history, query.reader.snapshot())
+        before_start = query.restore_and_produce(query.servers[which], backup)
+        refused = query.refusal()
         assert getattr(refused, "condition", "").endswith("_BEHIND"), refused
         if guarantee == "exactly_once":
             assert query.reader.snapshot().sink == before_start, "nothing is written"
@@ -131,15 +140,8 @@ def test_a_micro_batch_that_spark_has_not_logged_is_not_repeated_with_other_rows
         commits = f"{query.operator.checkpoint}/commits"
         disk = query.operator.machine.disk
         disk.files.pop(f"{commits}/{max(disk.numbers(commits))}")
-        source = query.servers["the source's"]
-        source.restore(backup.stores[source.url])
-        query.history.restored = query.history.disturbed = True
-        query.produce(2_000)
-        query.until(lambda: not query.operator.producing)
-        before_start = query.reader.snapshot().sink
-        query.until(lambda: query.operator.refused is not None or query.caught_up)
-        refused = query.operator.refused
-        assert refused is not None, auditor.missing(query.history, query.reader.snapshot())
+        before_start = query.restore_and_produce(query.servers["the source's"], backup)
+        refused = query.refusal()
         assert getattr(refused, "condition", "").endswith("SOURCE_BEHIND"), refused
         assert query.reader.snapshot().sink == before_start, "nothing is written"
 

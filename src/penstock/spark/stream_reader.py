@@ -104,12 +104,11 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         left = self._remaining.left(last.end)
         if left is not None and left <= 0:
             return start
-        end = self._next_end(queue, partitions, last.end, left)
+        end, times = self._next_end(queue, partitions, last.end, left)
         self._size_warnings.observe(last.end, end, partitions)
         first = pad(last.end, len(end))
         if end == first:
             return start
-        times = self._store().database.run(lambda tx: row_times(tx, queue, partitions, end), write=False)
         return replace(self._offset(first, end, owner), times=times).to_dict()
 
     def reportLatestOffset(self) -> Json | None:
@@ -163,14 +162,17 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         partitions: Sequence[PartitionRecord],
         start: Sequence[int],
         left: int | None,
-    ) -> tuple[int, ...]:
+    ) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
+        """Return the end of the next micro-batch, and when its last rows were appended."""
         options = self._options
         if left is not None:
             options = replace(options, max_rows_per_trigger=min(left, options.max_rows_per_trigger or left))
 
-        return self._store().database.run(
-            lambda tx: next_end(tx, queue, partitions, start, options, self._cap), write=False
-        )
+        def work(tx: Transaction) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
+            end = next_end(tx, queue, partitions, start, options, self._cap)
+            return end, row_times(tx, queue, partitions, end)
+
+        return self._store().database.run(work, write=False)
 
     def _require_rows(self, queue: QueueRecord, offset: QueueOffset) -> None:
         self._store().database.run(lambda tx: require_rows(tx, queue.queue_id, offset), write=False)
