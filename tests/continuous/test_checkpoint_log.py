@@ -48,6 +48,30 @@ def test_content_is_synced_before_the_file_gets_its_name_and_the_name_is_synced_
     assert steps == ["file of 7 bytes", "name", "folder"]
 
 
+def test_each_folder_of_a_new_checkpoint_is_synced_in_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    sync = os.fsync
+
+    def syncing(file: int) -> None:
+        synced.append(os.fstat(file).st_ino)
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    CheckpointLog(str(tmp_path / "new" / "checkpoint"))
+    root = tmp_path / "new" / "checkpoint"
+    parents = [tmp_path, root.parent, root, root / "sources"]
+    assert {each.stat().st_ino for each in parents} <= set(synced)
+    assert all((root / name).is_dir() for name in ("offsets", "commits", "sources/0"))
+
+
+def test_a_file_in_the_place_of_a_folder_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "offsets").write_text("")
+    with pytest.raises(OSError, match="offsets"):
+        CheckpointLog(str(tmp_path))
+
+
 def test_a_full_disk_leaves_no_partial_file(tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -206,6 +206,14 @@ def test_rows_staged_by_a_clock_far_ahead_are_swept(store: penstock.Store) -> No
     assert store.info().staged_segments == 1
 
 
+def test_what_a_query_without_a_consumer_still_adds_to_is_kept(store: penstock.Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    _stage_long_ago(store, queue)
+    _stage(store, queue, "dead", 0, "b", 3)
+    assert store.clean_up() == 0
+    assert store.info().staged_segments == 2
+
+
 def test_maintaining_a_store_sweeps_old_staged_rows(store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
     _stage_long_ago(store, queue)

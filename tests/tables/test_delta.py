@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import chain
@@ -215,6 +216,18 @@ def test_two_rows_with_the_same_key_in_a_micro_batch_are_refused(tables: DeltaTa
     assert tables.rows("latest") == [(1, "a", 5), (2, "b", 5)]
     assert tables.staged("latest") == []
     assert feed.store.consumer("c").lag("in").rows == 3
+
+
+@one_store
+def test_a_start_deletes_what_dead_queries_have_staged_a_day_ago(tables: DeltaTables) -> None:
+    feed, sink = tables.feed, tables.sink("plain")
+    feed.add(row(1)).run(sink)
+    old, new = int(time.time()) - 90_000, int(time.time())
+    running = {f"running-5-{old}-a.parquet", f"running-5-{new}-b.parquet"}
+    for name in {*running, f"dead-3-{old}-c.parquet"}:
+        (feed.folder / "tables of ours/plain/_penstock" / name).touch()
+    feed.add(row(2)).run(sink)
+    assert set(tables.staged("plain")) == running
 
 
 @one_store

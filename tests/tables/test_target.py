@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -13,6 +15,8 @@ import pytest
 
 import penstock
 from penstock.errors import CommitRefusedError
+from penstock.store.database import Transaction
+from penstock.store.postgres import staging_relations
 from penstock.store.url import parse_url
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.names import resolve
@@ -170,6 +174,42 @@ def test_staged_rows_lost_in_a_server_crash_are_detected(table: Table) -> None:
     for mode in ("append", "update", "complete"):
         with pytest.raises(CommitRefusedError, match="lost them in a crash"):
             table.write(stage, mode, staged)
+
+
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+def test_a_long_micro_batch_notes_that_its_relation_is_in_use(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = table.stage()
+    assert isinstance(stage, PostgresStage)
+    before = _used_at(table)
+    table.put(stage, ("a", 1))
+    assert _used_at(table) == before
+    monkeypatch.setattr(time, "time", lambda: stage.opened_at + 3_600)
+    table.put(stage, ("a", 1))
+    assert _used_at(table) > before
+
+
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+def test_relations_of_a_query_that_has_just_staged_rows_are_kept(table: Table) -> None:
+    def create(sink: str, app_id: str, used_at: int) -> str:
+        def work(tx: Transaction) -> str:
+            name = staging_relations.create(tx, ["c0 bigint"], sink=sink, app_id=app_id)
+            about = json.dumps({"sink": sink, "app_id": app_id, "used_at": tx.now() + used_at})
+            tx.execute(f"comment on table {staging_relations.qualified(tx, name)} is '{about}'")
+            return name
+
+        return table.database.run(work)
+
+    kept = {create("t", "running", 0), create("u", "running", -90_000_000_000)}
+    create("t", "dead", -90_000_000_000)
+    assert table.store.clean_up() == 1
+    assert {each.name for each in table.database.run(staging_relations.listed, write=False)} == kept
+
+
+def _used_at(table: Table) -> int:
+    (relation,) = table.database.run(staging_relations.listed, write=False)
+    return relation.used_at
 
 
 def test_a_table_may_consist_of_keys_only(store: penstock.Store, store_url: str) -> None:

@@ -327,9 +327,9 @@ class Store:
         """Delete what dead tasks have staged, and return the number of deleted segments.
 
         Other maintenance also deletes what is older than a day, at most once an hour. Staging of a running
-        query is kept if the query owns a consumer of this store and has committed a micro-batch. A commit
-        whose staging was deleted is refused with nothing visible: a query repeats the micro-batch, and a
-        batch write has to be run again.
+        query is kept: of one that owns a consumer of this store and has committed a micro-batch, and of one
+        that has staged rows within the last day. A commit whose staging was deleted is refused with nothing
+        visible: a query repeats the micro-batch, and a batch write has to be run again.
 
         Parameters
         ----------

@@ -135,8 +135,9 @@ def clean_up(database: Database, *, older_than: int) -> int:
     """Drop what was staged more than ``older_than`` microseconds ago, except by running queries; the number
     of segments and relations.
 
-    A query is known to run by the consumer that it owns. The micro-batch in flight of a query without one
-    loses its staged rows, is refused when it commits, and is repeated.
+    A query is known to run by the consumer that it owns, or by what it has staged since then. One without a
+    consumer whose last task takes longer than that loses its staged rows, is refused when it commits, and
+    repeats the micro-batch.
     """
 
     def work(tx: Transaction) -> int:
@@ -145,13 +146,17 @@ def clean_up(database: Database, *, older_than: int) -> int:
         before = min(max(now - older_than, 0), 2**62)
         # What was staged under a clock that was far ahead would not become old for long.
         ahead = now + _FAR_AHEAD
-        aged = [each for each in staging_relations.listed(tx) if not before <= each.created_at <= ahead]
-        old = {row.app_id for row in tx.all("staged_apps") if not before <= row.oldest <= ahead}
-        running = _running(tx, database.uuid) if old or aged else set()
-        dead = sorted(old - running)
+        relations, apps = staging_relations.listed(tx), tx.all("staged_apps")
+        aged = [each for each in relations if not before <= each.used_at <= ahead]
+        old = {row.app_id for row in apps if not before <= row.oldest <= row.newest <= ahead}
+        if not old and not aged:
+            return 0
+        running = _running(tx, database.uuid)
+        running |= {each.app_id for each in relations if before <= each.used_at <= ahead}
+        running |= {row.app_id for row in apps if before <= row.newest <= ahead}
         gone = [
             row
-            for app in dead
+            for app in sorted(old - running)
             for row in tx.all("delete_staged_before", app_id=app, created_at=before, ahead=ahead)
         ]
         drop_payloads(tx, [row.payload_id for row in gone])

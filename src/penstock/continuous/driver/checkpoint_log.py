@@ -45,7 +45,7 @@ class CheckpointLog(Checkpoint):
     def __init__(self, location: str) -> None:
         super().__init__(location)
         for folder in ("offsets", "commits", "sources/0"):
-            self.files.create_dir(f"{self.root}/{folder}", recursive=True)
+            self._create_folder(f"{self.root}/{folder}")
         self._oldest = {folder: self._first(folder) for folder in ("offsets", "commits")}
         if self.files.get_file_info(f"{self.root}/metadata").type == fs.FileType.NotFound:
             # If another driver is first, the query has the id that it wrote.
@@ -121,6 +121,12 @@ class CheckpointLog(Checkpoint):
                 file=name,
             ) from None
 
+    def _create_folder(self, path: str) -> None:
+        if is_local(self.files):
+            create_folder_durably(path)
+        else:
+            self.files.create_dir(path, recursive=True)
+
     def _create(self, name: str, text: str) -> None:
         path = f"{self.root}/{name}"
         if is_local(self.files):
@@ -178,11 +184,32 @@ def create_durably(path: str, content: bytes) -> None:
     finally:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
-    listing = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    _sync_folder(folder)
+
+
+def create_folder_durably(path: str) -> None:
+    """Create a local folder and its missing parents; when this returns, they survive a loss of power."""
+    missing = []
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for folder in reversed(missing):
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            # Another driver may have created it; a file of that name is an error.
+            if not os.path.isdir(folder):
+                raise
+        _sync_folder(os.path.dirname(folder))
+
+
+def _sync_folder(path: str) -> None:
+    """Wait until the disk has the names in a folder."""
+    folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(listing)
+        os.fsync(folder)
     finally:
-        os.close(listing)
+        os.close(folder)
 
 
 Follow = Callable[[JsonValue], None]

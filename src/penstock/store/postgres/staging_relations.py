@@ -29,8 +29,8 @@ class Relation:
     name: str
     sink: str
     app_id: str
-    created_at: int
-    """Microseconds since 1970."""
+    used_at: int
+    """When it was created, or later; in microseconds since 1970."""
 
 
 def create(tx: Transaction, columns: Sequence[str], *, sink: str, app_id: str) -> str:
@@ -39,12 +39,17 @@ def create(tx: Transaction, columns: Sequence[str], *, sink: str, app_id: str) -
     ``sink`` is the table's name in the ledger.
     """
     name = PREFIX + uuid.uuid4().hex
-    comment = json.dumps({"sink": sink, "app_id": app_id, "created_at": tx.now()})
-    literal = comment.replace("\\", "\\\\").replace("'", "''")
     where = qualified(tx, name)
     tx.execute(f"create unlogged table {where} ({', '.join(columns)}) with (autovacuum_enabled = false)")
-    tx.execute(f"comment on table {where} is E'{literal}'")
+    describe(tx, name, sink=sink, app_id=app_id)
     return name
+
+
+def describe(tx: Transaction, name: str, *, sink: str, app_id: str) -> None:
+    """Note whose a relation is, and that it is in use now."""
+    comment = json.dumps({"sink": sink, "app_id": app_id, "used_at": tx.now()})
+    literal = comment.replace("\\", "\\\\").replace("'", "''")
+    tx.execute(f"comment on table {qualified(tx, name)} is E'{literal}'")
 
 
 def qualified(tx: Transaction, name: str) -> str:
@@ -65,7 +70,7 @@ def _relation(name: str, comment: str | None) -> Relation | None:
     """The relation that a comment describes; None if another program created it in the schema."""
     try:
         about = parse_json(comment or "null")
-        return Relation(name, str(about["sink"]), str(about["app_id"]), int(about["created_at"]))
+        return Relation(name, str(about["sink"]), str(about["app_id"]), int(about["used_at"]))
     except (ValueError, KeyError, TypeError):
         return None
 

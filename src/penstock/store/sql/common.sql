@@ -243,7 +243,7 @@ delete from penstock.staged where app_id = :app_id and (created_at < :created_at
 returning payload_id;
 
 -- name: staged_apps
-select app_id, min(created_at) as oldest, count(*) as segments, cast(sum(bytes) as bigint) as bytes
+select app_id, min(created_at) as oldest, max(created_at) as newest, count(*) as segments, cast(sum(bytes) as bigint) as bytes
 from penstock.staged group by app_id;
 
 -- consumers

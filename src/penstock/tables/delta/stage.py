@@ -110,9 +110,11 @@ def _ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def delete_abandoned(place: DeltaPlace) -> None:
-    """Delete files staged more than a day ago, by queries that died."""
+    """Delete files staged more than a day ago, by queries that died: those that have staged nothing since."""
     before = time.time() - _DAY_SECONDS
-    _delete(place, [name for name, (_, _, at) in _staged(place).items() if at < before])
+    staged = _staged(place)
+    running = {app for app, _, at in staged.values() if at >= before}
+    _delete(place, [name for name, (app, _, _) in staged.items() if app not in running])
 
 
 def _delete(place: DeltaPlace, names: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ relation for each epoch would cost more than its rows.
 from __future__ import annotations
 
 import hashlib
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -121,6 +122,8 @@ def refusing_nul_characters() -> Iterator[None]:
 
 
 _ALL_BATCHES = 2**62
+_IN_USE_SECONDS = 3600.0
+"""How often a long micro-batch notes that its relation is in use; an unused one is dropped after a day."""
 _CHUNKS_BITS = 20
 
 
@@ -249,6 +252,8 @@ class PostgresStage(Stage):
     """
 
     relation: str = ""
+    opened_at: float = 0.0
+    """Seconds since 1970."""
 
     @classmethod
     def open(
@@ -261,13 +266,23 @@ class PostgresStage(Stage):
         relation = database.run(
             lambda tx: staging_relations.create(tx, definitions, sink=sink, app_id=app_id), idempotent=True
         )
-        return cls(columns, sink, app_id, batch_id, relation)
+        return cls(columns, sink, app_id, batch_id, relation, time.time())
 
     def put(
         self, database: Database, task: int, attempt: int, chunks: Iterator[pa.RecordBatch]
     ) -> dict[str, int]:
         numbers = count(attempt << _CHUNKS_BITS)
-        return dict(self._put(database, numbers, chunk) for chunk in chunks)
+        noted, staged = self.opened_at, {}
+        for chunk in chunks:
+            number, rows = self._put(database, numbers, chunk)
+            staged[number] = rows
+            if time.time() - noted >= _IN_USE_SECONDS:
+                database.run(self._note_use, idempotent=True)
+                noted = time.time()
+        return staged
+
+    def _note_use(self, tx: Transaction) -> None:
+        staging_relations.describe(tx, self.relation, sink=self.sink, app_id=self.app_id)
 
     def _put(self, database: Database, numbers: count[int], chunk: pa.RecordBatch) -> tuple[str, int]:
         def work(tx: Transaction) -> int:
