@@ -89,6 +89,7 @@ def test_starting_positions_are_parsed() -> None:
         (lambda: read(startingOffsets='{"0": true}'), "give earliest"),
         (lambda: read(startingOffsets='{"0": "5"}'), "give earliest"),
         (lambda: read(endingOffsets='{"0": null}'), "or row indexes such as"),
+        (lambda: read(startingOffsets='{"0": ' + "[" * 100_000), "or row indexes such as"),
         (lambda: read(consumer=""), "option consumer='' is empty: give a value, or leave it out"),
         (lambda: read(streaming=True, MaxRowsPerTrigger=""), "maxRowsPerTrigger='' is empty"),
         (lambda: read(url=""), "option url='' is empty"),

@@ -268,7 +268,7 @@ def _field_to_json(field: pa.Field) -> Json:
         "name": field.name,
         "type": _type_to_json(field.type),
         "nullable": field.nullable,
-        "metadata": json.loads(kept) if kept else {},
+        "metadata": parse_json(kept) if kept else {},
     }
 
 

@@ -19,6 +19,7 @@ from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout, Path, column_at
 from penstock.changes.passes.violations import check_rows
 from penstock.errors import PenstockError, UnsupportedTypeError, error_class
+from penstock.json_text import parse_json
 from penstock.spark.driver_endpoint import Address
 from penstock.spark.error_boundary import iterate_without_tracebacks
 from penstock.spark.shuffle_batches import pack, unpack
@@ -95,7 +96,7 @@ class SeenCommits:
     @classmethod
     def from_bytes(cls, data: bytes) -> SeenCommits:
         commits = pa.ipc.open_stream(data).read_all()
-        return cls(Scope(**json.loads(commits.schema.metadata[_KEY])), commits.replace_schema_metadata(None))
+        return cls(Scope(**parse_json(commits.schema.metadata[_KEY])), commits.replace_schema_metadata(None))
 
 
 def ipc_stream(table: pa.Table) -> pa.Buffer:
@@ -130,7 +131,7 @@ class CommitReporter:
         )
         answer = self.address.ask(SeenCommits(scope, commits).to_bytes())
         if answer:
-            error = json.loads(answer)
+            error = parse_json(answer)
             kind = error_class(error["kind"]) or PenstockError
             raise kind(error["message"], condition=error["condition"], **error["parameters"])
 

@@ -21,6 +21,7 @@ from penstock.arguments import in_quotes
 from penstock.errors import FeedUnavailableError
 from penstock.feeds.contract import CHANGE_TYPE
 from penstock.feeds.protocol import METADATA_NAMES, PLAN, OpenFeed, change_rows
+from penstock.json_text import parse_json
 from penstock.lake.parquet import Piece, count_rows, fitted, pieces, read_piece, with_constants
 from penstock.lake.storage import in_parallel
 
@@ -66,7 +67,7 @@ class Planned:
     def of(cls, schema: pa.Schema) -> Planned:
         """Return the plan in a read's schema; without one, a plan that every version fits."""
         plan = (schema.metadata or {}).get(PLAN)
-        return cls(sys.maxsize, 0) if plan is None else cls(**json.loads(plan))
+        return cls(sys.maxsize, 0) if plan is None else cls(**parse_json(plan))
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

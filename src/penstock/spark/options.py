@@ -11,6 +11,7 @@ from typing import TypeVar, overload
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidOptionError
 from penstock.instants import micros_of
+from penstock.json_text import parse_json
 
 T = TypeVar("T")
 
@@ -217,7 +218,7 @@ def source_options(
         max_rows_per_trigger=read.value("maxRowsPerTrigger", parse_positive),
         max_bytes_per_trigger=read.value("maxBytesPerTrigger", parse_positive),
         align_to_appends=read.value("alignToAppends", parse_boolean, False),
-        quota=Quota.of(read.value("limitRows", json.loads), read.text("limitUrl")),
+        quota=Quota.of(read.value("limitRows", parse_json), read.text("limitUrl")),
         moved_by_sink=read.value("movedBySink", parse_boolean, False),
     )
     _check_start(parsed)
@@ -279,7 +280,7 @@ def _offsets(text: str) -> str | dict[int, int]:
     if text.lower() in ("earliest", "latest", "consumer"):
         return text.lower()
     try:
-        parsed = json.loads(text)
+        parsed = parse_json(text)
         offsets = {int(partition): index for partition, index in parsed.items()}
     except (ValueError, AttributeError):
         offsets = None

@@ -17,7 +17,7 @@ from penstock.feeds.postgres.pgoutput import Column, Relation
 from penstock.feeds.postgres.server import Row, Statements
 from penstock.feeds.postgres.values import AS_TYPES, arrow_type
 from penstock.feeds.protocol import METADATA_FIELDS
-from penstock.json_text import Json
+from penstock.json_text import Json, parse_json
 
 SEQUENCE, UNCHANGED_COLUMNS, TABLE, KEY = "_commit_sequence", "_unchanged", "_table", "_key"
 _ADDED = (
@@ -206,7 +206,7 @@ class Tables:
 
     @classmethod
     def from_json(cls, text: str) -> Tables:
-        value = json.loads(text)
+        value = parse_json(text)
         domains = {oid: (kind, modifier) for oid, (kind, modifier) in value["domains"]}
         tables = tuple(map(Table.from_json, value["tables"]))
         return cls(**{**value, "tables": tables, "domains": domains})
