@@ -82,7 +82,8 @@ def post_process(
         Whether ``_commit_timestamp`` keeps an event-time watermark for later operators.
     net_window
         For ``netChanges``: ``commit``, or an interval of commit time such as ``1 hour``; a stream needs one.
-        The windows of an interval begin at 1970-01-01 00:00 UTC.
+        The windows of an interval begin at 1970-01-01 00:00 UTC. A stream emits the net changes of an
+        interval once it has read a commit from after its end.
 
     Raises
     ------
@@ -200,7 +201,8 @@ def _stream_strategy(chosen: str, contract: ChangeContract, passes: Passes) -> s
     if passes.net == EVER:
         raise InvalidChangeOptionError(
             "the net changes of a stream are never complete: give net_window='commit' for those of each "
-            "commit, or an interval such as net_window='1 hour'; or read the feed as a batch",
+            "commit, or an interval such as net_window='1 hour', which holds back what comes after its last "
+            "whole interval; or read the feed as a batch",
             condition="INVALID_CDC_OPTION.STREAMING_NET_CHANGES_NOT_SUPPORTED",
         )
     windowed = passes.net not in (None, COMMIT)

@@ -138,7 +138,8 @@ def read_stream(
         For ``watermark``: whether the result keeps a watermark on the commit time.
     net_window
         For ``netChanges``: ``commit``, or an interval of commit time such as ``1 hour``. An interval needs
-        the ``watermark`` strategy, since it is longer than a micro-batch.
+        the ``watermark`` strategy, since it is longer than a micro-batch. Its net changes are emitted once a
+        commit from after its end has been read.
     columns
         The column or columns to read, as for :func:`read`.
     options

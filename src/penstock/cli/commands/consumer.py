@@ -220,9 +220,10 @@ def _lag_data(consumer: str, queue: str, lag: Lag) -> Json:
 
 
 def _lag_sections(lag: Json) -> list[Section]:
-    behind = (
-        f"{counted(lag['rows'], 'row')}, {size_text(lag['bytes'])}, the oldest {age_text(lag['seconds'])} old"
-    )
+    behind = "nothing: it has read all rows"
+    if lag["rows"]:
+        size, age = size_text(lag["bytes"]), age_text(lag["seconds"])
+        behind = f"{counted(lag['rows'], 'row')}, {size}, the oldest {age} old"
     pairs = [("consumer", lag["consumer"]), ("queue", lag["queue"]), ("behind", behind)]
     return [Section("", pairs), Section("", columns=_PARTITION_LAG_COLUMNS, rows=lag["partitions"])]
 

@@ -43,12 +43,12 @@ def info(run: Run) -> None:
     pairs = [
         ("store", holds.url),
         ("uuid", holds.uuid),
-        ("version", str(holds.version)),
+        ("format", f"version {holds.version}"),
         ("queues", count_text(holds.queues)),
         ("consumers", count_text(holds.consumers)),
         ("rows", count_text(holds.rows)),
         ("size", size_text(holds.bytes)),
-        ("committed batches", count_text(holds.commits)),
+        ("batches committed into it", count_text(holds.commits)),
         ("staged", f"{counted(holds.staged_segments, 'segment')}, {size_text(holds.staged_bytes)}"),
     ]
     run.output.describe(asdict(holds), [Section("", pairs)])

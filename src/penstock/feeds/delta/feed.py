@@ -278,8 +278,8 @@ class OpenDeltaFeed(FileFeed):
         if planned.only_changes and part.commit.rewritten and self._feed.row_id is not None:
             raise FeedUnavailableError(
                 f"version {version} of {self.table} rewrites rows without recording which ones changed, and "
-                "this query was planned when no version did: create the query again, so that it removes "
-                "unchanged rows",
+                "this query was planned when no version did: start it again, with a new "
+                "read_stream if it has one, and it removes unchanged rows",
                 condition="FEED_UNAVAILABLE.ROWS_OVERWRITTEN",
                 table=self.name,
                 version=version,
