@@ -39,6 +39,21 @@ def test_sigterm_finishes_the_current_micro_batch_and_advances_the_consumer(
     assert all(offset == safe == end for offset, safe, end in offsets), offsets
 
 
+def test_sigterm_to_a_driver_that_was_just_resumed_stops_its_query(
+    make_case: Callable[..., Case], children: Children
+) -> None:
+    """The kernel may give the signal to any thread then."""
+    case = make_case("sqlite", "stateless", "exactly_once", chunks=1)
+    child = children.start([case], {}, module="tests.crash.serving")
+    wait_until(case.rows, 120, "the query writes rows")
+    child.popen.send_signal(signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED, 10, "it is stopped")
+    child.popen.send_signal(signal.SIGCONT)
+    child.popen.send_signal(signal.SIGTERM)
+    assert child.wait(30) == 0, child.output
+    assert f"ENDED {case.name}" in child.output, child.output
+
+
 @pytest.mark.crash_full
 def test_sigterm_to_the_jvm_too_aborts_the_micro_batch_and_the_next_run_repeats_it(
     make_case: Callable[..., Case], children: Children

@@ -247,7 +247,7 @@ def test_a_source_without_new_rows_has_an_empty_range_at_its_position(tmp_path: 
     ]
     lines = [line.split() for line in str(found).splitlines()]
     assert ["1", "feed", "delta:orders", "5", "5"] in lines
-    assert "nothing: counts the query's starts" in str(found)
+    assert "no data: added by the pipeline, counts the query's starts" in str(found)
 
 
 @one_store

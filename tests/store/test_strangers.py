@@ -234,7 +234,7 @@ def test_relation_names_are_never_executed_as_sql(
     store.create_queue("q", SCHEMA)
     run(database, f"grant usage, create on schema {schema} to {name}_stranger")
     sink, app = "table:t", "the app"
-    payload = json.dumps({"sink": sink, "app_id": app, "created_at": 0})
+    payload = json.dumps({"sink": sink, "app_id": app, "used_at": 0})
     attack = f"{staging_relations.PREFIX}x; drop table {schema}.queue cascade"
     with psycopg.connect(as_role("stranger"), autocommit=True) as stranger:
         for relation, comment in (

@@ -91,14 +91,19 @@ class QueueOffset:
             own = getattr(self, name)
             if own == value:
                 continue
-            why = (
-                "the consumer was moved by a seek, or the queue or the registration was recreated"
-                if name == "generation"
-                else "it belongs to another query, or the query's source was changed"
-            )
+            if name != "generation":
+                why = "it belongs to another query, or the query's source was changed"
+            elif consumer is None:
+                why = f"queue {queue!r} was dropped and recreated"
+            else:
+                why = (
+                    f"consumer {consumer!r} was moved by a seek or registered again, as after its queue was "
+                    "recreated"
+                )
+            begins = "begins at startingOffsets" if consumer is None else "resumes at the consumer's offset"
             raise CheckpointMismatchError(
                 f"the checkpoint's offset has {name} {own!r}, the source has {value!r}: {why}. "
-                "Start with a new checkpoint; the query resumes at the consumer's offset",
+                f"Start with a new checkpoint; the query {begins}",
                 condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
                 field=name,
                 found=own,

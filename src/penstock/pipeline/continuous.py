@@ -24,7 +24,7 @@ from penstock.limits.per_key import KeyLimit
 from penstock.limits.record import keep_record
 from penstock.limits.rows import STOP, RowLimit
 from penstock.pipeline.monitor import ContinuousMonitor, monitor_target, session_listener
-from penstock.pipeline.query import STOP_SECONDS, Query, Trigger
+from penstock.pipeline.query import STOP_SECONDS, Query, Trigger, wait_in_slices
 from penstock.spark.connectors import Sink, Source
 from penstock.spark.error_boundary import original_error
 from penstock.spark.internals.listeners import ListenerBus
@@ -196,7 +196,7 @@ class ContinuousQuery(Query):
         return None if error is None else original_error(error)
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
-        ended = self._execution.join(timeout)
+        ended = wait_in_slices(self._execution.join, timeout)
         self._raise()
         return None if timeout is None else ended
 

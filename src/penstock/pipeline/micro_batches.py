@@ -22,7 +22,7 @@ from penstock.continuous.connectors.protocol import ContinuousSink
 from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up, require_not_behind
 from penstock.errors import NotRegisteredError, PenstockError, condition_of
 from penstock.json_text import Json, parse_json
-from penstock.pipeline.query import STOP_SECONDS, Query
+from penstock.pipeline.query import STOP_SECONDS, Query, wait_in_slices
 from penstock.queue.store import Store, connect, open_store
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.connectors import OwnedConsumer, Sink
@@ -98,15 +98,18 @@ class MicroBatchQuery(Query):
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
         try:
-            # Spark's annotation says int; it takes fractions of a second as well.
-            ended = self._query.awaitTermination(timeout)  # type: ignore[arg-type]  # see above
+            ended = wait_in_slices(self._wait, timeout)
         except _FAILURES as error:
             original = original_error(error)
             self._on_end(original)
             raise original from None
-        if ended is not False:
+        if ended:
             self._has_ended()
-        return ended
+        return None if timeout is None else ended
+
+    def _wait(self, seconds: float) -> bool | None:
+        # Spark's annotation says int; it takes fractions of a second as well.
+        return self._query.awaitTermination(seconds)  # type: ignore[arg-type]  # see above
 
     def processAllAvailable(self) -> None:
         try:

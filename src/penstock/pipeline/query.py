@@ -6,9 +6,11 @@ import logging
 import re
 import signal
 import threading
+import time
 import uuid
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.pipeline")
 
 STOP_SECONDS = 60.0
+_SLICE_SECONDS, _SHORTEST_SECONDS = 1.0, 0.001
 _INTERVAL = re.compile(r"\s*\d+(\.\d+)?\s*[a-z]+\s*", re.IGNORECASE)
 
 
@@ -207,6 +210,21 @@ class EndedQuery(Query):
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
         return True
+
+
+def wait_in_slices(wait: Callable[[float], object], timeout: float | None) -> bool:
+    """Wait a second at a time until ``wait`` returns true; False after so many seconds.
+
+    Python handles a signal in its main thread. The system may give one to another thread, as it does just
+    after a suspended process was resumed, and then does not interrupt what the main thread waits for.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = _SLICE_SECONDS if deadline is None else deadline - time.monotonic()
+        if wait(min(max(left, _SHORTEST_SECONDS), _SLICE_SECONDS)):
+            return True
+        if left <= _SLICE_SECONDS and deadline is not None:
+            return False
 
 
 # A signal has one handler for the process, so it stops the queries of all sessions.

@@ -62,7 +62,7 @@ def _source_lines(source: Source) -> Iterator[tuple[str, ...]]:
     elif feed is not None:
         yield (name, f"feed {feed[0]}", "", *map(_plain, feed[1:]))
     elif source.starts is not None:
-        yield (name, "nothing: counts the query's starts", "", "", str(source.starts))
+        yield (name, "no data: added by the pipeline, counts the query's starts", "", "", str(source.starts))
     else:
         yield (name, "", "", "", _plain(source.offset))
 

@@ -306,7 +306,7 @@ def drop(
     name: QueueName,
     yes: YesOption = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Drop it even when a vital consumer is registered on it.")
+        bool, typer.Option("--force", help="Drop it even if a vital consumer is registered on it.")
     ] = False,
 ) -> None:
     """Drop a queue with its rows and its consumers' offsets, after asking."""

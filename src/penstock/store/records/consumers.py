@@ -110,8 +110,8 @@ def find_registration(tx: Transaction, consumer: str, queue: str, *, lock: bool 
     find_consumer(tx, consumer)
     find_queue(tx, queue)
     raise NotRegisteredError(
-        f"consumer {consumer!r} is not registered on queue {queue!r}: "
-        f"store.consumer({consumer!r}).register({queue!r}), or `penstock consumer register`",
+        f"consumer {consumer!r} is not registered on queue {queue!r}; if the queue was recreated, register "
+        f"it again: store.consumer({consumer!r}).register({queue!r}), or `penstock consumer register`",
         consumer=consumer,
         queue=queue,
     )
