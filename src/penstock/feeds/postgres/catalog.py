@@ -97,19 +97,23 @@ class Tables:
     some_columns: bool = False
     """Whether the reader named the columns, so that other columns may come and go."""
 
-    def columns(self) -> dict[str, Table]:
-        """Return the tables by struct column: the table's name, with the schema if two are equal."""
+    def struct_names(self) -> list[str]:
+        """Return the name of each table's struct column: the table's, with the schema if two are equal."""
         plain = [table.relation.table for table in self.tables]
-        return {
-            (name if plain.count(name) == 1 else f"{table.relation.schema}_{name}"): table
+        return [
+            name if plain.count(name) == 1 else f"{table.relation.schema}_{name}"
             for name, table in zip(plain, self.tables, strict=True)
-        }
+        ]
+
+    def columns(self) -> dict[str, Table]:
+        """Return the tables by struct column."""
+        return dict(zip(self.struct_names(), self.tables, strict=True))
 
     def schema(self) -> pa.Schema:
         if not self.several:
             return pa.schema([*self.tables[0].fields(), *_ADDED])
         structs = []
-        for name, table in self.columns().items():
+        for name, table in zip(self.struct_names(), self.tables, strict=True):
             fields = [field.with_nullable(True) for field in table.fields()]
             structs.append(pa.field(name, pa.struct(fields)))
         return pa.schema([*_NAMES, *structs, *_ADDED])
@@ -158,7 +162,8 @@ class Tables:
     def as_logged(self, relations: Iterable[Relation]) -> Tables:
         """Return the tables as the log has them, from the relations of unread rows in its order.
 
-        A table has the form of its first unread row; without one, that of the catalog.
+        A table has the form of its first unread row; without one, that of the catalog. Of tables that had one
+        name in turn, only the first is read: the query ends before rows of the next.
         """
         first: dict[str | int, Relation] = {}
         now = {table.relation.oid: table for table in self.tables}
@@ -177,6 +182,8 @@ class Tables:
             self._logged_table(relation, None) for key, relation in first.items() if isinstance(key, int)
         ]
         tables = sorted([*logged, *removed], key=lambda table: table.name) if removed else logged
+        earliest = {relation.name: relation for relation in reversed(first.values())}
+        tables = [table for table in tables if earliest.get(table.name, table.relation) == table.relation]
         return replace(self, tables=tuple(tables), several=len(tables) > 1)
 
     def reading_as(self, server: Statements, types: Mapping[str, str]) -> Tables:

@@ -34,6 +34,7 @@ from penstock.feeds.postgres.unlogged import (
     doubtful_keys,
     passed_partitions,
     passed_tables,
+    recreated_tables,
     refuse,
     unlogged_changes,
 )
@@ -203,15 +204,17 @@ class Lookahead:
     def _refuse_passing_tables(
         self, relations: Iterable[Relation], before: PublicationState | None, now: PublicationState
     ) -> None:
-        """Refuse tables that joined and left the publication since the log was last searched."""
+        """Refuse tables that joined and left the publication since the log was last searched, or that took
+        the name of an earlier one.
+        """
         known = now.oids() | (before.oids() if before is not None else set())
-        read = [
-            relation
-            for relation in relations
-            if relation.oid not in known and self._fit.reads(relation) is not None
-        ]
-        changes = passed_tables(self._server, self._settings.publication, read)
-        self._refuse(changes)
+        read = [relation for relation in relations if self._fit.reads(relation) is not None]
+        passed = passed_tables(
+            self._server,
+            self._settings.publication,
+            [relation for relation in read if relation.oid not in known],
+        )
+        self._refuse([*passed, *recreated_tables(read, before, now)])
 
     def _fitting(self, relations: LogRelations, upto: int, state: PublicationState, rows_before: bool) -> int:
         readable: dict[str, int] = {}

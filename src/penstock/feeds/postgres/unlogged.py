@@ -7,7 +7,7 @@ ends with an error if the catalog has another state of the publication than its 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import FeedUnavailableError
@@ -203,8 +203,7 @@ def _tables(
         if was == entry:
             continue
         if was is not None and oid_of(was) != oid:
-            what = f"{name} was recreated, and the rows of the earlier table were not deleted in the log"
-            yield _unlogged("TABLE_RECREATED", what, token, name)
+            yield _recreated(name, token)
         elif oid in names and before.tables[names[oid]] != entry:
             what = (
                 f"{name} was removed from the publication and added again: rows written meanwhile are not in "
@@ -221,6 +220,11 @@ def _tables(
         elif oid in older:
             what = f"{name} has joined the publication, and its earlier rows are not in the log"
             yield _unlogged("TABLE_NOT_COPIED", what, token, name)
+
+
+def _recreated(name: str, token: str) -> Unlogged:
+    what = f"{name} was recreated, and the rows of the earlier table were not deleted in the log"
+    return _unlogged("TABLE_RECREATED", what, token, name)
 
 
 def _partitions(
@@ -299,6 +303,29 @@ def passed_tables(server: Statements, publication: str, relations: Sequence[Rela
     ]
 
 
+def recreated_tables(
+    relations: Iterable[Relation], before: PublicationState | None, now: PublicationState
+) -> Iterator[Unlogged]:
+    """Yield tables in the log that have the name of an earlier one.
+
+    Parameters
+    ----------
+    relations
+        Those of unread rows, in the order of the log.
+    before, now
+        The states before and after them.
+    """
+    owners = {} if before is None else {name: oid_of(entry) for name, entry in before.tables.items()}
+    known = set(owners.values())
+    for relation in relations:
+        name, oid = relation.name, relation.oid
+        if owners.setdefault(name, oid) != oid and oid not in known:
+            known.add(oid)
+            # One that is still there has the token with which its return to the publication is accepted.
+            entry = now.tables.get(name, "0")
+            yield _recreated(name, f"{name}:{entry if oid_of(entry) == oid else oid}")
+
+
 def _older_tables(
     server: Statements, publication: str, before: PublicationState, now: PublicationState
 ) -> dict[int, str]:
@@ -321,13 +348,13 @@ def _older_tables(
 
 
 def refuse(name: str, changes: Sequence[Unlogged], accepted: Collection[str]) -> None:
-    """Raise the error for the changes that are not accepted."""
+    """Raise the error for the changes that are not accepted; it names the accepted ones too, for one list."""
     refused = [change for change in changes if change.token not in accepted]
     if not refused:
         return
     first = refused[0]
     others = f" ({len(refused) - 1} more)" if len(refused) > 1 else ""
-    tokens = [change.token for change in refused]
+    tokens = [*accepted, *(change.token for change in refused)]
     raise FeedUnavailableError(
         f"{name}: {first.what}{others}. Start over with a new slot, a new checkpoint and an empty sink; or "
         f"continue with accept={tokens!r}, if the copy may lack those rows or you correct it",
