@@ -33,7 +33,7 @@ def check_refused(copy: Copy, query: ContinuousExecution) -> None:
     """Check that a query ends as the queue is another one, without any of its rows."""
     assert query.join(PATIENCE)
     assert isinstance(query.failure, CheckpointMismatchError), query.failure
-    assert "the queue or the registration was recreated" in str(query.failure)
+    assert "was dropped and recreated" in str(query.failure)
     assert query.failure.parameters["field"] == "generation"
     assert all(number < 1_000 for number in copy.ids())
 
