@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.simulation.faults import FAULTS, Fault
+from tests.simulation.faults import FAULTS, Change, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 _CHILD = """
@@ -55,25 +55,31 @@ def _arguments() -> argparse.Namespace:
 
 
 @contextmanager
-def _copy() -> Iterator[Path]:
+def _copy(*changes: Change | None) -> Iterator[Path]:
+    """A copy of the code with some changes; the code itself without any."""
+    made = [change for change in changes if change is not None]
+    if not made:
+        yield ROOT
+        return
     with tempfile.TemporaryDirectory(prefix="penstock-faults-") as folder:
         for name in ("src", "tests/simulation"):
             shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
         Path(folder, "tests/__init__.py").touch()
+        for change in made:
+            path = Path(folder, "src/penstock", change.file)
+            path.write_text(path.read_text().replace(change.text, change.instead))
         yield Path(folder)
 
 
 def _run(fault: Fault, first: int, count: int) -> str | None:
     """After how many schedules it was found, and as what; None when it was not."""
-    with _copy() as copy:
-        path = copy / "src/penstock" / fault.file
-        path.write_text(path.read_text().replace(fault.text, fault.instead))
+    with _copy(fault.change, fault.without) as faulty, _copy(fault.without) as code:
         seed = first
-        while found := _first_failure(copy, seed, first + count - seed):
+        while found := _first_failure(faulty, seed, first + count - seed):
             number, _, what = found.partition(" ")
             seed = int(number) + 1
             # A schedule that fails without the fault as well says nothing of it.
-            if not _first_failure(ROOT, int(number), 1):
+            if not _first_failure(code, int(number), 1):
                 return f"{seed - first} {what}"
     return None
 

@@ -1,13 +1,23 @@
 """Faults that somebody could bring into the protocol, each of which the simulation has to find.
 
 A fault is a text that occurs once in a file of ``src/penstock``, and what stands in its place: a missing check, a swapped order, a lost
-lock, an ignored epoch. Each breaks a promise in some schedule: what another check makes harmless is not among them.
+lock, an ignored epoch. Each breaks a promise in some schedule. Where another check would make it harmless, that one is
+left out as well, and the fault has to break more than that.
 ``python -m tests.simulation.fault_run`` applies them one by one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Change:
+    """A text of a file, and what stands in its place."""
+
+    file: str
+    text: str
+    instead: str
 
 
 @dataclass(frozen=True)
@@ -18,6 +28,20 @@ class Fault:
     file: str
     text: str
     instead: str
+    without: Change | None = None
+    """How the check is left out that would find what this breaks."""
+
+    @property
+    def change(self) -> Change:
+        return Change(self.file, self.text, self.instead)
+
+
+TIMES_OF_ROWS = Change(
+    "commit/source_rows.py",
+    '    if not tx.all("other_rows", queue_id=queue_id, last_rows=last_rows):\n',
+    "    if True:\n",
+)
+"""The times of a queue's last rows tell it from one that was restored, or recreated, and has grown again."""
 
 
 FAULTS = [
@@ -130,6 +154,7 @@ FAULTS = [
         "commit/owner.py",
         "if not _follows(tx, registration, end):",
         "if False:",
+        without=TIMES_OF_ROWS,
     ),
     Fault(
         "a consumer that lags behind the checkpoint is moved to it, whatever was lost",
@@ -282,12 +307,14 @@ FAULTS = [
         "continuous/connectors/queue.py",
         "            offset.require(store.uuid, queue.name, self.options.consumer, self._generation(queue))\n",
         "",
+        without=TIMES_OF_ROWS,
     ),
     Fault(
         "an epoch is planned for whichever queue has the name by now",
         "continuous/connectors/queue.py",
         "        return self._pinned or _look_up(self.options)\n",
         "        return _look_up(self.options)\n",
+        without=TIMES_OF_ROWS,
     ),
     Fault(
         "an epoch is committed to the queue as it is by now, not as its rows were placed",
@@ -398,6 +425,7 @@ FAULTS = [
         "spark/stream_reader.py",
         "            last.require(self._store().uuid, queue.name, None, queue.generation)\n",
         "",
+        without=TIMES_OF_ROWS,
     ),
     Fault(
         "a new checkpoint starts with the first row, wherever the consumer stands",
@@ -410,6 +438,7 @@ FAULTS = [
         "commit/offsets.py",
         "        if len(self.end) <= len(ends) and all(at <= end for at, end in zip(self.end, ends, strict=False)):\n",
         "        if len(self.end) <= len(ends):\n",
+        without=TIMES_OF_ROWS,
     ),
     Fault(
         "tasks that follow one another share a row",
@@ -632,9 +661,9 @@ FAULTS = [
     ),
     Fault(
         "a restored queue that has grown again passes for the one that was read",
-        "commit/source_rows.py",
-        '    if not tx.all("other_rows", queue_id=queue_id, last_rows=last_rows):\n',
-        "    if True:\n",
+        TIMES_OF_ROWS.file,
+        TIMES_OF_ROWS.text,
+        TIMES_OF_ROWS.instead,
     ),
     Fault(
         "the generation of a registration is the time, whatever there was before",

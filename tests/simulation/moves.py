@@ -130,6 +130,8 @@ FOLLOWING = {
     "maintain": 2,
     "other_engine": 2,
     "lose_checkpoint": 2,
+    "restore": 2,
+    "recreate_source": 1,
     "grow_source": 1,
     "grow_sink": 2,
     "advance": 1,

@@ -21,6 +21,8 @@ MOST_STEPS = 60_000
 MOST_MOVES = 6
 SWARM = 5
 """Kinds of moves, besides ``aim``, where a schedule has only a few."""
+AIMS = 2
+"""How many times as often as each of them ``aim`` comes then."""
 SPREAD = 500
 """Steps over which what disturbs is spread."""
 QUIET_SECONDS = 240.0
@@ -112,13 +114,14 @@ class _Schedule:
         self._caught_up = False
 
     def _drawn(self, choices: Choices) -> Iterator[tuple[int, str, int]]:
-        """Draw the moves; in half of the schedules from a few kinds, which brings up rare combinations more
-        often (swarm testing: Groce et al., ISSTA 2012).
+        """Draw the moves; in half of the schedules from a few kinds, each as often as the others, which
+        brings up rare combinations more often (swarm testing: Groce et al., ISSTA 2012).
         """
-        swarm = choices.draw("swarm", 1 << 16, 0.5)
+        swarm, kinds = choices.draw("swarm", 1 << 16, 0.5), KINDS
         if swarm:
-            self.operator.kinds = set(random.Random(swarm).sample(sorted(MOVES), SWARM))
-        kinds = [kind for kind in KINDS if kind in self.operator.kinds or kind == "aim"]
+            few = random.Random(swarm).sample(sorted(MOVES), SWARM)
+            self.operator.kinds = set(few)
+            kinds = (*(kind for kind in few if kind in KINDS), *["aim"] * AIMS)
         for number in range(choices.draw("moves", 1 + MOST_MOVES)):
             kind = choices.draw(f"m{number}", 1 + len(KINDS))
             if kind:
