@@ -56,7 +56,8 @@ def read(
     feed
         A feed, or its URL.
     starting_version, ending_version
-        The first and the last commit; all when None.
+        The first and the last commit: all commits from the first one on without a last one, and all of the
+        feed without either.
     starting_timestamp, ending_timestamp
         The same by commit time: a ``datetime`` with a time zone, or text such as ``2026-01-31T12:00:00Z``.
     starting_bound_inclusive, ending_bound_inclusive

@@ -37,7 +37,8 @@ class QueueSource(Source, ContinuousSource):
     queue
         Its name.
     consumer
-        The consumer to read with. The query resumes at its offsets, and moves them.
+        The consumer to read with, which is registered on the queue. The query resumes at its offsets, and
+        moves them.
     url
         The store; by default the session's ``spark.penstock.url``.
     options

@@ -105,8 +105,9 @@ class Stream:
     ) -> Stream:
         """Keep the first ``n`` rows, or the first ``n`` of each key, over all micro-batches and restarts.
 
-        In output mode append, and in complete before an aggregation. After one it is Spark's limit for each
-        micro-batch there, and the query runs on.
+        That holds in output mode append, and in complete if the limit comes before the aggregation. After an
+        aggregation in complete mode, the limit is Spark's: it cuts the result of each micro-batch, and the
+        query goes on.
 
         Parameters
         ----------
@@ -172,10 +173,11 @@ class Stream:
             A :class:`QueueSink`, a :class:`TableSink`, a :class:`ConsoleSink`, a :class:`FunctionSink`, or a
             :class:`BatchSink` of your own.
         guarantee
-            Into a queue or a table, ``exactly_once`` by default (the sink's rows and the consumer's move are
-            one transaction), ``idempotent`` (for stateless transformations, in output mode append: tasks
-            write their rows directly, and skip those that are there) or ``at_least_once``. The console and a
-            function give ``at_least_once`` only; other sinks list their own.
+            Into a queue or a table, ``exactly_once`` by default (one transaction writes the rows and records
+            the micro-batch; the consumer moves in it too, or after it if it is in another store),
+            ``idempotent`` (for stateless transformations, in output mode append: tasks write their rows
+            directly, and skip those that are there) or ``at_least_once``. The console and a function give
+            ``at_least_once`` only; other sinks list their own.
         output_mode
             ``append``: a queue only grows. A table takes ``update`` and ``complete`` as well.
 

@@ -373,8 +373,8 @@ def connect(url: str, *, create: bool = True, timeout: float = CONNECT_TIMEOUT) 
     create
         False to raise an error if the store does not exist.
     timeout
-        For how many seconds to retry if the database does not answer; once the store is open, every
-        operation is retried for 20.
+        For how many seconds to retry if the database does not respond. Once the store is open, every
+        operation is retried for 20 seconds.
 
     Raises
     ------

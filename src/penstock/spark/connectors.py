@@ -51,7 +51,7 @@ class Source(ABC):
 
     @property
     def description(self) -> str | None:
-        """What the monitor page calls it; None where Spark's progress says more."""
+        """What the monitor page calls the source; None for the description in Spark's progress."""
         return self.kind
 
     def store_url(self, spark: SparkSession) -> str | None:
@@ -63,7 +63,7 @@ class Source(ABC):
         return ()
 
     takes_row_quota: ClassVar[bool] = False
-    """Whether it can stop reading at what a row limit leaves."""
+    """Whether the source reads no more rows than a limit still lets through."""
 
     def with_row_quota(self, options: Mapping[str, str]) -> Source:
         """Return the same source, reading no more than these options allow."""

@@ -39,12 +39,17 @@ FeedArgument = Annotated[
         "column that identifies rows; several are row_id=A&row_id=B.",
     ),
 ]
+PostgresArgument = Annotated[
+    str,
+    argument("FEED", "postgresql://…?publication=NAME, and slot=NAME if it is not penstock_ and that name."),
+]
 ModeOption = Annotated[
     str,
     option(
         "--mode",
         "MODE",
-        "none, dropCarryovers or netChanges: of the whole range, and for tail of each commit.",
+        "none, dropCarryovers or netChanges. Net changes are those of the whole range; for `changes tail`, "
+        "of each commit.",
     ),
 ]
 UpdatesOption = Annotated[
@@ -114,7 +119,7 @@ def tail(
 
 
 @command(group, "lag", "penstock changes lag 'postgresql://app@db/shop?publication=orders'")
-def lag(run: Run, feed: FeedArgument) -> None:
+def lag(run: Run, feed: PostgresArgument) -> None:
     """Show how much log a PostgreSQL feed's slot keeps on the server, how much of it has not been read and
     logged, and which open transaction holds it.
     """
