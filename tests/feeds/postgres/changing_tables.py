@@ -130,17 +130,27 @@ class ChangingTables:
     # Rows.
 
     def value(self, kind: str) -> str:
+        """A literal of a type, with what it can hold: digits, zeros in front, fractions of seconds."""
         self.numbers += 1
         number = self.numbers % 90
         if kind.startswith("timestamp"):
-            return f"'2026-01-01 00:00:{number % 60:02}'::timestamp"
+            return f"'2026-01-01 00:00:{number % 60:02}.{number:02}3456'::timestamp"
         if kind == "boolean":
             return str(number % 2 == 0)
         if kind.startswith("numeric(") and number % 11 == 0:
             return "'NaN'"
+        if kind.startswith("numeric"):
+            return f"{number}.{number:02}5"
+        if kind == "double precision":
+            return f"{number}.123456789"
+        if kind == "real":
+            # One that is the same number in both drivers.
+            return f"{number}.125"
         if kind == "uuid":
             return f"'00000000-0000-0000-0000-{number:012}'"
-        return f"'{number}'" if kind.startswith(("text", "character")) else str(number)
+        if kind.startswith(("text", "character")):
+            return f"'{'00' * (number % 3 == 0)}{number}'"
+        return str(number)
 
     def statement(self, what: str, chance: Random) -> str:
         table = chance.choice(self.tables())

@@ -78,6 +78,8 @@ class History(ChangingTables):
     applied: int = 0
     last_stop: tuple[str, Any, int] | None = None
     stops: list[str] = field(default_factory=list)
+    since: dict[str, int] = field(default_factory=dict)
+    """For tables that joined the plan later: from which moment on the copy has to be like them."""
     options: dict[str, object] = field(default_factory=dict)
     """What the stream is started with, to get past values that do not fit."""
 
@@ -91,8 +93,9 @@ class History(ChangingTables):
         """Start the stream, on what the copy has."""
         self.stream.start(self.feed(**self.options, **options))
         tables = Tables.from_json(self.stream.plan).tables
+        # The name of a single table does not matter: its first unread rows may have been logged with another.
         plan = {
-            table.name: Table(
+            (table.name if len(tables) > 1 else self.table): Table(
                 {column.name: kind for column, kind in zip(table.relation.columns, table.types, strict=True)},
                 table.key,
             )
@@ -119,6 +122,8 @@ class History(ChangingTables):
             self.altered |= {
                 column for column, kind in table.columns.items() if kind != old.columns.get(column, kind)
             }
+        if self.plan:
+            self.since |= dict.fromkeys(plan.keys() - self.plan.keys(), len(self.moments) - 1)
         self.copy = {name: rows for name, rows in self.copy.items() if name in plan}
         self.plan = plan
         if keyless:
@@ -140,7 +145,7 @@ class History(ChangingTables):
         self.written_by = None
         self.moments, self.altered, self.replaced = [], set(), set()
         self.unlogged, self.last_stop = None, None
-        self.options = {}
+        self.options, self.since = {}, {}
         self.note()
         self.start()
 
@@ -203,7 +208,7 @@ class History(ChangingTables):
             return
         moment = self.moments[known[-1]]
         for name, rows in moment.rows.items():
-            if name not in self.plan:
+            if name not in self.plan or known[-1] < self.since.get(name, 0):
                 assert not everything, name
                 continue
             names = [
