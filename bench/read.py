@@ -47,7 +47,7 @@ def _aggregated(frame: DataFrame) -> float:
 def merged(url: str, name: str) -> tuple[Result, float]:
     """One-row appends, merged, then read, against the same rows appended at once.
 
-    The second figure is the seconds that the merge took. The upkeep beside the appends is switched off, so
+    The second figure is the seconds that the merge took. Maintenance during the appends is switched off, so
     that all of the merging is in those seconds.
     """
     with scratch() as folder:

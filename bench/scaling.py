@@ -77,7 +77,7 @@ def reads(pg_url: str) -> Curve:
 def appends(pg_url: str) -> Curve:
     """A row, against the segments of the queue.
 
-    Upkeep merges them, so there are fewer than there were appends.
+    Maintenance merges them, so there are fewer than there were appends.
     """
     lines: dict[str, list[tuple[float, float]]] = {}
     for kind, url in _stores(pg_url):

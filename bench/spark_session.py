@@ -9,7 +9,7 @@ from penstock.spark.session import PIPELINED
 
 
 def spark(*, pipelined: bool = False) -> SparkSession:
-    """The session, made anew where it is of the other kind."""
+    """The session, recreated if it is of the other kind."""
     running = SparkSession.getActiveSession()
     if running is not None and (running.conf.get(PIPELINED, "false") == "true") == pipelined:
         return running

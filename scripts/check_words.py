@@ -11,7 +11,18 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PLACES = ("src/penstock/**/*.py", "src/penstock/**/*.sql", "docs/**/*.md", "*.md", "examples/**/*.py")
+PLACES = (
+    "src/penstock/**/*.py",
+    "src/penstock/**/*.sql",
+    "docs/**/*.md",
+    "*.md",
+    "examples/**/*.py",
+    "tests/**/*.py",
+    "bench/**/*.py",
+    "scripts/*.py",
+    "frontend/src/**/*.ts*",
+    "frontend/index.html",
+)
 
 WORDS = {
     r"ma[dk]es? anew|created anew": "recreated",
@@ -36,7 +47,8 @@ _RULES = [(re.compile(pattern, re.IGNORECASE), better) for pattern, better in WO
 def main() -> int:
     """Print every use of such a word; return 1 if there is one."""
     found = 0
-    for path in sorted({path for place in PLACES for path in ROOT.glob(place)}):
+    paths = {path for place in PLACES for path in ROOT.glob(place)} - {Path(__file__).resolve()}
+    for path in sorted(paths):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             for rule, better in _RULES:
                 if match := rule.search(line):

@@ -3,7 +3,7 @@ scripts/make_golden.py``.
 
 Run it once for each release. Tests open the golden set of a release with every later version, which must
 read it and continue its queries, so the set of a release is never made again; that of a version that is not
-released yet may be deleted and made anew. It takes a minute or two, and needs what the tests need.
+released yet may be deleted and recreated. It takes a minute or two, and needs what the tests need.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def percentiles(took: list[float]) -> list[dict[str, float | None]]:
 
 
 def last(history: list[Point], every: float) -> Point:
-    """What a query tells of its last batch, as its newest point has it."""
+    """What a query reports about its last batch, as its newest point has it."""
     newest = history[-1]
     p50, p99 = newest["p50"], newest["p99"]
     latency = p50 and {"p50": p50, "p90": round((p50 + p99) / 2, 2), "p99": p99, "max": round(p99 * 1.6, 2)}
@@ -234,7 +234,7 @@ def queries() -> list[Point]:
     message = (
         "consumer 'warehouse' on queue 'orders' stands at {0: 36402117, 1: 36402903}, and this query's "
         "checkpoint at {0: 36401702, 1: 36402903}: another program moved it. Start the query with a new "
-        "checkpoint, and it goes on where the consumer stands"
+        "checkpoint, and it resumes at the consumer's offset"
     )
     return [
         query(

@@ -1,4 +1,4 @@
-/** What a screen reader is told: changes of state alone, never numbers. */
+/** What a screen reader announces: changes of state, never numbers. */
 import { type Attention, pressing, WORDS } from "./attention";
 
 /** The sentences between two looks; the first look says how much is wrong, not what. */

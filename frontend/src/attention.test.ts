@@ -26,7 +26,7 @@ test("the worst comes first, and what is well is not there", () => {
     "The store does not answer.",
     "QUERY_FAILED: The sink is gone.",
     "1,200 rows of orders wait, and the offset has not moved for 1 min 15 s.",
-    "Has said nothing for 1 min. It was at batch 412.",
+    "No report for 1 min. It was at batch 412.",
     "12 rows refused. The newest: no key",
     "No checkpoint at /data/x.",
   ]);
@@ -37,7 +37,7 @@ test("a condition that the message begins with is not said twice", () => {
   expect(item?.says).toBe("QUERY_FAILED: gone");
 });
 
-test("the first look says how much is wrong, later ones what changed, and numbers are not told", () => {
+test("the first look says how much is wrong, later ones what changed, and numbers are not announced", () => {
   const stuck = (seconds: number) => attention(snapshot({ consumers: [consumer({ stuck: true, stuck_seconds: seconds })] }));
   const failed = attention(snapshot({ queries: [query({ state: "failed" })], notes: ["remark"] }));
   expect(changes(null, [])).toEqual([]);
@@ -46,7 +46,7 @@ test("the first look says how much is wrong, later ones what changed, and number
   expect(changes(stuck(61), failed)).toEqual(["Failed: large.", "No longer stuck: billing."]);
 });
 
-test("a query that fails again in another run is told again", () => {
+test("a query that fails again in another run is announced again", () => {
   const run = (id: string) => attention(snapshot({ queries: [query({ state: "failed", run_id: id })] }));
   expect(changes(run("1"), run("2"))).toContain("Failed: large.");
 });

@@ -51,14 +51,14 @@ function storeError({ store }: Snapshot): Attention[] {
 function failed(query: Query): Attention {
   const error = query.last_error;
   const condition = error?.condition && !error.message.startsWith(error.condition) ? `${error.condition}: ` : "";
-  const says = error ? `${condition}${firstLine(error.message)}` : "It ended with an error that it did not tell.";
+  const says = error ? `${condition}${firstLine(error.message)}` : "It failed without an error message.";
   return about("failed", query, queryName(query), says);
 }
 
 function silent(query: Query, takenAt: string): Attention {
   const since = query.updated_at ? (Date.parse(takenAt) - Date.parse(query.updated_at)) / 1000 : null;
   const at = query.batch == null ? "" : ` It was at ${query.unit} ${count(query.batch)}.`;
-  return about("silent", query, queryName(query), `Has said nothing for ${since == null ? "long" : age(since)}.${at}`);
+  return about("silent", query, queryName(query), `${since == null ? "No report for a long time" : `No report for ${age(since)}`}.${at}`);
 }
 
 function about(concern: Concern, query: Query, subject: string, says: string): Attention {

@@ -74,13 +74,13 @@ test("tries come less often, until one succeeds", async () => {
   expect(await after(600)).toBe(1);
 });
 
-test("a stream without a word counts as broken, in a patience that grows with its pace", async () => {
+test("a silent stream counts as broken, in a patience that grows with its pace", async () => {
   const stream = started();
   stream.say(1);
   await vi.advanceTimersByTimeAsync(5_900);
   expect(seen.at(-1)).toEqual({ state: "live" });
   await vi.advanceTimersByTimeAsync(200);
-  expect(seen.at(-1)).toMatchObject({ state: "lost", reason: "Nothing came for 6 seconds" });
+  expect(seen.at(-1)).toMatchObject({ state: "lost", reason: "No data for 6 seconds" });
 });
 
 test("a slow stream is waited for longer", async () => {

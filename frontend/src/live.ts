@@ -12,7 +12,7 @@ export interface Listener {
   connection(connection: Connection): void;
 }
 
-/** A live stream sends at least every `every_seconds`; this much longer without a word, and it is given up. */
+/** A live stream sends at least every `every_seconds`; if it is silent for this much longer, it counts as broken. */
 const PATIENCE = { times: 4, least: 6_000 };
 
 export class Live {
@@ -46,7 +46,7 @@ export class Live {
     clearTimeout(this.watchdog);
     const source = this.source;
     this.watchdog = setTimeout(() => {
-      if (source) this.lost(source, `Nothing came for ${Math.round(this.patience / 1000)} seconds`);
+      if (source) this.lost(source, `No data for ${Math.round(this.patience / 1000)} seconds`);
     }, this.patience);
   }
 
@@ -79,9 +79,9 @@ async function whyNot(): Promise<string> {
   try {
     const answer = await fetch("/api/snapshot", { cache: "no-store", signal: AbortSignal.any([asking.signal, AbortSignal.timeout(5_000)]) });
     if (answer.ok) return "The stream ended";
-    return (await answer.text()).trim().slice(0, 300) || `The server answered ${answer.status}`;
+    return (await answer.text()).trim().slice(0, 300) || `The server responded with ${answer.status}`;
   } catch {
-    return "The server does not answer";
+    return "The server does not respond";
   } finally {
     asking.abort();
   }

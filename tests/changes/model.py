@@ -27,7 +27,7 @@ SCHEMA = pa.schema(
 KEYS = st.tuples(st.integers(0, 2), st.sampled_from(["x", "y"]))
 DATA = st.sampled_from([None, "p", "q"])
 NOTHING: Any = (None, None)
-"""The content of a row of which only the key is told."""
+"""The content of a row of which only the key is known."""
 
 
 @dataclass

@@ -60,7 +60,7 @@ def history(*changes: Change, id: int = 1) -> list[tuple[object, ...]]:
         # A row that goes and comes again is another row.
         ([("insert", "x", "y", []), ("delete", None, None, []), ("insert", "p", "q", []),
             ("update_postimage", None, "r", ["a"])], ("p", "r", None)),
-        # The value is told later.
+        # The value is known later.
         ([("insert", None, "y", ["a"]), ("update_postimage", "z", None, ["b"])], ("z", "y", None)),
     ],
 )  # fmt: skip

@@ -133,7 +133,7 @@ class Protocol(RuleBasedStateMachine):
         self.append(self.queues[queue % len(self.queues)], partition, rows)
 
     @rule(
-        what=st.sampled_from(["grow", "grow the sink", "sweep", "trim", "retention"]), queue=st.integers(0, 1)
+        what=st.sampled_from(["grow", "grow the sink", "clean", "trim", "retention"]), queue=st.integers(0, 1)
     )
     def tend(self, what: str, queue: int) -> None:
         source = self.store.queue(self.queues[queue % len(self.queues)])
@@ -141,7 +141,7 @@ class Protocol(RuleBasedStateMachine):
             self.append(source.name, source.add_partitions(1) - 1, 2)
         elif what == "grow the sink" and self.store.queue(self.sink.name).partitions < 4:
             self.sink.add_partitions(1)
-        elif what == "sweep":
+        elif what == "clean":
             self.store.clean_up(timedelta(seconds=-1))
         elif what == "trim":
             source.trim(before=2**40)
@@ -149,7 +149,7 @@ class Protocol(RuleBasedStateMachine):
             self.sink.set_retention(Retention(rows=10**6 + queue))
 
     # With guarantee=idempotent rows show before the commit can be refused, so that another checkpoint must
-    # not begin while a micro-batch is in hand: that is what the guarantee asks for.
+    # not begin while a micro-batch is in flight: that is what the guarantee asks for.
     @precondition(lambda self: self.kind != "idempotent" or not (self.drivers or self.in_hand()))
     @rule(back=st.integers(0, 6))
     def seek(self, back: int) -> None:

@@ -24,7 +24,7 @@ class Task:
     position: int = 0
     rows: int = 0
     orders: deque[int] = field(default_factory=deque)
-    """Epochs that the reader was told to end and has not ended yet."""
+    """Epochs that the reader was asked to end and has not ended yet."""
     stream: deque[tuple[str, int]] = field(default_factory=deque)
     """Rows and markers between the reader and the writer."""
     from_reader: deque[tuple[str, int, int, int]] = field(default_factory=deque)

@@ -41,7 +41,7 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.folder, self.logs = folder, CheckpointLog(str(folder))
         self.followed: list[tuple[Any, int | None]] = []
-        """The offsets that the source was told to follow, and the last committed epoch at that time."""
+        """The offsets that the source was asked to follow, and the last committed epoch at that time."""
 
     def committed(self, last: int) -> Place:
         """Log the epochs up to one as committed, with 10 rows each that count towards a limit."""

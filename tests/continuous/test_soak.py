@@ -36,8 +36,8 @@ WANDERS_SHORT, WANDERS_LONG = 12.0, 30.0
 segments grow, up to their full size after tens of thousands of rows, and allocators give back what it took
 at some other time."""
 FILES_SHORT, FILES_LONG = 12, 2
-"""So many more may be open: each of four writers makes a connection more, of three files, when upkeep and
-its task first meet, and in a short time that may come late."""
+"""So many more may be open: each of four writers opens another connection, of three files, when maintenance
+and its task first meet, which may be late in a short test."""
 RESTING = 0.05
 
 
@@ -148,7 +148,7 @@ def test_resource_usage_does_not_grow_and_every_row_is_written_once(
     texts = [json.dumps([copy.guarantee, store.url, copy.guarantee, None]) for copy in copies]
     heap_seconds = 2 if seconds < 600 else 10
     # A heap that is there as a whole from the start leaves the JVM's memory to what is beside it; what is
-    # alive in it is told apart.
+    # alive in it is distinguished.
     options = {"SPARK_SUBMIT_OPTS": "-Xms1g -XX:+AlwaysPreTouch", "INTERVAL": "100 ms"}
     child = run_child(
         "tests.continuous.soaking", heap_seconds, tmp_path / "spark", "local[5]", *texts, env=options

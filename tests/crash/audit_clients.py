@@ -1,7 +1,7 @@
 """Clients of an audited store: producers that append continuously, and an auditor that takes a snapshot
 every second.
 
-The checks are the simulation's (`tests.simulation.auditor`). They know what clients were told and what
+The checks are the simulation's (`tests.simulation.auditor`). They know the answers that clients got and what
 anybody can read, and nothing of how Spark or Penstock work.
 """
 

@@ -59,7 +59,7 @@ def test_the_slower_of_two_attempts_adds_nothing(
             "spark.executor.memory": "512m",
         }
         child = children.start([case], {case.name: Fault("HALF")}, master=master, conf=settings)
-        # The first attempt has written and waits; its twin is not held up, and the query goes on with it.
+        # The first attempt has written and waits; its twin is not held up, and the query continues with it.
         assert children.reached(child, [case]), child.output
         wait_until(lambda child=child, case=case: f"ENDED {case.name}" in child.output, 240, "the twin won")
         release(case)

@@ -79,7 +79,7 @@ def test_selected_columns_are_read_with_those_that_the_passes_need(
     assert some.columns == ["id", "data", "rv", *three]
     assert set(few.collect()) == set(some.drop("data").collect())
     assert penstock.changes.read_stream(spark, feed, columns=["id"]).columns == few.columns
-    # Without a row version carry-overs are told by all that the rows hold.
+    # Without a row version carry-overs are recognized by all columns of the rows.
     plain = penstock.ChangeContract("id", carryover_rows=True)
     made = penstock.QueueFeed.create("plain", DATA, plain, store=store_url)
     made.append_commit(1, START, commit(1))

@@ -95,7 +95,7 @@ def test_a_query_on_a_source_that_is_not_a_queue_stops_too(
 
     run(7)
     assert (sorted(feed.taken()[0]), feed.progress()) == (list(range(7)), "7 of 7")
-    # The source has a micro-batch of its own in hand, maybe, which this finishes.
+    # The source has a micro-batch of its own in flight, maybe, which this finishes.
     run(7)
     run(9)
     assert (len(feed.taken()[0]), feed.progress()) == (9, "9 of 9")

@@ -229,7 +229,7 @@ def _until_an_epoch(query: StreamingQuery) -> None:
     """A task of the continuous trigger tells nothing but its offsets: wait until those of some epochs are
     committed.
 
-    The real-time trigger tells of its first micro-batch when it is over.
+    The real-time trigger reports its first micro-batch when it has ended.
     """
     execution = query._jsq.streamingQuery() if hasattr(query._jsq, "streamingQuery") else query._jsq
     deadline = time.monotonic() + SECONDS

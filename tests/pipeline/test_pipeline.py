@@ -125,7 +125,7 @@ def test_a_micro_batch_that_takes_too_long_is_aborted_and_repeated(
     slow = source.transform(lambda df: df.mapInArrow(slowly, df.schema))
     pipeline = slow.write(penstock.QueueSink("out", url=store_url))
     query = pipeline.start(checkpoint=tmp_path / "c")
-    wait_until(begun.exists, 60, "the micro-batch is in hand")
+    wait_until(begun.exists, 60, "the micro-batch is in flight")
     assert query.stop(timeout=0.5) is False
     assert not query.isActive
     may_end.touch()

@@ -1,11 +1,11 @@
-"""What must hold, judged by what clients were told and by what anybody can read.
+"""What must hold, judged by the answers that clients got and by what anybody can read.
 
 Nothing here knows how it is made to hold.
 
 Rows have ids that are never used twice. A source row is committed when it can be read in the source. From
 then on it has to come to the sink as often as the guarantee says, in its partition's order, whole commits at
 a time, and with its key in one partition; unless what was done to the store on purpose (a restored backup, a
-seek, a trim, a queue made anew) accounts for it.
+seek, a trim, a recreated queue) accounts for it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Snapshot:
 
 @dataclass
 class History:
-    """What clients were told, and what was done on purpose."""
+    """The answers that clients got, and what was done on purpose."""
 
     guarantee: str
     ordered: bool
@@ -63,7 +63,7 @@ class History:
     reruns: int = 0
     """How often something was interrupted whose rows are written again."""
     processed: Counter[int] = field(default_factory=Counter)
-    """How often programs that read for themselves were told that they have processed a row."""
+    """How often programs that read for themselves got the answer that they have processed a row."""
     perhaps: Counter[int] = field(default_factory=Counter)
     """Rows that a program may have processed without having been told."""
     repeats: Counter[int] = field(default_factory=Counter)
@@ -75,7 +75,7 @@ class History:
     taken: set[int] = field(default_factory=set)
     """Ids that a program has taken through the query's consumer."""
     restored: bool = False
-    """Whether a backup has replaced a store, so that what was told before may be undone."""
+    """Whether a backup has replaced a store, so that earlier answers may be undone."""
     recreated: bool = False
     sought: bool = False
 
@@ -90,7 +90,7 @@ def check(history: History, now: Snapshot) -> None:
     ids = [row[0] for partition in now.sink for row in partition]
     own = [each for each in ids if each < 1_000_000]
     _check_repeated(history, ids)
-    # What was in a queue that was dropped may come again in the one that was made anew.
+    # What was in a queue that was dropped may come again in the recreated one.
     if not (history.restored or history.recreated):
         _check_processed(history)
     if history.keyed:

@@ -33,7 +33,7 @@ class _Progress:
     """What one holder of a producer session knows."""
 
     sequence: int = -1
-    """The number of the append in hand, or of the last one."""
+    """The number of the append in flight, or of the last one."""
     pending: tuple[int, ...] = ()
     """Its ids, until it is acknowledged."""
     partition: int | None = None
@@ -70,7 +70,7 @@ class Producer:
         process.spawn(lambda: self._run(process, self._known), "append")
 
     def restart(self) -> None:
-        """Somebody else goes on with the session; whoever had it may not know."""
+        """Somebody else takes the session over; whoever had it may not know."""
         if not self.ended:
             self._known = replace(self._known)
             self._begin()
@@ -102,7 +102,7 @@ class Producer:
         return ids
 
     def _opened(self, process: Process) -> Any:
-        """The session; None when another process goes on with it by now."""
+        """The session; None if another process has it by now."""
         while process is self.process:
             try:
                 session = open_store(self._url).producer(self._queue, self._name)
@@ -123,11 +123,11 @@ class Producer:
                 session.append(table, known.sequence, partition=partition)
                 break
             except ProducerFencedError:
-                # Whoever has the session now may have used the number: nobody is told that these rows are in.
+                # Whoever has the session now may have used the number: nothing says that these rows are in.
                 known.pending = ()
                 return False
             except NotFoundError:
-                # The queue was made anew, or a backup was restored.
+                # The queue was recreated, or a backup was restored.
                 self._world.sleep(_RETRY_SECONDS)
                 return False
             except PenstockError:
@@ -156,7 +156,7 @@ class Program:
             try:
                 self._round()
             except PenstockError as error:
-                self._world.note(f"the program is told: {error}")
+                self._world.note(f"the program gets: {error}")
             self._world.sleep(0.5 + self._machine.random.randrange(4) * 0.5)
 
     def _round(self) -> None:

@@ -62,7 +62,7 @@ def add_columns(op: Operator, rng: random.Random) -> None:
 
 
 def recreate_sink(op: Operator, rng: random.Random) -> None:
-    """The sink is dropped with all its rows, and made anew."""
+    """The sink is dropped with all its rows, and recreated."""
     if op.scenario.sink == "table":
         return
 
@@ -82,7 +82,7 @@ def recreate_sink(op: Operator, rng: random.Random) -> None:
 
 
 def recreate_source(op: Operator, rng: random.Random) -> None:
-    """The source is dropped, and made anew with the same name; the query goes on with its checkpoint."""
+    """The source is dropped and recreated with the same name; the query keeps its checkpoint."""
 
     def work(store: Any) -> None:
         op.history.may_lack.update(each for rows in op.reader().source for each in rows)
@@ -163,7 +163,7 @@ def _require_kept(op: Operator, hand: list[tuple[int, int]], before: list[int]) 
 def seek(op: Operator, rng: random.Random) -> None:
     """The query is dead or not.
 
-    A consumer that is in use refuses, and then a new checkpoint goes on where the consumer stands.
+    A consumer that is in use refuses, and then a new checkpoint resumes at the consumer's offset.
     """
     if not op.scenario.consumer:
         return
@@ -289,7 +289,7 @@ def restore_checkpoint(op: Operator, rng: random.Random) -> None:
     An entry, once written, stays as it is.
     """
     if op.history.restored and op.scenario.two_stores:
-        # One that has committed nothing goes on where the consumer stands, which has to be sought first.
+        # One that has committed nothing resumes at the consumer's offset, which has to be sought first.
         return
     op.kill_all()
     begun = op.machine.disk.numbers(f"{op.checkpoint}/offsets")
@@ -329,8 +329,8 @@ def restore(op: Operator, rng: random.Random) -> None:
     for server in set(which):
         op.lose_locks(server)
         server.restore(backup.stores[server.url])
-    # One that has committed nothing is as good as a new one, which goes on where the consumer of another
-    # store stands.
+    # One that has committed nothing is as good as a new one, which resumes at the consumer's offset in
+    # another store.
     needed = f"{op.checkpoint}/{'commits/' if op.scenario.two_stores else 'metadata'}"
     if stopped and rng.random() < 0.3 and any(path.startswith(needed) for path in backup.files):
         op.machine.disk.files = dict(backup.files)

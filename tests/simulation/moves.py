@@ -85,7 +85,7 @@ def pause_producer(op: Operator, rng: random.Random) -> None:
 
 
 def restart_producer(op: Operator, rng: random.Random) -> None:
-    """A producer has died, or only seems so; somebody else goes on with its session."""
+    """A producer has died, or only seems so; somebody else takes its session over."""
     if op.producers:
         producer = rng.choice(op.producers)
         _end(op, rng, producer.process)
@@ -198,7 +198,7 @@ def disconnect(op: Operator, rng: random.Random) -> None:
 
 
 def lose_reply(op: Operator, rng: random.Random) -> None:
-    """Transactions in hand commit, and nobody is told."""
+    """Transactions in flight commit, and nobody gets the answer."""
     server = rng.choice([op.source, op.sink])
     if server.rows:
         for tx in server.open:

@@ -394,7 +394,7 @@ class Operator:
             try:
                 work()
             except (PenstockError, SparkError) as error:
-                self.world.note(f"the operator is told: {error}")
+                self.world.note(f"the operator gets: {error}")
 
         self.process.spawn(run, "operate")
 

@@ -238,7 +238,7 @@ def test_an_old_checkpoint_is_refused_after_a_seek(
     assert "CHECKPOINT_MISMATCH" in _refused(frame, store_url, tmp_path / "ck")
     assert ids_in(out) == [0, 1, 2, 3]
     run(frame, store_url, "out", tmp_path / "ck2")
-    assert ids_in(out) == [0, 1, 2, 3, 2, 3], "a new checkpoint goes on from where the consumer stands"
+    assert ids_in(out) == [0, 1, 2, 3, 2, 3], "a new checkpoint resumes at the consumer's offset"
 
 
 def _seek(consumer: Any, to: Any) -> None:

@@ -130,7 +130,7 @@ def test_source_and_sink_can_be_in_two_stores(
             shutil.rmtree(tmp_path / "ck")
             fill(queue, [2])
             run(frame, there, "out", tmp_path / "ck")
-            assert ids_in(out) == [0, 1, 2], "a new checkpoint goes on where the consumer stands"
+            assert ids_in(out) == [0, 1, 2], "a new checkpoint resumes at the consumer's offset"
 
 
 def test_a_keyed_sink_keeps_equal_keys_together(

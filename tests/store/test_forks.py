@@ -107,7 +107,7 @@ def test_a_childs_appends_stay_when_its_parent_closes_the_store(store: penstock.
 
 
 def test_a_fork_waits_for_the_transactions_of_other_threads(store: penstock.Store) -> None:
-    """SQLite has locks in the process itself: those of a call in hand would be held in the child for ever."""
+    """SQLite has locks in the process itself: the child would hold those of a call in progress for ever."""
     queue = store.create_queue("q", SCHEMA)
     forked = threading.Event()
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 @dataclass
 class Proxy:
-    """Forwards bytes both ways until it is told to fail."""
+    """Forwards bytes both ways until it is to fail."""
 
     url: str
     fail_on: bytes = b""

@@ -125,6 +125,38 @@ def test_a_new_column_of_a_feed_is_refused_until_the_table_has_it(feed: Feed, sc
     assert rows(feed.url, "people", "id, name, note")[-2:] == [(1, "eve", "n"), (2, "bob", None)]
 
 
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_changes_with_other_keys_than_before_are_refused(feed: Feed, scd_type: int) -> None:
+    """What was applied by the old keys says nothing of the new ones."""
+    feed.add(change(1, "ada", "insert", 1)).run(people(feed, scd_type=scd_type))
+    names = "name" if scd_type == 1 else "name, _valid_from"
+    query(feed.url, f"create unique index by_name on {sql_name(feed.url, 'people')} ({names})")
+    feed.add(change(2, "bob", "insert", 2))
+    with pytest.raises(SchemaMismatchError, match=r"keys \(id \w+\).*now have the keys \(name"):
+        feed.run(
+            feed.table("people", "name", apply_changes=True, scd_type=scd_type),
+            lambda frame: frame.selectExpr("*", "id as other").drop("id").withColumnRenamed("other", "id"),
+        )
+    assert len(rows(feed.url, "people")) == 1
+    feed.run(people(feed, scd_type=scd_type))
+    assert len(rows(feed.url, "people")) == 2
+
+
+def test_a_key_may_get_a_wider_type(feed: Feed) -> None:
+    feed.add(change(1, "ada", "insert", 1)).run(
+        people(feed), lambda frame: frame.withColumn("id", frame["id"].cast("int"))
+    )
+    feed.add(change(2**40, "bob", "insert", 2), change(1, "eve", "update_postimage", 2))
+    if "sqlite" not in feed.url:
+        with pytest.raises(SchemaMismatchError, match="alter table") as caught:
+            feed.run(people(feed))
+        query(feed.url, caught.value.message.split("(")[1].split(")")[0])
+    feed.run(people(feed))
+    replay_last_batch(feed.folder / "ck")
+    feed.run(people(feed))
+    assert rows(feed.url, "people") == [(1, "eve"), (2**40, "bob")]
+
+
 def test_a_dropped_table_starts_over(feed: Feed) -> None:
     feed.add(change(1, "ada", "insert", 5)).run(people(feed))
     query(feed.url, f"drop table {sql_name(feed.url, 'people')}")

@@ -296,7 +296,7 @@ def test_a_store_that_does_not_respond_is_reported(serve: Serve, monkeypatch: py
     release = threading.Event()
     real = Collector.collect
     monkeypatch.setattr(Collector, "collect", lambda self: release.wait(30) and real(self))
-    wait_until(lambda: served.get("/api/snapshot").json()["store"]["error"], message="it is told")
+    wait_until(lambda: served.get("/api/snapshot").json()["store"]["error"], message="the error is shown")
     assert "has not answered" in served.get("/api/snapshot").json()["store"]["error"]
     release.set()
     wait_until(lambda: served.get("/api/snapshot").json()["store"]["error"] is None, message="it is back")

@@ -62,14 +62,14 @@ function columns(ownerOf: OwnerOf, act: Actions): Column<Consumer>[] {
       cell: (one) => <Sparkline values={one.history.map((point) => point.lag_rows)} />,
     },
     numbers("bytes", "Lag, size", (one) => one.lag_bytes, bytes, {
-      hint: "About: the share of the partitions' bytes that the waiting rows have",
+      hint: "Estimated: the size of the partitions, by the share of their rows that wait",
       leaves: "first",
     }),
-    numbers("seconds", "Lag, time", (one) => one.lag_seconds, age, { hint: "Age of the oldest row that waits" }),
+    numbers("seconds", "Lag, time", (one) => one.lag_seconds, age, { hint: "Age of the oldest waiting row" }),
     {
       id: "vital",
       title: "Vital",
-      hint: "Trimming waits for a vital consumer",
+      hint: "Retention keeps the rows that a vital consumer has not read",
       leaves: "second",
       by: (one) => Number(one.vital),
       cell: (one) => (one.vital ? "vital" : "no"),
@@ -77,7 +77,7 @@ function columns(ownerOf: OwnerOf, act: Actions): Column<Consumer>[] {
     {
       id: "owner",
       title: "Owner",
-      hint: "The query that reads through it",
+      hint: "The query that reads with it",
       leaves: "first",
       by: (one) => ownerName(one, ownerOf(one)),
       cell: (one) => <Owner one={one} query={ownerOf(one)} act={act} />,

@@ -33,7 +33,7 @@ export function Header({ state, act }: Shared) {
       <div class="tools">
         <button type="button" onClick={() => act.pause(!paused)} disabled={!shown}>
           <Icon name={paused ? "play" : "halt"} />
-          <span class="word">{paused ? "Go on" : "Pause"}</span>
+          <span class="word">{paused ? "Resume" : "Pause"}</span>
         </button>
         <button type="button" onClick={act.turnScheme} title="Colours: the system's, light or dark" aria-label={`Colours: ${scheme}`}>
           <Icon name={SCHEMES[scheme]} />

@@ -17,7 +17,7 @@ export function Ledger({ state, act, snapshot }: Shared & { snapshot: Snapshot }
       {rows.length ? (
         <Table
           section="ledger"
-          caption="The newest commits: what makes a repeated batch a no-op"
+          caption="The newest commits, by which a repeated batch is recognized and skipped"
           head={{ title: "Sink", by: (row) => row.sink, cell: (row) => <bdi>{row.sink}</bdi> }}
           columns={columns(snapshot.taken_at)}
           rows={rows}

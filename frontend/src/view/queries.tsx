@@ -33,7 +33,7 @@ export function Queries({ state, act, snapshot }: Shared & { snapshot: Snapshot 
       {queries.length ? (
         <Table
           section="queries"
-          caption="Queries of both engines, failed and silent ones first; numbers are of the newest batch or epoch"
+          caption="Queries of both engines, failed and silent ones first; numbers of the newest batch or epoch"
           head={{ title: "Query", by: queryName, cell: (query) => <bdi>{queryName(query)}</bdi> }}
           columns={columns(snapshot.taken_at)}
           rows={queries}
@@ -74,9 +74,9 @@ function columns(now: string): Column<Query>[] {
         </>
       ),
     },
-    numbers("in", "Rows in", (query) => query.rows_in, count, { hint: "Rows read since the query told before", leaves: "second" }),
-    numbers("out", "Rows out", (query) => query.rows_out, count, { hint: "Rows written since the query told before", leaves: "second" }),
-    numbers("rate", "Rows/s", (query) => query.rows_in_per_second, rate, { hint: "Rows read in a second" }),
+    numbers("in", "Rows in", (query) => query.rows_in, count, { hint: "Rows read since the previous report", leaves: "second" }),
+    numbers("out", "Rows out", (query) => query.rows_out, count, { hint: "Rows written since the previous report", leaves: "second" }),
+    numbers("rate", "Rows/s", (query) => query.rows_in_per_second, rate, { hint: "Rows read per second" }),
     numbers("duration", "Duration", duration, milliseconds, { hint: "Of the last batch or epoch as a whole", leaves: "first" }),
     percentile("p50", "half", "first"),
     percentile("p99", "99 of 100", "second"),
@@ -92,7 +92,7 @@ function columns(now: string): Column<Query>[] {
     {
       id: "updated",
       title: "Last heard",
-      hint: "When the query last told of itself, or last wrote to its checkpoint",
+      hint: "When the query last reported, or last wrote to its checkpoint",
       numeric: true,
       leaves: "second",
       by: (query) => query.updated_at,
@@ -107,7 +107,7 @@ function percentile(name: "p50" | "p99", share: string, leaves: "first" | "secon
   return {
     id: name,
     title: name,
-    hint: `Latency that ${share} of the rows of a continuous query's last epoch stayed below; of a micro-batch query, marked as batch, the micro-batch duration that ${share} of its newest micro-batches stayed below`,
+    hint: `Continuous queries: ${share} of the rows of the last epoch were visible within this time. Micro-batch queries (marked as batch): ${share} of the newest micro-batches took no longer`,
     numeric: true,
     leaves,
     by: ({ latency_ms: latency, batch_duration_ms: batches }) => (latency ?? batches)?.[name],
@@ -115,7 +115,7 @@ function percentile(name: "p50" | "p99", share: string, leaves: "first" | "secon
       latency || !batches ? (
         milliseconds(latency?.[name])
       ) : (
-        <span title="Micro-batch duration, which is no row's latency">
+        <span title="Micro-batch duration, not the latency of a row">
           <span class="quiet">batch</span> {milliseconds(batches[name])}
         </span>
       ),
@@ -130,7 +130,7 @@ function duration(query: Query): number | null {
 function State({ query }: { query: Query }) {
   const [tone, icon] = STATES[query.state] ?? (["calm", "note"] as const);
   return (
-    <Mark tone={tone} icon={icon} title={query.state === "files only" ? "Known by its checkpoint alone: whether it runs cannot be told" : undefined}>
+    <Mark tone={tone} icon={icon} title={query.state === "files only" ? "Known only from its checkpoint: whether it is running is unknown" : undefined}>
       {query.state}
     </Mark>
   );

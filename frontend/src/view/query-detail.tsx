@@ -37,7 +37,7 @@ export function QueryDetail({ query, now }: { query: Query; now: string }) {
       <div class="beside">
         <Facts
           of={[
-            ["Known by", filesOnly ? "its checkpoint alone: whether it runs cannot be told" : null],
+            ["Known by", filesOnly ? "its checkpoint only: whether it is running is unknown" : null],
             ["Engine", query.engine],
             ["Source", code(query.source)],
             ["Sink", code(query.sink)],
@@ -48,7 +48,7 @@ export function QueryDetail({ query, now }: { query: Query; now: string }) {
             [filesOnly ? "Last written" : "Last heard", timed(query.updated_at, now)],
             ["Watermark", timed(query.watermark, now)],
             ["Latency", latency && percentiles(latency)],
-            ["Micro-batch duration", batches && `${percentiles(batches)}, of the newest ${count(batches.batches)} told`],
+            ["Micro-batch duration", batches && `${percentiles(batches)}, of the newest ${count(batches.batches)} reported`],
             ["State", keptState(query)],
             ["Spark's page", sparkPage(query.spark_ui)],
           ]}
@@ -105,7 +105,7 @@ function Durations({ of }: { of: Query["duration_ms"] }) {
   if (parts.length < 2) return null;
   return (
     <div class="durations">
-      <h3>Where the last one took its time</h3>
+      <h3>Time spent in the last one</h3>
       <dl>
         {parts.map(([name, value]) => (
           <div key={name}>

@@ -22,7 +22,7 @@ export function Queues({ state, act, snapshot }: Shared & { snapshot: Snapshot }
       {queues.length ? (
         <Table
           section="queues"
-          caption="Queues: what each holds and how fast it grows"
+          caption="Queues, with their size and rate of growth"
           head={{ title: "Queue", by: (queue) => queue.name, cell: (queue) => <bdi>{queue.name}</bdi> }}
           columns={columns(snapshot.taken_at)}
           rows={queues}
@@ -48,7 +48,7 @@ function columns(now: string): Column<Queue>[] {
   return [
     numbers("rows", "Rows", (queue) => queue.rows, count),
     numbers("bytes", "Size", (queue) => queue.bytes, bytes),
-    numbers("rate", "Rows/s", (queue) => queue.rows_per_second, rate, { hint: "Rows appended in a second, between two snapshots" }),
+    numbers("rate", "Rows/s", (queue) => queue.rows_per_second, rate, { hint: "Rows appended per second, between two snapshots" }),
     {
       id: "course",
       title: "Trend",
@@ -56,7 +56,7 @@ function columns(now: string): Column<Queue>[] {
       cell: (queue) => <Sparkline values={queue.history.map((point) => point.rows_per_second)} />,
     },
     numbers("oldest", "Oldest row", (queue) => queue.oldest_seconds, age, {
-      hint: "Age of the oldest row that the queue holds",
+      hint: "Age of the oldest row in the queue",
       leaves: "second",
     }),
     {
@@ -68,7 +68,7 @@ function columns(now: string): Column<Queue>[] {
       cell: (queue) => <Time at={queue.last_append_at} now={now} />,
     },
     numbers("partitions", "Partitions", (queue) => queue.partitions.length, count, { leaves: "first" }),
-    { id: "keeps", title: "Keeps", hint: "What each partition keeps at most", leaves: "first", cell: keeps },
+    { id: "keeps", title: "Keeps", hint: "Retention: the most that each partition keeps", leaves: "first", cell: keeps },
   ];
 }
 

@@ -9,7 +9,7 @@ export function Stale({ state, act }: Shared) {
   return (
     <div class="stale">
       <p>
-        <strong>{heardAt ? `Not live since ${local(heardAt, now)}.` : "Not live."}</strong> {heardAt && "What stands below is from then. "}
+        <strong>{heardAt ? `Not live since ${local(heardAt, now)}.` : "Not live."}</strong> {heardAt && "The data below is from then. "}
         {connection.reason}. {connection.retryAt && `Next try at ${local(connection.retryAt, now)}.`}
       </p>
       <button type="button" onClick={act.retry}>

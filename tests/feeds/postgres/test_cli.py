@@ -60,7 +60,7 @@ def test_the_lag_of_a_slot(source: Source) -> None:
         "kept on the server",
         "not read and logged",
     ]
-    # A slot that keeps too much is told of whatever one looks at.
+    # A slot that keeps too much is reported by every command.
     for command in ("show", "lag"):
         assert "check that its query runs" in run_penstock("changes", command, f"{url}&lag_warning=1").err
 

@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 
 
 def progress(feed: PostgresFeed) -> Json:
-    """What Spark is told of the feed's end."""
+    """What Spark learns about the feed's end."""
     given = read_options({"url": feed.url}, STREAM, "a read")
     with closing(feed.open()) as opened:
         schema = to_struct(opened.describe().schema)

@@ -67,7 +67,7 @@ def test_the_snapshot_is_kept_until_it_is_logged(source: Source) -> None:
         list(feed.read(task, feed.describe().schema))
     with pytest.raises(DataLostError):
         feed.tasks(start, commit.version, 10)
-    # A process that still thinks that the snapshot is there is told as well.
+    # A process that still thinks that the snapshot is there gets the error too.
     assert source.slots() == 1
 
 

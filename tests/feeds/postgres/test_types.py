@@ -187,7 +187,7 @@ def test_a_value_that_fits_no_type_can_be_read_as_text_or_null(
     with pytest.raises(FeedUnavailableError, match=re.escape(bad)) as caught:
         read()
     assert caught.value.condition == "FEED_UNAVAILABLE.VALUE"
-    # The way out of the message leads out, also of a slot that has the row, and of its URL.
+    # The advice in the message works, also for a slot that has the row, and in a URL.
     assert "types={'v': 'text'}" in caught.value.message
     assert ("skip=" in caught.value.message) == (way == "log")
     texts = [row[0] for row in source.rows(f"SELECT concat(v) FROM {table} ORDER BY id")]

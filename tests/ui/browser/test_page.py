@@ -29,7 +29,7 @@ def rows(count: int) -> list[dict[str, int]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def filled(shop: Store) -> Store:
-    """Queues `orders` and one with an odd name; `billing` is level, `audit` will be stuck."""
+    """Queues `orders` and one with an odd name; `billing` is caught up, `audit` will be stuck."""
     orders = shop.create_queue("orders", SCHEMA, partitions=2, key=["id"])
     orders.append(rows(1_500))
     shop.create_consumer("billing").register("orders", start="latest")
@@ -174,7 +174,7 @@ def test_a_paused_page_does_not_change_until_it_is_resumed(page: Page, open_page
     # Another viewer gets the append; this one, on the same server, does not.
     expect(row(other, "queues", "orders").locator("td").first).not_to_have_text(before)
     expect(cell).to_have_text(before)
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Resume").click()
     expect(cell).not_to_have_text(before)
 
 

@@ -101,7 +101,7 @@ def test_a_query_without_reports_is_shown(browser: Browser) -> None:
     with shown(browser, sample) as page:
         page.locator("table.queries .expander").click()
         page.locator("table.consumers .expander").first.click()
-        assert "Has said nothing for long" in page.locator("#attention").inner_text()
+        assert "No report for a long time" in page.locator("#attention").inner_text()
 
 
 def test_a_query_known_only_from_its_checkpoint_does_not_need_attention(browser: Browser) -> None:
@@ -113,9 +113,9 @@ def test_a_query_known_only_from_its_checkpoint_does_not_need_attention(browser:
         assert page.locator("#attention").inner_text() == "Nothing needs attention"
         mark = page.locator("table.queries .mark")
         assert mark.inner_text() == "files only"
-        assert "whether it runs cannot be told" in (mark.get_attribute("title") or "")
+        assert "whether it is running is unknown" in (mark.get_attribute("title") or "")
         facts = page.locator("#queries .facts").inner_text()
-        assert "its checkpoint alone: whether it runs cannot be told" in facts
+        assert "its checkpoint only: whether it is running is unknown" in facts
         assert "2.0 kB" in facts
         assert "1 files only" in page.locator(".figures").inner_text()
 
@@ -140,14 +140,14 @@ def test_the_duration_of_a_micro_batch_is_not_shown_as_latency(browser: Browser)
         rows = page.locator("table.queries > tbody > tr")
         batches = rows.filter(has_text="customer-totals").locator("td", has_text="batch 4")
         assert batches.all_inner_texts() == ["batch 41,208", "batch 418 ms", "batch 490 ms"]
-        assert "no row's latency" in (batches.last.locator("span").first.get_attribute("title") or "")
+        assert "not the latency of a row" in (batches.last.locator("span").first.get_attribute("title") or "")
         assert "1.9 ms\t5.8 ms" in rows.filter(has_text="fraud-alerts").inner_text()
         rows.filter(has_text="customer-totals").get_by_role("button").click()
         page.locator(".chart canvas").first.wait_for()
         titles = page.locator(".chart figcaption strong").all_inner_texts()
         assert titles == ["Micro-batch duration", "Duration", "Rows", "State"]
         facts = page.locator("#queries .facts").inner_text()
-        assert "p50 418 ms, p90 466 ms, p99 490 ms, max 490 ms, of the newest 100 told" in facts
+        assert "p50 418 ms, p90 466 ms, p99 490 ms, max 490 ms, of the newest 100 reported" in facts
 
 
 def test_an_update_of_one_of_five_hundred_queues_changes_only_that_one(browser: Browser) -> None:

@@ -20,6 +20,7 @@ of a row then have to arrive in order.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 from penstock.errors import SchemaMismatchError
 from penstock.store.database import Transaction
@@ -31,6 +32,10 @@ from penstock.tables.sql.staging import StagedRows
 from penstock.tables.unchanged_values import UNKNOWN, column_numbers, has_value
 
 _FROM, _TO = quoted(VALID_FROM), quoted(VALID_TO)
+_KEY = "key_"
+"""What the relation's columns with the keys begin with."""
+_LONGEST = 63
+"""Bytes of a PostgreSQL name."""
 
 
 def apply_changes(tx: Transaction, layout: Layout, source: StagedRows) -> int:
@@ -73,7 +78,7 @@ def _delete(tx: Transaction, layout: Layout, latest: str) -> None:
 
 
 def _record(tx: Transaction, layout: Layout, beside: TableName, latest: str) -> None:
-    keys = ", ".join(_key_names(layout))
+    keys = ", ".join(map(quoted, _key_names(layout)))
     tx.change(
         f"insert into {beside.sql} ({keys}, sequence, present) "
         f"select {', '.join(layout.staged_keys)}, sequence, present from {latest} where true "
@@ -124,7 +129,7 @@ def _insert_versions(tx: Transaction, layout: Layout, beside: TableName, latest:
 
 
 def _record_deletes(tx: Transaction, layout: Layout, beside: TableName, latest: str) -> None:
-    keys = ", ".join(_key_names(layout))
+    keys = ", ".join(map(quoted, _key_names(layout)))
     tx.change(
         f"insert into {beside.sql} ({keys}, sequence) "
         f"select {', '.join(layout.staged_keys)}, sequence from {latest} where present = 0"
@@ -151,20 +156,38 @@ def prepare(tx: Transaction, layout: Layout) -> None:
     if existing is None:
         _create(tx, layout, applied)
         return
+    _require_same(tx, layout, applied, existing.types)
+
+
+def _require_same(tx: Transaction, layout: Layout, applied: TableName, existing: Mapping[str, str]) -> None:
+    """Refuse other keys, or another order, than those of the changes that were applied; widen key types."""
     assert layout.sequence is not None
-    keys, needed = sum(name.startswith("k") for name in existing.types), layout.sequence.sql_type
-    if existing.types["sequence"] != needed or keys != len(layout.keys):
+    known = {name: kind for name, kind in existing.items() if name.startswith(_KEY)}
+    keys = dict(zip(_key_names(layout), layout.keys, strict=True))
+    ordered_by = existing["sequence"]
+    narrow = {
+        name for name in keys.keys() & known.keys() if not ddl.takes(keys[name], known[name], tx.dialect)
+    }
+    if (
+        known.keys() != keys.keys()
+        or ordered_by != layout.sequence.sql_type
+        or not all(ddl.is_wider(keys[name], known[name], tx.dialect) for name in narrow)
+    ):
+        before = ", ".join(f"{name.removeprefix(_KEY)} {kind}" for name, kind in known.items())
+        now = ", ".join(f"{key.name} {key.sql_type}" for key in layout.keys)
         raise SchemaMismatchError(
-            f"the changes of {layout.name.sql} were ordered by {existing.types['sequence']} before, with "
-            f"{keys} keys, and are by {needed} now, with {len(layout.keys)}: keep keys and sequence_by, or "
-            "drop the table to start over",
+            f"the changes of {layout.name.sql} have had the keys ({before}) and a sequence of type "
+            f"{ordered_by}, and now have the keys ({now}) and a sequence of type {layout.sequence.sql_type}: "
+            "keep keys and sequence_by, or drop the table to start over",
             table=layout.name.sql,
         )
+    for name in sorted(narrow):
+        tx.execute(f"alter table {applied.sql} alter column {quoted(name)} type {keys[name].declared}")
 
 
 def _create(tx: Transaction, layout: Layout, applied: TableName) -> None:
     assert layout.sequence is not None
-    keys = _key_names(layout)
+    keys = [quoted(name) for name in _key_names(layout)]
     columns = [f"{name} {key.declared} not null" for name, key in zip(keys, layout.keys, strict=True)]
     columns += [f"sequence {layout.sequence.declared} not null"]
     primary = [*keys, "sequence"] if layout.history else keys
@@ -174,14 +197,18 @@ def _create(tx: Transaction, layout: Layout, applied: TableName) -> None:
 
 
 def _key_names(layout: Layout) -> list[str]:
-    """Return the relation's columns with the keys."""
-    return [f"k{n}" for n in range(len(layout.keys))]
+    """Return the relation's columns with the keys, which have their names: other keys are known by them."""
+    names = [_KEY + key.name for key in layout.keys]
+    return [
+        name if len(name.encode()) <= _LONGEST else _KEY + hashlib.sha256(name.encode()).hexdigest()[:32]
+        for name in names
+    ]
 
 
 def _same_applied_key(layout: Layout, staged: str) -> str:
     """Return the SQL condition that a relation's row, ``applied``, and a staged one have the same key."""
     pairs = zip(_key_names(layout), layout.staged_keys, strict=True)
-    return " and ".join(f"applied.{key} = {staged}.{column}" for key, column in pairs)
+    return " and ".join(f"applied.{quoted(key)} = {staged}.{column}" for key, column in pairs)
 
 
 _RELATION = {"postgres": "pg_temp.penstock_latest", "sqlite": "temp.penstock_latest"}

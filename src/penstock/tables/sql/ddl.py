@@ -174,15 +174,21 @@ def _difference(column: Column, existing: ExistingTable, layout: Layout) -> str:
     if kind is None:
         fix = "" if column.key else f" ({alter} add column {column.sql} {column.declared})"
         return f"the table has no column {in_quotes(column.name)}{fix}"
-    if layout.dialect == "sqlite":
-        takes, fix = _sqlite_takes(column, kind), ""
-    else:
-        takes = _postgres_takes(column.sql_type, kind)
-        wider = column.sql_type in _WIDER.get(kind, ())
-        fix = f" ({alter} alter column {column.sql} type {column.declared})" if wider else ""
-    if takes:
+    if takes(column, kind, layout.dialect):
         return ""
+    wider = layout.dialect == "postgres" and column.sql_type in _WIDER.get(kind, ())
+    fix = f" ({alter} alter column {column.sql} type {column.declared})" if wider else ""
     return f"the table's column {in_quotes(column.name)} is {kind}, and the rows need {column.sql_type}{fix}"
+
+
+def takes(column: Column, kind: str, dialect: str) -> bool:
+    """Whether an existing column of a type, in SQLite of an affinity, holds a column's values as they are."""
+    return _sqlite_takes(column, kind) if dialect == "sqlite" else _postgres_takes(column.sql_type, kind)
+
+
+def is_wider(column: Column, kind: str, dialect: str) -> bool:
+    """Whether a column's type holds the values of an existing one, which can be altered to it."""
+    return dialect == "postgres" and _postgres_takes(kind, column.sql_type)
 
 
 def _sqlite_takes(column: Column, kind: str) -> bool:
