@@ -18,7 +18,7 @@ ROUNDS = 7
 class Result:
     """One comparison, or a figure without a peer.
 
-    What is measured are medians; the ratio is peer / ours for speed, ours / peer where less is better.
+    What is measured are medians; the ratio is peer / ours: more than 1 is faster than the peer.
     """
 
     name: str
@@ -56,14 +56,6 @@ def speed(
     """Ours must reach ``least`` times the peer's speed."""
     mine, other = pairs(ours, peer, rounds)
     return Result(name, mine, other, other / mine, f">= {least}", other / mine >= least)
-
-
-def cost(
-    name: str, ours: Callable[[], float], peer: Callable[[], float], *, most: float, rounds: int = ROUNDS
-) -> Result:
-    """Ours may cost at most ``most`` times the peer's time."""
-    mine, other = pairs(ours, peer, rounds)
-    return Result(name, mine, other, mine / other, f"<= {most}", mine / other <= most)
 
 
 def pairs(ours: Callable[[], float], peer: Callable[[], float], rounds: int) -> tuple[float, float]:

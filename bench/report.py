@@ -23,9 +23,8 @@ _HEAD = """# Benchmarks
 Made by `make bench`; `make bench ARGS="latency-sqlite scaling-reads"` runs some of them, and what it finds
 takes the place of what was here. Each that has a peer is measured beside it, in turn, in the same run: read
 the ratios. Absolute figures are those of the machine of that day. A ratio is the peer's figure divided by
-ours where speed is asked for (more is better, bars with >=), ours divided by the peer's where cost is (less
-is better, bars with <=); a bar with a unit is for our own figure. `make bench` ends with exit code 1 where a
-bar is missed.
+ours: above 1 Penstock is faster. A bar with a unit is for our own figure. `make bench` ends with exit code 1
+if a bar is missed.
 """
 
 

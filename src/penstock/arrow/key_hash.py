@@ -69,7 +69,10 @@ def key_hash(table: pa.Table | pa.RecordBatch, key: Sequence[str]) -> pa.Array:
     The rows are in a queue's canonical schema, and the key is in the queue's order, which counts.
     """
     if sys.byteorder != "little":
-        raise UnsupportedTypeError("Key hashes need a little-endian machine; create the queue without a key.")
+        raise UnsupportedTypeError(
+            "Key hashes need a little-endian machine; create the queue without a key.",
+            condition="UNSUPPORTED_TYPE.BYTE_ORDER",
+        )
     few = _python_hashes(table, key) if 0 < table.num_rows <= MAX_PYTHON_ROWS else None
     if few is not None:
         return u32_array(few)

@@ -214,8 +214,13 @@ class EpochCoordinator:
             if self._listening.closed or hello["kind"] != "hello" or hello.get("run") != self.run:
                 return None
             if who in self._lines:
-                twice = f"Spark has started {who[0]} {who[1]} of the query a second time"
-                self._fail(ContinuousFailedError(twice))
+                self._fail(
+                    ContinuousFailedError(
+                        f"Spark has started {who[0]} {who[1]} of the query a second time, as after the loss "
+                        "of an executor: the run begins again after the last committed epoch",
+                        condition="CONTINUOUS_FAILED.STARTED_TWICE",
+                    )
+                )
                 return None
             self._lines[who] = line
             self._notify()

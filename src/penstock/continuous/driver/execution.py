@@ -243,7 +243,7 @@ class ContinuousExecution:
             self.progress.tasks_connected()
             self._epochs(run)
             if not job.join(_FINISH_SECONDS):
-                raise ContinuousFailedError("the tasks of the query did not end")
+                raise _not_finished("the tasks of the query have not ended")
         except ContinuousFailedError as error:
             # A task's own failure says more than its broken connection; Spark does not notice the latter in
             # an idle task.
@@ -307,7 +307,9 @@ class ContinuousExecution:
                 self._next = self._plan_run(run.coordinator.tasks, large_batches=not run.large_batches)
             if not run.job.alive():
                 raise run.job.failure() or ContinuousFailedError(
-                    "the tasks of the query have ended on their own"
+                    "the tasks of the query have ended without an error while it was running, as when "
+                    "Spark's job is cancelled: to end a query, call its stop()",
+                    condition="CONTINUOUS_FAILED.TASKS_ENDED",
                 )
         if not (self._stopping or self._reached_limit(run)):
             self._become(State.RECONFIGURING)
@@ -348,9 +350,7 @@ class ContinuousExecution:
         deadline = self._clock() + _FINISH_SECONDS
         while not coordinator.settled:
             if self._clock() > deadline:
-                raise ContinuousFailedError(
-                    f"the epoch in flight was not finished within {_FINISH_SECONDS:.0f} s"
-                )
+                raise _not_finished("the epoch in flight is not complete")
             coordinator.begin()
             self._commit_next(run, _FINISHING_SECONDS)
         coordinator.finish()
@@ -393,3 +393,11 @@ def _may_be_repeated(error: Exception) -> bool:
     if isinstance(error, ContinuousFailedError | QueueGrown) or not isinstance(error, PenstockError):
         return True
     return error.condition == OTHER_INPUT
+
+
+def _not_finished(what: str) -> ContinuousFailedError:
+    return ContinuousFailedError(
+        f"{what} {_FINISH_SECONDS:.0f} s after the run was to end: a function of the query or its sink "
+        "hangs, or is slow. See what the tasks do, on Spark's page; the next run repeats the epoch",
+        condition="CONTINUOUS_FAILED.NOT_FINISHED",
+    )

@@ -193,7 +193,8 @@ class SqliteDatabase(Database):
         if self._file not in (None, file_at(self.path)):
             raise StoreNotFoundError(
                 f"{self.url} was removed or replaced while it was open: restore it from a backup or create "
-                "a new store, and open it again"
+                "a new store, and open it again",
+                condition="STORE_NOT_FOUND.REPLACED",
             )
 
     def use_wal(self) -> None:
