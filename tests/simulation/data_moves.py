@@ -297,6 +297,7 @@ def restore_checkpoint(op: Operator, rng: random.Random) -> None:
         return
     last = rng.choice([max(begun) - 1, rng.randrange(-1, max(begun) + 1), -1])
     op.machine.disk.cut(op.checkpoint, last, committed=rng.random() < 0.5)
+    op.may_begin_late()
     op.machine.repeats += 1
     op.may_refuse |= {REWOUND, OTHER_INPUT, CONFLICT, LOST}
 

@@ -66,9 +66,7 @@ def cut_power(op: Operator, rng: random.Random) -> None:
         # Else only the checkpoint remembers what the restored store had.
         # Each micro-batch whose commit is gone runs again.
         op.machine.repeats += op.machine.disk.cut_power(files, f"{op.checkpoint}/commits/")
-    if not op.committed and not op.scenario.consumer:
-        # It begins at the first row that is left.
-        op.history.may_lack |= op.history.trimmed
+    op.may_begin_late()
     # The sink knows the offset of the last micro-batch only, and only a pipeline asks it; rows may be trimmed
     # that Spark plans anew.
     op.may_refuse |= {REWOUND, LOST}

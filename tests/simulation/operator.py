@@ -287,6 +287,11 @@ class Operator:
         """Whether the query has committed anything with the checkpoint that it has now."""
         return bool(self.machine.disk.numbers(f"{self.checkpoint}/commits"))
 
+    def may_begin_late(self) -> None:
+        """A query that has committed nothing, by its checkpoint, begins at the first row that is left."""
+        if not self.committed and not self.scenario.consumer:
+            self.history.may_lack |= self.history.trimmed
+
     def in_hand(self) -> list[tuple[int, int]] | None:
         """The range of each partition that a micro-batch reads.
 
