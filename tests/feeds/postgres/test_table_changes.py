@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import uuid
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from penstock.errors import FeedUnavailableError
-from tests.feeds.postgres.source import Row, Source, Stream, apply, open_transaction
+from tests.feeds.postgres.source import Row, Source, Stream, apply, open_transaction, source_at
 from tests.feeds.postgres.stops import TIMES_OF_CHANGE, keys, refused, rows_after_restart, started
 
 RECREATED = {
@@ -73,7 +76,7 @@ def test_a_second_table_ends_a_query_of_all_tables(source: Source) -> None:
     assert keys(chosen.drain(), "id") == [("insert", 1), ("insert", 2)]
 
 
-def test_a_new_table_of_a_publication_of_all_tables(source: Source) -> None:
+def test_a_new_table_of_a_published_schema(source: Source) -> None:
     if source.version < 15:
         pytest.skip("publications of schemas came with PostgreSQL 15")
     table = source.table("id int primary key")
@@ -85,6 +88,48 @@ def test_a_new_table_of_a_publication_of_all_tables(source: Source) -> None:
     rows = rows_after_restart(stream, source, "TABLE_ADDED")
     assert keys(stream.batches[1], "id") == [("insert", 1)]
     assert [row["_key"] for row in rows] == ['{"n":5}', '{"id":2}']
+
+
+def test_tables_of_a_publication_of_all_tables(pg_url: str) -> None:
+    """In a database of its own, since it publishes all of it, the copies of the snapshot too."""
+    database = f"all_{uuid.uuid4().hex[:8]}"
+    with psycopg.connect(pg_url, autocommit=True) as server:
+        server.execute(sql.SQL("create database {}").format(sql.Identifier(database)))
+        try:
+            with source_at(urlsplit(pg_url)._replace(path=f"/{database}").geturl()) as source:
+                _change_all_tables(source)
+        finally:
+            server.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(database)))
+
+
+def _change_all_tables(source: Source) -> None:
+    table, other, name = f"{source.name}.t", f"{source.name}.other", source.name
+    source.run(
+        f"CREATE TABLE {table} (id int primary key)",
+        f"DROP PUBLICATION {name}",
+        f"CREATE PUBLICATION {name} FOR ALL TABLES",
+        f"INSERT INTO {table} VALUES (1)",
+    )
+    stream = started(source)
+    assert keys(stream.rows, "id") == [("insert", 1)]
+    source.run(f"INSERT INTO {table} VALUES (2)", f"CREATE TABLE {other} (n int primary key, v int)")
+    source.run(f"INSERT INTO {other} VALUES (5, 50)", f"INSERT INTO {table} VALUES (3)")
+    rows = rows_after_restart(stream, source, "TABLE_ADDED")
+    assert keys(stream.batches[1], "id") == [("insert", 2)]
+    assert [(row["_key"], row["other"]) for row in rows] == [
+        ('{"n":5}', {"n": 5, "v": 50}),
+        ('{"id":3}', None),
+    ]
+    source.run(f"DROP TABLE {other}", f"CREATE TABLE {other} (n int primary key, v int)")
+    with refused("TABLE_RECREATED", table=other) as caught:
+        stream.drain()
+    source.run(f"ALTER TABLE {other} ADD w int", f"INSERT INTO {other} VALUES (6, 60, 600)")
+    accept = caught.value.parameters["accept"]
+    stream.start(source.feed(snapshot="initial", accept=accept))
+    assert [row["other"] for row in stream.drain()] == [{"n": 6, "v": 60, "w": 600}]
+    source.run(f"DROP TABLE {other}")
+    with refused("TABLE_REMOVED", table=other):
+        stream.drain()
 
 
 def test_a_table_created_changed_and_dropped_between_two_micro_batches(source: Source) -> None:
