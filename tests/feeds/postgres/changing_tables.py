@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
+import numpy as np
 import psycopg
 
 from tests.feeds.postgres.source import Row, Source
@@ -20,6 +21,8 @@ TYPES = (
     "real", "double precision", "timestamp", "timestamp(0)", "timestamptz", "boolean", "uuid",
 )  # fmt: skip
 NAMES = ("v", "w", "x")
+FLOAT4 = 700
+"""The object id of ``real``, whose values the driver reads as the nearest double precision."""
 ROWS = ("insert", "insert", "insert", "update", "update", "update_key", "delete", "transaction")
 DEFINITIONS = (
     "add", "add_default", "drop", "rename", "retype", "exchange", "replace", "identity", "key",
@@ -110,8 +113,14 @@ class ChangingTables:
             if self.kind == "chosen" and table != self.table:
                 continue
             cursor = self.source.connection.execute(f"SELECT * FROM {table}".encode())
-            names = [column.name for column in cursor.description or ()]
-            found[table] = [dict(zip(names, map(plain, row), strict=True)) for row in cursor.fetchall()]
+            columns = {column.name: column.type_code for column in cursor.description or ()}
+            found[table] = [
+                {
+                    name: plain(value if kind != FLOAT4 or value is None else float(np.float32(value)))
+                    for (name, kind), value in zip(columns.items(), row, strict=True)
+                }
+                for row in cursor.fetchall()
+            ]
         return found
 
     def columns(self, table: str) -> dict[str, str]:
@@ -144,8 +153,7 @@ class ChangingTables:
         if kind == "double precision":
             return f"{number}.123456789"
         if kind == "real":
-            # One that is the same number in both drivers.
-            return f"{number}.125"
+            return f"{number}.135"
         if kind == "uuid":
             return f"'00000000-0000-0000-0000-{number:012}'"
         if kind.startswith(("text", "character")):
