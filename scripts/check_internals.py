@@ -11,7 +11,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src/penstock"
 ROOM = SOURCE / "spark/internals"
 _ATTRIBUTES = {
     "_jvm", "_jdf", "_jsc", "_jsparkSession", "_jlistener", "_gateway", "_jc", "_jreader", "_jwrite",
-    "_active_spark_context", "_explain_string",
+    "_active_spark_context", "_explain_string", "_sc",
 }  # fmt: skip
 _PACKAGES = (
     "py4j", "pyspark.cloudpickle", "pyspark.daemon", "pyspark.serializers", "pyspark.sql.classic",

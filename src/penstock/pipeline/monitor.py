@@ -26,7 +26,7 @@ from penstock.queue.store import connect
 from penstock.spark.checkpoint import redact_location
 from penstock.spark.connectors import OwnedConsumer, Sink, Source
 from penstock.spark.internals.listeners import add_listener
-from penstock.spark.internals.sessions import check_session, is_classic
+from penstock.spark.internals.sessions import check_session, context_of, is_classic
 from penstock.spark.session import URL_SETTING, default_url
 from penstock.store.records.queries import CONTINUOUS, MICRO_BATCH, QueryRun
 from penstock.store.url import parse_url
@@ -201,7 +201,7 @@ def _warn(error: Exception) -> None:
 
 
 def _spark_ui(spark: SparkSession) -> str | None:
-    context = getattr(spark, "_sc", None)
+    context = context_of(spark)
     return None if context is None else context.uiWebUrl
 
 

@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 from pyspark.errors import AnalysisException
 
 from penstock.errors import PenstockError, QueryFailedError, error_class
-from penstock.spark.internals.sessions import JvmError, JvmException
+from penstock.spark.internals.sessions import JvmError, JvmException, cause_of
 
 C = TypeVar("C", bound=type)
 T = TypeVar("T")
@@ -83,7 +83,7 @@ def _messages(error: BaseException | None) -> Iterator[str]:
     """Yield the messages of an error and of its causes: Spark's own may be just "Writing job failed"."""
     while error is not None:
         yield str(error)
-        error = getattr(error, "_cause", None) or error.__cause__
+        error = cause_of(error)
 
 
 def _has_jvm_ended(error: Exception) -> bool:

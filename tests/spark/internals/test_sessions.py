@@ -21,6 +21,19 @@ def test_a_clone_has_the_sessions_settings_and_views_but_its_own_changes(spark: 
     assert spark.conf.get("spark.sql.shuffle.partitions") != "7"
 
 
+def test_a_classic_session_has_a_context(spark: SparkSession) -> None:
+    assert sessions.context_of(spark) is spark.sparkContext
+
+
+def test_the_cause_of_an_error_of_the_jvm(spark: SparkSession) -> None:
+    with pytest.raises(Exception, match="DIVIDE_BY_ZERO") as caught:
+        spark.sql("select 1 / id from range(1)").collect()
+    assert sessions.cause_of(caught.value) is None
+    outer = ValueError("outer")
+    outer.__cause__ = caught.value
+    assert sessions.cause_of(outer) is caught.value
+
+
 def test_two_objects_of_one_session_have_the_same_id(spark: SparkSession) -> None:
     other = SparkSession(spark.sparkContext, spark._jsparkSession)
     assert sessions.session_id(other) == sessions.session_id(spark)

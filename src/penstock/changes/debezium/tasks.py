@@ -29,6 +29,7 @@ from penstock.feeds.contract import (
 from penstock.queue.store import open_store
 from penstock.spark.error_boundary import iterate_without_tracebacks
 from penstock.spark.internals.python_workers import check_reach
+from penstock.spark.internals.sessions import context_of
 from penstock.spark.options import SinkOptions
 from penstock.spark.queue_writers import TaskWriter
 from penstock.spark.session import URL_SETTING, default_url
@@ -72,7 +73,7 @@ class Letters:
                 f"{URL_SETTING}",
                 option="url",
             )
-        context = getattr(spark, "_sc", None)
+        context = context_of(spark)
         check_reach(url, None if context is None else str(context.master))
         record = open_store(url, verify=True).queue(address.queue).record
         if not record.first_columns(record.first_width).equals(DEAD_LETTERS):

@@ -36,6 +36,7 @@ from penstock.modes.previewing.micro_batches import (
     StateRows,
 )
 from penstock.spark.internals.query_start import Refusal
+from penstock.spark.internals.sessions import cause_of
 
 _CUT_POLL, _STOP_POLL = 1, 0.01
 """Seconds between checks whether an endless query has shown enough, and whether it has been stopped."""
@@ -125,7 +126,7 @@ class _EmittedRows:
 
 def _cause(error: StreamingQueryException, emitted: _EmittedRows, mode: str) -> Refusal | Exception:
     """Return why a query failed; Spark may refuse the mode as late as it plans the first micro-batch."""
-    cause = getattr(error, "_cause", None)
+    cause = cause_of(error)
     if emitted.error is None and not emitted.tables and isinstance(cause, _REFUSALS):
         return _refusal(cause)
     raised = error if emitted.error is None else emitted.error

@@ -67,6 +67,16 @@ def is_classic(candidate: SparkSession | DataFrame | object) -> bool:
     return hasattr(candidate, "_jsparkSession") or hasattr(candidate, "_jdf")
 
 
+def context_of(spark: SparkSession) -> SparkContext | None:
+    """Return the context of a classic session; None over Spark Connect, whose sessions have none."""
+    return spark.sparkContext if is_classic(spark) else None
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """Return the cause of an error, which PySpark keeps for one that came from the JVM."""
+    return getattr(error, "_cause", None) or error.__cause__
+
+
 def jvm_of(spark: SparkSession) -> JVMView:
     return spark._jvm
 
