@@ -23,7 +23,7 @@ WITH_PG = $(if $(PG),PENSTOCK_TEST_PG_HOME="$$(scripts/ensure_postgres.sh $(PG))
 WITH_CHROMIUM = PENSTOCK_TEST_CHROMIUM="$$(scripts/ensure_chromium.sh || true)" && export PENSTOCK_TEST_CHROMIUM &&
 NPM = scripts/ensure_page_modules.sh && npm --prefix frontend run --silent
 
-.PHONY: help demo test test-crash test-packaging test-soak test-spark-versions simulate faults docs site notebooks lint format bench page page-test page-shots clean env-demo env-dev
+.PHONY: help demo test test-crash test-packaging test-soak test-spark-versions simulate faults histories docs site notebooks lint format bench page page-test page-shots clean env-demo env-dev
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -51,6 +51,9 @@ simulate: env-dev ## run the simulation of the protocols; ARGS="--seconds 600" o
 
 faults: env-dev ## count the schedules of the simulation until each of the seeded faults is found; ARGS="--schedules 5000 --only merge"
 	@PYTHONPATH=.:src $(BIN)/python -m tests.simulation.fault_run $(ARGS)
+
+histories: env-dev ## play random changes of tables, rows and restarts against a PostgreSQL and a feed of it; ARGS="--histories 10000 --first 1 --only add,rename"
+	@$(WITH_PG) PYTHONPATH=.:src $(BIN)/python -m tests.feeds.postgres.schema_histories $(ARGS)
 
 bench: env-dev ## measure speed against peers, and write bench/report.md; ARGS="append-sqlite" chooses
 	@$(WITH_JAVA) $(BIN)/python -m bench $(ARGS)

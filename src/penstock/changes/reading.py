@@ -121,8 +121,8 @@ def read_stream(
     feed
         A feed, or its URL.
     starting_version, starting_timestamp, starting_bound_inclusive
-        Where a new query begins, as for :func:`read`. A query with a checkpoint resumes from
-        there.
+        Where a new query begins, as for :func:`read`. A query that has a checkpoint already resumes where
+        the checkpoint ends, whatever these say.
     ending_version, ending_timestamp, ending_bound_inclusive
         Where the stream ends. By time, it stops at the first commit whose time is after the end.
     deduplication_mode
