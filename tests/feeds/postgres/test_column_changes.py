@@ -209,6 +209,40 @@ def test_a_column_added_filled_and_replaced_between_two_micro_batches(
     assert keys(stream.rows, "id") == [("insert", 1), ("insert", 2)]
 
 
+@pytest.mark.parametrize("when", ["a running query", "a new query that reads rows from before"])
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted in between"])
+def test_a_column_dropped_and_later_added_again_ends_the_query(
+    source: Source, when: str, restarted: bool
+) -> None:
+    """No row says so: those that the copy has keep the values of the column that is gone."""
+    table = source.table("id int primary key, v text")
+    source.make_slot()
+    stream = Stream()
+    if when == "a running query":
+        stream.start(source.feed())
+    source.run(f"INSERT INTO {table} VALUES (1, 'a'), (2, 'b')", f"ALTER TABLE {table} DROP v")
+    if when != "a running query":
+        stream.start(source.feed())
+    assert [row["v"] for row in stream.drain()] == ["a", "b"]
+    source.run("SELECT pg_switch_wal()", "CHECKPOINT")
+    assert stream.drain() == []
+    source.run(f"ALTER TABLE {table} ADD v text")
+    if restarted:
+        stream.start(source.feed())
+    with refused("COLUMN_REPLACED", table=table) as caught:
+        stream.drain()
+    stream.start(source.feed(accept=caught.value.parameters["accept"]))
+    source.run(f"UPDATE {table} SET v = v")
+    stream.drain()
+    copy: dict[object, Row] = {}
+    for row in stream.rows:
+        copy[row["id"]] = row["v"]
+    assert copy == {1: None, 2: None}
+    stream.start(source.feed())
+    source.run(f"INSERT INTO {table} VALUES (3, 'c')")
+    assert [row["v"] for row in stream.drain()] == ["c"]
+
+
 def test_names_swapped_and_swapped_back_between_two_micro_batches(source: Source) -> None:
     table = source.table("id int primary key, v int, w int")
     stream = started(source)

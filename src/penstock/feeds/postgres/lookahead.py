@@ -89,9 +89,11 @@ class Lookahead:
             state, busy = known, True
         else:
             state, busy = state_of(self._server, self._settings.publication, self._tables), changing.busy
-            for earlier in [known, *(noted for _, noted in self._states[-1:])]:
+            last = self._states[-1][1] if self._states else known
+            for earlier in (known, last):
                 if earlier is not None:
                     self._refuse_unlogged(earlier, state)
+            state = state.remembering(last, self._columns_read(state))
             self._note(state, after)
         if busy or not self._is_verified(state, after, upto):
             log_relations = (

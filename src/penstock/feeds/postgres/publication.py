@@ -6,8 +6,8 @@ between two states that is not in the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from reprlib import repr as limited
 
 from penstock.errors import CheckpointMismatchError
@@ -52,10 +52,13 @@ class PublicationState:
     keys: Mapping[str, PrimaryKey]
     stamps: Mapping[str, str]
     """By table: a value that changes with its definition."""
+    dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By table: columns that a query reads and that are gone, with their numbers; 0 if it is not known."""
 
     def to_json(self) -> Json:
         """Return the part that a checkpoint keeps."""
-        return {
+        dropped = {name: dict(columns) for name, columns in self.dropped.items()}
+        return ({"dropped": dropped} if dropped else {}) | {
             "transaction": self.transaction,
             "publication": self.publication,
             "tables": dict(self.tables),
@@ -88,6 +91,10 @@ class PublicationState:
                 for name, (identity, constraint, columns) in value["keys"].items()
             },
             {},
+            {
+                name: {column: _column_number(number) for column, number in columns.items()}
+                for name, columns in value.get("dropped", {}).items()
+            },
         )
         state.oids()
         if not state.tables.keys() == state.columns.keys() == state.widths.keys() == state.keys.keys():
@@ -103,6 +110,25 @@ class PublicationState:
 
     def columns_and_keys(self) -> tuple[object, ...]:
         return self.columns, self.widths, self.keys
+
+    def remembering(
+        self, earlier: PublicationState | None, read: Mapping[str, Collection[str]]
+    ) -> PublicationState:
+        """Return the state with those of the columns that a query reads, by table, that are gone.
+
+        ``earlier`` has their numbers. A column that gets the name of one of them later is another column.
+        """
+        dropped = {}
+        names = {} if earlier is None else {name: was for was, name in same_tables(earlier, self)}
+        for name, columns in read.items():
+            numbers: dict[str, int] = {}
+            if earlier is not None and name in names:
+                numbers = {column: number for column, (number, *_) in earlier.columns[names[name]].items()}
+                numbers |= earlier.dropped.get(names[name], {})
+            gone = {column: numbers.get(column, 0) for column in columns if column not in self.columns[name]}
+            if gone:
+                dropped[name] = gone
+        return replace(self, dropped=dropped)
 
     def name_of(self, oid: int) -> str | None:
         """Return the name of the table with an object id."""

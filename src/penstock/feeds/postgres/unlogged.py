@@ -75,9 +75,10 @@ def _replaced(
     before: PublicationState, now: PublicationState, columns: Mapping[str, Collection[str]]
 ) -> Iterator[Unlogged]:
     for was, name in same_tables(before, now):
-        old, new = before.columns[was], now.columns[name]
-        for column, (number, *_) in new.items():
-            if column in columns.get(name, ()) and old.get(column, (number,))[0] != number:
+        old = {column: number for column, (number, *_) in before.columns[was].items()}
+        old |= before.dropped.get(was, {})
+        for column, (number, *_) in now.columns[name].items():
+            if column in columns.get(name, ()) and old.get(column, number) != number:
                 yield _other_column(name, column, number, "was replaced, without values in the log")
 
 
