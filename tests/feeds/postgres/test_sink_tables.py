@@ -10,10 +10,9 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.errors import InvalidOptionError, SchemaMismatchError
-from penstock.store.url import parse_url
 from tests.feeds.postgres.source import Source
 from tests.feeds.postgres.stops import refused
-from tests.support.sql_tables import query, rows, sql_name
+from tests.support.sql_tables import NOW, named, query, rows, sql_name
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,8 @@ class Change:
     sink: tuple[str, ...] = ()
     then: tuple[str, ...] = ()
     columns: str = "id, code, v"
-    only_in: str = "postgresql"
-    """Where the statements for the sink are needed, if not everywhere."""
+    only_in: str = ""
+    """The kind of store that needs the statements for the sink, if not all do."""
 
 
 CHANGES = {
@@ -35,21 +34,18 @@ CHANGES = {
         "COLUMN_ADDED",
         ("alter table {s} add column w integer",),
         columns="id, code, v, w",
-        only_in="",
     ),
     "added with a default": Change(
         ("ALTER TABLE {t} ADD w int DEFAULT 7", "INSERT INTO {t} VALUES (3, 33, 3)"),
         "COLUMN_ADDED",
         ("alter table {s} add column w integer default 7",),
         columns="id, code, v, w",
-        only_in="",
     ),
     "renamed": Change(
         ("ALTER TABLE {t} RENAME v TO x", "UPDATE {t} SET x = 5 WHERE id = 1"),
         "COLUMN_DROPPED",
         ("alter table {s} rename column v to x",),
         columns="id, code, x",
-        only_in="",
     ),
     "dropped": Change(
         ("ALTER TABLE {t} DROP v", "UPDATE {t} SET code = 111 WHERE id = 1"),
@@ -61,6 +57,7 @@ CHANGES = {
         "COLUMN_TYPE_CHANGED",
         ("alter table {s} alter column v type bigint",),
         ("UPDATE {t} SET v = v",),
+        only_in="postgresql",
     ),
 }
 OFTEN = ("added", "added with a default")
@@ -75,12 +72,9 @@ class Copy:
 
     def run(self, key: str = "id") -> None:
         changes = penstock.changes.read_stream(self._spark, self._source.feed(snapshot="initial"))
-        name = "copy" if self._url.startswith("sqlite") else f"{parse_url(self._url).schema}.copy"
-        sink = penstock.TableSink(name, keys=[key], url=self._url, apply_changes=True)
+        sink = penstock.TableSink(named(self._url, "copy"), [key], self._url, apply_changes=True)
         query = penstock.stream(self._spark, changes).write(sink)
-        query.start(
-            checkpoint=self._folder / self.checkpoint, trigger=penstock.Trigger.available_now()
-        ).awaitTermination()
+        query.start(checkpoint=self._folder / self.checkpoint, trigger=NOW).awaitTermination()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from penstock.feeds.postgres.catalog import (
 )
 from penstock.feeds.postgres.lookahead import Lookahead, other_identities
 from penstock.feeds.postgres.pgoutput import Relation
-from penstock.feeds.postgres.publication import oid_of, state_of
+from penstock.feeds.postgres.publication import state_of
 from penstock.feeds.postgres.rows import RowReader
 from penstock.feeds.postgres.schema_changes import Fit, SchemaChange
 from penstock.feeds.postgres.server import Server, ServerGone, Session
@@ -216,14 +216,7 @@ class OpenPostgresFeed(OpenFeed):
         snapshot = self._snapshots.find()
         if snapshot is not None:
             return dict(snapshot.publication)
-        tables = self._known_tables()
-        state = state_of(self._server, self.settings.publication, tables)
-        # Tables that are planned as their first unread rows are may have columns that are gone.
-        planned = {
-            table.relation.oid: [column.name for column in table.relation.columns] for table in tables.tables
-        }
-        read = {name: planned.get(oid_of(entry), ()) for name, entry in state.tables.items()}
-        return state.remembering(None, read).to_json()
+        return state_of(self._server, self.settings.publication, self._known_tables()).to_json()
 
     def stream_end(self, after: int, state: Json | None) -> int:
         """Return the version up to which a stream may read now: see :class:`Lookahead`."""

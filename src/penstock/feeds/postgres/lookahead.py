@@ -89,11 +89,11 @@ class Lookahead:
             state, busy = known, True
         else:
             state, busy = state_of(self._server, self._settings.publication, self._tables), changing.busy
-            last = self._states[-1][1] if self._states else known
-            for earlier in (known, last):
+            last = self._states[-1][1] if self._states else None
+            for earlier in [known] if last is known else [known, last]:
                 if earlier is not None:
                     self._refuse_unlogged(earlier, state)
-            state = state.remembering(last, self._columns_read(state))
+            state = state if last is None else state.remembering(last)
             self._note(state, after)
         if busy or not self._is_verified(state, after, upto):
             log_relations = (

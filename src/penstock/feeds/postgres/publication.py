@@ -6,12 +6,12 @@ between two states that is not in the log.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from reprlib import repr as limited
 
 from penstock.errors import CheckpointMismatchError
-from penstock.feeds.postgres.catalog import Tables, missing_publication
+from penstock.feeds.postgres.catalog import Table, Tables, missing_publication
 from penstock.feeds.postgres.server import Row, Statements
 from penstock.json_text import Json
 
@@ -53,7 +53,7 @@ class PublicationState:
     stamps: Mapping[str, str]
     """By table: a value that changes with its definition."""
     dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By table: columns that a query reads and that are gone, with their numbers; 0 if it is not known."""
+    """By table: planned columns that are gone, with their numbers; 0 if it is not known."""
 
     def to_json(self) -> Json:
         """Return the part that a checkpoint keeps."""
@@ -111,23 +111,17 @@ class PublicationState:
     def columns_and_keys(self) -> tuple[object, ...]:
         return self.columns, self.widths, self.keys
 
-    def remembering(
-        self, earlier: PublicationState | None, read: Mapping[str, Collection[str]]
-    ) -> PublicationState:
-        """Return the state with those of the columns that a query reads, by table, that are gone.
+    def remembering(self, earlier: PublicationState) -> PublicationState:
+        """Return the state with the numbers that dropped columns had in an earlier one.
 
-        ``earlier`` has their numbers. A column that gets the name of one of them later is another column.
+        A column that gets the name of one of them later is another column, unless it has that number.
         """
-        dropped = {}
-        names = {} if earlier is None else {name: was for was, name in same_tables(earlier, self)}
-        for name, columns in read.items():
-            numbers: dict[str, int] = {}
-            if earlier is not None and name in names:
-                numbers = {column: number for column, (number, *_) in earlier.columns[names[name]].items()}
-                numbers |= earlier.dropped.get(names[name], {})
-            gone = {column: numbers.get(column, 0) for column in columns if column not in self.columns[name]}
-            if gone:
-                dropped[name] = gone
+        dropped = dict(self.dropped)
+        for was, name in same_tables(earlier, self):
+            numbers = {column: number for column, (number, *_) in earlier.columns[was].items()}
+            numbers |= earlier.dropped.get(was, {})
+            if name in dropped:
+                dropped[name] = {column: numbers.get(column, 0) for column in dropped[name]}
         return replace(self, dropped=dropped)
 
     def name_of(self, oid: int) -> str | None:
@@ -213,7 +207,22 @@ def state_of(server: Statements, publication: str, tables: Tables) -> Publicatio
         {row.name: row.width for row in rows},
         {row.name: PrimaryKey(row.identity, row.key or 0, tuple(row.key_columns or ())) for row in rows},
         {row.name: row.stamp for row in rows},
+        _dropped(rows, tables),
     )
+
+
+def _dropped(rows: Sequence[Row], tables: Tables) -> dict[str, dict[str, int]]:
+    """Return the columns of planned tables that are gone: a plan may be that of earlier rows in the log."""
+    planned: dict[str | int, Table] = {table.name: table for table in tables.tables}
+    planned |= {table.relation.oid: table for table in tables.tables}
+    dropped = {}
+    for row in rows:
+        table = planned.get(row.oid) or planned.get(row.name)
+        columns = () if table is None else (column.name for column in table.relation.columns)
+        gone = {column: 0 for column in columns if column not in (row.columns or {})}
+        if gone:
+            dropped[row.name] = gone
+    return dropped
 
 
 def _require_logged(server: Statements, rows: Sequence[Row]) -> None:

@@ -176,7 +176,7 @@ def _difference(column: Column, existing: ExistingTable, layout: Layout) -> str:
         return f"the table has no column {in_quotes(column.name)}{fix}"
     if takes(column, kind, layout.dialect):
         return ""
-    wider = layout.dialect == "postgres" and column.sql_type in _WIDER.get(kind, ())
+    wider = is_wider(column, kind, layout.dialect)
     fix = f" ({alter} alter column {column.sql} type {column.declared})" if wider else ""
     return f"the table's column {in_quotes(column.name)} is {kind}, and the rows need {column.sql_type}{fix}"
 
