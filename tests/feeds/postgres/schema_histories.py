@@ -296,6 +296,9 @@ class History(ChangingTables):
         self.options = {}
         if condition == "COLUMN_UNKNOWN":
             self.started(self.start)
+        elif condition == "TABLE_REMOVED" and "accept" in error.parameters:
+            # It had rows that are not read yet, and the log may lack others of it.
+            self.started(self.start_over)
         elif condition in STARTS_AGAIN or (
             condition == "COLUMN_REPLACED" and "accept" not in error.parameters
         ):

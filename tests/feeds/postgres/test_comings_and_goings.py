@@ -75,6 +75,29 @@ def test_a_partition_that_was_published_through_its_table_and_left_it_for_a_whil
     assert [row["_key"] for row in stream.rows] == ['{"id":2}']
 
 
+def test_a_partition_that_was_detached_for_a_while_before_its_table_left_the_publication(
+    source: Source,
+) -> None:
+    table, name = f"{source.name}.p", source.name
+    source.run(
+        f"CREATE TABLE {table} (id int primary key, v int) PARTITION BY RANGE (id)",
+        f"CREATE TABLE {name}.p1 PARTITION OF {table} FOR VALUES FROM (0) TO (10)",
+        f"ALTER PUBLICATION {name} ADD TABLE {table}",
+        f"ALTER PUBLICATION {name} SET (publish_via_partition_root)",
+    )
+    stream = started(source)
+    source.run(
+        f"ALTER TABLE {table} DETACH PARTITION {name}.p1",
+        f"INSERT INTO {name}.p1 VALUES (1, 1)",
+        f"ALTER TABLE {table} ATTACH PARTITION {name}.p1 FOR VALUES FROM (0) TO (10)",
+        f"UPDATE {table} SET v = 2",
+        f"ALTER PUBLICATION {name} DROP TABLE {table}",
+    )
+    with refused("TABLE_REMOVED", table=table):
+        stream.drain()
+    assert stream.rows == []
+
+
 def test_a_partition_that_is_published_itself_may_be_detached_and_attached(source: Source) -> None:
     table, name = partitioned(source, root=False), source.name
     source.run(f"ALTER PUBLICATION {name} SET TABLE {name}.p1, {name}.p3")

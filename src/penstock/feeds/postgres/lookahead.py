@@ -33,10 +33,10 @@ from penstock.feeds.postgres.unlogged import (
     doubtful_columns,
     doubtful_keys,
     passed_partitions,
-    passed_tables,
     recreated_tables,
     refuse,
     unlogged_changes,
+    unpublished_tables,
 )
 from penstock.json_text import Json
 
@@ -206,17 +206,12 @@ class Lookahead:
     def _refuse_passing_tables(
         self, relations: Iterable[Relation], before: PublicationState | None, now: PublicationState
     ) -> None:
-        """Refuse tables that joined and left the publication since the log was last searched, or that took
-        the name of an earlier one.
+        """Refuse tables that have left the publication since the log was last searched, or that took the
+        name of an earlier one.
         """
-        known = now.oids() | (before.oids() if before is not None else set())
         read = [relation for relation in relations if self._fit.reads(relation) is not None]
-        passed = passed_tables(
-            self._server,
-            self._settings.publication,
-            [relation for relation in read if relation.oid not in known],
-        )
-        self._refuse([*passed, *recreated_tables(read, before, now)])
+        gone = unpublished_tables(self._server, self._settings.publication, read, before, now)
+        self._refuse([*gone, *recreated_tables(read, before, now)])
 
     def _fitting(self, relations: LogRelations, upto: int, state: PublicationState, rows_before: bool) -> int:
         readable: dict[str, int] = {}

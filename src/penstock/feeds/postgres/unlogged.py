@@ -284,24 +284,38 @@ def passed_partitions(
     ]
 
 
-def passed_tables(server: Statements, publication: str, relations: Sequence[Relation]) -> list[Unlogged]:
-    """Return tables that joined and left the publication between two states, of unknown ones in the log.
+def unpublished_tables(
+    server: Statements,
+    publication: str,
+    relations: Sequence[Relation],
+    before: PublicationState | None,
+    now: PublicationState,
+) -> list[Unlogged]:
+    """Return tables with unread rows in the log that are not in the publication, of its relations.
 
-    A table that was dropped meanwhile left nothing behind: its rows in the log are all that is left of it.
+    They may have left it and come back in between, which leaves no trace in the catalog. A table that was
+    dropped meanwhile left nothing behind: its rows in the log are all that is left of it.
     """
-    names = {relation.oid: relation.name for relation in relations}
+    known = now.oids() if before is None else now.oids() | before.oids()
+    published = set(map(oid_of, now.tables.values()))
+    names = {relation.oid: relation.name for relation in relations if relation.oid not in published}
     rows = server.fetch("origins", oids=list(names), publication=publication) if names else []
     existing = {row.oid for row in rows}
     return [
-        _unlogged(
-            "TABLE_NOT_COPIED",
-            f"{name} was in the publication for a while, and its other rows are not in the log",
-            f"{name}:{oid}",
-            name,
-        )
+        _left(name, oid) if oid in known else _passed(name, oid)
         for oid, name in names.items()
         if oid in existing
     ]
+
+
+def _left(name: str, oid: int) -> Unlogged:
+    what = f"{name} is no longer in the publication, and rows written while it was not are not in the log"
+    return _unlogged("TABLE_REMOVED", what, f"{name}:{oid}", name)
+
+
+def _passed(name: str, oid: int) -> Unlogged:
+    what = f"{name} was in the publication for a while, and its other rows are not in the log"
+    return _unlogged("TABLE_NOT_COPIED", what, f"{name}:{oid}", name)
 
 
 def recreated_tables(
