@@ -16,7 +16,7 @@ import pytest
 import penstock
 from penstock.errors import PenstockError
 from penstock.feeds.postgres import PostgresFeed
-from penstock.store.postgres import session
+from penstock.store.postgres import connection as connections
 from tests.support.tls_proxy import certificate, tls_in_front_of
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server is on another machine."""
-    monkeypatch.setattr(session, "is_local", lambda connection: False)
-    monkeypatch.setattr(session, "_warned", set())
+    monkeypatch.setattr(connections, "is_local", lambda connection: False)
+    monkeypatch.setattr(connections, "warned", set())
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -63,7 +63,7 @@ def test_a_feeds_password_sent_in_clear_text_is_warned_about_once(
 def test_servers_on_this_machine_need_no_tls(
     pg_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "_warned", set())
+    monkeypatch.setattr(connections, "warned", set())
     with pytest.raises(PenstockError, match="there is no store"):
         penstock.connect(f"{pg_url}?schema=nowhere", create=False)
     assert warnings(caplog) == []

@@ -13,10 +13,9 @@ from importlib import resources
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from penstock.errors import DataLostError, FeedUnavailableError, InvalidUrlError, PenstockError
-from penstock.feeds.postgres.settings import driver
+from penstock.errors import DataLostError, FeedUnavailableError, PenstockError
 from penstock.json_text import Json
-from penstock.store.postgres.session import warn_in_clear
+from penstock.store.postgres.connection import Failure, connect, driver, failure_of
 from penstock.store.statements import bind, parse
 from penstock.store.url import StoreUrl
 
@@ -27,23 +26,11 @@ T = TypeVar("T")
 Row: TypeAlias = Any
 """A row of a statement, with its columns as attributes."""
 Connection: TypeAlias = "psycopg.Connection[Row]"
-# A server that vanishes silently is noticed within a minute.
-_DEFAULTS: Json = {
-    "connect_timeout": 10,
-    "application_name": "penstock",
-    "keepalives_idle": 20,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 50_000,
-}
 _ATTEMPTS = 6
 _CHUNK_BYTES, _CHUNK_ROWS = 8 << 20, 20_000
 _FETCH_ROWS = 2_000
 """Fetched at once: few, since later rows may be larger than the first ones."""
 _PID = re.compile(r"PID (\d+)")
-# Not worth a retry; a refused connection has no error code.
-_REFUSALS = ("does not exist", "no pg_hba.conf entry", "not permitted to log in")
-_LOGIN = ("authentication failed", "no password supplied", "no pg_hba.conf entry", "not permitted to log in")
 
 
 @cache
@@ -90,27 +77,15 @@ class Server:
 
     def __init__(self, url: StoreUrl, name: str, wait: float) -> None:
         self._url, self.name, self._wait = url, name, wait
-        self._psycopg = driver()
+        self._psycopg = driver("a postgresql feed")
         self._connection: Connection | None = None
         self._lock = threading.RLock()
 
     def connect(self, **options: object) -> Connection:
         """Open a connection in autocommit mode."""
-        from psycopg.conninfo import conninfo_to_dict
         from psycopg.rows import namedtuple_row
 
-        try:
-            parameters = conninfo_to_dict(self._url.target)
-        except self._psycopg.ProgrammingError as error:
-            raise InvalidUrlError(
-                f"{self.name}: not a valid PostgreSQL URL: {self._url.scrubbed(str(error))}"
-            ) from None
-        connection: Connection = self._psycopg.connect(
-            **(_DEFAULTS | parameters | {"client_encoding": "utf8"} | options),
-            autocommit=True,
-            row_factory=namedtuple_row,
-        )
-        warn_in_clear(connection, str(self._url))
+        connection = connect(self._url, self.name, row_factory=namedtuple_row, **options)
         try:
             connection.prepare_threshold = None
             # A replication connection has no prepared statements.
@@ -221,9 +196,9 @@ class Server:
             raise self._translated(error) from None
 
     def _translated(self, error: psycopg.Error) -> PenstockError:
-        state = error.sqlstate or ""
+        state, failure = error.sqlstate or "", failure_of(error)
         text = self._url.scrubbed(str(error))
-        if state.startswith("28") or (not state and any(words in text for words in _LOGIN)):
+        if failure is Failure.LOGIN:
             return self.unavailable(
                 "LOGIN", "the server refused the login: check user, password and pg_hba.conf"
             )
@@ -243,9 +218,9 @@ class Server:
                 'SELECT on the tables, and for snapshot="initial" CREATE on the database; snapshot="none" '
                 "only reads from the slot",
             )
-        return self._by_state(error, state, text)
+        return self._failed(failure, state, text)
 
-    def _by_state(self, error: psycopg.Error, state: str, text: str) -> PenstockError:
+    def _failed(self, failure: Failure, state: str, text: str) -> PenstockError:
         if "wal_level" in text:
             return self.unavailable("WAL_LEVEL", WAL_LEVEL)
         if "no longer get changes" in text or "can no longer access replication slot" in text:
@@ -254,16 +229,14 @@ class Server:
             return self.unavailable(
                 "SLOTS", f"{text}: drop a slot that nobody reads, or raise max_replication_slots"
             )
-        if state == "3D000" or (not state and "does not exist" in text):
+        if failure is Failure.NO_DATABASE:
             return self.unavailable("DATABASE", text)
-        refused = not state and any(words in text for words in _REFUSALS)
-        broken = isinstance(error, self._psycopg.OperationalError | self._psycopg.InterfaceError)
-        if state == "55P03":
+        if failure is Failure.LOCKED:
             return SlotInUse(
                 f"{self.name}: another session holds a lock on the slot's snapshot for too long ({text}): "
                 "find it with pg_blocking_pids and end it, or wait"
             )
-        if state.startswith(("08", "25P03", "57P", "53300", "40")) or (not state and broken and not refused):
+        if failure is Failure.UNAVAILABLE:
             return ServerGone(f"{self.name}: the server is down or busy ({text}); a restarted query resumes")
         return self.unavailable("QUERY", text)
 

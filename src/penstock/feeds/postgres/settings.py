@@ -6,14 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import ModuleType
 from urllib.parse import parse_qsl, quote, urlencode
 
 from penstock.arguments import column_names, did_you_mean, in_quotes, require
 from penstock.errors import InvalidUrlError
-from penstock.extras import missing
 from penstock.feeds.contract import convert_fields
 from penstock.feeds.postgres.values import AS_TYPES
+from penstock.store.postgres.connection import driver
 from penstock.store.url import StoreUrl, parse_url
 
 OWN_PARAMETERS = (
@@ -149,14 +148,6 @@ class FeedSettings:
         )
 
 
-def driver() -> ModuleType:
-    try:
-        import psycopg
-    except ImportError:
-        raise missing("psycopg", "a postgresql feed") from None
-    return psycopg
-
-
 def split(url: str) -> tuple[StoreUrl, dict[str, list[str]]]:
     """Split a feed's URL into the URL of the database and the feed's own parameters."""
     if not isinstance(url, str) or not url.lower().startswith(("postgresql://", "postgres://")):
@@ -175,7 +166,7 @@ def split(url: str) -> tuple[StoreUrl, dict[str, list[str]]]:
 
 
 def _require_known(names: Sequence[str]) -> None:
-    libpq = [option.keyword.decode() for option in driver().pq.Conninfo.get_defaults()]
+    libpq = [option.keyword.decode() for option in driver("a postgresql feed").pq.Conninfo.get_defaults()]
     for name in names:
         if name not in OWN_PARAMETERS and name not in libpq:
             raise InvalidUrlError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import threading
 import time
 import weakref
@@ -15,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import (
     CommitOutcomeUnknownError,
     InvalidInputError,
-    InvalidUrlError,
-    MissingDependencyError,
     PenstockError,
     StoreError,
     StoreFullError,
@@ -25,6 +22,7 @@ from penstock.errors import (
     StoreUnavailableError,
 )
 from penstock.store.database import Database, OwnerLock, Row, Transaction
+from penstock.store.postgres.connection import Failure, connect, driver, failure_of
 from penstock.store.postgres.locks import (
     AdvisoryOwnerLock,
     Holder,
@@ -39,7 +37,6 @@ from penstock.store.postgres.session import (
     STEERED,
     longest_wait,
     set_up,
-    warn_in_clear,
 )
 from penstock.store.statements import bind
 from penstock.store.url import StoreUrl, seconds
@@ -48,31 +45,12 @@ if TYPE_CHECKING:
     from psycopg import Cursor
     from psycopg.errors import Diagnostic
 
-    from penstock.store.postgres.session import PgConnection
+    from penstock.store.postgres.connection import PgConnection
 
-# Unless the URL says otherwise: a server that is gone is noticed within a minute.
-_DEFAULTS: dict[str, int | str] = {
-    "connect_timeout": 10,
-    "application_name": "penstock",
-    "client_encoding": "utf8",
-    "keepalives_idle": 20,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 50_000,
-}
 _CONDITIONS: dict[str, type[StoreError]] = {
     "53100": StoreFullError,
     "25006": StoreReadOnlyError,
     "42501": StoreReadOnlyError,
-    "25P04": StoreUnavailableError,
-    "40001": StoreUnavailableError,
-    "40P01": StoreUnavailableError,
-    "53300": StoreUnavailableError,
-    "55P03": StoreLockedError,
-    "57P01": StoreUnavailableError,
-    "57P02": StoreUnavailableError,
-    "57P03": StoreUnavailableError,
-    "57P05": StoreUnavailableError,
 }
 _ADVICE = {
     StoreFullError: "free some disk space on the server; nothing of this was written",
@@ -86,32 +64,11 @@ _LOOK_UP_SAFELY = (
 _NO_SUCH = ("42P01", "42704", "42883")
 _TRIES, _PAUSE = 10, 0.05
 _IDLE = "25P03"
-_NO_DATABASE = "3D000"
-# A refused connection has no SQLSTATE.
-_DATABASE_MISSING = re.compile(r'FATAL:\s+database "[^"]*" does not exist')
 _IDLED_OUT = "STORE_UNAVAILABLE.IDLE_IN_TRANSACTION"
 # The server says that nothing is committed.
 _ROLLED_BACK = ("40001", "40P01", "55P03")
 _ADVICE_LOCKED = "let it commit or roll back, or end it: select pg_terminate_backend({pid})"
 _WITH_MERGE = 150000
-# A server that refuses a connection gives no code; trying again does not help with these.
-_REFUSALS = (
-    "authentication failed",
-    "no password supplied",
-    "does not exist",
-    "no pg_hba.conf entry",
-    "not permitted to log in",
-)
-
-
-def _driver() -> Any:
-    try:
-        import psycopg
-    except ImportError:
-        raise MissingDependencyError(
-            "a postgresql store needs psycopg 3: pip install 'penstock-spark[postgres]'", extra="postgres"
-        ) from None
-    return psycopg
 
 
 class PostgresTransaction(Transaction):
@@ -221,7 +178,7 @@ class PostgresDatabase(Database):
     dialect = "postgres"
 
     def __init__(self, url: StoreUrl) -> None:
-        self._psycopg = _driver()
+        self._psycopg = driver("a postgresql store")
         self._patience = seconds(url.options["lock_wait"]) if "lock_wait" in url.options else LOCK_WAIT
         self._longest_wait = longest_wait(self._patience)
         """The seconds of ``lock_timeout``; 0 if the user has switched it off."""
@@ -234,17 +191,9 @@ class PostgresDatabase(Database):
         return True
 
     def _connect(self, *, lasting: bool = False) -> PgConnection:
-        from psycopg.conninfo import conninfo_to_dict
         from psycopg.types.numeric import Int8BinaryDumper
 
-        try:
-            given = conninfo_to_dict(self.url.target)
-        except self._psycopg.ProgrammingError as error:
-            raise InvalidUrlError(
-                f"{self.url} is not a valid PostgreSQL URL: {self.url.scrubbed(str(error))}"
-            ) from None
-        connection: PgConnection = self._psycopg.connect(**(_DEFAULTS | given), autocommit=True)
-        warn_in_clear(connection, str(self.url))
+        connection = connect(self.url, str(self.url))
         connection.add_notice_handler(partial(self._noticed, weakref.ref(connection)))
         try:
             self._set_up(connection, set_up(self._patience, lasting=lasting))
@@ -326,14 +275,14 @@ class PostgresDatabase(Database):
     def _translated(self, error: Exception) -> PenstockError | None:
         if not isinstance(error, self._psycopg.Error):
             return None
-        state = error.sqlstate or ""
+        state, failure = error.sqlstate or "", failure_of(error)
         text = self.url.scrubbed(str(error))
-        if state.startswith("28") or "authentication failed" in text or "no password supplied" in text:
+        if failure is Failure.LOGIN:
             return StoreError(
-                f"{self.url} refused the login: check user and password",
+                f"{self.url} refused the login: check user, password and pg_hba.conf",
                 condition="STORE_ERROR.LOGIN_REFUSED",
             )
-        if state == _NO_DATABASE or _DATABASE_MISSING.search(text):
+        if failure is Failure.NO_DATABASE:
             return StoreError(
                 f"{self.url}: the server has no database of that name. Create it (createdb), or correct the "
                 "URL",
@@ -343,14 +292,11 @@ class PostgresDatabase(Database):
             return self._idled()
         if state in _NO_SUCH and error.diag.context:
             return self._unqualified(text)
-        kind = _CONDITIONS.get(state)
-        if kind is StoreLockedError:
+        if failure is Failure.LOCKED:
             return self._locked_out("in time", [])
-        if kind is None:
-            away = state.startswith("08") or (not state and self._lost(error, text))
-            kind = StoreUnavailableError if away else StoreError
-        if kind is StoreUnavailableError:
+        if failure is Failure.UNAVAILABLE:
             return StoreUnavailableError(f"{self.url}: {text} (the server is unavailable or busy)")
+        kind = _CONDITIONS.get(state, StoreError)
         advice = _ADVICE.get(kind)
         return kind(f"{self.url}: {text}" + (f" ({advice})" if advice else ""))
 
@@ -395,11 +341,6 @@ class PostgresDatabase(Database):
         finally:
             self._waiting.lookup = None
             lookup.cancel()
-
-    def _lost(self, error: Exception, text: str) -> bool:
-        refused = "FATAL" in text and any(refusal in text for refusal in _REFUSALS)
-        broken = isinstance(error, self._psycopg.OperationalError | self._psycopg.InterfaceError)
-        return broken and not refused
 
     def owner_lock(self, name: str) -> OwnerLock:
         return AdvisoryOwnerLock(

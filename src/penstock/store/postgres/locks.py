@@ -18,7 +18,7 @@ from penstock.store.database import OwnerLock
 from penstock.store.statements import statements
 
 if TYPE_CHECKING:
-    from penstock.store.postgres.session import PgConnection
+    from penstock.store.postgres.connection import PgConnection
 
 log = logging.getLogger("penstock.store")
 

@@ -1,5 +1,4 @@
-"""Sessions of a PostgreSQL store: how connections are made, and what each session is set to in one round
-trip.
+"""Sessions of a PostgreSQL store: what each is set to, in one round trip.
 
 Names that are not qualified are looked up in ``pg_catalog`` alone: PostgreSQL takes an operator or a
 function of another schema on the search path if it fits the types better than its own, and others may be
@@ -13,19 +12,8 @@ lock is limited.
 
 from __future__ import annotations
 
-import ipaddress
-import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
 
-if TYPE_CHECKING:
-    import psycopg
-
-    PgConnection: TypeAlias = psycopg.Connection[Any]
-
-log = logging.getLogger("penstock.store")
-
-_warned: set[str] = set()
 SEARCH_PATH = "pg_catalog, pg_temp"
 """Temporary relations are looked up last instead of first."""
 LOCK_WAIT = 60.0
@@ -33,8 +21,7 @@ LOCK_WAIT = 60.0
 _WAITS = 5
 _LONGEST_WAIT = 8.0
 """Shorter than a transaction may be idle: the writers of a suspended machine wait for each other, and would
-otherwise receive the lock one
-after the other and hold it for that time each."""
+otherwise receive the lock one after the other and hold it for that time each."""
 
 # Every statement walks along an index. The planner's statistics do not know a log's newest rows: where it
 # expects a few, it would collect and sort them, and meet millions.
@@ -66,36 +53,6 @@ where s.source not in ({chosen})
 """
 _CHOSEN = "'client', 'user', 'database', 'database user'"
 _LOCK_TIMEOUT = "select extract(epoch from current_setting('lock_timeout')::interval)::float8"
-
-
-def warn_in_clear(connection: PgConnection, shown: str) -> None:
-    """Warn once if a password was sent over a network without TLS; ``shown`` is the URL without the password.
-
-    libpq tries TLS first, and continues without it if the server, or somebody on the network path, says that
-    it has none.
-    """
-    with_password = connection.pgconn.used_password and not connection.pgconn.ssl_in_use
-    if not with_password or shown in _warned or is_local(connection):
-        return
-    _warned.add(shown)
-    log.warning(
-        "the connection to %s is not encrypted: anybody on the network path can read and change the rows, "
-        "and may learn the password. Set sslmode=verify-full in its URL, and sslrootcert=… for a private "
-        "certificate authority",
-        shown,
-        extra={"action": "not_encrypted", "store": shown},
-    )
-
-
-def is_local(connection: PgConnection) -> bool:
-    """Whether a connection stays on this machine."""
-    info = connection.info
-    if info.host.startswith(("/", "@")):
-        return True
-    try:
-        return ipaddress.ip_address(info.hostaddr).is_loopback
-    except ValueError:
-        return False
 
 
 def longest_wait(lock_wait: float) -> float:

@@ -1,0 +1,149 @@
+"""Connections to a PostgreSQL server, and what its errors mean: for the store and for change feeds."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+from enum import Enum, auto
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from penstock.errors import InvalidUrlError
+from penstock.extras import missing
+from penstock.json_text import Json
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from penstock.store.url import StoreUrl
+
+    PgConnection: TypeAlias = psycopg.Connection[Any]
+
+log = logging.getLogger("penstock.store")
+
+warned: set[str] = set()
+"""URLs without their passwords that this process has warned about."""
+# Unless the URL says otherwise: a server that is gone is noticed within a minute.
+_DEFAULTS: Json = {
+    "connect_timeout": 10,
+    "application_name": "penstock",
+    "keepalives_idle": 20,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 50_000,
+}
+# A server that refuses a connection gives no SQLSTATE.
+_LOGIN_REFUSED = (
+    "authentication failed",
+    "no password supplied",
+    "no pg_hba.conf entry",
+    "not permitted to log in",
+)
+_ROLE_MISSING = re.compile(r'FATAL:\s+role "[^"]*" does not exist')
+_DATABASE_MISSING = re.compile(r'FATAL:\s+database "[^"]*" does not exist')
+# A connection that broke, one that was idle in a transaction for too long, a conflict with another
+# transaction, too many connections, a server that is shutting down or starting.
+_UNAVAILABLE = ("08", "25P03", "25P04", "40", "53300", "57P")
+
+
+class Failure(Enum):
+    """What an error of the driver means for whoever sees it."""
+
+    LOGIN = auto()
+    """The server does not let the user in."""
+    NO_DATABASE = auto()
+    LOCKED = auto()
+    """A lock was not free in time."""
+    UNAVAILABLE = auto()
+    """The server is down, busy or starting, or closed the connection: trying again may help."""
+    OTHER = auto()
+
+
+def driver(what: str) -> ModuleType:
+    """Import the driver, which ``what`` needs."""
+    try:
+        import psycopg
+    except ImportError:
+        raise missing("psycopg", what) from None
+    return psycopg
+
+
+def connect(url: StoreUrl, name: str, **options: Any) -> PgConnection:
+    """Open a connection in autocommit mode.
+
+    Parameters
+    ----------
+    url
+        Where to; its parameters take the place of the defaults.
+    name
+        Whose URL it is, for an error.
+    options
+        What takes the place of both.
+    """
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        parameters = conninfo_to_dict(url.target)
+    except psycopg.ProgrammingError as error:
+        raise InvalidUrlError(f"{name}: not a valid PostgreSQL URL: {url.scrubbed(str(error))}") from None
+    chosen = _DEFAULTS | parameters | {"client_encoding": "utf8"} | options
+    connection: PgConnection = psycopg.connect(**chosen, autocommit=True)
+    _warn_in_clear(connection, str(url))
+    return connection
+
+
+def failure_of(error: psycopg.Error) -> Failure:
+    """Return what an error means."""
+    import psycopg
+
+    state, text = error.sqlstate or "", str(error)
+    if state == "55P03":
+        return Failure.LOCKED
+    if state:
+        return _by_state(state)
+    if any(words in text for words in _LOGIN_REFUSED) or _ROLE_MISSING.search(text):
+        return Failure.LOGIN
+    if _DATABASE_MISSING.search(text):
+        return Failure.NO_DATABASE
+    broken = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return Failure.UNAVAILABLE if broken else Failure.OTHER
+
+
+def _by_state(state: str) -> Failure:
+    if state.startswith("28"):
+        return Failure.LOGIN
+    if state in ("3D000", "57P04"):
+        return Failure.NO_DATABASE
+    return Failure.UNAVAILABLE if state.startswith(_UNAVAILABLE) else Failure.OTHER
+
+
+def _warn_in_clear(connection: PgConnection, shown: str) -> None:
+    """Warn once if a password was sent over a network without TLS; ``shown`` is the URL without the password.
+
+    libpq tries TLS first, and continues without it if the server, or somebody on the network path, says that
+    it has none.
+    """
+    with_password = connection.pgconn.used_password and not connection.pgconn.ssl_in_use
+    if not with_password or shown in warned or is_local(connection):
+        return
+    warned.add(shown)
+    log.warning(
+        "the connection to %s is not encrypted: anybody on the network path can read and change the rows, "
+        "and may learn the password. Set sslmode=verify-full in its URL, and sslrootcert=… for a private "
+        "certificate authority",
+        shown,
+        extra={"action": "not_encrypted", "store": shown},
+    )
+
+
+def is_local(connection: PgConnection) -> bool:
+    """Whether a connection stays on this machine."""
+    info = connection.info
+    if info.host.startswith(("/", "@")):
+        return True
+    try:
+        return ipaddress.ip_address(info.hostaddr).is_loopback
+    except ValueError:
+        return False
