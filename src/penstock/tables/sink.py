@@ -26,7 +26,8 @@ from penstock.lake.storage import DeltaPlace, is_delta
 from penstock.queue.checks import check_name
 from penstock.queue.store import connect
 from penstock.spark.connectors import Sink, WriteSettings
-from penstock.spark.internals.plan_text import groups_by_session, plan_tree
+from penstock.spark.internals.plan_nodes import groups_by_session
+from penstock.spark.internals.plan_text import plan_tree
 from penstock.spark.internals.plans import streaming_reads
 from penstock.spark.internals.python_workers import check_reach
 from penstock.spark.internals.sessions import is_classic

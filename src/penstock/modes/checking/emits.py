@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.modes.checking.join_bounds import BOTH, evicted_sides, unmatched_sides
-from penstock.modes.checking.plan import Plan, expires, result_key
+from penstock.modes.checking.plan import Plan, expires
+from penstock.spark.internals.join_bounds import BOTH, evicted_sides, unmatched_sides
 from penstock.spark.internals.operators import Trait, traits_of
+from penstock.spark.internals.plan_nodes import result_key
 from penstock.spark.internals.plan_text import Node
 
 NEW_ROWS, FINISHED, CHANGED, ALL = "new rows", "finished groups", "changed groups", "all groups"

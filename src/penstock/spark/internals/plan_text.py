@@ -35,11 +35,6 @@ _ID = re.compile(r"#\d+L?(-T\d+ms)?")
 _MAX_LINE = 200
 # These are printed without the mark of a streaming operator.
 _UNMARKED_STREAMS = ("StreamingRelation", "StreamingExecutionRelation")
-# A session window's column, and a column that is renamed.
-_SESSION_WINDOW = re.compile(r"named_struct\(start, .*\) AS session_window#(\d+)(?:-T\d+ms)?", re.DOTALL)
-# Spark Connect's withColumn takes the watermark away, and with it the mark of a session window.
-_RENAMED = re.compile(r"[^()]*#(\d+)(-T\d+ms)? AS .+#(\d+)(-T\d+ms)?", re.DOTALL)
-_COLUMN = re.compile(r"[^()]*#(\d+)(?:-T\d+ms)?")
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,29 +162,3 @@ def may_retain_rows(frame: DataFrame) -> bool:
         return False
     names = {node.name for node in plan_tree(frame).walk()}
     return "EventTimeWatermark" in names and any(Trait.STATEFUL in traits_of(name) for name in names)
-
-
-def grouping_expressions(node: Node) -> list[str]:
-    """Return the grouping expressions of an aggregate, or the keys of a deduplication."""
-    # An aggregate over all rows has no list of grouping expressions; its only list is that of the results.
-    is_global = node.name == "Aggregate" and len(node.arguments) < 2
-    return [] if is_global or not node.arguments else list_items(node.arguments[0])
-
-
-def groups_by_session(node: Node) -> bool:
-    """Return whether an aggregate groups by session windows, under any name."""
-    columns = [match[1] for match in map(_COLUMN.fullmatch, grouping_expressions(node)) if match]
-    return bool(columns) and not _session_windows(node).isdisjoint(columns)
-
-
-def _session_windows(node: Node) -> set[str]:
-    """Return the ids of the columns below a node that are session windows."""
-    ids: set[str] = set()
-    for below in reversed(list(node.below())):
-        for item in list_items(below.text) if below.name == "Project" else ():
-            window, renamed = _SESSION_WINDOW.fullmatch(item), _RENAMED.fullmatch(item)
-            if window is not None:
-                ids.add(window[1])
-            elif renamed is not None and renamed[1] in ids and renamed[2] == renamed[4]:
-                ids.add(renamed[3])
-    return ids

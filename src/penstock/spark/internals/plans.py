@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 from py4j.java_gateway import JavaObject, JVMView
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 from pyspark.util import PythonEvalType
 
-from penstock.spark.internals.sessions import jvm_of
+from penstock.spark.internals.sessions import is_classic, jvm_of
 
 if TYPE_CHECKING:
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
-
-
-import hashlib
-import json
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import field
-from functools import cached_property
-
-from pyspark.sql.types import StructType
-
-from penstock.spark.internals.sessions import is_classic
 
 ARROW, PANDAS, PYTHON = "Arrow", "pandas", "Python"
 _ARROW_UDFS = (PythonEvalType.SQL_SCALAR_ARROW_UDF, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.modes.checking.join_bounds import BOTH, LEFT, bounded_sides, evicted_sides, unmatched_sides
-from penstock.modes.checking.plan import Plan, join_type
+from penstock.modes.checking.plan import Plan
 from penstock.modes.checking.report import UNSAFE, Problem
+from penstock.spark.internals.join_bounds import BOTH, LEFT, bounded_sides, evicted_sides, unmatched_sides
+from penstock.spark.internals.plan_nodes import join_type
 from penstock.spark.internals.plan_text import Node
 
 _BOUND = (

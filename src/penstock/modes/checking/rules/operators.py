@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.modes.checking.join_bounds import unmatched_sides
 from penstock.modes.checking.plan import Plan, above_aggregation, expires
 from penstock.modes.checking.report import Problem
+from penstock.spark.internals.join_bounds import unmatched_sides
 from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_text import NOT_PLANNED, Node
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.modes.checking.join_bounds import unmatched_sides
-from penstock.modes.checking.plan import Plan, by_window, expires, keeps_forever, names
+from penstock.modes.checking.plan import Plan, expires, names
 from penstock.modes.checking.report import UNSAFE, WARNING, Problem
+from penstock.spark.internals.join_bounds import unmatched_sides
 from penstock.spark.internals.operators import Trait, traits_of
-from penstock.spark.internals.plan_text import grouping_expressions
+from penstock.spark.internals.plan_nodes import by_window, grouping_expressions, keeps_forever
 
 _POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 _FOR_EVER = "PENSTOCK_STATE_FOR_EVER"

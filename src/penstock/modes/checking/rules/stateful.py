@@ -5,24 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from penstock.modes.checking.plan import (
-    Plan,
-    above_aggregation,
-    expires,
-    is_map_groups,
-    names,
-    own_mode,
-    path_to,
-)
+from penstock.modes.checking.plan import Plan, above_aggregation, expires, names, path_to
 from penstock.modes.checking.report import UNSAFE, WARNING, Problem
 from penstock.spark.internals.operators import Trait, traits_of
-from penstock.spark.internals.plan_text import (
-    Node,
+from penstock.spark.internals.plan_nodes import (
     grouping_expressions,
     groups_by_session,
-    has_watermark,
-    list_items,
+    is_map_groups,
+    own_mode,
 )
+from penstock.spark.internals.plan_text import Node, has_watermark, list_items
 from penstock.spark.internals.sessions import ROCKSDB_PROVIDER
 
 MODE_CONDITION = "STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION"

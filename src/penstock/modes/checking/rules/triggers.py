@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from penstock.modes.checking.join_bounds import has_equality
-from penstock.modes.checking.plan import Plan, source_of
+from penstock.modes.checking.plan import Plan
 from penstock.modes.checking.report import UNSAFE, WARNING, Problem
 from penstock.modes.checking.sinks import Sink
+from penstock.spark.internals.join_bounds import has_equality
 from penstock.spark.internals.operators import CONTINUOUS_GENERATORS, Trait, traits_of
+from penstock.spark.internals.plan_nodes import source_of
 from penstock.spark.internals.plan_text import Node, without_ids
 from penstock.spark.internals.sessions import parse_version
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from penstock.modes.checking.plan import join_type
+from penstock.spark.internals.plan_nodes import join_type
 from penstock.spark.internals.plan_text import Node, has_watermark, split_list
 
 LEFT, RIGHT = "left", "right"
