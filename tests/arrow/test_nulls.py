@@ -71,6 +71,7 @@ def test_a_null_in_a_required_column_is_refused_with_path_and_first_row(
             to_table(source, schema)
         assert found.value.parameters["column"] == path
         assert found.value.parameters["row"] == row
+        assert found.value.condition == "SCHEMA_MISMATCH.NULL_VALUE"
 
 
 @pytest.mark.parametrize(("field", "good", "bad", "path"), CASES, ids=IDS)

@@ -227,18 +227,23 @@ def test_bytes_that_are_not_utf8_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "said"),
+    ("header", "said", "problem"),
     [
-        ("id,nam", "there is no column 'nam'; the columns are id, name, amount, tags. Did you mean 'name'?"),
-        ("1,x", "the first line of a CSV names the columns"),
-        ("name", "column 'id' is missing and takes no nulls"),
-        ("id,ID", "both match column 'id'"),
-        ("id,", "there is no column ''"),
+        (
+            "id,nam",
+            "there is no column 'nam'; the columns are id, name, amount, tags. Did you mean 'name'?",
+            "UNKNOWN_COLUMN",
+        ),
+        ("1,x", "the first line of a CSV names the columns", "UNKNOWN_COLUMN"),
+        ("name", "column 'id' is missing and takes no nulls", "MISSING_COLUMN"),
+        ("id,ID", "both match column 'id'", "DUPLICATE_COLUMN"),
+        ("id,", "there is no column ''", "UNKNOWN_COLUMN"),
     ],
 )
-def test_a_header_that_does_not_match_is_refused(header: str, said: str) -> None:
-    with pytest.raises(SchemaMismatchError, match=re.escape(said)):
+def test_a_header_that_does_not_match_is_refused(header: str, said: str, problem: str) -> None:
+    with pytest.raises(SchemaMismatchError, match=re.escape(said)) as refused:
         read_rows(ORDERS, f"{header}\n1,2\n", format="csv")
+    assert refused.value.condition == f"SCHEMA_MISMATCH.{problem}"
 
 
 def test_an_unclosed_quote_does_not_consume_the_rest() -> None:

@@ -192,7 +192,7 @@ def test_each_bad_row_is_reported_with_its_line_column_value_and_reason() -> Non
             "line 9: is not a JSON object in one line: Expecting property name enclosed in double quotes at "
             "character 2"
         ),
-        "line 10: column 'id': is missing and takes no nulls; add it",
+        "line 10: column 'id': is missing and takes no nulls: add it",
         "line 11: cannot be read: the key 'id' occurs twice",
         "line 12: column 'tags': [1] is not a valid array<string>",
         "line 13: [1] is not a JSON object",

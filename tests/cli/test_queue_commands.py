@@ -85,8 +85,8 @@ def test_add_columns(penstock: Penstock) -> None:
     ]
     assert "note string comment 'what was said'" in penstock("queue", "show", "orders").out
     for ddl, condition in [
-        ("y int not null", "SCHEMA_MISMATCH"),
-        ("note int", "SCHEMA_MISMATCH"),
+        ("y int not null", "SCHEMA_MISMATCH.NOT_NULL"),
+        ("note int", "SCHEMA_MISMATCH.COLUMN_TYPE"),
         ("y integr", "INVALID_SCHEMA"),
     ]:
         assert penstock("queue", "add-columns", "orders", ddl, "--json", code=1).error["error"] == condition
@@ -200,7 +200,7 @@ def test_a_schema_is_inferred_from_a_file(penstock_sqlite: Penstock, tmp_path: P
         ("rows.jsonl", b'{"a": \n', "INVALID_SCHEMA"),
         ("rows.parquet", b"no parquet", "INVALID_SCHEMA"),
         ("rows.arrow", b"no arrow", "INVALID_SCHEMA"),
-        ("rows.csv", b"a,A\n1,2\n", "SCHEMA_MISMATCH"),
+        ("rows.csv", b"a,A\n1,2\n", "SCHEMA_MISMATCH.DUPLICATE_COLUMN"),
     ],
 )
 def test_a_file_without_a_schema_is_refused(
@@ -214,15 +214,24 @@ def test_a_file_without_a_schema_is_refused(
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["{", '{"type": "struct"}', '{"type":"struct","fields":[{"name":"a","type":{"type":"array"}}]}'],
+    ("content", "condition"),
+    [
+        ("{", "INVALID_SCHEMA"),
+        ('{"type": "struct"}', "SCHEMA_MISMATCH.INVALID_SCHEMA"),
+        (
+            '{"type":"struct","fields":[{"name":"a","type":{"type":"array"}}]}',
+            "SCHEMA_MISMATCH.INVALID_SCHEMA",
+        ),
+    ],
 )
-def test_an_invalid_schema_file_is_refused(penstock_sqlite: Penstock, tmp_path: Path, content: str) -> None:
+def test_an_invalid_schema_file_is_refused(
+    penstock_sqlite: Penstock, tmp_path: Path, content: str, condition: str
+) -> None:
     (tmp_path / "schema.json").write_text(content)
     error = penstock_sqlite(
         "queue", "create", "q", "--schema-file", tmp_path / "schema.json", "--json", code=1
     ).error
-    assert error["error"] in ("INVALID_SCHEMA", "SCHEMA_MISMATCH")
+    assert error["error"] == condition
 
 
 @pytest.mark.parametrize(
@@ -231,11 +240,11 @@ def test_an_invalid_schema_file_is_refused(penstock_sqlite: Penstock, tmp_path: 
         ([], "INVALID_INPUT"),
         (["--schema", "id int", "--like", "x.csv"], "INVALID_INPUT"),
         (["--schema", "id bigin"], "INVALID_SCHEMA"),
-        (["--schema", "a int, A int"], "SCHEMA_MISMATCH"),
+        (["--schema", "a int, A int"], "SCHEMA_MISMATCH.DUPLICATE_COLUMN"),
         (["--schema", "a char(5)"], "UNSUPPORTED_TYPE"),
         (["--schema", "id int", "--partitions", "0"], "INVALID_INPUT"),
         (["--schema", "id int", "--partitions", "5000"], "INVALID_INPUT"),
-        (["--schema", "id int", "--key", "nope"], "SCHEMA_MISMATCH"),
+        (["--schema", "id int", "--key", "nope"], "SCHEMA_MISMATCH.UNKNOWN_COLUMN"),
         (["--schema", "id int", "--retention-age", "soon"], "INVALID_INPUT"),
         (["--schema", "id int", "--retention-bytes", "much"], "INVALID_INPUT"),
     ],

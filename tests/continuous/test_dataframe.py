@@ -211,7 +211,7 @@ def test_other_operations_are_refused_immediately_in_sparks_words(
         transform(frame)
     assert refused.value.condition == "CONTINUOUS_REFUSED.UNSUPPORTED_OPERATION"
     assert refused.value.parameters["operation"] == operation
-    assert f"Continuous processing does not support {operation} operations" in str(refused.value)
+    assert f"continuous processing does not support {operation} operations" in str(refused.value)
     assert "processing_time" in str(refused.value)
 
 

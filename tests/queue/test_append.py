@@ -114,26 +114,30 @@ def test_a_keyed_row_is_refused_for_another_partition(store: penstock.Store) -> 
 
 
 @pytest.mark.parametrize(
-    ("given", "column"),
+    ("given", "column", "problem"),
     [
-        ([{"n": "x"}], "n"),
-        ([{"n": 1}, {"n": 2**63}], "n"),
-        ([{"m": 1}], "m"),
-        (pa.table({"n": ["x"], "s": ["y"]}), "n"),
-        (pa.table({"n": [1], "s": ["a"], "t": [1]}), "t"),
-        ([{"n": None}], "n"),
-        (pa.table({"n": pa.array([1, None]), "s": ["a", "b"]}), "n"),
-        (pa.table({"s": ["a"]}), "n"),
+        ([{"n": "x"}], "n", "VALUE"),
+        ([{"n": 1}, {"n": 2**63}], "n", "VALUE"),
+        ([{"m": 1}], "m", "UNKNOWN_COLUMN"),
+        ([{"n": 1, "N": 2}], "n", "DUPLICATE_COLUMN"),
+        (pa.table({"n": ["x"], "s": ["y"]}), "n", "COLUMN_TYPE"),
+        (pa.table({"n": [1.5], "s": ["y"]}), "n", "COLUMN_TYPE"),
+        (pa.table({"n": pa.array([2**63], pa.uint64())}), "n", "VALUE"),
+        (pa.table({"n": [1], "s": ["a"], "t": [1]}), "t", "UNKNOWN_COLUMN"),
+        ([{"n": None}], "n", "NULL_VALUE"),
+        (pa.table({"n": pa.array([1, None]), "s": ["a", "b"]}), "n", "NULL_VALUE"),
+        (pa.table({"s": ["a"]}), "n", "MISSING_COLUMN"),
     ],
 )
 def test_rows_that_do_not_match_the_schema_are_refused_and_nothing_is_appended(
-    store: penstock.Store, given: Any, column: str
+    store: penstock.Store, given: Any, column: str, problem: str
 ) -> None:
     schema = pa.schema([pa.field("n", pa.int64(), nullable=False), ("s", pa.string())])
     queue = store.create_queue("q", schema, partitions=2)
     with pytest.raises(SchemaMismatchError) as caught:
         queue.append(given)
     assert caught.value.parameters["column"] == column
+    assert caught.value.condition == f"SCHEMA_MISMATCH.{problem}"
     assert queue.info().rows == 0
 
 

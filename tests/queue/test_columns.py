@@ -130,9 +130,9 @@ def test_a_queue_opened_earlier_learns_a_new_column_when_it_is_named(
     assert late_reader.read(0, 0, columns=["note", "n"]).to_pylist() == [
         {"note": "x", "n": n} for n in (1, 2, 3)
     ]
-    with pytest.raises(SchemaMismatchError, match="nope"):
+    with pytest.raises(SchemaMismatchError, match=r"SCHEMA_MISMATCH.UNKNOWN_COLUMN\].*nope"):
         late.append(give([{"n": 1, "nope": 2}]) if give is list else [{"nope": 2}])
-    with pytest.raises(SchemaMismatchError, match="nope"):
+    with pytest.raises(SchemaMismatchError, match=r"SCHEMA_MISMATCH.UNKNOWN_COLUMN\].*nope"):
         late_reader.read(0, 0, columns=["nope"])
 
 
@@ -174,12 +174,12 @@ def test_columns_are_given_as_a_schema_fields_or_a_struct_type(store: penstock.S
         (
             pa.field("s", pa.int64()),
             (
-                "column 's' of queue 'q' is string, not int64: "
+                "COLUMN_TYPE] column 's' of queue 'q' is string, not int64: "
                 "add a column with another name; columns are not renamed"
             ),
         ),
-        (pa.field("id", pa.int64()), "'id' of queue 'q' is NOT NULL"),
-        (pa.field("S", pa.string()), "has a column 's', which is the same name to Spark as 'S'"),
+        (pa.field("id", pa.int64()), "NOT_NULL] column 'id' of queue 'q' is NOT NULL"),
+        (pa.field("S", pa.string()), "DUPLICATE_COLUMN] queue 'q' has a column 's', which is the same name to Spark as 'S'"),
         (
             pa.field("place", pa.struct([("x", pa.int32()), ("y", pa.int32())])),
             "fields are not added inside a column, because existing rows",
@@ -187,18 +187,18 @@ def test_columns_are_given_as_a_schema_fields_or_a_struct_type(store: penstock.S
         (
             pa.field("place.y", pa.int32()),
             (
-                "'place.y' would be a field inside the struct 'place' of queue 'q': "
+                "COLUMN_TYPE] 'place.y' would be a field inside the struct 'place' of queue 'q': "
                 "fields are not added inside a column"
             ),
         ),
         (
             pa.field("_Row_Index", pa.int64()),
-            "'_Row_Index' has a name that is reserved for readers of the queue",
+            "RESERVED_COLUMN] column '_Row_Index' has a name that is reserved for readers of the queue",
         ),
         (pa.field("__penstock_kind", pa.int8()), "has a name that is reserved"),
         ([("a", pa.int64()), ("A", pa.int64())], "which are one name to Spark"),
         (pa.field("", pa.int64()), "empty name"),
-        ([], "The schema has no columns"),
+        ([], "INVALID_SCHEMA] the schema has no columns"),
     ],
 )  # fmt: skip
 def test_invalid_columns_are_refused_with_a_hint(store: penstock.Store, columns: Any, reason: str) -> None:

@@ -109,7 +109,10 @@ def test_columns_are_returned_in_the_requested_order(queue: penstock.Queue) -> N
 
 def test_an_unknown_column_is_reported_with_the_nearest_one(queue: penstock.Queue) -> None:
     for range_ in ((0, 0), (0, 5)):
-        with pytest.raises(SchemaMismatchError, match="there is no column 'm'; the columns are n, s"):
+        with pytest.raises(
+            SchemaMismatchError,
+            match=r"\[SCHEMA_MISMATCH.UNKNOWN_COLUMN\] there is no column 'm'; the columns are n, s",
+        ):
             queue.read(0, *range_, columns=["n", "m"])
 
 

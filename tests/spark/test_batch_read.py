@@ -202,10 +202,10 @@ def test_a_schema_given_by_the_user_is_a_projection(
     assert read("_row_index bigint", includeMetadataColumns=True) == [(0,), (1,)]
     assert read("_partition int, name string", includeMetadataColumns=True) == [(0, "n1"), (0, "n2")]
     for schema, words in (
-        ("nme string", "Did you mean 'name'"),
-        ("id int", "read it as that, then cast it"),
-        ("name string not null", "NOT NULL"),
-        ("_row_index bigint", "does not exist"),
+        ("nme string", r"SCHEMA_MISMATCH.UNKNOWN_COLUMN\].*Did you mean 'name'"),
+        ("id int", r"SCHEMA_MISMATCH.COLUMN_TYPE\].*read it as that, then cast it"),
+        ("name string not null", r"SCHEMA_MISMATCH.NOT_NULL\].*leave out NOT NULL"),
+        ("_row_index bigint", r"SCHEMA_MISMATCH.UNKNOWN_COLUMN\].*does not exist"),
     ):
         with pytest.raises(Exception, match=words):
             read(schema)

@@ -23,13 +23,15 @@ from penstock.errors import SchemaMismatchError
 
 T = TypeVar("T")
 
+UNKNOWN_COLUMN = "SCHEMA_MISMATCH.UNKNOWN_COLUMN"
+
 _ZERO = zeros(pa.int32())
 
 
 class Misfit(Exception):
     """A value or a type that the schema cannot take.
 
-    The message says what does not fit and how to fix it, in one sentence that can follow ``Row 3:``. The
+    The message says what does not fit and how to fix it, in one clause that can follow ``row 3:``. The
     column is a dotted path. ``by_value`` says that other values of the same type would fit, so that the
     0-based row should be named.
     """
@@ -41,11 +43,13 @@ class Misfit(Exception):
         expected: object,
         found: object,
         *,
+        condition: str,
         by_value: bool = False,
         row: int | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
+        self.condition = condition
         self.column = column
         self.expected = str(expected)
         self.found = str(found)
@@ -56,8 +60,9 @@ class Misfit(Exception):
         """Return the public error."""
         about = {"column": self.column, "expected": self.expected, "found": self.found}
         if self.row is None:
-            return SchemaMismatchError(self.message[:1].upper() + self.message[1:], **about)
-        return SchemaMismatchError(f"Row {self.row}: {self.message}", row=self.row, **about)
+            return SchemaMismatchError(self.message, condition=self.condition, **about)
+        message = f"row {self.row}: {self.message}"
+        return SchemaMismatchError(message, condition=self.condition, row=self.row, **about)
 
 
 def conform(rows: Rows, schema: pa.Schema) -> Rows:
@@ -214,9 +219,9 @@ def _refuse_null(chunk: pa.Array, column: Column, start: int) -> NoReturn:
 
 def _null_misfit(path: str, row: int) -> Misfit:
     message = (
-        f"column {in_quotes(path)} takes no nulls and has one here; fill it, or declare the column nullable."
+        f"column {in_quotes(path)} takes no nulls and has one here: fill it, or declare the column nullable"
     )
-    return Misfit(message, path, "not null", "null", row=row)
+    return Misfit(message, path, "not null", "null", condition="SCHEMA_MISMATCH.NULL_VALUE", row=row)
 
 
 def _forbids_nulls_below(field: pa.Field) -> bool:
@@ -312,8 +317,8 @@ def conform_array(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
         return pa.nulls(len(array), wanted)
     if kinds[0] != kinds[1] and kinds not in _WIDENING:
         fix = _FIXES.get(kinds, "cast it first")
-        message = f"column {in_quotes(path)} is {array.type} and has to be {wanted}; {fix}."
-        raise Misfit(message, path, wanted, array.type)
+        message = f"column {in_quotes(path)} is {array.type} and has to be {wanted}: {fix}"
+        raise Misfit(message, path, wanted, array.type, condition="SCHEMA_MISMATCH.COLUMN_TYPE")
     if kinds[1] in _NESTED:
         return _NESTED[kinds[1]](array, wanted, path)
     try:
@@ -321,9 +326,11 @@ def conform_array(array: pa.Array, wanted: pa.DataType, path: str) -> pa.Array:
     except pa.ArrowInvalid as error:
         message = (
             f"column {in_quotes(path)} is {array.type} and has to be {wanted}, which would change a value "
-            f"({error}); cast it first, deciding what may be lost."
+            f"({error}): cast it first, deciding what may be lost"
         )
-        raise Misfit(message, path, wanted, array.type, by_value=True) from error
+        raise Misfit(
+            message, path, wanted, array.type, condition="SCHEMA_MISMATCH.VALUE", by_value=True
+        ) from error
 
 
 def _decoded(array: pa.Array) -> pa.Array:
@@ -418,8 +425,11 @@ def match_names(found: Sequence[str], wanted: Sequence[pa.Field], path: str) -> 
         if field.name not in places and not field.nullable:
             column = join(path, field.name)
             hint = did_you_mean(field.name, found)
-            message = f"column {in_quotes(column)} is missing and takes no nulls; add it.{hint}"
-            raise Misfit(message, column, f"{field.type} not null", "no such column")
+            message = f"column {in_quotes(column)} is missing and takes no nulls: add it.{hint}"
+            wanted = f"{field.type} not null"
+            raise Misfit(
+                message, column, wanted, "no such column", condition="SCHEMA_MISMATCH.MISSING_COLUMN"
+            )
     return [places.get(field.name) for field in wanted]
 
 
@@ -434,10 +444,12 @@ def _places(found: Sequence[str], names: Sequence[str], path: str) -> dict[str, 
         if target in places:
             column, first = join(path, target), found[places[target]]
             message = (
-                f"{in_quotes(first)} and {in_quotes(name)} both match column {in_quotes(column)}; "
-                "drop one of them."
+                f"{in_quotes(first)} and {in_quotes(name)} both match column {in_quotes(column)}: "
+                "drop one of them"
             )
-            raise Misfit(message, column, "one column", "two columns")
+            raise Misfit(
+                message, column, "one column", "two columns", condition="SCHEMA_MISMATCH.DUPLICATE_COLUMN"
+            )
         places[target] = place
     return places
 
@@ -446,4 +458,4 @@ def _unknown_name(name: str, names: Sequence[str], path: str) -> Misfit:
     column = join(path, name)
     known = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
     message = f"there is no column {in_quotes(column)}; the columns are {known}.{did_you_mean(name, names)}"
-    return Misfit(message, column, f"one of {known}", name)
+    return Misfit(message, column, f"one of {known}", name, condition=UNKNOWN_COLUMN)

@@ -70,7 +70,7 @@ def key_hash(table: pa.Table | pa.RecordBatch, key: Sequence[str]) -> pa.Array:
     """
     if sys.byteorder != "little":
         raise UnsupportedTypeError(
-            "Key hashes need a little-endian machine; create the queue without a key.",
+            "key hashes need a little-endian machine: create the queue without a key",
             condition="UNSUPPORTED_TYPE.BYTE_ORDER",
         )
     few = _python_hashes(table, key) if 0 < table.num_rows <= MAX_PYTHON_ROWS else None
@@ -87,7 +87,7 @@ def check_key(schema: pa.Schema, key: Sequence[str]) -> None:
     """Refuse a key that no queue of the schema can have."""
     if isinstance(key, str) or not key:
         raise SchemaMismatchError(
-            f"A key is a list of one or more column names, not {in_quotes(key)}.", found=repr(key)
+            f"a key is a list of one or more column names, not {in_quotes(key)}", found=repr(key)
         )
     for place, name in enumerate(key):
         index = schema.get_field_index(name)
@@ -95,11 +95,15 @@ def check_key(schema: pa.Schema, key: Sequence[str]) -> None:
             known = ", ".join(schema.names[:20])
             hint = did_you_mean(name, schema.names)
             raise SchemaMismatchError(
-                f"There is no key column {in_quotes(name)}; the columns are {known}.{hint}", column=name
+                f"there is no key column {in_quotes(name)}; the columns are {known}.{hint}",
+                condition="SCHEMA_MISMATCH.UNKNOWN_COLUMN",
+                column=name,
             )
         if name in key[:place]:
             raise SchemaMismatchError(
-                f"The key names the column {in_quotes(name)} twice; name it once.", column=name
+                f"the key names the column {in_quotes(name)} twice: name it once",
+                condition="SCHEMA_MISMATCH.DUPLICATE_COLUMN",
+                column=name,
             )
         _check_type(schema.field(index).type, name)
 
@@ -109,8 +113,8 @@ def _check_type(arrow_type: pa.DataType, name: str) -> None:
         arrow_type = arrow_type.value_type
     if kind_of(arrow_type) not in _WORDS:
         raise UnsupportedTypeError(
-            f"The column {in_quotes(name)} cannot be a key, because {arrow_type} values are not hashed; "
-            "use a number, string, binary, boolean, date or time column.",
+            f"the column {in_quotes(name)} cannot be a key, because {arrow_type} values are not hashed: "
+            "use a number, string, binary, boolean, date or time column",
             column=name,
             found=str(arrow_type),
         )

@@ -72,8 +72,8 @@ def _from_mappings(rows: Iterable[object], schema: pa.Schema) -> pa.Table:
 def _as_mappings(rows: object) -> list[Mapping[str, object]]:
     if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
         raise SchemaMismatchError(
-            f"Rows are a table, a record batch or an iterable of mappings, not one {type(rows).__name__}; "
-            "put it in a list.",
+            f"rows are a table, a record batch or an iterable of mappings, not one {type(rows).__name__}: "
+            "put it in a list",
             found=type(rows).__name__,
         )
     listed = list(rows)
@@ -86,8 +86,8 @@ def _as_mapping(row: object, number: int) -> Mapping[str, object]:
     mapping = as_mapping(row)
     if mapping is None:
         found = f"{type(row).__name__} {shorten(row)}"
-        message = f"a row has to be a mapping of column names to values, not the {found}; pass dicts."
-        raise Misfit(message, "", "a mapping", found, row=number)
+        message = f"a row has to be a mapping of column names to values, not the {found}: pass dicts"
+        raise Misfit(message, "", "a mapping", found, condition=SchemaMismatchError.condition, row=number)
     return mapping
 
 
@@ -125,10 +125,9 @@ def _first_misfit(values: Sequence[object], column: Column, coder: Coder) -> Mis
         if found is not None:
             found.row = row
             return found
-    message = (
-        f"column {in_quotes(column.name)} cannot be built as {column.type}; append fewer rows at a time."
-    )
-    return Misfit(message, column.name, column.type, "values that fit one by one")
+    message = f"column {in_quotes(column.name)} cannot be built as {column.type}: append fewer rows at a time"
+    found = "values that fit one by one"
+    return Misfit(message, column.name, column.type, found, condition="SCHEMA_MISMATCH.TOO_MANY_ROWS")
 
 
 def _misfit_of(value: object, column: Column, coder: Coder) -> Misfit | None:
@@ -180,8 +179,8 @@ def coder_of(arrow_type: pa.DataType, path: str) -> Coder:
 def misfit(value: object, arrow_type: object, path: str, reason: str, fix: str) -> Misfit:
     """Return the error for one value."""
     found = f"{type(value).__name__} {shorten(value)}"
-    message = f"column {in_quotes(path)} has to be {arrow_type} and got the {found}: {reason}; {fix}."
-    return Misfit(message, path, arrow_type, found, by_value=True)
+    message = f"column {in_quotes(path)} has to be {arrow_type} and got the {found}, but {reason}: {fix}"
+    return Misfit(message, path, arrow_type, found, condition="SCHEMA_MISMATCH.VALUE", by_value=True)
 
 
 class _RefusalError(Exception):

@@ -68,7 +68,9 @@ def canonical_schema(schema: pa.Schema | object) -> pa.Schema:
     else:
         fields = fields_from_json(_struct_json(schema))
     if not fields:
-        raise SchemaMismatchError("The schema has no columns; name at least one.")
+        raise SchemaMismatchError(
+            "the schema has no columns: name at least one", condition="SCHEMA_MISMATCH.INVALID_SCHEMA"
+        )
     return pa.schema(fields)
 
 
@@ -91,8 +93,9 @@ def schema_from_bytes(data: bytes) -> pa.Schema:
         return pa.ipc.read_schema(pa.py_buffer(data))
     except (pa.ArrowException, OSError) as error:
         raise SchemaMismatchError(
-            f"The {len(data)} bytes are not an Arrow schema message ({error}); "
-            "store what schema_to_bytes returned.",
+            f"the {len(data)} bytes are not an Arrow schema message ({error}): "
+            "store what schema_to_bytes returned",
+            condition="SCHEMA_MISMATCH.INVALID_SCHEMA",
             size=len(data),
         ) from error
 
@@ -189,7 +192,8 @@ def _struct_json(schema: object) -> Json:
     if isinstance(value, dict) and value.get("type") == "struct" and isinstance(value.get("fields"), list):
         return value
     raise SchemaMismatchError(
-        "A schema is a pyarrow.Schema, a pyspark StructType or Spark's schema JSON, "
-        f"not {type(schema).__name__}.",
+        "a schema is a pyarrow.Schema, a pyspark StructType or Spark's schema JSON, "
+        f"not {type(schema).__name__}",
+        condition="SCHEMA_MISMATCH.INVALID_SCHEMA",
         found=type(schema).__name__,
     )

@@ -131,7 +131,9 @@ def _index(name: str, schema: pa.Schema) -> int:
     if index < 0:
         known, hint = ", ".join(schema.names), did_you_mean(name, schema.names)
         raise SchemaMismatchError(
-            f"There is no column {in_quotes(name)}; the columns are {known}.{hint}", column=name
+            f"there is no column {in_quotes(name)}; the columns are {known}.{hint}",
+            condition="SCHEMA_MISMATCH.UNKNOWN_COLUMN",
+            column=name,
         )
     return index
 
@@ -165,8 +167,8 @@ def _check_frame(buffer: pa.Buffer) -> None:
 
 def _unreadable(buffer: pa.Buffer, reason: str) -> StoreError:
     return StoreError(
-        f"A segment of {buffer.size} bytes cannot be read: {reason}. It is damaged or was written with "
-        "another schema; restore the store from a backup, or trim the partition past it.",
+        f"a segment of {buffer.size} bytes cannot be read ({reason}), as it is damaged or was written with "
+        "another schema: restore the store from a backup, or trim the partition past it",
         condition="SEGMENT_UNREADABLE",
         size=buffer.size,
     )

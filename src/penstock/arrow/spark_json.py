@@ -33,8 +33,8 @@ def join(path: str, name: str) -> str:
 def unsupported(path: str, found: object, instead: str) -> UnsupportedTypeError:
     """Return the error for a type that cannot be stored."""
     return UnsupportedTypeError(
-        f"Column {in_quotes(path)} has the type {found}, which Spark cannot take through Arrow; "
-        f"use {instead}.",
+        f"column {in_quotes(path)} has the type {found}, which Spark cannot take through Arrow: "
+        f"use {instead}",
         column=path,
         found=str(found),
     )
@@ -47,13 +47,16 @@ def check_names(names: Sequence[str], path: str) -> None:
     for position, name in enumerate(names):
         if not name:
             raise SchemaMismatchError(
-                f"Column {position} of the {where} has an empty name; name it.", column=join(path, name)
+                f"column {position} of the {where} has an empty name: name it",
+                condition="SCHEMA_MISMATCH.INVALID_SCHEMA",
+                column=join(path, name),
             )
         earlier = seen.setdefault(name.lower(), name)
         if earlier is not name or names.index(name) != position:
             raise SchemaMismatchError(
-                f"The {where} has the columns {in_quotes(earlier)} and {in_quotes(name)}, which are one name "
-                "to Spark; rename one.",
+                f"the {where} has the columns {in_quotes(earlier)} and {in_quotes(name)}, which are one name "
+                "to Spark: rename one",
+                condition="SCHEMA_MISMATCH.DUPLICATE_COLUMN",
                 column=join(path, name),
             )
 
@@ -68,8 +71,9 @@ def spark_metadata(metadata: Mapping[bytes, bytes] | None, path: str) -> dict[by
         value = None
     if not isinstance(value, dict):
         raise SchemaMismatchError(
-            f"The metadata {_METADATA_KEY.decode()!r} of column {in_quotes(path)} is not a JSON object; "
-            "correct or drop it.",
+            f"the metadata {_METADATA_KEY.decode()!r} of column {in_quotes(path)} is not a JSON object: "
+            "correct or drop it",
+            condition="SCHEMA_MISMATCH.INVALID_SCHEMA",
             column=path,
         )
     return _metadata_to_arrow(value)
@@ -190,7 +194,9 @@ def _part(value: Json, name: str, kind: type[Part], path: str) -> Part:
     if isinstance(part, kind):
         return part
     raise SchemaMismatchError(
-        f"{in_quotes(value)} is not a type of Spark's schema JSON; its {name} is missing or wrong.",
+        f"{in_quotes(value)} is not a type of Spark's schema JSON, because its {name} is missing or wrong: "
+        "write what StructType.json() returns",
+        condition="SCHEMA_MISMATCH.INVALID_SCHEMA",
         column=path,
     )
 
@@ -199,7 +205,9 @@ def _field_json(entry: object, path: str) -> Json:
     if isinstance(entry, dict) and isinstance(entry.get("name"), str) and "type" in entry:
         return entry
     raise SchemaMismatchError(
-        f"{in_quotes(entry)} is not a field of Spark's schema JSON; it needs a name and a type.", column=path
+        f"{in_quotes(entry)} is not a field of Spark's schema JSON: give it a name and a type",
+        condition="SCHEMA_MISMATCH.INVALID_SCHEMA",
+        column=path,
     )
 
 

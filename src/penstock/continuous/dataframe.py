@@ -173,8 +173,8 @@ def transformed(
     made = function(frame)
     if not isinstance(made, ContinuousFrame) or made._known[-1] is not frame._known[-1]:
         raise ContinuousRefusedError(
-            "A transform of a continuous query returns the DataFrame that it got, with operations on it, and "
-            f"this one returned {type(made).__name__}. Return the frame, or {OTHER_TRIGGER}.",
+            "a transform of a continuous query returns the DataFrame that it got, with operations on it, and "
+            f"this one returned {type(made).__name__}: return the DataFrame, or {OTHER_TRIGGER}",
             condition="CONTINUOUS_REFUSED.OTHER_FRAME",
             given=type(made).__name__,
         )
@@ -186,8 +186,8 @@ def _refuse_hidden_names(columns: list[str]) -> None:
         # Spark ignores case.
         if name.lower() in (KIND, EPOCH):
             raise ContinuousRefusedError(
-                f"A column of a continuous query cannot be called {name}: the engine has a metadata column "
-                "of that name. Rename it.",
+                f"a column of a continuous query cannot be called {name}, because the engine has a metadata "
+                "column of that name: rename it",
                 condition="CONTINUOUS_REFUSED.COLUMN_NAME",
                 column=name,
             )

@@ -100,8 +100,8 @@ class CheckedPlan:
             stages = ", ".join(dict.fromkeys(self.python_stages))
             fix = f"make it with penstock.session(pipelined=True), or set {PIPELINED}=true when it starts"
             raise ContinuousRefusedError(
-                f"The query has Python stages ({stages}), and this session holds rows back in such stages: "
-                + (f"Spark {version} always does, use Spark 4.3." if old else f"{fix}."),
+                f"the query has Python stages ({stages}), and this session holds rows back in such stages"
+                + (f", as Spark {version} always does: use Spark 4.3" if old else f": {fix}"),
                 condition="CONTINUOUS_REFUSED.NOT_PIPELINED",
                 stages=self.python_stages,
             )
@@ -165,10 +165,10 @@ def _is_special(expression: Expression) -> bool:
 
 
 def unsupported(operation: str, **values: object) -> ContinuousRefusedError:
-    """Return the error for an operator, by Spark's name, in Spark's words."""
+    """Return the error for an operator, by Spark's name."""
     return ContinuousRefusedError(
-        f"Continuous processing does not support {operation} operations. It takes rows one by one: "
-        f"select, where, withColumn and the like; for anything else {OTHER_TRIGGER}.",
+        f"continuous processing does not support {operation} operations, only those on single rows, such "
+        f"as select, where and withColumn: {OTHER_TRIGGER}",
         condition="CONTINUOUS_REFUSED.UNSUPPORTED_OPERATION",
         operation=operation,
         **values,
@@ -177,9 +177,9 @@ def unsupported(operation: str, **values: object) -> ContinuousRefusedError:
 
 def current_time(expression: str, operation: str) -> ContinuousRefusedError:
     return ContinuousRefusedError(
-        f"Continuous processing does not support current time operations, and {expression} is one: it would "
-        "stay at the time at which the query started. Use a time that comes with the rows or a Python "
-        f"function, or {OTHER_TRIGGER}.",
+        f"continuous processing does not support current time operations, and {expression} is one, which "
+        "would stay at the time at which the query started: use a time that comes with the rows or a Python "
+        f"function, or {OTHER_TRIGGER}",
         condition="CONTINUOUS_REFUSED.CURRENT_TIME",
         operation=operation,
         expression=expression,
@@ -189,9 +189,9 @@ def current_time(expression: str, operation: str) -> ContinuousRefusedError:
 def no_method(name: str) -> ContinuousRefusedError:
     """Return the error for a DataFrame's method that is no operator on rows, such as an action."""
     return ContinuousRefusedError(
-        f"Continuous processing does not support DataFrame.{name}: the frame stands for rows that are still "
-        "to come, and only says what is done to each. Write with the pipeline's write(), or "
-        f"{OTHER_TRIGGER}.",
+        f"continuous processing does not support DataFrame.{name}, because the DataFrame stands for rows that "
+        "are still to come, and only says what is done to each: write with the pipeline's write(), or "
+        f"{OTHER_TRIGGER}",
         condition="CONTINUOUS_REFUSED.UNSUPPORTED_METHOD",
         operation=name,
     )

@@ -200,8 +200,9 @@ def _wrong_type(expected: str, returned: object) -> PySparkTypeError:
 
 def _wrong_columns(operation: str, returned: list[object], expected: list[str]) -> SchemaMismatchError:
     return SchemaMismatchError(
-        f"The function of {operation} returned the columns {returned}, and its schema has {expected}; they "
-        "must be the same.",
+        f"the function of {operation} returned the columns {returned}, and its schema has {expected}: make "
+        "them the same",
+        condition="SCHEMA_MISMATCH.FUNCTION_RESULT",
         given=returned,
         expected=expected,
     )

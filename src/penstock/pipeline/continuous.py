@@ -115,7 +115,7 @@ def _connectors(spark: SparkSession, source: Source, sink: Sink) -> tuple[Contin
         )
     if not isinstance(source, ContinuousSource):
         raise ContinuousRefusedError(
-            f"Data source {source.kind} does not support continuous processing: read a queue with "
+            f"data source {source.kind} does not support continuous processing: read a queue with "
             "penstock.QueueSource or a penstock.RateSource, or use penstock.Trigger.processing_time",
             condition="CONTINUOUS_REFUSED.SOURCE",
             source=source.kind,

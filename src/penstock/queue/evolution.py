@@ -116,12 +116,14 @@ def new_columns(columns: object) -> pa.Schema:
             raise SchemaMismatchError(
                 f"column {in_quotes(field.name)} is NOT NULL, but existing rows have no value in it: "
                 "add it as nullable",
+                condition="SCHEMA_MISMATCH.NOT_NULL",
                 column=field.name,
             )
         if field.name.lower() in METADATA_COLUMNS or field.name.lower().startswith(_RESERVED_PREFIXES):
             raise SchemaMismatchError(
                 f"column {in_quotes(field.name)} has a name that is reserved for readers of the queue: "
                 "choose another one",
+                condition="SCHEMA_MISMATCH.RESERVED_COLUMN",
                 column=field.name,
             )
     return canonical
@@ -165,12 +167,14 @@ def _is_new(queue: QueueRecord, field: pa.Field) -> bool:
         raise SchemaMismatchError(
             f"queue {in_quotes(queue.name)} has a column {in_quotes(existing.name)}, which is the same name "
             f"to Spark as {in_quotes(field.name)}: choose another one",
+            condition="SCHEMA_MISMATCH.DUPLICATE_COLUMN",
             column=field.name,
         )
     if not same_type(existing.type, field.type):
         raise SchemaMismatchError(
             f"column {in_quotes(field.name)} of queue {in_quotes(queue.name)} is {existing.type}, not "
             f"{field.type}: {_fix(existing, field)}",
+            condition="SCHEMA_MISMATCH.COLUMN_TYPE",
             column=field.name,
             expected=str(existing.type),
             found=str(field.type),
@@ -178,6 +182,7 @@ def _is_new(queue: QueueRecord, field: pa.Field) -> bool:
     if not existing.nullable:
         raise SchemaMismatchError(
             f"column {in_quotes(field.name)} of queue {in_quotes(queue.name)} is NOT NULL: {_RECREATE}",
+            condition="SCHEMA_MISMATCH.NOT_NULL",
             column=field.name,
         )
     return False
@@ -195,5 +200,6 @@ def _refuse_inside(queue: QueueRecord, name: str) -> None:
         raise SchemaMismatchError(
             f"{in_quotes(name)} would be a field inside the struct {in_quotes(outer)} of queue "
             f"{in_quotes(queue.name)}: {_NOT_INSIDE}",
+            condition="SCHEMA_MISMATCH.COLUMN_TYPE",
             column=name,
         )

@@ -441,7 +441,9 @@ def _selected(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
         if name not in schema.names:
             known, hint = ", ".join(schema.names), did_you_mean(name, schema.names)
             raise SchemaMismatchError(
-                f"there is no column {in_quotes(name)}; the columns are {known}.{hint}", column=name
+                f"there is no column {in_quotes(name)}; the columns are {known}.{hint}",
+                condition="SCHEMA_MISMATCH.UNKNOWN_COLUMN",
+                column=name,
             )
     return pa.schema([schema.field(name) for name in columns])
 

@@ -37,6 +37,7 @@ def source_schema(schema: pa.Schema, metadata_columns: bool) -> pa.Schema:
         raise SchemaMismatchError(
             f"includeMetadataColumns adds {', '.join(sorted(taken))}, which the queue has already: leave the "
             "option out",
+            condition="SCHEMA_MISMATCH.RESERVED_COLUMN",
             columns=sorted(taken),
         )
     return pa.schema([*schema, *QUEUE_METADATA])
@@ -64,12 +65,14 @@ def projection(requested: StructType, full: pa.Schema) -> pa.Schema:
             raise SchemaMismatchError(
                 f"the read's schema has a column {in_quotes(field.name)}, which does not exist."
                 f"{did_you_mean(field.name, full.names)}",
+                condition="SCHEMA_MISMATCH.UNKNOWN_COLUMN",
                 column=field.name,
             )
         if not full.field(index).type.equals(field.type):
             raise SchemaMismatchError(
                 f"the read's schema has {in_quotes(field.name)} as {field.type}, but the column is "
                 f"{full.field(index).type}: read it as that, then cast it",
+                condition="SCHEMA_MISMATCH.COLUMN_TYPE",
                 column=field.name,
                 expected=str(full.field(index).type),
                 found=str(field.type),
@@ -78,6 +81,7 @@ def projection(requested: StructType, full: pa.Schema) -> pa.Schema:
             raise SchemaMismatchError(
                 f"the read's schema has {in_quotes(field.name)} as NOT NULL, but the column may be null: "
                 "leave out NOT NULL",
+                condition="SCHEMA_MISMATCH.NOT_NULL",
                 column=field.name,
             )
     return wanted
@@ -119,6 +123,7 @@ def check_writable(frame: StructType, queue: pa.Schema, name: str) -> None:
             raise SchemaMismatchError(
                 f"column {in_quotes(field.name)} of queue {in_quotes(name)} is {field.type}, the DataFrame "
                 f"has {schema.field(index).type}: cast it first",
+                condition="SCHEMA_MISMATCH.COLUMN_TYPE",
                 column=field.name,
                 expected=str(field.type),
                 found=str(schema.field(index).type),
@@ -133,6 +138,7 @@ def _check_columns(names: Sequence[str], queue: pa.Schema, name: str) -> None:
                 f"queue {in_quotes(name)} has no column "
                 f"{in_quotes(column)}.{did_you_mean(column, queue.names)} Drop or rename it, or add it to "
                 "the queue with add_columns",
+                condition="SCHEMA_MISMATCH.UNKNOWN_COLUMN",
                 column=column,
             )
     for field in queue:
@@ -140,6 +146,7 @@ def _check_columns(names: Sequence[str], queue: pa.Schema, name: str) -> None:
             raise SchemaMismatchError(
                 f"column {in_quotes(field.name)} of queue {in_quotes(name)} may not be null, and the "
                 "DataFrame has no such column: add it",
+                condition="SCHEMA_MISMATCH.MISSING_COLUMN",
                 column=field.name,
                 expected=str(field.type),
             )

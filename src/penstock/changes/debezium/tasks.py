@@ -80,6 +80,7 @@ class Letters:
             raise SchemaMismatchError(
                 f"queue {address.queue!r} has another schema than dead letters: create it with the schema "
                 "penstock.changes.DEAD_LETTERS",
+                condition="SCHEMA_MISMATCH.TABLE_DIFFERS",
                 queue=address.queue,
             )
         return cls(url, record, feed, "" if context is None else str(context.applicationId))

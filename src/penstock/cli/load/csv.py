@@ -170,7 +170,9 @@ def _columns(header: Sequence[str], schema: pa.Schema) -> list[pa.Field]:
     except Misfit as misfit:
         error = misfit.error()
         raise SchemaMismatchError(
-            f"the header (the first line of a CSV names the columns): {misfit.message}", **error.parameters
+            f"the header (the first line of a CSV names the columns): {misfit.message}",
+            condition=misfit.condition,
+            **error.parameters,
         ) from None
     by_place = {place: field for place, field in zip(places, schema, strict=True) if place is not None}
     return [by_place[place] for place in range(len(header))]

@@ -14,7 +14,7 @@ import pyarrow.types as pat
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.arrays import nested_fields
-from penstock.arrow.coerce import Misfit, match_names
+from penstock.arrow.coerce import UNKNOWN_COLUMN, Misfit, match_names
 from penstock.arrow.python_rows import to_table
 from penstock.cli.load.rows import (
     Record,
@@ -169,7 +169,7 @@ class JsonLines:
 
 
 def _name_problem(misfit: Misfit, names: list[str]) -> str:
-    if misfit.expected.startswith("one of "):
+    if misfit.condition == UNKNOWN_COLUMN:
         return f"is unknown; it has to be {misfit.expected}.{did_you_mean(misfit.found, names)}"
     return misfit.message.removeprefix(f"column {in_quotes(misfit.column)} ").rstrip(".")
 

@@ -170,7 +170,8 @@ def _restored(results: Iterator[V], sent: deque[_Sent], columns: _Columns[V]) ->
     for result in results:
         if not sent:
             raise SchemaMismatchError(
-                "A function over an iterator of batches returned more batches than it got."
+                "a function over an iterator of batches returned more batches than it got: return one for each",
+                condition="SCHEMA_MISMATCH.FUNCTION_RESULT",
             )
         batch = sent.popleft()
         _checked(result, 1 if batch.rows is None else len(batch.rows))
@@ -185,8 +186,9 @@ def _restored(results: Iterator[V], sent: deque[_Sent], columns: _Columns[V]) ->
 def _checked(result: V, expected: int) -> V:
     if len(result) != expected:
         raise SchemaMismatchError(
-            f"A function over batches of rows returned {len(result)} values for {expected} rows; "
-            "in a continuous query it must return one for each row of each batch."
+            f"a function over batches of rows returned {len(result)} values for {expected} rows: "
+            "in a continuous query return one for each row of each batch",
+            condition="SCHEMA_MISMATCH.FUNCTION_RESULT",
         )
     return result
 

@@ -86,6 +86,7 @@ class AppliedTable:
                 f"the changes of the Delta table {self.of} were ordered by {before.pop(SEQUENCE, None)} "
                 f"before, with the keys {_shown(before)}, and are by {now.pop(SEQUENCE, None)} now, with "
                 f"{_shown(now)}: keep keys and sequence_by, or drop the table to start over",
+                condition="SCHEMA_MISMATCH.KEYS_CHANGED",
                 table=self.of,
             )
         if table.transaction_version(self.transaction) is None and self.place.open().version() == 0:

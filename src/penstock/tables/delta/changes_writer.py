@@ -105,6 +105,7 @@ def _refuse_history(place: DeltaPlace, table: DeltaTable) -> None:
         raise SchemaMismatchError(
             f"the Delta table {place.shown} keeps history, with a column {in_quotes(columns[0])}, and "
             "scd_type=1 would not: set scd_type=2, or use another table",
+            condition="SCHEMA_MISMATCH.TABLE_DIFFERS",
             table=place.shown,
         )
 

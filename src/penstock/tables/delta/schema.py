@@ -87,6 +87,7 @@ def match_table(place: DeltaPlace, layout: DeltaLayout, table: DeltaTable) -> De
             f"the Delta table {place.shown} does not take these rows: {'; '.join(differences)}. Select and "
             "cast the columns as the table has them, or delete its folder if it is still empty; only output "
             "mode complete changes a table's columns",
+            condition="SCHEMA_MISMATCH.TABLE_DIFFERS",
             table=place.shown,
             differences=differences,
         )

@@ -179,6 +179,7 @@ def _require_same(tx: Transaction, layout: Layout, applied: TableName, existing:
             f"the changes of {layout.name.sql} have had the keys ({before}) and a sequence of type "
             f"{ordered_by}, and now have the keys ({now}) and a sequence of type {layout.sequence.sql_type}: "
             "keep keys and sequence_by, or drop the table to start over",
+            condition="SCHEMA_MISMATCH.KEYS_CHANGED",
             table=layout.name.sql,
         )
     for name in sorted(narrow):

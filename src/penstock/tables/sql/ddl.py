@@ -244,6 +244,7 @@ def _require_compatible(layout: Layout, existing: ExistingTable) -> None:
         raise SchemaMismatchError(
             f"the table {layout.name.sql} does not take the rows: {'; '.join(described)}. Change the query "
             "or the table, or use another table; only output mode complete replaces a table's columns",
+            condition="SCHEMA_MISMATCH.TABLE_DIFFERS",
             table=layout.name.sql,
             differences=described,
         )
