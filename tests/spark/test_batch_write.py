@@ -140,7 +140,7 @@ def test_keys_keep_their_partition_when_the_queue_grows(
         ),
         (
             "select '1' as id",
-            "MISMATCH.COLUMN_TYPE] column 'id' of queue 'orders' is int64, the DataFrame has string: cast it first",
+            "COLUMN_TYPE] column 'id' of queue 'orders' is int64, the DataFrame has string: cast it first",
         ),
         ("select 1.5D as id", "cast it first"),
         ("select 1L as id, struct(1) as name", "cast it first"),
@@ -167,7 +167,7 @@ def test_nulls_in_a_required_column_are_refused(spark: SparkSession, store: Stor
         Exception, match=r"MISSING_COLUMN\].*may not be null, and the DataFrame has no such column"
     ):
         write(spark.sql("select 'a' as name"), store_url, "strict")
-    with pytest.raises(Exception, match="SCHEMA_MISMATCH.NULL_VALUE") as caught:
+    with pytest.raises(Exception, match=r"SCHEMA_MISMATCH.NULL_VALUE") as caught:
         write(spark.sql("select if(id = 3, null, id) as id from range(5)"), store_url, "strict")
     assert "'id'" in str(caught.value)
     assert queue.info().rows == 0

@@ -189,8 +189,8 @@ def current_time(expression: str, operation: str) -> ContinuousRefusedError:
 def no_method(name: str) -> ContinuousRefusedError:
     """Return the error for a DataFrame's method that is no operator on rows, such as an action."""
     return ContinuousRefusedError(
-        f"continuous processing does not support DataFrame.{name}, because the DataFrame stands for rows that "
-        "are still to come, and only says what is done to each: write with the pipeline's write(), or "
+        f"continuous processing does not support DataFrame.{name}, because the DataFrame stands for rows "
+        "that are still to come, and only says what is done to each: write with the pipeline's write(), or "
         f"{OTHER_TRIGGER}",
         condition="CONTINUOUS_REFUSED.UNSUPPORTED_METHOD",
         operation=name,

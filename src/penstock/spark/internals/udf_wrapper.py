@@ -170,7 +170,8 @@ def _restored(results: Iterator[V], sent: deque[_Sent], columns: _Columns[V]) ->
     for result in results:
         if not sent:
             raise SchemaMismatchError(
-                "a function over an iterator of batches returned more batches than it got: return one for each",
+                "a function over an iterator of batches returned more batches than it got: return one for "
+                "each",
                 condition="SCHEMA_MISMATCH.FUNCTION_RESULT",
             )
         batch = sent.popleft()
