@@ -179,7 +179,10 @@ def test_columns_are_given_as_a_schema_fields_or_a_struct_type(store: penstock.S
             ),
         ),
         (pa.field("id", pa.int64()), "NOT_NULL] column 'id' of queue 'q' is NOT NULL"),
-        (pa.field("S", pa.string()), "DUPLICATE_COLUMN] queue 'q' has a column 's', which is the same name to"),
+        (
+            pa.field("S", pa.string()),
+            "DUPLICATE_COLUMN] queue 'q' has a column 's', which is the same name to Spark as 'S'",
+        ),
         (
             pa.field("place", pa.struct([("x", pa.int32()), ("y", pa.int32())])),
             "fields are not added inside a column, because existing rows",
