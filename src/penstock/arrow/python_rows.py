@@ -126,8 +126,8 @@ def _first_misfit(values: Sequence[object], column: Column, coder: Coder) -> Mis
             found.row = row
             return found
     message = f"column {in_quotes(column.name)} cannot be built as {column.type}: append fewer rows at a time"
-    found = "values that fit one by one"
-    return Misfit(message, column.name, column.type, found, condition="SCHEMA_MISMATCH.TOO_MANY_ROWS")
+    alone = "values that fit one by one"
+    return Misfit(message, column.name, column.type, alone, condition="SCHEMA_MISMATCH.TOO_MANY_ROWS")
 
 
 def _misfit_of(value: object, column: Column, coder: Coder) -> Misfit | None:
