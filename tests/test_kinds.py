@@ -139,7 +139,7 @@ def test_a_contract_without_a_row_id_is_refused(row_id: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"checkpoint": None}, "a query of micro-batches needs a checkpoint"),
+        ({"checkpoint": None}, r"CHECKPOINT_MISSING\] a query of micro-batches needs a checkpoint"),
         ({"checkpoint": ""}, "checkpoint is a path, or a URL, not ''"),
         ({"checkpoint": "c", "trigger": "1 second"}, r"penstock\.Trigger\.processing_time.*not '1 second'"),
         ({"checkpoint": "c", "name": 5}, "name is text, not 5"),

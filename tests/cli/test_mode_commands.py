@@ -19,6 +19,8 @@ from penstock.cli.load.micro_batches import micro_batches
 from penstock.errors import InvalidInputError
 from tests.cli.conftest import run_penstock
 
+FUNCTION_NOT_FOUND = "INVALID_INPUT.FUNCTION_NOT_FOUND"
+
 JOB = """
 from pyspark.sql import functions as F
 
@@ -113,8 +115,10 @@ def test_a_check_passes_a_session_to_a_function_that_takes_one(spark: SparkSessi
     assert [mode["safe"] for mode in run_penstock(*words).json["modes"]] == [True, True, False]
     report = run_penstock(*words, "--schema", "id int", code=1).error
     assert "leave out --schema and --event-time" in report["message"]
+    assert report["error"] == "INVALID_INPUT.FUNCTION_PARAMETERS"
     report = run_penstock("modes", "check", job(here, "keys"), "--json", code=1).error
     assert "give its columns with --schema" in report["message"]
+    assert report["error"] == "INVALID_INPUT.FUNCTION_PARAMETERS"
 
 
 def test_a_preview_shows_each_mode_as_a_table(spark: SparkSession, here: Path) -> None:
@@ -185,23 +189,24 @@ def test_rows_can_be_piped_in_with_a_schema(spark: SparkSession, here: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("target", "message"),
+    ("target", "message", "condition"),
     [
-        ("totals", "written as MODULE:FUNCTION"),
-        ("{job}.py:totals", "written as MODULE:FUNCTION"),
-        ("{job}s:totals", "in the working directory or on Python's path"),
-        ("{job}:total", "Did you mean 'totals'?"),
-        ("{job}:NUMBER", "is a int, not a function"),
-        ("{job}:of_session", "takes a Spark session"),
+        ("totals", "written as MODULE:FUNCTION", "INVALID_INPUT"),
+        ("{job}.py:totals", "written as MODULE:FUNCTION", "INVALID_INPUT"),
+        ("{job}s:totals", "in the working directory or on Python's path", FUNCTION_NOT_FOUND),
+        ("{job}:total", "Did you mean 'totals'?", FUNCTION_NOT_FOUND),
+        ("{job}:NUMBER", "is a int, not a function", FUNCTION_NOT_FOUND),
+        ("{job}:of_session", "takes a Spark session", "INVALID_INPUT.FUNCTION_PARAMETERS"),
     ],
 )
 def test_a_target_that_is_not_a_function_of_a_dataframe_is_refused(
-    here: Path, target: str, message: str
+    here: Path, target: str, message: str, condition: str
 ) -> None:
     report = run_penstock(
         "modes", "preview", target.format(job=f"job_{here.name}"), "events.jsonl", "--json", code=1
     ).error
     assert message in report["message"]
+    assert report["error"] == condition
 
 
 def test_errors_of_the_function_are_one_line(spark: SparkSession, here: Path) -> None:

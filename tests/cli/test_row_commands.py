@@ -58,7 +58,7 @@ def test_peek_shows_each_partition_from_its_oldest_row(filled: Penstock) -> None
         (["--partition", 0, "--from", 1], "DATA_LOST.TRIMMED"),
         (["--partition", 0, "--from", -1], "INVALID_POSITION"),
         (["--partition", 3], "PARTITION_NOT_FOUND"),
-        (["--columns", "id,nam"], "INVALID_INPUT"),
+        (["--columns", "id,nam"], "INVALID_INPUT.UNKNOWN_COLUMN"),
     ],
 )
 def test_peek_refuses_a_missing_queue_partition_or_column(

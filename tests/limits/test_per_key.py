@@ -186,7 +186,7 @@ def test_an_idle_key_is_forgotten_and_counted_from_the_start(
 def test_invalid_keys_are_refused(spark: SparkSession, store_url: str, tmp_path: Path) -> None:
     keyed = Keyed(spark, store_url, tmp_path)
     frame = spark.read.format("penstock").options(url=keyed.url).load("in")
-    with pytest.raises(InvalidInputError, match="Did you mean 'tags'"):
+    with pytest.raises(InvalidInputError, match=r"INPUT.UNKNOWN_COLUMN\].*Did you mean 'tags'"):
         penstock.limits.first_rows(frame, 1, per=["tag"])
     with pytest.raises(UnsupportedTypeError, match="tags"):
         penstock.limits.first_rows(frame, 1, per=["tags"])

@@ -182,10 +182,12 @@ def test_invalid_limits_are_refused(spark: SparkSession, store_url: str, tmp_pat
         stream.limit(1, per=["id"], on_limit="stop")
     with pytest.raises(InvalidOptionError, match="give per"):
         stream.limit(1, ttl="1 hour")
-    with pytest.raises(InvalidInputError, match="has a limit already"):
+    with pytest.raises(InvalidInputError, match=r"SEVERAL_LIMITS\].*has a limit already"):
         stream.limit(1).limit(2)
     inside = stream.transform(lambda df: df.limit(3)).limit(1).write(penstock.QueueSink("out", url=store_url))
-    with pytest.raises(InvalidInputError, match="a pipeline has one limit, and this one's plan has 2"):
+    with pytest.raises(
+        InvalidInputError, match=r"SEVERAL_LIMITS\].*a pipeline has one limit, and this one's plan has 2"
+    ):
         inside.start(checkpoint=tmp_path / "ck")
 
 

@@ -302,9 +302,9 @@ def test_views_and_functions_of_the_session_can_be_used(spark: SparkSession) -> 
 @pytest.mark.parametrize(
     ("transform", "message"),
     [
-        (lambda frame: None, "it must return a DataFrame"),
-        (lambda frame: frame.sparkSession.range(1), "that is not streaming"),
-        ("counted", "transform is a function of a DataFrame"),
+        (lambda frame: None, r"FUNCTION_RESULT\].*it must return a DataFrame"),
+        (lambda frame: frame.sparkSession.range(1), r"FUNCTION_RESULT\].*that is not streaming"),
+        ("counted", r"\[INVALID_INPUT\] transform is a function of a DataFrame"),
     ],
 )
 def test_an_invalid_transformation_is_refused(
@@ -322,7 +322,9 @@ def test_an_unknown_mode_is_refused_with_the_closest_match(spark: SparkSession, 
 
 
 def test_inputs_that_are_not_parameters_of_the_transformation_are_refused(spark: SparkSession) -> None:
-    with pytest.raises(InvalidInputError, match="does not take the inputs left, right by name"):
+    with pytest.raises(
+        InvalidInputError, match=r"FUNCTION_PARAMETERS\].*does not take the inputs left, right by name"
+    ):
         penstock.modes.preview(spark, lambda frame: frame, {"left": EVENTS[:1], "right": EVENTS[:1]})
 
 
@@ -339,7 +341,9 @@ def test_a_session_that_does_not_support_previews_is_refused() -> None:
     context = SimpleNamespace(master="spark://host:7077")
     own = {"readStream": None, "_jsparkSession": None, "sparkContext": context}
     on_cluster: Any = type("OnCluster", (), own)()
-    with pytest.raises(InvalidInputError, match="'spark://host:7077', whose executors may not see"):
+    with pytest.raises(
+        InvalidInputError, match=r"SHARED_FOLDER_NEEDED\].*'spark://host:7077', whose executors may not see"
+    ):
         penstock.modes.preview(on_cluster, counted, EVENTS)
 
 

@@ -33,9 +33,9 @@ def windows(rate: DataFrame) -> DataFrame:
         ({"keys": ["value"]}, DELTA, "append", "INVALID_OPTION"),
         ({"keys": ["value"], "apply_changes": True}, SQL, "update", "INVALID_OPTION"),
         ({"keys": ["value"], "apply_changes": True}, DELTA, "complete", "INVALID_OPTION"),
-        ({"keys": ["value"], "apply_changes": True}, SQL, "append", "INVALID_INPUT"),
-        ({"keys": ["other"]}, SQL, "append", "INVALID_INPUT"),
-        ({"keys": ["other"]}, DELTA, "update", "INVALID_INPUT"),
+        ({"keys": ["value"], "apply_changes": True}, SQL, "append", "INVALID_INPUT.CHANGE_COLUMN_MISSING"),
+        ({"keys": ["other"]}, SQL, "append", "INVALID_INPUT.UNKNOWN_COLUMN"),
+        ({"keys": ["other"]}, DELTA, "update", "INVALID_INPUT.UNKNOWN_COLUMN"),
     ],
 )
 def test_the_check_refuses_in_the_same_words_as_the_start(
@@ -69,7 +69,7 @@ def test_a_window_is_refused_as_key_but_not_its_start(windows: DataFrame, url: s
 def test_a_pipeline_raises_the_refusal_of_its_table_itself(windows: DataFrame, tmp_path: Path) -> None:
     sink = penstock.TableSink("t", ["window"], SQL.format(tmp_path))
     pipeline = penstock.stream(windows.sparkSession, windows).write(sink, output_mode="update")
-    with pytest.raises(penstock.errors.InvalidInputError, match="is nested"):
+    with pytest.raises(penstock.errors.InvalidInputError, match=r"INPUT.COLUMN_TYPE\].*is nested"):
         pipeline.start(checkpoint=tmp_path / "checkpoint")
 
 

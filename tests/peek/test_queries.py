@@ -219,7 +219,8 @@ def test_spark_connect_is_refused_by_name(run_child: Callable[..., ChildProcess]
 
 def test_a_batch_dataframe_is_refused(spark: SparkSession) -> None:
     with pytest.raises(
-        InvalidInputError, match=r"df.limit\(n\) returns its first rows, df.sample\(fraction\) a sample"
+        InvalidInputError,
+        match=r"NOT_STREAMING\].*df.limit\(n\) returns its first rows, df.sample\(fraction\) a sample",
     ):
         penstock.take(spark.range(3), 1)
 

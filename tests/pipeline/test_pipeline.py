@@ -259,13 +259,13 @@ def test_wrong_arguments_are_refused_before_the_query_starts(
     prepare(store)
     stream = penstock.stream(spark, penstock.QueueSource("in", consumer="c", url=store_url))
     sink = penstock.QueueSink("out", url=store_url)
-    with pytest.raises(InvalidInputError, match="streaming"):
+    with pytest.raises(InvalidInputError, match=r"NOT_STREAMING\].*streaming"):
         penstock.stream(spark, spark.range(3))
-    with pytest.raises(InvalidInputError, match="QueueSource"):
+    with pytest.raises(InvalidInputError, match=r"\[INVALID_INPUT\].*QueueSource"):
         penstock.stream(spark, "in")  # type: ignore[arg-type]  # on purpose
     with pytest.raises(InvalidInputError, match="function"):
         stream.transform("id > 3")  # type: ignore[arg-type]  # on purpose
-    with pytest.raises(InvalidInputError, match="return"):
+    with pytest.raises(InvalidInputError, match=r"FUNCTION_RESULT\].*return"):
         stream.transform(lambda df: None).to_df()  # type: ignore[arg-type,return-value]  # on purpose
     with pytest.raises(InvalidOptionError, match="Did you mean 'exactly_once'"):
         stream.write(sink, guarantee="exactly_onse")

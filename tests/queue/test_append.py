@@ -104,11 +104,15 @@ def test_a_keyed_row_is_refused_for_another_partition(store: penstock.Store) -> 
     queue = store.create_queue("q", SCHEMA, partitions=2, key=["n"])
     home = next(iter(queue.append(rows(7)).ranges))
     assert queue.append(rows(7, 7), home).rows == 2
-    with pytest.raises(InvalidInputError, match="the key of row 0 belongs to partition"):
+    with pytest.raises(
+        InvalidInputError, match=r"KEY_IN_OTHER_PARTITION\] the key of row 0 belongs to partition"
+    ):
         queue.append(rows(7), 1 - home)
     astray = next(n for n in range(100) if next(iter(queue.append(rows(n)).ranges)) != home)
     before = queue.info().rows
-    with pytest.raises(InvalidInputError, match="the key of row 2 belongs to partition"):
+    with pytest.raises(
+        InvalidInputError, match=r"KEY_IN_OTHER_PARTITION\] the key of row 2 belongs to partition"
+    ):
         queue.append(rows(7, 7, astray), home)
     assert queue.info().rows == before
 

@@ -143,7 +143,9 @@ def test_a_connection_in_autocommit_mode_is_refused(store: penstock.Store) -> No
 
         own = psycopg.connect(store.database.url.target, autocommit=True)
         begin = "begin"
-    with pytest.raises(InvalidInputError, match=r"commits each statement by itself|autocommit mode"):
+    with pytest.raises(
+        InvalidInputError, match=r"NO_TRANSACTION\].*(commits each statement by itself|autocommit mode)"
+    ):
         queue.append(rows(1), connection=own)
     own.execute(begin)
     queue.append(rows(2), connection=own)
@@ -180,7 +182,9 @@ def test_an_argument_that_is_not_a_connection_to_the_store_is_refused(
     other: Any = sqlite3.connect(":memory:") if store.database.dialect == "sqlite" else None
     for wrong in ("x", store, object(), connection.cursor(), other):
         if wrong is not None:
-            with pytest.raises(InvalidInputError, match=r"takes a|has not opened"):
+            with pytest.raises(
+                InvalidInputError, match=r"\[INVALID_INPUT\].* takes a |OTHER_DATABASE\].*has not opened"
+            ):
                 queue.append(rows(1), connection=wrong)
     assert queue.info().rows == 0
 
@@ -203,12 +207,12 @@ def test_a_connection_to_another_store_is_refused(
         elsewhere = store.database.url.target.rpartition("/")[0] + "/elsewhere"
         schema = store.database.url.options["schema"]
         own = psycopg.connect(elsewhere)
-        with pytest.raises(InvalidInputError, match="does not lead to"):
+        with pytest.raises(InvalidInputError, match=r"OTHER_DATABASE\].*does not lead to"):
             queue.append(rows(1), connection=own)
         assert own.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
         with penstock.connect(f"{elsewhere}?schema={schema}") as there:
             there.create_queue("q", SCHEMA)
-    with pytest.raises(InvalidInputError, match=r"does not lead to|has not opened"):
+    with pytest.raises(InvalidInputError, match=r"OTHER_DATABASE\].*(does not lead to|has not opened)"):
         queue.append(rows(1), connection=own)
     own.rollback()
     own.close()

@@ -98,7 +98,7 @@ def test_the_store_url_is_not_in_the_command_line(made: dict[str, dict[str, str]
 
 @one_store
 def test_a_second_session_is_refused(spark: SparkSession, store_url: str) -> None:
-    with pytest.raises(InvalidInputError, match="a Spark session is running already"):
+    with pytest.raises(InvalidInputError, match=r"SESSION_RUNNING\] a Spark session is running already"):
         penstock.session(url=store_url)
 
 

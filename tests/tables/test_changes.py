@@ -202,7 +202,7 @@ def test_wrong_arguments_are_refused_before_the_query_starts(feed: Feed) -> None
         feed.table("people", "id", sequence_by="at")
     with pytest.raises(InvalidOptionError, match="append"):
         feed.pipeline(people(feed), mode="update")
-    with pytest.raises(InvalidInputError, match="have no _change_type"):
+    with pytest.raises(InvalidInputError, match=r"CHANGE_COLUMN_MISSING\].*have no _change_type"):
         feed.run(people(feed), lambda df: df.drop("_change_type"))
 
 

@@ -207,7 +207,7 @@ def test_wrong_arguments_are_refused_before_the_query_starts(feed: Feed) -> None
         feed.pipeline(feed.table("t"), mode="update")
     with pytest.raises(InvalidOptionError, match="Did you mean 'complete'"):
         feed.pipeline(feed.table("t"), mode="compleet")
-    with pytest.raises(penstock.errors.InvalidInputError, match="Did you mean 'id'"):
+    with pytest.raises(penstock.errors.InvalidInputError, match=r"INPUT.UNKNOWN_COLUMN\].*Did you mean 'id'"):
         feed.run(feed.table("t", "idd"))
     assert "geheim" not in repr(penstock.TableSink("t", url="postgresql://u:geheim@h/d"))
     with pytest.raises(InvalidOptionError, match="no store is named"):

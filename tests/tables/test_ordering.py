@@ -99,6 +99,7 @@ def test_the_column_that_orders_changes_cannot_be_left_out(
     changes = penstock.changes.read_stream(spark, feed)
     found = refusal(changes.drop("step"))
     assert isinstance(found, InvalidInputError)
+    assert found.condition == "INVALID_INPUT.CHANGE_COLUMN_MISSING"
     assert "'step', is not among the rows" in found.message
     assert refusal(changes.withColumnRenamed("step", "n")) is None
     net = penstock.changes.read_stream(spark, feed, deduplication_mode="netChanges", net_window="commit")

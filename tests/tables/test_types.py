@@ -143,7 +143,7 @@ def test_types_that_no_table_has_are_refused_before_the_query_starts(feed: Feed)
             feed.table("t"),
             lambda df: df.selectExpr("st_geomfromwkb(x'0101000000000000000000F03F0000000000000040') g"),
         )
-    with pytest.raises(InvalidInputError, match="nested"):
+    with pytest.raises(InvalidInputError, match=r"INPUT.COLUMN_TYPE\].*nested"):
         feed.run(feed.table("t", "a"), lambda df: df.selectExpr("array(id) as a"))
     with pytest.raises(SchemaMismatchError, match=r"DUPLICATE_COLUMN\].*one name"):
         feed.run(feed.table("t"), lambda df: df.selectExpr("id", "id as ID"))

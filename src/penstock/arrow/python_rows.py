@@ -179,7 +179,9 @@ def coder_of(arrow_type: pa.DataType, path: str) -> Coder:
 def misfit(value: object, arrow_type: object, path: str, reason: str, fix: str) -> Misfit:
     """Return the error for one value."""
     found = f"{type(value).__name__} {shorten(value)}"
-    message = f"column {in_quotes(path)} has to be {arrow_type} and got the {found}, but {reason}: {fix}"
+    message = (
+        f"column {in_quotes(path)} is {arrow_type} and does not take the {found}, because {reason}: {fix}"
+    )
     return Misfit(message, path, arrow_type, found, condition="SCHEMA_MISMATCH.VALUE", by_value=True)
 
 

@@ -110,7 +110,10 @@ def _check(before: DataFrame, after: DataFrame) -> None:
     for name, frame in (("before", before), ("after", after)):
         require(name, frame, DataFrame, "a DataFrame")
         if frame.isStreaming:
-            raise InvalidInputError(f"{name} is a streaming DataFrame: diff compares two batch DataFrames")
+            raise InvalidInputError(
+                f"{name} is a streaming DataFrame: diff compares two batch DataFrames",
+                condition="INVALID_INPUT.STREAMING",
+            )
         check_reserved(frame.columns, name)
     for frame, other, where in ((before, after, "after"), (after, before, "before")):
         for name in frame.columns:

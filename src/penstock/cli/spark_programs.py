@@ -68,12 +68,15 @@ def import_function(target: str) -> Function:
         if not hasattr(member, part):
             raise InvalidInputError(
                 f"module {in_quotes(module_name)} has no {in_quotes(name)}.{did_you_mean(part, dir(member))}",
+                condition="INVALID_INPUT.FUNCTION_NOT_FOUND",
                 value=target,
             )
         member = getattr(member, part)
     if not callable(member):
         raise InvalidInputError(
-            f"{in_quotes(target)} is a {type(member).__name__}, not a function", value=target
+            f"{in_quotes(target)} is a {type(member).__name__}, not a function",
+            condition="INVALID_INPUT.FUNCTION_NOT_FOUND",
+            value=target,
         )
     return member
 
@@ -87,6 +90,7 @@ def _import_module(name: str) -> ModuleType:
             raise
         raise InvalidInputError(
             f"no module {in_quotes(error.name)} in the working directory or on Python's path",
+            condition="INVALID_INPUT.FUNCTION_NOT_FOUND",
             value=name,
         ) from error
 
@@ -100,7 +104,8 @@ def takes_session(function: Function) -> bool:
     if not parameters:
         name = getattr(function, "__name__", "the function")
         raise InvalidInputError(
-            f"{name} takes no parameter: add one, a DataFrame or a Spark session called spark"
+            f"{name} takes no parameter: add one, a DataFrame or a Spark session called spark",
+            condition="INVALID_INPUT.FUNCTION_PARAMETERS",
         )
     annotation = parameters[0].annotation
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")

@@ -89,6 +89,7 @@ class KeyLimit:
                 raise InvalidInputError(
                     f"per names the column {in_quotes(name)}, which does not exist.{hint} The columns are "
                     f"{known}",
+                    condition="INVALID_INPUT.UNKNOWN_COLUMN",
                     column=name,
                 )
             places.append(names.index(wanted))

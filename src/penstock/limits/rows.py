@@ -61,7 +61,8 @@ def is_one_to_one(frame: DataFrame) -> bool:
     if len(limits) != 1:
         raise InvalidInputError(
             f"a pipeline has one limit, and this one's plan has {len(limits)}: "
-            "remove df.limit(n) from its transformations"
+            "remove df.limit(n) from its transformations",
+            condition="INVALID_INPUT.SEVERAL_LIMITS",
         )
     return all(Trait.ONE_TO_ONE in traits_of(node.name) for node in limits[0].below())
 

@@ -210,5 +210,6 @@ def check_folder(frame: DataFrame, folder: str | None) -> None:
         raise InvalidInputError(
             f"the query keeps state, and the executors of {in_quotes(master)} may not reach this machine's "
             "temporary files: pass folder=, a directory or URL that all machines reach",
+            condition="INVALID_INPUT.SHARED_FOLDER_NEEDED",
             master=master,
         )

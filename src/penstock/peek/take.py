@@ -109,7 +109,9 @@ def check_arguments(df: object, n: object) -> None:
         )
     if not df.isStreaming:
         raise InvalidInputError(
-            "the DataFrame is not streaming: df.limit(n) returns its first rows, df.sample(fraction) a sample"
+            "the DataFrame is not streaming: df.limit(n) returns its first rows, df.sample(fraction) a "
+            "sample",
+            condition="INVALID_INPUT.NOT_STREAMING",
         )
     if type(n) is not int or not 1 <= n <= MOST_ROWS:
         raise refusal("n", n, f"a whole number from 1 to {MOST_ROWS:,}")

@@ -167,7 +167,10 @@ def as_source(source: Source | Feed | DataFrame) -> Source:
         return source
     if isinstance(source, DataFrame):
         if not source.isStreaming:
-            raise InvalidInputError("the DataFrame is not a streaming one: read it with spark.readStream")
+            raise InvalidInputError(
+                "the DataFrame is not a streaming one: read it with spark.readStream",
+                condition="INVALID_INPUT.NOT_STREAMING",
+            )
         return DataFrameSource(source)
     if isinstance(source, Feed):
         return FeedSource(source)

@@ -129,7 +129,9 @@ class Stream:
             When an argument has the wrong type, or the stream has a limit already.
         """
         if any(isinstance(transform, RowLimit | KeyLimit) for transform in self.transforms):
-            raise InvalidInputError("the stream has a limit already: a pipeline has one")
+            raise InvalidInputError(
+                "the stream has a limit already: a pipeline has one", condition="INVALID_INPUT.SEVERAL_LIMITS"
+            )
         if per is not None:
             if on_limit is not None:
                 raise InvalidOptionError(
@@ -160,7 +162,8 @@ class Stream:
             if not isinstance(frame, DataFrame):
                 raise InvalidInputError(
                     f"the transformation {in_quotes(getattr(function, '__name__', function))} returned "
-                    f"{type(frame).__name__}, not a DataFrame: does it lack a return?"
+                    f"{type(frame).__name__}, not a DataFrame: does it lack a return?",
+                    condition="INVALID_INPUT.FUNCTION_RESULT",
                 )
         return frame
 
@@ -457,6 +460,7 @@ def _location(spark: SparkSession, checkpoint: str | os.PathLike[str] | None) ->
         raise InvalidInputError(
             "a query of micro-batches needs a checkpoint: start(checkpoint='checkpoints/orders'), a "
             "folder of its own or the URL of one, where Spark keeps the query's progress",
+            condition="INVALID_INPUT.CHECKPOINT_MISSING",
             parameter="checkpoint",
         )
     text = path_text("checkpoint", checkpoint)

@@ -43,5 +43,6 @@ def refuse_feed(queue: QueueRecord) -> None:
         raise InvalidInputError(
             f"queue {queue.name!r} holds a change feed, to which only whole commits are appended: "
             "use QueueFeed.append_commit",
+            condition="INVALID_INPUT.CHANGE_FEED_QUEUE",
             queue=queue.name,
         )

@@ -140,6 +140,7 @@ class Placement:
             raise InvalidInputError(
                 f"the key of row {row} belongs to partition {targets[row].as_py()}, not {partition}: "
                 "equal keys are kept together, so leave the partition out",
+                condition="INVALID_INPUT.KEY_IN_OTHER_PARTITION",
                 row=row,
                 partition=partition,
             )

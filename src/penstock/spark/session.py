@@ -106,7 +106,8 @@ def _refuse_second() -> None:
     if running is not None:
         raise InvalidInputError(
             f"a Spark session is running already ({running.appName!r}), and this one's settings can only be "
-            "made at the start: use penstock.register(spark) with the running one, or stop it first"
+            "made at the start: use penstock.register(spark) with the running one, or stop it first",
+            condition="INVALID_INPUT.SESSION_RUNNING",
         )
 
 

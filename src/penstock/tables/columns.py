@@ -153,6 +153,7 @@ def layout_of(
             raise InvalidInputError(
                 f"the rows have no column {in_quotes(key)}, which keys names.{did_you_mean(key, names)} They "
                 f"have {', '.join(names)}",
+                condition="INVALID_INPUT.UNKNOWN_COLUMN",
                 parameter="keys",
             )
     columns = tuple(
@@ -163,6 +164,7 @@ def layout_of(
             raise InvalidInputError(
                 f"the key {in_quotes(column.name)} is nested, and a database compares only plain values: use "
                 "its fields as keys",
+                condition="INVALID_INPUT.COLUMN_TYPE",
                 parameter="keys",
             )
     clashing = [name for name in (VALID_FROM, VALID_TO) if name in names]
@@ -170,6 +172,7 @@ def layout_of(
         raise InvalidInputError(
             f"scd_type=2 adds the columns {VALID_FROM} and {VALID_TO}, and the rows already have "
             f"{clashing[0]}: rename it",
+            condition="INVALID_INPUT.COLUMN_NAME",
             parameter="scd_type",
         )
     return Layout(name, columns, dialect, sequence, history, unchanged, tuple(tied))
@@ -195,6 +198,7 @@ def sequence_of(fields: Sequence[pa.Field], name: str, dialect: str) -> Column:
         raise InvalidInputError(
             f"sequence_by={in_quotes(name)} is {kind}, which the database does not order as Spark does: use "
             "a number, text or a time",
+            condition="INVALID_INPUT.COLUMN_TYPE",
             parameter="sequence_by",
         )
     return Column(name, kind, sql_type(by_name[name], dialect), ordered=True)

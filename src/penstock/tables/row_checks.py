@@ -35,6 +35,7 @@ def tie_breakers(schema: StructType, sequence_by: str) -> tuple[str, ...]:
             "a commit of this feed may change a row several times, and the column that orders its changes, "
             f"{in_quotes(needed)}, is not among the rows: select it too, or read net changes "
             "(deduplication_mode='netChanges', net_window='commit')",
+            condition="INVALID_INPUT.CHANGE_COLUMN_MISSING",
             parameter="apply_changes",
         )
     if is_split(schema) and sequence_by == COMMIT_VERSION:
@@ -69,6 +70,7 @@ def require_change_columns(names: Collection[str], sequence_by: str) -> None:
             raise InvalidInputError(
                 f"apply_changes takes change rows, with the columns {CHANGE_TYPE} and {sequence_by}, and "
                 f"these have no {wanted}.{did_you_mean(wanted, names)} They have {', '.join(names)}",
+                condition="INVALID_INPUT.CHANGE_COLUMN_MISSING",
                 parameter="apply_changes",
             )
 

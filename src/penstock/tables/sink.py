@@ -354,12 +354,14 @@ def _require_coordinates(frame: DataFrame) -> None:
             "guarantee=idempotent identifies rows by metadata columns, and these have no "
             f"{', '.join(lacking)}: read the queue with QueueSource(…, options={{'includeMetadataColumns': "
             "True}), and keep the columns",
+            condition="INVALID_INPUT.METADATA_COLUMNS_MISSING",
             parameter="guarantee",
         )
     if len(streaming_reads(frame) or ()) > 1:
         raise InvalidInputError(
             "guarantee=idempotent takes rows of one read, since two reads of a row would count as a repeat: "
             "use guarantee=exactly_once",
+            condition="INVALID_INPUT.SEVERAL_READS",
             parameter="guarantee",
         )
 

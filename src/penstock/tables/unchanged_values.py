@@ -140,5 +140,6 @@ def _require_no_values_left_out(schema: StructType, keys: Sequence[str]) -> None
             f"a change may leave out a long value that it did not touch, as of {in_quotes(long[0])}, and the "
             "feed's column that says so, _unchanged, is not among the rows: select it too. It is not written "
             "to the table",
+            condition="INVALID_INPUT.CHANGE_COLUMN_MISSING",
             parameter="apply_changes",
         )

@@ -53,12 +53,14 @@ def replay_last_batch(checkpoint: str | Path) -> int:
     last, planned = opened.last_commit(), opened.last_planned()
     if last is None:
         raise InvalidInputError(
-            f"the checkpoint {str(checkpoint)!r} has no committed micro-batch: run the query over it first"
+            f"the checkpoint {str(checkpoint)!r} has no committed micro-batch: run the query over it first",
+            condition="INVALID_INPUT.CHECKPOINT_UNFINISHED",
         )
     if planned != last:
         raise InvalidInputError(
             f"micro-batch {planned} of the checkpoint {str(checkpoint)!r} is started and not committed, so "
-            f"the query's next start repeats it and not {last}: start the query once before"
+            f"the query's next start repeats it and not {last}: start the query once before",
+            condition="INVALID_INPUT.CHECKPOINT_UNFINISHED",
         )
     commits = Path(checkpoint) / "commits"
     for name in (str(last), f".{last}.crc"):

@@ -88,12 +88,14 @@ def check(
         if of_session and (schema is not None or watermark is not None):
             raise InvalidInputError(
                 f"{in_quotes(function)} takes a Spark session and makes its own input: leave out "
-                "--schema and --event-time"
+                "--schema and --event-time",
+                condition="INVALID_INPUT.FUNCTION_PARAMETERS",
             )
         if not of_session and schema is None:
             raise InvalidInputError(
                 f"{in_quotes(function)} takes a DataFrame: give its columns with --schema. If it takes "
-                "a session, call that parameter spark"
+                "a session, call that parameter spark",
+                condition="INVALID_INPUT.FUNCTION_PARAMETERS",
             )
         with spark_of_command(debug=run.debug) as spark:
             from penstock.modes.checking.check import check as check_modes
@@ -204,7 +206,8 @@ def preview(
         if takes_session(transform):
             raise InvalidInputError(
                 f"{in_quotes(function)} takes a Spark session: a preview passes a function its input, "
-                "so it needs one that takes a DataFrame"
+                "so it needs one that takes a DataFrame",
+                condition="INVALID_INPUT.FUNCTION_PARAMETERS",
             )
         batches = micro_batches(file, schema, event_time, batch_rows=batch_rows, batch_column=batch_column)
         with spark_of_command(debug=run.debug) as spark:

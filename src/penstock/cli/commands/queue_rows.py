@@ -285,6 +285,7 @@ class QueuePrinter:
                 raise InvalidInputError(
                     f"queue {in_quotes(queue.name)} has no column "
                     f"{in_quotes(name)}.{did_you_mean(name, names)}",
+                    condition="INVALID_INPUT.UNKNOWN_COLUMN",
                     column=name,
                 )
         self._names = listed(columns) or list(names)

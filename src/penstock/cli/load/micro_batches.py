@@ -49,6 +49,7 @@ def _schemas(path: str, ddl: str | None, event_time: str | None) -> list[pa.Sche
     if event_time is not None and event_time not in schema.names:
         raise InvalidInputError(
             f"no row has a column {in_quotes(event_time)}.{did_you_mean(event_time, schema.names)}",
+            condition="INVALID_INPUT.UNKNOWN_COLUMN",
             column=event_time,
         )
     times = {
@@ -95,6 +96,7 @@ def _changes(table: pa.Table, name: str) -> list[int]:
         raise InvalidInputError(
             f"the rows have no column {in_quotes(name)} for "
             f"--batch-column.{did_you_mean(name, table.column_names)}",
+            condition="INVALID_INPUT.UNKNOWN_COLUMN",
             column=name,
         )
     codes = table.column(name).combine_chunks().dictionary_encode("encode").indices

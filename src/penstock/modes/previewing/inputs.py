@@ -105,7 +105,8 @@ def _read(
     if isinstance(batch, DataFrame):
         if batch.isStreaming:
             raise InvalidInputError(
-                f"micro-batch {number} of {name} is a streaming DataFrame: pass a batch DataFrame"
+                f"micro-batch {number} of {name} is a streaming DataFrame: pass a batch DataFrame",
+                condition="INVALID_INPUT.STREAMING",
             )
         return batch.toArrow()
     if isinstance(batch, pa.RecordBatch):
@@ -140,6 +141,7 @@ def _row(row: object, name: str, number: int, schema: StructType | None) -> Json
             raise InvalidInputError(
                 f"{where} has a row with {in_quotes(key)}, which is not a column of the schema."
                 f"{did_you_mean(str(key), schema.names)}",
+                condition="INVALID_INPUT.UNKNOWN_COLUMN",
                 column=key,
             )
     return dict(row)
@@ -175,6 +177,7 @@ def _arrow(spark: SparkSession, name: str, rows: _Rows, schema: StructType) -> p
             raise InvalidInputError(
                 f"{name} has a row with {in_quotes(min(unknown))}, which its Arrow tables do not have: use "
                 "the same columns",
+                condition="INVALID_INPUT.UNKNOWN_COLUMN",
                 column=min(unknown),
             )
     texts = {field.name for field in schema if _is_in_text(field, rows)}

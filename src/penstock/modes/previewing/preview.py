@@ -101,6 +101,7 @@ def _check_spark(spark: SparkSession, folder: str | Path | None) -> None:
         raise InvalidInputError(
             f"the session runs on {in_quotes(master)}, whose executors may not see this machine's temporary "
             "files: pass folder=, a directory that all machines share, or use a session with a local master",
+            condition="INVALID_INPUT.SHARED_FOLDER_NEEDED",
             master=master,
         )
 
@@ -170,6 +171,7 @@ def _check_transform(transform: object, inputs: Mapping[str, Input] | None) -> N
         raise InvalidInputError(
             f"transform does not take the inputs {', '.join(inputs)} by name ({error}): rename its "
             "parameters",
+            condition="INVALID_INPUT.FUNCTION_PARAMETERS",
             parameter="transform",
         ) from None
     except ValueError:
@@ -208,10 +210,13 @@ def _streamed(spark: SparkSession, name: str, part: Input, place: Path, event_ti
 def _check_result(result: object) -> None:
     if not isinstance(result, DataFrame):
         raise InvalidInputError(
-            f"transform returned {in_quotes(result)}: it must return a DataFrame", parameter="transform"
+            f"transform returned {in_quotes(result)}: it must return a DataFrame",
+            condition="INVALID_INPUT.FUNCTION_RESULT",
+            parameter="transform",
         )
     if not result.isStreaming:
         raise InvalidInputError(
             "transform returned a DataFrame that is not streaming: derive it from the one that it takes",
+            condition="INVALID_INPUT.FUNCTION_RESULT",
             parameter="transform",
         )

@@ -193,6 +193,7 @@ def _payload(batch: pa.RecordBatch) -> pa.Buffer:
 def _too_large(size: int, limit: int, who: str) -> InvalidInputError:
     return InvalidInputError(
         f"a row takes {size} bytes, more than {who}: keep large objects in files and append their paths",
+        condition="INVALID_INPUT.ROW_TOO_LARGE",
         size=size,
         limit=limit,
     )

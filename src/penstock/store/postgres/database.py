@@ -393,7 +393,8 @@ class PostgresDatabase(Database):
         if connection.autocommit and idle:
             raise InvalidInputError(
                 "the connection is in autocommit mode: begin a transaction, with connection.transaction(), "
-                "first"
+                "first",
+                condition="INVALID_INPUT.NO_TRANSACTION",
             )
         transaction = PostgresTransaction(connection, self.url.schema)
         path = transaction.look_up_safely()
@@ -418,5 +419,6 @@ class PostgresDatabase(Database):
         exists = transaction.one("store_exists", schema=self.url.options["schema"]).found
         if not exists or transaction.one("read_store").uuid != self.uuid:
             raise InvalidInputError(
-                f"the connection does not lead to {self.url}: connect to the same database"
+                f"the connection does not lead to {self.url}: connect to the same database",
+                condition="INVALID_INPUT.OTHER_DATABASE",
             )

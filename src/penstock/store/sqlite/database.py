@@ -300,7 +300,8 @@ class SqliteDatabase(Database):
         if not connection.in_transaction:
             if connection.isolation_level is None or getattr(connection, "autocommit", None) is True:
                 raise InvalidInputError(
-                    "the connection commits each statement by itself: execute BEGIN IMMEDIATE first"
+                    "the connection commits each statement by itself: execute BEGIN IMMEDIATE first",
+                    condition="INVALID_INPUT.NO_TRANSACTION",
                 )
             self._begin_there(connection)
         connection.execute("savepoint penstock")
@@ -329,5 +330,6 @@ class SqliteDatabase(Database):
                 quoted: str = schema.replace('"', '""')
                 return f'"{quoted}"'
         raise InvalidInputError(
-            f"the connection has not opened {self.url}: connect to that file, or ATTACH it first"
+            f"the connection has not opened {self.url}: connect to that file, or ATTACH it first",
+            condition="INVALID_INPUT.OTHER_DATABASE",
         )

@@ -85,6 +85,7 @@ def event_layout(
         raise InvalidInputError(
             f"the rows have a column {in_quotes(reserved[0])}, a name that {table} reserves where changes "
             f"are applied: rename it, as with withColumnRenamed({in_quotes(reserved[0])}, …)",
+            condition="INVALID_INPUT.COLUMN_NAME",
             columns=reserved,
         )
     layout = rows_layout(spark.StructType([rows[name] for name in columns]), keys)
@@ -101,6 +102,7 @@ def _require_exact(parameter: str, column: pa.Field) -> None:
         raise InvalidInputError(
             f"{parameter} names {in_quotes(column.name)}, which is {column.type}, and keys and sequences "
             "need an exact comparison: cast it, as to bigint, decimal or string",
+            condition="INVALID_INPUT.COLUMN_TYPE",
             parameter=parameter,
         )
 

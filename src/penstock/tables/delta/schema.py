@@ -111,12 +111,14 @@ def _key(key: str, schema: pa.Schema) -> str:
     if name is None:
         raise InvalidInputError(
             f"the rows have no column {in_quotes(key)}, which keys names.{did_you_mean(key, schema.names)}",
+            condition="INVALID_INPUT.UNKNOWN_COLUMN",
             parameter="keys",
         )
     if pa.types.is_nested(schema.field(name).type):
         raise InvalidInputError(
             f"the key {in_quotes(name)} is {schema.field(name).type}, and rows are matched only by simple "
             "values: select one of its fields as a column",
+            condition="INVALID_INPUT.COLUMN_TYPE",
             parameter="keys",
         )
     return name

@@ -69,6 +69,7 @@ def refuse_backticks(layout: DeltaLayout) -> None:
         raise InvalidInputError(
             f"deltalake cannot merge a column with a backtick in its name, as {in_quotes(ticked[0])} has: "
             "rename it",
+            condition="INVALID_INPUT.COLUMN_NAME",
             columns=ticked,
         )
 
