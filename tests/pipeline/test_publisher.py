@@ -5,6 +5,8 @@ respond.
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -64,6 +66,28 @@ def test_the_start_and_end_of_a_query_are_reported_immediately(
     assert publisher.settle("run", 10)
     (row,) = rows(store)
     assert (row.state, row.error_condition, row.error_message) == ("failed", "BAD", "why")
+
+
+_ENDS_WITH_THE_PROGRAM = """
+import sys, time
+from penstock.pipeline.publisher import publisher_of
+from penstock.store.records.queries import QueryRun
+publisher = publisher_of(sys.argv[1])
+publisher.begin(QueryRun("id", "run", "q", "continuous", 5))
+publisher.settle_all(10)
+publisher.end("run", None)
+"""
+
+
+def test_the_end_of_a_query_is_reported_when_the_program_ends_with_it(
+    store: penstock.Store, store_url: str
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _ENDS_WITH_THE_PROGRAM, store_url], capture_output=True, text=True, check=True
+    )
+    assert ended.stderr == ""
+    (row,) = rows(store)
+    assert row.state == "stopped"
 
 
 def test_only_the_newest_progress_is_reported_with_the_total_of_rows(

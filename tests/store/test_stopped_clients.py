@@ -304,6 +304,37 @@ def test_a_writer_stopped_in_its_turn_for_too_long_is_reported_in_sqlite(
         assert [row["n"] for row in queue.read(0, 0).to_pylist()] == [1, 3]
 
 
+@pytest.mark.parametrize("program", ["of Penstock", "of SQLite"])
+def test_a_long_wait_for_another_writer_is_logged_in_sqlite(
+    program: str, tmp_path: Path, run_child: RunChild, monkeypatch: Any, caplog: Any
+) -> None:
+    for module in ("locks", "database"):
+        monkeypatch.setattr(f"penstock.store.sqlite.{module}.SLOW_SECONDS", 0.2)
+    with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
+        queue = store.create_queue("q", SCHEMA)
+        if program == "of Penstock":
+            child = run_child("tests.store.programs", "stop_with_turn", f"sqlite:///{tmp_path}/x.db")
+            _stopped(child)
+            shown, end = (
+                f"process {child.pid}, which is suspended",
+                lambda: os.kill(child.pid, signal.SIGCONT),
+            )
+        else:
+            other = raw_connection(store.database)
+            other.execute("begin immediate")
+            shown, end = "another connection of this process", other.rollback
+        thread = threading.Thread(target=queue.append, args=([{"n": 2}],))
+        thread.start()
+        (record,) = wait_until(
+            lambda: [each for each in caplog.records if each.__dict__.get("action") == "store_retry"], 10
+        )
+        assert shown in record.getMessage()
+        end()
+        thread.join(30)
+        assert 2 in [row["n"] for row in queue.read(0, 0).to_pylist()]
+        assert len([each for each in caplog.records if each.__dict__.get("action") == "store_retry"]) == 1
+
+
 def test_a_transaction_of_the_same_process_is_reported_in_sqlite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

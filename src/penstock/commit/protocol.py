@@ -4,19 +4,18 @@ that it has read.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Sequence
 from typing import TypeVar
 
+from penstock.commit.binding import bound_error, mark_name, marked_apps
 from penstock.commit.micro_batch import BatchCommit
 from penstock.commit.offsets import QueueOffset, pad, plan_text
 from penstock.errors import (
     CheckpointMismatchError,
     CheckpointRewoundError,
     CommitRefusedError,
-    ConsumerBoundError,
     OffsetConflictError,
     PlanMismatchError,
 )
@@ -340,23 +339,14 @@ def _bind(tx: Transaction, batch: BatchCommit[T], source: QueueOffset, registrat
 
 def _refuse_bound(batch: BatchCommit[T], source: QueueOffset, app_id: str) -> None:
     if batch.stateful and not batch.rebind:
-        raise ConsumerBoundError(
-            f"consumer {source.consumer!r} on queue {source.queue!r} belongs to the checkpoint of app "
-            f"{app_id!r}; a stateful query with a new checkpoint would resume there without its state. Use "
-            "that checkpoint, or set allowNewCheckpoint=true to start with empty state",
-            consumer=source.consumer,
-            bound=app_id,
-            app_id=batch.app_id,
-        )
+        raise bound_error(source.queue, source.consumer, app_id, batch.app_id)
 
 
 def _move_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset) -> None:
     """Move this store's own mark for a consumer of another store; the consumer follows."""
-    # A digest, since index entries must not be long.
-    text = json.dumps([source.store, source.queue, source.consumer, batch.sink.ledger_name])
-    name = hashlib.sha256(text.encode()).hexdigest()
+    name = mark_name(source.store, source.queue, source.consumer, batch.sink.ledger_name)
     _fence_mark(tx, batch, source, name)
-    for bound in {row.app_id for row in tx.all("read_marks", source=name)} - {batch.app_id}:
+    for bound in marked_apps(tx, name) - {batch.app_id}:
         _refuse_bound(batch, source, bound)
     for partition, (old, new) in enumerate(zip(source.start, source.end, strict=True)):
         if old == new:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.commit.binding import bound_error, mark_name, marked_apps, registered_app
 from penstock.commit.offsets import QueueOffset, batch_ranges
 from penstock.commit.owner import drain, follow, level
 from penstock.continuous.connectors.protocol import ContinuousSink
@@ -27,7 +28,9 @@ from penstock.queue.store import Store, connect, open_store
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.connectors import OwnedConsumer, Sink
 from penstock.spark.error_boundary import original_error
+from penstock.spark.internals.plan_text import keeps_state
 from penstock.spark.internals.sessions import JvmError
+from penstock.store.database import Transaction
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -242,6 +245,47 @@ def expected_epochs(sources: Sequence[OwnedConsumer]) -> dict[OwnedConsumer, int
             # The query itself reports anything else that is wrong with a source.
             continue
     return epochs
+
+
+def require_own_state(
+    spark: SparkSession, sink: Sink, frame: DataFrame, location: str, consumers: Sequence[OwnedConsumer]
+) -> None:
+    """Refuse a stateful query whose consumers belong to another checkpoint, before it takes them over.
+
+    Its first commit would be refused too, after the query that has them is fenced.
+
+    Raises
+    ------
+    ConsumerBoundError
+        With the app of the other checkpoint.
+    """
+    binding = sink.binding(spark)
+    if binding is None or binding.allow_new_checkpoint or not consumers or not keeps_state(frame):
+        return
+    checkpoint = Checkpoint(location)
+    is_new = checkpoint.read("metadata") is None
+    app_id = binding.app_id or (None if is_new else checkpoint.query_id())
+    for owned in consumers:
+        for bound in _bound_apps(spark, sink, owned) - {app_id}:
+            raise bound_error(owned.queue, owned.consumer, bound, app_id)
+
+
+def _bound_apps(spark: SparkSession, sink: Sink, owned: OwnedConsumer) -> set[str]:
+    """Return the apps to which a consumer is bound, in its store or in that of the sink."""
+    # The query itself reports what else is wrong with a store.
+    with suppress(PenstockError), connect(owned.url, create=False) as source:
+        if owned.moved_by_sink:
+            return source.database.run(
+                lambda tx: registered_app(tx, owned.queue, owned.consumer), write=False
+            )
+
+        def marked(tx: Transaction) -> set[str]:
+            name = str(sink.ledger_name(tx))
+            return marked_apps(tx, mark_name(source.uuid, owned.queue, owned.consumer, name))
+
+        with connect(str(sink.store_url(spark)), create=False) as target:
+            return target.database.run(marked, write=False)
+    return set()
 
 
 def catch_up_with_sink(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -10,12 +11,14 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from penstock.arguments import in_quotes
 from penstock.continuous.connectors.protocol import ContinuousSink
 from penstock.continuous.connectors.queue import QueueSinkDriver
 from penstock.continuous.connectors.simple import ConsoleDriver, FunctionDriver
+from penstock.errors import InvalidInputError
 from penstock.modes.checking.report import MODES
 from penstock.pipeline.sources import NO_OPTIONS, as_text, check_queue, url_of
-from penstock.spark.connectors import BatchSink, MicroBatch, Sink, WriteSettings
+from penstock.spark.connectors import BatchSink, Binding, MicroBatch, Sink, WriteSettings
 from penstock.spark.internals.python_workers import check_reach
 from penstock.spark.options import SinkOptions, sink_options
 from penstock.spark.session import session_defaults
@@ -63,6 +66,10 @@ class QueueSink(Sink, ContinuousSink):
 
     def ledger_name(self, tx: Transaction) -> str:
         return queue_sink(find_queue(tx, self.queue))
+
+    def binding(self, spark: SparkSession) -> Binding:
+        options = self._write_options(spark)
+        return Binding(options.app_id, options.allow_new_checkpoint)
 
     def continuous_driver(
         self, spark: SparkSession, query_id: str, guarantee: str, output_mode: str
@@ -112,6 +119,20 @@ class ConsoleSink(Sink, ContinuousSink):
         return ConsoleDriver(self.rows, width)
 
 
+def _takes_one(function: object) -> bool:
+    """Return whether a function can be called with one argument; True if that is not known."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        # Some functions in C do not tell.
+        return True
+    return True
+
+
 @dataclass(frozen=True)
 class FunctionSink(BatchSink, ContinuousSink):
     """A function of your own that tasks call with each ``pyarrow.RecordBatch``, ``at_least_once``.
@@ -125,6 +146,15 @@ class FunctionSink(BatchSink, ContinuousSink):
     output_modes: ClassVar[tuple[str, ...]] = MODES
 
     function: Callable[[pa.RecordBatch], object]
+
+    def __post_init__(self) -> None:
+        if not _takes_one(self.function):
+            raise InvalidInputError(
+                "function is called with one argument, a pyarrow.RecordBatch, and "
+                f"{in_quotes(getattr(self.function, '__name__', self.function))} does not take just one: for "
+                "a function of a DataFrame and a number, write a penstock.BatchSink",
+                parameter="function",
+            )
 
     def write(self, rows: DataFrame, batch: MicroBatch) -> None:
         function = self.function

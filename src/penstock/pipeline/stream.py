@@ -26,6 +26,7 @@ from penstock.pipeline.micro_batches import (
     MicroBatchQuery,
     catch_up_with_sink,
     expected_epochs,
+    require_own_state,
     sync_consumers,
 )
 from penstock.pipeline.monitor import monitor_target, start_monitored
@@ -333,6 +334,8 @@ class Pipeline:
     ) -> MicroBatchQuery:
         spark = self.stream.spark
         consumers, others = self._consumers(frame)
+        if self.guarantee != "at_least_once":
+            require_own_state(spark, self.sink, frame, location, consumers)
         catch_up_with_sink(spark, self.sink, self.guarantee, location, consumers)
         settings = WriteSettings(self.guarantee, self.output_mode, location)
         writer = self.sink.stream_writer(with_initial_batch(frame, location), settings)

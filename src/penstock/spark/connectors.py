@@ -31,6 +31,16 @@ class OwnedConsumer:
     """Whether the query's sink is known to move it in its own transaction."""
 
 
+@dataclass(frozen=True)
+class Binding:
+    """The app to which a sink's commits bind the consumers that the query reads."""
+
+    app_id: str | None
+    """The query's id when None."""
+    allow_new_checkpoint: bool
+    """Whether a stateful query may resume a consumer of another app, with empty state."""
+
+
 class Source(ABC):
     """Something that a pipeline reads. A source of your own has to implement :meth:`to_df` alone."""
 
@@ -146,6 +156,10 @@ class Sink(ABC):
 
     def ledger_name(self, tx: Transaction) -> str | None:
         """Return its name in its store's ledger; None where it keeps no entries there."""
+        return None
+
+    def binding(self, spark: SparkSession) -> Binding | None:
+        """Return the app to which its commits bind consumers; None if they bind none."""
         return None
 
 

@@ -123,5 +123,6 @@ class Pool(Forkable):
 
 
 def _close_all(connections: list[Connection]) -> None:
-    for connection in connections:
-        connection.close()
+    # At the program's end other exit functions may still use the pool, which then connects anew.
+    while connections:
+        connections.pop().close()

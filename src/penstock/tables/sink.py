@@ -25,7 +25,7 @@ from penstock.feeds.contract import COMMIT_VERSION
 from penstock.lake.storage import DeltaPlace, is_delta
 from penstock.queue.checks import check_name
 from penstock.queue.store import connect
-from penstock.spark.connectors import Sink, WriteSettings
+from penstock.spark.connectors import Binding, Sink, WriteSettings
 from penstock.spark.internals.plan_nodes import groups_by_session
 from penstock.spark.internals.plan_text import plan_tree
 from penstock.spark.internals.plans import streaming_reads
@@ -265,6 +265,10 @@ class TableSink(Sink, ContinuousSink):
 
     def ledger_name(self, tx: Transaction) -> str:
         return resolve(tx, self.name).ledger_name
+
+    def binding(self, spark: SparkSession) -> Binding | None:
+        in_store = not is_delta(self.place(spark))
+        return Binding(self.app_id, self.allow_new_checkpoint) if in_store else None
 
     def continuous_driver(
         self, spark: SparkSession, query_id: str, guarantee: str, output_mode: str

@@ -14,7 +14,9 @@ import psycopg
 
 from tests.feeds.postgres.source import Row, Source
 
-KINDS = ("one", "chosen", "several", "partitioned", "schema")
+KINDS = ("one", "chosen", "several", "partitioned", "leaves", "schema", "filtered")
+"""``partitioned`` is published under the name of the root, ``leaves`` under those of the partitions, and of
+``filtered`` some rows and columns are published."""
 TYPES = (
     "int", "bigint", "smallint", "text", "varchar(20)", "varchar(30)", "numeric(10, 2)", "numeric(10, 3)",
     "numeric(8, 2)", "numeric",
@@ -62,23 +64,28 @@ class ChangingTables:
     def table(self) -> str:
         return f"{self.source.name}.t"
 
+    @property
+    def partitioned(self) -> bool:
+        return self.kind in ("partitioned", "leaves")
+
     def make(self) -> None:
         name = self.source.name
-        partitions = self.kind == "partitioned"
         self.source.run(
             f"CREATE TABLE {name}.t (id int not null, code int not null, v int, w text, PRIMARY KEY (id))"
-            + (" PARTITION BY RANGE (id)" if partitions else "")
+            + (" PARTITION BY RANGE (id)" if self.partitioned else "")
         )
-        if partitions:
+        if self.partitioned:
             self.source.run(
                 f"CREATE TABLE {name}.t1 PARTITION OF {name}.t FOR VALUES FROM (0) TO (40)",
                 f"CREATE UNIQUE INDEX t1_code ON {name}.t1 (code)",
-                f"ALTER PUBLICATION {name} SET (publish_via_partition_root)",
+                f"ALTER PUBLICATION {name} SET (publish_via_partition_root = {self.kind == 'partitioned'})",
             )
         else:
             self.source.run(f"ALTER TABLE {name}.t ADD CONSTRAINT t_code UNIQUE (code)")
         if self.kind == "schema" and self.source.version >= 15:
             self.source.run(f"ALTER PUBLICATION {name} SET TABLES IN SCHEMA {name}")
+        elif self.kind == "filtered" and self.source.version >= 15:
+            self.source.run(f"ALTER PUBLICATION {name} ADD TABLE {name}.t (id, code, v) WHERE (id < 50)")
         else:
             self.source.run(f"ALTER PUBLICATION {name} ADD TABLE {name}.t")
         if self.kind == "several":
@@ -105,14 +112,15 @@ class ChangingTables:
     def held(self) -> dict[str, list[Row]]:
         """What the published tables hold now."""
         tables = self.source.rows(
-            "SELECT schemaname || '.' || tablename FROM pg_publication_tables"
-            f" WHERE pubname = '{self.source.name}' ORDER BY 1"
+            "SELECT schemaname || '.' || tablename, to_jsonb(p) -> 'attnames', to_jsonb(p) ->> 'rowfilter'"
+            f" FROM pg_publication_tables AS p WHERE pubname = '{self.source.name}' ORDER BY 1"
         )
         found = {}
-        for (table,) in tables:
+        for table, names, condition in tables:
             if self.kind == "chosen" and table != self.table:
                 continue
-            cursor = self.source.connection.execute(f"SELECT * FROM {table}".encode())
+            selected = f"SELECT {', '.join(names or '*')} FROM {table} WHERE {condition or 'true'}"
+            cursor = self.source.connection.execute(selected.encode())
             columns = {column.name: column.type_code for column in cursor.description or ()}
             found[table] = [
                 {
@@ -237,7 +245,7 @@ class ChangingTables:
             statements, unlogged = [f"TRUNCATE {table}"], True
         elif what == "recreate":
             statements = [f"CREATE TABLE {name}.other (LIKE {table} INCLUDING ALL)"]
-            if self.kind == "partitioned":
+            if self.partitioned:
                 return
             statements += [
                 f"DROP TABLE {table}",
@@ -266,12 +274,12 @@ class ChangingTables:
             unlogged = True
         elif what == "drop_second":
             statements, unlogged = [f"DROP TABLE {name}.u"], True
-        elif self.kind == "partitioned" and what == "partition":
+        elif self.partitioned and what == "partition":
             low = chance.choice((40, 50, 60))
             statements = [
                 f"CREATE TABLE {name}.t{low} PARTITION OF {name}.t FOR VALUES FROM ({low}) TO ({low + 10})"
             ]
-        elif self.kind == "partitioned" and what == "attach":
+        elif self.partitioned and what == "attach":
             low = chance.choice((70, 80))
             made = self.run(
                 f"CREATE TABLE {name}.t{low} (LIKE {name}.t INCLUDING ALL)",
@@ -294,7 +302,7 @@ class ChangingTables:
                     )
                 ]
                 unlogged = True
-        elif self.kind == "partitioned" and what == "detach":
+        elif self.partitioned and what == "detach":
             there = self.source.rows(
                 f"SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = '{name}.t'::regclass "
                 "ORDER BY 1"
@@ -304,19 +312,19 @@ class ChangingTables:
                 ([f"ALTER TABLE {name}.t DETACH PARTITION {partition}"], [f"DROP TABLE {partition}"])
             )
             unlogged = True
-        elif self.kind == "partitioned" and what == "identity_of_partition":
+        elif self.partitioned and what == "identity_of_partition":
             identity = chance.choice(("FULL", "DEFAULT", "NOTHING", "USING INDEX t1_code"))
             statements = [f"ALTER TABLE {name}.t1 REPLICA IDENTITY {identity}"]
-        elif self.kind != "partitioned" and what == "no_key":
+        elif not self.partitioned and what == "no_key":
             self.without_key(chance)
-        elif self.kind == "partitioned" and what == "attach_again":
+        elif self.partitioned and what == "attach_again":
             statements = [
                 f"ALTER TABLE {name}.t DETACH PARTITION {name}.t1",
                 chance.choice((self.insert(f"{name}.t1", columns), f"DELETE FROM {name}.t1")),
                 f"ALTER TABLE {name}.t ATTACH PARTITION {name}.t1 FOR VALUES FROM (0) TO (40)",
             ]
             unlogged = True
-        elif self.kind == "partitioned" and what == "unlogged_partition":
+        elif self.partitioned and what == "unlogged_partition":
             statements, unlogged = [f"ALTER TABLE {name}.t1 SET UNLOGGED"], True
         elif self.kind == "schema" and what == "move_away":
             statements = [

@@ -156,6 +156,18 @@ def first_gathering_operator(frame: DataFrame) -> str | None:
     return next((name for name in names if Trait.GATHERING in traits_of(name)), None)
 
 
+def keeps_state(frame: DataFrame) -> bool:
+    """Return whether a streaming query is known to keep state."""
+    if not is_classic(frame):
+        return False
+    stateful = [node for node in plan_tree(frame).walk() if Trait.STATEFUL in traits_of(node.name)]
+    # A join with a table keeps none.
+    return any(
+        node.streaming and (node.name != "Join" or all(child.streaming for child in node.children))
+        for node in stateful
+    )
+
+
 def may_retain_rows(frame: DataFrame) -> bool:
     """Return whether rows are known to wait in a state store for a watermark."""
     if not is_classic(frame):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import time
@@ -25,8 +26,10 @@ from penstock.errors import (
 from penstock.store.database import Database, OwnerLock, Row, Transaction
 from penstock.store.sqlite import locks, wakeups
 from penstock.store.sqlite.files import StoreFiles
-from penstock.store.sqlite.locks import FileOwnerLock, Turn
+from penstock.store.sqlite.locks import SLOW_SECONDS, FileOwnerLock, WriteLock
 from penstock.store.url import StoreUrl, file_mode, is_trusting
+
+log = logging.getLogger("penstock.store")
 
 # A small append writes about six pages to the log; a large one has the overhead of each page that it fills.
 _PAGE_SIZE = 16384
@@ -122,7 +125,7 @@ def _owners(path: str) -> Path:
 class _Connection(sqlite3.Connection):
     """A connection with its place in the line of writers."""
 
-    turn: Turn
+    write_lock: WriteLock
 
 
 def file_at(path: str) -> tuple[int, int] | None:
@@ -148,6 +151,11 @@ class SqliteDatabase(Database):
     def _patience(self) -> float:
         return int(self.url.options.get("busy_timeout", _BUSY_MS)) / 1000
 
+    @property
+    def _busy_timeout(self) -> float:
+        """For how many seconds SQLite itself waits for a lock."""
+        return min(self._patience, SLOW_SECONDS)
+
     def exists(self) -> bool:
         return os.path.exists(self.path)
 
@@ -163,13 +171,13 @@ class SqliteDatabase(Database):
         connection = sqlite3.connect(
             f"file:{quote(self.path)}?mode={mode}",
             uri=True,
-            timeout=self._patience,
+            timeout=self._busy_timeout,
             isolation_level=None,
             check_same_thread=False,
             cached_statements=256,
             factory=_Connection,
         )
-        connection.turn = Turn(f"{self.path}-lock", self.files)
+        connection.write_lock = WriteLock(f"{self.path}-lock", self.files)
         self._file = self._file or file_at(self.path)
         try:
             connection.execute(f"pragma page_size = {_PAGE_SIZE}")
@@ -201,7 +209,9 @@ class SqliteDatabase(Database):
         """Switch the file to write-ahead logging, so that readers and the writer do not block each other."""
         with self._pool.lease() as lease, self.translating():
             if lease.connection.execute("pragma journal_mode").fetchone()[0] != "wal":
+                lease.connection.execute(f"pragma busy_timeout = {int(self._patience * 1000)}")
                 lease.connection.execute("pragma journal_mode = wal")
+                lease.connection.execute(f"pragma busy_timeout = {int(self._busy_timeout * 1000)}")
             lease.sound = True
 
     def tidy(self) -> None:
@@ -212,20 +222,44 @@ class SqliteDatabase(Database):
 
     def disconnect(self, connection: _Connection) -> None:
         connection.close()
-        connection.turn.close()
+        connection.write_lock.close()
 
     def _begin(self, connection: _Connection, *, write: bool) -> Transaction:
         self.require_same_file()
-        if write and not connection.turn.take(self._patience):
-            raise self._locked_out(f"this process did not get its turn within {self._patience} s")
-        # Not begun as a read: SQLite does not upgrade a stale snapshot, so it could not wait for another
-        # writer.
-        connection.execute("begin immediate" if write else "begin")
+        if write:
+            self._begin_write(connection)
+        else:
+            connection.execute("begin")
         return SqliteTransaction(connection, self.path, write=write)
+
+    def _begin_write(self, connection: _Connection) -> None:
+        if not connection.write_lock.acquire(self._patience, self._log_wait):
+            raise self._locked_out(f"other writers were before this one for {self._patience} s")
+        deadline, waits = time.monotonic() + self._patience, False
+        while True:
+            try:
+                # Not begun as a read: SQLite does not upgrade a stale snapshot, so it could not wait for
+                # another writer.
+                connection.execute("begin immediate")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                    raise
+            if not waits:
+                self._log_wait()
+            waits = True
+
+    def _log_wait(self) -> None:
+        error = self._locked_out("the write lock is not free yet")
+        log.warning(
+            "waiting for a lock: %s",
+            error,
+            extra={"action": "store_retry", "store": str(self.url), "error": error.condition},
+        )
 
     def _commit(self, connection: _Connection) -> None:
         connection.execute("commit")
-        connection.turn.give_back()
+        connection.write_lock.release()
 
     def _notified(self, connection: _Connection, channels: Iterable[str]) -> bool:
         wakeups.ring(self.path, map(int, channels))
@@ -236,7 +270,7 @@ class SqliteDatabase(Database):
             if connection.in_transaction:
                 connection.execute("rollback")
         finally:
-            connection.turn.give_back()
+            connection.write_lock.release()
 
     def _commit_error(self, error: PenstockError) -> PenstockError:
         # A failed SQLite commit has not happened.
@@ -316,13 +350,13 @@ class SqliteDatabase(Database):
         connection.execute("release penstock")
 
     def _begin_there(self, connection: sqlite3.Connection) -> None:
-        """Begin a write transaction in turn; the next writer waits for the caller's commit."""
-        turn = Turn(f"{self.path}-lock", self.files)
-        turn.take(self._patience)
+        """Begin a write transaction in line; the next writer waits for the caller's commit."""
+        write_lock = WriteLock(f"{self.path}-lock", self.files)
+        write_lock.acquire(self._patience, self._log_wait)
         try:
             connection.execute("begin immediate")
         finally:
-            turn.close()
+            write_lock.close()
 
     def _attached(self, connection: sqlite3.Connection) -> str:
         for _, schema, file in _cursor(connection).execute("pragma database_list").fetchall():

@@ -11,6 +11,7 @@ import hashlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,14 +24,16 @@ from penstock.store.sqlite.files import READING, StoreFiles
 _LOCKS = Path("/proc/locks")
 _WRITE_BYTE = 120
 """The byte of a SQLite file's index (``-shm``) that a writer locks."""
-# A turn is usually short: a few looks cost less than a thread that waits.
+# A transaction is usually short: a few looks cost less than a thread that waits.
 _SOON = (0.0001, 0.0001, 0.0002, 0.0004, 0.0008)
 # A process that looks whether an owner lock is free holds it for an instant.
 _TRIES, _PAUSE = 5, 0.01
+SLOW_SECONDS = 5.0
+"""For how long a writer waits before it says so."""
 
 
 def writer(path: str) -> int | None:
-    """The process that writes into a SQLite file, or whose turn it is; None if that is not known."""
+    """The process that writes into a SQLite file, or is the next one to; None if that is not known."""
     with suppress(OSError, ValueError):
         locks = [line.split() for line in _LOCKS.read_text().splitlines()]
         return _holder(locks, f"{path}-shm", "POSIX") or _holder(locks, f"{path}-lock", "FLOCK")
@@ -72,7 +75,7 @@ def _state(process: int) -> str:
     return ""
 
 
-class Turn(Forkable):
+class WriteLock(Forkable):
     """One connection's place in the line of writers; the lock file is created when it is first needed."""
 
     def __init__(self, path: str, files: StoreFiles) -> None:
@@ -82,11 +85,14 @@ class Turn(Forkable):
         forks.watch(self)
 
     def after_fork_in_child(self) -> None:
-        # An open file would keep the turn of a parent that dies.
+        # An open file would keep the lock of a parent that dies.
         self.close()
 
-    def take(self, seconds: float) -> bool:
-        """Wait until it is this connection's turn; False if that takes longer than ``seconds``."""
+    def acquire(self, seconds: float, slow: Callable[[], None]) -> bool:
+        """Wait for the lock; False if that takes longer than ``seconds``.
+
+        ``slow`` is called once if it takes longer than usual.
+        """
         import fcntl
 
         if self._file is None:
@@ -102,9 +108,9 @@ class Turn(Forkable):
                 time.sleep(pause)
             else:
                 return True
-        return self._wait(self._file, seconds)
+        return self._wait(self._file, seconds, slow)
 
-    def _wait(self, file: int, seconds: float) -> bool:
+    def _wait(self, file: int, seconds: float, slow: Callable[[], None]) -> bool:
         import fcntl
 
         mine = threading.Event()
@@ -116,18 +122,22 @@ class Turn(Forkable):
                 mine.set()
 
         try:
-            threading.Thread(target=wait, name="penstock-turn", daemon=True).start()
+            threading.Thread(target=wait, name="penstock-write-lock", daemon=True).start()
         except RuntimeError:
             # No thread can be started at the program's end: wait without a limit.
             wait()
-        if mine.wait(seconds):
+        if mine.wait(min(seconds, SLOW_SECONDS)):
             return True
+        if seconds > SLOW_SECONDS:
+            slow()
+            if mine.wait(seconds - SLOW_SECONDS):
+                return True
         # The file is closed under the waiting thread, so the lock is released as soon as it is granted.
         self.close()
         return False
 
-    def give_back(self) -> None:
-        """Let the next writer in; does nothing when it is not this connection's turn."""
+    def release(self) -> None:
+        """Let the next writer in; does nothing without the lock."""
         import fcntl
 
         if self._file is not None:
