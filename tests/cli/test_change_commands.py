@@ -89,8 +89,8 @@ def test_show_prints_changes_as_lines_with_signs(feed: Penstock) -> None:
     ("words", "condition"),
     [
         (["queue:g"], "QUEUE_NOT_FOUND"),
-        (["quueue:f"], "INVALID_URL"),
-        (["queue:f?stor=x"], "INVALID_URL"),
+        (["quueue:f"], "INVALID_URL.UNKNOWN_KIND"),
+        (["queue:f?stor=x"], "INVALID_URL.UNKNOWN_PARAMETER"),
         (["queue:f", "--mode", "al"], "INVALID_CDC_OPTION.INVALID_DEDUPLICATION_MODE"),
         (["queue:f", "--to", 3], "INVALID_CDC_OPTION.MISSING_STARTING_VERSION"),
         (["queue:f", "--from", 3, "--to", 2], "INVALID_CDC_OPTION.REVERSED_RANGE"),

@@ -167,12 +167,12 @@ def test_a_consumer_in_use_is_neither_moved_nor_dropped(filled: Penstock, store_
     ("position", "condition"),
     [
         ("yesterday", "INVALID_POSITION"),
-        ("2024-01-01T00:00:00", "INVALID_POSITION"),
+        ("2024-01-01T00:00:00", "INVALID_POSITION.NO_TIME_ZONE"),
         ("5", "INVALID_POSITION"),
         ("{", "INVALID_POSITION"),
         ('{"0": -1}', "INVALID_POSITION"),
-        ('{"9": 0}', "INVALID_POSITION"),
-        ('{"0": 99}', "INVALID_POSITION"),
+        ('{"9": 0}', "INVALID_POSITION.UNKNOWN_PARTITION"),
+        ('{"0": 99}', "INVALID_POSITION.PAST_END"),
     ],
 )
 def test_invalid_positions_are_refused(

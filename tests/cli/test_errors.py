@@ -108,26 +108,26 @@ def test_a_command_group_without_a_command_shows_its_help(words: list[str]) -> N
 
 
 @pytest.mark.parametrize(
-    "url",
+    ("url", "condition"),
     [
-        "postgresql://app:hunter22@127.0.0.1:port/shop",
-        "postgresql://app@127.0.0.1:port/shop?password=hunter22",
-        "postgresql://app:p%40ss%2Fword@127.0.0.1:port/shop",
-        "mysql://app:hunter22@127.0.0.1/shop",
-        "sqlite://app:hunter22@shop",
-        "nonsense:hunter22@127.0.0.1",
-        "host=db user=app password='my hunter22' dbname=x",
-        "host=db password = hunter22",
+        ("postgresql://app:hunter22@127.0.0.1:port/shop", "INVALID_URL"),
+        ("postgresql://app@127.0.0.1:port/shop?password=hunter22", "INVALID_URL"),
+        ("postgresql://app:p%40ss%2Fword@127.0.0.1:port/shop", "INVALID_URL"),
+        ("mysql://app:hunter22@127.0.0.1/shop", "INVALID_URL.UNKNOWN_KIND"),
+        ("sqlite://app:hunter22@shop", "INVALID_URL.MISSING_PART"),
+        ("nonsense:hunter22@127.0.0.1", "INVALID_URL"),
+        ("host=db user=app password='my hunter22' dbname=x", "INVALID_URL"),
+        ("host=db password = hunter22", "INVALID_URL"),
     ],
 )
-def test_no_password_is_shown(url: str) -> None:
+def test_no_password_is_shown(url: str, condition: str) -> None:
     found = [
         run_penstock("queue", "list", "--url", url, *extra, code=1) for extra in ([], ["--json"], ["--debug"])
     ]
     if "nonsense" not in url:
         # Put where no URL belongs.
         found += [run_penstock("queue", "list", url, *extra, code=2) for extra in ([], ["--json"])]
-    assert found[1].error["error"] == "INVALID_URL"
+    assert found[1].error["error"] == condition
     for result in found:
         assert result.err
         for secret in ("hunter22", "p%40ss", "p@ss"):

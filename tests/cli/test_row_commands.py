@@ -54,7 +54,7 @@ def test_peek_shows_each_partition_from_its_oldest_row(filled: Penstock) -> None
     ("words", "condition"),
     [
         (["--from", 3], "INVALID_INPUT"),
-        (["--partition", 0, "--from", 13], "INVALID_POSITION"),
+        (["--partition", 0, "--from", 13], "INVALID_POSITION.PAST_END"),
         (["--partition", 0, "--from", 1], "DATA_LOST.TRIMMED"),
         (["--partition", 0, "--from", -1], "INVALID_POSITION"),
         (["--partition", 3], "PARTITION_NOT_FOUND"),

@@ -14,6 +14,7 @@ import pytest
 from penstock.continuous.connectors.protocol import SinkEpoch
 from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up, recover, require_not_behind
 from penstock.errors import CheckpointMismatchError, CheckpointRewoundError, OwnerFencedError
+from penstock.limits.record import keep_record
 
 NOTHING = SinkEpoch(-1)
 
@@ -242,5 +243,12 @@ def test_an_epoch_logged_from_the_sink_counts_towards_a_limit(place: Place, numb
 
 def test_an_epoch_logged_from_the_sink_has_no_count_without_a_limit(place: Place) -> None:
     assert place.settle(epoch(0)) == 0
-    with pytest.raises(CheckpointMismatchError, match="without a limit"):
+    with pytest.raises(CheckpointMismatchError, match=r"MISMATCH.LIMIT\].*without a limit"):
+        place.logs.passed(0)
+
+
+def test_a_limit_that_micro_batches_have_counted_is_refused(place: Place) -> None:
+    assert place.settle(epoch(0)) == 0
+    keep_record(place.logs, 7)
+    with pytest.raises(CheckpointMismatchError, match=r"LIMIT_TRIGGER\].*a trigger of micro-batches"):
         place.logs.passed(0)

@@ -198,9 +198,9 @@ def test_unsupported_modes_tables_and_guarantees_are_refused_before_the_query_st
         ContinuousRefusedError, match="rows are repeated after a failure, when their keys exist already"
     ):
         filled.start(sink=filled.table("t", "id"), guarantee="at_least_once")
-    with pytest.raises(InvalidOptionError, match="output mode append, not 'complete'"):
+    with pytest.raises(InvalidOptionError, match=r"OPTION.CONFLICT\].*output mode append, not 'complete'"):
         filled.start(mode="complete")
-    with pytest.raises(InvalidOptionError, match="exactly_once or at_least_once"):
+    with pytest.raises(InvalidOptionError, match=r"OPTION.CONFLICT\].*exactly_once or at_least_once"):
         filled.start(lambda frame: frame.select("id"), guarantee="idempotent")
     assert not query(filled.url, "select name from sqlite_schema where name = 't'")
 

@@ -29,10 +29,10 @@ def windows(rate: DataFrame) -> DataFrame:
 @pytest.mark.parametrize(
     ("settings", "url", "mode", "condition"),
     [
-        ({}, SQL, "update", "INVALID_OPTION"),
-        ({"keys": ["value"]}, DELTA, "append", "INVALID_OPTION"),
-        ({"keys": ["value"], "apply_changes": True}, SQL, "update", "INVALID_OPTION"),
-        ({"keys": ["value"], "apply_changes": True}, DELTA, "complete", "INVALID_OPTION"),
+        ({}, SQL, "update", "INVALID_OPTION.MISSING"),
+        ({"keys": ["value"]}, DELTA, "append", "INVALID_OPTION.CONFLICT"),
+        ({"keys": ["value"], "apply_changes": True}, SQL, "update", "INVALID_OPTION.CONFLICT"),
+        ({"keys": ["value"], "apply_changes": True}, DELTA, "complete", "INVALID_OPTION.CONFLICT"),
         ({"keys": ["value"], "apply_changes": True}, SQL, "append", "INVALID_INPUT.CHANGE_COLUMN_MISSING"),
         ({"keys": ["other"]}, SQL, "append", "INVALID_INPUT.UNKNOWN_COLUMN"),
         ({"keys": ["other"]}, DELTA, "update", "INVALID_INPUT.UNKNOWN_COLUMN"),

@@ -273,7 +273,7 @@ def test_a_session_has_one_listener_or_none_if_all_its_queries_are_continuous(
 
 
 def test_monitor_requires_an_existing_store(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(InvalidOptionError, match=r"spark\.penstock\.url"):
+    with pytest.raises(InvalidOptionError, match=r"OPTION.MISSING\].*spark\.penstock\.url"):
         penstock.monitor(spark.newSession())
     with pytest.raises(StoreNotFoundError):
         penstock.monitor(spark.newSession(), url=f"sqlite:///{tmp_path}/none.db")

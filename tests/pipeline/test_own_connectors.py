@@ -201,9 +201,13 @@ def test_a_guarantee_that_a_user_defined_sink_does_not_give_is_refused(
     stream = penstock.stream(spark, source(store, store_url))
     sink = Totals("totals.db")
     assert stream.write(sink).guarantee == "exactly_once"
-    with pytest.raises(InvalidOptionError, match="Totals takes guarantee exactly_once, not 'at_least_once'"):
+    with pytest.raises(
+        InvalidOptionError, match=r"OPTION.VALUE\] Totals takes guarantee exactly_once, not 'at_least_once'"
+    ):
         stream.write(sink, guarantee="at_least_once")
-    with pytest.raises(InvalidOptionError, match="Totals takes output mode append, not 'complete'"):
+    with pytest.raises(
+        InvalidOptionError, match=r"OPTION.VALUE\] Totals takes output mode append, not 'complete'"
+    ):
         stream.write(sink, output_mode="complete")
     with pytest.raises(ContinuousRefusedError, match="Totals takes micro-batches alone"):
         stream.write(sink).start(trigger=penstock.Trigger.continuous())

@@ -246,7 +246,7 @@ def test_idempotent_refuses_plans_whose_partitions_may_differ_in_a_repetition(
     prepare(store)
     source = penstock.stream(spark, penstock.QueueSource("in", consumer="c", url=store_url))
     shuffled = source.transform(lambda df: df.repartition(3))
-    with pytest.raises(CommitRefusedError, match="Repartition"):
+    with pytest.raises(CommitRefusedError, match=r"NOT_IDEMPOTENT\].*Repartition"):
         shuffled.write(penstock.QueueSink("out", url=store_url), guarantee="idempotent").start(
             checkpoint=tmp_path / "c"
         )
@@ -267,7 +267,7 @@ def test_wrong_arguments_are_refused_before_the_query_starts(
         stream.transform("id > 3")  # type: ignore[arg-type]  # on purpose
     with pytest.raises(InvalidInputError, match=r"FUNCTION_RESULT\].*return"):
         stream.transform(lambda df: None).to_df()  # type: ignore[arg-type,return-value]  # on purpose
-    with pytest.raises(InvalidOptionError, match="Did you mean 'exactly_once'"):
+    with pytest.raises(InvalidOptionError, match=r"OPTION.VALUE\].*Did you mean 'exactly_once'"):
         stream.write(sink, guarantee="exactly_onse")
     with pytest.raises(InvalidOptionError, match="append"):
         stream.write(sink, output_mode="complete")
@@ -283,7 +283,7 @@ def test_problems_with_the_source_raise_penstocks_own_error(
     with pytest.raises(QueueNotFoundError, match="Did you mean 'in'") as error:
         penstock.stream(spark, penstock.QueueSource("inn", url=store_url)).to_df()
     assert "Traceback" not in str(error.value)
-    with pytest.raises(InvalidOptionError, match="Did you mean 'maxRowsPerTrigger'"):
+    with pytest.raises(InvalidOptionError, match=r"OPTION.UNKNOWN\].*Did you mean 'maxRowsPerTrigger'"):
         penstock.stream(
             spark, penstock.QueueSource("in", url=store_url, options={"maxRowsPerTriger": 1})
         ).to_df()

@@ -96,11 +96,13 @@ def test_rows_that_were_pulled_before_a_seek_are_pulled_again(consumer: penstock
     consumer.advance("q", 1, old=0, new=1)
 
 
-@pytest.mark.parametrize(("old", "new"), [(0, 11), (0, -1), (4, 3)])
+@pytest.mark.parametrize(
+    ("old", "new", "problem"), [(0, 11, "PAST_END"), (0, -1, "BACKWARDS"), (4, 3, "BACKWARDS")]
+)
 def test_an_offset_moves_no_further_than_the_newest_row(
-    consumer: penstock.Consumer, old: int, new: int
+    consumer: penstock.Consumer, old: int, new: int, problem: str
 ) -> None:
-    with pytest.raises(InvalidPositionError, match="use seek to move elsewhere"):
+    with pytest.raises(InvalidPositionError, match=rf"{problem}\].*use seek to move elsewhere"):
         consumer.advance("q", 0, old=old, new=new)
     with pytest.raises(PartitionNotFoundError):
         consumer.advance("q", 2, old=0, new=0)

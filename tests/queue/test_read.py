@@ -50,10 +50,20 @@ def test_a_range_without_an_end_goes_to_the_newest_row(queue: penstock.Queue) ->
     assert queue.read(1, 0).num_rows == 0
 
 
-@pytest.mark.parametrize("range_", [(31, None), (-1, None), (5, 4), (31, 40)])
-def test_an_invalid_range_is_refused(queue: penstock.Queue, range_: tuple[int, Any]) -> None:
-    with pytest.raises(InvalidPositionError, match="has rows 0 to 30"):
+@pytest.mark.parametrize(
+    ("range_", "problem"),
+    [
+        ((31, None), ".PAST_END"),
+        ((-1, None), ""),
+        ((5, 4), ".BACKWARDS"),
+        ((31, 30), ".BACKWARDS"),
+        ((31, 40), ".PAST_END"),
+    ],
+)
+def test_an_invalid_range_is_refused(queue: penstock.Queue, range_: tuple[int, Any], problem: str) -> None:
+    with pytest.raises(InvalidPositionError, match="has rows 0 to 30") as caught:
         queue.read(0, *range_)
+    assert caught.value.condition == f"INVALID_POSITION{problem}"
 
 
 def test_an_unknown_partition_is_refused(queue: penstock.Queue) -> None:

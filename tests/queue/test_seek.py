@@ -57,14 +57,27 @@ def test_a_seek_also_moves_the_safe_offset(
 
 
 @pytest.mark.parametrize(
-    "to",
-    ["newest", "", 5, None, {3: 0}, {0: 4}, {0: -1}, {0: None}, {"0": 0}, datetime(2020, 1, 1), [0, 0, 0]],  # noqa: DTZ001 - that is the mistake
+    ("to", "problem"),
+    [
+        ("newest", ""),
+        ("", ""),
+        (5, ".PARTITION_NEEDED"),
+        (None, ""),
+        ({3: 0}, ".UNKNOWN_PARTITION"),
+        ({0: 4}, ".PAST_END"),
+        ({0: -1}, ""),
+        ({0: None}, ""),
+        ({"0": 0}, ""),
+        (datetime(2020, 1, 1), ".NO_TIME_ZONE"),  # noqa: DTZ001 - that is the mistake
+        ([0, 0, 0], ""),
+    ],
 )
-def test_an_invalid_seek_is_refused(consumer: penstock.Consumer, to: object) -> None:
+def test_an_invalid_seek_is_refused(consumer: penstock.Consumer, to: object, problem: str) -> None:
     before = consumer.registration("q")
     for dry_run in (True, False):
-        with pytest.raises(InvalidPositionError):
+        with pytest.raises(InvalidPositionError) as caught:
             consumer.seek("q", to=to, dry_run=dry_run)  # type: ignore[arg-type]
+        assert caught.value.condition == f"INVALID_POSITION{problem}"
     assert consumer.offsets("q") == {0: 1, 1: 0, 2: 0}
     assert consumer.registration("q") == before
 
@@ -81,7 +94,7 @@ def test_a_seek_stays_within_the_rows_that_are_left(
     queue: penstock.Queue, consumer: penstock.Consumer
 ) -> None:
     queue.trim(0, 2)
-    with pytest.raises(InvalidPositionError, match="has rows 2 to 3, not 1"):
+    with pytest.raises(InvalidPositionError, match=r"POSITION.TRIMMED\].*has rows 2 to 3, not 1"):
         consumer.seek("q", to={0: 1})
     assert consumer.seek("q", to={1: 1}) == {0: 2, 1: 1, 2: 0}, "what is left of where it stood"
     assert consumer.seek("q", to="earliest") == {0: 2, 1: 0, 2: 0}

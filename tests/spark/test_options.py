@@ -65,51 +65,69 @@ def test_starting_positions_are_parsed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parse", "words"),
+    ("parse", "words", "problem"),
     [
-        (lambda: read(consumr="x"), "unknown option 'consumr' of a batch read. Did you mean 'consumer'?"),
-        (lambda: read(streaming=True, maxRowsPerTriger="1"), "Did you mean 'maxRowsPerTrigger'?"),
-        (lambda: read(xyz="1"), "Known options: consumer, endingOffsets"),
-        (lambda: read(maxRowsPerTrigger="1"), "'maxRowsPerTrigger' does not apply to a batch read"),
-        (lambda: read(streaming=True, endingOffsets="latest"), "does not apply to a streaming read"),
-        (lambda: read(guarantee="exactly_once"), "does not apply to a batch read"),
-        (lambda: write(streaming=False, appId="x"), "does not apply to a batch write"),
-        (lambda: write(consumer="x"), "does not apply to a streaming write"),
+        (
+            lambda: read(consumr="x"),
+            "unknown option 'consumr' of a batch read. Did you mean 'consumer'?",
+            "UNKNOWN",
+        ),
+        (lambda: read(streaming=True, maxRowsPerTriger="1"), "Did you mean 'maxRowsPerTrigger'?", "UNKNOWN"),
+        (lambda: read(xyz="1"), "Known options: consumer, endingOffsets", "UNKNOWN"),
+        (
+            lambda: read(maxRowsPerTrigger="1"),
+            "'maxRowsPerTrigger' does not apply to a batch read",
+            "UNKNOWN",
+        ),
+        (
+            lambda: read(streaming=True, endingOffsets="latest"),
+            "does not apply to a streaming read",
+            "UNKNOWN",
+        ),
+        (lambda: read(guarantee="exactly_once"), "does not apply to a batch read", "UNKNOWN"),
+        (lambda: write(streaming=False, appId="x"), "does not apply to a batch write", "UNKNOWN"),
+        (lambda: write(consumer="x"), "does not apply to a streaming write", "UNKNOWN"),
         (
             lambda: read(streaming=True, maxRowsPerTrigger="0"),
             "maxRowsPerTrigger='0': give a whole number from 1",
+            "VALUE",
         ),
-        (lambda: read(rowsPerTask="many"), "give a whole number from 1"),
-        (lambda: read(failOnDataLoss="yes"), "failOnDataLoss='yes': give true or false"),
-        (lambda: write(guarantee="exactlyonce"), "Did you mean 'exactly_once'?"),
-        (lambda: read(startingOffsets="first"), "give earliest, latest, consumer, or row indexes"),
-        (lambda: read(startingOffsets="[1]"), "give earliest"),
-        (lambda: read(startingOffsets='{"a": 1}'), "give earliest"),
-        (lambda: read(startingOffsets='{"0": 1.9}'), "give earliest"),
-        (lambda: read(startingOffsets='{"0": true}'), "give earliest"),
-        (lambda: read(startingOffsets='{"0": "5"}'), "give earliest"),
-        (lambda: read(endingOffsets='{"0": null}'), "or row indexes such as"),
-        (lambda: read(startingOffsets='{"0": ' + "[" * 100_000), "or row indexes such as"),
-        (lambda: read(consumer=""), "option consumer='' is empty: give a value, or leave it out"),
-        (lambda: read(streaming=True, MaxRowsPerTrigger=""), "maxRowsPerTrigger='' is empty"),
-        (lambda: read(url=""), "option url='' is empty"),
-        (lambda: read(path=""), "option path='' is empty"),
-        (lambda: write(guarantee=""), "guarantee='' is empty"),
-        (lambda: read(endingOffsets="consumer"), "a read can end at latest"),
-        (lambda: read(startingTimestamp="2026-01-31T12:00:00"), "give the time zone too"),
-        (lambda: read(startingTimestamp="yesterday"), "give a time such as"),
-        (lambda: read(startingTimestamp="1", startingOffsets="latest"), "exclude each other"),
-        (lambda: read(startingOffsets="consumer"), "needs the option consumer"),
-        (lambda: read(consumer="c", startingOffsets="latest"), "starts at the offset of consumer"),
-        (lambda: read(path="other"), "two queues are named"),
-        (lambda: source_options({"url": "sqlite:///x.db"}, streaming=False), "no queue is named"),
-        (lambda: source_options({"queue": "x"}, streaming=False), "set spark.penstock.url"),
+        (lambda: read(rowsPerTask="many"), "give a whole number from 1", "VALUE"),
+        (lambda: read(failOnDataLoss="yes"), "failOnDataLoss='yes': give true or false", "VALUE"),
+        (lambda: write(guarantee="exactlyonce"), "Did you mean 'exactly_once'?", "VALUE"),
+        (lambda: read(startingOffsets="first"), "give earliest, latest, consumer, or row indexes", "VALUE"),
+        (lambda: read(startingOffsets="[1]"), "give earliest", "VALUE"),
+        (lambda: read(startingOffsets='{"a": 1}'), "give earliest", "VALUE"),
+        (lambda: read(startingOffsets='{"0": 1.9}'), "give earliest", "VALUE"),
+        (lambda: read(startingOffsets='{"0": true}'), "give earliest", "VALUE"),
+        (lambda: read(startingOffsets='{"0": "5"}'), "give earliest", "VALUE"),
+        (lambda: read(endingOffsets='{"0": null}'), "or row indexes such as", "VALUE"),
+        (lambda: read(startingOffsets='{"0": ' + "[" * 100_000), "or row indexes such as", "VALUE"),
+        (lambda: read(consumer=""), "option consumer='' is empty: give a value, or leave it out", "VALUE"),
+        (lambda: read(streaming=True, MaxRowsPerTrigger=""), "maxRowsPerTrigger='' is empty", "VALUE"),
+        (lambda: read(url=""), "option url='' is empty", "VALUE"),
+        (lambda: read(path=""), "option path='' is empty", "VALUE"),
+        (lambda: write(guarantee=""), "guarantee='' is empty", "VALUE"),
+        (lambda: read(endingOffsets="consumer"), "a read can end at latest", "VALUE"),
+        (lambda: read(startingTimestamp="2026-01-31T12:00:00"), "give the time zone too", "VALUE"),
+        (lambda: read(startingTimestamp="yesterday"), "give a time such as", "VALUE"),
+        (lambda: read(startingTimestamp="1", startingOffsets="latest"), "exclude each other", "CONFLICT"),
+        (lambda: read(startingOffsets="consumer"), "needs the option consumer", "MISSING"),
+        (
+            lambda: read(consumer="c", startingOffsets="latest"),
+            "starts at the offset of consumer",
+            "CONFLICT",
+        ),
+        (lambda: read(path="other"), "two queues are named", "CONFLICT"),
+        (lambda: source_options({"url": "sqlite:///x.db"}, streaming=False), "no queue is named", "MISSING"),
+        (lambda: source_options({"queue": "x"}, streaming=False), "set spark.penstock.url", "MISSING"),
     ],
 )
-def test_an_invalid_option_is_reported(parse: Callable[[], Any], words: str) -> None:
+def test_an_invalid_option_is_reported(parse: Callable[[], Any], words: str, problem: str) -> None:
     with pytest.raises(InvalidOptionError) as caught:
         parse()
     assert words in str(caught.value)
+    assert caught.value.condition == f"INVALID_OPTION.{problem}"
 
 
 def test_options_sent_to_workers_do_not_show_secrets() -> None:
@@ -188,7 +206,8 @@ def test_an_option_overrides_a_conflicting_default(
 
 
 def test_an_unknown_session_setting_is_refused(defaults: Callable[..., None], spark: SparkSession) -> None:
-    with pytest.raises(InvalidOptionError, match=r"'spark\.penstock\.garantee'.* Did you mean 'guarantee'"):
+    words = r"OPTION.UNKNOWN\].*'spark\.penstock\.garantee'.* Did you mean 'guarantee'"
+    with pytest.raises(InvalidOptionError, match=words):
         defaults(garantee="exactly_once")
 
 
@@ -247,7 +266,7 @@ def test_an_embedded_store_is_accepted_on_one_machine(master: str) -> None:
 @pytest.mark.parametrize("master", ["spark://h:7077", "yarn", "k8s://https://h", "local-cluster[2,1,1024]"])
 def test_an_embedded_store_is_refused_on_a_cluster(master: str) -> None:
     check_reach(URL, master)
-    with pytest.raises(InvalidOptionError, match="use a postgresql store"):
+    with pytest.raises(InvalidOptionError, match=r"SQLITE_ON_CLUSTER\].*use a postgresql store"):
         check_reach("sqlite:///x.db", master)
     kind = type("Baked", (PenstockDataSource,), {"master": master})
     with pytest.raises(InvalidOptionError, match="one machine's file"):

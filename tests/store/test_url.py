@@ -28,31 +28,32 @@ def test_a_displayed_sqlite_url_opens_the_same_file(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "word"),
+    ("url", "word", "problem"),
     [
-        ("sqlite://x.db", "sqlite:///relative.db"),
-        ("sqlite:///", "names no file"),
-        ("sqlite:///:memory:", "in memory"),
-        ("sqlite:///x.db?sinchronous=full", "'synchronous'"),
-        ("sqlite:///x.db?synchronous=off", "full or normal"),
-        ("sqlite:///x.db?busy_timeout=-1", "milliseconds"),
-        ("sqlite:///x.db?lock_wait=5s", "busy_timeout"),
-        ("postgresql://host/db?lock_wait=5", "30s, 500ms or 2min"),
-        ("postgresql://host/db?lock_wait=0s", "30s, 500ms or 2min"),
-        ("postgresql://host/db?lock_wait=", "30s, 500ms or 2min"),
-        ("sqlite:///x\0.db", "NUL"),
-        ("mysql://host/x", "sqlite or postgresql"),
-        ("x.db", "sqlite:///relative.db"),
-        ("", "sqlite:///relative.db"),
-        (None, "sqlite:///relative.db"),
-        ("postgresql://host:port/db", "port number"),
-        ("postgresql://host/db?schema=" + "x" * 64, "63 bytes"),
+        ("sqlite://x.db", "sqlite:///relative.db", ".MISSING_PART"),
+        ("sqlite:///", "names no file", ".MISSING_PART"),
+        ("sqlite:///:memory:", "in memory", ".MISSING_PART"),
+        ("sqlite:///x.db?sinchronous=full", "'synchronous'", ".UNKNOWN_PARAMETER"),
+        ("sqlite:///x.db?synchronous=off", "full or normal", ".VALUE"),
+        ("sqlite:///x.db?busy_timeout=-1", "milliseconds", ".VALUE"),
+        ("sqlite:///x.db?lock_wait=5s", "busy_timeout", ".UNKNOWN_PARAMETER"),
+        ("postgresql://host/db?lock_wait=5", "30s, 500ms or 2min", ".VALUE"),
+        ("postgresql://host/db?lock_wait=0s", "30s, 500ms or 2min", ".VALUE"),
+        ("postgresql://host/db?lock_wait=", "30s, 500ms or 2min", ".VALUE"),
+        ("sqlite:///x\0.db", "NUL", ""),
+        ("mysql://host/x", "sqlite or postgresql", ".UNKNOWN_KIND"),
+        ("x.db", "sqlite:///relative.db", ""),
+        ("", "sqlite:///relative.db", ""),
+        (None, "sqlite:///relative.db", ""),
+        ("postgresql://host:port/db", "port number", ""),
+        ("postgresql://host/db?schema=" + "x" * 64, "63 bytes", ".VALUE"),
     ],
 )
-def test_an_invalid_url_is_refused_with_an_example(url: str, word: str) -> None:
+def test_an_invalid_url_is_refused_with_an_example(url: str, word: str, problem: str) -> None:
     with pytest.raises(InvalidUrlError) as caught:
         parse_url(url)
     assert word in str(caught.value)
+    assert caught.value.condition == f"INVALID_URL{problem}"
 
 
 def test_a_postgresql_url_passes_every_option_but_the_schema_to_libpq() -> None:

@@ -96,7 +96,9 @@ def test_keys_under_which_rows_of_a_feed_could_replace_each_other_are_refused(
     pipeline = penstock.stream(spark, change(changes)).write(
         penstock.TableSink("t", keys, url, apply_changes=True)
     )
-    with pytest.raises(InvalidOptionError, match="two of its rows with the same keys") as refused:
+    with pytest.raises(
+        InvalidOptionError, match=r"LOSES_CHANGES\].*two of its rows with the same keys"
+    ) as refused:
         pipeline.start(checkpoint=tmp_path / "ck", trigger=NOW)
     assert refused.value.parameters["option"] == "keys"
 

@@ -117,7 +117,7 @@ def test_a_later_attempt_drops_the_rows_staged_by_an_earlier_one_whose_driver_is
     staged = table.put(slow, ("a", 1))
     again = table.stage()
     table.write(again, "update", table.put(again, ("a", 2)))
-    with pytest.raises(CommitRefusedError, match="dropped by another run"):
+    with pytest.raises(CommitRefusedError, match=r"STAGING_LOST\].*dropped by another run"):
         table.write(slow, "update", staged)
     assert table.rows() == [("a", 2)]
 
@@ -172,7 +172,7 @@ def test_staged_rows_lost_in_a_server_crash_are_detected(table: Table) -> None:
     assert isinstance(stage, PostgresStage)
     query(table.url, f"truncate {sql_name(table.url, stage.relation)}")
     for mode in ("append", "update", "complete"):
-        with pytest.raises(CommitRefusedError, match="lost them in a crash"):
+        with pytest.raises(CommitRefusedError, match=r"STAGING_LOST\].*lost them in a crash"):
             table.write(stage, mode, staged)
 
 

@@ -73,7 +73,7 @@ def test_simultaneous_stores_are_separate(pg_url: str) -> None:
 
 def test_other_kinds_of_databases_are_refused() -> None:
     with (
-        pytest.raises(InvalidUrlError, match="is not a PostgreSQL database"),
+        pytest.raises(InvalidUrlError, match=r"UNKNOWN_KIND\].*is not a PostgreSQL database"),
         temporary_store_url("sqlite:///x.db"),
     ):
         pass

@@ -452,8 +452,12 @@ def test_errors_say_what_to_do(store: penstock.Store, store_url: str, tmp_path: 
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
         assert f"port {port} of 127.0.0.1 is taken" in _failing("--url", store_url, "--port", port)
-    assert "needs a token" in _failing("--url", store_url, "--host", "0.0.0.0")
-    assert "at least 8 characters" in _failing("--url", store_url, "--token", "short")
+    tokenless = _failing("--url", store_url, "--host", "0.0.0.0")
+    assert "[INVALID_OPTION.MISSING]" in tokenless
+    assert "needs a token" in tokenless
+    too_short = _failing("--url", store_url, "--token", "short")
+    assert "[INVALID_OPTION.VALUE]" in too_short
+    assert "at least 8 characters" in too_short
     assert "not an address of this machine" in _failing(
         "--url", store_url, "--host", "192.0.2.1", "--token", "x" * 8
     )

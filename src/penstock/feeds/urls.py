@@ -67,7 +67,8 @@ class FeedUrl:
             return parse_boolean(value)
         except ValueError as error:
             raise InvalidUrlError(
-                f"{name}={in_quotes(value)} in the URL of a {self.kind} feed: {error}"
+                f"{name}={in_quotes(value)} in the URL of a {self.kind} feed: {error}",
+                condition="INVALID_URL.VALUE",
             ) from None
 
     def prefixed(self, prefix: str) -> dict[str, str]:
@@ -84,6 +85,7 @@ class FeedUrl:
                 raise InvalidUrlError(
                     f"a {self.kind} feed has no parameter {in_quotes(name)}.{did_you_mean(name, names)} It "
                     f"has {listed}",
+                    condition="INVALID_URL.UNKNOWN_PARAMETER",
                     parameter=name,
                 )
 
@@ -133,7 +135,8 @@ def parse(url: str, *, store: str | None = None) -> Feed:
     if parts.kind not in _KINDS:
         raise InvalidUrlError(
             f"there is no kind of change feed {in_quotes(parts.kind)}.{did_you_mean(parts.kind, _KINDS)} A "
-            f"feed is one of {_FORMS}"
+            f"feed is one of {_FORMS}",
+            condition="INVALID_URL.UNKNOWN_KIND",
         )
     if store is not None and parts.kind == "queue":
         url = _completed(url, {"store": store})

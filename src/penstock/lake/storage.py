@@ -100,6 +100,7 @@ class DeltaPlace:
                 raise InvalidUrlError(
                     f"a folder of Delta tables has no parameter {in_quotes(key)}: write deltalake's storage "
                     f"options as {_OPTION}KEY=VALUE",
+                    condition="INVALID_URL.UNKNOWN_PARAMETER",
                     parameter=key,
                 )
             options[key.removeprefix(_OPTION)] = value
@@ -176,11 +177,13 @@ def _local(target: str) -> str:
     if not path.startswith("/") or path.startswith("//"):
         raise InvalidUrlError(
             "the folder of Delta tables is named from the root, as in delta:///data/tables, or by the URL of "
-            "an object store, as in delta:s3://bucket/tables"
+            "an object store, as in delta:s3://bucket/tables",
+            condition="INVALID_URL.VALUE",
         )
     if "%" in path:
         raise InvalidUrlError(
-            "deltalake cannot open a folder with a percent sign in its path: choose another one"
+            "deltalake cannot open a folder with a percent sign in its path: choose another one",
+            condition="INVALID_URL.VALUE",
         )
     return os.path.normpath(path)
 

@@ -138,6 +138,7 @@ def _milliseconds(text: object) -> int | None:
     if not micros or micros < 1_000:
         raise InvalidOptionError(
             f"ttl is text such as '1 hour' or '500 ms', at least one millisecond, not {in_quotes(text)}",
+            condition="INVALID_OPTION.VALUE",
             option="ttl",
         )
     return micros // 1_000

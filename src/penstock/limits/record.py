@@ -12,10 +12,11 @@ from typing import TypeVar
 from penstock.arguments import in_quotes
 from penstock.errors import CheckpointMismatchError, CommitRefusedError
 from penstock.json_text import Json, parse_json_object
-from penstock.spark.checkpoint import Checkpoint, redact_location
+from penstock.spark.checkpoint import LIMIT_RECORD, Checkpoint, redact_location
 
 NEW_CHECKPOINT = "start with a new checkpoint, in which a consumer's offset says where to resume"
-_FOLDER, _FILE, _KEY_FILE = "penstock", "limit.json", "limit-per.json"
+_FOLDER, _FILE = LIMIT_RECORD.split("/")
+_KEY_FILE = "limit-per.json"
 
 T = TypeVar("T")
 

@@ -33,7 +33,9 @@ class RowLimit:
         if self.on_limit not in (STOP, KEEP):
             hint = did_you_mean(str(self.on_limit), (STOP, KEEP))
             raise InvalidOptionError(
-                f"on_limit is {STOP} or {KEEP}, not {in_quotes(self.on_limit)}.{hint}", option="on_limit"
+                f"on_limit is {STOP} or {KEEP}, not {in_quotes(self.on_limit)}.{hint}",
+                condition="INVALID_OPTION.VALUE",
+                option="on_limit",
             )
 
     def __call__(self, frame: DataFrame) -> DataFrame:
@@ -44,7 +46,9 @@ def check_rows(rows: object) -> None:
     """Refuse a limit that is not a number of rows."""
     if type(rows) is not int or not 1 <= rows <= MOST_ROWS:
         raise InvalidOptionError(
-            f"a limit is a whole number from 1 to {MOST_ROWS:,}, not {in_quotes(rows)}", option="n"
+            f"a limit is a whole number from 1 to {MOST_ROWS:,}, not {in_quotes(rows)}",
+            condition="INVALID_OPTION.VALUE",
+            option="n",
         )
 
 

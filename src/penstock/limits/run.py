@@ -124,7 +124,7 @@ def _resumed(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> LimitSta
         raise CheckpointMismatchError(
             f"the limit at {where!r} was counted by the continuous trigger, and Spark's own count does not "
             f"include it: keep penstock.Trigger.continuous, or {NEW_CHECKPOINT}",
-            condition="CHECKPOINT_MISMATCH.LIMIT",
+            condition="CHECKPOINT_MISMATCH.LIMIT_TRIGGER",
             checkpoint=where,
         )
     if planned is not None and before is None:
@@ -157,7 +157,7 @@ def _since(checkpoint: Checkpoint, resumed: LimitState) -> tuple[int, ...] | Non
         raise CheckpointMismatchError(
             f"the query at {where!r} has counted the rows of another source for its limit, and now reads a "
             f"queue: {NEW_CHECKPOINT}",
-            condition="CHECKPOINT_MISMATCH.LIMIT",
+            condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
             checkpoint=where,
         )
     return offsets[0].start if resumed.last is None else offsets[0].end

@@ -54,6 +54,7 @@ def start_continuous(
     if guarantee not in _GUARANTEES:
         raise InvalidOptionError(
             f"the continuous trigger keeps guarantee {' or '.join(_GUARANTEES)}, not {in_quotes(guarantee)}",
+            condition="INVALID_OPTION.CONFLICT",
             option="guarantee",
         )
     transforms, limit = _without_limit(transforms)

@@ -64,7 +64,9 @@ def monitor(spark: SparkSession, *, url: str | None = None) -> None:
     store_url = url or default_url(spark)
     if store_url is None:
         raise InvalidOptionError(
-            f"no store is named: give url, or set {URL_SETTING} on the session", option="url"
+            f"no store is named: give url, or set {URL_SETTING} on the session",
+            condition="INVALID_OPTION.MISSING",
+            option="url",
         )
     connect(store_url, create=False).close()
     session_listener(spark).publish_others(publisher_of(store_url), _spark_ui(spark))

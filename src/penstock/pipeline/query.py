@@ -47,7 +47,10 @@ class Trigger:
             Such as ``"10 seconds"``.
         """
         if not isinstance(interval, str) or not _INTERVAL.fullmatch(interval):
-            raise InvalidOptionError(f"an interval is text such as '10 seconds', not {interval!r}")
+            raise InvalidOptionError(
+                f"an interval is text such as '10 seconds', not {interval!r}",
+                condition="INVALID_OPTION.VALUE",
+            )
         return cls("processing_time", interval)
 
     @classmethod
@@ -69,7 +72,10 @@ class Trigger:
         """
         micros = interval_micros(interval) if isinstance(interval, str) else None
         if not micros:
-            raise InvalidOptionError(f"an interval is text such as '100 ms' or '1 second', not {interval!r}")
+            raise InvalidOptionError(
+                f"an interval is text such as '100 ms' or '1 second', not {interval!r}",
+                condition="INVALID_OPTION.VALUE",
+            )
         return cls("continuous", interval)
 
     @property

@@ -107,7 +107,11 @@ class RateSource(Source, ContinuousSource):
         for name in ("rows_per_second", "partitions"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise InvalidOptionError(f"{name} is a whole number from 1 on, not {value!r}", option=name)
+                raise InvalidOptionError(
+                    f"{name} is a whole number from 1 on, not {value!r}",
+                    condition="INVALID_OPTION.VALUE",
+                    option=name,
+                )
 
     def to_df(self, spark: SparkSession) -> DataFrame:
         reader = spark.readStream.format("rate").option("rowsPerSecond", self.rows_per_second)

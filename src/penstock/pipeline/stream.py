@@ -138,11 +138,14 @@ class Stream:
                 raise InvalidOptionError(
                     "on_limit is for a limit of all rows: with per, each key has its own, and the query runs "
                     "on",
+                    condition="INVALID_OPTION.CONFLICT",
                     option="on_limit",
                 )
             return self.transform(KeyLimit.of(n, per, ttl))
         if ttl is not None:
-            raise InvalidOptionError("ttl is for keys: give per=[...] with it", option="ttl")
+            raise InvalidOptionError(
+                "ttl is for keys: give per=[...] with it", condition="INVALID_OPTION.MISSING", option="ttl"
+            )
         return self.transform(RowLimit(n, on_limit or STOP))
 
     @property
@@ -201,6 +204,7 @@ class Stream:
             raise InvalidOptionError(
                 f"guarantee is one of {', '.join(GUARANTEES)}, not "
                 f"{in_quotes(kept)}.{did_you_mean(str(kept), GUARANTEES)}",
+                condition="INVALID_OPTION.VALUE",
                 option="guarantee",
             )
         sink.check(kept, output_mode)
@@ -396,7 +400,9 @@ class Pipeline:
     ) -> ContinuousQuery:
         if self.output_mode == "complete":
             raise InvalidOptionError(
-                "the continuous trigger takes output mode append, not 'complete'", option="output_mode"
+                "the continuous trigger takes output mode append, not 'complete'",
+                condition="INVALID_OPTION.CONFLICT",
+                option="output_mode",
             )
         stream = self.stream
         location = None if checkpoint is None else _location(stream.spark, checkpoint)
@@ -424,7 +430,7 @@ class Pipeline:
             raise CommitRefusedError(
                 "guarantee=idempotent is for transformations whose tasks are cut the same way each time, and "
                 f"this one has {culprit}: use guarantee=exactly_once",
-                condition="COMMIT_REFUSED.NOT_REPEATABLE",
+                condition="COMMIT_REFUSED.NOT_IDEMPOTENT",
                 operator=culprit,
             )
 

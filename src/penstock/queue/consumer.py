@@ -270,7 +270,8 @@ class Consumer:
             if not old <= new <= stored.next_index:
                 raise InvalidPositionError(
                     f"advance moves an offset forward, and not past the newest row: from {old} to at most "
-                    f"{max(old, stored.next_index)}, not to {new}; use seek to move elsewhere"
+                    f"{max(old, stored.next_index)}, not to {new}; use seek to move elsewhere",
+                    condition="INVALID_POSITION.BACKWARDS" if new < old else "INVALID_POSITION.PAST_END",
                 )
             consumers.advance(tx, registration, partition, old, new, safe=True)
             # Only a vital consumer can have blocked a trim.
@@ -407,8 +408,14 @@ def _no_partition(registration: Registration, partition: int) -> PartitionNotFou
 def _position(position: Position) -> consumers.Position:
     if isinstance(position, datetime):
         if position.tzinfo is None:
-            raise InvalidPositionError(f"{position!r} has no time zone: add one, such as tzinfo=datetime.UTC")
+            raise InvalidPositionError(
+                f"{position!r} has no time zone: add one, such as tzinfo=datetime.UTC",
+                condition="INVALID_POSITION.NO_TIME_ZONE",
+            )
         return micros_of(position)
     if isinstance(position, int):
-        raise InvalidPositionError(f"a row index belongs to a partition: write {{partition: {position}}}")
+        raise InvalidPositionError(
+            f"a row index belongs to a partition: write {{partition: {position}}}",
+            condition="INVALID_POSITION.PARTITION_NEEDED",
+        )
     return position

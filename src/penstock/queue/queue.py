@@ -277,9 +277,13 @@ class Queue:
         check_whole_index(start, 0 if end is None else end)
         bounds = self._partition(partition)
         if not 0 <= start <= bounds.next_index or (end is not None and end < start):
+            condition = "INVALID_POSITION" if start < 0 else "INVALID_POSITION.PAST_END"
+            if end is not None and end < start:
+                condition = "INVALID_POSITION.BACKWARDS"
             raise InvalidPositionError(
                 f"queue {self.name!r}, partition {partition}, has rows {bounds.first_index} to "
-                f"{bounds.next_index}: cannot read [{start}, {'…' if end is None else end})"
+                f"{bounds.next_index}: cannot read [{start}, {'…' if end is None else end})",
+                condition=condition,
             )
         stop = bounds.next_index if end is None else min(end, bounds.next_index)
         if max_rows is not None:

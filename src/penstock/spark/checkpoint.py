@@ -28,6 +28,8 @@ _USER = re.compile(r"//[^/:@]*:")
 
 LIMIT_PASSED_SETTING = "penstock.limit.passed"
 """The setting, logged with an epoch, with the number of rows that a limit has let through up to its end."""
+LIMIT_RECORD = "penstock/limit.json"
+"""The file with the limit on all rows that micro-batches count."""
 MAX_FILE_BYTES = 64 << 20
 """The size limit of a checkpoint file; Spark's own have some kilobytes."""
 RUNS_KEY = "penstock runs"

@@ -142,6 +142,7 @@ class Sink(ABC):
                 raise InvalidOptionError(
                     f"{type(self).__name__} takes {option.replace('_', ' ')} {' or '.join(kept)}, not "
                     f"{in_quotes(value)}",
+                    condition="INVALID_OPTION.VALUE",
                     option=option,
                 )
 

@@ -63,7 +63,8 @@ class PenstockDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         if overwrite:
             raise InvalidOptionError(
-                "a queue is append-only: write with mode('append'), and trim the queue to drop old rows"
+                "a queue is append-only: write with mode('append'), and trim the queue to drop old rows",
+                condition="INVALID_OPTION.VALUE",
             )
         options = sink_options(self.options, self.defaults, streaming=False)
         return QueueWriter(options, self._sink(options, schema))
@@ -71,7 +72,8 @@ class PenstockDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         if overwrite:
             raise InvalidOptionError(
-                "a queue is append-only: use outputMode('append'); complete mode rewrites all rows"
+                "a queue is append-only: use outputMode('append'); complete mode rewrites all rows",
+                condition="INVALID_OPTION.VALUE",
             )
         options = sink_options(self.options, self.defaults, streaming=True)
         if options.guarantee != "at_least_once" and options.checkpoint is not None:

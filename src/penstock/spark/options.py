@@ -44,11 +44,14 @@ class OptionReader:
             other = next((other for other in others if other.lower() == name), None)
             if other is not None:
                 raise InvalidOptionError(
-                    f"option {in_quotes(other)} does not apply to a {operation}: leave it out", option=other
+                    f"option {in_quotes(other)} does not apply to a {operation}: leave it out",
+                    condition="INVALID_OPTION.UNKNOWN",
+                    option=other,
                 )
             raise InvalidOptionError(
                 f"unknown option {in_quotes(name)} of a {operation}.{did_you_mean(name, by_lower.values())} "
                 f"Known options: {', '.join(sorted(by_lower.values()))}",
+                condition="INVALID_OPTION.UNKNOWN",
                 option=name,
             )
 
@@ -60,7 +63,10 @@ class OptionReader:
         value = self._options.get(name.lower())
         if value == "":
             raise InvalidOptionError(
-                f"option {name}='' is empty: give a value, or leave it out", option=name, value=value
+                f"option {name}='' is empty: give a value, or leave it out",
+                condition="INVALID_OPTION.VALUE",
+                option=name,
+                value=value,
             )
         return value
 
@@ -70,6 +76,7 @@ class OptionReader:
             raise InvalidOptionError(
                 f"option {in_quotes(name)} is missing: set it, or set {CONF_PREFIX}{name} on the session "
                 "before penstock.register(spark)",
+                condition="INVALID_OPTION.MISSING",
                 option=name,
             )
         return value
@@ -88,7 +95,10 @@ class OptionReader:
             return parse(text)
         except ValueError as error:
             raise InvalidOptionError(
-                f"option {name}={in_quotes(text)}: {error}", option=name, value=text
+                f"option {name}={in_quotes(text)}: {error}",
+                condition="INVALID_OPTION.VALUE",
+                option=name,
+                value=text,
             ) from None
 
 
@@ -141,7 +151,9 @@ class Quota:
             return None
         if not isinstance(values, Mapping) or checkpoint is None:
             raise InvalidOptionError(
-                "limitRows and limitUrl are internal options: use stream.limit(n)", option="limitRows"
+                "limitRows and limitUrl are internal options: use stream.limit(n)",
+                condition="INVALID_OPTION.UNKNOWN",
+                option="limitRows",
             )
         since: Sequence[int] | None = values.get("since")
         return cls(values["rows"], values.get("left"), None if since is None else tuple(since), checkpoint)
@@ -227,15 +239,22 @@ def source_options(
 
 def _check_start(options: SourceOptions) -> None:
     if options.starting_offsets is not None and options.starting_timestamp is not None:
-        raise InvalidOptionError("startingOffsets and startingTimestamp exclude each other: set one of them")
+        raise InvalidOptionError(
+            "startingOffsets and startingTimestamp exclude each other: set one of them",
+            condition="INVALID_OPTION.CONFLICT",
+        )
     start = options.starting_offsets
     if options.consumer is None and start == "consumer":
-        raise InvalidOptionError("startingOffsets=consumer needs the option consumer: set it, too")
+        raise InvalidOptionError(
+            "startingOffsets=consumer needs the option consumer: set it, too",
+            condition="INVALID_OPTION.MISSING",
+        )
     has_other_start = start not in (None, "consumer") or options.starting_timestamp is not None
     if options.consumer is not None and has_other_start:
         raise InvalidOptionError(
             f"a read starts at the offset of consumer {options.consumer!r}: leave out startingOffsets and "
-            "startingTimestamp, or move the consumer with `penstock consumer seek`"
+            "startingTimestamp, or move the consumer with `penstock consumer seek`",
+            condition="INVALID_OPTION.CONFLICT",
         )
 
 
@@ -261,11 +280,15 @@ def sink_options(
 def _queue(read: OptionReader) -> str:
     named, path = read.text("queue"), read.text("path")
     if named and path and named != path:
-        raise InvalidOptionError(f"two queues are named, option queue={named!r} and {path!r}: name one")
+        raise InvalidOptionError(
+            f"two queues are named, option queue={named!r} and {path!r}: name one",
+            condition="INVALID_OPTION.CONFLICT",
+        )
     queue = named or path
     if queue is None:
         raise InvalidOptionError(
-            "no queue is named: use load('orders'), start('orders'), or the option 'queue'"
+            "no queue is named: use load('orders'), start('orders'), or the option 'queue'",
+            condition="INVALID_OPTION.MISSING",
         )
     return queue
 

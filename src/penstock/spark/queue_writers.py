@@ -252,7 +252,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         yield from batches
         # A task of an idempotent write appends visibly, so a refusal at the commit would come too late.
         if self._from_checkpoint(stream, Checkpoint.stateful):
-            raise CommitRefusedError(_STATEFUL, condition="COMMIT_REFUSED.NOT_REPEATABLE")
+            raise CommitRefusedError(_STATEFUL, condition="COMMIT_REFUSED.NOT_IDEMPOTENT")
 
     def _from_checkpoint(self, stream: StreamTask, read: Callable[[Checkpoint], T]) -> T | None:
         """Read from the checkpoint; None if an executor cannot, since the driver reads it too, and must."""
@@ -301,7 +301,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
         self._require_placement(wrote)
         exactly = self._options.guarantee == "exactly_once"
         if not exactly and checkpoint.stateful():
-            raise CommitRefusedError(_STATEFUL, condition="COMMIT_REFUSED.NOT_REPEATABLE")
+            raise CommitRefusedError(_STATEFUL, condition="COMMIT_REFUSED.NOT_IDEMPOTENT")
         batch = checkpoint.batch_commit(
             QueueTarget(self._queue),
             batch_id,

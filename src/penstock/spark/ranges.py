@@ -66,6 +66,7 @@ def end_positions(
                 raise InvalidPositionError(
                     f"endingOffsets has row {ends[partition]} for partition {partition}, before "
                     f"startingOffsets' {options.starting_offsets[partition]}: exchange them",
+                    condition="INVALID_POSITION.BACKWARDS",
                     partition=partition,
                 )
     return [max(first, last) for first, last in zip(start, ends, strict=True)]
@@ -83,6 +84,7 @@ def _checked(
         if not 0 <= partition < len(partitions):
             raise InvalidPositionError(
                 f"queue {queue.name!r} has partitions 0 to {len(partitions) - 1}, not {partition}",
+                condition="INVALID_POSITION.UNKNOWN_PARTITION",
                 partition=partition,
             )
         end = partitions[partition].next_index
@@ -90,6 +92,7 @@ def _checked(
             raise InvalidPositionError(
                 f"queue {queue.name!r}, partition {partition}, has rows up to {end}, not {index}: give a "
                 f"position from 0 to {end}",
+                condition="INVALID_POSITION" if index < 0 else "INVALID_POSITION.PAST_END",
                 partition=partition,
             )
         offsets[partition] = index

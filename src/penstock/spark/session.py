@@ -234,6 +234,7 @@ def session_defaults(spark: SparkSession) -> dict[str, str]:
             raise InvalidOptionError(
                 f"unknown setting {in_quotes(setting)}.{did_you_mean(name, ALL_OPTIONS)} Settings are "
                 f"{CONF_PREFIX}<option>, with one of the options {', '.join(sorted(ALL_OPTIONS))}",
+                condition="INVALID_OPTION.UNKNOWN",
                 option=name,
             )
         defaults[known[name.lower()]] = str(_url_with_password(value) if setting == URL_SETTING else value)

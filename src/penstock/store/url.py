@@ -83,7 +83,9 @@ def parse_url(url: str) -> StoreUrl:
     scheme = url.split("://", 1)[0].lower()
     if scheme not in _SCHEMES:
         raise InvalidUrlError(
-            f"stores are sqlite or postgresql, not {in_quotes(scheme)}: use one of {_FORMS}", scheme=scheme
+            f"stores are sqlite or postgresql, not {in_quotes(scheme)}: use one of {_FORMS}",
+            condition="INVALID_URL.UNKNOWN_KIND",
+            scheme=scheme,
         )
     return _sqlite(url) if _SCHEMES[scheme] == "sqlite" else _postgres(url)
 
@@ -101,26 +103,39 @@ def _sqlite(url: str) -> StoreUrl:
     path, _, query = rest.partition("?")
     if not path.startswith("/") or path == "/":
         raise InvalidUrlError(
-            f"{_shown(url)} names no file: write sqlite:///relative.db or sqlite:////absolute.db"
+            f"{_shown(url)} names no file: write sqlite:///relative.db or sqlite:////absolute.db",
+            condition="INVALID_URL.MISSING_PART",
         )
     if path == "/:memory:":
-        raise InvalidUrlError("a store outlives its process, so it cannot be in memory: name a file")
+        raise InvalidUrlError(
+            "a store outlives its process, so it cannot be in memory: name a file",
+            condition="INVALID_URL.MISSING_PART",
+        )
     options = dict(parse_qsl(query, keep_blank_values=True))
     for name in options:
         if name not in _SQLITE_OPTIONS:
             raise InvalidUrlError(
                 f"unknown SQLite option {in_quotes(name)}.{did_you_mean(name, _SQLITE_OPTIONS)} A SQLite "
                 f"URL has {', '.join(_SQLITE_OPTIONS)}",
+                condition="INVALID_URL.UNKNOWN_PARAMETER",
                 option=name,
             )
     if options.get("synchronous", "full") not in _SYNCHRONOUS:
-        raise InvalidUrlError(f"synchronous is full or normal, not {in_quotes(options['synchronous'])}")
+        raise InvalidUrlError(
+            f"synchronous is full or normal, not {in_quotes(options['synchronous'])}",
+            condition="INVALID_URL.VALUE",
+        )
     if not re.fullmatch(r"[0-9]{1,9}", options.get("busy_timeout", "0")):
         raise InvalidUrlError(
-            f"busy_timeout is a number of milliseconds, not {in_quotes(options['busy_timeout'])}"
+            f"busy_timeout is a number of milliseconds, not {in_quotes(options['busy_timeout'])}",
+            condition="INVALID_URL.VALUE",
         )
     if options.get("trust", "own") not in _TRUST:
-        raise InvalidUrlError(f"trust is own or folder, not {in_quotes(options['trust'])}", option="trust")
+        raise InvalidUrlError(
+            f"trust is own or folder, not {in_quotes(options['trust'])}",
+            condition="INVALID_URL.VALUE",
+            option="trust",
+        )
     _require_mode(options.get("mode", "0600"))
     target = os.path.abspath(unquote(path[1:]))
     # Only characters that would end the path are encoded, to keep it readable.
@@ -134,6 +149,7 @@ def _require_mode(mode: str) -> None:
         raise InvalidUrlError(
             "mode must let the owner read and write, such as 0600 or 0640, and nobody execute, not "
             f"{in_quotes(mode)}",
+            condition="INVALID_URL.VALUE",
             option="mode",
         )
 
@@ -167,7 +183,9 @@ def _postgres(url: str) -> StoreUrl:
     parameters = parse_qsl(query, keep_blank_values=True)
     schema = dict(parameters).get("schema") or "penstock"
     if "\0" in schema or len(schema.encode(errors="replace")) > 63:
-        raise InvalidUrlError("a PostgreSQL schema's name has 1 to 63 bytes", schema=schema)
+        raise InvalidUrlError(
+            "a PostgreSQL schema's name has 1 to 63 bytes", condition="INVALID_URL.VALUE", schema=schema
+        )
     shown = [(name, value) for name, value in parameters if name in _SHOWN]
     if any(re.search(r"password\s*=", text, re.IGNORECASE) for text in (user, path, *dict(shown).values())):
         raise InvalidUrlError(
@@ -202,6 +220,7 @@ def _lock_wait(parameters: dict[str, str]) -> dict[str, str]:
     if not _TIME.fullmatch(wait) or not seconds(wait):
         raise InvalidUrlError(
             f"lock_wait is a time with its unit, such as 30s, 500ms or 2min, not {in_quotes(wait)}",
+            condition="INVALID_URL.VALUE",
             option="lock_wait",
         )
     return {"lock_wait": wait}

@@ -179,7 +179,8 @@ def _qualified(connection: CallerConnection, oid: int | None, first: str | None)
     if schema is None:
         raise InvalidNameError(
             "the connection's search path has no schema for the ledger of exactly_once: set one, as in "
-            "`set search_path to orders`"
+            "`set search_path to orders`",
+            condition="INVALID_NAME.NO_SCHEMA",
         )
     if ":" not in schema:
         return f"{quoted(schema)}.{LEDGER}"

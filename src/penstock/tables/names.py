@@ -74,7 +74,8 @@ def _postgres(tx: Transaction, name: str) -> TableName:
         if schema is None:
             raise InvalidNameError(
                 f"the connection's search path has no schema for the table {in_quotes(name)}: write "
-                "schema.table"
+                "schema.table",
+                condition="INVALID_NAME.NO_SCHEMA",
             )
     for part in (schema, table):
         if len(str(part).encode()) > _POSTGRES_BYTES:

@@ -28,6 +28,7 @@ def tie_breakers(schema: StructType, sequence_by: str) -> tuple[str, ...]:
             f"sequence_by={in_quotes(step)} orders changes only inside one commit, so changes of later "
             "commits would be dropped as old: leave sequence_by out, which orders by commit and then by that "
             "column",
+            condition="INVALID_OPTION.LOSES_CHANGES",
             option="sequence_by",
         )
     if step is None and needed is not None:
@@ -43,6 +44,7 @@ def tie_breakers(schema: StructType, sequence_by: str) -> tuple[str, ...]:
             f"changes with one {in_quotes(COMMIT_VERSION)} may arrive in several micro-batches, and the "
             "later ones would be dropped as old: leave version out of the DebeziumFeed, or set sequence_by "
             "to a column that orders all changes of a key",
+            condition="INVALID_OPTION.LOSES_CHANGES",
             option="sequence_by",
         )
     if step is None or COMMIT_VERSION not in schema.names:
@@ -59,6 +61,7 @@ def require_row_id(schema: StructType, keys: Sequence[str]) -> None:
             f"the feed identifies rows by {', '.join(missing)}, which is not among the keys "
             f"{', '.join(keys)}, so two of its rows with the same keys would overwrite each other: add it to "
             "keys, or have the feed identify rows by these keys (row_id)",
+            condition="INVALID_OPTION.LOSES_CHANGES",
             option="keys",
         )
 

@@ -122,20 +122,25 @@ class TableSink(Sink, ContinuousSink):
         if self.scd_type not in _SCD_TYPES:
             raise InvalidOptionError(
                 f"scd_type is 1 (current rows) or 2 (every version of a row), not {in_quotes(self.scd_type)}",
+                condition="INVALID_OPTION.VALUE",
                 option="scd_type",
             )
         if self.scd_type == 2 and not self.apply_changes:
             raise InvalidOptionError(
                 "scd_type=2 says how change rows are applied: set apply_changes=True with it",
+                condition="INVALID_OPTION.MISSING",
                 option="scd_type",
             )
         if self.sequence_by is not None and not self.apply_changes:
             raise InvalidOptionError(
-                "sequence_by orders change rows: set apply_changes=True with it", option="sequence_by"
+                "sequence_by orders change rows: set apply_changes=True with it",
+                condition="INVALID_OPTION.MISSING",
+                option="sequence_by",
             )
         if self.apply_changes and not self.keys:
             raise InvalidOptionError(
                 f"changes are applied by key: name the keys, TableSink({in_quotes(self.name)}, keys=[…])",
+                condition="INVALID_OPTION.MISSING",
                 option="keys",
             )
 
@@ -147,18 +152,21 @@ class TableSink(Sink, ContinuousSink):
             raise InvalidOptionError(
                 f"a table takes output mode {', '.join(MODES)}, not {in_quotes(output_mode)}."
                 f"{did_you_mean(str(output_mode), MODES)}",
+                condition="INVALID_OPTION.VALUE",
                 option="output_mode",
             )
         if self.apply_changes and output_mode != "append":
             raise InvalidOptionError(
                 f"apply_changes needs output mode append, not {in_quotes(output_mode)}: each change is "
                 "applied by its own type",
+                condition="INVALID_OPTION.CONFLICT",
                 option="output_mode",
             )
         if output_mode == "update" and not self.keys:
             raise InvalidOptionError(
                 "output mode update replaces the row with the same key: name the keys, "
                 f"TableSink({in_quotes(self.name)}, keys=[…])",
+                condition="INVALID_OPTION.MISSING",
                 option="keys",
             )
 
@@ -195,12 +203,14 @@ class TableSink(Sink, ContinuousSink):
             raise InvalidOptionError(
                 f"guarantee=idempotent only appends rows, in output mode append, and this is {wrong}: use "
                 "guarantee=exactly_once",
+                condition="INVALID_OPTION.CONFLICT",
                 option="guarantee",
             )
         if self.keys and set(self.keys) != set(COORDINATES):
             raise InvalidOptionError(
                 f"with guarantee=idempotent the keys are the metadata columns {', '.join(COORDINATES)}: "
                 "leave keys out",
+                condition="INVALID_OPTION.CONFLICT",
                 option="keys",
             )
 
@@ -227,6 +237,7 @@ class TableSink(Sink, ContinuousSink):
                 raise InvalidOptionError(
                     "guarantee=idempotent needs unique keys, which a Delta table does not enforce: use "
                     "guarantee=exactly_once",
+                    condition="INVALID_OPTION.CONFLICT",
                     option="guarantee",
                 )
             place = DeltaPlace.of(url, self.name)
@@ -320,6 +331,7 @@ class TableSink(Sink, ContinuousSink):
             raise InvalidOptionError(
                 f"no store is named for the table {in_quotes(self.name)}: pass url, or set {URL_SETTING} on "
                 "the session",
+                condition="INVALID_OPTION.MISSING",
                 option="url",
             )
         return url

@@ -56,7 +56,8 @@ def with_schema(database: str, schema: str) -> str:
     if parse_url(database).dialect != "postgres":
         raise InvalidUrlError(
             f"{parse_url(database)} is not a PostgreSQL database: pass the URL of one, or None for a SQLite "
-            "file"
+            "file",
+            condition="INVALID_URL.UNKNOWN_KIND",
         )
     parts = urlsplit(database)
     query = "&".join(filter(None, [parts.query, f"schema={schema}"]))

@@ -193,11 +193,13 @@ def _access(host: str, token: str | None) -> Access:
         raise InvalidOptionError(
             f"other machines can reach the page at {host!r}, so it needs a token: set "
             "PENSTOCK_UI_TOKEN, or --token",
+            condition="INVALID_OPTION.MISSING",
             option="token",
         )
     if token is not None and len(token) < SHORTEST_TOKEN:
         raise InvalidOptionError(
             f"a token needs at least {SHORTEST_TOKEN} characters, such as those of `openssl rand -hex 16`",
+            condition="INVALID_OPTION.VALUE",
             option="token",
         )
     return Access(host, token)

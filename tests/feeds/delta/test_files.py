@@ -38,7 +38,7 @@ def test_the_url_gives_the_same_feed_and_secrets_are_not_shown(path: Path) -> No
         assert "s3cr3t" not in repr(feed) + feed.name
     assert DeltaFeed("s3://user:pass@host/t?sig=abc").name == "s3://user@host/t"
     assert Path(DeltaFeed("relative/table").path).is_absolute()
-    with pytest.raises(InvalidUrlError, match="Did you mean 'row_id'"):
+    with pytest.raises(InvalidUrlError, match=r"UNKNOWN_PARAMETER\].*Did you mean 'row_id'"):
         parse(f"delta:{path}?rowid=id")
 
 

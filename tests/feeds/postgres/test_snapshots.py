@@ -249,7 +249,7 @@ def test_a_process_that_stalls_while_creating_the_snapshot_is_named(
             FeedUnavailableError, match=rf"pg_terminate_backend\({other.info.backend_pid}\)"
         ) as caught:
             source.open(snapshot="initial").prepare()
-        assert caught.value.condition == "FEED_UNAVAILABLE.SLOT_IN_USE"
+        assert caught.value.condition == "FEED_UNAVAILABLE.SNAPSHOT_LOCKED"
     assert source.slots() == 0
     assert source.open(snapshot="initial").prepare()
 
@@ -269,7 +269,7 @@ def test_a_reader_that_stalls_in_the_snapshot_does_not_block_the_query_forever(
         reader.execute(f"SELECT * FROM penstock_snapshots.{place}".encode())
         with pytest.raises(FeedUnavailableError) as caught:
             feed.logged(start + 1)
-        assert caught.value.condition == "FEED_UNAVAILABLE.SLOT_IN_USE"
+        assert caught.value.condition == "FEED_UNAVAILABLE.SNAPSHOT_LOCKED"
     feed.logged(start + 1)
     assert feed.oldest() == start + 1
 

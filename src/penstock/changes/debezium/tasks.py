@@ -71,6 +71,7 @@ class Letters:
             raise InvalidOptionError(
                 f"the dead letter queue {address.queue!r} needs its store: give it a url, or set "
                 f"{URL_SETTING}",
+                condition="INVALID_OPTION.MISSING",
                 option="url",
             )
         context = context_of(spark)

@@ -88,7 +88,9 @@ def parse_position(text: str) -> str | datetime | dict[int, int]:
     if time.tzinfo is None:
         zoned = time.isoformat()
         raise InvalidPositionError(
-            f"{in_quotes(text)} has no time zone: write {zoned}Z or {zoned}+02:00", value=text
+            f"{in_quotes(text)} has no time zone: write {zoned}Z or {zoned}+02:00",
+            condition="INVALID_POSITION.NO_TIME_ZONE",
+            value=text,
         )
     return time
 

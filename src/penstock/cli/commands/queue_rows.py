@@ -229,6 +229,7 @@ def peek(
                 raise InvalidPositionError(
                     f"partition {part.partition} of queue {name!r} has rows {part.first_index} to "
                     f"{part.next_index}, and no row {first}",
+                    condition="INVALID_POSITION.PAST_END",
                     partition=part.partition,
                 )
             stop = min(part.next_index, first + left)

@@ -34,7 +34,12 @@ from penstock.errors import (
     OwnerFencedError,
 )
 from penstock.json_text import JsonValue
-from penstock.spark.checkpoint import LIMIT_PASSED_SETTING, Checkpoint, is_batch_number
+from penstock.spark.checkpoint import (
+    LIMIT_PASSED_SETTING,
+    LIMIT_RECORD,
+    Checkpoint,
+    is_batch_number,
+)
 
 _COMMITTED = 'v1\n{"nextBatchWatermarkMs":0}'
 
@@ -77,11 +82,12 @@ class CheckpointLog(Checkpoint):
             return 0
         rows = self.limit_passed(number)
         if rows is None:
+            counted = self.read(LIMIT_RECORD) is not None
+            before = "with a limit that a trigger of micro-batches counts" if counted else "without a limit"
             raise CheckpointMismatchError(
-                f"the query at {self.shown!r} has run without a limit before, or with one that a trigger "
-                "of micro-batches counts: keep it as it was, or use a new checkpoint; the query then resumes "
-                "at the consumer's offset",
-                condition="CHECKPOINT_MISMATCH.LIMIT",
+                f"the query at {self.shown!r} has run {before}: keep it as it was, or use a new checkpoint; "
+                "the query then resumes at the consumer's offset",
+                condition="CHECKPOINT_MISMATCH.LIMIT_TRIGGER" if counted else "CHECKPOINT_MISMATCH.LIMIT",
                 checkpoint=self.shown,
             )
         return rows

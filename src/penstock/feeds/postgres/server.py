@@ -234,7 +234,8 @@ class Server:
         if failure is Failure.LOCKED:
             return SlotInUse(
                 f"{self.name}: another session holds a lock on the slot's snapshot for too long ({text}): "
-                "find it with pg_blocking_pids and end it, or wait"
+                "find it with pg_blocking_pids and end it, or wait",
+                condition="FEED_UNAVAILABLE.SNAPSHOT_LOCKED",
             )
         if failure is Failure.UNAVAILABLE:
             return ServerGone(f"{self.name}: the server is down or busy ({text}); a restarted query resumes")

@@ -96,6 +96,7 @@ class FeedSettings:
                 raise InvalidUrlError(
                     f"types: the column {column!r} as {kind!r}: a column is read as one of "
                     f"{', '.join(AS_TYPES)}; in a URL, type=COLUMN:text",
+                    condition="INVALID_URL.VALUE",
                     parameter="types",
                 )
         return types or None
@@ -108,6 +109,7 @@ class FeedSettings:
         except ValueError:
             raise InvalidUrlError(
                 f"skip={list(versions)!r}: give the versions of commits, which are whole numbers",
+                condition="INVALID_URL.VALUE",
                 parameter="skip",
             ) from None
 
@@ -115,6 +117,7 @@ class FeedSettings:
         if not self.publication:
             raise InvalidUrlError(
                 "a PostgreSQL feed needs a publication: postgresql://user@host/database?publication=NAME",
+                condition="INVALID_URL.MISSING_PART",
                 parameter="publication",
             )
         if not self.slot:
@@ -122,17 +125,23 @@ class FeedSettings:
             raise InvalidUrlError(
                 f"no slot can be named after the publication {self.publication!r}: give slot=NAME, of "
                 "lower-case letters, digits and underscores",
+                condition="INVALID_URL.MISSING_PART",
                 parameter="slot",
             )
         if not _SLOT.fullmatch(self.slot):
             raise InvalidUrlError(
                 f"slot={self.slot!r}: name the slot with 1 to 63 lower-case letters, digits and underscores",
+                condition="INVALID_URL.VALUE",
                 parameter="slot",
             )
         for name, known in _CHOICES.items():
             value = getattr(self, name)
             if value not in known:
-                raise InvalidUrlError(f"{name}={value!r}: give one of {', '.join(known)}", parameter=name)
+                raise InvalidUrlError(
+                    f"{name}={value!r}: give one of {', '.join(known)}",
+                    condition="INVALID_URL.VALUE",
+                    parameter=name,
+                )
 
     def _joined(self, server: StoreUrl) -> str:
         """Return the URL that has all settings."""
@@ -173,6 +182,7 @@ def _require_known(names: Sequence[str]) -> None:
                 f"a postgresql feed has no parameter {in_quotes(name)}."
                 f"{did_you_mean(name, [*OWN_PARAMETERS, *libpq])} It has {', '.join(OWN_PARAMETERS)}, and "
                 "those of libpq",
+                condition="INVALID_URL.UNKNOWN_PARAMETER",
                 parameter=name,
             )
 
@@ -188,5 +198,7 @@ def _parsed(name: str, value: str | float, kind: type[str | int | float]) -> str
     except (TypeError, ValueError):
         parsed = -1
     if not isinstance(parsed, str) and not parsed >= 0:
-        raise InvalidUrlError(f"{name}={value!r}: give a number, 0 or more", parameter=name)
+        raise InvalidUrlError(
+            f"{name}={value!r}: give a number, 0 or more", condition="INVALID_URL.VALUE", parameter=name
+        )
     return parsed

@@ -131,7 +131,8 @@ class Slot:
         if not state.ready:
             raise SlotInUse(
                 f"the slot {self.name!r} is being created, which waits for all open transactions to end: try "
-                "again later"
+                "again later",
+                condition="FEED_UNAVAILABLE.SLOT_NOT_READY",
             )
         return state
 

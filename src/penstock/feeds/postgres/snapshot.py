@@ -205,6 +205,7 @@ class Snapshots:
                 f"{self._server.name}: server process {pid} has been creating the snapshot of slot "
                 f"{self._slot.name!r} for over {_LOCK_WAIT:.0f} s: wait for it, or end it with select "
                 f"pg_terminate_backend({pid})",
+                condition="FEED_UNAVAILABLE.SNAPSHOT_LOCKED",
                 pid=str(pid),
             ) from error
 

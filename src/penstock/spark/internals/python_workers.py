@@ -84,6 +84,7 @@ def check_reach(url: str, master: str | None) -> None:
     raise InvalidOptionError(
         f"a SQLite store is one machine's file, and this session runs on {master!r}, whose executors may be "
         "elsewhere: use a postgresql store",
+        condition="INVALID_OPTION.SQLITE_ON_CLUSTER",
         option="url",
         master=master,
     )

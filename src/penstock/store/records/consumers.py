@@ -177,13 +177,18 @@ def _explicit(
             )
         if not 0 <= partition < len(records):
             raise InvalidPositionError(
-                f"queue {queue.name!r} has partitions 0 to {len(records) - 1}, not {partition}"
+                f"queue {queue.name!r} has partitions 0 to {len(records) - 1}, not {partition}",
+                condition="INVALID_POSITION.UNKNOWN_PARTITION",
             )
         record = records[partition]
         if not record.first_index <= index <= record.next_index:
+            condition = "INVALID_POSITION.PAST_END"
+            if index < record.first_index:
+                condition = "INVALID_POSITION" if index < 0 else "INVALID_POSITION.TRIMMED"
             raise InvalidPositionError(
                 f"queue {queue.name!r}, partition {partition}, has rows {record.first_index} to "
-                f"{record.next_index}, not {index}: a position lies between them, both included"
+                f"{record.next_index}, not {index}: a position lies between them, both included",
+                condition=condition,
             )
         offsets[partition] = index
     return offsets

@@ -78,7 +78,7 @@ class DeltaStage:
                 f"some rows that the tasks staged for batch {self.batch_id} are missing in "
                 f"{self.place.shown}/{FOLDER} on the driver: use a folder that all machines share. Nothing "
                 "of the batch is visible: restart the query, it repeats the micro-batch",
-                condition="COMMIT_REFUSED.STAGING_LOST",
+                condition="COMMIT_REFUSED.STAGED_FILES_MISSING",
                 batch_id=self.batch_id,
             )
 

@@ -54,6 +54,7 @@ def accepted_rows(schema: StructType, keys: Sequence[str], output_mode: str) -> 
         raise InvalidOptionError(
             "a Delta table has no unique keys, so output mode append cannot refuse an existing key: leave "
             "keys out, or use output mode update, which replaces the row with the same key",
+            condition="INVALID_OPTION.CONFLICT",
             option="keys",
         )
     layout = rows_layout(schema, keys)
