@@ -333,6 +333,8 @@ def test_between_refuses_incompatible_dataframes(spark: SparkSession) -> None:
         diff(frame, frame, row_id="idd")
     with pytest.raises(InvalidInputError, match="time zone"):
         diff(frame, frame, row_id="id", timestamp=datetime(2026, 1, 1))  # noqa: DTZ001 - the point
+    with pytest.raises(InvalidInputError, match=r"INPUT.STREAMING\].*two batch DataFrames"):
+        diff(frame, spark.readStream.format("rate").load(), row_id="id")
     twice: Any = frame.union(frame.limit(1))
     with pytest.raises(Exception, match="several rows of after have the row id") as raised:
         diff(frame, twice, row_id="id").collect()

@@ -99,12 +99,12 @@ def test_a_read_can_start_at_a_consumers_offsets(spark: SparkSession, store: Sto
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"startingOffsets": '{"0": 99}'}, ["rows up to 4", "99"]),
-        ({"startingOffsets": '{"7": 0}'}, ["partitions 0 to 1", "7"]),
-        ({"endingOffsets": '{"0": 99}'}, ["rows up to 4", "99"]),
+        ({"startingOffsets": '{"0": 99}'}, ["POSITION.PAST_END]", "rows up to 4", "99"]),
+        ({"startingOffsets": '{"7": 0}'}, ["POSITION.UNKNOWN_PARTITION]", "partitions 0 to 1", "7"]),
+        ({"endingOffsets": '{"0": 99}'}, ["POSITION.PAST_END]", "rows up to 4", "99"]),
         (
             {"startingOffsets": '{"0": 3}', "endingOffsets": '{"0": 1}'},
-            ["before startingOffsets", "exchange"],
+            ["POSITION.BACKWARDS]", "before startingOffsets", "exchange"],
         ),
         ({"consumer": "biling"}, ["no consumer 'biling'", "Did you mean 'billing'"]),
         ({"queue": "orders", "consumer": "idle"}, ["not registered"]),

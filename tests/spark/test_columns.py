@@ -13,9 +13,10 @@ from pyspark.sql import functions as fn
 
 import penstock
 from penstock import Queue, Store
+from penstock.errors import SchemaMismatchError
 from penstock.json_text import Json
 from penstock.queue.checks import METADATA_COLUMNS
-from penstock.spark.schemas import QUEUE_METADATA
+from penstock.spark.schemas import QUEUE_METADATA, source_schema
 from penstock.testing import replay_last_batch
 from tests.support.spark_queues import (
     SCHEMA,
@@ -50,6 +51,12 @@ def plain(*ids: int) -> list[Json]:
 
 def test_metadata_columns_are_reserved_names() -> None:
     assert tuple(field.name for field in QUEUE_METADATA) == METADATA_COLUMNS
+    older = pa.schema([("_Partition", pa.int64())])
+    assert source_schema(older, False) == older
+    with pytest.raises(
+        SchemaMismatchError, match=r"RESERVED_COLUMN\].*includeMetadataColumns adds _partition"
+    ):
+        source_schema(older, True)
 
 
 def test_a_running_query_keeps_its_columns_and_sees_new_ones_after_a_restart(

@@ -275,6 +275,13 @@ def test_a_table_whose_transactions_have_expired_is_refused(
     assert driver.rows() == [("a", 5)]
 
 
+def test_a_commit_is_refused_if_the_driver_does_not_see_a_staged_file(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, 1)
+    stage = DeltaStage(driver.place, driver.writer.layout, driver.app_id, 0)
+    with pytest.raises(CommitRefusedError, match=r"STAGED_FILES_MISSING\].*that all machines share"):
+        stage.require_files([stage.file()])
+
+
 def test_commits_to_a_constantly_changing_table_are_given_up(tmp_path: Path, hooks: Hooks) -> None:
     one, other = Driver(tmp_path, 1, "one"), Driver(tmp_path, 1, "other")
     numbers = iter(range(10))

@@ -14,7 +14,12 @@ import pytest
 import sqlalchemy
 
 import penstock
-from penstock.errors import CheckpointMismatchError, CheckpointRewoundError, InvalidInputError
+from penstock.errors import (
+    CheckpointMismatchError,
+    CheckpointRewoundError,
+    InvalidInputError,
+    InvalidNameError,
+)
 from penstock.store.url import parse_url
 from penstock.tables import exactly_once
 from tests.support.sql_tables import query
@@ -252,3 +257,13 @@ def test_waiting_for_a_lock_held_by_another_role_times_out(
             assert batch.new
         assert own.execute("select count(*) from held.penstock_exactly_once").fetchone() == (1,)
         own.rollback()
+
+
+def test_a_search_path_without_a_schema_is_refused(pg_url: str) -> None:
+    with psycopg.connect(pg_url) as own:
+        own.execute("set local search_path to nowhere")
+        with (
+            pytest.raises(InvalidNameError, match=r"NO_SCHEMA\].*for the ledger"),
+            penstock.exactly_once(own, "t", "app", 0),
+        ):
+            raise AssertionError("not reached")
