@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 import penstock
 from penstock.errors import ConsumerBoundError
 from penstock.pipeline.query import Query
-from tests.support.spark_queues import fill, ids_in, make_queue
+from tests.support.spark_queues import fill, ids_in, make_queue, one_store
 
 
 def distinct(rows: DataFrame) -> DataFrame:
@@ -76,6 +76,7 @@ def test_the_query_that_has_the_consumer_runs_on(
     assert sorted(ids_in(out)) == [1, 2, 3]
 
 
+@one_store
 def test_a_new_checkpoint_may_be_allowed(start: Starts, store: penstock.Store, out: penstock.Queue) -> None:
     fill(store.queue("in"), [1, 2])
     first = start("first")
@@ -88,6 +89,8 @@ def test_a_new_checkpoint_may_be_allowed(start: Starts, store: penstock.Store, o
     assert sorted(ids_in(out)) == [1, 2, 2, 3]
 
 
+@one_store
+@pytest.mark.parametrize("sink_url", ["one store"], indirect=True)
 def test_a_stateless_query_may_have_a_new_checkpoint(
     start: Starts, store: penstock.Store, out: penstock.Queue
 ) -> None:

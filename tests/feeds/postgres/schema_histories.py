@@ -207,6 +207,8 @@ class History(ChangingTables):
         if not known or (self.unlogged is not None and known[-1] >= self.unlogged):
             assert not everything
             return
+        # Of a column that was replaced and is gone again, nothing is left to tell by.
+        without = without | (self.replaced - self.columns(self.table).keys())
         moment = self.moments[known[-1]]
         for name, rows in moment.rows.items():
             if name not in self.plan or known[-1] < self.since.get(name, 0):
