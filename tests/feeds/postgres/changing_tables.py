@@ -25,7 +25,10 @@ TYPES = (
 NAMES = ("v", "w", "x")
 FLOAT4 = 700
 """The object id of ``real``, whose values the driver reads as the nearest double precision."""
-ROWS = ("insert", "insert", "insert", "update", "update", "update_key", "delete", "transaction")
+ROWS = (
+    "insert", "insert", "insert", "update", "update", "update_key", "delete", "transaction",
+    "prepare", "resolve",
+)  # fmt: skip
 DEFINITIONS = (
     "add", "add_default", "drop", "rename", "retype", "exchange", "replace", "identity", "key",
     "rename_key", "truncate", "recreate",
@@ -57,6 +60,8 @@ class ChangingTables:
     """Columns whose values may have changed without being logged, since all rows were sent."""
     replaced: set[str] = field(default_factory=set)
     """Columns that were replaced, which the stream reports unless something else stops it first."""
+    prepared: bool = False
+    """Whether there is a prepared transaction."""
     unlogged: int | None = None
     """From which moment on rows may have come or gone without being logged."""
 
@@ -70,6 +75,8 @@ class ChangingTables:
 
     def make(self) -> None:
         name = self.source.name
+        # A prepared transaction keeps its locks.
+        self.source.run("SET lock_timeout = '100ms'")
         self.source.run(
             f"CREATE TABLE {name}.t (id int not null, code int not null, v int, w text, PRIMARY KEY (id))"
             + (" PARTITION BY RANGE (id)" if self.partitioned else "")
@@ -192,8 +199,32 @@ class ChangingTables:
             self.run(
                 *(self.statement(chance.choice(("insert", "update", "delete")), chance) for _ in range(3))
             )
+        elif what == "prepare":
+            self.prepare(self.statement(chance.choice(("insert", "update", "delete")), chance))
+        elif what == "resolve":
+            self.resolve(chance.choice(("COMMIT", "COMMIT", "ROLLBACK")))
         else:
             self.run(self.statement(what, chance))
+
+    def prepare(self, statement: str) -> None:
+        """Prepare a transaction with a statement, unless there is one already."""
+        if self.prepared:
+            return
+        try:
+            self.source.run("BEGIN", statement, f"PREPARE TRANSACTION '{self.source.name}'")
+        except psycopg.Error:
+            self.source.run("ROLLBACK")
+            return
+        self.prepared = True
+        self.log += ["BEGIN", statement, "PREPARE TRANSACTION"]
+
+    def resolve(self, how: str = "COMMIT") -> None:
+        """End the prepared transaction, if there is one."""
+        if self.prepared:
+            self.source.run(f"{how} PREPARED '{self.source.name}'")
+            self.prepared = False
+            self.log.append(f"{how} PREPARED")
+            self.note()
 
     # Definitions.
 

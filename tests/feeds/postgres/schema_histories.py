@@ -135,6 +135,8 @@ class History(ChangingTables):
     def start_over(self) -> None:
         """With a new slot, a new checkpoint and an empty copy."""
         self.log.append("-- start over")
+        # The new slot waits for it.
+        self.resolve()
         # A publication that leaves out changes is refused only when it is altered.
         self.publish_everything()
         self.source.run(
@@ -376,6 +378,7 @@ class History(ChangingTables):
 
     def mend(self) -> None:
         """Give the source what a stream needs: a key, and its place in the publication."""
+        self.resolve()
         name = self.source.name
         self.give_key()
         for table in self.tables():
@@ -443,6 +446,7 @@ def play(source: Source, kind: str, steps: Sequence[Step]) -> History:
         error.add_note("\n".join([kind, repr(list(steps)), *history.log[-60:]]))
         raise
     finally:
+        history.resolve("ROLLBACK")
         history.stream.end()
     return history
 
