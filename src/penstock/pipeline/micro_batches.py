@@ -21,7 +21,7 @@ from penstock.commit.offsets import QueueOffset, batch_ranges
 from penstock.commit.owner import drain, follow, level
 from penstock.continuous.connectors.protocol import ContinuousSink
 from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up, require_not_behind
-from penstock.errors import NotRegisteredError, PenstockError, condition_of
+from penstock.errors import CommitRefusedError, NotRegisteredError, PenstockError, condition_of
 from penstock.json_text import Json, parse_json
 from penstock.pipeline.query import STOP_SECONDS, Query, wait_in_slices
 from penstock.queue.store import Store, connect, open_store
@@ -268,6 +268,34 @@ def require_own_state(
     for owned in consumers:
         for bound in _bound_apps(spark, sink, owned) - {app_id}:
             raise bound_error(owned.queue, owned.consumer, bound, app_id)
+
+
+def require_same_consumers(location: str, consumers: Sequence[OwnedConsumer]) -> None:
+    """Refuse a checkpoint from before its consumers were moved or registered again, before a query of it
+    takes them over. The query itself reports whatever else is wrong.
+
+    Raises
+    ------
+    CheckpointMismatchError
+        With the field of the offset that differs.
+    """
+    offsets: list[QueueOffset] = []
+    with suppress(CommitRefusedError):
+        checkpoint = Checkpoint(location)
+        offsets = _ranges(checkpoint, checkpoint.last_planned())
+    logged = {(offset.queue, offset.consumer): offset for offset in offsets}
+    for owned in consumers:
+        offset = logged.get((owned.queue, owned.consumer))
+        known = None if offset is None else _identity(owned)
+        if offset is not None and known is not None:
+            offset.require(known[0], owned.queue, owned.consumer, known[1])
+
+
+def _identity(owned: OwnedConsumer) -> tuple[str, int] | None:
+    """Return the uuid of a consumer's store and the consumer's generation; None if they are not known."""
+    with suppress(PenstockError), connect(owned.url, create=False) as store:
+        return store.uuid, store.consumer(owned.consumer).registration(owned.queue).generation
+    return None
 
 
 def _bound_apps(spark: SparkSession, sink: Sink, owned: OwnedConsumer) -> set[str]:

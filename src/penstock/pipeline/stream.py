@@ -27,6 +27,7 @@ from penstock.pipeline.micro_batches import (
     catch_up_with_sink,
     expected_epochs,
     require_own_state,
+    require_same_consumers,
     sync_consumers,
 )
 from penstock.pipeline.monitor import monitor_target, start_monitored
@@ -338,6 +339,7 @@ class Pipeline:
     ) -> MicroBatchQuery:
         spark = self.stream.spark
         consumers, others = self._consumers(frame)
+        require_same_consumers(location, consumers)
         if self.guarantee != "at_least_once":
             require_own_state(spark, self.sink, frame, location, consumers)
         catch_up_with_sink(spark, self.sink, self.guarantee, location, consumers)

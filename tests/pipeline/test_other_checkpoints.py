@@ -1,6 +1,4 @@
-"""A stateful query with a new checkpoint, on a consumer that belongs to another one: refused before it takes
-the consumer over.
-"""
+"""Queries whose checkpoint does not go with their consumer are refused before they take the consumer over."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock
-from penstock.errors import ConsumerBoundError
+from penstock.errors import CheckpointMismatchError, ConsumerBoundError
 from penstock.pipeline.query import Query
 from tests.support.spark_queues import fill, ids_in, make_queue, one_store
 
@@ -74,6 +72,27 @@ def test_the_query_that_has_the_consumer_runs_on(
     again.processAllAvailable()
     again.stop()
     assert sorted(ids_in(out)) == [1, 2, 3]
+
+
+@one_store
+@pytest.mark.parametrize("sink_url", ["one store"], indirect=True)
+def test_a_checkpoint_from_before_a_seek_does_not_disturb_the_query_that_has_the_consumer(
+    start: Starts, store: penstock.Store, out: penstock.Queue
+) -> None:
+    fill(store.queue("in"), [1])
+    before = start("before", stateful=False)
+    before.processAllAvailable()
+    before.stop()
+    store.consumer("c").seek("in", to="earliest")
+    running = start("after", stateful=False)
+    running.processAllAvailable()
+    with pytest.raises(CheckpointMismatchError, match="moved by a seek"):
+        start("before", stateful=False)
+    fill(store.queue("in"), [2])
+    running.processAllAvailable()
+    assert running.isActive
+    running.stop()
+    assert sorted(ids_in(out)) == [1, 1, 2]
 
 
 @one_store
