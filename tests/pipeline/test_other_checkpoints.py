@@ -38,11 +38,18 @@ class Starts:
     def __init__(self, spark: SparkSession, source_url: str, sink_url: str, folder: Path) -> None:
         self._spark, self._source, self._sink, self._folder = spark, source_url, sink_url, folder
 
-    def __call__(self, checkpoint: str, *, stateful: bool = True, **options: object) -> Query:
+    def __call__(
+        self,
+        checkpoint: str,
+        *,
+        stateful: bool = True,
+        trigger: penstock.Trigger | None = None,
+        **options: object,
+    ) -> Query:
         stream = penstock.stream(self._spark, penstock.QueueSource("in", "c", self._source))
         stream = stream.transform(distinct if stateful else lambda rows: rows.select("id"))
         pipeline = stream.write(penstock.QueueSink("out", self._sink, options))
-        return pipeline.start(checkpoint=self._folder / checkpoint, check=False)
+        return pipeline.start(checkpoint=self._folder / checkpoint, trigger=trigger, check=False)
 
 
 @pytest.fixture
@@ -76,18 +83,19 @@ def test_the_query_that_has_the_consumer_runs_on(
 
 @one_store
 @pytest.mark.parametrize("sink_url", ["one store"], indirect=True)
+@pytest.mark.parametrize("trigger", [None, penstock.Trigger.continuous("50 ms")], ids=str)
 def test_a_checkpoint_from_before_a_seek_does_not_disturb_the_query_that_has_the_consumer(
-    start: Starts, store: penstock.Store, out: penstock.Queue
+    trigger: penstock.Trigger | None, start: Starts, store: penstock.Store, out: penstock.Queue
 ) -> None:
     fill(store.queue("in"), [1])
-    before = start("before", stateful=False)
+    before = start("before", stateful=False, trigger=trigger)
     before.processAllAvailable()
     before.stop()
     store.consumer("c").seek("in", to="earliest")
-    running = start("after", stateful=False)
+    running = start("after", stateful=False, trigger=trigger)
     running.processAllAvailable()
     with pytest.raises(CheckpointMismatchError, match="moved by a seek"):
-        start("before", stateful=False)
+        start("before", stateful=False, trigger=trigger)
     fill(store.queue("in"), [2])
     running.processAllAvailable()
     assert running.isActive

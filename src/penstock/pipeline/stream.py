@@ -408,6 +408,8 @@ class Pipeline:
             )
         stream = self.stream
         location = None if checkpoint is None else _location(stream.spark, checkpoint)
+        if location is not None:
+            require_same_consumers(location, stream.source.owned_consumers(stream.spark))
         query = start_continuous(
             stream.spark,
             stream.source,
