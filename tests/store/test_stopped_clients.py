@@ -400,7 +400,7 @@ def _has_own_networks() -> bool:
 @pytest.mark.parametrize("moment", ["statement", "rows"])
 def test_a_machine_that_vanishes_frees_its_locks_within_30_seconds(moment: str) -> None:
     """While the server runs one of its statements, or waits for more of its rows."""
-    words = ["unshare", "--net", sys.executable, "-m", "tests.store.vanished_machine", moment]
+    words = ["unshare", "--net", sys.executable, "-m", "tests.store.postgres.vanished_machine", moment]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("SECONDS "))
     assert 5 < float(line.split()[1]) < 31

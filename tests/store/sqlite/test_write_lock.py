@@ -68,38 +68,41 @@ def test_writers_take_turns_in_sqlite(tmp_path: Path) -> None:
     assert sorted(between)[15] < 30
 
 
-def test_a_turn_that_never_comes_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _ignore() -> None: ...
+
+
+def test_a_lock_that_never_comes_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.store.sqlite.files import StoreFiles
-    from penstock.store.sqlite.locks import Turn
+    from penstock.store.sqlite.locks import WriteLock
 
     monkeypatch.setattr("penstock.store.database.RETRY_SECONDS", 0.2)
     with penstock.connect(f"sqlite:///{tmp_path}/x.db?busy_timeout=100") as store:
         queue = store.create_queue("q", SCHEMA)
-        other = Turn(f"{tmp_path}/x.db-lock", StoreFiles())
-        assert other.take(1)
-        with pytest.raises(StoreUnavailableError, match=r"this process did not get its turn within 0.1 s"):
+        other = WriteLock(f"{tmp_path}/x.db-lock", StoreFiles())
+        assert other.acquire(1, _ignore)
+        with pytest.raises(StoreUnavailableError, match=r"other writers were before this one for 0.1 s"):
             queue.append([{"n": 1}])
         assert queue.info().rows == 0
-        other.give_back()
+        other.release()
         for n in range(3):
             queue.append([{"n": n}])
         assert queue.info().rows == 3
 
 
-def test_a_turn_granted_after_the_timeout_is_given_back(tmp_path: Path) -> None:
+def test_a_lock_granted_after_the_timeout_is_released(tmp_path: Path) -> None:
     from penstock.store.sqlite.files import StoreFiles
-    from penstock.store.sqlite.locks import Turn
+    from penstock.store.sqlite.locks import WriteLock
     from tests.support.waiting import wait_until
 
-    one, two, three = (Turn(f"{tmp_path}/lock", StoreFiles()) for _ in range(3))
-    assert one.take(1)
-    assert not two.take(0.05)
-    assert not two.take(0.05)
-    one.give_back()
-    wait_until(lambda: three.take(0.05), 10)
-    assert not two.take(0.05)
-    three.give_back()
-    wait_until(lambda: two.take(0.05), 10)
+    one, two, three = (WriteLock(f"{tmp_path}/lock", StoreFiles()) for _ in range(3))
+    assert one.acquire(1, _ignore)
+    assert not two.acquire(0.05, _ignore)
+    assert not two.acquire(0.05, _ignore)
+    one.release()
+    wait_until(lambda: three.acquire(0.05, _ignore), 10)
+    assert not two.acquire(0.05, _ignore)
+    three.release()
+    wait_until(lambda: two.acquire(0.05, _ignore), 10)
     one.close()
     two.close()
     three.close()
