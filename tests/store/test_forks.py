@@ -7,8 +7,6 @@ import os
 import signal
 import threading
 import time
-import traceback
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,21 +15,8 @@ import penstock
 from penstock.store import pool
 from penstock.store.database import Transaction
 from penstock.store.forks import Guard
+from tests.store.forking import in_a_fork
 from tests.store.programs import SCHEMA
-
-
-def _in_a_fork(work: Callable[[], object]) -> None:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_parent_and_child_both_append_after_a_fork(store: penstock.Store) -> None:
@@ -46,7 +31,7 @@ def test_parent_and_child_both_append_after_a_fork(store: penstock.Store) -> Non
 
     for _ in range(3):
         queue.append([{"n": 0}])
-        _in_a_fork(child)
+        in_a_fork(child)
         queue.append([{"n": 0}])
     assert queue.read(0, 0).num_rows == 37
 
@@ -71,7 +56,7 @@ def test_parent_and_child_append_at_the_same_time(store: penstock.Store) -> None
 
     thread = threading.Thread(target=parent)
     thread.start()
-    _in_a_fork(child)
+    in_a_fork(child)
     thread.join()
     os.close(reader)
     os.close(writer)
@@ -100,7 +85,7 @@ def test_a_childs_appends_stay_when_its_parent_closes_the_store(store: penstock.
 
     thread = threading.Thread(target=parent)
     thread.start()
-    _in_a_fork(child)
+    in_a_fork(child)
     thread.join()
     with penstock.connect(_url(store), create=False) as again:
         assert [row["n"] for row in again.queue("q").read(0, 0).to_pylist()] == [0, 1, 2]
@@ -126,7 +111,7 @@ def test_a_fork_waits_for_the_transactions_of_other_threads(store: penstock.Stor
         thread.start()
     try:
         for _ in range(15):
-            _in_a_fork(child)
+            in_a_fork(child)
     finally:
         forked.set()
         for thread in threads:
@@ -147,7 +132,7 @@ def test_a_fork_gets_its_turn_among_threads_that_are_always_busy(store: penstock
     try:
         began = time.monotonic()
         for _ in range(4):
-            _in_a_fork(lambda: None)
+            in_a_fork(lambda: None)
         taken = time.monotonic() - began
     finally:
         done.set()
@@ -174,7 +159,7 @@ def test_a_fork_does_not_wait_for_a_thread_that_is_connecting(store_url: str) ->
         thread.start()
         assert connecting.wait(20)
         began = time.monotonic()
-        _in_a_fork(lambda: None)
+        in_a_fork(lambda: None)
         assert time.monotonic() - began < pool.FORK_SECONDS
         thread.join()
 
@@ -197,7 +182,7 @@ def test_guards_held_by_a_thread_of_the_parent_are_free_in_the_child() -> None:
     thread.start()
     assert held.wait(20)
     try:
-        _in_a_fork(child)
+        in_a_fork(child)
     finally:
         done.set()
         thread.join()
@@ -228,7 +213,7 @@ def test_a_child_can_open_its_full_number_of_connections(
         queue.append([{"n": 1}])
 
     try:
-        _in_a_fork(child)
+        in_a_fork(child)
     finally:
         done.set()
         for thread in threads:
@@ -248,7 +233,7 @@ def test_a_child_runs_its_own_maintenance(store: penstock.Store) -> None:
         with penstock.connect(_url(store)) as again:
             assert again.queue("q").info().partitions[0].segments < 130
 
-    _in_a_fork(child)
+    in_a_fork(child)
     assert queue.read(0, 0).num_rows == 200
 
 
@@ -278,6 +263,6 @@ def test_an_owner_lock_stays_with_the_parent(store: penstock.Store) -> None:
         lock.release()
         assert lock.held_elsewhere()
 
-    _in_a_fork(child)
+    in_a_fork(child)
     assert lock.acquire()
     assert store.database.owner_lock("x").held_elsewhere()

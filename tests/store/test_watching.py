@@ -19,17 +19,14 @@ from penstock.errors import QueueNotFoundError, StoreError, StoreNotFoundError
 from penstock.store.postgres import watch as postgres_watch
 from penstock.store.sqlite import wakeups
 from penstock.store.sqlite import watch as sqlite_watch
-from penstock.store.watching import Watch
+from tests.store.forking import in_a_fork
 from tests.store.programs import SCHEMA
-from tests.store.test_forks import _in_a_fork
+from tests.store.waits import LONG, NEVER, later, ready
 from tests.support.processes import ChildProcess
 from tests.support.queues import hurried
 from tests.support.raw_sql import raw_connection
-from tests.support.waiting import wait_until
 
 RunChild = Callable[..., ChildProcess]
-LONG = 30.0
-NEVER = 1000.0
 
 
 @pytest.fixture
@@ -43,22 +40,6 @@ def no_cap(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def queue(store: penstock.Store) -> penstock.Queue:
     return store.create_queue("q", SCHEMA)
-
-
-def later(work: Callable[[], object]) -> threading.Thread:
-    thread = threading.Thread(target=work)
-    thread.start()
-    return thread
-
-
-def ready(watch: Watch, queue: penstock.Queue) -> dict[int, int]:
-    """The positions after all rows, once the watch has nothing left to do."""
-    positions = {part.partition: part.next_index for part in queue.info().partitions}
-    assert not watch.wait(positions, 0)
-    if isinstance(watch, postgres_watch.PostgresWatch):
-        # Transactions of other tests may still be running when it begins to listen.
-        wait_until(lambda: not watch.wait(positions, 0.01) and watch._settled)
-    return positions
 
 
 def test_two_processes_that_wait_for_each_other_answer_within_milliseconds(
@@ -228,7 +209,7 @@ def test_a_watch_continues_in_the_parent_of_a_fork_and_ends_in_the_child(queue: 
             watch.close()
             queue.append([{"n": 1}])
 
-        _in_a_fork(child)
+        in_a_fork(child)
         assert watch.wait(positions, LONG).ends == {0: 1}
         positions = ready(watch, queue)
         appender = later(lambda: queue.append([{"n": 1}]))
@@ -266,7 +247,7 @@ def test_the_write_ahead_log_may_be_deleted_and_recreated(tmp_path: Path) -> Non
                 assert watch.wait({0: behind}, LONG).ends == {0: behind + 1}
                 appender.join()
                 assert not watch.wait({0: behind + 1}, 0.05)
-            _in_a_fork(lambda: None)  # for which the parent closes its connections
+            in_a_fork(lambda: None)  # for which the parent closes its connections
             append_alone(url)
             assert not wal.exists(), "whoever closes last deletes it"
             assert watch.wait({0: position + 2}, LONG).ends == {0: position + 3}

@@ -15,21 +15,7 @@ from penstock.errors import InvalidInputError, InvalidOptionError, SchemaMismatc
 from penstock.testing import replay_last_batch
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import Feed, query, rows, sql_name
-from tests.tables.test_target import Table
-
-SCHEMA = pa.schema(
-    [
-        ("id", pa.int64()),
-        ("name", pa.string()),
-        ("_change_type", pa.string()),
-        ("_commit_version", pa.int64()),
-        ("_commit_timestamp", pa.timestamp("us", tz="UTC")),
-    ]
-)
-
-
-def change(number: int, name: str | None, kind: str, version: int) -> dict[str, Any]:
-    return {"id": number, "name": name, "_change_type": kind, "_commit_version": version}
+from tests.tables.change_tables import SCHEMA, ChangeTable, change
 
 
 @pytest.fixture
@@ -204,16 +190,6 @@ def test_wrong_arguments_are_refused_before_the_query_starts(feed: Feed) -> None
         feed.pipeline(people(feed), mode="update")
     with pytest.raises(InvalidInputError, match=r"CHANGE_COLUMN_MISSING\].*have no _change_type"):
         feed.run(people(feed), lambda df: df.drop("_change_type"))
-
-
-class ChangeTable(Table):
-    """A table of changes, without Spark."""
-
-    CHANGES = "_commit_version"
-
-    def apply(self, batch_id: int, changes: list[tuple[str, int, int, int]]) -> None:
-        stage = self.stage(batch_id=batch_id)
-        self.write(stage, "changes", self.put(stage, *changes))
 
 
 @pytest.mark.parametrize("seed", range(8))

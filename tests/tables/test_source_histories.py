@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import penstock
 from tests.support.sql_tables import query, sql_name
-from tests.tables.test_changes import ChangeTable
-from tests.tables.test_history import History
+from tests.tables.change_tables import ChangeTable
+from tests.tables.histories import History
 
 State = dict[str, int]
 Row = tuple[str, int, int, int]

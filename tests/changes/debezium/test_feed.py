@@ -30,7 +30,7 @@ from penstock.errors import (
 from penstock.feeds.contract import DEAD_LETTERS
 from penstock.json_text import Json
 from penstock.testing import replay_last_batch
-from tests.changes.debezium.test_values import to_base64
+from tests.changes.debezium.decimals import to_base64
 from tests.support.change_frames import Sink
 from tests.support.debezium_events import NOW, ROW, TYPES, mysql, postgres, topic
 

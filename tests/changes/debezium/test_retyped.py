@@ -15,7 +15,7 @@ import penstock
 from penstock.changes.debezium import DebeziumFeed
 from penstock.feeds.contract import DEAD_LETTERS
 from penstock.json_text import Json
-from tests.changes.debezium.test_values import to_base64
+from tests.changes.debezium.decimals import to_base64
 from tests.support.debezium_events import postgres, topic
 
 CONNECT, TIME = "org.apache.kafka.connect.data", "io.debezium.time"

@@ -4,7 +4,6 @@ are.
 
 from __future__ import annotations
 
-import base64
 import math
 from decimal import Decimal
 from functools import partial
@@ -18,14 +17,9 @@ from hypothesis import strategies as st
 from penstock.changes.debezium.binary_text import binary_reader, encoded, unscaled
 from penstock.changes.debezium.declared import Declared
 from penstock.changes.debezium.decoding import Encoding, decoder, parsed
+from tests.changes.debezium.decimals import to_base64
 
 JUNK = st.sampled_from(["=", "A", "AA", "AAA", "AA=A", "A===", "AAAA=", "====", "??==", "ä", "AAA\n"])
-
-
-def to_base64(number: int) -> str:
-    """As Java's BigInteger gives its bytes."""
-    size = (number + (number < 0)).bit_length() // 8 + 1
-    return base64.b64encode(number.to_bytes(size, "big", signed=True)).decode()
 
 
 def texts(values: list[str | None], skip: int) -> pa.Array:

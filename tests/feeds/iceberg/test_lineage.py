@@ -17,9 +17,9 @@ from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout
 from penstock.errors import FeedUnavailableError, InvalidChangelogSchemaError
 from penstock.feeds.protocol import OpenFeed
+from tests.feeds.iceberg.examples import SLOW
 from tests.feeds.iceberg.lake import Lake, counted, found, rows
 from tests.feeds.iceberg.numbered import HandFile, Numbered, NumberedRow
-from tests.feeds.iceberg.test_rows import SLOW
 from tests.feeds.reading import changes
 
 LAYOUT = Layout(5, 6, 7, row_id=((3,),), data=tuple((place,) for place in range(5)), row_version=(4,))

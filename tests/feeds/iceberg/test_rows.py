@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.table import Table
@@ -26,6 +26,7 @@ from penstock.errors import DataLostError, FeedUnavailableError, InvalidChangelo
 from penstock.feeds.iceberg import IcebergFeed, scan
 from penstock.feeds.protocol import OpenFeed
 from penstock.feeds.urls import parse
+from tests.feeds.iceberg.examples import SLOW
 from tests.feeds.iceberg.lake import (
     Lake,
     changes,
@@ -44,11 +45,6 @@ from tests.feeds.iceberg.lake import (
 )
 
 LAYOUT = Layout(3, 4, 5, row_id=((0,),), data=((0,), (1,), (2,)))
-SLOW = settings(
-    max_examples=8,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 
 # What the rows are.

@@ -14,7 +14,7 @@ import penstock
 from penstock.store.postgres import watch as postgres_watch
 from penstock.store.postgres.watch import PostgresWatch
 from tests.store.programs import SCHEMA
-from tests.store.test_watching import LONG, NEVER, later, ready
+from tests.store.waits import LONG, NEVER, later, ready
 from tests.support.postgres_proxy import proxied
 from tests.support.raw_sql import raw_connection, run_sql
 from tests.support.waiting import wait_until

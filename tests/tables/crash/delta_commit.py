@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.tables.delta.applied_table import AppliedTable
 from penstock.tables.delta.changes_writer import ChangesWriter
-from tests.tables.delta.test_change_events import SECOND, Driver
+from tests.tables.delta.driver import SECOND, Driver
 
 
 def die() -> None:

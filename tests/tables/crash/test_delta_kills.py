@@ -14,7 +14,7 @@ from tests.crash.children import Children, Fault, failed_with, release
 from tests.support.processes import ChildProcess
 from tests.tables.crash.cases import CHUNKS, TABLES
 from tests.tables.crash.delta_cases import DeltaCase, every_state
-from tests.tables.delta.test_change_events import FIRST, FOLDS, SECOND, Driver
+from tests.tables.delta.driver import FIRST, FOLDS, SECOND, Driver
 
 MODULE = "tests.tables.crash.delta_child"
 

@@ -17,8 +17,8 @@ from penstock.errors import InvalidInputError, SchemaMismatchError, TableRefused
 from penstock.testing import replay_last_batch
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import Feed
-from tests.tables.delta.test_writer import DeltaTables
-from tests.tables.test_changes import SCHEMA, change
+from tests.tables.change_tables import SCHEMA, change
+from tests.tables.delta.tables import DeltaTables
 
 pytestmark = one_store
 

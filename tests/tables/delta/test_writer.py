@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock
@@ -29,29 +29,9 @@ from penstock.errors import (
 from penstock.testing import replay_last_batch
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import Feed, totals
+from tests.tables.delta.tables import DeltaTables
 
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.string()), ("v", pa.int64())])
-
-
-class DeltaTables:
-    """A folder of Delta tables, and a queue that feeds them."""
-
-    def __init__(self, feed: Feed, folder: Path) -> None:
-        self.feed, self.folder = feed, folder
-        self.url = f"delta://{folder}"
-
-    def sink(self, name: str, *keys: str, **more: Any) -> penstock.TableSink:
-        return penstock.TableSink(name, keys, self.url, **more)
-
-    def table(self, name: str) -> DeltaTable:
-        return DeltaTable(str(self.folder / name))
-
-    def rows(self, name: str) -> list[tuple[Any, ...]]:
-        found = self.table(name).to_pyarrow_table().to_pylist()
-        return sorted((tuple(row.values()) for row in found), key=repr)
-
-    def staged(self, name: str) -> list[str]:
-        return [path.name for path in (self.folder / name / "_penstock").glob("*.parquet")]
 
 
 @pytest.fixture

@@ -1,0 +1,30 @@
+"""What happens later in another thread, and how long to wait for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import penstock
+from penstock.store.postgres import watch as postgres_watch
+from penstock.store.watching import Watch
+from tests.support.waiting import wait_until
+
+LONG = 30.0
+NEVER = 1000.0
+
+
+def later(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def ready(watch: Watch, queue: penstock.Queue) -> dict[int, int]:
+    """The positions after all rows, once the watch has nothing left to do."""
+    positions = {part.partition: part.next_index for part in queue.info().partitions}
+    assert not watch.wait(positions, 0)
+    if isinstance(watch, postgres_watch.PostgresWatch):
+        # Transactions of other tests may still be running when it begins to listen.
+        wait_until(lambda: not watch.wait(positions, 0.01) and watch._settled)
+    return positions

@@ -1,0 +1,87 @@
+"""A query that applies changes to a Delta table, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from pyspark.sql import types as spark
+
+from penstock.lake.storage import DeltaPlace
+from penstock.tables.columns import VALID_FROM, VALID_TO
+from penstock.tables.delta.change_events import PRESENT, SEQUENCE, EventTask
+from penstock.tables.delta.changes_writer import ChangesWriter, changes_writer
+from penstock.tables.delta.stage import DeltaStage
+from penstock.tables.delta.transactions import AppTransaction
+from tests.tables.histories import Event
+from tests.tables.histories import folded as folded_history
+
+ROWS = spark.StructType()
+LINES = pa.schema([("k", pa.string()), (SEQUENCE, pa.int64()), (PRESENT, pa.int32())])
+VERSIONS = pa.schema([("k", pa.string()), (VALID_FROM, pa.int64()), (VALID_TO, pa.int64())])
+
+
+def folded_latest(events: Iterable[Event]) -> list[tuple[str, int]]:
+    last: dict[str, tuple[int, int, int]] = {}
+    for key, value, sequence, present in events:
+        last[key] = max(last.get(key, (-1, 0, 0)), (sequence, present, value))
+    return sorted((key, value) for key, (_, present, value) in last.items() if present)
+
+
+FOLDS: dict[int, Callable[[Iterable[Event]], list[Any]]] = {1: folded_latest, 2: folded_history}
+
+
+def collapsed(batch: Iterable[Event], scd_type: int) -> list[Event]:
+    """As Spark does it."""
+    best: dict[Any, Event] = {}
+    for event in sorted(batch, key=lambda event: event[2:]):
+        best[(event[0], event[2]) if scd_type == 2 else event[0]] = event
+    return list(best.values())
+
+
+def lines(events: Iterable[Event]) -> pa.Table:
+    return table_of([(key, sequence, present) for key, _, sequence, present in events], LINES)
+
+
+def table_of(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+
+
+class Driver:
+    """A query that applies changes to a table, without Spark."""
+
+    def __init__(self, folder: Path, scd_type: int, app_id: str = "app") -> None:
+        self.scd_type, self.app_id = scd_type, app_id
+        self.place = DeltaPlace.of(f"delta://{folder}", "t")
+        frame = cast(Any, SimpleNamespace(schema=ROWS))
+        self.writer: ChangesWriter = changes_writer(
+            frame, self.place, ["k"], "_commit_version", scd_type, "exactly_once", "", app_id
+        )
+
+    def apply(self, batch_id: int, events: Iterable[Event]) -> None:
+        transaction = AppTransaction(self.app_id, batch_id, 7)
+        if transaction.committed(self.place.open()):
+            return
+        stage = DeltaStage(self.place, self.writer.layout, self.app_id, batch_id)
+        schema = pa.schema([("c0", pa.string()), ("c1", pa.int64()), ("sequence", pa.int64())])
+        schema = schema.append(pa.field("present", pa.int32())).append(pa.field("ambiguous", pa.bool_()))
+        rows = table_of([(*event, False) for event in collapsed(events, self.scd_type)], schema)
+        name, _ = EventTask(stage, events=self.writer.events).put(iter(rows.to_batches(max_chunksize=3)))
+        self.writer._commit(stage, [name] if name else [], transaction)
+        stage.drop()
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        found = DeltaTable(self.place.path).to_pyarrow_table().to_pylist()
+        return sorted((tuple(row.values()) for row in found), key=repr)
+
+    def applied(self) -> DeltaTable:
+        (path,) = Path(self.place.path).glob("_penstock/applied-*")
+        return DeltaTable(str(path))
+
+
+FIRST = [("a", 1, 1, 1), ("b", 1, 1, 1), ("c", 5, 5, 0), ("d", 2, 2, 1)]
+SECOND = [("a", 3, 3, 0), ("b", 2, 2, 1), ("c", 4, 4, 1), ("e", 2, 2, 0), ("d", 1, 1, 1), ("f", 3, 3, 1)]
