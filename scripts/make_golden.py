@@ -30,7 +30,6 @@ import penstock  # noqa: E402 - the tests' helpers are found by the line above
 from penstock.store.database import Transaction  # noqa: E402
 from penstock.testing.stores import with_schema  # noqa: E402
 from tests.continuous.test_kills import Application, Copy  # noqa: E402
-from tests.crash.children import Children, Fault  # noqa: E402
 from tests.golden.contents import (  # noqa: E402
     DIALECTS,
     FOLDER,
@@ -42,6 +41,7 @@ from tests.golden.contents import (  # noqa: E402
     describe,
     fill,
 )
+from tests.support.crash.children import Children, Fault  # noqa: E402
 from tests.support.limited_feeds import NOW, Feed  # noqa: E402
 from tests.support.pgtools import program  # noqa: E402
 from tests.support.postgres import start_postgres  # noqa: E402

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.cli.commands.shared import CommandLog, make_output
-from tests.cli.conftest import Penstock, Result
+from tests.support.commands import Penstock, Result
 
 PENSTOCK = logging.getLogger("penstock")
 

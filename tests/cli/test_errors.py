@@ -14,7 +14,7 @@ from penstock.cli.commands import shared
 from penstock.cli.output import one_line
 from penstock.errors import InvalidInputError
 from penstock.redaction import redact, secrets_of, sentence
-from tests.cli.conftest import Penstock, run_penstock
+from tests.support.commands import Penstock, run_penstock
 
 
 def test_an_error_is_one_line_with_a_link(penstock_sqlite: Penstock) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.queue.store import connect
-from tests.cli.conftest import Penstock
+from tests.support.commands import Penstock
 
 DDL = "id bigint not null, name string, amount decimal(10,2)"
 

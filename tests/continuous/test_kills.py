@@ -20,7 +20,7 @@ import pytest
 
 import penstock
 from penstock.testing import temporary_store_url
-from tests.crash.children import FAULTS
+from tests.support.crash.children import FAULTS
 from tests.support.processes import ChildProcess
 from tests.support.sql_tables import named, query, rows, sql_name
 from tests.support.waiting import wait_until

@@ -1,7 +1,7 @@
 """Clients of an audited store: producers that append continuously, and an auditor that takes a snapshot
 every second.
 
-The checks are the simulation's (`tests.simulation.auditor`). They know the answers that clients got and what
+The checks are the simulation's (`tests.support.auditor`). They know the answers that clients got and what
 anybody can read, and nothing of how Spark or Penstock work.
 """
 
@@ -23,7 +23,7 @@ from penstock.store.database import Transaction
 from penstock.store.log.decode import Decoder
 from penstock.store.records import catalog, consumers
 from tests.crash.audited import CONSUMER, SINK, SOURCE
-from tests.simulation.auditor import History, Snapshot, Violation, check, unknown
+from tests.support.auditor import History, Snapshot, Violation, check, unknown
 
 SCHEMA = pa.schema([("id", pa.int64()), ("key", pa.int64())])
 FOREIGN = 1_000_000

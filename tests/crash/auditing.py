@@ -28,7 +28,7 @@ from tests.crash.audit_clients import (
     SnapshotReader,
 )
 from tests.crash.audited import CONSUMER, CONTINUOUS, MICRO_BATCH, SINK, SOURCE, Query
-from tests.simulation.auditor import History, missing
+from tests.support.auditor import History, missing
 from tests.support.processes import ChildProcess
 from tests.support.sql_tables import named
 from tests.support.waiting import wait_until

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tests.crash.cases import Case, check_complete
-from tests.crash.children import Children, Fault
+from tests.support.crash.cases import Case, check_complete
+from tests.support.crash.children import Children, Fault
 
 CHUNKS = 2
 APPEND = Fault("APPEND")

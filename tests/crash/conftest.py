@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.testing import temporary_store_url
-from tests.crash.cases import Case
-from tests.crash.children import Children
+from tests.support.crash.cases import Case
+from tests.support.crash.children import Children
 
 
 @pytest.fixture

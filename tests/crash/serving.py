@@ -1,5 +1,5 @@
 """Program: a service whose pipelines run until it is asked to stop. Arguments: those of
-tests.crash.child.
+tests.support.crash.child.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 import penstock
-from tests.crash.cases import Case
+from tests.support.crash.cases import Case
 from tests.support.sparks import make_spark
 
 

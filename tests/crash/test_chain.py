@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.crash.cases import Case, check_complete
 from tests.crash.chains import CHUNKS, chain, in_short, run_chain
-from tests.crash.children import Children
+from tests.support.crash.cases import Case, check_complete
+from tests.support.crash.children import Children
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 

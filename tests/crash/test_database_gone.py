@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from penstock.testing.stores import with_schema
-from tests.crash.cases import Case, check_complete
-from tests.crash.children import Children, Fault, release
+from tests.support.crash.cases import Case, check_complete
+from tests.support.crash.children import Children, Fault, release
 from tests.support.postgres import PostgresServer, start_postgres
 from tests.support.postgres_guard import server_identity
 from tests.support.waiting import wait_until

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.cases import Case, check_complete
-from tests.crash.children import Children, Fault
+from tests.support.crash.cases import Case, check_complete
+from tests.support.crash.children import Children, Fault
 
 pytestmark = [pytest.mark.crash_full, pytest.mark.timeout(600)]
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.crash.cases import Case, check_complete
-from tests.crash.children import Children, Fault, failed_with, release
+from tests.support.crash.cases import Case, check_complete
+from tests.support.crash.children import Children, Fault, failed_with, release
 
 pytestmark = [pytest.mark.crash_full, pytest.mark.timeout(600)]
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.crash.cases import Case
 from tests.crash.chains import at_length, run_chain
-from tests.crash.children import Children
-from tests.crash.queries import KINDS
+from tests.support.crash.cases import Case
+from tests.support.crash.children import Children
+from tests.support.crash.queries import KINDS
 
 pytestmark = [pytest.mark.crash_full, pytest.mark.timeout(3600)]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from tests.crash.cases import Case, check_complete
-from tests.crash.children import Children, Fault, release
+from tests.support.crash.cases import Case, check_complete
+from tests.support.crash.children import Children, Fault, release
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]

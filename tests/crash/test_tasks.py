@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.crash.cases import Case, check_complete
-from tests.crash.children import Children, Fault
+from tests.support.crash.cases import Case, check_complete
+from tests.support.crash.children import Children, Fault
 from tests.support.processes import ChildProcess
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]

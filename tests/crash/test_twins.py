@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.cases import Case, check_complete
-from tests.crash.children import Children, Fault, release
+from tests.support.crash.cases import Case, check_complete
+from tests.support.crash.children import Children, Fault, release
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
 

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import run_penstock
-from tests.docs.pages import Block, blocks
+from tests.support.commands import run_penstock
+from tests.support.pages import Block, blocks
 from tests.support.sparks import short_lived
 from tests.support.waiting import wait_until
 

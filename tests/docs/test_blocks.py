@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from tests.docs.pages import ROOT, Block, blocks, pages
+from tests.support.pages import ROOT, Block, blocks, pages
 
 # The reference shows signatures.
 PAGES = [page for page in pages() if "reference" not in page.parts]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import DOCS, links, pages
+from tests.support.pages import DOCS, links, pages
 from tests.support.processes import ChildProcess
 
 PAGE = DOCS / "connect.md"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import DOCS, ROOT
+from tests.support.pages import DOCS, ROOT
 
 PAGES = [DOCS / "design.md", *sorted((DOCS / "design").glob("*.md"))]
 _FILE = re.compile(r"`([\w/]+\.(?:py|sql))\b")

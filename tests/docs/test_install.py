@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.run_notebooks import NOTEBOOKS
-from tests.docs.pages import ROOT, blocks, pages
+from tests.support.pages import ROOT, blocks, pages
 
 _OTHER_PROJECT = re.compile(r"""pip install [^`\n]*(?<![./\w])penstock\b(?!-spark)""")
 

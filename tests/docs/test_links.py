@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.docs.pages import DOCS, ROOT, anchors, links, pages
+from tests.support.pages import DOCS, ROOT, anchors, links, pages
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from scripts.run_notebooks import NOTEBOOKS
-from tests.docs.pages import ROOT
+from tests.support.pages import ROOT
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)

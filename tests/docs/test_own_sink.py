@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.docs.pages import DOCS, blocks
+from tests.support.pages import DOCS, blocks
 
 
 def test_the_program_prints_what_the_page_says(

@@ -11,7 +11,7 @@ from penstock import errors
 from penstock.errors import PenstockError
 from scripts import conditions
 from scripts.site_links import with_code_anchors
-from tests.docs.pages import DOCS
+from tests.support.pages import DOCS
 
 PAGE = (DOCS / "problems.md").read_text()
 SECTIONS = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock
-from tests.docs.pages import DOCS, blocks
+from tests.support.pages import DOCS, blocks
 
 
 def test_the_examples_do_what_they_say(

@@ -12,7 +12,7 @@ import penstock
 from penstock.errors import PenstockError
 from penstock.spark.session import _settings
 from scripts import option_tables, reference
-from tests.docs.pages import DOCS
+from tests.support.pages import DOCS
 
 PAGES = reference.pages()
 

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock.errors import PenstockError
 from penstock.ui.snapshots import Collector
-from tests.docs.pages import DOCS, blocks
+from tests.support.pages import DOCS, blocks
 from tests.support.planted import plant
 
 PAGE = DOCS / "how-to/postgres-roles.md"

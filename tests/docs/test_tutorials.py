@@ -15,8 +15,8 @@ from psycopg import sql
 from pyspark.sql import SparkSession
 
 import penstock
-from tests.docs.pages import DOCS
 from tests.docs.shell import Reader
+from tests.support.pages import DOCS
 
 TUTORIALS = DOCS / "tutorials"
 NAMES = ("first-queue", "exactly-once", "postgres-to-delta", "output-modes", "continuous")

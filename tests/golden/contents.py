@@ -59,7 +59,7 @@ def cases(dialect: str, url: str, folder: str) -> list[Any]:
     """The micro-batch queries: a stateful one killed after the sink's commit of a micro-batch, and one
     killed before it.
     """
-    from tests.crash.cases import Case
+    from tests.support.crash.cases import Case
 
     return [
         Case(f"{kind}_{dialect}", url, kind, "exactly_once", folder, checkpoint_name="checkpoints")

@@ -188,8 +188,8 @@ def test_a_golden_feed_continues(golden: Golden, store: penstock.Store) -> None:
 
 def test_micro_batch_queries_continue(golden: Golden, store: penstock.Store, spark: SparkSession) -> None:
     """One was killed with rows staged, one between the sink's commit and Spark's."""
-    from tests.crash.cases import check_complete
-    from tests.crash.child import start
+    from tests.support.crash.cases import check_complete
+    from tests.support.crash.child import start
 
     golden.require_spark()
     penstock.register(spark)

@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock.modes.checking.report import DOCS as SITE
 from penstock.modes.checking.report import MODES, Problem
-from tests.docs.pages import DOCS, ROOT, anchors
 from tests.modes.sparks_version import as_in_the_docs
+from tests.support.pages import DOCS, ROOT, anchors
 
 PAGES = DOCS / "modes/problems"
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"

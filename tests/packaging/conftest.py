@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.building import ROOT, build
+from tests.support.building import ROOT, build
 
 
 @dataclass(frozen=True)

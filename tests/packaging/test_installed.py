@@ -15,9 +15,9 @@ import pytest
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tests.packaging.building import EXTRAS, PROJECT, floors, requirements
 from tests.packaging.conftest import Distributions
 from tests.packaging.environments import SMOKES, Environment, fetch, install, interpreter, make
+from tests.support.building import EXTRAS, PROJECT, floors, requirements
 from tests.typing.checking import FILES, errors_of, expected_errors
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(3000)]

@@ -6,7 +6,7 @@ import re
 
 from packaging.requirements import Requirement
 
-from tests.packaging.building import EXTRAS, PROJECT, ROOT
+from tests.support.building import EXTRAS, PROJECT, ROOT
 
 PAGE = (ROOT / "docs/versions.md").read_text()
 

@@ -13,8 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 
 import penstock
-from tests.packaging.building import EXTRAS, PROJECT, ROOT, build, contents, requirements, unpacked
 from tests.packaging.conftest import Distributions
+from tests.support.building import EXTRAS, PROJECT, ROOT, build, contents, requirements, unpacked
 
 _DATA = {".sql", ".typed"}
 # The monitor's page.

@@ -15,11 +15,11 @@ from penstock.errors import (
     ProducerFencedError,
 )
 from penstock.queue.store import Store, open_store
-from tests.simulation.auditor import History, Snapshot
 from tests.simulation.database import Server, SimDatabase
 from tests.simulation.scenario import CONSUMER, FOREIGN, PROGRAM, SCHEMA, SINK, SOURCE, TABLE, Scenario
 from tests.simulation.scheduler import Process
 from tests.simulation.virtual import Machine
+from tests.support.auditor import History, Snapshot
 
 Row = tuple[int, int]
 """Id and key."""

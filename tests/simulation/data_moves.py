@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from penstock.errors import CommitOutcomeUnknownError, PenstockError
 from penstock.queue.maintenance import trim_partition
-from tests.simulation.auditor import Violation
 from tests.simulation.operator import Late, Operator
 from tests.simulation.scenario import (
     ADDED,
@@ -24,6 +23,7 @@ from tests.simulation.scenario import (
     SOURCE,
 )
 from tests.simulation.scheduler import Process
+from tests.support.auditor import Violation
 
 MISMATCH, SOURCE_BEHIND, SINK_BEHIND, OTHER_INPUT = (
     "CHECKPOINT_MISMATCH",

@@ -29,9 +29,9 @@ from penstock.store.database import Database, OwnerLock, Transaction
 from penstock.store.statements import create_statements, statements
 from penstock.store.store_schema import VERSION
 from penstock.store.url import parse_url
-from tests.simulation.auditor import Violation
 from tests.simulation.locks import THERE, Key, conflict, wanted
 from tests.simulation.scheduler import Gate, Process, World
+from tests.support.auditor import Violation
 
 FILE_SECONDS = 60.0
 """For how long a writer waits for its turn at a file."""

@@ -16,7 +16,6 @@ from penstock.errors import CommitOutcomeUnknownError, PenstockError
 from penstock.queue.maintenance import clean_staging, maintain_partitions
 from penstock.queue.store import open_store
 from penstock.store.log import compact
-from tests.simulation.auditor import History, Violation
 from tests.simulation.clients import Producer, Program
 from tests.simulation.continuous import ContinuousRun
 from tests.simulation.database import Server
@@ -34,6 +33,7 @@ from tests.simulation.scenario import (
 )
 from tests.simulation.scheduler import Process
 from tests.simulation.virtual import Machine
+from tests.support.auditor import History, Violation
 
 PATIENCE = 2.5
 """Seconds for which a driver may stand still before another one is started."""

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock.errors import condition_of
-from tests.simulation import auditor
-from tests.simulation.auditor import History, Violation
 from tests.simulation.clients import Reader
 from tests.simulation.moves import KINDS, MOVES
 from tests.simulation.operator import Operator
 from tests.simulation.scenario import Scenario
 from tests.simulation.scheduler import START, Choices, World
 from tests.simulation.virtual import Machine, use
+from tests.support import auditor
+from tests.support.auditor import History, Violation
 
 MOST_STEPS = 60_000
 MOST_MOVES = 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.auditor import History, Snapshot, Violation, check, missing
+from tests.support.auditor import History, Snapshot, Violation, check, missing
 
 
 def history(**more: object) -> History:

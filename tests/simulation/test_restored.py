@@ -12,14 +12,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.simulation import auditor
-from tests.simulation.auditor import History
 from tests.simulation.clients import Reader
 from tests.simulation.database import Server
 from tests.simulation.operator import Backup, Operator
 from tests.simulation.scenario import CONTINUOUS, MICRO_BATCH, SOURCE, Scenario
 from tests.simulation.scheduler import Choices, World
 from tests.simulation.virtual import Machine, use
+from tests.support import auditor
+from tests.support.auditor import History
 
 SIMPLE = Scenario.drawn(Choices(0, {}))
 TABLE = [

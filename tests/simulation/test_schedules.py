@@ -9,8 +9,9 @@ import json
 
 import pytest
 
-from tests.simulation import auditor, schedules
-from tests.simulation.auditor import History, Snapshot, Violation
+from tests.simulation import schedules
+from tests.support import auditor
+from tests.support.auditor import History, Snapshot, Violation
 
 
 @pytest.mark.parametrize("first", range(0, 1_000, schedules.PART))

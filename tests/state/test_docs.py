@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.cli.conftest import run_penstock
+from tests.support.commands import run_penstock
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/state.md"
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -25,7 +25,7 @@ from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
 from penstock.store.url import parse_url
 from penstock.ui import server, snapshots
 from penstock.ui.snapshots import Collector
-from tests.cli.conftest import run_penstock
+from tests.support.commands import run_penstock
 from tests.support.postgres_proxy import proxied
 from tests.support.spark_queues import one_store
 from tests.support.waiting import wait_until

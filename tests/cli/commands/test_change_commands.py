@@ -20,7 +20,7 @@ import pytest
 from penstock import ChangeContract, QueueFeed
 from penstock.cli.commands.changes import change_columns, change_style
 from penstock.cli.text_output import TextOutput
-from tests.cli.conftest import Penstock
+from tests.support.commands import Penstock
 from tests.support.waiting import readable, wait_until
 
 DATA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string())])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.cli.conftest import run_penstock
+from tests.support.commands import run_penstock
 from tests.support.made_checkpoints import CASES, Made, make, write_events
 
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.cli.commands.consumer import parse_position
 from penstock.errors import InvalidPositionError
 from penstock.queue.store import connect
-from tests.cli.conftest import Penstock
+from tests.support.commands import Penstock
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from penstock.cli.load.micro_batches import micro_batches
 from penstock.errors import InvalidInputError
-from tests.cli.conftest import run_penstock
+from tests.support.commands import run_penstock
 
 FUNCTION_NOT_FOUND = "INVALID_INPUT.FUNCTION_NOT_FOUND"
 

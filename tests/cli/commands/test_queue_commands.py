@@ -11,7 +11,7 @@ import pytest
 
 from penstock.arrow.schema import spark_json
 from penstock.queue.store import connect
-from tests.cli.conftest import Penstock
+from tests.support.commands import Penstock
 
 DDL = "id bigint not null, name string, tags array<struct<a:int not null>>"
 

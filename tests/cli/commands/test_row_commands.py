@@ -21,7 +21,7 @@ from penstock.cli.commands.shared import Common, Run
 from penstock.cli.output import Row
 from penstock.errors import DataLostError
 from penstock.queue.store import connect
-from tests.cli.conftest import Penstock
+from tests.support.commands import Penstock
 from tests.support.waiting import wait_until
 
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from penstock.queue.store import connect
-from tests.cli.conftest import Penstock, run_penstock
+from tests.support.commands import Penstock, run_penstock
 
 
 def test_init_creates_a_store_once(store_url: str) -> None:

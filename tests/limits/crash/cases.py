@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tests.crash.cases import Case
-from tests.crash.queries import CHUNK_ROWS, QueryKind, Row, chunk
+from tests.support.crash.cases import Case
+from tests.support.crash.queries import CHUNK_ROWS, QueryKind, Row, chunk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

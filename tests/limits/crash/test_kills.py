@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.testing import temporary_store_url
-from tests.crash.children import Children, Fault
 from tests.limits.crash.cases import KINDS, LimitCase
+from tests.support.crash.children import Children, Fault
 from tests.support.processes import ChildProcess
 
 MODULE = "tests.limits.crash.child"

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.spark.internals.sessions import SUPPORTED, check_version, parse_version
-from tests.packaging.building import EXTRAS
+from tests.support.building import EXTRAS
 
 
 def test_the_spark_of_the_tests_is_supported(spark: SparkSession) -> None:

@@ -8,8 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.crash.cases import Case
-from tests.crash.queries import CHUNK_ROWS, KINDS, PARTITIONS, SOURCE, START, WINDOW, QueryKind, Row, chunk
+from tests.support.crash.cases import Case
+from tests.support.crash.queries import (
+    CHUNK_ROWS,
+    KINDS,
+    PARTITIONS,
+    SOURCE,
+    START,
+    WINDOW,
+    QueryKind,
+    Row,
+    chunk,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

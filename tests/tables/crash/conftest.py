@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.testing.stores import drop_schema, with_schema
-from tests.crash.children import Children
+from tests.support.crash.children import Children
 from tests.tables.crash.cases import TableCase
 
 

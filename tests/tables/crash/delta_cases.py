@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.crash.chains import at_length
-from tests.crash.children import Fault
-from tests.crash.queries import Row
+from tests.support.crash.children import Fault
+from tests.support.crash.queries import Row
 from tests.tables.crash.cases import TABLES, TableCase
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.crash.child import main
+from tests.support.crash.child import main
 from tests.tables.crash.delta_cases import DeltaCase
 
 if __name__ == "__main__":

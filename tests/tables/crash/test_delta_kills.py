@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.cases import check_complete
 from tests.crash.chains import run_chain
-from tests.crash.children import Children, Fault, failed_with, release
+from tests.support.crash.cases import check_complete
+from tests.support.crash.children import Children, Fault, failed_with, release
 from tests.support.processes import ChildProcess
 from tests.tables.crash.cases import CHUNKS, TABLES
 from tests.tables.crash.delta_cases import DeltaCase, every_state

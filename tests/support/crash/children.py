@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.crash.cases import Case
+from tests.support.crash.cases import Case
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
 
@@ -50,7 +50,7 @@ class Children:
         *,
         master: str = "local[2]",
         conf: Mapping[str, str] | None = None,
-        module: str = "tests.crash.child",
+        module: str = "tests.support.crash.child",
         env: Mapping[str, str] | None = None,
     ) -> ChildProcess:
         """A child that runs the cases, with a fault for those that are named."""

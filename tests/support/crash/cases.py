@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.crash.queries import KINDS, PARTITIONS, SOURCE, QueryKind, Row, chunk
+from tests.support.crash.queries import KINDS, PARTITIONS, SOURCE, QueryKind, Row, chunk
 
 if TYPE_CHECKING:
     from penstock import Pipeline, Store, Stream

@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 import penstock
-from tests.crash.cases import Case
+from tests.support.crash.cases import Case
 from tests.support.sparks import make_spark
 from tests.support.warm import warm_workers
 
