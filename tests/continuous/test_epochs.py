@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.continuous.driver.epochs import Epoch, Epochs
+from penstock.continuous.connectors.protocol import Epoch
+from penstock.continuous.driver.epochs import Epochs
 from penstock.errors import ContinuousFailedError
 
 

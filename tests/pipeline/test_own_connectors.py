@@ -18,12 +18,12 @@ from pyspark.sql.types import StructType
 import penstock
 from penstock.continuous.connectors.protocol import (
     ContinuousSink,
+    Epoch,
     SinkDriver,
     SinkEpoch,
     SinkWriter,
     WriterFactory,
 )
-from penstock.continuous.driver.epochs import Epoch
 from penstock.errors import ContinuousRefusedError, InvalidInputError, InvalidOptionError
 from penstock.json_text import Json, JsonValue
 from tests.support.spark_queues import fill, make_queue, one_store

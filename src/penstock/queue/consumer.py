@@ -21,7 +21,7 @@ from penstock.instants import micros_of
 from penstock.queue.checks import check_name, check_whole_index, check_whole_partition
 from penstock.queue.maintenance import Maintainer
 from penstock.store.database import Database, Transaction
-from penstock.store.log import partition_log
+from penstock.store.log import partition_log, positions
 from penstock.store.log.trim import time_of
 from penstock.store.records import catalog, consumers
 from penstock.store.records.catalog import QueueRecord
@@ -116,7 +116,10 @@ class Consumer:
 
         def work(tx: Transaction) -> None:
             record = catalog.find_queue(tx, queue)
-            consumers.register(tx, self.name, record, vital=vital, start=_position(start))
+            position = _position(start)
+            if consumers.register(tx, self.name, record, vital=vital):
+                registration = consumers.find_registration(tx, self.name, queue)
+                consumers.write_offsets(tx, registration, positions.resolve(tx, record, position))
 
         self._database.run(work, idempotent=True)
         logger.info(
@@ -312,9 +315,9 @@ class Consumer:
             if isinstance(position, Mapping):
                 # In this order: partitions may be added in between.
                 before = consumers.read_offsets(tx, registration)[0]
-                first = consumers.resolve(tx, record, "earliest")
+                first = positions.resolve(tx, record, "earliest")
                 position = {p: max(offset, first[p]) for p, offset in enumerate(before)} | dict(position)
-            offsets = consumers.resolve(tx, record, position)
+            offsets = positions.resolve(tx, record, position)
             if generation is not None:
                 self._refuse_when_owned(tx, registration, "seek")
                 consumers.seek(tx, registration, offsets, generation)
@@ -405,7 +408,7 @@ def _no_partition(registration: Registration, partition: int) -> PartitionNotFou
     )
 
 
-def _position(position: Position) -> consumers.Position:
+def _position(position: Position) -> positions.Position:
     if isinstance(position, datetime):
         if position.tzinfo is None:
             raise InvalidPositionError(

@@ -15,6 +15,7 @@ from penstock.errors import CheckpointMismatchError, DataLostError, InvalidPosit
 from penstock.json_text import JsonValue
 from penstock.spark.options import SourceOptions
 from penstock.store.database import Transaction
+from penstock.store.log import positions
 from penstock.store.log.partition_log import segments_from
 from penstock.store.log.segmenting import Runs
 from penstock.store.records import consumers
@@ -43,7 +44,7 @@ def start_positions(
         registration = consumers.find_registration(tx, options.consumer, queue.name)
         return list(pad(consumers.read_offsets(tx, registration)[0], len(partitions))[: len(partitions)])
     if options.starting_timestamp is not None:
-        indexes = consumers.resolve(tx, queue, options.starting_timestamp)
+        indexes = positions.resolve(tx, queue, options.starting_timestamp)
         return [min(index, part.next_index) for index, part in zip(indexes, partitions, strict=False)]
     start = options.starting_offsets or "earliest"
     if isinstance(start, str):

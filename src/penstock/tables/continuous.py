@@ -15,8 +15,7 @@ from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
 from penstock.continuous.connectors.ledger import Commits
-from penstock.continuous.connectors.protocol import SinkDriver, SinkEpoch, SinkWriter, WriterFactory
-from penstock.continuous.driver.epochs import Epoch
+from penstock.continuous.connectors.protocol import Epoch, SinkDriver, SinkEpoch, SinkWriter, WriterFactory
 from penstock.json_text import JsonValue
 from penstock.queue.store import open_store
 from penstock.spark.internals.python_workers import check_reach

@@ -12,8 +12,7 @@ from typing import TypeVar
 from penstock.commit.micro_batch import BatchCommit, Target
 from penstock.commit.offsets import QueueOffset
 from penstock.commit.protocol import commit_batch, note_batch
-from penstock.continuous.connectors.protocol import SinkEpoch
-from penstock.continuous.driver.epochs import Epoch
+from penstock.continuous.connectors.protocol import Epoch, SinkEpoch
 from penstock.errors import CheckpointMismatchError
 from penstock.json_text import JsonValue, parse_record
 from penstock.queue.store import open_store

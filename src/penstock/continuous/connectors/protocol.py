@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -20,7 +20,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.continuous.channel import Channel
-from penstock.continuous.driver.epochs import Epoch
 from penstock.json_text import Json, JsonValue
 
 if TYPE_CHECKING:
@@ -28,6 +27,34 @@ if TYPE_CHECKING:
 
 Positions = dict[int, int]
 """The offset of each partition of a source."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """A complete epoch."""
+
+    number: int
+    offsets: dict[int, int]
+    """The offset of each partition of the source at its end."""
+    attempts: Json
+    """What each attempt of a task reports to the sink's driver, such as how much it staged."""
+    rows_in: int
+    rows_out: int
+    times: tuple[Times, ...] = ()
+    """When some of its rows were created, read and written."""
+    last_times: dict[int, int] = field(default_factory=dict)
+    """When the last row that was read of each partition was created, in microseconds since 1970."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Instants of some rows, in microseconds since 1970."""
+
+    made: int
+    read: int
+    written: int
+    """When they were in the sink, whether visible or staged."""
+    rows: int
 
 
 class ContinuousSource(ABC):

@@ -23,6 +23,7 @@ from penstock.commit.source_rows import require_rows
 from penstock.continuous.channel import Channel
 from penstock.continuous.connectors.ledger import Commits
 from penstock.continuous.connectors.protocol import (
+    Epoch,
     Positions,
     ReaderFactory,
     SinkDriver,
@@ -32,7 +33,6 @@ from penstock.continuous.connectors.protocol import (
     SourceReader,
     WriterFactory,
 )
-from penstock.continuous.driver.epochs import Epoch
 from penstock.json_text import JsonValue
 from penstock.queue.checks import refuse_feed
 from penstock.queue.placement import placement_of

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from penstock.continuous.channel import Channel
 from penstock.continuous.connectors.protocol import (
+    Epoch,
     Positions,
     ReaderFactory,
     SinkDriver,
@@ -21,7 +22,6 @@ from penstock.continuous.connectors.protocol import (
     SourceReader,
     WriterFactory,
 )
-from penstock.continuous.driver.epochs import Epoch
 from penstock.errors import CheckpointMismatchError
 from penstock.json_text import Json, JsonValue
 

@@ -19,6 +19,7 @@ from pyarrow import fs
 
 from penstock.commit.protocol import sink_behind
 from penstock.continuous.connectors.protocol import (
+    Epoch,
     Positions,
     SinkDriver,
     SinkEpoch,
@@ -26,7 +27,6 @@ from penstock.continuous.connectors.protocol import (
     SourceDriver,
     WriterFactory,
 )
-from penstock.continuous.driver.epochs import Epoch
 from penstock.errors import (
     CheckpointMismatchError,
     CheckpointRewoundError,

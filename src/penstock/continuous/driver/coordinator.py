@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from penstock.continuous.channel import READER, WRITER, CoordinatorAddress, decode, encode
-from penstock.continuous.driver.epochs import Epoch, Epochs
+from penstock.continuous.connectors.protocol import Epoch
+from penstock.continuous.driver.epochs import Epochs
 from penstock.errors import ContinuousFailedError, PenstockError, condition_of
 from penstock.json_text import Json
 from penstock.spark.driver_endpoint import AuthenticatedListener, shut_down

@@ -13,36 +13,9 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from penstock.continuous.connectors.protocol import Epoch, Times
 from penstock.errors import ContinuousFailedError
 from penstock.json_text import Json
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """A complete epoch."""
-
-    number: int
-    offsets: dict[int, int]
-    """The offset of each partition of the source at its end."""
-    attempts: Json
-    """What each attempt of a task reports to the sink's driver, such as how much it staged."""
-    rows_in: int
-    rows_out: int
-    times: tuple[Times, ...] = ()
-    """When some of its rows were created, read and written."""
-    last_times: dict[int, int] = field(default_factory=dict)
-    """When the last row that was read of each partition was created, in microseconds since 1970."""
-
-
-@dataclass(frozen=True)
-class Times:
-    """Instants of some rows, in microseconds since 1970."""
-
-    made: int
-    read: int
-    written: int
-    """When they were in the sink, whether visible or staged."""
-    rows: int
 
 
 @dataclass

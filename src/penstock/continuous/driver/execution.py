@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from penstock.commit.protocol import OTHER_INPUT
-from penstock.continuous.connectors.protocol import Positions, SinkDriver, SourceDriver
+from penstock.continuous.connectors.protocol import Epoch, Positions, SinkDriver, SourceDriver
 from penstock.continuous.driver.checkpoint_log import CheckpointLog, CommittedEpochs
 from penstock.continuous.driver.coordinator import EpochCoordinator, Limit, Quota
-from penstock.continuous.driver.epochs import Epoch, Epochs
+from penstock.continuous.driver.epochs import Epochs
 from penstock.continuous.driver.progress import ListenerDispatch, Progress, timestamp
 from penstock.continuous.driver.runs import Run, SparkEngine, partitions_by_task
 from penstock.continuous.tasks import BEHIND_ROWS

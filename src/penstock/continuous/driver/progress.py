@@ -17,7 +17,7 @@ from typing import Protocol
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-from penstock.continuous.driver.epochs import Epoch
+from penstock.continuous.connectors.protocol import Epoch
 from penstock.errors import PenstockError, condition_of
 from penstock.instants import moment_text, now_micros
 from penstock.json_text import Json, JsonValue

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import (
     AlreadyExistsError,
     ConsumerNotFoundError,
-    InvalidPositionError,
     NotRegisteredError,
     OffsetConflictError,
 )
 from penstock.store.database import Row, Transaction
-from penstock.store.log.trim import first_since
-from penstock.store.records.catalog import PartitionRecord, QueueRecord, find_queue, lock_partitions
-
-Position = str | int | Mapping[int, int]
+from penstock.store.records.catalog import QueueRecord, find_queue, lock_partitions
 
 
 @dataclass(frozen=True)
@@ -125,11 +121,10 @@ def registrations_of(tx: Transaction, queue: QueueRecord) -> list[Registration]:
     return [_registration(row) for row in tx.all("registrations_of_queue", queue_id=queue.queue_id)]
 
 
-def register(
-    tx: Transaction, consumer: str, queue: QueueRecord, *, vital: bool | None, start: Position
-) -> Registration:
-    """Register a consumer; one that is registered already keeps its offsets, and its ``vital`` where that is
-    None.
+def register(tx: Transaction, consumer: str, queue: QueueRecord, *, vital: bool | None) -> bool:
+    """Register a consumer, whose offsets are to be written next; return False if it is registered already.
+
+    Then it keeps its offsets, and its ``vital`` where that is None.
     """
     keys = {"consumer_id": find_consumer(tx, consumer), "queue_id": queue.queue_id}
     # Offsets of an earlier registration of the same names are not taken for this one's.
@@ -139,59 +134,14 @@ def register(
             tx.run("set_vital", vital=int(vital), **keys)
         # Wait for running trims, which have not seen the change.
         lock_partitions(tx, queue)
-        return find_registration(tx, consumer, queue.name)
-    offsets = resolve(tx, queue, start)
+        return False
+    return True
+
+
+def write_offsets(tx: Transaction, registration: Registration, offsets: Sequence[int]) -> None:
+    """Write the first offsets of a new registration, by partition."""
+    keys = registration.keys
     tx.many("insert_position", [{"partition": p, "next_index": i, **keys} for p, i in enumerate(offsets)])
-    return find_registration(tx, consumer, queue.name)
-
-
-def resolve(tx: Transaction, queue: QueueRecord, position: Position) -> list[int]:
-    """The row index of a position in each partition, under their locks in a transaction that writes.
-
-    A position is ``earliest``, ``latest``, microseconds since 1970 (the first row at or after that time), or
-    row indexes by partition (the others: earliest).
-    """
-    records = lock_partitions(tx, queue)
-    if position == "earliest":
-        return [record.first_index for record in records]
-    if position == "latest":
-        return [record.next_index for record in records]
-    if isinstance(position, int) and not isinstance(position, bool):
-        now = tx.now()
-        return [first_since(tx, queue, record, position, now) for record in records]
-    if isinstance(position, Mapping):
-        return _explicit(queue, records, position)
-    raise InvalidPositionError(
-        f"a position is 'earliest', 'latest', a datetime or {{partition: row index}}, not {position!r}"
-    )
-
-
-def _explicit(
-    queue: QueueRecord, records: Sequence[PartitionRecord], position: Mapping[int, int]
-) -> list[int]:
-    offsets = [record.first_index for record in records]
-    for partition, index in position.items():
-        if type(partition) is not int or type(index) is not int:
-            raise InvalidPositionError(
-                f"partitions and row indexes are whole numbers, not {partition!r}: {index!r}"
-            )
-        if not 0 <= partition < len(records):
-            raise InvalidPositionError(
-                f"queue {queue.name!r} has partitions 0 to {len(records) - 1}, not {partition}",
-                condition="INVALID_POSITION.UNKNOWN_PARTITION",
-            )
-        record = records[partition]
-        if not record.first_index <= index <= record.next_index:
-            condition = "INVALID_POSITION.PAST_END"
-            if index < record.first_index:
-                condition = "INVALID_POSITION" if index < 0 else "INVALID_POSITION.TRIMMED"
-            raise InvalidPositionError(
-                f"queue {queue.name!r}, partition {partition}, has rows {record.first_index} to "
-                f"{record.next_index}, not {index}: a position lies between them, both included",
-                condition=condition,
-            )
-        offsets[partition] = index
-    return offsets
 
 
 def read_offsets(tx: Transaction, registration: Registration) -> tuple[list[int], list[int]]:
