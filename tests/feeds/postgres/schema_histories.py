@@ -373,8 +373,14 @@ class History(ChangingTables):
         """Have the source log all rows as they are."""
         for table in self.tables():
             first = next(iter(self.columns(table)), None)
-            if first is not None:
-                self.run(f"UPDATE {table} SET {first} = {first}")
+            if first is None or self.run(f"UPDATE {table} SET {first} = {first}"):
+                continue
+            if self.kind == "filtered":
+                # PostgreSQL refuses updates while the filter's column is not part of the key.
+                self.unlogged = len(self.moments)
+                name = self.source.name
+                self.run(f"ALTER PUBLICATION {name} DROP TABLE {table}")
+                self.run(f"ALTER PUBLICATION {name} ADD TABLE {table}")
 
     def mend(self) -> None:
         """Give the source what a stream needs: a key, and its place in the publication."""
