@@ -20,7 +20,13 @@ from penstock.tables.delta.transactions import AppTransaction
 from tests.tables.histories import Event
 from tests.tables.histories import folded as folded_history
 
-ROWS = spark.StructType()
+ROWS = (
+    spark.StructType()
+    .add("k", spark.StringType())
+    .add("v", spark.LongType())
+    .add("_change_type", spark.StringType())
+    .add("_commit_version", spark.LongType())
+)
 LINES = pa.schema([("k", pa.string()), (SEQUENCE, pa.int64()), (PRESENT, pa.int32())])
 VERSIONS = pa.schema([("k", pa.string()), (VALID_FROM, pa.int64()), (VALID_TO, pa.int64())])
 

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
-from pyspark.sql import types as spark
 
 from penstock.errors import CommitRefusedError, TableRefusedError
 from penstock.tables.delta.applied_table import AppliedTable
@@ -19,7 +18,6 @@ from tests.tables.delta.driver import (
     FIRST,
     FOLDS,
     LINES,
-    ROWS,
     SECOND,
     VERSIONS,
     Driver,
@@ -30,14 +28,6 @@ from tests.tables.delta.driver import (
 )
 from tests.tables.histories import Event, deliveries
 from tests.tables.histories import folded as folded_history
-
-for name, kind in {
-    "k": spark.StringType(),
-    "v": spark.LongType(),
-    "_change_type": spark.StringType(),
-    "_commit_version": spark.LongType(),
-}.items():
-    ROWS.add(name, kind)
 
 
 @settings(max_examples=100)
