@@ -142,10 +142,8 @@ def test_an_old_checkpoint_is_refused_with_penstocks_own_error(
     now = penstock.Trigger.available_now()
     even(spark, store_url).start(checkpoint=tmp_path / "c", trigger=now).awaitTermination()
     store.consumer("c").seek("in", to="earliest")
-    query = even(spark, store_url).start(checkpoint=tmp_path / "c", trigger=now)
     with pytest.raises(CheckpointMismatchError, match="moved by a seek"):
-        query.awaitTermination()
-    assert isinstance(query.exception(), CheckpointMismatchError)
+        even(spark, store_url).start(checkpoint=tmp_path / "c", trigger=now)
 
 
 @one_store
