@@ -161,7 +161,9 @@ ELSEWHERE = {
     "PENSTOCK_MAP_GROUPS_MODE": (
         "checking/test_jvm_plans.py::test_map_groups_with_state_in_update_mode_emits_changed_groups"
     ),
-    "PENSTOCK_TABLE_REFUSES": "checking/test_table_sinks.py::test_a_window_is_refused_as_key_but_not_its_start",
+    "PENSTOCK_TABLE_REFUSES": (
+        "checking/test_table_sinks.py::test_a_window_is_refused_as_key_but_not_its_start"
+    ),
 }
 """Problems that no query of this session has, and the tests of their fixes."""
 
