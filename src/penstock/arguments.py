@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from types import UnionType
 
@@ -34,6 +35,18 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         by_folded.setdefault(candidate.casefold(), candidate)
     nearest = get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
     return f" Did you mean {in_quotes(by_folded[nearest[0]])}?" if nearest else ""
+
+
+def refused_arguments(function: Callable[..., object], *values: object, **named: object) -> str | None:
+    """Return why a function cannot be called with some arguments; None if it can, or if that is unknown."""
+    try:
+        inspect.signature(function).bind(*values, **named)
+    except TypeError as error:
+        return str(error)
+    except ValueError:
+        # Some functions in C do not tell their parameters.
+        return None
+    return None
 
 
 def require(name: str, value: object, kind: type | UnionType, wanted: str) -> None:

@@ -225,8 +225,8 @@ FAULTS = [
     Fault(
         "a query that has ended moves its consumer over the micro-batch that it had begun",
         "pipeline/micro_batches.py",
-        "_ranges(checkpoint, checkpoint.last_commit())\n",
-        "_ranges(checkpoint, checkpoint.last_planned())\n",
+        "checkpoint.ranges(checkpoint.last_commit())\n",
+        "checkpoint.ranges(checkpoint.last_planned())\n",
     ),
     Fault(
         "a query that stops drains the owner that its checkpoint names last",

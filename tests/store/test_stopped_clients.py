@@ -335,19 +335,6 @@ def test_a_long_wait_for_another_writer_is_logged_in_sqlite(
         assert len([each for each in caplog.records if each.__dict__.get("action") == "store_retry"]) == 1
 
 
-def test_a_transaction_of_the_same_process_is_reported_in_sqlite(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("penstock.store.database.RETRY_SECONDS", 0.2)
-    with penstock.connect(f"sqlite:///{tmp_path}/x.db?busy_timeout=100") as store:
-        queue = store.create_queue("q", SCHEMA)
-        other = raw_connection(store.database)
-        other.execute("begin immediate")
-        with pytest.raises(StoreLockedError, match="another connection of this process"):
-            queue.append([{"n": 1}])
-        other.close()
-
-
 @pytest.mark.parametrize(
     ("line", "found"),
     [

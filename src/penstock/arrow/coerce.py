@@ -426,10 +426,8 @@ def match_names(found: Sequence[str], wanted: Sequence[pa.Field], path: str) -> 
             column = join(path, field.name)
             hint = did_you_mean(field.name, found)
             message = f"column {in_quotes(column)} is missing and takes no nulls: add it.{hint}"
-            wanted = f"{field.type} not null"
-            raise Misfit(
-                message, column, wanted, "no such column", condition="SCHEMA_MISMATCH.MISSING_COLUMN"
-            )
+            condition = "SCHEMA_MISMATCH.MISSING_COLUMN"
+            raise Misfit(message, column, f"{field.type} not null", "no such column", condition=condition)
     return [places.get(field.name) for field in wanted]
 
 

@@ -11,6 +11,7 @@ import json
 import pyarrow as pa
 import pyarrow.types as pat
 
+from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.spark_json import (
     check_names,
     fields_from_json,
@@ -98,6 +99,16 @@ def schema_from_bytes(data: bytes) -> pa.Schema:
             condition="SCHEMA_MISMATCH.INVALID_SCHEMA",
             size=len(data),
         ) from error
+
+
+def unknown_column(name: str, schema: pa.Schema) -> SchemaMismatchError:
+    """Return the error for a column that a schema does not have."""
+    known, hint = ", ".join(schema.names), did_you_mean(name, schema.names)
+    return SchemaMismatchError(
+        f"there is no column {in_quotes(name)}; the columns are {known}.{hint}",
+        condition="SCHEMA_MISMATCH.UNKNOWN_COLUMN",
+        column=name,
+    )
 
 
 def canonical_type(arrow_type: pa.DataType, path: str) -> pa.DataType:

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.types as pat
 
-from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import SchemaMismatchError, StoreError
+from penstock.arrow.schema import unknown_column
+from penstock.errors import StoreError
 
 MAX_UNPACKED = 1 << 30
 """The most bytes that a segment or a kept table may take when it is decompressed. Penstock writes segments
@@ -129,12 +129,7 @@ def _read(buffer: pa.Buffer, schema: pa.Schema, columns: Sequence[str] | None) -
 def _index(name: str, schema: pa.Schema) -> int:
     index: int = schema.get_field_index(name)
     if index < 0:
-        known, hint = ", ".join(schema.names), did_you_mean(name, schema.names)
-        raise SchemaMismatchError(
-            f"there is no column {in_quotes(name)}; the columns are {known}.{hint}",
-            condition="SCHEMA_MISMATCH.UNKNOWN_COLUMN",
-            column=name,
-        )
+        raise unknown_column(name, schema)
     return index
 
 

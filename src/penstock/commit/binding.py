@@ -11,7 +11,6 @@ import json
 
 from penstock.errors import ConsumerBoundError
 from penstock.store.database import Transaction
-from penstock.store.records import consumers
 
 
 def mark_name(store: str, queue: str, consumer: str | None, ledger_name: str) -> str:
@@ -23,12 +22,6 @@ def mark_name(store: str, queue: str, consumer: str | None, ledger_name: str) ->
 def marked_apps(tx: Transaction, name: str) -> set[str]:
     """Return the apps whose marks have a name."""
     return {row.app_id for row in tx.all("read_marks", source=name)}
-
-
-def registered_app(tx: Transaction, queue: str, consumer: str) -> set[str]:
-    """Return the app to which a consumer's registration is bound, if it is."""
-    app_id = consumers.find_registration(tx, consumer, queue).app_id
-    return set() if app_id is None else {app_id}
 
 
 def bound_error(queue: str, consumer: str | None, bound: str, app_id: str | None) -> ConsumerBoundError:

@@ -15,8 +15,7 @@ from penstock.json_text import Json, parse_json_object
 from penstock.spark.checkpoint import LIMIT_RECORD, Checkpoint, redact_location
 
 NEW_CHECKPOINT = "start with a new checkpoint, in which a consumer's offset says where to resume"
-_FOLDER, _FILE = LIMIT_RECORD.split("/")
-_KEY_FILE = "limit-per.json"
+_KEY_RECORD = "penstock/limit-per.json"
 
 T = TypeVar("T")
 
@@ -36,14 +35,14 @@ class KeyRecord:
 
 def read_record(checkpoint: Checkpoint) -> int | None:
     """Return the limit on all rows in a checkpoint; None if its query has run without one, or never."""
-    return _read(checkpoint, _FILE, lambda content: int(content["rows"]))
+    return _read(checkpoint, LIMIT_RECORD, lambda content: int(content["rows"]))
 
 
 def read_key_record(checkpoint: Checkpoint) -> KeyRecord | None:
     """Return the limit for each key in a checkpoint; None if its query has run without one, or never."""
     return _read(
         checkpoint,
-        _KEY_FILE,
+        _KEY_RECORD,
         lambda content: KeyRecord(
             tuple(map(str, content["per"])), int(content["rows"]), content["forget_ms"]
         ),
@@ -52,7 +51,7 @@ def read_key_record(checkpoint: Checkpoint) -> KeyRecord | None:
 
 def keep_record(checkpoint: Checkpoint, rows: int) -> None:
     if read_record(checkpoint) != rows:
-        _write(checkpoint, _FILE, {"version": 1, "rows": rows})
+        _write(checkpoint, LIMIT_RECORD, {"version": 1, "rows": rows})
 
 
 def keep_key_record(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) -> None:
@@ -67,7 +66,7 @@ def keep_key_record(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) -
         if changed and planned != checkpoint.last_commit():
             raise limit_changed(checkpoint, planned, str(before), str(record))
     if record != before:
-        _write(checkpoint, _KEY_FILE, {"version": 1, **vars(record)})
+        _write(checkpoint, _KEY_RECORD, {"version": 1, **vars(record)})
 
 
 def limit_changed(checkpoint: Checkpoint, planned: int, before: object, now: object) -> CommitRefusedError:
@@ -115,13 +114,13 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def _read(checkpoint: Checkpoint, name: str, parse: Callable[[Json], T]) -> T | None:
-    content = checkpoint.read(f"{_FOLDER}/{name}")
+    content = checkpoint.read(name)
     try:
         return None if content is None else parse(parse_json_object(content))
     except (ValueError, KeyError, TypeError) as error:
         where = redact_location(checkpoint.location)
         raise CommitRefusedError(
-            f"the file {_FOLDER}/{name} of the checkpoint at {where!r} is malformed "
+            f"the file {name} of the checkpoint at {where!r} is malformed "
             f"({type(error).__name__}): restore it from a copy, or start with a new checkpoint",
             condition="COMMIT_REFUSED.CHECKPOINT_DAMAGED",
             checkpoint=where,
@@ -130,12 +129,12 @@ def _read(checkpoint: Checkpoint, name: str, parse: Callable[[Json], T]) -> T | 
 
 def _write(checkpoint: Checkpoint, name: str, content: Json) -> None:
     """Write a file; readers see the old content or the new."""
-    folder = f"{checkpoint.root}/{_FOLDER}"
+    path = f"{checkpoint.root}/{name}"
     try:
-        checkpoint.files.create_dir(folder, recursive=True)
-        with checkpoint.files.open_output_stream(f"{folder}/{name}.new") as stream:
+        checkpoint.files.create_dir(path.rpartition("/")[0], recursive=True)
+        with checkpoint.files.open_output_stream(f"{path}.new") as stream:
             stream.write(json.dumps(content).encode())
-        checkpoint.files.move(f"{folder}/{name}.new", f"{folder}/{name}")
+        checkpoint.files.move(f"{path}.new", path)
     except Exception as error:
         where = redact_location(checkpoint.location)
         raise CommitRefusedError(

@@ -9,28 +9,25 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.commit.binding import bound_error, mark_name, marked_apps, registered_app
-from penstock.commit.offsets import QueueOffset, batch_ranges
+from penstock.commit.offsets import QueueOffset
 from penstock.commit.owner import drain, follow, level
 from penstock.continuous.connectors.protocol import ContinuousSink
 from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up, require_not_behind
-from penstock.errors import CommitRefusedError, NotRegisteredError, PenstockError, condition_of
+from penstock.errors import NotRegisteredError, PenstockError, condition_of
 from penstock.json_text import Json, parse_json
 from penstock.pipeline.query import STOP_SECONDS, Query, wait_in_slices
 from penstock.queue.store import Store, connect, open_store
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.connectors import OwnedConsumer, Sink
 from penstock.spark.error_boundary import original_error
-from penstock.spark.internals.plan_text import keeps_state
 from penstock.spark.internals.sessions import JvmError
-from penstock.store.database import Transaction
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -204,7 +201,7 @@ class MicroBatchQuery(Query):
         checkpoint = Checkpoint(self._checkpoint)
         return {
             (offset.queue, offset.consumer): offset.epoch
-            for offset in _ranges(checkpoint, checkpoint.last_planned())
+            for offset in checkpoint.ranges(checkpoint.last_planned())
             if expected.get((offset.queue, str(offset.consumer))) == offset.epoch
         }
 
@@ -247,75 +244,6 @@ def expected_epochs(sources: Sequence[OwnedConsumer]) -> dict[OwnedConsumer, int
     return epochs
 
 
-def require_own_state(
-    spark: SparkSession, sink: Sink, frame: DataFrame, location: str, consumers: Sequence[OwnedConsumer]
-) -> None:
-    """Refuse a stateful query whose consumers belong to another checkpoint, before it takes them over.
-
-    Its first commit would be refused too, after the query that has them is fenced.
-
-    Raises
-    ------
-    ConsumerBoundError
-        With the app of the other checkpoint.
-    """
-    binding = sink.binding(spark)
-    if binding is None or binding.allow_new_checkpoint or not consumers or not keeps_state(frame):
-        return
-    checkpoint = Checkpoint(location)
-    is_new = checkpoint.read("metadata") is None
-    app_id = binding.app_id or (None if is_new else checkpoint.query_id())
-    for owned in consumers:
-        for bound in _bound_apps(spark, sink, owned) - {app_id}:
-            raise bound_error(owned.queue, owned.consumer, bound, app_id)
-
-
-def require_same_consumers(location: str, consumers: Sequence[OwnedConsumer]) -> None:
-    """Refuse a checkpoint from before its consumers were moved or registered again, before a query of it
-    takes them over. The query itself reports whatever else is wrong.
-
-    Raises
-    ------
-    CheckpointMismatchError
-        With the field of the offset that differs.
-    """
-    offsets: list[QueueOffset] = []
-    with suppress(CommitRefusedError):
-        checkpoint = Checkpoint(location)
-        offsets = _ranges(checkpoint, checkpoint.last_planned())
-    logged = {(offset.queue, offset.consumer): offset for offset in offsets}
-    for owned in consumers:
-        offset = logged.get((owned.queue, owned.consumer))
-        known = None if offset is None else _identity(owned)
-        if offset is not None and known is not None:
-            offset.require(known[0], owned.queue, owned.consumer, known[1])
-
-
-def _identity(owned: OwnedConsumer) -> tuple[str, int] | None:
-    """Return the uuid of a consumer's store and the consumer's generation; None if they are not known."""
-    with suppress(PenstockError), connect(owned.url, create=False) as store:
-        return store.uuid, store.consumer(owned.consumer).registration(owned.queue).generation
-    return None
-
-
-def _bound_apps(spark: SparkSession, sink: Sink, owned: OwnedConsumer) -> set[str]:
-    """Return the apps to which a consumer is bound, in its store or in that of the sink."""
-    # The query itself reports what else is wrong with a store.
-    with suppress(PenstockError), connect(owned.url, create=False) as source:
-        if owned.moved_by_sink:
-            return source.database.run(
-                lambda tx: registered_app(tx, owned.queue, owned.consumer), write=False
-            )
-
-        def marked(tx: Transaction) -> set[str]:
-            name = str(sink.ledger_name(tx))
-            return marked_apps(tx, mark_name(source.uuid, owned.queue, owned.consumer, name))
-
-        with connect(str(sink.store_url(spark)), create=False) as target:
-            return target.database.run(marked, write=False)
-    return set()
-
-
 def catch_up_with_sink(
     spark: SparkSession, sink: Sink, guarantee: str, location: str, consumers: Sequence[OwnedConsumer]
 ) -> None:
@@ -354,7 +282,7 @@ def sync_consumers(called: str, location: str, consumers: Sequence[OwnedConsumer
     if consumers:
         with _logging_errors(called):
             checkpoint = Checkpoint(location)
-            offsets = _ranges(checkpoint, checkpoint.last_commit())
+            offsets = checkpoint.ranges(checkpoint.last_commit())
     for owned in consumers:
         with _logging_errors(called), connect(owned.url, create=False) as store:
             _await_release(store, owned)
@@ -385,11 +313,6 @@ def _await_release(store: Store, owned: OwnedConsumer) -> None:
     deadline = time.monotonic() + _RELEASE_SECONDS
     while lock.held_elsewhere() and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
-
-
-def _ranges(checkpoint: Checkpoint, batch_id: int | None) -> list[QueueOffset]:
-    """Return the ranges of queues in a micro-batch; empty without one."""
-    return [] if batch_id is None else batch_ranges(checkpoint.offsets(batch_id), ())
 
 
 def _json(text: str | None) -> object:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -11,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.arguments import in_quotes
+from penstock.arguments import in_quotes, refused_arguments
 from penstock.continuous.connectors.protocol import ContinuousSink
 from penstock.continuous.connectors.queue import QueueSinkDriver
 from penstock.continuous.connectors.simple import ConsoleDriver, FunctionDriver
@@ -119,20 +118,6 @@ class ConsoleSink(Sink, ContinuousSink):
         return ConsoleDriver(self.rows, width)
 
 
-def _takes_one(function: object) -> bool:
-    """Return whether a function can be called with one argument; True if that is not known."""
-    if not callable(function):
-        return False
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError:
-        return False
-    except ValueError:
-        # Some functions in C do not tell.
-        return True
-    return True
-
-
 @dataclass(frozen=True)
 class FunctionSink(BatchSink, ContinuousSink):
     """A function of your own that tasks call with each ``pyarrow.RecordBatch``, ``at_least_once``.
@@ -148,7 +133,7 @@ class FunctionSink(BatchSink, ContinuousSink):
     function: Callable[[pa.RecordBatch], object]
 
     def __post_init__(self) -> None:
-        if not _takes_one(self.function):
+        if not callable(self.function) or refused_arguments(self.function, None) is not None:
             raise InvalidInputError(
                 "function is called with one argument, a pyarrow.RecordBatch, and "
                 f"{in_quotes(getattr(self.function, '__name__', self.function))} does not take just one: for "

@@ -26,13 +26,12 @@ from penstock.pipeline.micro_batches import (
     MicroBatchQuery,
     catch_up_with_sink,
     expected_epochs,
-    require_own_state,
-    require_same_consumers,
     sync_consumers,
 )
 from penstock.pipeline.monitor import monitor_target, start_monitored
 from penstock.pipeline.query import EndedQuery, Query, Trigger, stop_on_sigterm
 from penstock.pipeline.sources import as_source, owned_consumer
+from penstock.pipeline.start_checks import registered, require_own_state, require_same_consumers
 from penstock.queue.store import connect
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.connectors import OwnedConsumer, Sink, Source, WriteSettings
@@ -339,9 +338,10 @@ class Pipeline:
     ) -> MicroBatchQuery:
         spark = self.stream.spark
         consumers, others = self._consumers(frame)
-        require_same_consumers(location, consumers)
+        known = registered(consumers)
+        require_same_consumers(location, known)
         if self.guarantee != "at_least_once":
-            require_own_state(spark, self.sink, frame, location, consumers)
+            require_own_state(spark, self.sink, frame, location, known)
         catch_up_with_sink(spark, self.sink, self.guarantee, location, consumers)
         settings = WriteSettings(self.guarantee, self.output_mode, location)
         writer = self.sink.stream_writer(with_initial_batch(frame, location), settings)
@@ -409,7 +409,7 @@ class Pipeline:
         stream = self.stream
         location = None if checkpoint is None else _location(stream.spark, checkpoint)
         if location is not None:
-            require_same_consumers(location, stream.source.owned_consumers(stream.spark))
+            require_same_consumers(location, registered(stream.source.owned_consumers(stream.spark)))
         query = start_continuous(
             stream.spark,
             stream.source,

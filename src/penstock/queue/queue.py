@@ -11,8 +11,9 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from penstock.arguments import column_names, did_you_mean, in_quotes
+from penstock.arguments import column_names
 from penstock.arrow.python_rows import to_table
+from penstock.arrow.schema import unknown_column
 from penstock.errors import (
     InvalidInputError,
     InvalidPositionError,
@@ -443,12 +444,7 @@ def _rereadable(rows: Rows) -> Rows:
 def _selected(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     for name in columns:
         if name not in schema.names:
-            known, hint = ", ".join(schema.names), did_you_mean(name, schema.names)
-            raise SchemaMismatchError(
-                f"there is no column {in_quotes(name)}; the columns are {known}.{hint}",
-                condition="SCHEMA_MISMATCH.UNKNOWN_COLUMN",
-                column=name,
-            )
+            raise unknown_column(name, schema)
     return pa.schema([schema.field(name) for name in columns])
 
 

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from pyarrow import fs
 
 from penstock.commit.micro_batch import BatchCommit, Target
-from penstock.commit.offsets import batch_ranges, other_offsets
+from penstock.commit.offsets import QueueOffset, batch_ranges, other_offsets
 from penstock.errors import CheckpointMismatchError, CommitRefusedError
 from penstock.json_text import JsonValue, parse_json
 
@@ -86,6 +86,10 @@ class Checkpoint:
     def offsets(self, batch_id: int) -> list[JsonValue]:
         """Return the sources' offsets of a micro-batch; empty before the first one."""
         return parse_offsets(self._read(f"offsets/{batch_id}")) if batch_id >= 0 else []
+
+    def ranges(self, batch_id: int | None) -> list[QueueOffset]:
+        """Return the ranges of queues in a micro-batch; empty without one."""
+        return [] if batch_id is None else batch_ranges(self.offsets(batch_id), ())
 
     def input_digest(self, batch_id: int) -> str:
         """Return a hash of a micro-batch's offsets, which identifies its input."""

@@ -78,13 +78,7 @@ def test_a_partition_that_was_published_through_its_table_and_left_it_for_a_whil
 def test_a_partition_that_was_detached_for_a_while_before_its_table_left_the_publication(
     source: Source,
 ) -> None:
-    table, name = f"{source.name}.p", source.name
-    source.run(
-        f"CREATE TABLE {table} (id int primary key, v int) PARTITION BY RANGE (id)",
-        f"CREATE TABLE {name}.p1 PARTITION OF {table} FOR VALUES FROM (0) TO (10)",
-        f"ALTER PUBLICATION {name} ADD TABLE {table}",
-        f"ALTER PUBLICATION {name} SET (publish_via_partition_root)",
-    )
+    table, name = partitioned(source), source.name
     stream = started(source)
     source.run(
         f"ALTER TABLE {table} DETACH PARTITION {name}.p1",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.errors import StoreUnavailableError
+from penstock.errors import StoreLockedError, StoreUnavailableError
 from tests.store.programs import SCHEMA
 from tests.support.raw_sql import raw_connection
 
@@ -36,8 +36,9 @@ def test_a_writer_that_never_finishes_is_reported_in_sqlite(
         queue = store.create_queue("q", SCHEMA)
         other = raw_connection(store.database)
         other.execute("begin immediate")
-        with pytest.raises(StoreUnavailableError, match="locked by another writer"):
+        with pytest.raises(StoreLockedError, match="locked by another writer") as caught:
             queue.append([{"n": 1}])
+        assert "another connection of this process" in caught.value.message
         assert queue.info().rows == 0, "readers are not held up"
         other.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.arguments import column_names, did_you_mean, in_quotes, refusal
+from penstock.arguments import column_names, did_you_mean, in_quotes, refusal, refused_arguments
 from penstock.errors import InvalidInputError
 from penstock.modes.checking.report import MODES
 from penstock.modes.previewing.inputs import Input, input_of
@@ -165,18 +164,14 @@ def _check_transform(transform: object, inputs: Mapping[str, Input] | None) -> N
         raise refusal("transform", transform, "a function of a DataFrame that returns another")
     if inputs is None:
         return
-    try:
-        inspect.signature(transform).bind(**dict.fromkeys(inputs))
-    except TypeError as error:
+    refused = refused_arguments(transform, **dict.fromkeys(inputs))
+    if refused is not None:
         raise InvalidInputError(
-            f"transform does not take the inputs {', '.join(inputs)} by name ({error}): rename its "
+            f"transform does not take the inputs {', '.join(inputs)} by name ({refused}): rename its "
             "parameters",
             condition="INVALID_INPUT.FUNCTION_PARAMETERS",
             parameter="transform",
-        ) from None
-    except ValueError:
-        # Python cannot inspect the parameters of this function.
-        return
+        )
 
 
 def _preview_session(spark: SparkSession, folder: str | Path | None) -> SparkSession:

@@ -235,19 +235,23 @@ class SqliteDatabase(Database):
     def _begin_write(self, connection: _Connection) -> None:
         if not connection.write_lock.acquire(self._patience, self._log_wait):
             raise self._locked_out(f"other writers were before this one for {self._patience} s")
-        deadline, waits = time.monotonic() + self._patience, False
-        while True:
-            try:
-                # Not begun as a read: SQLite does not upgrade a stale snapshot, so it could not wait for
-                # another writer.
-                connection.execute("begin immediate")
-                return
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
-                    raise
-            if not waits:
+        deadline, logged = time.monotonic() + self._patience, False
+        while not self._begun(connection, deadline):
+            if not logged:
                 self._log_wait()
-            waits = True
+            logged = True
+
+    def _begun(self, connection: _Connection, deadline: float) -> bool:
+        """Begin a write transaction; return False if a writer that is not in line was not done in time."""
+        try:
+            # Not begun as a read: SQLite does not upgrade a stale snapshot, so it could not wait for another
+            # writer.
+            connection.execute("begin immediate")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+            return False
+        return True
 
     def _log_wait(self) -> None:
         error = self._locked_out("the write lock is not free yet")

@@ -1,0 +1,111 @@
+"""Checks of the consumers of a query before it takes them over, which fences the query that has them.
+
+The query, or its first commit, would refuse the same: too late for the other one. They check again, since
+another query may come in between, and report whatever else is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.commit.binding import bound_error, mark_name, marked_apps
+from penstock.commit.offsets import QueueOffset
+from penstock.errors import CommitRefusedError, PenstockError
+from penstock.queue.store import connect
+from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.connectors import OwnedConsumer, Sink
+from penstock.spark.internals.plan_text import keeps_state
+from penstock.store.database import Transaction
+from penstock.store.records.consumers import Registration
+
+
+@dataclass(frozen=True)
+class RegisteredConsumer:
+    """A consumer of a query, as its store has it before the query starts."""
+
+    owned: OwnedConsumer
+    store: str
+    """The uuid of its store."""
+    registration: Registration
+
+
+def registered(consumers: Sequence[OwnedConsumer]) -> list[RegisteredConsumer]:
+    """Look up consumers; those that cannot be read are left out."""
+    found = []
+    for owned in consumers:
+        with suppress(PenstockError), connect(owned.url, create=False) as store:
+            registration = store.consumer(owned.consumer).registration(owned.queue)
+            found.append(RegisteredConsumer(owned, store.uuid, registration))
+    return found
+
+
+def require_same_consumers(location: str, consumers: Sequence[RegisteredConsumer]) -> None:
+    """Refuse a checkpoint from before its consumers were moved or registered again.
+
+    Raises
+    ------
+    CheckpointMismatchError
+        With the field of the offset that differs.
+    """
+    logged = _logged(location) if consumers else {}
+    for consumer in consumers:
+        registration = consumer.registration
+        offset = logged.get((registration.queue, registration.consumer))
+        if offset is not None:
+            offset.require(consumer.store, registration.queue, registration.consumer, registration.generation)
+
+
+def _logged(location: str) -> dict[tuple[str, str | None], QueueOffset]:
+    """Return the last offset of each consumer in a checkpoint; none if Python cannot read it."""
+    with suppress(CommitRefusedError):
+        checkpoint = Checkpoint(location)
+        ranges = checkpoint.ranges(checkpoint.last_planned())
+        return {(offset.queue, offset.consumer): offset for offset in ranges}
+    return {}
+
+
+def require_own_state(
+    spark: SparkSession,
+    sink: Sink,
+    frame: DataFrame,
+    location: str,
+    consumers: Sequence[RegisteredConsumer],
+) -> None:
+    """Refuse a stateful query whose consumers belong to another checkpoint.
+
+    Raises
+    ------
+    ConsumerBoundError
+        With the app of the other checkpoint.
+    """
+    binding = sink.binding(spark) if consumers else None
+    if binding is None or binding.allow_new_checkpoint:
+        return
+    checkpoint = Checkpoint(location)
+    is_new = checkpoint.read("metadata") is None
+    app_id = binding.app_id or (None if is_new else checkpoint.query_id())
+    for consumer in consumers:
+        others = _bound_apps(spark, sink, consumer) - {app_id}
+        if others and keeps_state(frame):
+            registration = consumer.registration
+            raise bound_error(registration.queue, registration.consumer, min(others), app_id)
+
+
+def _bound_apps(spark: SparkSession, sink: Sink, consumer: RegisteredConsumer) -> set[str]:
+    """Return the apps to which a consumer is bound, by its store or that of the sink."""
+    registration = consumer.registration
+    if consumer.owned.moved_by_sink:
+        return set() if registration.app_id is None else {registration.app_id}
+
+    def marked(tx: Transaction) -> set[str]:
+        sink_name = str(sink.ledger_name(tx))
+        name = mark_name(consumer.store, registration.queue, registration.consumer, sink_name)
+        return marked_apps(tx, name)
+
+    with suppress(PenstockError), connect(str(sink.store_url(spark)), create=False) as store:
+        return store.database.run(marked, write=False)
+    return set()
