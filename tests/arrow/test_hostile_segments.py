@@ -5,6 +5,7 @@ None takes more memory than a segment is allowed, or makes a reader access data 
 
 from __future__ import annotations
 
+import gc
 import struct
 from collections.abc import Callable
 from contextlib import suppress
@@ -51,11 +52,12 @@ def test_a_decompression_bomb_is_refused_before_it_is_unpacked(
     assert len(payload) < 4096
     assert read(payload, batch.schema).equals(batch)
     monkeypatch.setattr(segments, "MAX_UNPACKED", 7 << 20)
+    gc.collect()  # what other tests left behind is not to go in between
     before = pa.total_allocated_bytes()
     with pytest.raises(StoreError, match="would take 83") as caught:
         read(payload, batch.schema)
     assert caught.value.condition == "SEGMENT_UNREADABLE"
-    assert pa.total_allocated_bytes() == before
+    assert pa.total_allocated_bytes() <= before
 
 
 @reads

@@ -220,4 +220,4 @@ def test_opening_and_closing_leaves_no_files_or_threads_behind(store_url: str) -
                 store.queue("q").append([{"n": n}])
             store.queue("q").read(0, 0)
     wait_until(lambda: open_files() <= before, message="all files are closed")
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads

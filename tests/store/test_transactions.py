@@ -15,6 +15,7 @@ from penstock.store import pool
 from penstock.store.database import Transaction
 from tests.store.programs import SCHEMA
 from tests.support.raw_sql import raw_connection
+from tests.support.waiting import wait_until
 
 
 def _consumers(store: penstock.Store) -> list[str]:
@@ -81,6 +82,37 @@ def test_threads_share_few_connections(store: penstock.Store) -> None:
     assert failures == []
     assert len({row["n"] for row in queue.read(0, 0).to_pylist()}) == 10 * pool.SIZE
     assert len(store.database._pool._idle) <= pool.SIZE
+
+
+def test_connections_that_nobody_uses_are_closed(
+    store: penstock.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(pool, "_cleaner", pool._Cleaner())
+    closed, disconnect = [], store.database.disconnect
+    monkeypatch.setattr(
+        store.database._pool, "_disconnect", lambda each: (closed.append(each), disconnect(each))
+    )
+    with store.database.transaction() as outer:
+        with store.database.transaction(write=False):
+            pass
+        wait_until(lambda: len(closed) == 1)
+        _add(outer, "a")  # whose connection is in use, and stays open
+    wait_until(lambda: len(closed) == 2)
+    wait_until(lambda: not pool._cleaner._running)
+    assert _consumers(store) == ["a"]
+    wait_until(lambda: len(closed) == 3)
+
+
+def test_a_connection_that_is_used_again_and_again_stays_open(
+    store: penstock.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.consumers()
+    (before,) = store.database._pool._idle
+    for _ in range(5):
+        assert store.database._pool.close_unused()
+        store.consumers()
+    assert store.database._pool._idle == [before]
 
 
 def test_an_error_of_the_caller_keeps_the_connection(store: penstock.Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import selectors
 import socket
 import ssl
 import subprocess
@@ -70,11 +71,13 @@ def _serve(incoming: socket.socket, context: ssl.SSLContext, server: tuple[str, 
 
 
 def _forward(client: ssl.SSLSocket, behind: socket.socket) -> None:
-    import select
-
+    # Not select: it knows no descriptor above 1023, and a run of all tests has more open.
+    waiting = selectors.DefaultSelector()
+    waiting.register(client, selectors.EVENT_READ)
+    waiting.register(behind, selectors.EVENT_READ)
     while True:
         if not client.pending():
-            select.select([client, behind], [], [])
+            waiting.select()
         for source, target in ((client, behind), (behind, client)):
             try:
                 data = source.recv(1 << 16)

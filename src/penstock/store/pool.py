@@ -6,9 +6,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
 from penstock.errors import StoreError
 from penstock.store import forks
@@ -19,6 +20,10 @@ Connection: TypeAlias = Any
 SIZE = 16
 FORK_SECONDS = 5.0
 """For how many seconds a fork waits for transactions of other threads."""
+IDLE_SECONDS = 30.0
+"""A connection that is not used for this long is closed, at the latest after twice as long: a query that has
+ended is kept by Spark, and with it its stores.
+"""
 
 
 @dataclass
@@ -46,7 +51,9 @@ class Pool(Forkable):
         forks.watch(self)
 
     def _reset(self) -> None:
+        # The last one returned is used first, so those that are never used stay in front.
         self._idle: list[Connection] = []
+        self._unused = 0
         # For a store that is never closed, and at the program's end.
         self._finalizer = weakref.finalize(self, _close_all, self._idle)
         self._guard = threading.Lock()
@@ -74,13 +81,16 @@ class Pool(Forkable):
                     f"the store {self._name} has been closed; connect again", condition="STORE_CLOSED"
                 )
             if self._idle:
-                return self._idle.pop()
+                connection = self._idle.pop()
+                self._unused = min(self._unused, len(self._idle))
+                return connection
         return self._connect()
 
     def _checkin(self, lease: Lease) -> None:
         with self._guard:
             if lease.sound and not self._closed:
                 self._idle.append(lease.connection)
+                _cleaner.watch(self)
                 return
         self._disconnect(lease.connection)
         if not lease.sound:
@@ -91,8 +101,23 @@ class Pool(Forkable):
         with self._guard:
             idle = self._idle[:]
             self._idle.clear()
+            self._unused = 0
         for connection in idle:
             self._disconnect(connection)
+
+    def close_unused(self) -> bool:
+        """Close the connections that were idle since the last call; return whether others are left."""
+        self._open.wait()
+        with self._slots:  # so that a fork waits until they are closed
+            with self._guard:
+                unused = self._idle[: self._unused]
+                del self._idle[: self._unused]
+                self._unused = len(self._idle)
+            for connection in unused:
+                # One that cannot be closed is of no use either.
+                with suppress(Exception):
+                    self._disconnect(connection)
+        return self._unused > 0
 
     def close(self) -> None:
         """Close the idle connections; those in use are closed when they are returned."""
@@ -120,6 +145,52 @@ class Pool(Forkable):
         self._finalizer.detach()
         forks.keep(self._idle)
         self._reset()
+
+
+class _Cleaner(Forkable):
+    """A thread that closes the unused connections of all pools, and ends when there are none left."""
+
+    def __init__(self) -> None:
+        self._reset()
+        forks.watch(self)
+
+    def _reset(self) -> None:
+        self._guard = threading.Lock()
+        self._pools: WeakSet[Pool] = WeakSet()
+        self._running = False
+
+    def watch(self, pool: Pool) -> None:
+        """Close what the pool does not use."""
+        if self._running and pool in self._pools:
+            return
+        with self._guard:
+            self._pools.add(pool)
+            if self._running:
+                return
+            # At the program's end no thread can be started, and none is needed.
+            with suppress(RuntimeError):
+                threading.Thread(target=self._run, name="penstock-idle-connections", daemon=True).start()
+                self._running = True
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(IDLE_SECONDS)
+            with self._guard:
+                pools = list(self._pools)
+                self._pools.clear()
+            kept = [pool for pool in pools if pool.close_unused()]
+            with self._guard:
+                self._pools.update(kept)
+                if not self._pools:
+                    self._running = False
+                    return
+            del pools, kept
+
+    def after_fork_in_child(self) -> None:
+        self._reset()
+
+
+_cleaner = _Cleaner()
 
 
 def _close_all(connections: list[Connection]) -> None:
