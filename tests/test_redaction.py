@@ -16,7 +16,7 @@ from penstock.errors import InvalidUrlError
 from penstock.lake.storage import without_secrets
 from penstock.modes.previewing.run import _refusal
 from penstock.pipeline.progress_format import ends_of, error_of
-from penstock.redaction import redact, sentence, without_user_info
+from penstock.redaction import redact, sentence, without_literals, without_user_info
 from penstock.spark.checkpoint import redact_location, redacted_cause
 from penstock.spark.error_boundary import original_error
 from penstock.store.url import parse_url
@@ -120,6 +120,22 @@ def test_the_text_around_a_password_is_kept(text: str, shown: str) -> None:
     assert redact(text) == shown
 
 
+@pytest.mark.parametrize(
+    ("query", "shown"),
+    [
+        ("select 'a', 'it''s', b from t", "select '…', '…', b from t"),
+        (r"select E'it\'s ' || x, e'\\', 'c'", "select '…' || x, '…', '…'"),
+        (r"select name'\', x, 'c'", "select name'…', x, '…'"),
+        ("select $$a'b$$, $tag$c $$ d$tag$, $1, x$y$z", "select '…', '…', $1, x$y$z"),
+        ("insert into t values ('not closed", "insert into t values ('…'"),
+        ("insert into t values (E'not closed\\", "insert into t values ('…'"),
+        ("insert into t values ($a$not closed$a", "insert into t values ('…'"),
+    ],
+)
+def test_the_values_of_a_statement_are_not_shown(query: str, shown: str) -> None:
+    assert without_literals(query) == shown
+
+
 def location(text: str) -> None:
     redact_location(text)
     redacted_cause(OSError("x"), text)
@@ -134,6 +150,7 @@ def url(text: str) -> None:
 LOOKS: dict[str, Callable[[str], object]] = {
     "redact": redact,
     "sentence": lambda text: sentence(text, len(text)),
+    "a statement": without_literals,
     "location": location,
     "url": url,
     "a library's error": lambda text: without_secrets(OSError(text), {}),
@@ -148,6 +165,7 @@ REPEATED = (
     " ", "\n", "\n ", "\t", "token", "token ", "token.", "token= ", "token='", 'token="', "secret:\n", "'",
     "a.", "a", "a$", "$.", "pwd:", "; ", "SQLSTATE: ",
     "\n at a.", "\n at ", "Caused by: ", "penstock.", "\npenstock.", "é", "accesskey-", "://", "a:",
+    "$a$", "$a", "$$", "e'", "e'\\", "e'\\'", "''",
 )  # fmt: skip
 SHORTER = 10_000
 

@@ -36,6 +36,11 @@ _OTHER = re.compile(
     rf"({_named(_KEYS)}[=:]\s*+(?:(?:bearer|basic)\s++)?+)(?:{_QUOTED}|[^\s,;&)}}\]]+)",
     re.IGNORECASE | re.DOTALL,
 )
+# The literals of PostgreSQL's SQL; one that is not closed is cut off there.
+_LITERAL = re.compile(
+    r"""(?<![\w$])[eE]'(?:[^'\\]|''|\\.)*+(?:'|\\?\Z)|'(?:[^']|'')*+'?|(?<![\w$])\$(\w*+)\$.*?(?:\$\1\$|\Z)""",
+    re.DOTALL,
+)
 _SHORTEST_SECRET = 4
 _SCHEME = r"\bpostgres(?:ql)?://"
 
@@ -66,6 +71,11 @@ def redact(text: str, secrets: Sequence[str] = ()) -> str:
     shown = without_user_info(text[:SEARCHED_CHARACTERS], cut=cut)
     shown = _PASSWORD.sub(_starred, _IN_QUERY.sub(r"\1***", shown))
     return f"{shown}…" if cut else shown
+
+
+def without_literals(query: str) -> str:
+    """Return a statement of PostgreSQL without the values in it, which may be anybody's data."""
+    return _LITERAL.sub("'…'", query)
 
 
 def _starred(match: re.Match[str]) -> str:

@@ -191,6 +191,21 @@ def test_deletion_vectors_are_refused_where_they_matter(path: Path) -> None:
     assert changes(feed, 1).num_rows == 1
 
 
+def test_a_version_that_records_its_changes_may_have_deletion_vectors(path: Path) -> None:
+    history = History(path, feed=True, partitioned=False)
+    history.append(rows((1, "a", 1.0), (2, "a", 1.0)))
+    history.delete(rows((1, "a", 1.0)))
+    vector = {"storageType": "u", "cardinality": 1}
+    edit(path, 2, add=lambda add: add.update(deletionVector=vector))
+    assert log_file(path, 2).read_text().count("deletionVector") == 1
+    found = changes(DeltaFeed(path, "id").open())
+    assert [(row["id"], row["_change_type"], row["_commit_version"]) for row in found.to_pylist()] == [
+        (1, "insert", 1),
+        (2, "insert", 1),
+        (1, "delete", 2),
+    ]
+
+
 def test_unknown_features_are_refused(path: Path) -> None:
     history = History(path, feed=True, partitioned=False)
     history.append(rows((1, "a", 1.0)))

@@ -38,6 +38,7 @@ from tests.feeds.delta.tables import (
     rows,
 )
 from tests.feeds.reading import changes, passed
+from tests.feeds.running import RunningQuery
 from tests.support.change_frames import Sink
 
 WIDER = pa.schema([*SCHEMA, ("extra", pa.string())])
@@ -67,6 +68,9 @@ def overwrite(path: Path, *values: tuple[object, ...], schema: pa.Schema, **opti
 
 class Evolving(History):
     """A table that gets other columns and partitions, and goes back to what it was."""
+
+    def go(self, operation: str, ids: Sequence[int]) -> None:
+        getattr(self, operation)(rows(*((number, "ab"[number % 2], 1.0) for number in ids)))
 
     def columns(self) -> list[pa.Field]:
         return list(pa.schema(self.table.schema().to_arrow()))
@@ -121,22 +125,19 @@ EVOLUTION = [
 ]
 
 
+STEPS = st.tuples(st.sampled_from(EVOLUTION), st.lists(st.integers(0, 8), unique=True, max_size=5))
+
+
 @pytest.mark.parametrize("feed_on", [True, False], ids=["feed", "files"])
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    steps=st.lists(
-        st.tuples(st.sampled_from(EVOLUTION), st.lists(st.integers(0, 8), unique=True, max_size=5)),
-        min_size=3,
-        max_size=9,
-    )
-)
+@given(steps=st.lists(STEPS, min_size=3, max_size=9))
 def test_the_changes_of_an_evolving_table_turn_each_version_into_the_next(
     tmp_path_factory: pytest.TempPathFactory, feed_on: bool, steps: list[tuple[str, list[int]]]
 ) -> None:
     path = tmp_path_factory.mktemp("evolving") / "table"
     history = Evolving(path, feed=feed_on, partitioned=True)
     for operation, ids in steps:
-        getattr(history, operation)(rows(*((number, "ab"[number % 2], 1.0) for number in ids)))
+        history.go(operation, ids)
     feed = DeltaFeed(path, "id").open()
     names = feed.describe().schema.names[:-3]
     found = changes(feed)
@@ -152,6 +153,32 @@ def test_the_changes_of_an_evolving_table_turn_each_version_into_the_next(
             for row in held
         }
         assert state == expected, version
+
+
+@pytest.mark.parametrize("feed_on", [True, False], ids=["feed", "files"])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(STEPS | st.just("read"), min_size=4, max_size=14))
+def test_a_running_query_of_an_evolving_table_keeps_an_exact_copy(
+    tmp_path_factory: pytest.TempPathFactory, feed_on: bool, steps: list[tuple[str, list[int]] | str]
+) -> None:
+    path = tmp_path_factory.mktemp("evolving") / "table"
+    history = Evolving(path, feed=feed_on, partitioned=True)
+
+    def columns_at(version: int) -> list[str]:
+        return [field.name.lower() for field in DeltaTable(path, version=version).schema().fields]
+
+    query = RunningQuery(
+        lambda: DeltaFeed(path, "id").open(), lambda names: [*map(str.lower, names)], "id", -1
+    )
+    for step in [*steps, "read"]:
+        if step != "read":
+            history.go(*step)
+            continue
+        for version in query.read():
+            assert set(columns_at(version)) == set(query.columns)
+        held = DeltaTable(path, version=query.position).to_pyarrow_table()
+        held = held.rename_columns([name.lower() for name in held.column_names])
+        query.check(held.column_names, held.to_pylist())
 
 
 def keyed(found: pa.Table, names: Sequence[str]) -> pa.Table:

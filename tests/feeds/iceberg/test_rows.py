@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import struct
 import subprocess
 import sys
 from collections import Counter
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import LongType, StringType
+from pyiceberg.types import DecimalType, DoubleType, LongType, StringType
 
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout
@@ -226,6 +228,32 @@ def test_columns_are_matched_by_id_through_renames_wider_types_and_additions(lak
     assert feed.describe().schema.names[:4] == ["id", "text", "n", "note"]
     assert feed.describe().schema.field("n").type == pa.int64()
     assert found(feed, 0, 2) == Counter([(1, "a", 1, None, "insert", 1), (2, "b", 2**40, "new", "insert", 2)])
+
+
+def test_types_that_iceberg_widens_are_widened_exactly(lake: Lake) -> None:
+    wide = Decimal("1234567890.25")
+    schema = pa.schema([("id", pa.int64()), ("f", pa.float32()), ("d", pa.decimal128(9, 2))])
+    table = lake.table(schema=schema)
+    table.append(rows((1, 0.1, Decimal("1234567.25")), (2, None, None), schema=schema))
+    with table.update_schema() as update:
+        update.update_column("f", DoubleType())
+        update.update_column("d", DecimalType(12, 2))
+    table.append(
+        pa.table({"id": [3], "f": [0.1], "d": [wide]}, schema=table.schema().as_arrow()),
+    )
+    feed = lake.feed(row_id="id").open()
+    assert feed.describe().schema.types[:3] == [pa.int64(), pa.float64(), pa.decimal128(12, 2)]
+    as_float = struct.unpack("f", struct.pack("f", 0.1))[0]
+    assert found(feed, 0, 2) == Counter(
+        [
+            (1, as_float, Decimal("1234567.25"), "insert", 1),
+            (2, None, None, "insert", 1),
+            (3, 0.1, wide, "insert", 2),
+        ]
+    )
+    # What is removed has the older type in its file.
+    table.delete("id = 1")
+    assert (1, as_float, Decimal("1234567.25"), "delete", 3) in found(lake.feed(row_id="id").open(), 2, 3)
 
 
 def test_a_running_query_keeps_its_columns_and_the_next_one_has_the_new_ones(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IntegerType, LongType, StringType
 from pyspark.sql import SparkSession
@@ -34,6 +35,7 @@ from tests.feeds.iceberg.lake import (
     rows,
     states,
 )
+from tests.feeds.running import RunningQuery
 from tests.support.change_frames import Sink
 
 
@@ -135,6 +137,47 @@ def test_the_changes_of_an_evolving_table_turn_each_snapshot_into_the_next(
     held = _held(table)
     for version, state in replayed(changes(feed, 0, feed.newest(0)), Counter()):
         assert state == held[version], version
+
+
+@settings(
+    max_examples=8,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(steps=st.lists(st.sampled_from([*EVOLUTIONS, *CHANGES, "read", "read"]), min_size=5, max_size=14))
+def test_a_running_query_of_an_evolving_table_keeps_an_exact_copy(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[str]
+) -> None:
+    lake = Lake(tmp_path_factory.mktemp("lake"))
+    table = lake.table()
+    _change(table, "append", 0)
+
+    def by_id(names: Sequence[str]) -> list[Hashable]:
+        now = lake.catalog.load_table("shop.orders").schema()
+        return [now.find_field(name).field_id for name in names]
+
+    def at(version: int) -> tuple[Snapshot, dict[str, Hashable]]:
+        snapshot = next(each for each in table.snapshots() if each.sequence_number == version)
+        schema = next(each for each in table.metadata.schemas if each.schema_id == snapshot.schema_id)
+        return snapshot, {field.name: field.field_id for field in schema.fields}
+
+    def read() -> None:
+        for version in query.read():
+            assert set(at(version)[1].values()) == set(query.columns)
+        snapshot, ids = at(query.position)
+        held = table.scan(snapshot_id=snapshot.snapshot_id).to_arrow().to_pylist()
+        query.check(ids.values(), ({ids[name]: value for name, value in row.items()} for row in held))
+
+    query = RunningQuery(
+        lambda: lake.feed(row_id=table.schema().find_column_name(1)).open(), by_id, 1, position=0
+    )
+    for number, step in enumerate([*steps, "read"], 1):
+        if step in EVOLUTIONS:
+            _evolve(table, step, number)
+        elif step != "read" and step != "rollback":
+            _change(table, step, number)
+        elif step == "read":
+            read()
 
 
 def append(table: Table, **columns: object) -> None:

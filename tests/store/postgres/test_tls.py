@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 import penstock
-from penstock.errors import PenstockError
+from penstock.errors import FeedUnavailableError, PenstockError
 from penstock.feeds.postgres import PostgresFeed
 from penstock.store.postgres import connection as connections
 from tests.support.tls_proxy import certificate, tls_in_front_of
@@ -80,13 +80,13 @@ def test_tls_options_are_passed_to_libpq(
         certificate(tmp_path, name) for name in ("localhost", "other.example", "localhost2")
     )
 
+    def url(port: int, **options: object) -> str:
+        query = "&".join(f"{name}={value}" for name, value in options.items())
+        place = f"{server.username}:{server.password}@localhost:{port}"
+        return server._replace(netloc=place, query=f"{query}&hostaddr=127.0.0.1").geturl()
+
     def at(port: int, **options: object) -> Callable[[], object]:
-        query = "&".join(f"{name}={value}" for name, value in {"schema": "nowhere", **options}.items())
-        url = server._replace(
-            netloc=f"{server.username}:{server.password}@localhost:{port}",
-            query=f"{query}&hostaddr=127.0.0.1",
-        ).geturl()
-        return lambda: penstock.connect(url, create=False, timeout=0)
+        return lambda: penstock.connect(url(port, schema="nowhere", **options), create=False, timeout=0)
 
     with tls_in_front_of(server.hostname, server.port, mine) as port:
         # Whoever gets as far as the store's schema was let in.
@@ -97,6 +97,13 @@ def test_tls_options_are_passed_to_libpq(
             at(port, sslmode="verify-full", sslrootcert=wrong.file)()
         with pytest.raises(PenstockError):
             at(port, sslmode="disable")()
+        # A change feed connects as a store does.
+        feed = PostgresFeed(url(port, sslmode="verify-full", sslrootcert=mine.file), "no_such_publication")
+        with pytest.raises(FeedUnavailableError, match="no_such_publication"):
+            feed.open().describe()
+        feed = PostgresFeed(url(port, sslmode="verify-full", sslrootcert=wrong.file), "no_such_publication")
+        with pytest.raises(PenstockError, match="certificate verify failed"):
+            feed.open().describe()
     with (
         tls_in_front_of(server.hostname, server.port, other) as port,
         pytest.raises(PenstockError, match="does not match host name"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -14,10 +13,9 @@ from penstock.feeds.postgres.catalog import missing_publication
 from penstock.feeds.postgres.pgoutput import TRUNCATE, Relation, Truncation, truncated_relations
 from penstock.feeds.postgres.server import WAL_LEVEL, Server, SlotInUse, lsn, quoted, statements
 from penstock.feeds.protocol import Commit, history_changed
-from penstock.redaction import sentence
+from penstock.redaction import sentence, without_literals
 
 log = logging.getLogger("penstock.feeds")
-_LITERAL = re.compile(r"'(?:[^']|'')*'?|\$(\w*)\$.*?(?:\$\1\$|\Z)", re.DOTALL)
 _MOST_TEXT = 120
 _HIDDEN = "<insufficient privilege>"
 _CHECK_EVERY = 5.0
@@ -387,7 +385,7 @@ class OpenTransactions:
         hidden = row.query == _HIDDEN
         seconds = time.monotonic() - self._first_seen[1] if row.seconds is None else max(0.0, row.seconds)
         # A prepared transaction is ended by its name.
-        query = row.query if row.pid is None else sentence(_LITERAL.sub("'…'", row.query or ""), _MOST_TEXT)
+        query = row.query if row.pid is None else sentence(without_literals(row.query or ""), _MOST_TEXT)
         return row.number, OpenTransaction(row.pid, seconds, None if hidden else row.state, query)
 
 
