@@ -19,7 +19,7 @@ _START_AGAIN = ("FEED_UNAVAILABLE.SCHEMA_CHANGED", "FEED_UNAVAILABLE.ROWS_OVERWR
 
 
 class RunningQuery:
-    """It is planned with the columns of its start, reads what is new when it is told to, keeps a copy of the
+    """It is planned with the columns of its start, reads what is new when `read` is called, keeps a copy of the
     table, and is started again when it is refused because it was planned before a change.
 
     Parameters
