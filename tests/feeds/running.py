@@ -19,8 +19,9 @@ _START_AGAIN = ("FEED_UNAVAILABLE.SCHEMA_CHANGED", "FEED_UNAVAILABLE.ROWS_OVERWR
 
 
 class RunningQuery:
-    """It is planned with the columns of its start, reads what is new when `read` is called, keeps a copy of the
-    table, and is started again when it is refused because it was planned before a change.
+    """It keeps a copy of the table; each start plans it with the columns of that moment.
+
+    It is started again when it is refused because it was planned before a change.
 
     Parameters
     ----------
