@@ -88,7 +88,7 @@ def _not_counted(checkpoint: Checkpoint) -> CheckpointMismatchError:
     how = "without a limit" if limit is None else f"with limit({limit})"
     return CheckpointMismatchError(
         f"the query at {where!r} has run {how} before, and did not count by key: {NEW_CHECKPOINT}",
-        condition="CHECKPOINT_MISMATCH.LIMIT_PER",
+        condition="CHECKPOINT_MISMATCH.LIMIT",
         checkpoint=where,
     )
 

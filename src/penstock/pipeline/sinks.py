@@ -138,6 +138,7 @@ class FunctionSink(BatchSink, ContinuousSink):
                 "function is called with one argument, a pyarrow.RecordBatch, and "
                 f"{in_quotes(getattr(self.function, '__name__', self.function))} does not take just one: for "
                 "a function of a DataFrame and a number, write a penstock.BatchSink",
+                condition="INVALID_INPUT.FUNCTION_PARAMETERS",
                 parameter="function",
             )
 

@@ -20,7 +20,7 @@ from penstock.errors import (
 )
 from penstock.feeds.postgres import PostgresFeed, server, settings, slot
 from penstock.feeds.urls import parse
-from tests.feeds.postgres.source import Source, everything, source_at
+from tests.feeds.postgres.source import Source, everything, open_transaction, source_at
 from tests.feeds.postgres.stops import started
 from tests.support.postgres import start_postgres
 from tests.support.waiting import wait_until
@@ -390,3 +390,22 @@ def test_a_server_whose_log_ends_before_what_was_read_is_refused(source: Source)
             stream.drain()
         assert caught.value.condition == "DATA_LOST.HISTORY_CHANGED"
     assert source.rows(confirmed) == before, "the rows that were not read are kept"
+
+
+def test_a_slot_that_somebody_is_creating_is_named_and_read_once_it_is_there(source: Source) -> None:
+    table = source.table("id int primary key")
+
+    def create() -> None:
+        with psycopg.connect(source.url, autocommit=True) as other:
+            other.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [source.name])
+
+    creation = threading.Thread(target=create)
+    with open_transaction(source, f"INSERT INTO {table} VALUES (1)"):
+        creation.start()
+        wait_until(lambda: source.slots() == 1)
+        with pytest.raises(FeedUnavailableError, match="is being created") as caught:
+            source.open().oldest()
+        assert caught.value.condition == "FEED_UNAVAILABLE.SLOT_NOT_READY"
+    creation.join()
+    source.run(f"INSERT INTO {table} VALUES (2)")
+    assert [row["id"] for row in everything(source.open())] == [2]
