@@ -236,6 +236,6 @@ def test_a_user_defined_continuous_sink_gets_each_epoch(
 def test_a_function_that_takes_a_dataframe_and_a_number_is_refused_before_the_start() -> None:
     def show(rows: object, batch: int) -> None: ...
 
-    with pytest.raises(InvalidInputError, match=r"FUNCTION_PARAMETERS.*'show' does not take just one: .*BatchSink"):
+    with pytest.raises(InvalidInputError, match=r"FUNCTION_PARAMETERS.*'show' does not take just one"):
         penstock.FunctionSink(show)  # type: ignore[arg-type]
     assert penstock.FunctionSink(print).function is print
