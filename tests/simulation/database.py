@@ -466,8 +466,8 @@ class SimDatabase(Database):
                 f"{self.server.name}: the connection broke while a transaction was committing"
             )
 
-    def _lock_wait(self, patience: float | None) -> float:
-        return WAIT_SECONDS if patience is None else patience
+    def _lock_wait(self, timeout: float | None) -> float:
+        return WAIT_SECONDS if timeout is None else timeout
 
     def owner_lock(self, name: str) -> OwnerLock:
         return SimOwnerLock(self.server, self.process, name)

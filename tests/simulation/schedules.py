@@ -174,9 +174,9 @@ class _Schedule:
         open_ = self._open(operator.at_rest(self._seen.ends))
         if not open_:
             self._caught_up = True
-        for kind, (text, patience) in open_.items():
-            if world.now > self._quiet_since + patience:
-                raise Violation(kind, f"{patience:.0f} s after the last disturbance {text}")
+        for kind, (text, timeout) in open_.items():
+            if world.now > self._quiet_since + timeout:
+                raise Violation(kind, f"{timeout:.0f} s after the last disturbance {text}")
 
     def _open(self, rests: bool) -> dict[str, tuple[str, float]]:
         """What has to be different in the end: by what is wrong with it, and after how many seconds it is."""

@@ -32,9 +32,9 @@ RunChild = Callable[..., ChildProcess]
 @pytest.fixture
 def no_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are found only through notifications."""
-    monkeypatch.setattr(postgres_watch, "REST", NEVER)
-    monkeypatch.setattr(sqlite_watch, "REST", NEVER)
-    monkeypatch.setattr(sqlite_watch, "SLEEP", NEVER)
+    monkeypatch.setattr(postgres_watch, "PAUSE", NEVER)
+    monkeypatch.setattr(sqlite_watch, "PAUSE", NEVER)
+    monkeypatch.setattr(sqlite_watch, "LONGEST_PAUSE", NEVER)
 
 
 @pytest.fixture
@@ -273,7 +273,7 @@ def test_the_removal_of_the_store_file_ends_the_wait_with_an_error(tmp_path: Pat
 def test_without_file_system_events_a_watch_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_watch, "_writes", lambda path: None)
     monkeypatch.setattr(wakeups, "listen", lambda *_: None)
-    monkeypatch.setattr(sqlite_watch, "REST", 0.02)
+    monkeypatch.setattr(sqlite_watch, "PAUSE", 0.02)
     with penstock.connect(f"sqlite:///{tmp_path}/x.db") as store:
         queue = store.create_queue("q", SCHEMA)
         times = []

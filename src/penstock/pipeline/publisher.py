@@ -216,12 +216,12 @@ class Publisher(Forkable):
 
     def _write(self, notes: list[_Note]) -> None:
         database = self._opened()
-        database.run(lambda tx: _write(tx, notes, self.secrets), idempotent=True, patience=0)
+        database.run(lambda tx: _write(tx, notes, self.secrets), idempotent=True, timeout=0)
 
     def _opened(self) -> Database:
         if self._database is None:
             # Whoever reads or writes the store has created it.
-            self._database = open_database(_without_waits(self._url), create=False, patience=0)
+            self._database = open_database(_without_waits(self._url), create=False, timeout=0)
         return self._database
 
     def _written(self, notes: list[_Note]) -> None:

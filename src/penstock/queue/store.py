@@ -382,7 +382,7 @@ def connect(url: str, *, create: bool = True, timeout: float = CONNECT_TIMEOUT) 
     StoreReadOnlyError, StoreUnsafeError
     """
     require("timeout", timeout, float | int, "a number of seconds")
-    return Store(open_database(url, create=create, patience=timeout))
+    return Store(open_database(url, create=create, timeout=timeout))
 
 
 @dataclass(frozen=True)

@@ -247,12 +247,12 @@ class Database(ABC):
         *,
         write: bool = True,
         idempotent: bool = False,
-        patience: float | None = None,
+        timeout: float | None = None,
     ) -> T:
         """Run ``work`` in a transaction, and again with back-off while the database is unavailable.
 
         ``work`` may be called several times, only the last of which is committed; ``idempotent`` work also
-        when it is unknown whether a commit happened. ``patience`` is in seconds, 20 by default; with 0, a
+        when it is unknown whether a commit happened. ``timeout`` is in seconds, 20 by default; with 0, a
         lock that is not free is not waited for a second time either.
         """
 
@@ -260,11 +260,11 @@ class Database(ABC):
             with self.transaction(write=write) as transaction:
                 return work(transaction)
 
-        return self.retried(once, idempotent=idempotent or not write, patience=patience)
+        return self.retried(once, idempotent=idempotent or not write, timeout=timeout)
 
-    def retried(self, once: Callable[[], T], *, idempotent: bool = True, patience: float | None = None) -> T:
+    def retried(self, once: Callable[[], T], *, idempotent: bool = True, timeout: float | None = None) -> T:
         """Call ``once``, and again with back-off while the database is unavailable; as :meth:`run`."""
-        retries = _Retries(RETRY_SECONDS if patience is None else patience, self._lock_wait(patience))
+        retries = _Retries(RETRY_SECONDS if timeout is None else timeout, self._lock_wait(timeout))
         while True:
             try:
                 with self._waiting_again(retries.waited) if retries.waited else nullcontext():
@@ -281,9 +281,9 @@ class Database(ABC):
                 )
             retries.rest()
 
-    def _lock_wait(self, patience: float | None) -> float:
+    def _lock_wait(self, timeout: float | None) -> float:
         """For how many seconds to wait for locks, in all tries together."""
-        return RETRY_SECONDS if patience is None else patience
+        return RETRY_SECONDS if timeout is None else timeout
 
     def _waiting_again(self, waited: float) -> AbstractContextManager[None]:
         """A block that tries a transaction again after ``waited`` seconds of waiting for a lock."""

@@ -33,18 +33,18 @@ _TRIES = 5
 
 
 def open_database(
-    url: str, *, create: bool, patience: float | None = None, as_it_is: bool = False
+    url: str, *, create: bool, timeout: float | None = None, as_it_is: bool = False
 ) -> Database:
     """Connect to a store's database, and create the store if it has none and ``create`` allows it.
 
-    ``patience`` is for how many seconds to try again while the database does not answer. ``as_it_is`` leaves
+    ``timeout`` is for how many seconds to try again while the database does not answer. ``as_it_is`` leaves
     the journal mode of a SQLite file alone.
     """
     parsed = parse_url(url)
     database = SqliteDatabase(parsed) if parsed.dialect == "sqlite" else PostgresDatabase(parsed)
     database.may_create = create
     try:
-        database.uuid = _open(database, create, patience, as_it_is)
+        database.uuid = _open(database, create, timeout, as_it_is)
     except BaseException:
         database.close()
         raise
@@ -52,23 +52,21 @@ def open_database(
     return database
 
 
-def _open(database: Database, create: bool, patience: float | None, as_it_is: bool) -> str:
+def _open(database: Database, create: bool, timeout: float | None, as_it_is: bool) -> str:
     found = None
     if database.exists():
-        found = database.run(lambda tx: _identity(tx, database), write=False, patience=patience)
+        found = database.run(lambda tx: _identity(tx, database), write=False, timeout=timeout)
     if found is None and not create:
         raise _missing(database)
     if isinstance(database, SqliteDatabase) and not as_it_is:
-        _use_wal(database, found is None, patience)
-    return _create(database, patience) if found is None else found
+        _use_wal(database, found is None, timeout)
+    return _create(database, timeout) if found is None else found
 
 
-def _create(database: Database, patience: float | None) -> str:
+def _create(database: Database, timeout: float | None) -> str:
     for left in reversed(range(_TRIES)):
         try:
-            created = database.run(
-                lambda tx: _create_tables(tx, database), idempotent=True, patience=patience
-            )
+            created = database.run(lambda tx: _create_tables(tx, database), idempotent=True, timeout=timeout)
             break
         except StoreError as error:
             if not left or getattr(error.__cause__, "sqlstate", None) not in _CREATED_MEANWHILE:
@@ -95,9 +93,9 @@ def _create_tables(tx: Transaction, database: Database) -> str:
     return created
 
 
-def _use_wal(database: SqliteDatabase, new: bool, patience: float | None) -> None:
+def _use_wal(database: SqliteDatabase, new: bool, timeout: float | None) -> None:
     if new:
-        database.retried(database.use_wal, patience=patience)
+        database.retried(database.use_wal, timeout=timeout)
         return
     # A copy of a store may have lost the mode; the store works even if it cannot be set now.
     with contextlib.suppress(StoreReadOnlyError, StoreUnavailableError):

@@ -126,7 +126,7 @@ class StoreState:
 
 def open_read_only(url: str, *, timeout: float = _TIMEOUT) -> Database:
     """Open the database of an existing store to read it unchanged."""
-    return open_database(url, create=False, patience=timeout, as_it_is=True)
+    return open_database(url, create=False, timeout=timeout, as_it_is=True)
 
 
 def read_store(database: Database, since: int) -> StoreState:
@@ -149,7 +149,7 @@ def read_store(database: Database, since: int) -> StoreState:
             commits=cast("list[CommitRow]", tx.all("newest_commits", most=_NEWEST_COMMITS)),
         )
 
-    return database.run(read, write=False, patience=0)
+    return database.run(read, write=False, timeout=0)
 
 
 def _owned(

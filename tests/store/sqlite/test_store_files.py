@@ -82,7 +82,7 @@ def test_files_and_folders_get_the_mode_of_the_url_whatever_the_umask(
 ) -> None:
     with umask(mask):
         found = used(f"sqlite:///{tmp_path}/x.db{option}")
-    beside = {f"x.db{suffix}": file for suffix in ("", "-wal", "-shm", "-lock", "-bell-")}
+    beside = {f"x.db{suffix}": file for suffix in ("", "-wal", "-shm", "-lock", "-wakeup-")}
     assert found == beside | {"x.db-owners/": folder, "x.db-owners/lock": file}
 
 
@@ -281,19 +281,19 @@ def test_a_symlink_created_later_is_not_followed(made: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.timeout(30)
-def test_a_pipe_in_place_of_a_bell_does_not_block_appends(made: Path) -> None:
+def test_a_pipe_in_place_of_a_wakeup_file_does_not_block_appends(made: Path) -> None:
     with penstock.connect(f"sqlite:///{made}") as store:
         queue = store.queue("q")
-        bell = Path(f"{made}-bell-{queue.record.queue_id}")
-        bell.unlink()
-        os.mkfifo(bell)
+        file = Path(f"{made}-wakeup-{queue.record.queue_id}")
+        file.unlink()
+        os.mkfifo(file)
         queue.append([{"n": 2}])
 
 
 @as_root
-def test_another_users_bell_is_ignored(made: Path) -> None:
-    bell = Path(f"{made}-bell-1")
-    os.chown(bell, STRANGER, -1)
+def test_another_users_wakeup_file_is_ignored(made: Path) -> None:
+    file = Path(f"{made}-wakeup-1")
+    os.chown(file, STRANGER, -1)
     assert wakeups.listen(str(made), 1, files.StoreFiles(str(made))) is None
     with penstock.connect(f"sqlite:///{made}") as store, closing(store.queue("q").watch()) as watch:
         assert watch.wait({0: 0}, 5)
@@ -328,7 +328,7 @@ def test_another_user_can_neither_read_the_rows_nor_take_a_lock(option: str, hel
             queue = store.create_queue("q", SCHEMA)
             with closing(queue.watch()):
                 queue.append([{"n": 1}])
-            names = ["x.db", "x.db-lock", f"x.db-bell-{queue.record.queue_id}"]
+            names = ["x.db", "x.db-lock", f"x.db-wakeup-{queue.record.queue_id}"]
             with closing(closing_lock(store)):
                 (owner,) = os.listdir(f"{folder}/x.db-owners")
             names += [] if held else [f"x.db-owners/{owner}"]

@@ -1,4 +1,4 @@
-"""Wakeups of a SQLite store's watchers: events of the files that are named, and bells that appends ring for
+"""Wakeups of a SQLite store's watchers: events of named files, and wakeup files that appends touch for
 one queue.
 """
 
@@ -102,44 +102,46 @@ def store(tmp_path: Path) -> Iterator[penstock.Store]:
         yield store
 
 
-def _hung(tmp_path: Path, queue: penstock.Queue) -> FileEvents:
-    bell = wakeups.listen(str(tmp_path / "x.db"), queue.record.queue_id, StoreFiles(str(tmp_path / "x.db")))
-    assert bell is not None
-    return bell
+def _listening(tmp_path: Path, queue: penstock.Queue) -> FileEvents:
+    events = wakeups.listen(str(tmp_path / "x.db"), queue.record.queue_id, StoreFiles(str(tmp_path / "x.db")))
+    assert events is not None
+    return events
 
 
-def _rung(bell: FileEvents) -> bool:
-    return readable(bell, 0) and bell.heard()
+def _woken(events: FileEvents) -> bool:
+    return readable(events, 0) and events.heard()
 
 
 def test_an_append_rings_and_neither_a_read_nor_a_rollback_does(
     tmp_path: Path, store: penstock.Store
 ) -> None:
     queue, other = store.create_queue("q", SCHEMA), store.create_queue("other", SCHEMA)
-    bell = _hung(tmp_path, queue)
+    events = _listening(tmp_path, queue)
     for n in range(3):
         queue.append([{"n": n}])
-        assert _rung(bell)
+        assert _woken(events)
         other.append([{"n": n}])
         assert queue.read(0, 0).num_rows == n + 1
         with pytest.raises(AlreadyExistsError):
             store.create_queue("q", SCHEMA)
-        assert not _rung(bell)
-    bell.close()
+        assert not _woken(events)
+    events.close()
 
 
-def test_appends_before_a_bell_is_created_are_not_reported(tmp_path: Path, store: penstock.Store) -> None:
+def test_appends_before_a_wakeup_file_is_created_are_not_reported(
+    tmp_path: Path, store: penstock.Store
+) -> None:
     queue = store.create_queue("q", SCHEMA)
     queue.append([{"n": 1}])
-    assert not list(tmp_path.glob("*bell*")), "who is not watched needs no bell"
-    bell = _hung(tmp_path, queue)
-    assert not _rung(bell)
-    bell.close()
+    assert not list(tmp_path.glob("*wakeup*")), "a queue that nobody watches needs no file"
+    events = _listening(tmp_path, queue)
+    assert not _woken(events)
+    events.close()
 
 
-def test_without_a_bell_writes_to_the_store_are_watched(tmp_path: Path, store: penstock.Store) -> None:
+def test_without_a_wakeup_file_writes_to_the_store_are_watched(tmp_path: Path, store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
-    (tmp_path / f"x.db-bell-{queue.record.queue_id}").mkdir()
+    (tmp_path / f"x.db-wakeup-{queue.record.queue_id}").mkdir()
     assert (
         wakeups.listen(str(tmp_path / "x.db"), queue.record.queue_id, StoreFiles(str(tmp_path / "x.db")))
         is None

@@ -179,8 +179,8 @@ class PostgresDatabase(Database):
 
     def __init__(self, url: StoreUrl) -> None:
         self._psycopg = driver("a postgresql store")
-        self._patience = seconds(url.options["lock_wait"]) if "lock_wait" in url.options else LOCK_WAIT
-        self._longest_wait = longest_wait(self._patience)
+        self._lock_timeout = seconds(url.options["lock_wait"]) if "lock_wait" in url.options else LOCK_WAIT
+        self._longest_wait = longest_wait(self._lock_timeout)
         """The seconds of ``lock_timeout``; 0 if the user has switched it off."""
         self._waiting = threading.local()
         self._idled_out: weakref.WeakSet[PgConnection] = weakref.WeakSet()
@@ -196,7 +196,7 @@ class PostgresDatabase(Database):
         connection = connect(self.url, str(self.url))
         connection.add_notice_handler(partial(self._noticed, weakref.ref(connection)))
         try:
-            self._set_up(connection, set_up(self._patience, lasting=lasting))
+            self._set_up(connection, set_up(self._lock_timeout, lasting=lasting))
             connection.autocommit = lasting
         except BaseException:
             connection.close()
@@ -324,8 +324,8 @@ class PostgresDatabase(Database):
             holders=[holder.pid for holder in holders],
         )
 
-    def _lock_wait(self, patience: float | None) -> float:
-        return self._patience if patience is None or patience > 0 else 0.0
+    def _lock_wait(self, timeout: float | None) -> float:
+        return self._lock_timeout if timeout is None or timeout > 0 else 0.0
 
     @contextmanager
     def _waiting_again(self, waited: float) -> Iterator[None]:

@@ -104,7 +104,7 @@ def _drop_idle(database: Database, name: str) -> None:
         drop(tx, name)
 
     try:
-        database.run(work, idempotent=True, patience=0)
+        database.run(work, idempotent=True, timeout=0)
     except StoreError as error:
         log.info(
             "a staged relation is still in use: %s",

@@ -20,7 +20,7 @@ from penstock.store.watching import Watch
 if TYPE_CHECKING:
     from penstock.store.postgres.database import PostgresDatabase
 
-REST = 1.0
+PAUSE = 1.0
 _SHORTEST = 0.005
 
 
@@ -81,8 +81,8 @@ class PostgresWatch(Watch):
         if self._notified:
             return 0.0
         if self._settled:
-            return REST
-        self._last_pause = min(self._last_pause * 2, REST)
+            return PAUSE
+        self._last_pause = min(self._last_pause * 2, PAUSE)
         return self._last_pause
 
     def _lose(self, error: StoreUnavailableError) -> None:

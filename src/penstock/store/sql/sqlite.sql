@@ -7,7 +7,7 @@ select count(*) as found from penstock.sqlite_schema where type = 'table' and na
 -- name: allocate_block
 update penstock.store set next_block = next_block + 1 returning next_block - 1 as block;
 
--- Timestamps never go back. The channel is the queue's bell.
+-- Timestamps never go back. The channel is the queue's wakeup file.
 -- name: advance_partition
 update penstock.partition
 set next_index = next_index + :row_count,

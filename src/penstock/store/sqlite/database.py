@@ -148,13 +148,13 @@ class SqliteDatabase(Database):
         super().__init__(url)
 
     @property
-    def _patience(self) -> float:
+    def _lock_timeout(self) -> float:
         return int(self.url.options.get("busy_timeout", _BUSY_MS)) / 1000
 
     @property
     def _busy_timeout(self) -> float:
         """For how many seconds SQLite itself waits for a lock."""
-        return min(self._patience, SLOW_SECONDS)
+        return min(self._lock_timeout, SLOW_SECONDS)
 
     def exists(self) -> bool:
         return os.path.exists(self.path)
@@ -209,7 +209,7 @@ class SqliteDatabase(Database):
         """Switch the file to write-ahead logging, so that readers and the writer do not block each other."""
         with self._pool.lease() as lease, self.translating():
             if lease.connection.execute("pragma journal_mode").fetchone()[0] != "wal":
-                lease.connection.execute(f"pragma busy_timeout = {int(self._patience * 1000)}")
+                lease.connection.execute(f"pragma busy_timeout = {int(self._lock_timeout * 1000)}")
                 lease.connection.execute("pragma journal_mode = wal")
                 lease.connection.execute(f"pragma busy_timeout = {int(self._busy_timeout * 1000)}")
             lease.sound = True
@@ -233,9 +233,9 @@ class SqliteDatabase(Database):
         return SqliteTransaction(connection, self.path, write=write)
 
     def _begin_write(self, connection: _Connection) -> None:
-        if not connection.write_lock.acquire(self._patience, self._log_wait):
-            raise self._locked_out(f"other writers were before this one for {self._patience} s")
-        deadline, logged = time.monotonic() + self._patience, False
+        if not connection.write_lock.acquire(self._lock_timeout, self._log_wait):
+            raise self._locked_out(f"other writers were before this one for {self._lock_timeout} s")
+        deadline, logged = time.monotonic() + self._lock_timeout, False
         while not self._begun(connection, deadline):
             if not logged:
                 self._log_wait()
@@ -266,7 +266,7 @@ class SqliteDatabase(Database):
         connection.write_lock.release()
 
     def _notified(self, connection: _Connection, channels: Iterable[str]) -> bool:
-        wakeups.ring(self.path, map(int, channels))
+        wakeups.wake(self.path, map(int, channels))
         return True
 
     def _rollback(self, connection: _Connection) -> None:
@@ -316,7 +316,7 @@ class SqliteDatabase(Database):
         writer = locks.writer(self.path)
         return StoreLockedError(
             f"{self.url} is locked by another writer: {why}. It is {locks.described(writer)}",
-            seconds=self._patience,
+            seconds=self._lock_timeout,
             holders=[] if writer is None else [writer],
         )
 
@@ -356,7 +356,7 @@ class SqliteDatabase(Database):
     def _begin_there(self, connection: sqlite3.Connection) -> None:
         """Begin a write transaction in line; the next writer waits for the caller's commit."""
         write_lock = WriteLock(f"{self.path}-lock", self.files)
-        write_lock.acquire(self._patience, self._log_wait)
+        write_lock.acquire(self._lock_timeout, self._log_wait)
         try:
             connection.execute("begin immediate")
         finally:

@@ -1,8 +1,8 @@
 """The files of a SQLite store, which belong to one user unless the store's URL says otherwise.
 
-The files next to the SQLite file (the log and its index, locks, bells) get its mode, as SQLite does with its
-own. Whoever can replace one of them, the folder or a link on the path could read the rows or hold a lock. So
-files that another user could replace are refused: only root and the current user are trusted.
+The files next to the SQLite file (the log and its index, locks, wakeup files) get its mode, as SQLite does
+with its own. Whoever can replace one of them, the folder or a link on the path could read the rows or hold a
+lock. So files that another user could replace are refused: only root and the current user are trusted.
 """
 
 from __future__ import annotations

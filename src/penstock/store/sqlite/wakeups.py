@@ -1,8 +1,8 @@
-"""Wakeups of a SQLite store's watchers: inotify, and bells.
+"""Wakeups of a SQLite store's watchers: inotify, and wakeup files.
 
-A bell is a small file next to the SQLite file, one for each queue that somebody watches. Opening it for
-reading and closing it again is an event that wakes the watchers of that queue and few others, and needs no
-right to write. Writes to the SQLite file itself would wake all watchers at each commit, before it can be
+A wakeup file is a small file next to the SQLite file, one for each queue that somebody watches. Opening it
+for reading and closing it again is an event that wakes the watchers of that queue and few others, and needs
+no right to write. Writes to the SQLite file itself would wake all watchers at each commit, before it can be
 seen. Python has no module for inotify, so the C library is called.
 """
 
@@ -24,8 +24,8 @@ VISITED = 0x010
 _APPEARED = 0x080 | 0x100  # moved here, created
 _EVENT = struct.Struct("iIII")
 _BUFFER = 1 << 16
-_BELLS = 64
-"""The most bells of a store; more queues share them."""
+_FILES = 64
+"""The most wakeup files of a store; more queues share them."""
 
 
 class FileEvents:
@@ -110,26 +110,26 @@ def _failed() -> OSError:
     return OSError(number, os.strerror(number))
 
 
-def ring(path: str, queue_ids: Iterable[int]) -> None:
+def wake(path: str, queue_ids: Iterable[int]) -> None:
     """Wake the watchers of queues of the SQLite file ``path``; costs next to nothing if there never were
     any.
     """
     for queue_id in queue_ids:
         with suppress(OSError):
-            os.close(os.open(_bell(path, queue_id), READING))
+            os.close(os.open(_wakeup_file(path, queue_id), READING))
 
 
 def listen(path: str, queue_id: int, files: StoreFiles) -> FileEvents | None:
-    """Listen to a queue's bell, which is created if needed; None if that is not possible, or it is another
-    user's.
+    """Listen to a queue's wakeup file, created if needed; None if that is not possible, or the file is
+    another user's.
     """
-    folder, name = os.path.split(_bell(path, queue_id))
+    folder, name = os.path.split(_wakeup_file(path, queue_id))
     try:
-        os.close(files.open_beside(_bell(path, queue_id)))
+        os.close(files.open_beside(_wakeup_file(path, queue_id)))
         return FileEvents(folder, [name], VISITED)
     except (OSError, StoreUnsafeError):
         return None
 
 
-def _bell(path: str, queue_id: int) -> str:
-    return f"{path}-bell-{queue_id % _BELLS}"
+def _wakeup_file(path: str, queue_id: int) -> str:
+    return f"{path}-wakeup-{queue_id % _FILES}"

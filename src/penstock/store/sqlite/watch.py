@@ -1,4 +1,4 @@
-"""Watch a queue of a SQLite store by its bell, or by writes to the files."""
+"""Watch a queue of a SQLite store by its wakeup file, or by writes to the files."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from penstock.store.watching import Watch
 if TYPE_CHECKING:
     from penstock.store.sqlite.database import SqliteDatabase
 
-REST, RESTING = 0.02, 1.0
-DEAF = 0.02
-SLEEP = 0.1
+PAUSE, LONGEST_PAUSE = 0.02, 0.1
+"""Seconds between two looks at the queue, the longer ones when nothing was appended for a while."""
+IGNORE_WRITES = 0.02
+"""Seconds after a wakeup for which writes to the files do not wake."""
+RECENT = 1.0
 # A commit becomes visible a moment after it was written, or later on a slow disk.
-QUICK, QUICKLY = 0.001, 0.03
+SHORT_PAUSE, SHORT_PAUSES = 0.001, 0.03
 _BUSY_MS = 100
 
 
 class SqliteWatch(Watch):
-    """Looks at the queue when its bell is rung, as Penstock's writers do after a commit.
+    """Looks at the queue when its wakeup file is touched, as Penstock's writers do after a commit.
 
-    Other writers do not ring. So a watch also looks after writes to the files: soon, and after ever longer
-    pauses while they append nothing to this queue, since a busy file is written all the time. Without events
-    of writes it looks soon after each change.
+    Other writers do not touch it. So a watch also looks after writes to the files: soon, and after ever
+    longer pauses while they append nothing to this queue, since a busy file is written all the time. Without
+    events of writes it looks soon after each change.
     """
 
     def __init__(
@@ -38,28 +40,32 @@ class SqliteWatch(Watch):
         self._database = database
         self._text = statements("sqlite", "main")["read_ends"]
         self._version: int | None = None
-        self._bell = wakeups.listen(database.path, queue.queue_id, database.files)
+        self._wakeups = wakeups.listen(database.path, queue.queue_id, database.files)
         self._writes = _writes(database.path)
         self._reliable = self._writes is not None
         """Whether there was an event for the last change; not every file system has them."""
         self._first = True
-        self._rung = self._written = False
-        self._last_sign = -RESTING
-        self._last_pause = QUICK
+        self._notified = self._written = False
+        self._last_event = -RECENT
+        self._last_pause = SHORT_PAUSE
         self._others_until = 0.0
-        """Until then, an append without a bell counts as recent."""
-        self._deaf_until = 0.0
-        """Until then only the bell wakes."""
+        """Until then, an append without a wakeup counts as recent."""
+        self._ignoring_writes_until = 0.0
+        """Until then writes to the files do not wake."""
         super().__init__(queue, partitions, database.connected, database.translating)
 
     def _descriptors(self) -> Sequence[int]:
-        sources = [self._bell] if time.monotonic() < self._deaf_until else [self._bell, self._writes]
+        sources = (
+            [self._wakeups]
+            if time.monotonic() < self._ignoring_writes_until
+            else [self._wakeups, self._writes]
+        )
         return [events.fileno() for events in sources if events is not None]
 
     def _read(self, heard: bool) -> list[tuple[int, int, int]] | None:
         # Events are read before the queue, so that later ones wake again.
-        self._rung = self._bell is not None and heard and self._bell.heard()
-        self._written = self._writes is not None and not self._rung and self._writes.heard()
+        self._notified = self._wakeups is not None and heard and self._wakeups.heard()
+        self._written = self._writes is not None and not self._notified and self._writes.heard()
         self._database.require_same_file()
         if self._connection is None:
             self._connection = self._connect()
@@ -75,26 +81,26 @@ class SqliteWatch(Watch):
 
     def _pause(self, changed: bool) -> float:
         now = time.monotonic()
-        woken = self._rung or self._written
+        woken = self._notified or self._written
         if changed and not self._first:
-            self._reliable = woken or now - self._last_sign < RESTING
-        if changed and not self._rung and not self._first:
-            self._others_until = now + RESTING
+            self._reliable = woken or now - self._last_event < RECENT
+        if changed and not self._notified and not self._first:
+            self._others_until = now + RECENT
         self._first = False
         self._last_pause = self._next_pause(changed, woken, now)
         if woken or (changed and not self._reliable):
-            self._last_sign = now
-        self._deaf_until = now + min(self._last_pause, DEAF) if woken else 0.0
+            self._last_event = now
+        self._ignoring_writes_until = now + min(self._last_pause, IGNORE_WRITES) if woken else 0.0
         return self._last_pause
 
     def _next_pause(self, changed: bool, woken: bool, now: float) -> float:
-        rested = now - self._last_sign > RESTING
-        others = now < self._others_until and (woken or now - self._last_sign < QUICKLY)
-        if others or (changed and not self._reliable) or (self._written and rested):
-            return QUICK
-        if self._rung:
-            return REST
-        return min(self._last_pause * 2, SLEEP if self._reliable and rested and not woken else REST)
+        quiet = now - self._last_event > RECENT
+        others = now < self._others_until and (woken or now - self._last_event < SHORT_PAUSES)
+        if others or (changed and not self._reliable) or (self._written and quiet):
+            return SHORT_PAUSE
+        if self._notified:
+            return PAUSE
+        return min(self._last_pause * 2, LONGEST_PAUSE if self._reliable and quiet and not woken else PAUSE)
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -106,7 +112,7 @@ class SqliteWatch(Watch):
         self._close_events()
 
     def _close_events(self) -> None:
-        sources, self._bell, self._writes = (self._bell, self._writes), None, None
+        sources, self._wakeups, self._writes = (self._wakeups, self._writes), None, None
         for events in sources:
             if events is not None:
                 events.close()
