@@ -1,0 +1,136 @@
+"""Take away one of the feed's checks after the other, and count the histories until the loss is found.
+
+``make history-faults ARGS="--histories 1000 --only renamed"``
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from penstock.feeds.postgres import lookahead, unlogged
+from penstock.feeds.postgres.schema_changes import Fit
+from tests.feeds.postgres.changing_tables import DEFINITIONS, KINDS
+from tests.feeds.postgres.schema_histories import Step, histories, kept_connections, play_on
+from tests.support.postgres import start_postgres
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Checks that a feed must not lack, and what is wrong without them."""
+
+    name: str
+    checks: tuple[tuple[object, str], ...]
+    result: Callable[..., Any] = lambda *_, **__: None
+    """What each check returns instead."""
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for owner, name in self.checks:
+                stack.enter_context(patch.object(owner, name, self.result))
+            yield
+
+
+def _nothing(*_: object, **__: object) -> list[Any]:
+    return []
+
+
+FAULTS = (
+    Fault("a key that has changed is read as the planned one", ((Fit, "_other_key"),)),
+    Fault(
+        "a primary key that the log does not show is taken for the planned one",
+        ((unlogged, "_replaced_keys"), (lookahead, "doubtful_keys")),
+        _nothing,
+    ),
+    Fault("a renamed or dropped column is NULL", ((Fit, "_dropped"),)),
+    Fault("a value of another type is cast", ((Fit, "_retyped"),)),
+    Fault("two columns that have changed names are mixed up", ((Fit, "_exchanged"),)),
+    Fault("an added column is left out", ((Fit, "_added"),)),
+    Fault(
+        "a column that was replaced is taken for the earlier one",
+        ((unlogged, "_replaced"), (lookahead, "doubtful_columns")),
+        _nothing,
+    ),
+    Fault(
+        "rows of a recreated table follow those of the earlier one",
+        ((unlogged, "_recreated"), (lookahead, "recreated_tables"), (Fit, "_is_accepted")),
+    ),
+    Fault("rows of a table that joins the publication are left out", ((unlogged, "_tables"),), _nothing),
+    Fault(
+        "rows of a table that left the publication are missing",
+        ((lookahead, "unpublished_tables"),),
+        _nothing,
+    ),
+    Fault("rows of an attached partition are left out", ((unlogged, "_partitions"),), _nothing),
+    Fault(
+        "a partition that was attached and detached is not noticed",
+        ((lookahead, "passed_partitions"),),
+        _nothing,
+    ),
+    Fault("a TRUNCATE keeps the rows", ((lookahead, "truncated"),)),
+)
+
+
+def main() -> int:
+    given_words = _arguments()
+    logging.getLogger("penstock.feeds").setLevel(logging.CRITICAL)
+    wanted = [fault for fault in FAULTS if given_words.only is None or given_words.only in fault.name]
+    server = start_postgres()
+    try:
+        found = [_histories_until_found(server.url, fault, given_words) for fault in wanted]
+    finally:
+        server.stop()
+    print(
+        f"{len(wanted) - found.count(None)} of {len(wanted)} found, in at most {given_words.histories} histories each"
+    )
+    return 1 if None in found else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.feeds.postgres.history_faults", description=__doc__
+    )
+    parser.add_argument("--only", help="a part of the names of the faults to apply")
+    parser.add_argument("--first", type=int, default=0, help="the seed")
+    parser.add_argument("--histories", type=int, default=1000, help="how many for each, at the most")
+    return parser.parse_args()
+
+
+def _histories_until_found(url: str, fault: Fault, words: argparse.Namespace) -> int | None:
+    count = 0
+
+    @seed(words.first)
+    @settings(
+        max_examples=words.histories,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(histories(DEFINITIONS, KINDS))
+    def plays(history: tuple[str, list[Step]]) -> None:
+        nonlocal count
+        count += 1
+        play_on(url, history)
+
+    with fault.applied(), kept_connections():
+        try:
+            plays()
+        except Exception as error:
+            text = str(error).partition("\n")[0][:120]
+            print(f"{fault.name}: {count}, {type(error).__name__} {text}", flush=True)
+            return count
+    print(f"{fault.name}: NOT FOUND", flush=True)
+    return None
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
