@@ -23,7 +23,7 @@ WITH_PG = $(if $(PG),PENSTOCK_TEST_PG_HOME="$$(scripts/ensure_postgres.sh $(PG))
 WITH_CHROMIUM = PENSTOCK_TEST_CHROMIUM="$$(scripts/ensure_chromium.sh || true)" && export PENSTOCK_TEST_CHROMIUM &&
 NPM = scripts/ensure_page_modules.sh && npm --prefix frontend run --silent
 
-.PHONY: help demo test test-crash test-packaging test-soak test-spark-versions simulate faults histories docs site notebooks lint format bench page page-test page-shots clean env-demo env-dev
+.PHONY: help demo test test-crash test-packaging test-soak test-spark-versions simulate faults histories history-faults docs site notebooks lint format bench page page-test page-shots clean env-demo env-dev
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,6 +54,9 @@ faults: env-dev ## count the schedules of the simulation until each of the seede
 
 histories: env-dev ## play random changes of tables, rows and restarts against a PostgreSQL and a feed of it; ARGS="--histories 10000 --first 1 --only add,rename"
 	@$(WITH_PG) PYTHONPATH=.:src $(BIN)/python -m tests.feeds.postgres.schema_histories $(ARGS)
+
+history-faults: env-dev ## play such histories with one of the feed's checks taken away, and count them until the loss is found; ARGS="--histories 1500 --only key"
+	@$(WITH_PG) PYTHONPATH=.:src $(BIN)/python -m tests.feeds.postgres.history_faults $(ARGS)
 
 bench: env-dev ## measure speed against peers, and write bench/report.md; ARGS="append-sqlite" chooses
 	@$(WITH_JAVA) $(BIN)/python -m bench $(ARGS)

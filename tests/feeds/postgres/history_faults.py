@@ -80,17 +80,16 @@ FAULTS = (
 
 
 def main() -> int:
-    given_words = _arguments()
+    arguments = _arguments()
     logging.getLogger("penstock.feeds").setLevel(logging.CRITICAL)
-    wanted = [fault for fault in FAULTS if given_words.only is None or given_words.only in fault.name]
+    wanted = [fault for fault in FAULTS if arguments.only is None or arguments.only in fault.name]
     server = start_postgres()
     try:
-        found = [_histories_until_found(server.url, fault, given_words) for fault in wanted]
+        found = [_histories_until_found(server.url, fault, arguments) for fault in wanted]
     finally:
         server.stop()
-    print(
-        f"{len(wanted) - found.count(None)} of {len(wanted)} found, in at most {given_words.histories} histories each"
-    )
+    caught = len(wanted) - found.count(None)
+    print(f"{caught} of {len(wanted)} found, in at most {arguments.histories} histories each")
     return 1 if None in found else 0
 
 
@@ -104,12 +103,12 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _histories_until_found(url: str, fault: Fault, words: argparse.Namespace) -> int | None:
+def _histories_until_found(url: str, fault: Fault, arguments: argparse.Namespace) -> int | None:
     count = 0
 
-    @seed(words.first)
+    @seed(arguments.first)
     @settings(
-        max_examples=words.histories,
+        max_examples=arguments.histories,
         deadline=None,
         database=None,
         phases=[Phase.generate],
