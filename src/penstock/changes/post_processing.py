@@ -96,7 +96,7 @@ def post_process(
     wanted = "a penstock.ChangeContract, such as penstock.ChangeContract('id')"
     require("contract", contract, ChangeContract, wanted)
     net_changes = str(deduplication_mode).lower() == "netchanges"
-    _warn_of_unneeded_passes(contract, net_changes, flag("computeUpdates", compute_updates))
+    _warn_of_unneeded_passes(contract, net_changes, flag("compute_updates", compute_updates))
     if net_window is not None and not net_changes:
         warnings.warn("net_window has no effect without deduplication_mode='netChanges'", stacklevel=2)
     if contract.unchanged is not None:
@@ -136,8 +136,8 @@ def process(
 ) -> DataFrame:
     """Run :func:`post_process` without warnings, for a feed with its own contract."""
     options = ChangeOptions(
-        one_of("deduplicationMode", deduplication_mode, MODES, "INVALID_DEDUPLICATION_MODE"),
-        flag("computeUpdates", compute_updates),
+        one_of("deduplication_mode", deduplication_mode, MODES, "INVALID_DEDUPLICATION_MODE"),
+        flag("compute_updates", compute_updates),
         parse_net_window(net_window),
     )
     chosen = one_of("strategy", strategy, STRATEGIES, "INVALID_STRATEGY")
@@ -191,7 +191,7 @@ def _check_combination(contract: ChangeContract, options: ChangeOptions) -> None
     both_rows = contract.updates_as_delete_and_insert and contract.carryover_rows
     if options.compute_updates and both_rows and not options.drop_carryovers:
         raise InvalidChangeOptionError(
-            "computeUpdates cannot distinguish updates from carry-overs with deduplicationMode=none: use "
+            "compute_updates cannot distinguish updates from carry-overs with deduplication_mode='none': use "
             "dropCarryovers",
             condition="INVALID_CDC_OPTION.UPDATE_DETECTION_REQUIRES_CARRY_OVER_REMOVAL",
         )

@@ -184,7 +184,9 @@ def _changes(
     check_session(spark)
     feed = parse(feed) if isinstance(feed, str) else feed
     require("feed", feed, Feed, "a change feed, such as penstock.DeltaFeed('/data/orders'), or its URL")
-    net = one_of("deduplicationMode", deduplication_mode, MODES, "INVALID_DEDUPLICATION_MODE") == "netChanges"
+    net = (
+        one_of("deduplication_mode", deduplication_mode, MODES, "INVALID_DEDUPLICATION_MODE") == "netChanges"
+    )
     bounds = dict(zip((*STARTING, *ENDING), (*starting, *ending), strict=True))
     texts = {name: _text(value) for name, value in {**bounds, **(options or {})}.items() if value is not None}
     # Checked now rather than when the query runs: these are the caller's errors.
