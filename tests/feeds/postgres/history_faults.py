@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+import pyarrow as pa
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from penstock.feeds.postgres import lookahead, unlogged
+from penstock.feeds.postgres import lookahead, rows, unlogged
+from penstock.feeds.postgres.lookahead import Lookahead
 from penstock.feeds.postgres.schema_changes import Fit
 from tests.feeds.postgres.changing_tables import DEFINITIONS, KINDS
 from tests.feeds.postgres.schema_histories import Step, histories, kept_connections, play_on
@@ -24,58 +26,81 @@ from tests.support.postgres import start_postgres
 
 @dataclass(frozen=True)
 class Fault:
-    """Checks that a feed must not lack, and what is wrong without them."""
+    """Checks that a feed must not lack, each as its owner, its name and what is there instead."""
 
     name: str
-    checks: tuple[tuple[object, str], ...]
-    result: Callable[..., Any] = lambda *_, **__: None
-    """What each check returns instead."""
+    checks: tuple[tuple[object, str, Callable[..., Any]], ...]
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         with ExitStack() as stack:
-            for owner, name in self.checks:
-                stack.enter_context(patch.object(owner, name, self.result))
+            for owner, name, instead in self.checks:
+                stack.enter_context(patch.object(owner, name, instead))
             yield
 
 
-def _nothing(*_: object, **__: object) -> list[Any]:
+def _passes(*_: object, **__: object) -> None:
+    """A check that never refuses."""
+
+
+def _finds_none(*_: object, **__: object) -> list[Any]:
+    """A search that never finds anything."""
     return []
 
 
+_values = rows._TableColumns.values
+
+
+def _with_nulls(columns: Any, field: pa.Field) -> pa.Array:
+    """A column's values, NULL in a key as well."""
+    return _values(columns, field.with_nullable(True))
+
+
 FAULTS = (
-    Fault("a key that has changed is read as the planned one", ((Fit, "_other_key"),)),
+    Fault(
+        "rows are read by a key that is no longer theirs",
+        (
+            (Fit, "_other_key", _passes),
+            (Lookahead, "_other_primary_key", _passes),
+            (lookahead, "other_identities", _finds_none),
+            (rows._TableColumns, "values", _with_nulls),
+        ),
+    ),
     Fault(
         "a primary key that the log does not show is taken for the planned one",
-        ((unlogged, "_replaced_keys"), (lookahead, "doubtful_keys")),
-        _nothing,
+        ((unlogged, "_replaced_keys", _finds_none), (lookahead, "doubtful_keys", _finds_none)),
     ),
-    Fault("a renamed or dropped column is NULL", ((Fit, "_dropped"),)),
-    Fault("a value of another type is cast", ((Fit, "_retyped"),)),
-    Fault("two columns that have changed names are mixed up", ((Fit, "_exchanged"),)),
-    Fault("an added column is left out", ((Fit, "_added"),)),
+    Fault("a renamed or dropped column is missing", ((Fit, "_dropped", _passes),)),
+    Fault("a value of another type is cast", ((Fit, "_retyped", _passes),)),
+    Fault("columns that have changed names are mixed up", ((Fit, "_exchanged", _passes),)),
+    Fault("an added column is left out", ((Fit, "_added", _passes),)),
     Fault(
         "a column that was replaced is taken for the earlier one",
-        ((unlogged, "_replaced"), (lookahead, "doubtful_columns")),
-        _nothing,
+        (
+            (Fit, "_exchanged", _passes),
+            (unlogged, "_replaced", _finds_none),
+            (lookahead, "doubtful_columns", _finds_none),
+        ),
     ),
     Fault(
         "rows of a recreated table follow those of the earlier one",
-        ((unlogged, "_recreated"), (lookahead, "recreated_tables"), (Fit, "_is_accepted")),
+        (
+            (Fit, "_is_accepted", lambda *_: True),
+            (unlogged, "_tables", _finds_none),
+            (lookahead, "recreated_tables", _finds_none),
+        ),
     ),
-    Fault("rows of a table that joins the publication are left out", ((unlogged, "_tables"),), _nothing),
+    Fault("rows of a table that joins the publication are missing", ((unlogged, "_tables", _finds_none),)),
     Fault(
         "rows of a table that left the publication are missing",
-        ((lookahead, "unpublished_tables"),),
-        _nothing,
+        ((lookahead, "unpublished_tables", _finds_none),),
     ),
-    Fault("rows of an attached partition are left out", ((unlogged, "_partitions"),), _nothing),
+    Fault("rows of an attached partition are missing", ((unlogged, "_partitions", _finds_none),)),
     Fault(
         "a partition that was attached and detached is not noticed",
-        ((lookahead, "passed_partitions"),),
-        _nothing,
+        ((lookahead, "passed_partitions", _finds_none),),
     ),
-    Fault("a TRUNCATE keeps the rows", ((lookahead, "truncated"),)),
+    Fault("rows outlive a TRUNCATE", ((lookahead, "truncated", _passes), (rows, "truncated", _passes))),
 )
 
 
