@@ -210,7 +210,7 @@ def test_a_micro_batch_without_new_rows_fails_if_the_consumer_has_moved(pair: Pa
     assert pair.commit(pair.batch("app", 1, still, ids=[77])) is None
     assert rows_of(pair.sink).count(77) == 1
     pair.commit(pair.batch("other", 0, pair.planned(pair.own(), (5, 2), (6, 2)), ids=None))
-    with pytest.raises(OffsetConflictError, match=r"another program moved the consumer.*new checkpoint"):
+    with pytest.raises(OffsetConflictError, match=r"another query or program moved.*new checkpoint"):
         pair.commit(pair.batch("app", 2, still, ids=[78]))
     assert 78 not in rows_of(pair.sink)
 

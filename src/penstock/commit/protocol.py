@@ -297,9 +297,9 @@ def _advance(tx: Transaction, source: QueueOffset, registration: Registration, p
 def _moved(source: QueueOffset, expected: dict[int, int], found: dict[int, int]) -> OffsetConflictError:
     return OffsetConflictError(
         f"consumer {source.consumer!r} on queue {source.queue!r} is at {found}, and this query's checkpoint "
-        f"at {expected}: another program moved the consumer. Start the query with a new checkpoint, which "
-        "resumes at the consumer's offset; only if this query's sink lacks the rows in between, "
-        f"seek the consumer to {expected} first",
+        f"at {expected}: another query or program moved the consumer. Start the query with a new "
+        "checkpoint, which resumes at the consumer's offset; only if this query's sink lacks the rows in "
+        f"between, seek the consumer to {expected} first",
         condition="OFFSET_CONFLICT.CHECKPOINT",
         consumer=source.consumer,
         queue=source.queue,

@@ -49,7 +49,8 @@ def register(
     vital: Annotated[
         bool | None,
         typer.Option(
-            "--vital/--no-vital", help="Trimming waits for this consumer, or not (the default of a new one)."
+            "--vital/--no-vital",
+            help="Whether trimming waits for this consumer. New consumers are not vital by default.",
         ),
     ] = None,
     start: Annotated[str, option("--start", "POSITION", _POSITION_HELP)] = "earliest",
@@ -139,7 +140,11 @@ _LIST_COLUMNS = (
 
 @command(group, "list", "penstock consumer list --json")
 def list_consumers(run: Run) -> None:
-    """List the consumers and the queues that they are registered on."""
+    """List the consumers and the queues that they are registered on.
+
+    "query runs" says whether a query that owns the consumer is running. "app" is the id of the query that was
+    the last to commit with the consumer, if its sink is in this store, as in the query's checkpoint.
+    """
     with run.connect() as store:
         registrations = store.registrations()
 
@@ -185,7 +190,7 @@ def lag(
     consumer: Annotated[str | None, argument("[CONSUMER]", "Only this consumer.")] = None,
     queue: Annotated[str | None, argument("[QUEUE]", "Only this queue.")] = None,
 ) -> None:
-    """Show how far consumers are behind: rows, their size, and the age of the oldest of them."""
+    """Show how far behind consumers are: the number, size and age of the unprocessed rows."""
     with run.connect() as store:
         if consumer is not None and queue is not None:
             data = _lag_data(consumer, queue, store.consumer(consumer).lag(queue))
@@ -250,7 +255,9 @@ def seek(
     consumer: ConsumerName,
     queue: QueueName,
     to: Annotated[str, option("--to", "POSITION", _POSITION_HELP)],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show where it would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show where the consumer would go.")
+    ] = False,
 ) -> None:
     """Move a consumer to another position; with row indexes, the other partitions stay where they are.
 

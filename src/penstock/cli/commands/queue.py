@@ -218,7 +218,7 @@ def trim(
     before: Annotated[int | None, option("--before", "INDEX", "Drop the rows below this row index.")] = None,
     partition: PartitionOption = None,
 ) -> None:
-    """Drop old rows: those below --before, or else those that the retention lets go.
+    """Drop old rows: the rows below --before, or else the rows that the retention no longer keeps.
 
     Rows that a vital consumer has not safely processed, or that the retention keeps, are never dropped.
     """

@@ -254,7 +254,7 @@ def tail(
     columns: ColumnsOption = None,
     with_index: IndexOption = False,
 ) -> None:
-    """Show the newest rows of each partition, and with --follow those that arrive; nothing is consumed."""
+    """Show the last appended rows of each partition, and with --follow new rows; nothing is consumed."""
     with run.connect() as store:
         queue = store.queue(name)
         printer = QueuePrinter(run, queue, columns, with_index)
