@@ -104,7 +104,7 @@ function State({ one }: { one: Consumer }) {
     </Mark>
   ) : (
     <Mark tone="good" icon="check">
-      level
+      caught up
     </Mark>
   );
 }

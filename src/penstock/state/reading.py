@@ -349,4 +349,4 @@ def _unknown(operator: StateOperator, batch: int, counts: _Counts) -> Iterable[s
     reasons = {why_no_changes(operator, read_options(operator, part), batch) for part in parts}
     yield from (f"updated and removed rows: {reason}" for reason in reasons if reason is not None)
     if operator.name == JOIN and None in reasons:
-        yield "updated rows: a join also rewrites rows when it matches or moves them"
+        yield "updated rows: a join rewrites rows for other reasons too"

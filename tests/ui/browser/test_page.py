@@ -60,7 +60,7 @@ def expect(locator: Locator):  # type: ignore[no-untyped-def]
 
 def test_queues_and_consumers_are_shown(page: Page) -> None:
     expect(row(page, "queues", "orders")).to_contain_text("1,5")
-    expect(row(page, "consumers", "billing")).to_contain_text("level")
+    expect(row(page, "consumers", "billing")).to_contain_text("caught up")
     expect(page.locator(".connection")).to_contain_text("live")
     expect(page.locator("#queries .empty")).to_contain_text("penstock.monitor")
 

@@ -163,7 +163,7 @@ def advance(
         is_at = "does not exist" if there is None else f"is at {there}"
         raise OffsetConflictError(
             f"consumer {registration.consumer!r} on queue {registration.queue!r}, partition {partition}, "
-            f"{is_at}, not at {old}: another program moved it; read its offsets and resume there",
+            f"{is_at}, not at {old}: another program or query moved it; read its offsets and resume there",
             condition="OFFSET_CONFLICT.ADVANCE",
             consumer=registration.consumer,
             queue=registration.queue,
