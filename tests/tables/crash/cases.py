@@ -162,13 +162,18 @@ class TableCase(Case):
 
     def rows(self) -> Counter[Row]:
         source, sink = self.stores()
+        # A transaction of the store does not look for names on the connection's search path.
+        schema = sink.database.url.options.get("schema", "main")
         with sink.database.transaction(write=False) as tx:
             if tx.dialect == "sqlite":
                 there = tx.query("select count(*) from main.sqlite_schema where name = :name", name=self.name)
             else:
-                there = tx.query("select count(to_regclass(quote_ident(:name)))", name=self.name)
-            quoted = f'"{self.name}"'
-            found = tx.query(f"select * from {quoted}") if there[0][0] else []
+                there = tx.query(
+                    "select count(*) from pg_tables where schemaname = :schema and tablename = :name",
+                    schema=schema,
+                    name=self.name,
+                )
+            found = tx.query(f'select * from "{schema}"."{self.name}"') if there[0][0] else []
         self._close(source, sink)
         return Counter(found)
 
