@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from penstock.feeds.postgres import lookahead, rows, unlogged
 from penstock.feeds.postgres.lookahead import Lookahead
 from penstock.feeds.postgres.schema_changes import Fit
+from penstock.feeds.postgres.values import from_text
 from tests.feeds.postgres.changing_tables import DEFINITIONS, KINDS
 from tests.feeds.postgres.schema_histories import Step, histories, kept_connections, play_on
 from tests.support.postgres import start_postgres
@@ -57,6 +58,11 @@ _values = rows._TableColumns.values
 def _with_nulls(columns: Any, field: pa.Field) -> pa.Array:
     """A column's values, NULL in a key as well."""
     return _values(columns, field.with_nullable(True))
+
+
+def _as_they_come(columns: Any, field: pa.Field) -> pa.Array:
+    """A column's values, without a name for those that its type cannot hold."""
+    return from_text(columns._kept_text(columns._places[field.name]), field.type)
 
 
 FAULTS = (
@@ -102,6 +108,7 @@ FAULTS = (
     Fault(
         "rows of a table that left the publication are missing",
         ((lookahead, "unpublished_tables", _finds_none),),
+        ("unpublish", "publish_again"),
     ),
     Fault("rows of an attached partition are missing", ((unlogged, "_partitions", _finds_none),)),
     Fault(
@@ -110,6 +117,7 @@ FAULTS = (
         ("attach", "detach", "partition"),
         ("partitioned",),
     ),
+    Fault("a value that a type cannot hold is not named", ((rows._TableColumns, "values", _as_they_come),)),
     Fault("rows outlive a TRUNCATE", ((lookahead, "truncated", _passes), (rows, "truncated", _passes))),
 )
 
