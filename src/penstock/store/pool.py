@@ -88,10 +88,12 @@ class Pool(Forkable):
 
     def _checkin(self, lease: Lease) -> None:
         with self._guard:
-            if lease.sound and not self._closed:
+            kept = lease.sound and not self._closed
+            if kept:
                 self._idle.append(lease.connection)
-                _cleaner.watch(self)
-                return
+        if kept:
+            _cleaner.watch(self)
+            return
         self._disconnect(lease.connection)
         if not lease.sound:
             # The idle ones are usually broken too: a server that went away took them all.

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,14 +13,13 @@ from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
-from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from penstock.feeds.postgres import lookahead, rows, unlogged
 from penstock.feeds.postgres.lookahead import Lookahead
 from penstock.feeds.postgres.schema_changes import Fit
 from penstock.feeds.postgres.values import from_text
 from tests.feeds.postgres.changing_tables import DEFINITIONS, KINDS
-from tests.feeds.postgres.schema_histories import Step, histories, kept_connections, play_on
+from tests.feeds.postgres.schema_histories import play_many
 from tests.support.postgres import start_postgres
 
 
@@ -124,7 +122,6 @@ FAULTS = (
 
 def main() -> int:
     arguments = _arguments()
-    logging.getLogger("penstock.feeds").setLevel(logging.CRITICAL)
     wanted = [fault for fault in FAULTS if arguments.only is None or arguments.only in fault.name]
     server = start_postgres()
     try:
@@ -147,29 +144,22 @@ def _arguments() -> argparse.Namespace:
 
 
 def _histories_until_found(url: str, fault: Fault, arguments: argparse.Namespace) -> int | None:
-    count = 0
-
-    @seed(arguments.first)
-    @settings(
-        max_examples=arguments.histories,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(histories(fault.definitions, fault.kinds))
-    def plays(history: tuple[str, list[Step]]) -> None:
-        nonlocal count
-        count += 1
-        play_on(url, history)
-
-    with fault.applied(), kept_connections():
+    played: list[list[str]] = []
+    with fault.applied():
         try:
-            plays()
+            play_many(
+                url,
+                arguments.histories,
+                fault.definitions,
+                fault.kinds,
+                first=arguments.first,
+                shrink=False,
+                played=played.append,
+            )
         except Exception as error:
             text = str(error).partition("\n")[0][:120]
-            print(f"{fault.name}: {count}, {type(error).__name__} {text}", flush=True)
-            return count
+            print(f"{fault.name}: {len(played) + 1}, {type(error).__name__} {text}", flush=True)
+            return len(played) + 1
     print(f"{fault.name}: NOT FOUND", flush=True)
     return None
 

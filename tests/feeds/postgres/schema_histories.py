@@ -112,14 +112,17 @@ def play_many(
     kinds: Sequence[str] = KINDS,
     *,
     first: int | None = None,
+    shrink: bool = True,
     played: Callable[[list[str]], None] = lambda stops: None,
 ) -> None:
-    """Play so many histories; one that fails is made as short as it can be, and raised.
+    """Play so many histories, and raise the error of the first that fails.
 
     Parameters
     ----------
     first
         A seed, for the same histories as before.
+    shrink
+        Whether that history is made as short as it can be.
     """
     logging.getLogger("penstock.feeds").setLevel(logging.ERROR)
 
@@ -127,7 +130,7 @@ def play_many(
         max_examples=most,
         deadline=None,
         database=None,
-        phases=[Phase.generate, Phase.shrink],
+        phases=[Phase.generate, *([Phase.shrink] if shrink else [])],
         suppress_health_check=list(HealthCheck),
     )
     @given(histories(definitions, kinds))
