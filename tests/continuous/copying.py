@@ -50,7 +50,7 @@ def will_die_behind(
         done(*arguments)
         # At its end nobody is there who could put anything right.
         source: Any = query._source
-        source.release = lambda ended: source._let_go()
+        source.release = lambda ended: source._release_owner()
         raise Died("at this step")
 
     monkeypatch.setattr(part, method, dies)

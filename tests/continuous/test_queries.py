@@ -133,7 +133,14 @@ def test_either_engine_continues_the_checkpoint_of_the_other(copy: Copy) -> None
     assert len(ids) == 1
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["the first epoch", "a later epoch"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(True, id="the first epoch"),
+        # As with tables: `test_tables` has it among the fast tests.
+        pytest.param(False, id="a later epoch", marks=pytest.mark.soak),
+    ],
+)
 def test_the_micro_batch_engine_finds_an_epoch_that_only_the_sink_has(
     copy: Copy, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:

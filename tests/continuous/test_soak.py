@@ -126,7 +126,9 @@ def soaked(child: ChildProcess, copies: list[Copied], seconds: float) -> Usage:
 @pytest.mark.parametrize(
     ("seconds", "wanders", "files"),
     [
-        pytest.param(20, WANDERS_SHORT, FILES_SHORT, id="short", marks=pytest.mark.timeout(400)),
+        pytest.param(
+            20, WANDERS_SHORT, FILES_SHORT, id="short", marks=[pytest.mark.soak, pytest.mark.timeout(400)]
+        ),
         pytest.param(
             SECONDS,
             WANDERS_LONG,

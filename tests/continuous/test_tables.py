@@ -97,7 +97,14 @@ def test_either_engine_continues_the_checkpoint_of_the_other_and_writes_the_same
     assert len({repr(row[1:]) for row in found}) == 4, "one for each id"
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["the first epoch", "a later epoch"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        # As with queues: `test_queries` has it among the fast tests.
+        pytest.param(True, id="the first epoch", marks=pytest.mark.soak),
+        pytest.param(False, id="a later epoch"),
+    ],
+)
 def test_the_micro_batch_engine_finds_an_epoch_that_only_the_table_has(
     filled: Filled, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:

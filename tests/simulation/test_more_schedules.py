@@ -1,10 +1,12 @@
-"""More schedules, as those of ``test_schedules``."""
+"""More schedules than ``test_schedules`` has; ``make simulate`` runs as many as you like."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.simulation import schedules
+
+pytestmark = pytest.mark.soak
 
 
 @pytest.mark.parametrize("first", range(1_000, 2_000, schedules.PART))

@@ -1,6 +1,6 @@
 """Schedules of both engines' protocols, how they are replayed, and how a failure is made simpler.
 
-``make simulate`` runs as many schedules as you like. ``test_more_schedules`` has others, for another worker.
+``make simulate`` runs as many schedules as you like, and `test_more_schedules` has others.
 """
 
 from __future__ import annotations

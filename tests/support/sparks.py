@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.support.class_archive import class_archive
 
@@ -23,7 +23,33 @@ appender.console.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1}: %m%n%ex
 """
 
 
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+# With one tier of compilation a code cache has 48 MB, which a few hundred tests fill.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC -Xshare:auto"
+
+
+def remember_java_names() -> None:
+    """Ask the JVM for each Java class and package once.
+
+    PySpark asks anew each time, and the JVM then looks for a class of that name in all of Spark's 300 JARs.
+    """
+    from py4j.java_gateway import JavaClass, JavaPackage, JVMView
+
+    for kind in (JVMView, JavaPackage):
+        if kind.__getattr__.__name__ != "remembered":
+            _remember(kind, (JavaClass, JavaPackage))
+
+
+def _remember(kind: type, kept: tuple[type, ...]) -> None:
+    ask = kind.__getattr__  # type: ignore[attr-defined]  # both kinds have it
+
+    def remembered(self: Any, name: str) -> Any:
+        found = ask(self, name)
+        if isinstance(found, kept):
+            # From now on an attribute, which Python finds by itself.
+            self.__dict__[name] = found
+        return found
+
+    kind.__getattr__ = remembered  # type: ignore[attr-defined]
 
 
 def short_lived() -> str:
@@ -43,6 +69,7 @@ def make_spark(
 
     from penstock.spark.internals.sessions import CHECKPOINT_FILE_MANAGER
 
+    remember_java_names()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     directory.mkdir(parents=True, exist_ok=True)
     log4j = directory / "log4j2.properties"

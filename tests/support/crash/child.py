@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,17 @@ def start(spark: SparkSession, case: Case, trigger: penstock.Trigger) -> Any:
     )
 
 
+def run(spark: SparkSession, case: Case, began: float) -> None:
+    query = start(spark, case, penstock.Trigger.available_now())
+    print(f"STARTED {case.name}", flush=True)
+    try:
+        query.awaitTermination()
+    except Exception as error:
+        print(f"FAILED {case.name} {error}", flush=True)
+    else:
+        print(f"ENDED {case.name} after {time.monotonic() - began:.1f} s", flush=True)
+
+
 def main(folder: str, master: str, *texts: str, kind: type[Case] = Case) -> None:
     began = time.monotonic()
     settings = json.loads(os.environ.get("SETTINGS", "{}"))
@@ -47,15 +59,14 @@ def main(folder: str, master: str, *texts: str, kind: type[Case] = Case) -> None
     print(f"SPARK {spark.sparkContext.applicationId} after {time.monotonic() - began:.1f} s", flush=True)
     penstock.register(spark)
     cases = [kind.from_json(text) for text in texts]
-    queries = [start(spark, case, penstock.Trigger.available_now()) for case in cases]
-    print("STARTED", flush=True)
-    for case, query in zip(cases, queries, strict=True):
-        try:
-            query.awaitTermination()
-        except Exception as error:
-            print(f"FAILED {case.name} {error}", flush=True)
-        else:
-            print(f"ENDED {case.name} after {time.monotonic() - began:.1f} s", flush=True)
+    if len(cases) == 1:
+        # In the main thread, where SIGTERM is handled.
+        run(spark, cases[0], began)
+        return
+    # Each in its own thread: a fault may stop a query while it starts.
+    with ThreadPoolExecutor(len(cases)) as threads:
+        for done in [threads.submit(run, spark, case, began) for case in cases]:
+            done.result()
 
 
 if __name__ == "__main__":
