@@ -10,7 +10,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from penstock.arguments import brief
-from penstock.cli.commands import changes, checkpoint, consumer, modes, queue_rows, store
+from penstock.cli.commands import changes, checkpoint, consumer, modes, query, queue_rows, store
 from penstock.cli.commands.shared import (
     BROKEN_PIPE,
     FAILED,
@@ -55,6 +55,7 @@ app = typer.Typer(
 app.add_typer(store.group, name="store")
 app.add_typer(queue_rows.group, name="queue")
 app.add_typer(consumer.group, name="consumer")
+app.add_typer(query.group, name="query")
 app.add_typer(changes.group, name="changes")
 app.add_typer(modes.group, name="modes")
 app.add_typer(checkpoint.group, name="checkpoint")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,9 +16,11 @@ from deltalake import DeltaTable, write_deltalake
 
 from penstock.errors import FeedUnavailableError
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
+from penstock.feeds.delta.feed import OpenDeltaFeed
 
 FEED = {"delta.enableChangeDataFeed": "true"}
 SCHEMA = pa.schema([("id", pa.int64()), ("p", pa.string()), ("v", pa.float64())])
+WIDER = pa.schema([*SCHEMA, ("extra", pa.string())])
 ODD = [None, "", "a", "b/ c=%25", "é ü", "x:y?z#'\"\\", "{n}"]
 PLAIN = ["a", "b", None]
 State = dict[int, tuple[object, ...]]
@@ -137,3 +141,33 @@ def refused(condition: str, match: str = "FEED") -> Iterator[pytest.ExceptionInf
     with pytest.raises(FeedUnavailableError, match=match) as raised:
         yield raised
     assert raised.value.condition == f"FEED_UNAVAILABLE.{condition}"
+
+
+def data(found: pa.Table) -> list[dict[str, Any]]:
+    return found.drop_columns([CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP]).to_pylist()
+
+
+def read_as(feed: OpenDeltaFeed, schema: pa.Schema, after: int, upto: int) -> list[dict[str, Any]]:
+    """The rows of a range for a query that was planned with a schema."""
+    tasks = pickle.loads(pickle.dumps(feed.tasks(after, upto, 100)))
+    return [row for task in tasks for batch in feed.read(task, schema) for row in batch.to_pylist()]
+
+
+def overwrite(path: Path, *values: tuple[object, ...], schema: pa.Schema, **options: object) -> None:
+    write_deltalake(path, rows(*values, schema=schema), mode="overwrite", schema_mode="overwrite", **options)
+
+
+def add_column(path: Path) -> None:
+    write_deltalake(path, rows((5, "x", 1.0, "new"), schema=WIDER), mode="append", schema_mode="merge")
+
+
+def drop_column(path: Path) -> None:
+    overwrite(path, (5, "x"), schema=pa.schema(list(SCHEMA)[:2]))
+
+
+def rename_column(path: Path) -> None:
+    overwrite(path, (5, "x", 1.0), schema=pa.schema([*list(SCHEMA)[:2], ("w", pa.float64())]))
+
+
+def change_type(path: Path) -> None:
+    overwrite(path, (5, "x", "1"), schema=pa.schema([*list(SCHEMA)[:2], ("v", pa.string())]))

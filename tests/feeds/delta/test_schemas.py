@@ -1,13 +1,11 @@
-"""Delta tables whose columns, partitions or identity change: their rows are delivered exactly, or
+"""Delta tables whose columns or partitions change: their rows are delivered exactly, or
 refused by name.
 """
 
 from __future__ import annotations
 
 import json
-import pickle
-import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,195 +14,36 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 import penstock
-from penstock.errors import DataLostError, FeedUnavailableError, InvalidChangelogSchemaError
-from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
+from penstock.errors import InvalidChangelogSchemaError
+from penstock.feeds.contract import CHANGE_TYPE
 from penstock.feeds.delta import DeltaFeed
-from penstock.feeds.delta.feed import OpenDeltaFeed
 from tests.feeds.delta.tables import (
     FEED,
     SCHEMA,
     History,
-    State,
+    add_column,
+    change_type,
     check_replay,
+    data,
+    drop_column,
     edit,
     log_file,
+    overwrite,
+    read_as,
     refused,
-    replayed,
+    rename_column,
     rows,
 )
 from tests.feeds.reading import changes, passed
-from tests.feeds.running import RunningQuery
 from tests.support.change_frames import Sink
-
-WIDER = pa.schema([*SCHEMA, ("extra", pa.string())])
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "table"
-
-
-def data(found: pa.Table) -> list[dict[str, Any]]:
-    return found.drop_columns([CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP]).to_pylist()
-
-
-def read_as(feed: OpenDeltaFeed, schema: pa.Schema, after: int, upto: int) -> list[dict[str, Any]]:
-    """The rows of a range for a query that was planned with a schema."""
-    tasks = pickle.loads(pickle.dumps(feed.tasks(after, upto, 100)))
-    return [row for task in tasks for batch in feed.read(task, schema) for row in batch.to_pylist()]
-
-
-def overwrite(path: Path, *values: tuple[object, ...], schema: pa.Schema, **options: object) -> None:
-    write_deltalake(path, rows(*values, schema=schema), mode="overwrite", schema_mode="overwrite", **options)
-
-
-# Whatever a table goes through.
-
-
-class Evolving(History):
-    """A table that gets other columns and partitions, and goes back to what it was."""
-
-    def go(self, operation: str, ids: Sequence[int]) -> None:
-        getattr(self, operation)(rows(*((number, "ab"[number % 2], 1.0) for number in ids)))
-
-    def columns(self) -> list[pa.Field]:
-        return list(pa.schema(self.table.schema().to_arrow()))
-
-    def made(self, new: pa.Table, columns: Sequence[pa.Field], ids: Collection[int] = ()) -> pa.Table:
-        """Rows with those columns: of the new ones, those whose ids are not there yet."""
-        fresh = [row for row in new.to_pylist() if row["id"] not in ids]
-        known = {"x": "x", "w": 7, "W": 8}
-        values = [tuple(known.get(field.name, row.get(field.name)) for field in columns) for row in fresh]
-        return rows(*values, schema=pa.schema([(field.name, field.type) for field in columns]))
-
-    def append(self, new: pa.Table) -> None:
-        ids = set(self.table.to_pyarrow_table()["id"].to_pylist())
-        write_deltalake(self.path, self.made(new, self.columns(), ids), mode="append")
-
-    def add_column(self, new: pa.Table) -> None:
-        there = self.columns()
-        more = [pa.field("x", pa.string())] if "x" not in {field.name for field in there} else []
-        ids = set(self.table.to_pyarrow_table()["id"].to_pylist())
-        write_deltalake(self.path, self.made(new, [*there, *more], ids), mode="append", schema_mode="merge")
-
-    def replace_columns(self, new: pa.Table) -> None:
-        names = {0: ["id", "p"], 1: ["id", "p", "w"], 2: ["W", "p", "id"]}[new.num_rows % 3]
-        kinds = {"id": pa.int64(), "p": pa.string()}
-        columns = [pa.field(name, kinds.get(name, pa.int32())) for name in names]
-        by = ["p"] if new.num_rows % 2 else None
-        write_deltalake(
-            self.path, self.made(new, columns), mode="overwrite", schema_mode="overwrite", partition_by=by
-        )
-
-    def update(self, new: pa.Table) -> None:
-        self.table.update(predicate=f"id % 3 = {new.num_rows % 3}", updates={"p": "'q'"})
-
-    def restore(self, new: pa.Table) -> None:
-        if newest := self.table.version():
-            self.table.restore(new.num_rows % newest)
-
-    def checkpoint(self, new: pa.Table) -> None:
-        self.table.create_checkpoint()
-
-
-EVOLUTION = [
-    "append",
-    "append",
-    "update",
-    "delete",
-    "add_column",
-    "replace_columns",
-    "restore",
-    "optimize",
-    "checkpoint",
-]
-
-
-STEPS = st.tuples(st.sampled_from(EVOLUTION), st.lists(st.integers(0, 8), unique=True, max_size=5))
-
-
-@pytest.mark.parametrize("feed_on", [True, False], ids=["feed", "files"])
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=st.lists(STEPS, min_size=3, max_size=9))
-def test_the_changes_of_an_evolving_table_turn_each_version_into_the_next(
-    tmp_path_factory: pytest.TempPathFactory, feed_on: bool, steps: list[tuple[str, list[int]]]
-) -> None:
-    path = tmp_path_factory.mktemp("evolving") / "table"
-    history = Evolving(path, feed=feed_on, partitioned=True)
-    for operation, ids in steps:
-        history.go(operation, ids)
-    feed = DeltaFeed(path, "id").open()
-    names = feed.describe().schema.names[:-3]
-    found = changes(feed)
-    state: State = {}
-    for version in range(history.table.version() + 1):
-        state = replayed(passed(feed, keyed(found, names)), state, version)
-        held = [
-            {name.lower(): value for name, value in row.items()}
-            for row in DeltaTable(path, version=version).to_pyarrow_table().to_pylist()
-        ]
-        expected = {
-            row["id"]: tuple(row.get(name.lower()) for name in ["id", *(n for n in names if n != "id")])
-            for row in held
-        }
-        assert state == expected, version
-
-
-@pytest.mark.parametrize("feed_on", [True, False], ids=["feed", "files"])
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=st.lists(STEPS | st.just("read"), min_size=4, max_size=14))
-def test_a_running_query_of_an_evolving_table_keeps_an_exact_copy(
-    tmp_path_factory: pytest.TempPathFactory, feed_on: bool, steps: list[tuple[str, list[int]] | str]
-) -> None:
-    path = tmp_path_factory.mktemp("evolving") / "table"
-    history = Evolving(path, feed=feed_on, partitioned=True)
-
-    def columns_at(version: int) -> list[str]:
-        return [field.name.lower() for field in DeltaTable(path, version=version).schema().fields]
-
-    query = RunningQuery(
-        lambda: DeltaFeed(path, "id").open(), lambda names: [*map(str.lower, names)], "id", -1
-    )
-    for step in [*steps, "read"]:
-        if step != "read":
-            history.go(*step)
-            continue
-        for version in query.read():
-            assert set(columns_at(version)) == set(query.columns)
-        held = DeltaTable(path, version=query.position).to_pyarrow_table()
-        held = held.rename_columns([name.lower() for name in held.column_names])
-        query.check(held.column_names, held.to_pylist())
-
-
-def keyed(found: pa.Table, names: Sequence[str]) -> pa.Table:
-    """The change rows with the id first."""
-    return found.select(
-        ["id", *(name for name in names if name != "id"), CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP]
-    )
-
-
-# A query that is running.
-
-
-def add_column(path: Path) -> None:
-    write_deltalake(path, rows((5, "x", 1.0, "new"), schema=WIDER), mode="append", schema_mode="merge")
-
-
-def drop_column(path: Path) -> None:
-    overwrite(path, (5, "x"), schema=pa.schema(list(SCHEMA)[:2]))
-
-
-def rename_column(path: Path) -> None:
-    overwrite(path, (5, "x", 1.0), schema=pa.schema([*list(SCHEMA)[:2], ("w", pa.float64())]))
-
-
-def change_type(path: Path) -> None:
-    overwrite(path, (5, "x", "1"), schema=pa.schema([*list(SCHEMA)[:2], ("v", pa.string())]))
 
 
 @pytest.mark.parametrize("feed_on", [True, False], ids=["feed", "files"])
@@ -460,74 +299,6 @@ def test_versions_with_mapped_columns_are_refused_even_after_the_mapping_was_rem
     assert changes(feed, 1)["id"].to_pylist() == [1]
 
 
-def with_mapping(path: Path, mode: str, dropped_in: int) -> History:
-    """A table whose columns were mapped from version 0 on, until a version that drops the mapping."""
-    history = History(path, feed=True, partitioned=False)
-    for number in range(dropped_in):
-        history.append(rows((number, "a", 1.0)))
-    actions = [json.loads(line) for line in log_file(path, 0).read_text().splitlines()]
-    plain = next(action for action in actions if "metaData" in action)
-    edit(path, 0, metaData=lambda found: found["configuration"].update({"delta.columnMapping.mode": mode}))
-    with log_file(path, dropped_in).open("a") as file:
-        file.write("\n" + json.dumps(plain))
-    return history
-
-
-def clean_up(history: History, first: int) -> None:
-    """Delete the commits before a version, and all checkpoints but one of the newest version."""
-    history.table.create_checkpoint()
-    for version in range(first):
-        log_file(Path(history.path), version).unlink()
-
-
-def test_versions_whose_columns_the_log_no_longer_has_are_gone(path: Path) -> None:
-    """Commits are deleted by age, so the first ones that are left may be older than any checkpoint."""
-    history = with_mapping(path, "name", dropped_in=3)
-    history.append(rows((7, "a", 1.0)))
-    clean_up(history, 1)
-    feed = DeltaFeed(path).open()
-    assert feed.oldest() == 2
-    for after in (0, 1):
-        with pytest.raises(DataLostError, match=r"depends on a commit .* versions 3 to 4 are left") as raised:
-            feed.tasks(after, 4, 10)
-        assert raised.value.condition == "DATA_LOST.DELTA"
-    assert changes(feed, 2)["id"].to_pylist() == [2, 7]
-
-
-def test_a_version_that_removes_files_of_an_unknown_version_is_gone(path: Path) -> None:
-    history = with_mapping(path, "name", dropped_in=3)
-    with log_file(path, 3).open("a") as file:
-        file.write("\n" + json.dumps({"remove": {"path": "old.parquet", "dataChange": True}}))
-    history.append(rows((7, "a", 1.0)))
-    clean_up(history, 1)
-    with pytest.raises(DataLostError, match=r"version 3 .* depends on a commit .* versions 4 to 4 are left"):
-        DeltaFeed(path).open().tasks(2, 4, 10)
-
-
-def test_versions_before_a_checkpoint_are_read_if_no_commit_changed_the_table(path: Path) -> None:
-    history = History(path, feed=True, partitioned=False)
-    for number in range(4):
-        history.append(rows((number, "a", 1.0)))
-    clean_up(history, 2)
-    feed = DeltaFeed(path).open()
-    assert feed.oldest() == 1
-    assert changes(feed, 1)["id"].to_pylist() == [1, 2, 3]
-    assert {part.commit.columns for task in feed.tasks(1, 4, 10) for part in task} != {()}
-
-
-def test_a_version_that_removes_files_with_mapped_columns_is_refused(path: Path) -> None:
-    history = History(path, feed=False, partitioned=False)
-    history.append(rows((1, "a", 1.0)))
-    history.overwrite(rows((2, "a", 1.0)))
-    actions = [json.loads(line) for line in log_file(path, 0).read_text().splitlines()]
-    plain = next(action for action in actions if "metaData" in action)
-    edit(path, 0, metaData=lambda found: found["configuration"].update({"delta.columnMapping.mode": "name"}))
-    with log_file(path, 2).open("a") as file:
-        file.write("\n" + json.dumps(plain))
-    with refused("COLUMN_MAPPING", "version 2 "):
-        DeltaFeed(path, "id").open().tasks(1, 2, 10)
-
-
 def test_versions_that_needed_an_unknown_feature_are_refused_after_it_was_dropped(path: Path) -> None:
     history = History(path, feed=True, partitioned=False)
     for number in range(3):
@@ -543,100 +314,3 @@ def test_versions_that_needed_an_unknown_feature_are_refused_after_it_was_droppe
         feed.tasks(0, 3, 10)
     assert raised.value.parameters["version"] == 1
     assert changes(feed, 1)["id"].to_pylist() == [1, 2]
-
-
-# What happens to the table as a whole.
-
-
-@pytest.mark.parametrize("feed_on", [True, False], ids=["feed", "files"])
-def test_a_table_that_is_restored(path: Path, feed_on: bool) -> None:
-    history = History(path, feed=feed_on, partitioned=True)
-    history.append(rows((1, "a", 1.0), (2, "b", 2.0)))
-    history.update(rows((1, "a", 1.0)))
-    history.delete_all(rows())
-    history.table.restore(1)
-    history.append(rows((3, "c", 3.0)))
-    history.table.restore(2)
-    feed = DeltaFeed(path, "id").open()
-    check_replay(path, passed(feed, changes(feed), updates=True))
-
-
-def test_a_replaced_table_is_read_by_a_new_query_and_refused_by_a_running_one(path: Path) -> None:
-    history = History(path, feed=True, partitioned=False)
-    history.append(rows((1, "a", 1.0)))
-    running = DeltaFeed(path, "id").open()
-    before = running.describe()
-    DeltaTable.create(path, SCHEMA, mode="overwrite", configuration=FEED)
-    history.append(rows((7, "a", 1.0)))
-    with refused("TABLE_REPLACED", "version 2 .*new checkpoint"):
-        running.tasks(1, 3, 10)
-    feed = DeltaFeed(path, "id").open()
-    assert feed.describe().identity != before.identity
-    check_replay(path, changes(feed))
-
-
-def test_a_stream_of_a_table_that_is_dropped_and_recreated_is_refused(
-    spark: SparkSession, path: Path, tmp_path: Path
-) -> None:
-    History(path, feed=True, partitioned=False).append(rows((1, "a", 1.0)))
-    sink = Sink(tmp_path)
-    assert sink.run(penstock.changes.read_stream(spark, DeltaFeed(path)))
-    shutil.rmtree(path)
-    again = History(path, feed=True, partitioned=False)
-    for number in range(3):
-        again.append(rows((number, "a", 1.0)))
-    with pytest.raises(Exception, match="CHECKPOINT_MISMATCH"):
-        sink.run(penstock.changes.read_stream(spark, DeltaFeed(path)))
-
-
-def test_a_stream_of_a_table_that_was_restored_from_a_backup_is_refused(
-    spark: SparkSession, path: Path, tmp_path: Path
-) -> None:
-    history = History(path, feed=True, partitioned=False)
-    history.append(rows((1, "a", 1.0)))
-    shutil.copytree(path, tmp_path / "backup")
-    history.append(rows((2, "a", 1.0)))
-    history.append(rows((3, "a", 1.0)))
-    sink = Sink(tmp_path)
-    assert len(sink.run(penstock.changes.read_stream(spark, DeltaFeed(path)))) == 3
-    shutil.rmtree(path)
-    (tmp_path / "backup").rename(path)
-    with pytest.raises(Exception, match=r"DATA_LOST.HISTORY_CHANGED.*new checkpoint"):
-        sink.run(penstock.changes.read_stream(spark, DeltaFeed(path)))
-    feed = DeltaFeed(path).open()
-    feed.logged(3)
-    with pytest.raises(DataLostError, match=r"version 3 .* at version 1 now"):
-        feed.newest(3)
-
-
-def test_columns_changed_before_the_log_was_cleaned_up(path: Path) -> None:
-    history = History(path, feed=True, partitioned=False)
-    history.append(rows((1, "a", 1.0)))
-    add_column(path)
-    history.table.create_checkpoint()
-    write_deltalake(path, rows((6, "x", 1.0, "more"), schema=WIDER), mode="append")
-    for version in range(3):
-        log_file(path, version).unlink()
-    feed = DeltaFeed(path, "id").open()
-    assert data(changes(feed, 2)) == [{"id": 6, "p": "x", "v": 1.0, "extra": "more"}]
-    with pytest.raises(DataLostError, match="versions 3 to 3 are left"):
-        feed.tasks(0, 3, 10)
-    with pytest.raises(FeedUnavailableError, match="starting_version=3"):
-        feed.prepare()
-
-
-def test_a_stream_of_a_restored_table_is_refused_even_at_the_same_version(
-    spark: SparkSession, path: Path, tmp_path: Path
-) -> None:
-    history = History(path, feed=True, partitioned=False)
-    history.append(rows((1, "a", 1.0)))
-    shutil.copytree(path, tmp_path / "backup")
-    history.append(rows((2, "a", 1.0)))
-    sink = Sink(tmp_path)
-    assert len(sink.run(penstock.changes.read_stream(spark, DeltaFeed(path)))) == 2
-    shutil.rmtree(path)
-    (tmp_path / "backup").rename(path)
-    for number in range(3, 5):
-        history.append(rows((number, "a", 1.0)))
-    with pytest.raises(Exception, match=r"DATA_LOST.HISTORY_CHANGED.*no longer the commit"):
-        sink.run(penstock.changes.read_stream(spark, DeltaFeed(path)))

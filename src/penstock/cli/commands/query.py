@@ -1,0 +1,70 @@
+"""``penstock query``."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import typer
+
+from penstock.cli.commands.shared import Run, command
+from penstock.cli.output import Column
+from penstock.cli.units import age_text, count_text
+
+if TYPE_CHECKING:
+    from penstock.json_text import Json
+
+group = typer.Typer(help="See what the streaming queries of a store do.", no_args_is_help=True)
+
+
+def _rate_text(rate: float | None) -> str:
+    return "" if rate is None else f"{rate:,.1f}"
+
+
+def _count_or_blank(count: int | None) -> str:
+    return "" if count is None else count_text(count)
+
+
+def _error_text(error: Json | None) -> str:
+    return "" if error is None else str(error["condition"])
+
+
+_COLUMNS = (
+    Column("query", "query"),
+    Column("state", "state"),
+    Column("engine", "engine"),
+    Column("batch", "batch", _count_or_blank, right=True),
+    Column("rows_in_per_second", "rows/s", _rate_text, right=True),
+    Column("source", "source"),
+    Column("sink", "sink"),
+    Column("reported_seconds", "reported", age_text, right=True),
+    Column("last_error", "error", _error_text),
+)
+
+
+@command(group, "list", "penstock query list", "penstock query list --json")
+def list_queries(run: Run) -> None:
+    """List the queries that report to the store, with those that need attention first.
+
+    "state" is failed, silent (has stopped reporting: its process is gone, suspended, or cannot reach the
+    store), running or stopped. "batch" is the last micro-batch or epoch. "reported" is the time since the
+    last report, which a running query makes every 10 seconds. "error" is the code of the last error; --json
+    has its message too.
+    """
+    from penstock.ui.queries import Queries
+    from penstock.ui.reading import read_store
+
+    with run.connect() as store:
+        state = read_store(store.database, since=0)
+    rows = [_row(query, state.now) for query in Queries().update(state, ())]
+    run.output.table("queries", _COLUMNS, rows)
+
+
+def _row(query: Json, now: int) -> Json:
+    """Return what the monitor page shows of a query, without its charts; ``now`` is in microseconds."""
+    reported = datetime.fromisoformat(query["updated_at"]).timestamp()
+    return {
+        **{name: value for name, value in query.items() if name != "history"},
+        "query": query["name"] or query["id"],
+        "reported_seconds": round(max(now / 1e6 - reported, 0.0), 3),
+    }
