@@ -47,9 +47,14 @@ def parse_record(text: str, what: str, kind: type = object) -> Any:
             raise ValueError(f"it is a JSON {type(value).__name__}")
         return value
     except ValueError as error:
-        raise StoreError(
-            f"the store cannot be read: {what} is not what Penstock writes ({error}). It is damaged, or was "
-            "changed by another program: restore the store from a backup",
-            condition="STORE_ERROR.UNREADABLE_RECORD",
-            record=what,
-        ) from None
+        raise unreadable_record(what, error) from None
+
+
+def unreadable_record(what: str, why: Exception) -> StoreError:
+    """Return the error for a record of a store that Penstock did not write so."""
+    return StoreError(
+        f"the store cannot be read: {what} is not what Penstock writes ({why}). It is damaged, or was "
+        "changed by another program: restore the store from a backup",
+        condition="STORE_ERROR.UNREADABLE_RECORD",
+        record=what,
+    )

@@ -10,7 +10,7 @@ from pyspark.sql import types as sp
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from penstock.arrow.schema import canonical_schema, schema_from_bytes, schema_to_bytes, spark_json
-from penstock.errors import SchemaMismatchError, UnsupportedTypeError
+from penstock.errors import SchemaMismatchError, StoreError, UnsupportedTypeError
 from tests.support.arrow_strategies import schemas
 
 
@@ -237,5 +237,5 @@ def test_a_collation_is_dropped_as_in_pyspark() -> None:
 
 
 def test_bytes_that_are_not_a_schema_message_are_refused() -> None:
-    with pytest.raises(SchemaMismatchError, match=r"INVALID_SCHEMA\].*schema message"):
+    with pytest.raises(StoreError, match=r"UNREADABLE_RECORD\].*the schema of a queue is not what Penstock"):
         schema_from_bytes(b"nonsense")

@@ -22,7 +22,7 @@ from penstock.arrow.spark_json import (
     unsupported,
 )
 from penstock.errors import SchemaMismatchError
-from penstock.json_text import Json
+from penstock.json_text import Json, unreadable_record
 
 _MAX_PRECISION = 38
 
@@ -89,16 +89,11 @@ def schema_to_bytes(schema: pa.Schema) -> bytes:
 
 
 def schema_from_bytes(data: bytes) -> pa.Schema:
-    """Return the schema in an Arrow IPC schema message."""
+    """Return the schema in an Arrow IPC schema message of a store, or raise StoreError."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(data))
     except (pa.ArrowException, OSError) as error:
-        raise SchemaMismatchError(
-            f"the {len(data)} bytes are not an Arrow schema message ({error}): "
-            "store what schema_to_bytes returned",
-            condition="SCHEMA_MISMATCH.INVALID_SCHEMA",
-            size=len(data),
-        ) from error
+        raise unreadable_record("the schema of a queue", error) from None
 
 
 def unknown_column(name: str, schema: pa.Schema) -> SchemaMismatchError:
