@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock
 from penstock.pipeline import stream
-from penstock.pipeline.initial_batch import InitialBatchReader, with_initial_batch
+from penstock.pipeline.initial_batch import InitialBatchReader, no_data_batches, with_initial_batch
 from tests.support.change_frames import SCHEMA, Files, contract, tuples
 from tests.support.spark_queues import one_store
 from tests.support.waiting import wait_until
@@ -126,3 +126,15 @@ def run(df: DataFrame, folder: Path) -> str:
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
     return str(query._jsq.explainInternal(False))
+
+
+def test_queries_that_start_at_once_leave_the_sessions_setting_as_it_was(spark: SparkSession) -> None:
+    setting = "spark.sql.streaming.noDataMicroBatches.enabled"
+    session = spark.newSession()
+    session.conf.set(setting, "false")
+    first, second = no_data_batches(session), no_data_batches(session)
+    with first:
+        second.__enter__()
+    assert session.conf.get(setting) == "true", "the second query is still starting"
+    second.__exit__(None, None, None)
+    assert session.conf.get(setting) == "false"

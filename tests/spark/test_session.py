@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.errors import InvalidInputError
+from penstock.pipeline.initial_batch import InitialBatchSource
 from penstock.spark import session
 from penstock.spark.internals.sessions import jvm_of
 from tests.support.spark_queues import one_store
@@ -117,3 +120,17 @@ def test_a_local_checkpoint_starts_no_process_for_each_file_link(spark: SparkSes
     conf.set(_READ_FROM_HADOOPS, chosen)
     path = spark._jvm.org.apache.hadoop.fs.Path(str(tmp_path))  # type: ignore[union-attr]
     assert files.create(path, conf).getClass().getName() == chosen
+
+
+def test_threads_register_a_source_at_the_same_time(spark: SparkSession) -> None:
+    together = threading.Barrier(8)
+
+    def register(fresh: SparkSession) -> None:
+        together.wait(60)
+        session.register_source(fresh, InitialBatchSource)
+
+    for _ in range(5):
+        fresh = spark.newSession()
+        with ThreadPoolExecutor(8) as threads:
+            for done in [threads.submit(register, fresh) for _ in range(8)]:
+                done.result()

@@ -8,8 +8,11 @@ data (Spark 4.2, 4.3). So each run begins with one.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -106,15 +109,36 @@ class InitialBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return iter(())
 
 
+@dataclass
+class _Starts:
+    """The queries of a session that are starting."""
+
+    count: int = 0
+    before: str = ""
+    """The session's setting before they began."""
+
+
+_starts: WeakKeyDictionary[SparkSession, _Starts] = WeakKeyDictionary()
+_changing_setting = threading.Lock()
+
+
 @contextmanager
 def no_data_batches(spark: SparkSession) -> Iterator[None]:
     """Let queries that start within emit what a watermark has closed without new data.
 
-    A query copies its session's settings when it starts (Spark 4.3).
+    A query copies its session's settings when it starts (Spark 4.3). Several may start at once: the first
+    sets the setting, and the last restores it.
     """
-    before = spark.conf.get(_NO_DATA, "true")
-    spark.conf.set(_NO_DATA, "true")
+    with _changing_setting:
+        starts = _starts.setdefault(spark, _Starts())
+        if not starts.count:
+            starts.before = str(spark.conf.get(_NO_DATA, "true"))
+            spark.conf.set(_NO_DATA, "true")
+        starts.count += 1
     try:
         yield
     finally:
-        spark.conf.set(_NO_DATA, str(before))
+        with _changing_setting:
+            starts.count -= 1
+            if not starts.count:
+                spark.conf.set(_NO_DATA, starts.before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
@@ -159,6 +160,7 @@ def _settings(stateful: bool, pipelined: bool) -> dict[str, str]:
 _registered: WeakKeyDictionary[SparkSession, dict[str, tuple[type[DataSource], dict[str, object]]]]
 _registered = WeakKeyDictionary()
 """The sources of each session by name, with their attributes: Spark warns at each further registration."""
+_registering = threading.Lock()
 
 
 def register(spark: SparkSession) -> None:
@@ -252,10 +254,12 @@ def register_source(spark: SparkSession, source: type[DataSource], **attributes:
     """
     if is_classic(spark):
         activate(spark)
-    registered = _registered.setdefault(spark, {})
-    if registered.get(source.name()) == (source, attributes):
-        return
-    spark.dataSource.register(type(source.__name__, (source,), attributes) if attributes else source)
-    registered[source.name()] = (source, attributes)
-    if is_classic(spark):
-        preset_environment(spark, source.name())
+    # Spark refuses a registration while another thread makes one of the same name (4.3).
+    with _registering:
+        registered = _registered.setdefault(spark, {})
+        if registered.get(source.name()) == (source, attributes):
+            return
+        spark.dataSource.register(type(source.__name__, (source,), attributes) if attributes else source)
+        if is_classic(spark):
+            preset_environment(spark, source.name())
+        registered[source.name()] = (source, attributes)

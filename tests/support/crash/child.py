@@ -36,10 +36,8 @@ def start(spark: SparkSession, case: Case, trigger: penstock.Trigger) -> Any:
 
 
 def run(spark: SparkSession, case: Case, began: float) -> None:
-    query = start(spark, case, penstock.Trigger.available_now())
-    print(f"STARTED {case.name}", flush=True)
     try:
-        query.awaitTermination()
+        start(spark, case, penstock.Trigger.available_now()).awaitTermination()
     except Exception as error:
         print(f"FAILED {case.name} {error}", flush=True)
     else:
