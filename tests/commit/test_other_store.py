@@ -48,6 +48,22 @@ def test_another_checkpoint_that_would_repeat_rows_is_refused_with_where_to_seek
     assert sorted(rows_of(pair.sink)) == [*range(9), *range(1000, 1009)]
 
 
+def test_one_seek_mends_all_partitions_that_the_sink_is_ahead_of(pair: Pair) -> None:
+    pair.commit(pair.batch("app", 0, pair.planned(pair.own(), (0, 0), (5, 2)), ids=None))
+    with pytest.raises(OffsetConflictError, match=r"seek the consumer to \{0: 5, 1: 2\}"):
+        pair.commit(pair.batch("new", 0, pair.planned(pair.own(), (0, 0), (9, 9)), ids=None))
+
+
+def test_a_seek_leaves_partitions_alone_that_start_where_the_sink_ends(pair: Pair) -> None:
+    owner = pair.own()
+    first = pair.planned(owner, (0, 0), (5, 0))
+    pair.commit(pair.batch("app", 0, first, ids=None))
+    owner.observe(first)
+    pair.commit(pair.batch("app", 1, pair.planned(owner, (5, 0), (5, 2)), ids=None))
+    with pytest.raises(OffsetConflictError, match=r"seek the consumer to \{1: 2\}"):
+        pair.commit(pair.batch("new", 0, pair.planned(pair.own(), (5, 0), (9, 9)), ids=None))
+
+
 def test_a_stateful_query_does_not_take_over_another_checkpoints_mark(pair: Pair) -> None:
     owner = pair.own()
     offset = pair.planned(owner, (0, 0), (5, 2))

@@ -380,11 +380,15 @@ def _fence_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset, nam
 def _mark_conflict(
     tx: Transaction, batch: BatchCommit[T], source: QueueOffset, name: str, partition: int
 ) -> OffsetConflictError:
-    mark = next(row.next_index for row in tx.all("read_marks", source=name) if row.partition == partition)
+    marks = {row.partition: row.next_index for row in tx.all("read_marks", source=name)}
+    mark = marks[partition]
+    # One seek mends all partitions; those before this one were where the micro-batch starts.
+    starts = list(enumerate(source.start))[partition:]
+    seek = {number: marks[number] for number, start in starts if marks.get(number, start) != start}
     return OffsetConflictError(
         f"{batch.sink} already has the rows of consumer {source.consumer!r} on queue {source.queue!r}, "
         f"partition {partition}, up to {mark}, and the micro-batch starts at {source.start[partition]}: "
-        f"seek the consumer to {{{partition}: {mark}}}",
+        f"seek the consumer to {seek}",
         condition="OFFSET_CONFLICT.SINK",
         consumer=source.consumer,
         queue=source.queue,
