@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from penstock.queue.store import connect
 from penstock.store.records import queries
 from penstock.store.records.queries import CONTINUOUS, MICRO_BATCH, QueryError, QueryProgress, QueryRun
@@ -31,10 +33,10 @@ def test_queries_are_listed_with_those_that_need_attention_first(penstock: Penst
     report(store_url, QueryRun("2", "run", None, CONTINUOUS, 5), QueryProgress(7, 10), error=error)
     header, failed, fine = penstock("query", "list").out.splitlines()
     assert header.split() == [
-        "query", "state", "engine", "batch", "rows/s", "source", "sink", "reported", "error",
+        "query", "state", "engine", "batch", "rows/s", "source", "sink", "reported", "error", "id",
     ]  # fmt: skip
     assert failed.split()[:4] == ["2", "failed", "continuous", "7"]
-    assert failed.split()[-1] == "DATA_LOST.QUEUE"
+    assert failed.split()[-2:] == ["DATA_LOST.QUEUE", "2"]
     assert fine.split()[:8] == [
         "totals",
         "running",
@@ -68,3 +70,16 @@ def test_the_last_reports_show_how_fast_a_query_reads(penstock: Penstock, store_
     report(store_url, QueryRun("1", "run", "totals", MICRO_BATCH, 5), *batches)
     (query,) = penstock("query", "list", "--json").json["queries"]
     assert query["rows_in_per_second"] > 0
+
+
+def test_the_error_of_an_earlier_run_is_not_that_of_a_running_query(
+    penstock: Penstock, store_url: str
+) -> None:
+    run = QueryRun("1", "run", "totals", MICRO_BATCH, 5)
+    report(store_url, run, error=QueryError("OWNER_FENCED", "another query owns the consumer"))
+    assert "OWNER_FENCED" in penstock("query", "list").out
+    report(store_url, replace(run, run_id="later"))
+    assert "OWNER_FENCED" not in penstock("query", "list").out
+    (query,) = penstock("query", "list", "--json").json["queries"]
+    assert (query["state"], query["error"]) == ("running", None)
+    assert query["last_error"]["condition"] == "OWNER_FENCED"

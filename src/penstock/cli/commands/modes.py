@@ -79,7 +79,8 @@ def check(
     """Report for each output mode whether Spark accepts it, whether it is safe, what it emits, and how to
     fix problems.
 
-    Nothing is started. The exit code is 1 when no mode is both allowed and safe.
+    The query is not started. The module is imported, though, and so runs what it has at its top level: start
+    queries under if __name__ == "__main__". The exit code is 1 when no mode is both allowed and safe.
     """
     watermark = _watermark(event_time, delay)
     with working_directory_first():
@@ -194,9 +195,10 @@ def preview(
 ) -> None:
     """Run a function over a few small micro-batches, and show what each output mode emits, and when.
 
-    Nothing but the picture is written. Spark runs on this machine; --debug shows its log. Without --schema
-    the columns are those of the rows; times with a time zone become timestamp, those without one
-    timestamp_ntz.
+    Of the function's rows nothing but the picture is written. The module is imported, and so runs what it has
+    at its top level: start queries under if __name__ == "__main__". Spark runs on this machine; --debug shows
+    its log. Without --schema the columns are those of the rows; times with a time zone become timestamp,
+    those without one timestamp_ntz.
     """
     from penstock.cli.load.micro_batches import micro_batches
 

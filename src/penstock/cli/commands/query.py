@@ -10,6 +10,7 @@ import typer
 from penstock.cli.commands.shared import Run, command
 from penstock.cli.output import Column
 from penstock.cli.units import age_text, count_text
+from penstock.store.records.queries import FAILED
 
 if TYPE_CHECKING:
     from penstock.json_text import Json
@@ -25,10 +26,6 @@ def _count_or_blank(count: int | None) -> str:
     return "" if count is None else count_text(count)
 
 
-def _error_text(error: Json | None) -> str:
-    return "" if error is None else str(error["condition"])
-
-
 _COLUMNS = (
     Column("query", "query"),
     Column("state", "state"),
@@ -38,7 +35,8 @@ _COLUMNS = (
     Column("source", "source"),
     Column("sink", "sink"),
     Column("reported_seconds", "reported", age_text, right=True),
-    Column("last_error", "error", _error_text),
+    Column("error", "error"),
+    Column("id", "id"),
 )
 
 
@@ -48,8 +46,8 @@ def list_queries(run: Run) -> None:
 
     "state" is failed, silent (has stopped reporting: its process is gone, suspended, or cannot reach the
     store), running or stopped. "batch" is the last micro-batch or epoch. "reported" is the time since the
-    last report, which a running query makes every 10 seconds. "error" is the code of the last error; --json
-    has its message too.
+    last report, which a running query makes every 10 seconds. "error" is the code of the error that ended
+    this run; --json has the last error of any run, with its message. "id" is the query id in the checkpoint.
     """
     from penstock.ui.queries import Queries
     from penstock.ui.reading import read_store
@@ -63,8 +61,10 @@ def list_queries(run: Run) -> None:
 def _row(query: Json, now: int) -> Json:
     """Return what the monitor page shows of a query, without its charts; ``now`` is in microseconds."""
     reported = datetime.fromisoformat(query["updated_at"]).timestamp()
+    last = query["last_error"]
     return {
         **{name: value for name, value in query.items() if name != "history"},
         "query": query["name"] or query["id"],
+        "error": last["condition"] if last and query["state"] == FAILED else None,
         "reported_seconds": round(max(now / 1e6 - reported, 0.0), 3),
     }
