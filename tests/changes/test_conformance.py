@@ -153,7 +153,7 @@ def test_batch_of_all_feeds_together(spark: SparkSession, one_partition: None) -
     assert collected(reduce(DataFrame.union, done)) == expected
 
 
-@pytest.mark.parametrize("strategy", ["micro_batch", "watermark"])
+@pytest.mark.parametrize("strategy", [pytest.param("micro_batch", marks=pytest.mark.soak), "watermark"])
 def test_stream_of_all_feeds_together(
     spark: SparkSession, tmp_path: Path, one_partition: None, strategy: str
 ) -> None:

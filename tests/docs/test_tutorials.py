@@ -20,6 +20,7 @@ from tests.support.pages import DOCS
 
 TUTORIALS = DOCS / "tutorials"
 NAMES = ("first-queue", "exactly-once", "postgres-to-delta", "output-modes", "continuous")
+LONG = ("postgres-to-delta", "continuous")
 ON_POSTGRES = ("exactly-once", "postgres-to-delta")
 
 
@@ -28,7 +29,9 @@ def test_no_tutorial_is_left_out() -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.soak] if name in LONG else []) for name in NAMES]
+)
 def test_a_tutorial_shows_the_actual_output(
     name: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

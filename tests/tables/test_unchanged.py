@@ -90,7 +90,7 @@ class Written:
         return rows(self._url, name, columns)
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.soak)])
 def scd_type(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
