@@ -27,10 +27,15 @@ def test_the_readme_names_the_two_commands() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_program_prints_what_the_readme_shows(tmp_path: Path) -> None:
+def test_the_program_prints_what_the_readme_shows_and_runs_again_as_it_says(tmp_path: Path) -> None:
     program = "\n".join(blocks("python"))
     printed = _run([sys.executable, "-c", program], tmp_path)
     assert printed.strip().endswith(blocks("text")[0].strip())
+    again = re.sub(r'store\.create_queue\(("\w+"), .*\)', r"store.queue(\1)", program)
+    again = re.sub(r"^store\.create_consumer.*\n", "", again, flags=re.MULTILINE)
+    assert "create_" not in again
+    # It appends the same two rows once more, and the query reads them alone.
+    assert _run([sys.executable, "-c", again], tmp_path).count("'amount': 99.0") == 2
 
 
 def test_the_readme_can_be_read_in_three_minutes() -> None:
