@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing
 import sys
@@ -40,11 +41,17 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _spare_collections() -> None:
+    """A fifth more schedules a second: nearly all that is allocated lives as long as its schedule."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
 def _many(given: argparse.Namespace) -> int:
     began, done, steps = time.monotonic(), 0, 0
     parts = range(given.first, given.first + given.schedules, schedules.PART)
     last_told = began
-    with multiprocessing.Pool(given.processes) as pool:
+    with multiprocessing.Pool(given.processes, _spare_collections) as pool:
         for part in pool.imap_unordered(schedules.run_part, parts):
             done, steps = done + part.schedules, steps + part.steps
             seconds = time.monotonic() - began

@@ -194,6 +194,9 @@ def seek(op: Operator, rng: random.Random) -> None:
         # It goes on behind rows that are gone.
         there = {each for rows in now.source for each in rows}
         op.history.may_lack.update(op.history.trimmed - there)
+        if op.owner() is not None:
+            # It has started since the consumer was moved.
+            _may_lag(op)
         _new_checkpoint(op)
 
     op.with_store(op.source, work)
@@ -265,14 +268,19 @@ def lose_checkpoint(op: Operator, rng: random.Random) -> None:
     # Where only the sink was restored, the consumer has to be sought first.
     lost = op.history.restored and op.scenario.two_stores
     if op.scenario.consumer and op.scenario.guarantee != "idempotent" and not lost:
-        if op.scenario.guarantee == "at_least_once":
-            # The consumer is where the checkpoint was committed, and the sink may have more.
-            op.machine.repeats += 1
-        elif op.scenario.two_stores:
-            # The consumer may not have followed yet what the sink has.
-            op.may_refuse.add(CONFLICT)
+        _may_lag(op)
         _new_checkpoint(op)
         op.start()
+
+
+def _may_lag(op: Operator) -> None:
+    """A query with a new checkpoint resumes at a consumer that may be behind the sink."""
+    if op.scenario.guarantee == "at_least_once":
+        # The consumer is where the checkpoint was committed, and the sink may have more.
+        op.machine.repeats += 1
+    elif op.scenario.two_stores:
+        # The consumer may not have followed yet what the sink has.
+        op.may_refuse.add(CONFLICT)
 
 
 def _new_checkpoint(op: Operator) -> None:

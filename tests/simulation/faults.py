@@ -38,8 +38,8 @@ class Fault:
 
 TIMES_OF_ROWS = Change(
     "commit/source_rows.py",
-    '    if not tx.all("other_rows", queue_id=queue_id, last_rows=last_rows):\n',
-    "    if True:\n",
+    "                _refuse(tx, offset)\n",
+    "                return\n",
 )
 """The times of a queue's last rows tell it from one that was restored, or recreated, and has grown again."""
 

@@ -9,9 +9,11 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
+from penstock.queue.store import open_store
 from tests.simulation.clients import Reader
 from tests.simulation.database import Server
 from tests.simulation.operator import Backup, Operator
@@ -73,6 +75,16 @@ class Life:
         self.produce(2_000)
         self.until(lambda: not self.operator.producing)
         return self.reader.snapshot().sink
+
+    def compact(self, server: Server) -> None:
+        done = []
+
+        def work() -> None:
+            self.operator.tend(open_store(server.url), timedelta(days=1))
+            done.append(True)
+
+        self.operator.later(0.0, work)
+        self.until(lambda: bool(done))
 
     def refusal(self) -> object:
         """Run until the query is refused, and return what it is refused with."""
@@ -144,6 +156,29 @@ def test_a_micro_batch_that_spark_has_not_logged_is_not_repeated_with_other_rows
         refused = query.refusal()
         assert getattr(refused, "condition", "").endswith("SOURCE_BEHIND"), refused
         assert query.reader.snapshot().sink == before_start, "nothing is written"
+
+
+@pytest.mark.parametrize("engine", [MICRO_BATCH, CONTINUOUS])
+@pytest.mark.parametrize("consumer", [True, False])
+def test_compaction_of_old_and_new_rows_does_not_hide_that_rows_were_replaced(
+    engine: str, consumer: bool
+) -> None:
+    """The row that was read last had a time between those of the compacted segment."""
+    scenario = replace(
+        SIMPLE, engine=engine, guarantee="at_least_once", consumer=consumer, two_stores=True, max_rows=None
+    )
+    with life(scenario) as query:
+        query.operator.prepare()
+        query.until(lambda: query.caught_up)
+        backup = query.operator.copied()
+        query.produce(1_000)
+        query.until(lambda: query.caught_up)
+        query.kill()
+        server = query.servers["the source's"]
+        query.restore_and_produce(server, backup)
+        query.compact(server)
+        refused = query.refusal()
+        assert getattr(refused, "condition", "").endswith("SOURCE_BEHIND"), refused
 
 
 @pytest.mark.parametrize("engine", [MICRO_BATCH, CONTINUOUS])

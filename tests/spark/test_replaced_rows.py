@@ -17,6 +17,7 @@ from penstock.errors import CheckpointMismatchError
 from penstock.json_text import Json
 from penstock.spark.options import SourceOptions
 from penstock.spark.stream_reader import QueueStreamReader
+from penstock.store.log.segmenting import Runs
 from tests.support.spark_queues import SCHEMA, fill, make_queue
 
 consumers = pytest.mark.parametrize("consumer", ["billing", None])
@@ -116,7 +117,36 @@ def test_rows_that_were_compacted_or_trimmed_meanwhile_are_the_same_rows(
 def test_a_micro_batch_that_ends_inside_a_compacted_segment_is_repeated(
     orders: penstock.Queue, reader: Open
 ) -> None:
+    _, before = next_offset(reader(max_rows_per_trigger=3))
     orders.compact()
     begin, end = next_offset(reader(max_rows_per_trigger=3))
-    assert end["times"][0] is not None
+    assert end["times"] == before["times"], "of the row itself, not of the segment"
     assert reader().partitions(begin, end)
+
+
+@consumers
+def test_other_rows_in_a_compacted_segment_are_not_taken_for_those_that_were_read(
+    orders: penstock.Queue, reader: Open
+) -> None:
+    """Their segment was compacted from rows that were appended before and after those that are gone."""
+    begin, end = next_offset(reader(max_rows_per_trigger=3))
+    orders.compact()
+    replaced = {**end, "times": [end["times"][0] + 1, None]}
+    assert refusal(lambda: reader().partitions(begin, replaced)) == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
+    assert reader().partitions(begin, end)
+
+
+@pytest.mark.parametrize("consumer", [None])
+def test_a_compacted_segment_is_looked_into_once(
+    orders: penstock.Queue, reader: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, end = next_offset(reader())
+    fill(orders, [9])
+    orders.compact()
+    looked = []
+    timestamp_at = Runs.timestamp_at
+    monkeypatch.setattr(Runs, "timestamp_at", lambda runs, row: looked.append(row) or timestamp_at(runs, row))
+    again = reader()
+    for _ in range(3):
+        next_offset(again, end)
+    assert looked == [5]

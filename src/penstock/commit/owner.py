@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from penstock.commit.offsets import QueueOffset, pad, plan_text
-from penstock.commit.source_rows import require_rows
+from penstock.commit.source_rows import SourceRows
 from penstock.errors import CheckpointMismatchError, OwnerFencedError, StoreUnavailableError, condition_of
 from penstock.json_text import parse_record
 from penstock.store.database import Database, Transaction
@@ -35,6 +35,7 @@ class Owner:
         self.moved_by_sink = moved_by_sink
         """Whether the sink moves the consumer, as far as is known."""
         self._planned: str | None = None
+        self._source_rows = SourceRows()
         log.info(
             "consumer %r on queue %r has a new owner, of epoch %d",
             consumer,
@@ -145,7 +146,7 @@ class Owner:
             registration = self._checked(tx, lock=True)
             if not _follows(tx, registration, end):
                 raise _source_behind(tx, registration, end.start)
-            require_rows(tx, registration.queue_id, end)
+            self._source_rows.require(tx, registration.queue_id, end)
             tx.run("open_plan", epoch=self.epoch, plan=plan_text(end), **registration.keys)
 
         self._database.run(work, idempotent=True)

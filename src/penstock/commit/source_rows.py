@@ -9,21 +9,52 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from itertools import zip_longest
+from typing import NoReturn
 
 from penstock.commit.offsets import QueueOffset
 from penstock.errors import CheckpointMismatchError
 from penstock.store.database import Transaction
+from penstock.store.log.segmenting import Runs
 from penstock.store.records import catalog
 from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
 
-def require_rows(tx: Transaction, queue_id: int, offset: QueueOffset) -> None:
-    """Refuse an offset if the queue lacks its rows, or has others in their place: the queue's store was
-    restored from an older backup.
+class SourceRows:
+    """Checks that a queue has the rows of offsets.
+
+    A query asks again and again while it has nothing to do. So it is remembered in which segment a row was
+    found: only compacted segments have to be looked into, each of them once.
     """
-    last_rows = json.dumps(list(zip_longest(offset.end, offset.times)))
-    if not tx.all("other_rows", queue_id=queue_id, last_rows=last_rows):
-        return
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int, int | None], int] = {}
+        """The last timestamp of a compacted segment, by partition, end and time of a row in it."""
+
+    def require(self, tx: Transaction, queue_id: int, offset: QueueOffset) -> None:
+        """Refuse an offset if the queue lacks its rows, or has others in their place: the queue's store was
+        restored from an older backup.
+
+        Raises
+        ------
+        CheckpointMismatchError
+            ``CHECKPOINT_MISMATCH.SOURCE_BEHIND``, or ``.OTHER_SOURCE`` if the queue was recreated.
+        """
+        asked = [
+            (partition, end, time)
+            for partition, (end, time) in enumerate(zip_longest(offset.end, offset.times))
+        ]
+        last_rows = json.dumps([(end, time, self._found.get((part, end, time))) for part, end, time in asked])
+        found = {}
+        for row in tx.all("other_rows", queue_id=queue_id, last_rows=last_rows):
+            partition, end, time = asked[row.partition]
+            if row.runs is None or _time_at(row.runs, end - 1 - row.start_index) != time:
+                _refuse(tx, offset)
+            found[partition, end, time] = row.last_timestamp
+        if found:
+            self._found = {key: self._found[key] for key in asked if key in self._found} | found
+
+
+def _refuse(tx: Transaction, offset: QueueOffset) -> NoReturn:
     queue = catalog.find_queue(tx, offset.queue)
     if offset.consumer is None:
         offset.require(offset.store, queue.name, None, queue.generation)
@@ -53,5 +84,10 @@ def row_times(
     ]
     if asked:
         for row in tx.all("row_times", queue_id=queue.queue_id, ends=json.dumps(asked)):
-            known[row.partition] = row.time
+            inside = row.runs is not None
+            known[row.partition] = _time_at(row.runs, row.place) if inside else row.last_timestamp
     return tuple(known)
+
+
+def _time_at(runs: bytes, place: int) -> int:
+    return Runs.from_bytes(runs).timestamp_at(place)

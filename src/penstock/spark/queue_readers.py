@@ -80,8 +80,13 @@ class Scan:
         rows = (batch for _, batch in self.chunks(task.partition, task.start, task.end))
         return self._filtered(_coalesced(rows))
 
-    def chunks(self, partition: int, start: int, end: int) -> Iterator[tuple[Chunk, pa.RecordBatch]]:
-        """Yield the stored chunks of a range with their rows; lost rows are logged, or raise an error."""
+    def chunks(
+        self, partition: int, start: int, end: int, *, with_runs: bool = False
+    ) -> Iterator[tuple[Chunk, pa.RecordBatch]]:
+        """Yield the stored chunks of a range with their rows; lost rows are logged, or raise an error.
+
+        ``with_runs`` asks for the time of each row even if its column is not read.
+        """
         position = start
         chunks = partition_log.read(
             open_store(self.url).database,
@@ -91,7 +96,7 @@ class Scan:
             end,
             columns=self._columns(),
             on_lost="fail" if self.fail_on_data_loss else "skip",
-            with_runs="_timestamp" in set(self.schema.names).difference(self.queue.schema.names),
+            with_runs=with_runs or "_timestamp" in set(self.schema.names).difference(self.queue.schema.names),
         )
         for chunk in chunks:
             self._log_loss(partition, position, chunk.start)

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 
 from penstock.commit.offsets import QueueOffset, pad
 from penstock.commit.owner import Owner
-from penstock.commit.source_rows import require_rows, row_times
+from penstock.commit.source_rows import SourceRows, row_times
 from penstock.errors import condition_of
 from penstock.json_text import Json
 from penstock.queue.store import Store, open_store
@@ -54,6 +54,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._queue = queue
         self._scan = Scan(options.url, queue, schema, options.fail_on_data_loss)
         self._owner: Owner | None = None
+        self._source_rows = SourceRows()
         self._cap: tuple[int, ...] | None = None
         self._maintained: tuple[int, ...] | None = None
         """The end of the offset for which the queue's maintenance ran last."""
@@ -175,7 +176,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._store().database.run(work, write=False)
 
     def _require_rows(self, queue: QueueRecord, offset: QueueOffset) -> None:
-        self._store().database.run(lambda tx: require_rows(tx, queue.queue_id, offset), write=False)
+        self._store().database.run(
+            lambda tx: self._source_rows.require(tx, queue.queue_id, offset), write=False
+        )
 
     def _now(self) -> tuple[QueueRecord, list[PartitionRecord]]:
         def work(tx: Transaction) -> tuple[QueueRecord, list[PartitionRecord]]:

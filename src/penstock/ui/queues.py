@@ -164,7 +164,6 @@ def _last(
         with_runs=True,
     )
     for chunk in chunks:
-        for place, values in enumerate(chunk.batch.to_pylist()):
-            at = chunk.first_timestamp if chunk.runs is None else chunk.runs.timestamp_at(place)
-            letters.append((at, values[REASON], values[VALUE]))
+        for row_index, values in enumerate(chunk.batch.to_pylist(), chunk.start):
+            letters.append((chunk.timestamp_of(row_index), values[REASON], values[VALUE]))
     return letters

@@ -19,7 +19,7 @@ from penstock.commit.micro_batch import QueueTarget
 from penstock.commit.offsets import QueueOffset, pad
 from penstock.commit.owner import Owner, follow, level
 from penstock.commit.protocol import append_task
-from penstock.commit.source_rows import require_rows
+from penstock.commit.source_rows import SourceRows
 from penstock.continuous.channel import Channel
 from penstock.continuous.connectors.ledger import Commits
 from penstock.continuous.connectors.protocol import (
@@ -45,6 +45,7 @@ from penstock.spark.ranges import parse_offset, skip_trimmed, start_positions
 from penstock.spark.schemas import check_writable, source_schema
 from penstock.store import staging
 from penstock.store.database import Transaction
+from penstock.store.log.partition_log import Chunk
 from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord, queue_sink
 from penstock.store.staging import Attempt
@@ -61,6 +62,7 @@ class QueueSourceDriver(SourceDriver):
     """The queue that the current run reads: another one may have its name by the time an epoch is planned."""
     _last: QueueOffset | None = field(default=None, init=False)
     """The last offset, if there is one."""
+    _source_rows: SourceRows = field(default_factory=SourceRows, init=False, repr=False)
 
     @property
     def description(self) -> str:
@@ -96,7 +98,7 @@ class QueueSourceDriver(SourceDriver):
                 return dict(enumerate(start_positions(tx, self.options, queue, partitions)))
             offset = parse_offset(logged)
             offset.require(store.uuid, queue.name, self.options.consumer, self._generation(queue))
-            require_rows(tx, queue.queue_id, offset)
+            self._source_rows.require(tx, queue.queue_id, offset)
             self._last = offset
             offsets = pad(offset.end, len(partitions))
             # Tasks skip lost rows: the next epoch begins where the last one has ended.
@@ -140,7 +142,9 @@ class QueueSourceDriver(SourceDriver):
         if offset is None:
             return
         queue = self._queue()
-        self._store().database.run(lambda tx: require_rows(tx, queue.queue_id, offset), write=False)
+        self._store().database.run(
+            lambda tx: self._source_rows.require(tx, queue.queue_id, offset), write=False
+        )
 
     def follow(self, offset: JsonValue) -> None:
         parsed = QueueOffset.of(offset)
@@ -259,11 +263,10 @@ class QueueReaderFactory(Scan, ReaderFactory):
 
 @dataclass(frozen=True)
 class _Ahead:
-    """Rows that were read ahead, from the index ``start``."""
+    """Rows of a chunk that were read ahead, from the index ``start``."""
 
     partition: int
-    appended: int
-    """When the rows were appended, in microseconds since 1970."""
+    chunk: Chunk
     start: int
     rows: pa.RecordBatch
 
@@ -295,8 +298,9 @@ class QueueReader(SourceReader):
             count = ahead.rows.num_rows
             left -= count
             self._positions[ahead.partition] = ahead.start + count
-            self._last_times[ahead.partition] = ahead.appended
-            self._times.append((ahead.appended, count))
+            appended = ahead.chunk.timestamp_of(ahead.start + count - 1)
+            self._last_times[ahead.partition] = appended
+            self._times.append((appended, count))
             batches.append(ahead.rows)
         return pa.concat_batches(batches) if len(batches) > 1 else batches[0] if batches else None
 
@@ -306,8 +310,8 @@ class QueueReader(SourceReader):
             start = self._positions[partition]
             upto = min(end, start + _AHEAD_ROWS)
             self._held.extend(
-                _Ahead(partition, chunk.first_timestamp, chunk.start, rows)
-                for chunk, rows in self._source.chunks(partition, start, upto)
+                _Ahead(partition, chunk, chunk.start, rows)
+                for chunk, rows in self._source.chunks(partition, start, upto, with_runs=True)
             )
             if not self._held or self._held[-1].partition != partition:
                 # All of them are lost; the next rows come after them.

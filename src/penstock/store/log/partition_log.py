@@ -38,6 +38,10 @@ class Chunk:
     def end(self) -> int:
         return self.start + int(self.batch.num_rows)
 
+    def timestamp_of(self, row_index: int) -> int:
+        """The time of a row; with a read that has asked for runs."""
+        return self.first_timestamp if self.runs is None else self.runs.timestamp_at(row_index - self.start)
+
 
 @dataclass(frozen=True)
 class Appended:

@@ -238,32 +238,43 @@ join penstock.payload as p on p.payload_id = s.payload_id
 where s.bytes_before < :max_bytes
 order by s.end_index;
 
+-- The partitions that end before a planned end, or have another last row there, or may have: those come with the segment
+-- of the row, whose runs tell when it was appended. :last_rows has for each partition the end, when the row before it was
+-- appended, or null, and the last_timestamp of the segment in which it was found before, or null.
 -- name: other_rows
--- The partitions that end before a planned end, or have another last row there. :last_rows has, for each partition, the
--- end and when the row before it was appended, or null.
-select planned.partition from (
-    select number - 1 as partition, cast(value ->> 0 as bigint) as row_end, cast(value ->> 1 as bigint) as last_time
+select planned.partition, s.start_index, s.last_timestamp, d.runs
+from (
+    select number - 1 as partition, cast(value ->> 0 as bigint) as row_end, cast(value ->> 1 as bigint) as last_time,
+        cast(value ->> 2 as bigint) as known_segment
     from jsonb_array_elements(cast(:last_rows as jsonb)) with ordinality as each (value, number)
 ) as planned
 left join penstock.partition as p on p.queue_id = :queue_id and p.partition = planned.partition
-where coalesce(p.next_index, 0) < row_end or last_time is not null and (
-    select s.start_index < row_end and last_time not between s.first_timestamp and s.last_timestamp
-    from penstock.segment as s
-    where s.queue_id = :queue_id and s.partition = planned.partition and s.end_index >= row_end
-    order by s.end_index
+left join lateral (
+    select * from penstock.segment
+    where queue_id = :queue_id and partition = planned.partition and end_index >= row_end
+    order by end_index
     limit 1
+) as s on true
+left join penstock.payload as d on d.payload_id = s.payload_id and last_time between s.first_timestamp and s.last_timestamp
+where coalesce(p.next_index, 0) < row_end or last_time is not null and s.start_index < row_end and (
+    last_time not between s.first_timestamp and s.last_timestamp
+    or s.first_timestamp < s.last_timestamp and known_segment is distinct from s.last_timestamp
 );
 
+-- When the row before each of :ends, pairs of partition and index, was appended: the runs of its segment tell it where it
+-- is inside a compacted one. Rows that are gone are left out.
 -- name: row_times
--- When the row before each of :ends, pairs of partition and index, was appended, at the latest; null if it is gone.
-select asked.partition, (
-    select case when s.start_index < row_end then s.last_timestamp end
-    from penstock.segment as s
-    where s.queue_id = :queue_id and s.partition = asked.partition and s.end_index >= row_end
-    order by s.end_index
-    limit 1
-) as time
+select asked.partition, row_end - 1 - s.start_index as place, s.last_timestamp, d.runs
 from (
     select cast(value ->> 0 as integer) as partition, cast(value ->> 1 as bigint) as row_end
     from jsonb_array_elements(cast(:ends as jsonb)) as each (value)
-) as asked;
+) as asked
+cross join lateral (
+    select * from penstock.segment
+    where queue_id = :queue_id and partition = asked.partition and end_index >= row_end
+    order by end_index
+    limit 1
+) as s
+left join penstock.payload as d on d.payload_id = s.payload_id
+    and row_end < s.end_index and s.first_timestamp < s.last_timestamp
+where s.start_index < row_end;
