@@ -72,13 +72,13 @@ site: ## build the documentation site in build/site; fails on a dead link and on
 notebooks: env-dev ## run the notebooks of examples/notebooks from top to bottom
 	@$(WITH_JAVA) $(BIN)/python scripts/run_notebooks.py
 
-lint: env-dev ## ruff, mypy, layers, import circles, where Spark's private API is used, and words
+lint: env-dev ## ruff, mypy, layers, imports, where Spark's private API is used, and words
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python scripts/check_internals.py
-	@$(BIN)/python scripts/check_circles.py
+	@$(BIN)/python scripts/check_imports.py
 	@$(BIN)/python scripts/check_words.py
 
 format: env-dev ## mend what ruff can mend

@@ -13,16 +13,11 @@ import signal
 import sys
 from pathlib import Path
 
-from pyspark.sql import DataFrame
-
 import penstock
+from tests.support.copies import doubled
 from tests.support.sparks import make_spark
 
 INTERVAL = os.environ.get("INTERVAL", "20 ms")
-
-
-def work(frame: DataFrame) -> DataFrame:
-    return frame.where("id % 3 != 0").selectExpr("id", "id * 2 as twice")
 
 
 def main(folder: str, master: str, *texts: str) -> None:
@@ -32,7 +27,7 @@ def main(folder: str, master: str, *texts: str) -> None:
     for text in texts:
         name, url, guarantee, table = json.loads(text)
         sink = penstock.QueueSink(name, url) if table is None else penstock.TableSink(table, url=url)
-        stream = penstock.stream(spark, penstock.QueueSource(f"{name} in", name, url)).transform(work)
+        stream = penstock.stream(spark, penstock.QueueSource(f"{name} in", name, url)).transform(doubled)
         pipeline = stream.write(sink, guarantee=guarantee)
         checkpoint = Path(folder).parent / name
         queries.append(

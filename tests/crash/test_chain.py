@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.crash.chains import CHUNKS, chain, in_short, run_chain
 from tests.support.crash.cases import Case, check_complete
+from tests.support.crash.chains import CHUNKS, chain, in_short, run_chain
 from tests.support.crash.children import Children
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]

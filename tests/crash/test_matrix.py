@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.crash.chains import at_length, run_chain
 from tests.support.crash.cases import Case
+from tests.support.crash.chains import at_length, run_chain
 from tests.support.crash.children import Children
 from tests.support.crash.queries import KINDS
 

@@ -18,7 +18,7 @@ from packaging.version import Version
 from tests.packaging.conftest import Distributions
 from tests.packaging.environments import SMOKES, Environment, fetch, install, interpreter, make
 from tests.support.building import EXTRAS, PROJECT, floors, requirements
-from tests.typing.checking import FILES, errors_of, expected_errors
+from tests.support.type_errors import FILES, errors_of, expected_errors
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(3000)]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.typing.checking import FILES, errors_of, expected_errors
+from tests.support.type_errors import FILES, errors_of, expected_errors
 
 ROOT = Path(__file__).resolve().parents[2]
 

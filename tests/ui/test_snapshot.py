@@ -20,11 +20,11 @@ from penstock.store.statements import qualify
 from penstock.ui import queues
 from penstock.ui.history import BUDGET, MOST, History, step_for
 from penstock.ui.snapshots import Collector
-from tests.golden.contents import FOLDER
 from tests.support.raw_sql import run_sql
 from tests.ui.conftest import Clock
 
 SCHEMA = pa.schema([("id", pa.int64()), ("customer", pa.string())])
+GOLDEN = Path(__file__).parents[1] / "golden" / penstock.__version__
 ODD = "or'd\"ers <script>alert(1)</script> ž"
 
 
@@ -349,7 +349,7 @@ def test_a_query_known_only_from_its_files_is_described_as_that(
     store: penstock.Store, store_url: str, tmp_path: Path
 ) -> None:
     names = ("stateless", "watermark", "continuous")
-    given = shutil.copytree(FOLDER / penstock.__version__ / "sqlite/checkpoints", tmp_path / "checkpoints")
+    given = shutil.copytree(GOLDEN / "sqlite/checkpoints", tmp_path / "checkpoints")
     paths = {name: given / f"{name}_sqlite" for name in names}
     # Nobody can tell whether the one that writes runs, nor whether the others have ended.
     written = time.time() * 1000

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.crash.chains import at_length
+from tests.support.crash.chains import at_length
 from tests.support.crash.children import Fault
 from tests.support.crash.queries import Row
 from tests.tables.crash.cases import TABLES, TableCase

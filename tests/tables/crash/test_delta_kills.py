@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.chains import run_chain
 from tests.support.crash.cases import check_complete
+from tests.support.crash.chains import run_chain
 from tests.support.crash.children import Children, Fault, failed_with, release
 from tests.support.processes import ChildProcess
 from tests.tables.crash.cases import CHUNKS, TABLES

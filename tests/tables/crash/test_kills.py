@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.crash.chains import at_length, chain, run_chain
 from tests.support.crash.cases import check_complete
+from tests.support.crash.chains import at_length, chain, run_chain
 from tests.support.crash.children import Children, Fault, failed_with, release
 from tests.tables.crash.cases import CHUNKS, TABLES, TableCase
 

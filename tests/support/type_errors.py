@@ -1,4 +1,4 @@
-"""What mypy says of the two files beside this one."""
+"""What mypy says of the files in ``tests/typing``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-FILES = [Path(__file__).with_name(name) for name in ("right.py", "wrong.py")]
+FILES = [Path(__file__).parents[1] / "typing" / name for name in ("right.py", "wrong.py")]
 _ERROR = re.compile(r"^(?:.*/)?(\w+\.py):(\d+): error: .*\[([\w-]+)\]$", re.MULTILINE)
 _EXPECTED = re.compile(r"# E: ([\w, -]+)$")
 Found = set[tuple[str, int, str]]
