@@ -49,7 +49,7 @@ def will_die_behind(
     def dies(*arguments: object) -> Any:
         done(*arguments)
         # At its end nobody is there who could put anything right.
-        source: Any = query._source
+        source: Any = query.source
         source.release = lambda ended: source._release_owner()
         raise Died("at this step")
 
@@ -106,7 +106,7 @@ class Copy:
         self.out = self.store.create_queue("out", self.schema, partitions=partitions, key=self.key)
         self.store.create_consumer("c").register("in")
         self.running: list[ContinuousExecution] = []
-        self._next = 0
+        self.next_id = 0
 
     def close(self) -> None:
         """End its queries and close this process's connections, of which a server has few."""
@@ -118,9 +118,9 @@ class Copy:
     def add(self, count: int = 4) -> Copy:
         """Append so many rows, in turn over the partitions."""
         for _ in range(count):
-            partition = self._next % len(self.queue.info().partitions)
-            self.queue.append([self.row(self._next)], partition=partition)
-            self._next += 1
+            partition = self.next_id % len(self.queue.info().partitions)
+            self.queue.append([self.row(self.next_id)], partition=partition)
+            self.next_id += 1
         return self
 
     def row(self, number: int) -> Json:
@@ -162,7 +162,7 @@ class Copy:
         return [table["id"].to_pylist() for table in tables]
 
     def all(self) -> list[int]:
-        return list(range(self._next))
+        return list(range(self.next_id))
 
     def files(self, name: str) -> list[int]:
         return sorted(int(path.name) for path in (self.folder / "ck" / name).iterdir() if path.name.isdigit())

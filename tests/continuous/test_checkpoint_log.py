@@ -151,4 +151,4 @@ def test_a_query_whose_next_entry_already_exists_stops_and_keeps_it(copy: Copy) 
     assert query.join(PATIENCE)
     assert isinstance(query.failure, OwnerFencedError)
     assert query.failure.condition == "OWNER_FENCED.CHECKPOINT"
-    assert query._logs.only_offset(number) == theirs
+    assert query.logs.only_offset(number) == theirs

@@ -125,11 +125,11 @@ def test_a_driver_that_dies_at_any_step_of_an_epoch_loses_nothing(
     copy.guarantee = guarantee
     query = copy.add().query(start=False)
     where = {
-        "planned": (query._source, "plan"),
-        "offset": (query._logs, "write_offset"),
-        "sink": (query._sink, "commit"),
-        "commit": (query._logs, "write_commit"),
-        "told": (query._source, "logged"),
+        "planned": (query.source, "plan"),
+        "offset": (query.logs, "write_offset"),
+        "sink": (query.sink, "commit"),
+        "commit": (query.logs, "write_commit"),
+        "told": (query.source, "logged"),
     }[step]
     die_behind(monkeypatch, query, *where)
     later = copy.add().query()
@@ -152,7 +152,7 @@ def test_a_query_stopped_while_its_run_fails_ends_and_repeats_the_rest_when_rest
         query._stopping = True
         raise QueueGrown("it has more partitions by now")
 
-    monkeypatch.setattr(query._sink, "commit", grown)
+    monkeypatch.setattr(query.sink, "commit", grown)
     query.start()
     assert query.join(PATIENCE)
     assert (query.failure, query.state) == (None, State.TERMINATED)
@@ -201,7 +201,7 @@ def test_an_idle_query_polls_its_source_rarely(copy: Copy, monkeypatch: pytest.M
     monkeypatch.setattr(query, "_check_idle_source", looking)
     # By the first one the last commit has told the source of its offset.
     wait_until(lambda: looks, PATIENCE, "it is idle")
-    monkeypatch.setattr(query._source, "logged", asked.append)
+    monkeypatch.setattr(query.source, "logged", asked.append)
     before = len(looks)
     wait_until(lambda: len(looks) > before + 5, PATIENCE, "it has been idle for a while")
     assert asked == []

@@ -54,7 +54,7 @@ def grow_before_commit(
 ) -> list[int]:
     """Grow the queue and append to it between staging and commit of the first epoch; return the ids."""
     others: list[int] = []
-    commit = query._sink.commit
+    commit = query.sink.commit
 
     def grown_first(*given: object) -> None:
         if not others:
@@ -62,7 +62,7 @@ def grow_before_commit(
             others.extend(keyed.append_as_another_producer(1_000))
         commit(*given)
 
-    monkeypatch.setattr(query._sink, "commit", grown_first)
+    monkeypatch.setattr(query.sink, "commit", grown_first)
     return others
 
 

@@ -123,9 +123,9 @@ def test_a_driver_that_dies_at_any_step_of_an_epoch_changes_nothing(
 ) -> None:
     query = copy.add(20).query(start=False, limit=Limit(12))
     where = {
-        "offset": (query._logs, "write_offset"),
-        "sink": (query._sink, "commit"),
-        "commit": (query._logs, "write_commit"),
+        "offset": (query.logs, "write_offset"),
+        "sink": (query.sink, "commit"),
+        "commit": (query.logs, "write_commit"),
     }[step]
     die_behind(monkeypatch, query, *where)
     ended(copy.add(20), 12)

@@ -33,13 +33,13 @@ class Copy:
         self.out = self.store.create_queue("out", SCHEMA, partitions=2)
         self.store.create_consumer("c").register("in")
         self.running: list[penstock.Query] = []
-        self._next = 0
+        self.next_id = 0
 
     def add(self, count: int = 10) -> None:
         for partition in range(2):
-            ids = range(self._next + partition, self._next + count, 2)
+            ids = range(self.next_id + partition, self.next_id + count, 2)
             self.queue.append([{"id": i, "name": f"name {i}"} for i in ids], partition=partition)
-        self._next += count
+        self.next_id += count
 
     def pipeline(self, *, sink: Any = None, transform: Any = None, **more: object) -> penstock.Pipeline:
         stream = penstock.stream(self.spark, penstock.QueueSource("in", "c", self.url)).transform(
@@ -58,7 +58,7 @@ class Copy:
         return sorted((row["id"], row["name"]) for table in tables for row in table.to_pylist())
 
     def expected(self) -> list[tuple[int, str]]:
-        return [(i, f"NAME {i}") for i in range(0, self._next, 2)]
+        return [(i, f"NAME {i}") for i in range(0, self.next_id, 2)]
 
 
 def evens(frame: DataFrame) -> DataFrame:
@@ -99,14 +99,14 @@ def test_a_running_query_keeps_its_columns_from_run_to_run(copy: Copy) -> None:
     query.processAllAvailable()
     # More partitions make another run, which is planned anew.
     copy.queue.add_partitions(1)
-    copy.queue.append([{"id": copy._next, "name": f"name {copy._next}", "note": "new"}], partition=2)
-    copy._next += 2
+    copy.queue.append([{"id": copy.next_id, "name": f"name {copy.next_id}", "note": "new"}], partition=2)
+    copy.next_id += 2
     query.processAllAvailable()
     assert copy.rows() == copy.expected()
     assert (query.exception(), query.lastProgress["runId"]) == (None, runs)
     query.stop()
-    copy.queue.append([{"id": copy._next, "name": f"name {copy._next}", "note": "newer"}])
-    copy._next += 2
+    copy.queue.append([{"id": copy.next_id, "name": f"name {copy.next_id}", "note": "newer"}])
+    copy.next_id += 2
     with pytest.raises(SchemaMismatchError, match="note"):
         copy.start()
     copy.out.add_columns(pa.field("note", pa.string()))
@@ -149,19 +149,19 @@ def test_the_micro_batch_engine_finds_an_epoch_that_only_the_sink_has(
     if not first:
         copy.add()
         query.processAllAvailable()
-    will_die_behind(monkeypatch, query._execution, query._execution._sink, "commit")
+    will_die_behind(monkeypatch, query._execution, query._execution.sink, "commit")
     copy.add()
     assert query._execution.join(PATIENCE)
     assert isinstance(query._execution.failure, Died)
-    committed = query._execution._logs.last_commit()
-    assert query._execution._sink.newest().number == (0 if committed is None else committed + 1)
+    committed = query._execution.logs.last_commit()
+    assert query._execution.sink.newest().number == (0 if committed is None else committed + 1)
     copy.add()
     again = copy.start(NOW)
     again.awaitTermination()
     assert copy.rows() == copy.expected()
     assert again.id == query.id
     # The epoch, and a micro-batch for the rest.
-    assert query._execution._logs.last_commit() == (1 if committed is None else committed + 2)
+    assert query._execution.logs.last_commit() == (1 if committed is None else committed + 2)
     assert copy.store.consumer("c").lag("in").rows == 0
 
 
@@ -195,7 +195,7 @@ def test_a_micro_batch_missing_from_the_checkpoint_is_found_in_the_sink(
 @one_store
 def test_a_query_without_a_checkpoint_uses_a_temporary_one(copy: Copy) -> None:
     query = copy.start(checkpoint=None)
-    place = Path(query._execution._logs.location)
+    place = Path(query._execution.logs.location)
     assert (place / "metadata").exists()
     copy.add()
     query.processAllAvailable()

@@ -55,14 +55,14 @@ def test_a_queue_recreated_before_an_epoch_is_planned_is_refused(
     monkeypatch.setattr(module, "_BACK_OFF", 0.001)
     generation = free.queue.record.generation
     query = free.query(start=False)
-    plan = query._source.plan
+    plan = query.source.plan
 
     def late(*arguments: object) -> Any:
         if free.queue.record.generation == generation:
             recreate(free)
         return plan(*arguments)
 
-    monkeypatch.setattr(query._source, "plan", late)
+    monkeypatch.setattr(query.source, "plan", late)
     free.add()
     query.start()
     assert query.join(PATIENCE), query.state
@@ -78,14 +78,14 @@ def test_a_queue_recreated_before_a_run_is_repeated_is_refused(
     monkeypatch.setattr(module, "_BACK_OFF", 0.001)
     query = free.add().query()
     free.through(query)
-    own = query._source.own
+    own = query.source.own
 
     def late() -> None:
         recreate(free)
         own()
 
-    monkeypatch.setattr(query._source, "own", late)
-    assert query._coordinator is not None
-    query._coordinator.close()
+    monkeypatch.setattr(query.source, "own", late)
+    assert query.coordinator is not None
+    query.coordinator.close()
     check_refused(free, query)
     assert free.ids() == free.all()

@@ -12,10 +12,10 @@ from tests.continuous.copying import PATIENCE, Copy, Pause
 from tests.support.waiting import wait_until
 
 STEPS = {
-    "before the plan": ("_source", "plan", False),
-    "before the sink's commit": ("_sink", "commit", False),
-    "behind the sink's commit": ("_sink", "commit", True),
-    "behind the entry of its offset": ("_logs", "write_offset", True),
+    "before the plan": ("source", "plan", False),
+    "before the sink's commit": ("sink", "commit", False),
+    "behind the sink's commit": ("sink", "commit", True),
+    "behind the entry of its offset": ("logs", "write_offset", True),
 }
 steps = pytest.mark.parametrize("step", STEPS)
 consumers = pytest.mark.parametrize("consumer", ["c", None])
@@ -66,7 +66,7 @@ def test_a_driver_that_resumes_before_its_successor_has_committed_anything_is_fe
 ) -> None:
     first, pause = standing(copy, monkeypatch, step)
     second = copy.query(start=False)
-    later = Pause(monkeypatch, second._sink, "commit")
+    later = Pause(monkeypatch, second.sink, "commit")
     second.start()
     copy.add()
     later.reached()
@@ -83,7 +83,7 @@ def test_of_two_drivers_without_a_consumer_one_continues_whichever_commits_first
     copy.consumer = None
     first, pause = standing(copy, monkeypatch, step)
     second = copy.query(start=False)
-    later = Pause(monkeypatch, second._sink, "commit")
+    later = Pause(monkeypatch, second.sink, "commit")
     second.start()
     copy.add()
     later.reached()
@@ -106,16 +106,16 @@ def test_a_driver_that_resumes_while_its_successor_recovers_does_not_stop_it(
     copy.consumer = consumer
     first, pause = standing(copy, monkeypatch, "behind the sink's commit")
     second = copy.query(start=False)
-    write = second._logs.write_offset
+    write = second.logs.write_offset
 
     def late(number: int, *given: object) -> None:
         pause.wake()
         wait_until(lambda: number in copy.files("commits"), PATIENCE, "the first one has logged it")
         write(number, *given)
 
-    monkeypatch.setattr(second._logs, "write_offset", late)
+    monkeypatch.setattr(second.logs, "write_offset", late)
     second.start()
-    monkeypatch.setattr(second._logs, "write_offset", write)
+    monkeypatch.setattr(second.logs, "write_offset", write)
     assert second.failure is None
     copy.add()
     ended = wait_until(lambda: [query for query in (first, second) if query.failure], PATIENCE)
@@ -132,7 +132,7 @@ def test_a_resumed_driver_whose_tasks_have_ended_does_not_take_over_again(
     copy.consumer = consumer
     first = copy.add().query()
     copy.through(first)
-    coordinator = first._coordinator
+    coordinator = first.coordinator
     assert coordinator is not None
     pause = Pause(monkeypatch, coordinator, "complete")
     pause.reached()

@@ -68,7 +68,7 @@ def test_a_run_with_the_other_batch_size_keeps_staged_rows_of_open_epochs(
     made, staged = running._plan_run, []
 
     def while_rows_are_staged(tasks: int, *, large_batches: bool) -> Any:
-        if running._coordinator is not None:
+        if running.coordinator is not None:
             staged.append(wait_until(table.staged, PATIENCE, "rows of the run in flight are staged"))
         return made(tasks, large_batches=large_batches)
 

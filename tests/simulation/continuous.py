@@ -85,12 +85,12 @@ class ContinuousRun:
     @property
     def owned(self) -> bool:
         """Whether it has taken its consumer over."""
-        return self.execution is not None and self.execution._coordinator is not None
+        return self.execution is not None and self.execution.coordinator is not None
 
     @property
     def busy(self) -> bool:
         """Whether an epoch is open."""
-        coordinator = None if self.execution is None else self.execution._coordinator
+        coordinator = None if self.execution is None else self.execution.coordinator
         return not self.ended and coordinator is not None and not coordinator._epochs.idle
 
     def at_rest(self, ends: list[int]) -> bool:
@@ -98,7 +98,7 @@ class ContinuousRun:
         if self.ended:
             return self.failure is None
         execution = self.execution
-        coordinator = None if execution is None else execution._coordinator
+        coordinator = None if execution is None else execution.coordinator
         if coordinator is None or execution is None or not coordinator._epochs.idle:
             return False
         return all(execution.committed.positions.get(part, 0) >= end for part, end in enumerate(ends))

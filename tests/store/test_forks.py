@@ -154,7 +154,7 @@ def test_a_fork_does_not_wait_for_a_thread_that_is_connecting(store_url: str) ->
             return connect()
 
         store.database._pool._connect = slowly
-        store.database._pool._drain()
+        store.database._pool.drain()
         thread = threading.Thread(target=store.queues)
         thread.start()
         assert connecting.wait(20)

@@ -52,10 +52,10 @@ class Pool(Forkable):
 
     def _reset(self) -> None:
         # The last one returned is used first, so those that are never used stay in front.
-        self._idle: list[Connection] = []
+        self.idle: list[Connection] = []
         self._unused = 0
         # For a store that is never closed, and at the program's end.
-        self._finalizer = weakref.finalize(self, _close_all, self._idle)
+        self._finalizer = weakref.finalize(self, _close_all, self.idle)
         self._guard = threading.Lock()
         self._slots = threading.BoundedSemaphore(SIZE)
         self._halted = 0
@@ -80,9 +80,9 @@ class Pool(Forkable):
                 raise StoreError(
                     f"the store {self._name} has been closed; connect again", condition="STORE_CLOSED"
                 )
-            if self._idle:
-                connection = self._idle.pop()
-                self._unused = min(self._unused, len(self._idle))
+            if self.idle:
+                connection = self.idle.pop()
+                self._unused = min(self._unused, len(self.idle))
                 return connection
         return self._connect()
 
@@ -90,19 +90,20 @@ class Pool(Forkable):
         with self._guard:
             kept = lease.sound and not self._closed
             if kept:
-                self._idle.append(lease.connection)
+                self.idle.append(lease.connection)
         if kept:
             _cleaner.watch(self)
             return
         self._disconnect(lease.connection)
         if not lease.sound:
             # The idle ones are usually broken too: a server that went away took them all.
-            self._drain()
+            self.drain()
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        """Close the idle connections."""
         with self._guard:
-            idle = self._idle[:]
-            self._idle.clear()
+            idle = self.idle[:]
+            self.idle.clear()
             self._unused = 0
         for connection in idle:
             self._disconnect(connection)
@@ -112,9 +113,9 @@ class Pool(Forkable):
         self._open.wait()
         with self._slots:  # so that a fork waits until they are closed
             with self._guard:
-                unused = self._idle[: self._unused]
-                del self._idle[: self._unused]
-                self._unused = len(self._idle)
+                unused = self.idle[: self._unused]
+                del self.idle[: self._unused]
+                self._unused = len(self.idle)
             for connection in unused:
                 # One that cannot be closed is of no use either.
                 with suppress(Exception):
@@ -126,7 +127,7 @@ class Pool(Forkable):
         with self._guard:
             self._closed = True
         with self._slots:
-            self._drain()
+            self.drain()
 
     def before_fork(self) -> None:
         """Wait until no connection is in use, but not for ever: one may be the forking thread's own."""
@@ -134,7 +135,7 @@ class Pool(Forkable):
         deadline = time.monotonic() + FORK_SECONDS
         while self._halted < SIZE and self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
             self._halted += 1
-        self._drain()
+        self.drain()
 
     def after_fork_in_parent(self) -> None:
         halted, self._halted = self._halted, 0
@@ -145,7 +146,7 @@ class Pool(Forkable):
     def after_fork_in_child(self) -> None:
         # Connections that were returned since belong to the parent.
         self._finalizer.detach()
-        forks.keep(self._idle)
+        forks.keep(self.idle)
         self._reset()
 
 

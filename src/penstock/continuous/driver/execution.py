@@ -77,7 +77,7 @@ class ContinuousExecution:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name, self.id, self.run_id = name, logs.query_id(), run_id or str(uuid.uuid4())
-        self._source, self._sink, self._engine, self._logs = source, sink, engine, logs
+        self.source, self.sink, self._engine, self.logs = source, sink, engine, logs
         self._settings, self._clock, self._limit, self._clean_up = settings, clock, limit, clean_up
         self.progress = Progress(self.id, self.run_id, name, clock, source.description, sink.description)
         self._listeners = listeners or ListenerDispatch(name or self.id, None)
@@ -89,7 +89,7 @@ class ContinuousExecution:
         self.failure: Exception | None = None
         """The error that ended it, if one did."""
         self._stopping = self._started = False
-        self._coordinator: EpochCoordinator | None = None
+        self.coordinator: EpochCoordinator | None = None
         self._next: Run | None = None
         """The next run, with another batch size, planned while the current one is still active."""
         self._fresh = True
@@ -111,12 +111,12 @@ class ContinuousExecution:
         self._stopping = True
         with self._changed:
             self._changed.notify_all()
-        if (coordinator := self._coordinator) is not None:
+        if (coordinator := self.coordinator) is not None:
             coordinator.wake()
         self._thread.join(timeout)
         if not self._thread.is_alive():
             return self.failure is None
-        if (coordinator := self._coordinator) is not None:
+        if (coordinator := self.coordinator) is not None:
             coordinator.close()
         self._thread.join(timeout)
         return False
@@ -224,14 +224,14 @@ class ContinuousExecution:
 
     def _one_run(self) -> None:
         self.progress.run_started()
-        self._source.own()
+        self.source.own()
         self.committed.settle(first_run=not self._started)
-        self._sink.clear()
+        self.sink.clear()
         if self._end_by_limit():
             return
         run = self._next_run()
         job, coordinator = run.job, run.coordinator
-        self._coordinator = coordinator
+        self.coordinator = coordinator
         if self._limit is not None:
             coordinator.quota = Quota(self._limit.rows - self.committed.rows)
         try:
@@ -254,7 +254,7 @@ class ContinuousExecution:
             job.cancel()
             coordinator.close()
             job.join(_FINISH_SECONDS)
-            self._coordinator = None
+            self.coordinator = None
 
     def _next_run(self) -> Run:
         """Return the run that was planned during the last one if it still fits, else a new one."""
@@ -267,14 +267,14 @@ class ContinuousExecution:
 
     def _has_backlog(self, tasks: int) -> bool:
         """Return whether a task is so far behind that throughput counts more than latency."""
-        ends = self._source.ends()
+        ends = self.source.ends()
         return any(
             sum(ends.get(partition, at) - at for partition, at in group.items()) >= BEHIND_ROWS
             for group in partitions_by_task(self.committed.positions, tasks)
         )
 
     def _plan_run(self, tasks: int, *, large_batches: bool) -> Run:
-        writers = self._sink.writers()
+        writers = self.sink.writers()
         coordinator = self._engine.coordinator(Epochs(tasks, 0, self._settings.backlog))
         limited = self._limit is not None
         job = self._engine.job(coordinator, tasks, writers, large_batches=large_batches, limited=limited)
@@ -367,10 +367,10 @@ class ContinuousExecution:
         began = self._clock()
         offset = self.committed.commit(run.sink, epoch)
         self._fresh = False
-        progress = self.progress.committed(epoch, offset, began, at_once=self._sink.at_once)
+        progress = self.progress.committed(epoch, offset, began, at_once=self.sink.at_once)
         self._listeners.progressed(progress)
         self._notify_source()
-        self._logs.prune(epoch.number, self._settings.retain)
+        self.logs.prune(epoch.number, self._settings.retain)
 
     def _check_idle_source(self) -> None:
         """Check a source without new epochs: another query may own it, or it may ask this one to end."""
