@@ -13,7 +13,12 @@ import pytest
 
 from penstock.continuous.connectors.protocol import SinkEpoch
 from penstock.continuous.driver.checkpoint_log import CheckpointLog, catch_up, recover, require_not_behind
-from penstock.errors import CheckpointMismatchError, CheckpointRewoundError, OwnerFencedError
+from penstock.errors import (
+    CheckpointMismatchError,
+    CheckpointRewoundError,
+    CommitRefusedError,
+    OwnerFencedError,
+)
 from penstock.limits.record import keep_record
 
 NOTHING = SinkEpoch(-1)
@@ -99,6 +104,41 @@ def test_a_complete_checkpoint_is_unchanged_and_the_source_follows(place: Place)
     assert place.committed(1).settle(epoch(1)) == 1
     assert place.files == ([0, 1], [0, 1])
     assert place.followed == [(offset(1), 1)], "its driver may have died before that"
+
+
+REPEATED = SinkEpoch(2, None, 10, identified=False)
+"""A micro-batch of a sink that may repeat rows."""
+
+
+@pytest.mark.parametrize("newest", [None, REPEATED, epoch(1)])
+def test_a_commit_of_a_suspended_driver_is_dropped_where_another_one_has_dropped_its_offset(
+    place: Place, newest: SinkEpoch | None
+) -> None:
+    place.committed(1).logs.write_commit(2)
+    assert place.settle(newest) == 1
+    assert place.files == ([0, 1], [0, 1])
+
+
+@pytest.mark.parametrize("last", [0, 2])
+def test_offsets_that_somebody_has_deleted_are_missed(place: Place, last: int) -> None:
+    place.committed(last)
+    for number in range(last + 1):
+        place.logs.drop_offset(number)
+    with pytest.raises(CommitRefusedError, match="cannot be read"):
+        place.logs.only_offset(place.settle(None))
+    assert place.files == ([], [*range(last + 1)])
+
+
+def test_micro_batches_that_may_repeat_rows_begin_before_such_a_commit(place: Place) -> None:
+    place.committed(1).logs.write_commit(2)
+    require_not_behind(place.logs, sink_at(REPEATED))
+    assert place.files == ([0, 1], [0, 1])
+
+
+def test_the_offset_of_such_a_commit_is_restored_where_the_sink_knows_it(place: Place) -> None:
+    place.committed(1).logs.write_commit(2)
+    assert place.settle(epoch(2)) == 2
+    assert place.files == ([0, 1, 2], [0, 1, 2])
 
 
 def test_a_sink_that_keeps_no_record_leaves_the_checkpoint_to_decide(place: Place) -> None:

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -15,11 +16,13 @@ from penstock.errors import CommitRefusedError
 from penstock.store.database import Transaction
 from penstock.store.postgres import staging_relations
 from penstock.store.url import parse_url
-from penstock.tables.sql.staging import PostgresStage
+from penstock.tables.row_encoding import database_schema
+from penstock.tables.sql import upsert
+from penstock.tables.sql.staging import PostgresStage, SegmentStage, drop_earlier_attempts
 from penstock.tables.sql.writer import TableTarget
 from tests.support.sql_tables import query, sql_name
 from tests.support.waiting import wait_until
-from tests.tables.targets import Table
+from tests.tables.targets import SHAPED, Table
 
 
 @pytest.fixture
@@ -57,6 +60,28 @@ def test_a_later_attempt_drops_the_rows_staged_by_an_earlier_one_whose_driver_is
     with pytest.raises(CommitRefusedError, match=r"STAGING_LOST\].*dropped by another run"):
         table.write(slow, "update", staged)
     assert table.rows() == [("a", 2)]
+
+
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+def test_segments_that_are_staged_while_others_are_published_are_left_to_the_next_run(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A suspended driver's tasks stage them. Locked here, they would be locked after those of this epoch, and
+    the next run locks them in another order.
+    """
+    stage = SegmentStage.of(table.layout, database_schema(SHAPED, "postgres"), "app", 0)
+    attempts, insert = table.put(stage, ("a", 1)), upsert.insert
+
+    def late(*given: Any) -> int:
+        table.put(stage, ("b", 2))
+        return insert(*given)
+
+    monkeypatch.setattr(upsert, "insert", late)
+    assert table.write(stage, "append", attempts) == 1
+    left = table.database.run(lambda tx: tx.all("staged_apps"))
+    assert [(row.app_id, row.segments) for row in left] == [("app", 1)]
+    drop_earlier_attempts(table.database, stage.sink, "app")
+    assert table.database.run(lambda tx: tx.all("staged_apps")) == []
 
 
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)

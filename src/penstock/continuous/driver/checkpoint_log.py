@@ -105,6 +105,9 @@ class CheckpointLog(Checkpoint):
         """Drop an epoch that was begun and never committed."""
         self._delete(f"offsets/{number}")
 
+    def drop_commit(self, number: int) -> None:
+        self._delete(f"commits/{number}")
+
     def prune(self, last: int, keep: int) -> None:
         for folder, oldest in self._oldest.items():
             for number in range(oldest, last - keep + 1):
@@ -253,6 +256,7 @@ def catch_up(
     ``follow`` gets the offset before it is logged, for a source whose consumer the sink does not move.
     """
     newest = sink.newest()
+    drop_commit_without_offset(logs, newest)
     if newest is None:
         return None
     last = logs.last_commit()
@@ -265,11 +269,26 @@ def catch_up(
     return newest
 
 
+def drop_commit_without_offset(logs: CheckpointLog, newest: SinkEpoch | None) -> None:
+    """Drop the last commit if its offset is missing, so that the query repeats that micro-batch.
+
+    A driver that dropped a micro-batch as uncommitted may have died before the suspended one that had begun
+    it went on, and committed it to a sink that may repeat rows. What a sink keeps exactly is never dropped,
+    and nothing is if the offset before is missing too: then somebody has deleted them.
+    """
+    last = logs.last_commit()
+    if not last or logs.has_offset(last) or not logs.has_offset(last - 1):
+        return
+    if newest is None or newest.number != last or not newest.identified:
+        logs.drop_commit(last)
+
+
 def require_not_behind(logs: CheckpointLog, sink: SinkRecord) -> None:
     """Refuse a sink that lacks what the checkpoint has committed: its store is an older backup.
 
     For a query that may repeat rows, whose sink may be ahead.
     """
+    drop_commit_without_offset(logs, None)
     try:
         newest = sink.newest()
     except CheckpointMismatchError:

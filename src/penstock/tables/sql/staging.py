@@ -166,6 +166,10 @@ class Stage(TaskWriter):
     def drop(self, tx: Transaction) -> None:
         """Drop everything that was staged up to the micro-batch."""
 
+    def clear(self, tx: Transaction) -> None:
+        """Drop what is left when the rows that were taken are published."""
+        self.drop(tx)
+
     def rows_gone(self) -> CommitRefusedError:
         return CommitRefusedError(
             f"rows that {self.app_id!r} staged for batch {self.batch_id} are gone: cleaned up as too old, "
@@ -226,8 +230,13 @@ class SegmentStage(Stage):
         return decode(found[0].data, self.columns)
 
     def drop(self, tx: Transaction) -> None:
-        clear(tx, self.relation_columns)
+        self.clear(tx)
         staging.discard(tx, _SegmentOwner(self.sink), self.app_id, self.batch_id)
+
+    def clear(self, tx: Transaction) -> None:
+        # What a suspended driver's tasks have staged since then is for its successor to drop: whoever locks
+        # staged rows twice may wait for somebody who waits for the first ones.
+        clear(tx, self.relation_columns)
 
 
 @dataclass(frozen=True)

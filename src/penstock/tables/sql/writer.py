@@ -87,7 +87,7 @@ class TableTarget(_Table):
             written = upsert.upsert(tx, self.layout, source)
         else:
             written = upsert.insert(tx, self.layout, source)
-        self.stage.drop(tx)
+        self.stage.clear(tx)
         return written
 
     def _recreate_when_changed(self, tx: Transaction) -> None:
