@@ -331,8 +331,8 @@ FAULTS = [
     Fault(
         "a micro-batch that came to nothing stays in the checkpoint",
         "continuous/driver/checkpoint_log.py",
-        '        self._delete(f"offsets/{number}")\n\n    def prune',
-        "\n    def prune",
+        '        self._delete(f"offsets/{number}")\n\n    def drop_commit',
+        "\n    def drop_commit",
     ),
     # Epochs, and the readers and writers of a continuous query.
     Fault(
