@@ -22,8 +22,10 @@ from penstock.errors import (
 from penstock.store.database import Transaction
 from penstock.store.log.trim import time_of
 from penstock.store.records.consumers import Registration
+from penstock.store.statements import qualify
 from penstock.testing import temporary_store
 from tests.commit.protocol import Pair, make_pair, numbers
+from tests.support.raw_sql import run_sql
 
 
 @pytest.fixture
@@ -46,6 +48,22 @@ def test_a_later_owner_fences_the_earlier_one(pair: Pair, caplog: pytest.LogCapt
         with pytest.raises(OwnerFencedError, match="another query took over consumer 'billing'"):
             call()
     second.observe(offset)
+
+
+def test_an_owner_from_before_a_backup_was_restored_is_fenced_although_its_epoch_comes_again(
+    pair: Pair,
+) -> None:
+    first = pair.own()
+    offset = pair.offset(first, (0, 0), (5, 5))
+    database = pair.store.database
+    forget = "update penstock.registration set epoch = 0, owner = null"
+    run_sql(database, qualify(forget, database.dialect, database.url.schema))
+    for owners in (1, 2):
+        if owners == 2:
+            assert pair.own().epoch == first.epoch
+        for call in (lambda: first.observe(offset), lambda: first.plan(offset), first.require):
+            with pytest.raises(OwnerFencedError, match="another query took over consumer 'billing'"):
+                call()
 
 
 def test_taking_over_closes_the_open_plan(pair: Pair) -> None:

@@ -8,7 +8,9 @@ import pytest
 
 import penstock
 from penstock.errors import InvalidInputError, ProducerFencedError, QueueNotFoundError, SchemaMismatchError
+from penstock.store.statements import qualify
 from tests.support.queues import SCHEMA, everything, numbers, rows
+from tests.support.raw_sql import run_sql
 
 
 @pytest.fixture
@@ -129,6 +131,20 @@ def test_one_of_two_concurrent_appends_with_one_number_is_skipped(
             thread.join()
     assert skipped.count(True) == 20
     assert numbers(queue.read(0, 0)) == list(range(20))
+
+
+def test_a_producer_from_before_a_backup_was_restored_is_fenced_although_its_epoch_comes_again(
+    store: penstock.Store, queue: penstock.Queue
+) -> None:
+    """Else it would take sequence numbers, and rows of the later producer would pass for repeats."""
+    old, database = store.producer("q", "s"), store.database
+    forget = "delete from penstock.producer"
+    run_sql(database, qualify(forget, database.dialect, database.url.schema))
+    new = store.producer("q", "s")
+    assert new.epoch == old.epoch
+    with pytest.raises(ProducerFencedError):
+        old.append(rows(1), sequence=0)
+    assert not new.append(rows(2), sequence=0).skipped
 
 
 def test_a_takeover_in_mid_append_lets_only_one_of_the_two_append(

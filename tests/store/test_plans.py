@@ -55,8 +55,8 @@ FILL = [
         "select consumer_id, queue_id, i, 0, 0 from penstock.registration, {rows:4}"
     ),
     (
-        "insert into penstock.producer (queue_id, session, epoch, sequence) select 1 + i % 2000, 's' || (i "
-        "/ 2000), 1, 0 from {rows:8000}"
+        "insert into penstock.producer (queue_id, session, epoch, owner, sequence) "
+        "select 1 + i % 2000, 's' || (i / 2000), 1, 'o', 0 from {rows:8000}"
     ),
     (
         "insert into penstock.ledger (sink, app_id, batch_id, task, ranges, row_count, committed_at) "
@@ -138,7 +138,7 @@ HOT: dict[str, Parameters] = {
     "lock_registration": {"consumer": "c7", "queue": "q7"},
     "registrations_of_queue": {"queue_id": 7},
     "lock_registrations": {"queue_id": 7},
-    "own_registration": IN_CONSUMER,
+    "own_registration": IN_CONSUMER | {"owner": "o"},
     "open_plan": IN_CONSUMER | {"epoch": 1, "plan": ""},
     "other_rows": IN_QUEUE | {"last_rows": "[[1, 5], [2, null]]"},
     "row_times": IN_QUEUE | {"ends": "[[1, 5]]"},
@@ -149,7 +149,7 @@ HOT: dict[str, Parameters] = {
     "raise_safe": IN_CONSUMER | {"partition": 0, "safe_index": 1},
     "set_position": IN_CONSUMER | {"partition": 0, "next_index": 1},
     "lowest_vital": IN_QUEUE,
-    "lock_producer": {"queue_id": 7, "session": "s1", "epoch": 1},
+    "lock_producer": {"queue_id": 7, "session": "s1", "epoch": 1, "owner": "o"},
     "set_sequence": {"queue_id": 7, "session": "s1", "sequence": 1},
     "find_ledger": LEDGER | {"task": -1},
     "newest_batch": LEDGER,

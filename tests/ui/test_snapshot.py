@@ -153,7 +153,7 @@ def test_an_owner_is_shown_as_alive_or_dead(collector: Collector, store: penstoc
     registration = consumer.registration("q")
     lock = store.database.owner_lock(registration.lock_name(store.uuid))
     assert lock.acquire()
-    store.database.run(lambda tx: tx.all("own_registration", **registration.keys))
+    store.database.run(lambda tx: tx.all("own_registration", owner="o", **registration.keys))
     store.database.run(lambda tx: tx.run("bind_app", app_id="app", **registration.keys))
     owner = {"app_id": "app", "query": None, "epoch": 1, "alive": True}
     assert collector.collect()["consumers"][0]["owner"] == owner

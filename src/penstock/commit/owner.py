@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Sequence
 
 from penstock.commit.offsets import QueueOffset, pad, plan_text
@@ -31,6 +32,7 @@ class Owner:
         registration = database.run(self._find, write=False)
         self._lock = database.owner_lock(registration.lock_name(database.uuid))
         self._warn_when_held(registration)
+        self._token = str(uuid.uuid4())
         self.epoch, self.generation = database.run(self._take_over, idempotent=True)
         self.moved_by_sink = moved_by_sink
         """Whether the sink moves the consumer, as far as is known."""
@@ -45,7 +47,7 @@ class Owner:
         )
 
     def _take_over(self, tx: Transaction) -> tuple[int, int]:
-        owned = tx.one("own_registration", **self._find(tx, lock=True).keys)
+        owned = tx.one("own_registration", owner=self._token, **self._find(tx, lock=True).keys)
         return owned.epoch, owned.generation
 
     def _find(self, tx: Transaction, *, lock: bool = False) -> Registration:
@@ -168,7 +170,7 @@ class Owner:
 
     def _checked(self, tx: Transaction, *, lock: bool = False) -> Registration:
         registration = self._find(tx, lock=lock)
-        if registration.epoch != self.epoch:
+        if (registration.epoch, registration.owner) != (self.epoch, self._token):
             raise OwnerFencedError(
                 f"another query took over consumer {self.consumer!r} on queue {self.queue!r} (owner epoch "
                 f"{registration.epoch}, this query's is {self.epoch}): run one query for each consumer, and "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from collections.abc import Callable
 
 from penstock.errors import InvalidInputError, ProducerFencedError, QueueNotFoundError
@@ -25,7 +26,9 @@ class Producer:
         self._database = database
         self._queue = queue
         self._keys = {"queue_id": queue.record.queue_id, "session": session}
-        opened = database.run(lambda tx: tx.one("open_producer", **self._keys))
+        # Unique: where the store is restored from a backup, the epoch of a later one may be the same.
+        self._token = str(uuid.uuid4())
+        opened = database.run(lambda tx: tx.one("open_producer", owner=self._token, **self._keys))
         self._session = session
         self._epoch: int = opened.epoch
         self._lock = threading.Lock()
@@ -103,7 +106,7 @@ class Producer:
 
     def _locked_sequence(self, tx: Transaction) -> int:
         """Lock the session, and return its last sequence number."""
-        row = tx.one("lock_producer", epoch=self._epoch, **self._keys)
+        row = tx.one("lock_producer", epoch=self._epoch, owner=self._token, **self._keys)
         if row is not None:
             return int(row.sequence)
         sessions = tx.all("list_producers", queue_id=self._keys["queue_id"])

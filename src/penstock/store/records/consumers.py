@@ -28,7 +28,11 @@ class Registration:
     generation: int
     """Changes with every seek, so that older offsets are recognised."""
     epoch: int
-    """Changes with every owner, so that a fenced owner is recognised."""
+    """Rises with every owner, so that a fenced owner is recognised."""
+    owner: str | None
+    """Unique for each owner: where the store was restored from a backup, a later owner has an earlier one's
+    epoch.
+    """
     app_id: str | None
     plan_epoch: int | None
     plan: str | None
@@ -60,6 +64,7 @@ def _registration(row: Row) -> Registration:
         bool(row.vital),
         row.generation,
         row.epoch,
+        row.owner,
         row.app_id,
         row.plan_epoch,
         row.plan,

@@ -296,7 +296,7 @@ where r.queue_id = :queue_id
 order by c.name;
 
 -- name: own_registration
-update penstock.registration set epoch = epoch + 1, plan_epoch = null, draining = 0
+update penstock.registration set epoch = epoch + 1, owner = :owner, plan_epoch = null, draining = 0
 where consumer_id = :consumer_id and queue_id = :queue_id
 returning epoch, generation;
 
@@ -360,14 +360,15 @@ where p.queue_id = :queue_id and p.partition = :partition and r.vital = 1;
 -- producer sessions
 
 -- name: open_producer
-insert into penstock.producer as p (queue_id, session, epoch, sequence) values (:queue_id, :session, 1, -1)
-on conflict (queue_id, session) do update set epoch = p.epoch + 1
+insert into penstock.producer as p (queue_id, session, epoch, owner, sequence)
+values (:queue_id, :session, 1, :owner, -1)
+on conflict (queue_id, session) do update set epoch = p.epoch + 1, owner = excluded.owner
 returning epoch, sequence;
 
 -- The update takes the session's row lock; returns nothing if the session is fenced.
 -- name: lock_producer
 update penstock.producer set epoch = epoch
-where queue_id = :queue_id and session = :session and epoch = :epoch
+where queue_id = :queue_id and session = :session and epoch = :epoch and owner = :owner
 returning sequence;
 
 -- name: set_sequence

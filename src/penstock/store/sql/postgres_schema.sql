@@ -121,6 +121,7 @@ create table penstock.registration (
     vital       bigint not null,
     generation  bigint not null,
     epoch       bigint not null default 0,
+    owner       text,
     app_id      text,
     plan_epoch  bigint,
     plan        text,
@@ -143,6 +144,7 @@ create table penstock.producer (
     queue_id bigint not null references penstock.queue on delete cascade,
     session  text collate "C" not null,
     epoch    bigint not null,
+    owner    text not null,
     sequence bigint not null,
     primary key (queue_id, session)
 );

@@ -117,6 +117,7 @@ create table penstock.registration (
     vital       integer not null,
     generation  integer not null,
     epoch       integer not null default 0,
+    owner       text,
     app_id      text,
     plan_epoch  integer,
     plan        text,
@@ -139,6 +140,7 @@ create table penstock.producer (
     queue_id integer not null references penstock_queue on delete cascade,
     session  text    not null,
     epoch    integer not null,
+    owner    text    not null,
     sequence integer not null,
     primary key (queue_id, session)
 ) strict, without rowid;
