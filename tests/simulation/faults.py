@@ -134,7 +134,7 @@ FAULTS = [
     Fault(
         "an owner that was overtaken is not refused",
         "commit/owner.py",
-        "if registration.epoch != self.epoch:",
+        "if (registration.epoch, registration.owner) != (self.epoch, self._token):",
         "if registration.epoch < self.epoch:",
     ),
     Fault(
@@ -187,16 +187,16 @@ FAULTS = [
         "            return True\n",
     ),
     Fault(
-        "a new owner has the epoch of the one before",
+        "a new owner passes for the one before",
         "store/sql/common.sql",
-        "set epoch = epoch + 1, plan_epoch = null, draining = 0\n",
-        "set plan_epoch = null, draining = 0\n",
+        "set epoch = epoch + 1, owner = :owner, plan_epoch = null, draining = 0\n",
+        "set owner = coalesce(owner, :owner), plan_epoch = null, draining = 0\n",
     ),
     Fault(
         "a new owner stays drained",
         "store/sql/common.sql",
-        "set epoch = epoch + 1, plan_epoch = null, draining = 0\n",
-        "set epoch = epoch + 1, plan_epoch = null\n",
+        "set epoch = epoch + 1, owner = :owner, plan_epoch = null, draining = 0\n",
+        "set epoch = epoch + 1, owner = :owner, plan_epoch = null\n",
     ),
     Fault(
         "a commit moves a consumer without compare-and-set",
@@ -571,14 +571,14 @@ FAULTS = [
     Fault(
         "a producer session that is fenced appends",
         "store/sql/common.sql",
-        "where queue_id = :queue_id and session = :session and epoch = :epoch\nreturning sequence;",
+        "where queue_id = :queue_id and session = :session and epoch = :epoch and owner = :owner\nreturning sequence;",
         "where queue_id = :queue_id and session = :session\nreturning sequence;",
     ),
     Fault(
         "a producer session that is opened again has forgotten its sequence",
         "store/sql/common.sql",
-        "do update set epoch = p.epoch + 1\n",
-        "do update set epoch = p.epoch + 1, sequence = -1\n",
+        "do update set epoch = p.epoch + 1, owner = excluded.owner\n",
+        "do update set epoch = p.epoch + 1, owner = excluded.owner, sequence = -1\n",
     ),
     Fault(
         "a program moves a consumer without compare-and-set",
