@@ -218,16 +218,20 @@ def advance(op: Operator, rng: random.Random) -> None:
         consumer, owner = store.consumer(CONSUMER), op.owner()
         partition, restores = rng.randrange(len(consumer.offsets(SOURCE))), op.source.restores
         pull = consumer.pull(SOURCE, partition, max_rows=1 + rng.randrange(4))
-        ids = set(pull.table["id"].to_pylist()) - history.may_lack
+        ids = set(pull.table["id"].to_pylist())
+        added = ids - history.may_lack
         history.may_lack |= ids
         try:
             consumer.advance(SOURCE, partition, old=pull.start, new=pull.end)
-            history.taken |= ids
         except CommitOutcomeUnknownError:
             return
         except PenstockError:
-            history.may_lack -= ids
+            history.may_lack -= added - op.passed
             raise
+        history.taken |= added
+        history.may_lack |= ids
+        # Another program that has pulled the same rows is refused.
+        op.passed |= ids
         if op.source.restores != restores:
             # A backup came in between, and other rows may be there by now.
             now = op.reader()
