@@ -21,7 +21,8 @@ def main() -> int:
     borrowed = [
         f"{path.relative_to(ROOT)} borrows {name}" for path in TESTS.rglob("*.py") for name in _borrowed(path)
     ]
-    print("\n".join(borrowed), end="\n" if borrowed else "")
+    for line in borrowed:
+        print(line)
     return 1 if borrowed or _circle() else 0
 
 

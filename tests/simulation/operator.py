@@ -97,9 +97,9 @@ class Operator:
         self.refused: Exception | None = None
         """What the query is refused with, again and again."""
         self.may_refuse: set[str] = set()
+        """The conditions of refusals that are right, for what has been done."""
         self.passed: set[int] = set()
         """Ids past which programs have moved the query's consumer."""
-        """The conditions of refusals that are right, for what has been done."""
         self.producers: list[Producer] = []
         self.programs: list[Program] = []
         self.backup: Backup | None = None

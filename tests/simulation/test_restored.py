@@ -76,6 +76,16 @@ class Life:
         self.until(lambda: not self.operator.producing)
         return self.reader.snapshot().sink
 
+    def outlive_backup(self) -> Backup:
+        """Read everything, be backed up, read more, and die; return the backup."""
+        self.operator.prepare()
+        self.until(lambda: self.caught_up)
+        backup = self.operator.copied()
+        self.produce(1_000)
+        self.until(lambda: self.caught_up)
+        self.kill()
+        return backup
+
     def compact(self, server: Server) -> None:
         done = []
 
@@ -143,12 +153,7 @@ def test_a_micro_batch_that_spark_has_not_logged_is_not_repeated_with_other_rows
         pipeline=pipeline,
     )
     with life(scenario) as query:
-        query.operator.prepare()
-        query.until(lambda: query.caught_up)
-        backup = query.operator.copied()
-        query.produce(1_000)
-        query.until(lambda: query.caught_up)
-        query.kill()
+        backup = query.outlive_backup()
         commits = f"{query.operator.checkpoint}/commits"
         disk = query.operator.machine.disk
         disk.files.pop(f"{commits}/{max(disk.numbers(commits))}")
@@ -168,12 +173,7 @@ def test_compaction_of_old_and_new_rows_does_not_hide_that_rows_were_replaced(
         SIMPLE, engine=engine, guarantee="at_least_once", consumer=consumer, two_stores=True, max_rows=None
     )
     with life(scenario) as query:
-        query.operator.prepare()
-        query.until(lambda: query.caught_up)
-        backup = query.operator.copied()
-        query.produce(1_000)
-        query.until(lambda: query.caught_up)
-        query.kill()
+        backup = query.outlive_backup()
         server = query.servers["the source's"]
         query.restore_and_produce(server, backup)
         query.compact(server)

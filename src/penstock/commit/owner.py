@@ -37,7 +37,6 @@ class Owner:
         self.moved_by_sink = moved_by_sink
         """Whether the sink moves the consumer, as far as is known."""
         self._planned: str | None = None
-        self._source_rows = SourceRows()
         log.info(
             "consumer %r on queue %r has a new owner, of epoch %d",
             consumer,
@@ -148,7 +147,7 @@ class Owner:
             registration = self._checked(tx, lock=True)
             if not _follows(tx, registration, end):
                 raise _source_behind(tx, registration, end.start)
-            self._source_rows.require(tx, registration.queue_id, end)
+            SourceRows().require(tx, registration.queue_id, end)
             tx.run("open_plan", epoch=self.epoch, plan=plan_text(end), **registration.keys)
 
         self._database.run(work, idempotent=True)
