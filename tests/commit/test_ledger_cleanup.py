@@ -20,7 +20,6 @@ from penstock.store.log import segmenting
 from penstock.store.records import ledger
 from penstock.store.records.catalog import queue_sink
 from penstock.store.records.ledger import LedgerKey
-from penstock.store.statements import qualify
 from tests.commit.protocol import Pair, make_pair, numbers, rows_of
 from tests.support.queues import settle
 from tests.support.raw_sql import run_sql
@@ -34,7 +33,7 @@ def pair(store: penstock.Store) -> Pair:
 
 
 def sql(store: penstock.Store, text: str) -> list[tuple[Any, ...]]:
-    return run_sql(store.database, qualify(text, store.database.dialect, store.database.url.schema))
+    return run_sql(store.database, text)
 
 
 def commit(pair: Pair, app: str, *batch_ids: int) -> None:

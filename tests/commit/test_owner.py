@@ -22,7 +22,6 @@ from penstock.errors import (
 from penstock.store.database import Transaction
 from penstock.store.log.trim import time_of
 from penstock.store.records.consumers import Registration
-from penstock.store.statements import qualify
 from penstock.testing import temporary_store
 from tests.commit.protocol import Pair, make_pair, numbers
 from tests.support.raw_sql import run_sql
@@ -57,7 +56,7 @@ def test_an_owner_from_before_a_backup_was_restored_is_fenced_although_its_epoch
     offset = pair.offset(first, (0, 0), (5, 5))
     database = pair.store.database
     forget = "update penstock.registration set epoch = 0, owner = null"
-    run_sql(database, qualify(forget, database.dialect, database.url.schema))
+    run_sql(database, forget)
 
     def require_fenced() -> None:
         for call in (lambda: first.observe(offset), lambda: first.plan(offset), first.require):

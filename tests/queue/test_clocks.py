@@ -13,7 +13,6 @@ import pytest
 import penstock
 from penstock.store.postgres.database import PostgresTransaction
 from penstock.store.sqlite.database import SqliteTransaction
-from penstock.store.statements import qualify
 from tests.support.queues import SCHEMA, everything, rows, settle
 from tests.support.raw_sql import run_sql
 
@@ -57,7 +56,7 @@ def append_under(clock: Clock, queue: penstock.Queue, ahead: int, *values: int, 
         ):
             for column in columns:
                 text = f"update penstock.{table} set {column} = {column} + {ahead} where {which}"
-                run_sql(database, qualify(text, database.dialect, database.url.schema))
+                run_sql(database, text)
 
 
 def times(queue: penstock.Queue, partition: int = 0) -> list[int]:
@@ -68,16 +67,13 @@ def times(queue: penstock.Queue, partition: int = 0) -> list[int]:
     )
     text = text.format(queue.record.queue_id, partition)
     database = queue._database
-    found = run_sql(database, qualify(text, database.dialect, database.url.schema))
+    found = run_sql(database, text)
     return [timestamp for count, timestamp in found for _ in range(count)]
 
 
 def observed(store: penstock.Store) -> list[Any]:
     text = "select next_index from penstock.observed_end order by observed_at"
-    return [
-        row[0]
-        for row in run_sql(store.database, qualify(text, store.database.dialect, store.database.url.schema))
-    ]
+    return [row[0] for row in run_sql(store.database, text)]
 
 
 def poisoned(

@@ -319,12 +319,7 @@ def test_a_merge_keeps_columns_added_since_the_queue_was_opened(store: penstock.
 def test_a_damaged_segment_with_fewer_columns_is_a_store_error(store: penstock.Store) -> None:
     queue = three_ages(store)
     value = {"sqlite": "x'00'", "postgres": r"'\x00'"}[store.database.dialect]
-    run_sql(
-        store.database,
-        qualify(
-            f"update penstock.payload set data = {value}", store.database.dialect, store.database.url.schema
-        ),
-    )
+    run_sql(store.database, f"update penstock.payload set data = {value}")
     with pytest.raises(StoreError, match="cannot be read"):
         queue.read(0, 0)
 

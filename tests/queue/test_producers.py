@@ -8,7 +8,6 @@ import pytest
 
 import penstock
 from penstock.errors import InvalidInputError, ProducerFencedError, QueueNotFoundError, SchemaMismatchError
-from penstock.store.statements import qualify
 from tests.support.queues import SCHEMA, everything, numbers, rows
 from tests.support.raw_sql import run_sql
 
@@ -139,7 +138,7 @@ def test_a_producer_from_before_a_backup_was_restored_is_fenced_although_its_epo
     """Else it would take sequence numbers, and rows of the later producer would pass for repeats."""
     old, database = store.producer("q", "s"), store.database
     forget = "delete from penstock.producer"
-    run_sql(database, qualify(forget, database.dialect, database.url.schema))
+    run_sql(database, forget)
     new = store.producer("q", "s")
     assert new.epoch == old.epoch
     with pytest.raises(ProducerFencedError):

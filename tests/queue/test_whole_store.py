@@ -16,7 +16,6 @@ from penstock.queue.maintenance import CLEANING_SECONDS
 from penstock.store import staging
 from penstock.store.log import segmenting
 from penstock.store.staging import Attempt
-from penstock.store.statements import qualify
 from penstock.store.store_schema import VERSION
 from tests.support.queues import SCHEMA, everything, rows, settle
 from tests.support.raw_sql import run_sql
@@ -40,12 +39,7 @@ TABLES = [
 
 def _rows_in_tables(store: penstock.Store) -> dict[str, int]:
     database = store.database
-    return {
-        table: run_sql(
-            database, qualify(f"select count(*) from penstock.{table}", database.dialect, database.url.schema)
-        )[0][0]
-        for table in TABLES
-    }
+    return {table: run_sql(database, f"select count(*) from penstock.{table}")[0][0] for table in TABLES}
 
 
 def _stage(
@@ -200,7 +194,7 @@ def test_rows_staged_by_a_clock_far_ahead_are_swept(store: penstock.Store) -> No
     queue = store.create_queue("q", SCHEMA)
     _stage(store, queue, "dead", 0, "a", 1, 2)
     text = "update penstock.staged set created_at = created_at + 90000000000 where app_id = 'dead'"
-    run_sql(store.database, qualify(text, store.database.dialect, store.database.url.schema))
+    run_sql(store.database, text)
     _stage(store, queue, "live", 0, "b", 3)
     assert store.clean_up() == 1
     assert store.info().staged_segments == 1
@@ -226,7 +220,7 @@ def test_maintaining_a_store_sweeps_old_staged_rows(store: penstock.Store) -> No
 def _stage_long_ago(store: penstock.Store, queue: penstock.Queue) -> None:
     _stage(store, queue, "dead", 0, "a", 1, 2)
     text = "update penstock.staged set created_at = created_at - 90000000000 where app_id = 'dead'"
-    run_sql(store.database, qualify(text, store.database.dialect, store.database.url.schema))
+    run_sql(store.database, text)
 
 
 def test_a_commit_whose_rows_were_swept_is_refused_and_changes_nothing(store: penstock.Store) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 import penstock
 from penstock.errors import StoreError, StoreFullError
-from penstock.store.statements import qualify
 from penstock.testing import temporary_store
 from tests.store.programs import SCHEMA
 from tests.support.processes import ChildProcess
@@ -117,7 +116,7 @@ def _last_payload(store: penstock.Store) -> int:
 
 
 def _query(store: penstock.Store, text: str) -> list[tuple[Any, ...]]:
-    return run_sql(store.database, qualify(text, store.database.dialect, store.database.url.schema))
+    return run_sql(store.database, text)
 
 
 def test_a_missing_payload_is_an_error_and_not_a_gap(store: penstock.Store) -> None:

@@ -11,7 +11,6 @@ from penstock.errors import StoreNotFoundError
 from penstock.store.database import Row, Transaction
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
-from penstock.store.statements import qualify
 from penstock.store.store_schema import open_database
 from tests.support.raw_sql import run_sql
 
@@ -97,7 +96,7 @@ def test_progress_reported_by_a_clock_far_ahead_is_replaced(
     for batch in range(3):
         store.database.run(lambda tx, batch=batch: queries.report(tx, RUN, QueryProgress(batch, 1)))
     text = "update penstock.query_progress set reported_at = reported_at + 86400000000"
-    run_sql(store.database, qualify(text, store.database.dialect, store.database.url.schema))
+    run_sql(store.database, text)
     for batch in range(3, 5):
         store.database.run(lambda tx, batch=batch: queries.report(tx, RUN, QueryProgress(batch, 1)))
     assert [row.batch_id for row in _progress(store)] == [3, 4]

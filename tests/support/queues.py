@@ -7,7 +7,6 @@ from typing import Any
 import pyarrow as pa
 
 import penstock
-from penstock.store.statements import qualify
 from tests.support.raw_sql import run_sql
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
@@ -53,4 +52,4 @@ def backdate(store: penstock.Store, seconds: int) -> None:
         ),
         "update penstock.partition set last_timestamp = last_timestamp - {0}",
     ):
-        run_sql(database, qualify(text.format(seconds * 1_000_000), database.dialect, database.url.schema))
+        run_sql(database, text.format(seconds * 1_000_000))

@@ -6,6 +6,7 @@ import sqlite3
 from typing import Any
 
 from penstock.store.database import Database
+from penstock.store.statements import qualify
 
 
 def raw_connection(database: Database) -> Any:
@@ -18,10 +19,13 @@ def raw_connection(database: Database) -> Any:
 
 
 def run_sql(database: Database, text: str, *, transaction: bool = True) -> list[tuple[Any, ...]]:
-    """Execute one statement outside the store's own connections; its rows."""
+    """Execute one statement outside the store's own connections; its rows.
+
+    ``penstock`` stands for the schema of the store's tables, as in the named statements.
+    """
     connection = raw_connection(database)
     try:
-        cursor = connection.execute(text)
+        cursor = connection.execute(qualify(text, database.dialect, database.url.schema))
         return cursor.fetchall() if cursor.description else []
     finally:
         connection.close()

@@ -16,7 +16,6 @@ import penstock
 from penstock.feeds.contract import DEAD_LETTERS
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
-from penstock.store.statements import qualify
 from penstock.ui import queues
 from penstock.ui.history import BUDGET, MOST, History, step_for
 from penstock.ui.snapshots import Collector
@@ -256,7 +255,7 @@ def test_a_report_that_penstock_has_not_written_is_an_error_of_the_page(
     _tell(store, run, QueryProgress(1, 1))
     text = f"update penstock.query_progress set {column} = '{'[' * 100_000}'"
     database = store.database
-    run_sql(database, qualify(text, database.dialect, database.url.schema))
+    run_sql(database, text)
     assert "is not what Penstock writes" in collector.collect()["store"]["error"]
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from penstock.queue.store import connect
 from penstock.store.records import queries
 from penstock.store.records.queries import CONTINUOUS, MICRO_BATCH, QueryError, QueryProgress, QueryRun
-from penstock.store.statements import qualify
 from tests.support.commands import Penstock
 from tests.support.raw_sql import run_sql
 
@@ -58,7 +57,7 @@ def test_a_query_that_has_stopped_reporting_is_silent(penstock: Penstock, store_
     hour = 3_600_000_000
     with connect(store_url) as store:
         text = f"update penstock.query set reported_at = reported_at - {hour}"
-        run_sql(store.database, qualify(text, store.database.dialect, store.database.url.schema))
+        run_sql(store.database, text)
     (query,) = penstock("query", "list", "--json").json["queries"]
     assert query["state"] == "silent"
     assert 3_600 <= query["reported_seconds"] < 3_700
