@@ -46,8 +46,8 @@ def will_die_behind(
     """Make a query's driver die after its next call of a method of one of its parts."""
     done = getattr(part, method)
 
-    def dies(*arguments: object) -> Any:
-        done(*arguments)
+    def dies(*arguments: object, **named: object) -> Any:
+        done(*arguments, **named)
         # At its end nobody is there who could put anything right.
         source: Any = query.source
         source.release = lambda ended: source._release_owner()
@@ -73,11 +73,11 @@ class Pause:
         self._after = after
         monkeypatch.setattr(part, method, self._stands)
 
-    def _stands(self, *arguments: object) -> Any:
-        found = self._call(*arguments) if self._after else None
+    def _stands(self, *arguments: object, **named: object) -> Any:
+        found = self._call(*arguments, **named) if self._after else None
         self._reached.set()
         assert self._woken.wait(2 * PATIENCE), "nobody has woken it"
-        return found if self._after else self._call(*arguments)
+        return found if self._after else self._call(*arguments, **named)
 
     def reached(self) -> None:
         """Wait until the driver is suspended."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from penstock.continuous.driver import execution as module
 from penstock.continuous.driver.execution import ContinuousExecution
-from penstock.errors import CheckpointMismatchError, PenstockError
+from penstock.errors import CheckpointMismatchError, PenstockError, SchemaMismatchError
 from tests.continuous.copying import PATIENCE, SCHEMA, Copy
 
 
@@ -89,3 +90,21 @@ def test_a_queue_recreated_before_a_run_is_repeated_is_refused(
     query.coordinator.close()
     check_refused(free, query)
     assert free.ids() == free.all()
+
+
+@pytest.mark.parametrize(
+    "fields", [[("other", pa.int64())], [("id", pa.string())]], ids=["another column", "another type"]
+)
+def test_a_queue_recreated_with_other_columns_while_the_query_starts_is_refused_by_name(
+    free: Copy, fields: list[tuple[str, pa.DataType]]
+) -> None:
+    query = free.query(start=False)
+    assert query.source.schema == SCHEMA
+    free.store.drop_queue("in")
+    free.queue = free.store.create_queue("in", pa.schema(fields))
+    free.queue.append([{fields[0][0]: None}])
+    query.start()
+    assert query.join(PATIENCE)
+    assert isinstance(query.failure, SchemaMismatchError), query.failure
+    assert query.failure.condition == "SCHEMA_MISMATCH.QUEUE_RECREATED"
+    assert query.failure.parameters["column"] == "id"

@@ -108,10 +108,10 @@ def test_a_driver_that_resumes_while_its_successor_recovers_does_not_stop_it(
     second = copy.query(start=False)
     write = second.logs.write_offset
 
-    def late(number: int, *given: object) -> None:
+    def late(number: int, *given: object, **named: object) -> None:
         pause.wake()
         wait_until(lambda: number in copy.files("commits"), PATIENCE, "the first one has logged it")
-        write(number, *given)
+        write(number, *given, **named)
 
     monkeypatch.setattr(second.logs, "write_offset", late)
     second.start()

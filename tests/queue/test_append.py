@@ -192,7 +192,11 @@ def test_the_size_of_a_queue_is_the_size_of_its_segments(store: penstock.Store) 
     for part in queue.info().partitions:
         segments = store.database.run(
             lambda tx, part=part: tx.all(  # type: ignore[misc]
-                "read_segments", queue_id=1, partition=part.partition, start_index=-1, max_segments=10**6
+                "read_segments",
+                queue_id=queue.record.queue_id,
+                partition=part.partition,
+                start_index=-1,
+                max_segments=10**6,
             ),
             write=False,
         )

@@ -6,6 +6,7 @@ What is dated wrongly does not stay for good, and nothing goes too early.
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def append_under(clock: Clock, queue: penstock.Queue, ahead: int, *values: int, 
         newest = f"end_index = (select max(end_index) from penstock.segment where {where})"
         for table, columns, which in (
             ("segment", ("first_timestamp", "last_timestamp"), f"{where} and {newest}"),
-            ("partition", ("last_timestamp",), where),
+            ("partition", ("last_timestamp", "last_clock"), where),
         ):
             for column in columns:
                 text = f"update penstock.{table} set {column} = {column} + {ahead} where {which}"
@@ -200,6 +201,20 @@ def test_a_vital_consumer_that_does_not_move_leaves_few_records(store: penstock.
     store.drop_consumer("slow")
     queue.maintain()
     assert everything(queue)[0] == list(range(53, 60))
+
+
+def test_appends_dated_ahead_of_the_clock_have_times_of_their_own(
+    store: penstock.Store, clock: Clock
+) -> None:
+    """So a queue that was restored from a backup, and has grown again, has other times than before."""
+    queue = store.create_queue("q", SCHEMA)
+    append_under(clock, queue, DAY, 0)
+    for value in range(1, 12):
+        queue.append(rows(value), 0)
+    found = times(queue)
+    gaps = [after - before for before, after in pairwise(found)]
+    assert all(1 <= gap <= 256 for gap in gaps)
+    assert len(set(gaps)) > 1
 
 
 def test_an_append_to_several_partitions_does_not_spread_a_wrong_time(

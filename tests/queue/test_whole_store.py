@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -66,6 +67,12 @@ def test_a_dropped_queue_leaves_nothing_behind(store: penstock.Store) -> None:
     again = store.create_queue("q", SCHEMA)
     assert again.record.generation != queue.record.generation
     assert again.info().rows == 0
+
+
+def test_queues_of_a_store_and_of_its_restored_backup_have_ids_of_their_own(store: penstock.Store) -> None:
+    """Else a program that holds a queue created after the backup would append to another queue."""
+    ids = [store.create_queue(f"q{number}", SCHEMA).record.queue_id for number in range(4)]
+    assert len({after - before for before, after in pairwise(ids)}) == 3
 
 
 def test_a_handle_of_a_dropped_queue_does_not_reach_a_new_queue_of_its_name(store: penstock.Store) -> None:

@@ -275,8 +275,8 @@ FAULTS = [
     Fault(
         "an epoch is in the checkpoint before it is in the sink",
         "continuous/driver/checkpoint_log.py",
-        "        self._sink.commit(writers, epoch, offset)\n        self._logging = epoch.number\n        self._logs.write_offset(epoch.number, offset, rows if self._limited else None)\n        self._logs.write_commit(epoch.number)\n",
-        "        self._logging = epoch.number\n        self._logs.write_offset(epoch.number, offset, rows if self._limited else None)\n        self._logs.write_commit(epoch.number)\n        self._sink.commit(writers, epoch, offset)\n",
+        "        self._sink.commit(writers, epoch, offset)\n        self._logging = epoch.number\n        passed, begun = rows if self._limited else None, self._begun.get(epoch.number)\n        self._logs.write_offset(epoch.number, offset, passed, instead=begun)\n        self._logs.write_commit(epoch.number)\n",
+        "        self._logging = epoch.number\n        passed, begun = rows if self._limited else None, self._begun.get(epoch.number)\n        self._logs.write_offset(epoch.number, offset, passed, instead=begun)\n        self._logs.write_commit(epoch.number)\n        self._sink.commit(writers, epoch, offset)\n",
     ),
     Fault(
         "a continuous query does not begin another run when its source grows",
@@ -293,8 +293,8 @@ FAULTS = [
     Fault(
         "a micro-batch that was begun counts as committed when a continuous query starts",
         "continuous/driver/checkpoint_log.py",
-        "    if newest is not None and newest.number == begun and newest.identified:\n",
-        "    if newest is not None and newest.number <= begun and newest.identified:\n",
+        "    if begun is not None and newest is not None and newest.number == begun and newest.identified:\n",
+        "    if begun is not None and newest is not None and newest.number <= begun and newest.identified:\n",
     ),
     Fault(
         "the ledger does not have the offset of an epoch",
@@ -329,10 +329,10 @@ FAULTS = [
         "            return dict(enumerate(skip_trimmed(self.options, partitions, offsets)))\n",
     ),
     Fault(
-        "a micro-batch that came to nothing stays in the checkpoint",
+        "the offset of an epoch that was begun is dropped before another one is committed in its place",
         "continuous/driver/checkpoint_log.py",
-        '        self._delete(f"offsets/{number}")\n\n    def drop_commit',
-        "\n    def drop_commit",
+        "        self._begun = self._logs.begun()\n",
+        '        for number in self._logs.begun():\n            self._logs._delete(f"offsets/{number}")\n',
     ),
     # Epochs, and the readers and writers of a continuous query.
     Fault(
@@ -650,8 +650,8 @@ FAULTS = [
     Fault(
         "an epoch that was begun with other rows stands in the way of the one that the sink has",
         "continuous/driver/checkpoint_log.py",
-        "        if epoch.number < _next(logs.last_commit()):\n",
-        "        if True:\n",
+        "epoch.offset, passed, instead=found)\n",
+        "epoch.offset, passed)\n",
     ),
     Fault(
         "dropping a queue locks its partitions before what is staged for it",

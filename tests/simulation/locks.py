@@ -115,8 +115,8 @@ LOCKED: dict[str, Rows] = {
         f"{_STAGED} app_id = :app_id and batch_id = :batch_id and attempt = :attempt and ordinal >= :ordinal",
     ),
     "delete_staged_before": _found("staged", f"{_STAGED} app_id = :app_id and created_at < :created_at"),
-    # Their identities come from counters, which a transaction that is undone does not turn back.
-    "insert_queue": lambda given, find: [("identity", "queue"), ("queue name", given["name"])],
+    "insert_queue": lambda given, find: [("queue name", given["name"])],
+    # The identity comes from a counter, which a transaction that is undone does not turn back.
     "insert_consumer": lambda given, find: [("identity", "consumer"), ("consumer name", given["name"])],
     "delete_consumer": _row("consumer", "consumer_id"),
 }

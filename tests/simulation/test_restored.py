@@ -78,7 +78,8 @@ class Life:
 
     def outlive_backup(self) -> Backup:
         """Read everything, be backed up, read more, and die; return the backup."""
-        self.operator.prepare()
+        if not self.operator.prepared:
+            self.operator.prepare()
         self.until(lambda: self.caught_up)
         backup = self.operator.copied()
         self.produce(1_000)
@@ -177,6 +178,23 @@ def test_compaction_of_old_and_new_rows_does_not_hide_that_rows_were_replaced(
         server = query.servers["the source's"]
         query.restore_and_produce(server, backup)
         query.compact(server)
+        refused = query.refusal()
+        assert getattr(refused, "condition", "").endswith("SOURCE_BEHIND"), refused
+
+
+@pytest.mark.parametrize("engine", [MICRO_BATCH, CONTINUOUS])
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_rows_dated_ahead_of_the_clock_are_told_apart_as_well(engine: str, guarantee: str) -> None:
+    """One append under a clock that was far ahead dates all later ones."""
+    scenario = replace(SIMPLE, engine=engine, guarantee=guarantee, consumer=False, two_stores=True)
+    with life(scenario) as query:
+        server = query.servers["the source's"]
+        server.clock_offset += 86_400.0
+        query.operator.prepare()
+        query.until(lambda: query.caught_up)
+        server.clock_offset -= 86_400.0
+        backup = query.outlive_backup()
+        query.restore_and_produce(server, backup)
         refused = query.refusal()
         assert getattr(refused, "condition", "").endswith("SOURCE_BEHIND"), refused
 

@@ -153,6 +153,7 @@ def _replacements() -> dict[str, Any]:
     SimListening.network = staticmethod(lambda: machine().network)  # type: ignore[assignment]
     found: dict[str, Any] = {
         "uuid.uuid4": lambda: machine().uuid(),
+        "secrets.randbits": random.getrandbits,
         "penstock.store.database.time": clock,
         "penstock.store.records.ledger.KEEP": 2,
         "penstock.store.log.partition_log.MERGE_FAN_IN": 3,
@@ -198,6 +199,9 @@ def _replacements() -> dict[str, Any]:
         "penstock.continuous.driver.checkpoint_log.is_local": lambda files: True,
         "penstock.continuous.driver.checkpoint_log.create_durably": lambda path, content: (
             machine().disk.create(path, content)
+        ),
+        "penstock.continuous.driver.checkpoint_log.replace_durably": lambda path, content: (
+            machine().disk.replace(path, content)
         ),
         "penstock.instants.time": clock,
     }

@@ -244,7 +244,7 @@ def test_tasks_cover_the_range_evenly(ranges: list[tuple[int, int]], rows: int) 
 
 
 def _part(rows: int, size: int) -> PartitionRecord:
-    return PartitionRecord(0, 0, rows, 0, size, 1)
+    return PartitionRecord(0, 0, rows, 0, 0, size, 1)
 
 
 def test_large_micro_batches_are_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:

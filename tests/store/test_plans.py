@@ -28,8 +28,8 @@ EMPTY = {"sqlite": "x'00'", "postgres": r"'\x00'"}
 # numbers below N.
 FILL = [
     (
-        "insert into penstock.queue (name, generation, schema, key_columns, partitions, created_at) "
-        "select 'q' || i, i, {empty}, '[]', 4, 0 from {rows:2000}"
+        "insert into penstock.queue (queue_id, name, schema, key_columns, partitions, created_at) "
+        "select i + 1, 'q' || i, {empty}, '[]', 4, 0 from {rows:2000}"
     ),
     (
         "insert into penstock.partition (queue_id, partition, total, next_index) "
@@ -42,7 +42,7 @@ FILL = [
         f"3 + 1, i, i, i, i, 100, i from {{rows:{SEGMENTS}}}"
     ),
     (
-        "insert into penstock.observed_end (queue_id, partition, observed_at, next_index, last_timestamp) "
+        "insert into penstock.observed_end (queue_id, partition, observed_at, next_index, last_clock) "
         "select 1 + i % 2000, 0, i / 2000, i, 1 from {rows:20000}"
     ),
     "insert into penstock.consumer (name, created_at) select 'c' || i, 0 from {rows:2000}",
@@ -114,7 +114,7 @@ HOT: dict[str, Parameters] = {
     "read_partition": IN_QUEUE,
     "read_ends": {"queue_id": 7, "first": 0, "last": 1},
     "lock_partition": IN_QUEUE,
-    "advance_partition": IN_QUEUE | {"row_count": 1, "bytes": 1, "segments": 1, "now": 1},
+    "advance_partition": IN_QUEUE | {"row_count": 1, "bytes": 1, "segments": 1, "now": 1, "gap": 1},
     "read_page": IN_QUEUE
     | {"start_index": 700, "end_index": 900, "max_segments": 1024, "max_bytes": 8 << 20, "with_runs": 0},
     "read_segments": IN_QUEUE | {"start_index": 700, "max_segments": 1024},
@@ -126,9 +126,9 @@ HOT: dict[str, Parameters] = {
     "bytes_after": IN_QUEUE | {"row_index": 9900},
     "delete_payloads_before": IN_QUEUE | {"row_index": 20},
     "delete_segments_before": IN_QUEUE | {"row_index": 20},
-    "newest_observed_end": IN_QUEUE | {"now": 700, "last_timestamp": 1},
-    "observed_end_before": IN_QUEUE | {"timestamp": 700, "last_timestamp": 1},
-    "forget_observed_ends": IN_QUEUE | {"now": 700, "expired": 500, "last_timestamp": 1},
+    "newest_observed_end": IN_QUEUE | {"now": 700, "last_clock": 1},
+    "observed_end_before": IN_QUEUE | {"timestamp": 700, "last_clock": 1},
+    "forget_observed_ends": IN_QUEUE | {"now": 700, "expired": 500, "last_clock": 1},
     "set_first_index": IN_QUEUE | {"first_index": 1, "bytes": 1, "segments": 1},
     "delete_segment": IN_QUEUE | {"end_index": 700},
     "delete_payload": {"payload_id": 700},
@@ -252,7 +252,7 @@ def test_an_append_of_one_segment_finds_its_partition_by_index(filled: Database)
     if filled.dialect != "postgres":
         assert "append_segment" not in statements(filled.dialect, filled.url.schema)
         return
-    parameters = IN_QUEUE | {"row_count": 1, "bytes": 1, "data": b"x", "width": 1}
+    parameters = IN_QUEUE | {"row_count": 1, "bytes": 1, "data": b"x", "width": 1, "gap": 1}
     with as_the_store(filled) as connection:
         text = statements("postgres", filled.url.schema)["append_segment"]
         assert _postgres_faults(connection, text, parameters, "append_segment") == []

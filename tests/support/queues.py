@@ -50,6 +50,6 @@ def backdate(store: penstock.Store, seconds: int) -> None:
             "update penstock.segment "
             "set first_timestamp = first_timestamp - {0}, last_timestamp = last_timestamp - {0}"
         ),
-        "update penstock.partition set last_timestamp = last_timestamp - {0}",
+        "update penstock.partition set last_timestamp = last_timestamp - {0}, last_clock = last_clock - {0}",
     ):
         run_sql(database, text.format(seconds * 1_000_000))

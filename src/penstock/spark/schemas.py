@@ -87,6 +87,31 @@ def projection(requested: StructType, full: pa.Schema) -> pa.Schema:
     return wanted
 
 
+def require_columns(queue: QueueRecord, read: pa.Schema) -> None:
+    """Refuse to read a queue that was recreated without a column of the read, or with one of another type.
+
+    Raises
+    ------
+    SchemaMismatchError
+        ``SCHEMA_MISMATCH.QUEUE_RECREATED``
+    """
+    metadata = {field.name for field in QUEUE_METADATA}
+    for field in read:
+        index = queue.schema.get_field_index(field.name)
+        if index < 0 and field.name in metadata:
+            continue
+        found = None if index < 0 else queue.schema.field(index)
+        if found is None or found.type != field.type or (found.nullable and not field.nullable):
+            raise SchemaMismatchError(
+                f"queue {in_quotes(queue.name)} was recreated while the query started, without column "
+                f"{in_quotes(field.name)} as the query reads it ({field.type}): start the query again, with "
+                "the queue's columns",
+                condition="SCHEMA_MISMATCH.QUEUE_RECREATED",
+                queue=queue.name,
+                column=field.name,
+            )
+
+
 def to_output_batch(chunk: Chunk, queue: QueueRecord, partition: int, schema: pa.Schema) -> pa.RecordBatch:
     """Return the rows of a chunk in the schema of a read, with metadata columns."""
     if chunk.batch.schema.equals(schema):

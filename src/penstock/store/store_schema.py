@@ -25,7 +25,7 @@ from penstock.store.url import parse_url, with_options
 
 log = logging.getLogger("penstock.store")
 
-VERSION = 9
+VERSION = 10
 """The version of the schema in ``sql/*_schema.sql``; a store of any other version is refused."""
 # A schema, table, type or index that another program created at the same time.
 _CREATED_MEANWHILE = ("23505", "42710", "42P06", "42P07")

@@ -258,7 +258,8 @@ def test_a_notification_from_a_stranger_does_nothing_but_wake_the_watch(
 ) -> None:
     queue = store.create_queue("q", SCHEMA)
     ((oid,),) = run(database, f"select '{schema}.partition'::regclass::oid")
-    held.execute("select pg_advisory_lock(%s::integer, %s::integer)", [oid, queue.record.queue_id])
+    key = queue.record.queue_id & 2147483647
+    held.execute("select pg_advisory_lock(%s::integer, %s::integer)", [oid, key])
     with closing(queue.watch()) as watch:
         assert not watch.wait({0: 0}, 0.2)
         held.execute("select pg_notify(%s, 'x; drop')", [f"penstock_{oid}_{queue.record.queue_id}"])

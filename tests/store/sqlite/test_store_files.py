@@ -284,7 +284,7 @@ def test_a_symlink_created_later_is_not_followed(made: Path, tmp_path: Path) -> 
 def test_a_pipe_in_place_of_a_wakeup_file_does_not_block_appends(made: Path) -> None:
     with penstock.connect(f"sqlite:///{made}") as store:
         queue = store.queue("q")
-        file = Path(f"{made}-wakeup-{queue.record.queue_id}")
+        file = Path(wakeups.wakeup_file(str(made), queue.record.queue_id))
         file.unlink()
         os.mkfifo(file)
         queue.append([{"n": 2}])
@@ -292,11 +292,12 @@ def test_a_pipe_in_place_of_a_wakeup_file_does_not_block_appends(made: Path) -> 
 
 @as_root
 def test_another_users_wakeup_file_is_ignored(made: Path) -> None:
-    file = Path(f"{made}-wakeup-1")
-    os.chown(file, STRANGER, -1)
-    assert wakeups.listen(str(made), 1, files.StoreFiles(str(made))) is None
-    with penstock.connect(f"sqlite:///{made}") as store, closing(store.queue("q").watch()) as watch:
-        assert watch.wait({0: 0}, 5)
+    with penstock.connect(f"sqlite:///{made}") as store:
+        queue = store.queue("q")
+        os.chown(wakeups.wakeup_file(str(made), queue.record.queue_id), STRANGER, -1)
+        assert wakeups.listen(str(made), queue.record.queue_id, files.StoreFiles(str(made))) is None
+        with closing(queue.watch()) as watch:
+            assert watch.wait({0: 0}, 5)
 
 
 def as_a_stranger(paths: list[str]) -> int:
@@ -328,7 +329,7 @@ def test_another_user_can_neither_read_the_rows_nor_take_a_lock(option: str, hel
             queue = store.create_queue("q", SCHEMA)
             with closing(queue.watch()):
                 queue.append([{"n": 1}])
-            names = ["x.db", "x.db-lock", f"x.db-wakeup-{queue.record.queue_id}"]
+            names = ["x.db", "x.db-lock", wakeups.wakeup_file("x.db", queue.record.queue_id)]
             with closing(closing_lock(store)):
                 (owner,) = os.listdir(f"{folder}/x.db-owners")
             names += [] if held else [f"x.db-owners/{owner}"]

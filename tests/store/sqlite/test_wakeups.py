@@ -141,7 +141,7 @@ def test_appends_before_a_wakeup_file_is_created_are_not_reported(
 
 def test_without_a_wakeup_file_writes_to_the_store_are_watched(tmp_path: Path, store: penstock.Store) -> None:
     queue = store.create_queue("q", SCHEMA)
-    (tmp_path / f"x.db-wakeup-{queue.record.queue_id}").mkdir()
+    Path(wakeups.wakeup_file(str(tmp_path / "x.db"), queue.record.queue_id)).mkdir()
     assert (
         wakeups.listen(str(tmp_path / "x.db"), queue.record.queue_id, StoreFiles(str(tmp_path / "x.db")))
         is None

@@ -95,8 +95,17 @@ class SourceDriver(ABC):
         """Take ownership before each run, or raise OwnerFencedError if another query has taken over since."""
 
     @abstractmethod
-    def start(self, logged: JsonValue) -> Positions:
-        """Return where a run begins: after the last committed epoch, or None with a new checkpoint."""
+    def start(self, logged: JsonValue, begun: JsonValue = None) -> Positions:
+        """Return where a run begins.
+
+        Parameters
+        ----------
+        logged
+            The offset of the last committed epoch; None if there is none.
+        begun
+            The offset of the first epoch, if an earlier run has begun and not committed it: a source without
+            a position of its own starts where that epoch started, and not where the options say now.
+        """
 
     @abstractmethod
     def ends(self) -> Positions:

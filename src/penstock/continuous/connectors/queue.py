@@ -42,7 +42,7 @@ from penstock.spark.options import SinkOptions, SourceOptions
 from penstock.spark.queue_readers import Scan
 from penstock.spark.queue_writers import SegmentGroups
 from penstock.spark.ranges import parse_offset, skip_trimmed, start_positions
-from penstock.spark.schemas import check_writable, source_schema
+from penstock.spark.schemas import check_writable, require_columns, source_schema
 from penstock.store import staging
 from penstock.store.database import Transaction
 from penstock.store.log.partition_log import Chunk
@@ -88,19 +88,19 @@ class QueueSourceDriver(SourceDriver):
                 moved_by_sink=self.options.moved_by_sink,
             )
 
-    def start(self, logged: JsonValue) -> Positions:
+    def start(self, logged: JsonValue, begun: JsonValue = None) -> Positions:
         store, self._pinned = self._store(), _look_up(self.options)
         queue = self._pinned
 
         def work(tx: Transaction) -> Positions:
             partitions = catalog.partitions(tx, queue)
-            if logged is None:
+            if logged is None and (begun is None or self.options.consumer is not None):
                 return dict(enumerate(start_positions(tx, self.options, queue, partitions)))
-            offset = parse_offset(logged)
+            offset = parse_offset(begun if logged is None else logged)
             offset.require(store.uuid, queue.name, self.options.consumer, self._generation(queue))
             self._source_rows.require(tx, queue.queue_id, offset)
             self._last = offset
-            offsets = pad(offset.end, len(partitions))
+            offsets = pad(offset.start if logged is None else offset.end, len(partitions))
             # Tasks skip lost rows: the next epoch begins where the last one has ended.
             skip_trimmed(self.options, partitions, offsets)
             return dict(enumerate(offsets))
@@ -113,9 +113,9 @@ class QueueSourceDriver(SourceDriver):
         return {part.partition: part.next_index for part in partitions}
 
     def readers(self) -> QueueReaderFactory:
-        return QueueReaderFactory(
-            self.options.url, self._queue(), self.schema, self.options.fail_on_data_loss
-        )
+        queue = self._queue()
+        require_columns(queue, self.schema)
+        return QueueReaderFactory(self.options.url, queue, self.schema, self.options.fail_on_data_loss)
 
     def plan(self, start: Positions, end: Positions, last_times: Mapping[int, int]) -> JsonValue:
         offset = QueueOffset(

@@ -2,7 +2,9 @@
 
 ``metadata`` has the query's id; ``offsets/N`` a version line, a line of metadata and a line of JSON for each
 source; ``commits/N`` a version line and a line of metadata (format 1, Spark 4.2 and 4.3). As in Spark's log
-(HDFSMetadataLog) an entry is written once: a driver that finds it written already is not the only one. In a
+(HDFSMetadataLog) an entry is written once: a driver that finds it written already is not the only one. The
+offset of an epoch that was begun and never committed is replaced in one step by the one that is, and stays
+until then: no checkpoint has a commit without its offset, whichever driver dies, or wakes, in between. In a
 local folder an entry is synced to disk when it is written.
 """
 
@@ -59,11 +61,18 @@ class CheckpointLog(Checkpoint):
 
     def unsettled(self) -> int | None:
         """Return the epoch or micro-batch that was begun and not committed; None if there is none."""
-        begun, committed = self.last_planned(), self.last_commit()
-        return begun if begun is not None and begun != committed else None
+        begun, following = self.last_planned(), _next(self.last_commit())
+        return begun if begun is not None and begun >= following else None
 
-    def has_offset(self, number: int) -> bool:
-        return self.read(f"offsets/{number}") is not None
+    def begun(self) -> dict[int, bytes]:
+        """Return the entry of an epoch that was begun and not committed, by its number; empty without one."""
+        number = self.unsettled()
+        entry = None if number is None else self.offset_entry(number)
+        return {} if number is None or entry is None else {number: entry}
+
+    def offset_entry(self, number: int) -> bytes | None:
+        """Return the content of an epoch's entry in the offset log; None if there is none."""
+        return self.read(f"offsets/{number}")
 
     def only_offset(self, number: int) -> JsonValue:
         """Return the offset of the one source."""
@@ -92,18 +101,23 @@ class CheckpointLog(Checkpoint):
             )
         return rows
 
-    def write_offset(self, number: int, offset: object, passed: int | None = None) -> None:
-        """Log the offset of an epoch that the sink has, and the rows that a limit has let through."""
+    def write_offset(
+        self, number: int, offset: object, passed: int | None = None, *, instead: bytes | None = None
+    ) -> None:
+        """Log the offset of an epoch that the sink has, and the rows that a limit has let through.
+
+        ``instead`` is the entry of an epoch that was begun and never committed, which this one replaces.
+        """
         conf = {} if passed is None else {LIMIT_PASSED_SETTING: str(passed)}
         about = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": conf}
-        self._add(f"offsets/{number}", "\n".join(["v1", json.dumps(about), json.dumps(offset)]))
+        name, text = f"offsets/{number}", "\n".join(["v1", json.dumps(about), json.dumps(offset)])
+        if instead is not None and self.read(name) == instead:
+            self._replace(name, text)
+        else:
+            self._add(name, text)
 
     def write_commit(self, number: int) -> None:
         self._add(f"commits/{number}", _COMMITTED)
-
-    def drop_offset(self, number: int) -> None:
-        """Drop an epoch that was begun and never committed."""
-        self._delete(f"offsets/{number}")
 
     def drop_commit(self, number: int) -> None:
         self._delete(f"commits/{number}")
@@ -148,6 +162,15 @@ class CheckpointLog(Checkpoint):
         with self.files.open_output_stream(path) as stream:
             stream.write(text.encode())
 
+    def _replace(self, name: str, text: str) -> None:
+        path = f"{self.root}/{name}"
+        if is_local(self.files):
+            self._drop_checksum(name)
+            replace_durably(path, text.encode())
+            return
+        with self.files.open_output_stream(path) as stream:
+            stream.write(text.encode())
+
     def _delete(self, name: str) -> None:
         with suppress(FileNotFoundError):
             self.files.delete_file(f"{self.root}/{name}")
@@ -180,6 +203,15 @@ def _link(temporary: str, path: str) -> None:
 
 def create_durably(path: str, content: bytes) -> None:
     """Create a local file, whole or not at all; when this returns, it survives a loss of power."""
+    _write_durably(path, content, _link)
+
+
+def replace_durably(path: str, content: bytes) -> None:
+    """Replace a local file, as a whole or not at all; when this returns, it survives a loss of power."""
+    _write_durably(path, content, os.replace)
+
+
+def _write_durably(path: str, content: bytes, name_it: Callable[[str, str], None]) -> None:
     folder, base = os.path.split(path)
     temporary = os.path.join(folder, f".{base}.{uuid.uuid4()}.tmp")
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -189,7 +221,7 @@ def create_durably(path: str, content: bytes) -> None:
             stream.write(content)
             stream.flush()
             os.fsync(file)
-        _link(temporary, path)
+        name_it(temporary, path)
     finally:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
@@ -228,20 +260,14 @@ Clock = Callable[[], float]
 def recover(logs: CheckpointLog, sink: SinkRecord, follow: Follow, *, limited: bool = False) -> int | None:
     """Prepare a checkpoint for a run of the continuous engine; return its last committed epoch.
 
-    An epoch that was logged and not committed, as by the micro-batch engine, is dropped, unless the sink has
-    exactly its rows.
+    An epoch that was logged and not committed, as by the micro-batch engine, is committed if the sink has
+    exactly its rows. Otherwise another one with the same number replaces it later.
     """
-    # Before the sink is asked: what another driver commits and logs after that must not be dropped.
-    begun = logs.unsettled()
     newest = catch_up(logs, sink, follow, limited=limited)
-    last = logs.last_commit()
-    if begun is None or begun < _next(last):
-        return last
-    if newest is not None and newest.number == begun and newest.identified:
+    begun = logs.unsettled()
+    if begun is not None and newest is not None and newest.number == begun and newest.identified:
         logs.write_commit(begun)
-        return begun
-    logs.drop_offset(begun)
-    return last
+    return logs.last_commit()
 
 
 def catch_up(
@@ -249,9 +275,9 @@ def catch_up(
 ) -> SinkEpoch | None:
     """Log the epoch or micro-batch that the checkpoint lacks; return the last one that the sink has.
 
-    The checkpoint may have lost it when its machine lost power, as Spark does not sync what it writes, or
-    another driver may have dropped it as uncommitted. Where the sink does not know the offset, as for a query
-    with several sources or with state, a micro-batch that Spark has begun is left to Spark, which repeats it.
+    The checkpoint may have lost it when its machine lost power, as Spark does not sync what it writes. Where
+    the sink does not know the offset, as for a query with several sources or with state, a micro-batch that
+    Spark has begun is left to Spark, which repeats it.
 
     ``follow`` gets the offset before it is logged, for a source whose consumer the sink does not move.
     """
@@ -263,7 +289,7 @@ def catch_up(
     _require_same_time(sink, newest, last)
     if newest.offset is not None:
         follow(newest.offset)
-        if newest.number == _next(last) or not logs.has_offset(newest.number):
+        if newest.number == _next(last) or logs.offset_entry(newest.number) is None:
             before = newest.number - 1 if newest.number else None
             _log(logs, newest, logs.passed(before) + newest.rows if limited else None)
     return newest
@@ -272,12 +298,12 @@ def catch_up(
 def drop_commit_without_offset(logs: CheckpointLog, newest: SinkEpoch | None) -> None:
     """Drop the last commit if its offset is missing, so that the query repeats that micro-batch.
 
-    A driver that dropped a micro-batch as uncommitted may have died before the suspended one that had begun
-    it went on, and committed it to a sink that may repeat rows. What a sink keeps exactly is never dropped,
-    and nothing is if the offset before is missing too: then somebody has deleted them.
+    Spark does not sync what it writes, so after a loss of power the disk may have only one of the two. What a
+    sink keeps exactly is never dropped, and nothing is if the offset before is missing too: then somebody has
+    deleted them.
     """
     last = logs.last_commit()
-    if not last or logs.has_offset(last) or not logs.has_offset(last - 1):
+    if not last or logs.offset_entry(last) is not None or logs.offset_entry(last - 1) is None:
         return
     if newest is None or newest.number != last or not newest.identified:
         logs.drop_commit(last)
@@ -325,18 +351,17 @@ def _log(logs: CheckpointLog, epoch: SinkEpoch, passed: int | None) -> None:
 
     A driver that was suspended after its commit to the sink may just have logged it itself.
     """
-    with suppress(OwnerFencedError):
-        logs.write_offset(epoch.number, epoch.offset, passed)
+    found = logs.offset_entry(epoch.number)
+    if found is None or epoch.number >= _next(logs.last_commit()):
+        with suppress(OwnerFencedError):
+            logs.write_offset(epoch.number, epoch.offset, passed, instead=found)
     if logs.only_offset(epoch.number) != epoch.offset:
-        if epoch.number < _next(logs.last_commit()):
-            raise OwnerFencedError(
-                f"epoch {epoch.number} has other rows in the checkpoint at {logs.shown!r} than in the "
-                "sink: another driver writes the checkpoint. Run each query once",
-                condition="OWNER_FENCED.CHECKPOINT",
-                checkpoint=logs.shown,
-            )
-        logs.drop_offset(epoch.number)
-        logs.write_offset(epoch.number, epoch.offset, passed)
+        raise OwnerFencedError(
+            f"epoch {epoch.number} has other rows in the checkpoint at {logs.shown!r} than in the sink: "
+            "another driver writes the checkpoint. Run each query once",
+            condition="OWNER_FENCED.CHECKPOINT",
+            checkpoint=logs.shown,
+        )
     with suppress(OwnerFencedError):
         logs.write_commit(epoch.number)
 
@@ -363,6 +388,8 @@ class CommittedEpochs:
         self.rows = 0
         """The rows of committed epochs, which count towards the limit."""
         self._offset: JsonValue = None
+        self._begun: dict[int, bytes] = {}
+        """The entry of an epoch that an earlier run has begun and not committed, by its number."""
         self._logging = -1
         """The last epoch that this driver has committed to the sink and is logging."""
         self._notified_at = clock()
@@ -376,7 +403,9 @@ class CommittedEpochs:
         self.last = -1 if last is None else last
         if self._limited:
             self.rows = self._logs.passed(last)
-        self.positions = self._source.start(self._offset)
+        self._begun = self._logs.begun()
+        first = self._logs.only_offset(0) if 0 in self._begun else None
+        self.positions = self._source.start(self._offset, begun=first)
         if self._offset is not None:
             self._source.logged(self._offset)
 
@@ -398,7 +427,8 @@ class CommittedEpochs:
         rows = self.rows + epoch.rows_out
         self._sink.commit(writers, epoch, offset)
         self._logging = epoch.number
-        self._logs.write_offset(epoch.number, offset, rows if self._limited else None)
+        passed, begun = rows if self._limited else None, self._begun.get(epoch.number)
+        self._logs.write_offset(epoch.number, offset, passed, instead=begun)
         self._logs.write_commit(epoch.number)
         self.last, self.positions, self.rows, self._offset = epoch.number, end, rows, offset
         return offset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -119,10 +120,20 @@ def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Append
         bytes=segment.bytes,
         data=memoryview(segment.payload),
         width=segment.width,
+        gap=_gap(),
     )
     crowded = _advanced(tx, queue, row, 1)
     ranges = {segment.partition: (row.next_index - segment.rows, row.next_index)}
     return Appended(ranges, (segment.partition,) if crowded else ())
+
+
+def _gap() -> int:
+    """Microseconds by which an append is dated after the one before if the clock does not show a later time.
+
+    At random, so that the times of a queue's rows tell it from one that was restored from a backup and has
+    grown again.
+    """
+    return 1 + secrets.randbits(8)
 
 
 def publish(
@@ -149,6 +160,7 @@ def publish(
             bytes=sum(segment.bytes for segment in segments),
             segments=len(segments),
             now=now,
+            gap=_gap(),
         )
         if _advanced(tx, queue, advanced, len(segments)):
             crowded.append(partition)

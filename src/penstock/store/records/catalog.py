@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -39,7 +39,6 @@ class QueueRecord:
 
     queue_id: int
     name: str
-    generation: int
     schema_bytes: bytes
     key: tuple[str, ...]
     partitions: int
@@ -49,6 +48,11 @@ class QueueRecord:
     """The contract of a change feed, as JSON. Such a queue is written in whole commits only."""
     added_bytes: bytes | None = None
     """The columns that were added after the first ones."""
+
+    @property
+    def generation(self) -> int:
+        """The number that tells it from other queues that have had its name."""
+        return self.queue_id
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -72,6 +76,11 @@ class PartitionRecord:
     first_index: int
     next_index: int
     last_timestamp: int
+    """The time of its newest row; microseconds since 1970."""
+    last_clock: int
+    """The latest time that the clock has shown at an append; before ``last_timestamp`` while rows are dated
+    ahead of the clock.
+    """
     bytes: int
     segments: int
 
@@ -96,7 +105,6 @@ def _record(row: Row) -> QueueRecord:
     return QueueRecord(
         queue_id=row.queue_id,
         name=row.name,
-        generation=row.generation,
         schema_bytes=bytes(row.schema),
         key=tuple(parse_record(row.key_columns, f"the key of queue {row.name!r}", list)),
         partitions=row.partitions,
@@ -120,8 +128,7 @@ def create_queue(
     row = tx.one(
         "insert_queue",
         name=name,
-        # A recreated queue of the same name is another queue.
-        generation=random.getrandbits(40),
+        queue_id=secrets.randbits(40),
         schema=schema_to_bytes(schema),
         key_columns=json.dumps(list(key)),
         partitions=partitions,
@@ -270,7 +277,13 @@ def partitions(tx: Transaction, queue: QueueRecord) -> list[PartitionRecord]:
 
 def _partition(row: Row) -> PartitionRecord:
     return PartitionRecord(
-        row.partition, row.first_index, row.next_index, row.last_timestamp, row.bytes, row.segments
+        row.partition,
+        row.first_index,
+        row.next_index,
+        row.last_timestamp,
+        row.last_clock,
+        row.bytes,
+        row.segments,
     )
 
 

@@ -10,9 +10,9 @@ insert into penstock.store (uuid, version, created_at) values (:uuid, :version, 
 
 -- name: insert_queue
 insert into penstock.queue
-    (name, generation, schema, key_columns, partitions, retention_rows, retention_age, retention_bytes, contract, created_at)
+    (queue_id, name, schema, key_columns, partitions, retention_rows, retention_age, retention_bytes, contract, created_at)
 values
-    (:name, :generation, :schema, :key_columns, :partitions, :retention_rows, :retention_age, :retention_bytes, :contract, :now)
+    (:queue_id, :name, :schema, :key_columns, :partitions, :retention_rows, :retention_age, :retention_bytes, :contract, :now)
 on conflict (name) do nothing
 returning queue_id;
 
@@ -182,27 +182,27 @@ where queue_id = :queue_id and partition = :partition and first_index <= :first_
 -- Rows that are dated ahead of the clock.
 -- name: newest_observed_end
 select observed_at, next_index from penstock.observed_end
-where queue_id = :queue_id and partition = :partition and observed_at <= :now and last_timestamp = :last_timestamp
+where queue_id = :queue_id and partition = :partition and observed_at <= :now and last_clock = :last_clock
 order by observed_at desc
 limit 1;
 
 -- name: observed_end_before
 select max(next_index) as next_index from penstock.observed_end
-where queue_id = :queue_id and partition = :partition and observed_at < :timestamp and last_timestamp = :last_timestamp;
+where queue_id = :queue_id and partition = :partition and observed_at < :timestamp and last_clock = :last_clock;
 
 -- Of those older than the retention's age only the newest is needed.
 -- name: forget_observed_ends
 delete from penstock.observed_end
 where queue_id = :queue_id and partition = :partition and (
-    last_timestamp <> :last_timestamp or observed_at > :now or observed_at < (
+    last_clock <> :last_clock or observed_at > :now or observed_at < (
         select max(o.observed_at) from penstock.observed_end as o
         where o.queue_id = :queue_id and o.partition = :partition and o.observed_at < :expired
     )
 );
 
 -- name: insert_observed_end
-insert into penstock.observed_end (queue_id, partition, observed_at, next_index, last_timestamp)
-values (:queue_id, :partition, :now, :next_index, :last_timestamp)
+insert into penstock.observed_end (queue_id, partition, observed_at, next_index, last_clock)
+values (:queue_id, :partition, :now, :next_index, :last_clock)
 on conflict (queue_id, partition, observed_at) do nothing;
 
 -- name: delete_segment

@@ -93,17 +93,21 @@ select pg_current_xact_id()::text::bigint as newest;
 -- name: oldest_transaction
 select pg_snapshot_xmin(pg_current_snapshot())::text::bigint as oldest;
 
--- The update takes the partition's row lock and holds it until the commit. Timestamps never go back. Under the lock it checks
--- whether anybody watches the queue, that is whether the watches' lock is taken, and returns the channel to notify. `now` is the
--- clock's time for the append's other partitions, whatever the time of this one's rows.
+-- The update takes the partition's row lock and holds it until the commit. Timestamps grow from one append to the
+-- next: where the clock does not, by :gap. Under the lock it checks whether anybody watches the queue, that is whether the watches'
+-- lock is taken, and returns the channel to notify. `now` is the clock's time for the append's other partitions, whatever the time
+-- of this one's rows.
 -- name: advance_partition
 update penstock.partition
 set next_index = next_index + :row_count,
     bytes = bytes + :bytes,
     segments = segments + :segments,
-    last_timestamp = greatest(
-        last_timestamp, coalesce(:now, (extract(epoch from clock_timestamp()) * 1000000)::bigint)
-    )
+    last_timestamp = case
+        when coalesce(:now, (extract(epoch from clock_timestamp()) * 1000000)::bigint) > last_timestamp
+            then coalesce(:now, (extract(epoch from clock_timestamp()) * 1000000)::bigint)
+        else last_timestamp + :gap
+    end,
+    last_clock = greatest(last_clock, coalesce(:now, (extract(epoch from clock_timestamp()) * 1000000)::bigint))
 where queue_id = :queue_id and partition = :partition
 returning
     next_index, last_timestamp, segments, total,
@@ -121,9 +125,12 @@ with placed as (
     set next_index = next_index + :row_count,
         bytes = bytes + :bytes,
         segments = segments + 1,
-        last_timestamp = greatest(
-            last_timestamp, (extract(epoch from clock_timestamp()) * 1000000)::bigint
-        )
+        last_timestamp = case
+            when (extract(epoch from clock_timestamp()) * 1000000)::bigint > last_timestamp
+                then (extract(epoch from clock_timestamp()) * 1000000)::bigint
+            else last_timestamp + :gap
+        end,
+        last_clock = greatest(last_clock, (extract(epoch from clock_timestamp()) * 1000000)::bigint)
     where queue_id = :queue_id and partition = :partition
     returning
         next_index, last_timestamp, segments, total, nextval('penstock.payload_block') * 4096 as payload_id,

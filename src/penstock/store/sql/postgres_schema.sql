@@ -10,11 +10,11 @@ create table penstock.store (
 -- A value stands for a block of 4096 payload ids.
 create sequence penstock.payload_block;
 
--- added_columns are those that came after the queue was created; contract is that of a change feed, as JSON.
+-- queue_id is random, so that a queue that is dropped and recreated, or created after its store was restored from a backup,
+-- is another one. added_columns are those that came after the queue was created; contract is that of a change feed, as JSON.
 create table penstock.queue (
-    queue_id        bigint generated always as identity primary key,
+    queue_id        bigint not null primary key,
     name            text collate "C" not null unique,
-    generation      bigint not null,
     schema          bytea  not null,
     added_columns   bytea,
     key_columns     text   not null,
@@ -35,13 +35,15 @@ create table penstock.key_home (
 );
 
 -- Appends are ordered by the row lock of their partition. total is the queue's number of partitions, repeated here so that
--- an append sees under its lock that the queue has grown.
+-- an append sees under its lock that the queue has grown. last_clock is the latest time that the clock has shown at an append,
+-- last_timestamp the time of the newest row, which is later after an append at or before the time of the row before it.
 create table penstock.partition (
     queue_id       bigint not null references penstock.queue on delete cascade,
     partition      bigint not null,
     first_index    bigint not null default 0,
     next_index     bigint not null default 0,
     last_timestamp bigint not null default 0,
+    last_clock     bigint not null default 0,
     bytes          bigint not null default 0,
     segments       bigint not null default 0,
     total          bigint not null,
@@ -72,14 +74,14 @@ create table penstock.segment (
     primary key (queue_id, partition, end_index)
 );
 
--- Where a partition ended at a time, while its newest row (dated last_timestamp) is ahead of the clock: the rows below
+-- Where a partition ended at a time, while its newest row is ahead of the clock, by its last_clock: the rows below
 -- next_index were appended by observed_at.
 create table penstock.observed_end (
     queue_id       bigint not null references penstock.queue on delete cascade,
     partition      bigint not null,
     observed_at    bigint not null,
     next_index     bigint not null,
-    last_timestamp bigint not null,
+    last_clock     bigint not null,
     primary key (queue_id, partition, observed_at)
 );
 

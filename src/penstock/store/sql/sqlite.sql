@@ -7,13 +7,14 @@ select count(*) as found from penstock.sqlite_schema where type = 'table' and na
 -- name: allocate_block
 update penstock.store set next_block = next_block + 1 returning next_block - 1 as block;
 
--- Timestamps never go back. The channel is the queue's wakeup file.
+-- Timestamps grow from one append to the next: where the clock does not, by :gap. The channel is the queue's wakeup file.
 -- name: advance_partition
 update penstock.partition
 set next_index = next_index + :row_count,
     bytes = bytes + :bytes,
     segments = segments + :segments,
-    last_timestamp = max(last_timestamp, :now)
+    last_timestamp = case when :now > last_timestamp then :now else last_timestamp + :gap end,
+    last_clock = max(last_clock, :now)
 where queue_id = :queue_id and partition = :partition
 returning next_index, last_timestamp, segments, total, :now as now, cast(queue_id as text) as channel;
 

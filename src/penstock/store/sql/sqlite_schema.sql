@@ -8,11 +8,11 @@ create table penstock.store (
     next_block      integer not null default 1
 ) strict;
 
--- added_columns are those that came after the queue was created; contract is that of a change feed, as JSON.
+-- queue_id is random, so that a queue that is dropped and recreated, or created after its store was restored from a backup,
+-- is another one. added_columns are those that came after the queue was created; contract is that of a change feed, as JSON.
 create table penstock.queue (
-    queue_id        integer primary key autoincrement,
+    queue_id        integer not null primary key,
     name            text    not null unique,
-    generation      integer not null,
     schema          blob    not null,
     added_columns   blob,
     key_columns     text    not null,
@@ -33,13 +33,15 @@ create table penstock.key_home (
 ) strict, without rowid;
 
 -- Appends are ordered by the row lock of their partition. total is the queue's number of partitions, repeated here so that
--- an append sees under its lock that the queue has grown.
+-- an append sees under its lock that the queue has grown. last_clock is the latest time that the clock has shown at an append,
+-- last_timestamp the time of the newest row, which is later after an append at or before the time of the row before it.
 create table penstock.partition (
     queue_id       integer not null references penstock_queue on delete cascade,
     partition      integer not null,
     first_index    integer not null default 0,
     next_index     integer not null default 0,
     last_timestamp integer not null default 0,
+    last_clock     integer not null default 0,
     bytes          integer not null default 0,
     segments       integer not null default 0,
     total          integer not null,
@@ -68,14 +70,14 @@ create table penstock.segment (
     primary key (queue_id, partition, end_index)
 ) strict, without rowid;
 
--- Where a partition ended at a time, while its newest row (dated last_timestamp) is ahead of the clock: the rows below
+-- Where a partition ended at a time, while its newest row is ahead of the clock, by its last_clock: the rows below
 -- next_index were appended by observed_at.
 create table penstock.observed_end (
     queue_id       integer not null references penstock_queue on delete cascade,
     partition      integer not null,
     observed_at    integer not null,
     next_index     integer not null,
-    last_timestamp integer not null,
+    last_clock     integer not null,
     primary key (queue_id, partition, observed_at)
 ) strict, without rowid;
 

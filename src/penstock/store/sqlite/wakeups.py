@@ -116,20 +116,21 @@ def wake(path: str, queue_ids: Iterable[int]) -> None:
     """
     for queue_id in queue_ids:
         with suppress(OSError):
-            os.close(os.open(_wakeup_file(path, queue_id), READING))
+            os.close(os.open(wakeup_file(path, queue_id), READING))
 
 
 def listen(path: str, queue_id: int, files: StoreFiles) -> FileEvents | None:
     """Listen to a queue's wakeup file, created if needed; None if that is not possible, or the file is
     another user's.
     """
-    folder, name = os.path.split(_wakeup_file(path, queue_id))
+    folder, name = os.path.split(wakeup_file(path, queue_id))
     try:
-        os.close(files.open_beside(_wakeup_file(path, queue_id)))
+        os.close(files.open_beside(wakeup_file(path, queue_id)))
         return FileEvents(folder, [name], VISITED)
     except (OSError, StoreUnsafeError):
         return None
 
 
-def _wakeup_file(path: str, queue_id: int) -> str:
+def wakeup_file(path: str, queue_id: int) -> str:
+    """The path of a queue's wakeup file; some queues share one."""
     return f"{path}-wakeup-{queue_id % _FILES}"

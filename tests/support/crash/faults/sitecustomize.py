@@ -283,8 +283,8 @@ def patch_continuous_logs(module: ModuleType) -> None:
     logs = module.CheckpointLog
     write_offset, write_commit = logs.write_offset, logs.write_commit
 
-    def beginning(self: Any, number: int, offset: Any, passed: Any = None) -> None:
-        write_offset(self, number, offset, passed)
+    def beginning(self: Any, number: int, *given: Any, **named: Any) -> None:
+        write_offset(self, number, *given, **named)
         stop(Path(self.location).name, "OFFSET", from_epoch(number))
 
     def logging(self: Any, number: int) -> None:
