@@ -118,10 +118,19 @@ def trim(op: Operator, rng: random.Random) -> None:
     before = rng.choice([rng.randrange(12), 1_000_000, 1_000_000])
     scenario, history = op.scenario, op.history
     waits = scenario.consumer and scenario.vital
-    # What comes meanwhile is trimmed as well, and nobody could say which rows those were.
-    beyond = not op.producing
 
     def work(store: Any) -> None:
+        if op.trimming:
+            return
+        op.trimming = True
+        try:
+            trimmed(store)
+        finally:
+            op.trimming = False
+
+    def trimmed(store: Any) -> None:
+        # What comes meanwhile is trimmed as well, and nobody could say which rows those were.
+        beyond = not op.producing
         record = store.queue(SOURCE).record
         now, hand = op.reader(), op.in_hand()
         # A query that has committed nothing begins at the first row that is left.

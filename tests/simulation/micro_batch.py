@@ -189,8 +189,9 @@ class MicroBatchRun:
         parts = list(reader.partitions(start, end)) or [None]
         self.hand = list(zip(pad(start["to"], len(end["to"])), end["to"], strict=False))
         write(reader, parts, batch)
-        self.hand, self.busy = None, False
+        self.hand = None
         self._log(f"commits/{batch}", 'v1\n{"nextBatchWatermarkMs":0}')
+        self.busy = False
         latest = json.dumps(reader.reportLatestOffset())
         self.progress = SimpleNamespace(sources=[SimpleNamespace(latestOffset=latest)])
 

@@ -97,6 +97,8 @@ class Operator:
         self.refused: Exception | None = None
         """What the query is refused with, again and again."""
         self.may_refuse: set[str] = set()
+        self.trimming = False
+        """Whether it trims by hand, which it does once at a time."""
         """The conditions of refusals that are right, for what has been done."""
         self.passed: set[int] = set()
         """Ids past which programs have moved the query's consumer."""
