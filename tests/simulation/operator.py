@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from penstock.errors import CommitOutcomeUnknownError, PenstockError
+from penstock.errors import CommitOutcomeUnknownError, OwnerFencedError, PenstockError
 from penstock.queue.maintenance import clean_staging, maintain_partitions
 from penstock.queue.store import open_store
 from penstock.store.log import compact
@@ -244,7 +244,11 @@ class Operator:
             raise failure
         if not self.history.disturbed:
             raise Violation("failed", f"nothing disturbed the query: {type(failure).__name__}: {failure}")
-        self._refusals = self._refusals + 1 if self.quiet else 0
+        if not self.quiet:
+            self._refusals = 0
+        elif not isinstance(failure, OwnerFencedError):
+            # A suspended driver that wakes up may fence this one once: another try does.
+            self._refusals += 1
         # Nobody goes on trying until rows have come again where the lost ones were.
         behind = getattr(failure, "condition", "").endswith("_BEHIND") and self.history.restored
         if self._refusals >= _TRIES or behind:
