@@ -84,9 +84,10 @@ def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None
         if source.store != store_uuid:
             _move_mark(tx, batch, source)
     published = batch.sink.publish(tx, batch)
+    # Oldest entries first, as a queue's are deleted when it is dropped.
+    ledger.prune(tx, batch.key)
     if batch.logged is not None:
         tx.run("forget_logged", sink=batch.key.sink, app_id=batch.app_id, batch_id=batch.batch_id - 1)
-    ledger.prune(tx, batch.key)
     return published
 
 
