@@ -52,7 +52,7 @@ class Findings:
 
 def machine(postgres: str) -> str:
     """What the figures depend on, the server's version of PostgreSQL among it."""
-    names = ("penstock", "pyspark", "pyarrow", "psycopg", "deltalake", "pyiceberg")
+    names = ("penstock-spark", "pyspark", "pyarrow", "psycopg", "deltalake", "pyiceberg")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (

@@ -161,9 +161,13 @@ def test_the_store_moves_an_offset_only_from_its_current_value(
     store: penstock.Store, consumer: penstock.Consumer, safe: bool
 ) -> None:
     registration = consumer.registration("q")
+
+    def move(old: int) -> dict[str, list[int]]:
+        return {"partition": [0], "old": [old], "new": [5]}
+
     with pytest.raises(OffsetConflictError):
-        store.database.run(lambda tx: consumers.advance(tx, registration, 0, 3, 5, safe=safe))
-    store.database.run(lambda tx: consumers.advance(tx, registration, 0, 0, 5, safe=safe))
+        store.database.run(lambda tx: consumers.advance(tx, registration, move(3), safe=safe))
+    store.database.run(lambda tx: consumers.advance(tx, registration, move(0), safe=safe))
     offsets = store.database.run(lambda tx: consumers.read_offsets(tx, registration))
     assert offsets == ([5, 0], [5 if safe else 0, 0])
 

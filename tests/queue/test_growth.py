@@ -44,13 +44,13 @@ def test_an_invalid_number_of_partitions_is_refused(store: penstock.Store, count
 
 
 def test_a_queue_cannot_exceed_the_maximum_number_of_partitions(store: penstock.Store) -> None:
-    queue = store.create_queue("q", SCHEMA, partitions=4000)
+    queue = store.create_queue("q", SCHEMA, partitions=9_900)
     with pytest.raises(
-        InvalidInputError, match="has at most 4096 partitions: 'q' has 4000, so 97 more cannot be added"
+        InvalidInputError, match="has at most 10000 partitions: 'q' has 9900, so 101 more cannot be added"
     ):
-        queue.add_partitions(97)
-    assert store.queue("q").partitions == 4000
-    assert queue.add_partitions(96) == 4096
+        queue.add_partitions(101)
+    assert store.queue("q").partitions == 9_900
+    assert queue.add_partitions(100) == 10_000
 
 
 def test_consumers_start_at_the_beginning_of_new_partitions(store: penstock.Store) -> None:

@@ -213,7 +213,7 @@ def test_trimming_stops_at_the_safe_offset_and_not_at_the_offset(store: penstock
     store.create_consumer("c")
     consumer = queue.register("c", vital=True)
     keys = consumer.registration("q").keys
-    store.database.run(lambda tx: tx.run("advance_position", partition=0, old=0, new=6, **keys))
+    store.database.run(lambda tx: tx.run("advance_position", partition=0, old=0, new=6, safe=0, **keys))
     assert queue.trim(0, 10) == 0
     store.database.run(lambda tx: tx.run("raise_safe", partition=0, safe_index=5, **keys))
     assert queue.trim(0, 10) == 5

@@ -25,7 +25,7 @@ import apsw.ext
 from greenlet import GreenletExit
 
 from penstock.errors import CommitOutcomeUnknownError, StoreError, StoreLockedError, StoreUnavailableError
-from penstock.store.database import Database, OwnerLock, Transaction
+from penstock.store.database import Columns, Database, OwnerLock, Transaction, rows_of
 from penstock.store.statements import create_statements, statements
 from penstock.store.store_schema import VERSION
 from penstock.store.url import parse_url
@@ -238,12 +238,15 @@ class Server:
             raise _as_sqlite3(error) from None
         return rows, self._connection.changes()
 
-    def many(self, tx: SimTransaction, text: str, given: Iterable[Any]) -> None:
+    def many(self, tx: SimTransaction, text: str, given: Iterable[Any]) -> int:
+        """How many rows a statement touched for all of these parameters."""
         self._enter(tx)
+        before = self._connection.total_changes()
         try:
             self._connection.executemany(text, given)
         except apsw.Error as error:
             raise _as_sqlite3(error) from None
+        return int(self._connection.total_changes()) - before
 
     def next_block(self) -> int:
         self._block += 1
@@ -350,14 +353,26 @@ class SimTransaction(Transaction):
                 break
         return found
 
-    def many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        given = list(rows)
+    def many(self, name: str, rows: Columns, /, **common: Any) -> int:
+        given = rows_of(rows, common)
         if not given:
-            return
+            return 0
         self._step(name)
         for each in given:
             self.server.lock(self, name, each)
-        self.server.many(self, self._statements[name], given)
+        return self.server.many(self, self._statements[name], given)
+
+    def each(self, name: str, rows: Columns, /, **common: Any) -> list[Any]:
+        given = rows_of(rows, common)
+        if not given:
+            return []
+        self._step(name)
+        for each in given:
+            self.server.lock(self, name, each)
+        text = self._statements[name]
+        found = [row for each in given for row in self.server.run(self, text, each)[0]]
+        make = self.server.columns(text)._make if found else tuple
+        return [make(row) for row in found]
 
     # SQL that is not named: about tables of users.
 

@@ -103,14 +103,14 @@ FAULTS = [
     Fault(
         "only the offset of the first partition moves",
         "commit/protocol.py",
-        "        if old != new:\n            _advance(",
-        "        if old != new and partition == 0:\n            _advance(",
+        "consumers.advance(tx, registration, source.moves(), safe=False)",
+        "consumers.advance(tx, registration, source.moves([0]), safe=False)",
     ),
     Fault(
         "the safe offset moves with the sink's commit, before the checkpoint logs it",
         "commit/protocol.py",
-        "partition, old, new, safe=False)",
-        "partition, old, new, safe=True)",
+        "consumers.advance(tx, registration, source.moves(), safe=False)",
+        "consumers.advance(tx, registration, source.moves(), safe=True)",
     ),
     Fault(
         "the marks from before a seek stay",
@@ -201,8 +201,8 @@ FAULTS = [
     Fault(
         "a commit moves a consumer without compare-and-set",
         "store/sql/common.sql",
-        "set next_index = :new\nwhere consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old;",
-        "set next_index = :new\nwhere consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition;",
+        "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old\n",
+        "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and (next_index = :old or :safe = 0)\n",
     ),
     Fault(
         "a consumer does not follow its safe offset",
@@ -256,8 +256,8 @@ FAULTS = [
     Fault(
         "staged segments are promoted in the order in which they are found",
         "store/staging.py",
-        "    rows.sort(key=lambda row: (row.partition, row.task, row.attempt, row.ordinal))\n",
-        "    rows.sort(key=lambda row: row.partition)\n",
+        '    rows.sort(key=attrgetter("partition", "task", "attempt", "ordinal"))\n',
+        '    rows.sort(key=attrgetter("partition"))\n',
     ),
     Fault(
         "staged segments that are gone are not missed",
@@ -583,8 +583,8 @@ FAULTS = [
     Fault(
         "a program moves a consumer without compare-and-set",
         "store/sql/common.sql",
-        "set next_index = :new, safe_index = :new\nwhere consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old;",
-        "set next_index = :new, safe_index = :new\nwhere consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition;",
+        "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old\n",
+        "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and (next_index = :old or :safe = 1)\n",
     ),
     Fault(
         "a program moves a consumer that a query owns",

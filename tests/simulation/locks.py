@@ -79,10 +79,10 @@ LOCKED: dict[str, Rows] = {
     "set_draining": _REGISTRATION,
     "insert_position": _POSITION,
     "advance_position": _POSITION,
-    "advance_position_and_safe": _POSITION,
     "raise_safe": _POSITION,
     "set_position": _POSITION,
     "lock_partition": _PARTITION,
+    "lock_partitions": _ALL_PARTITIONS,
     "advance_partition": _PARTITION,
     "set_first_index": _PARTITION,
     "account_merge": _PARTITION,
@@ -144,7 +144,7 @@ REFERRED: dict[str, Rows] = {
     "open_producer": lambda given, find: [] if find(_SESSION, given) else _QUEUE(given, find),
 }
 
-FOR_UPDATE = {"lock_queue", "lock_partition"} | {
+FOR_UPDATE = {"lock_queue", "lock_partition", "lock_partitions"} | {
     name for name in LOCKED if name.startswith(("delete_", "prune_"))
 }
 

@@ -8,13 +8,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
 
 import penstock
-from penstock.store.database import Transaction
+from penstock.store.database import Columns, Transaction
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
 
@@ -154,12 +153,10 @@ def stop_in_append(url: str, moment: str) -> None:
 
     many = PostgresTransaction.many
 
-    def stop_before_segments(
-        tx: PostgresTransaction, name: str, rows: Iterable[Mapping[str, object]]
-    ) -> None:
+    def stop_before_segments(tx: PostgresTransaction, name: str, rows: Columns, **common: object) -> int:
         if name == "insert_segment":
             stop()
-        many(tx, name, rows)
+        return many(tx, name, rows, **common)
 
     with penstock.connect(url, create=False) as store:
         queue = store.queue("q")

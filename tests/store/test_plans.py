@@ -114,7 +114,8 @@ HOT: dict[str, Parameters] = {
     "read_partition": IN_QUEUE,
     "read_ends": {"queue_id": 7, "first": 0, "last": 1},
     "lock_partition": IN_QUEUE,
-    "advance_partition": IN_QUEUE | {"row_count": 1, "bytes": 1, "segments": 1, "now": 1, "gap": 1},
+    "lock_partitions": {"queue_id": 7},
+    "advance_partition": IN_QUEUE | {"row_count": 1, "bytes": 1, "segments": 1, "gap": 1, "now": 1},
     "read_page": IN_QUEUE
     | {"start_index": 700, "end_index": 900, "max_segments": 1024, "max_bytes": 8 << 20, "with_runs": 0},
     "read_segments": IN_QUEUE | {"start_index": 700, "max_segments": 1024},
@@ -144,8 +145,7 @@ HOT: dict[str, Parameters] = {
     "row_times": IN_QUEUE | {"ends": "[[1, 5]]"},
     "close_plan": IN_CONSUMER,
     "read_positions": IN_CONSUMER,
-    "advance_position": IN_CONSUMER | {"partition": 0, "old": 0, "new": 1},
-    "advance_position_and_safe": IN_CONSUMER | {"partition": 0, "old": 0, "new": 1},
+    "advance_position": IN_CONSUMER | {"partition": 0, "old": 0, "new": 1, "safe": 0},
     "raise_safe": IN_CONSUMER | {"partition": 0, "safe_index": 1},
     "set_position": IN_CONSUMER | {"partition": 0, "next_index": 1},
     "lowest_vital": IN_QUEUE,
@@ -259,10 +259,24 @@ def test_an_append_of_one_segment_finds_its_partition_by_index(filled: Database)
 
 
 ARRAYS: dict[str, Parameters] = {
+    "advance_mark_all": {
+        "source": "s7", "partition": [0, 1], "app_id": "a", "old": [0, 0], "new": [1, 1],
+    },
+    "advance_partition_all": {
+        "queue_id": 7, "partition": [0, 1], "row_count": [1, 1], "bytes": [1, 1], "segments": [1, 1],
+        "gap": 1,
+    },
+    "advance_position_all": {
+        "consumer_id": 7, "queue_id": 8, "partition": [0, 1], "old": [0, 0], "new": [1, 1],
+        "safe": 0,
+    },
     "delete_payload_all": {"payload_id": [700, 701]},
-    "delete_segment_all": {"queue_id": [7, 7], "partition": [0, 0], "end_index": [700, 701]},
+    "delete_segment_all": {"queue_id": 7, "partition": 0, "end_index": [700, 701]},
+    "raise_safe_all": {
+        "consumer_id": 7, "queue_id": 8, "partition": [0, 1], "safe_index": [1, 1],
+    },
     "set_position_all": {
-        "consumer_id": [7, 7], "queue_id": [8, 8], "partition": [0, 1], "next_index": [1, 1],
+        "consumer_id": 7, "queue_id": 8, "partition": [0, 1], "next_index": [1, 1],
     },
 }  # fmt: skip
 

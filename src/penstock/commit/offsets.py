@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -79,6 +79,16 @@ class QueueOffset:
     @property
     def empty(self) -> bool:
         return self.start == self.end
+
+    def moves(self, partitions: Iterable[int] | None = None) -> dict[str, list[int]]:
+        """Where offsets move, of these partitions or of all: columns ``partition``, ``old`` and ``new``."""
+        every = range(len(self.end)) if partitions is None else partitions
+        moved = [partition for partition in every if self.start[partition] != self.end[partition]]
+        return {
+            "partition": moved,
+            "old": [self.start[partition] for partition in moved],
+            "new": [self.end[partition] for partition in moved],
+        }
 
     @property
     def identity(self) -> tuple[str, str, str, int]:

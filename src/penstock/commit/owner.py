@@ -123,7 +123,7 @@ class Owner:
             self._was_fenced(tx, registration, logged)
         ):
             raise _source_behind(tx, registration, logged.end)
-        _raise_safe(tx, registration, logged)
+        consumers.raise_safe(tx, registration, logged.end)
 
     def _was_fenced(self, tx: Transaction, registration: Registration, logged: QueueOffset) -> bool:
         """Whether another query took the consumer over and planned from the same offsets, while the sink, in
@@ -256,11 +256,6 @@ def _source_behind(
     )
 
 
-def _raise_safe(tx: Transaction, registration: Registration, logged: QueueOffset) -> None:
-    for partition, index in enumerate(logged.end):
-        tx.run("raise_safe", partition=partition, safe_index=index, **registration.keys)
-
-
 def level(database: Database, ended: QueueOffset, *, moved_by_sink: bool = False) -> None:
     """Raise the safe offset to what an ended query's checkpoint has committed."""
 
@@ -269,7 +264,7 @@ def level(database: Database, ended: QueueOffset, *, moved_by_sink: bool = False
         same = ended.store == database.uuid and ended.generation == registration.generation
         # Another query may have moved the consumer.
         if same and not _ahead(tx, registration, ended, expects_move=moved_by_sink):
-            _raise_safe(tx, registration, ended)
+            consumers.raise_safe(tx, registration, ended.end)
 
     database.run(work, idempotent=True)
 
@@ -287,7 +282,7 @@ def follow(database: Database, committed: QueueOffset) -> None:
         offsets = tuple(consumers.read_offsets(tx, registration)[0])
         begins = pad(committed.start, len(offsets))
         if same and offsets == begins and _planned_from(registration, begins):
-            _raise_safe(tx, registration, committed)
+            consumers.raise_safe(tx, registration, committed.end)
 
     database.run(work, idempotent=True)
 

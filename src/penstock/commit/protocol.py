@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from penstock.commit.binding import bound_error, mark_name, marked_apps
+from penstock.commit.binding import bound_error, mark_name
 from penstock.commit.micro_batch import BatchCommit
 from penstock.commit.offsets import QueueOffset, pad, plan_text
 from penstock.errors import (
@@ -280,19 +280,12 @@ def _move_consumer(
         return
     _require_planned(batch, source, registration)
     _bind(tx, batch, source, registration)
-    for partition, (old, new) in enumerate(zip(source.start, source.end, strict=True)):
-        if old != new:
-            _advance(tx, source, registration, partition)
-    tx.run("close_plan", **registration.keys)
-
-
-def _advance(tx: Transaction, source: QueueOffset, registration: Registration, partition: int) -> None:
-    old, new = source.start[partition], source.end[partition]
     try:
-        consumers.advance(tx, registration, partition, old, new, safe=False)
+        consumers.advance(tx, registration, source.moves(), safe=False)
     except OffsetConflictError as conflict:
-        found = conflict.parameters["found"]
+        partition, old, found = (conflict.parameters[name] for name in ("partition", "expected", "found"))
         raise _moved(source, {partition: old}, {partition: found}) from None
+    tx.run("close_plan", **registration.keys)
 
 
 def _moved(source: QueueOffset, expected: dict[int, int], found: dict[int, int]) -> OffsetConflictError:
@@ -347,16 +340,16 @@ def _move_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset) -> N
     """Move this store's own mark for a consumer of another store; the consumer follows."""
     name = mark_name(source.store, source.queue, source.consumer, batch.sink.ledger_name)
     _fence_mark(tx, batch, source, name)
-    for bound in marked_apps(tx, name) - {batch.app_id}:
+    marks = {row.partition: row for row in tx.all("read_marks", source=name)}
+    for bound in {mark.app_id for mark in marks.values()} - {batch.app_id}:
         _refuse_bound(batch, source, bound)
-    for partition, (old, new) in enumerate(zip(source.start, source.end, strict=True)):
-        if old == new:
-            continue
-        where = {"source": name, "partition": partition, "app_id": batch.app_id}
-        if not tx.run("insert_mark", next_index=new, **where) and not tx.run(
-            "advance_mark", old=old, new=new, **where
-        ):
-            raise _mark_conflict(tx, batch, source, name, partition)
+    where = {"source": name, "app_id": batch.app_id}
+    there = [partition in marks for partition in range(len(source.end))]
+    first = source.moves(partition for partition, known in enumerate(there) if not known)
+    later = source.moves(partition for partition, known in enumerate(there) if known)
+    moved = tx.many("insert_mark", first, **where) + tx.many("advance_mark", later, **where)
+    if moved < len(first["partition"]) + len(later["partition"]):
+        raise _mark_conflict(batch, source, {partition: mark.next_index for partition, mark in marks.items()})
 
 
 def _fence_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset, name: str) -> None:
@@ -379,13 +372,13 @@ def _fence_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset, nam
 
 
 def _mark_conflict(
-    tx: Transaction, batch: BatchCommit[T], source: QueueOffset, name: str, partition: int
+    batch: BatchCommit[T], source: QueueOffset, marks: Mapping[int, int]
 ) -> OffsetConflictError:
-    marks = {row.partition: row.next_index for row in tx.all("read_marks", source=name)}
-    mark = marks[partition]
-    # One seek mends all partitions; those before this one were where the micro-batch starts.
-    starts = list(enumerate(source.start))[partition:]
+    # One seek mends all partitions.
+    starts = enumerate(source.start)
     seek = {number: marks[number] for number, start in starts if marks.get(number, start) != start}
+    partition = next(number for number in source.moves()["partition"] if number in seek)
+    mark = seek[partition]
     return OffsetConflictError(
         f"{batch.sink} already has the rows of consumer {source.consumer!r} on queue {source.queue!r}, "
         f"partition {partition}, up to {mark}, and the micro-batch starts at {source.start[partition]}: "

@@ -190,7 +190,7 @@ class QueueFeed:
         store
             The URL of an existing store.
         partitions
-            1 to 4096.
+            1 to 10,000.
         retention
             How many rows to keep; everything by default.
 

@@ -276,7 +276,8 @@ class Consumer:
                     f"{max(old, stored.next_index)}, not to {new}; use seek to move elsewhere",
                     condition="INVALID_POSITION.BACKWARDS" if new < old else "INVALID_POSITION.PAST_END",
                 )
-            consumers.advance(tx, registration, partition, old, new, safe=True)
+            move = {"partition": [partition], "old": [old], "new": [new]}
+            consumers.advance(tx, registration, move, safe=True)
             # Only a vital consumer can have blocked a trim.
             return catalog.find_queue(tx, queue) if registration.vital else None
 

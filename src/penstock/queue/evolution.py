@@ -24,7 +24,7 @@ from penstock.store.log import partition_log
 from penstock.store.records import catalog, consumers
 from penstock.store.records.catalog import QueueRecord
 
-MAX_PARTITIONS = 4096
+MAX_PARTITIONS = 10_000
 
 _RESERVED_PREFIXES = ("__penstock_", "__spark_cdc_")
 """Prefixes of the columns that continuous queries and change feeds add."""

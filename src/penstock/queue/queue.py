@@ -389,7 +389,7 @@ class Queue:
         Raises
         ------
         InvalidInputError
-            When the queue would have more than 4096.
+            When the queue would have more than 10,000.
         """
         if type(count) is not int or count < 1:
             raise InvalidInputError(f"the number of partitions to add is 1 or more, not {count!r}")

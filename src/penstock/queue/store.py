@@ -110,7 +110,7 @@ class Store:
         schema
             A ``pyarrow.Schema`` or a PySpark ``StructType``.
         partitions
-            1 to 4096; rows are in order within a partition.
+            1 to 10,000; rows are in order within a partition.
         key
             Columns; rows with equal keys share a partition.
         retention

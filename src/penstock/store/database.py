@@ -6,7 +6,7 @@ import logging
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any, Protocol, TypeVar
 
@@ -62,6 +62,19 @@ class OwnerLock(Forkable, ABC):
         """Forget, in a child, what its parent's death must release."""
 
 
+Columns = Mapping[str, Sequence[Any]]
+"""Rows of parameters, column by column: equally long sequences of values."""
+
+
+def rows_of(columns: Columns, common: Mapping[str, object]) -> list[dict[str, object]]:
+    """The parameters of each row, with those that are common to all."""
+    names = [*columns, *common]
+    constant = tuple(common.values())
+    return [
+        dict(zip(names, (*values, *constant), strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
+
+
 class Transaction(ABC):
     """One transaction of a :class:`Database`."""
 
@@ -95,10 +108,16 @@ class Transaction(ABC):
         """The segments of ``read_page`` with their payloads, until these have ``max_bytes``; one at least."""
 
     @abstractmethod
-    def many(self, name: str, rows: Iterable[Mapping[str, object]]) -> None:
-        """Execute a named statement for each mapping; rows that are made while they are sent come as an
-        iterator.
+    def many(self, name: str, rows: Columns, /, **common: object) -> int:
+        """Execute a named statement for each of many rows of parameters, in one message to a server; the
+        number of rows it touched.
+
+        ``rows`` has the parameters that differ, and ``common`` the others.
         """
+
+    @abstractmethod
+    def each(self, name: str, rows: Columns, /, **common: object) -> list[Row]:
+        """What a named statement returns for each of many rows of parameters, in any order."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to close
         """Close what belongs to the transaction; its owner commits or rolls back."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
 from penstock.errors import CommitRefusedError
 from penstock.store.database import Database, Row, Transaction
-from penstock.store.log.partition_log import Appended, Stored, publish, store_payloads
+from penstock.store.log.partition_log import Appended, publish, store_payloads
 from penstock.store.log.segmenting import Segment
 from penstock.store.postgres import staging_relations
 from penstock.store.records.catalog import QueueRecord, require_unchanged
@@ -59,25 +60,21 @@ def stage(tx: Transaction, place: Place, attempt: Attempt, segments: Sequence[Se
     )
     drop_payloads(tx, [row.payload_id for row in before])
     ids = store_payloads(tx, segments)
-    now = tx.now()
     tx.many(
         "insert_staged",
-        [
-            {
-                "app_id": attempt.app_id,
-                "batch_id": attempt.batch_id,
-                "attempt": attempt.attempt,
-                "task": attempt.task,
-                "ordinal": ordinal + number,
-                "queue_id": place.queue_id,
-                "partition": segment.partition,
-                "row_count": segment.rows,
-                "bytes": segment.bytes,
-                "payload_id": payload_id,
-                "now": now,
-            }
-            for number, (segment, payload_id) in enumerate(zip(segments, ids, strict=True))
-        ],
+        {
+            "ordinal": range(ordinal, ordinal + len(segments)),
+            "partition": [segment.partition for segment in segments],
+            "row_count": [segment.rows for segment in segments],
+            "bytes": [segment.bytes for segment in segments],
+            "payload_id": ids,
+        },
+        app_id=attempt.app_id,
+        batch_id=attempt.batch_id,
+        attempt=attempt.attempt,
+        task=attempt.task,
+        queue_id=place.queue_id,
+        now=tx.now(),
     )
 
 
@@ -103,9 +100,8 @@ def promote(
     if not rows:
         require_unchanged(tx, queue)
         return Appended({})
-    rows.sort(key=lambda row: (row.partition, row.task, row.attempt, row.ordinal))
-    stored = [Stored(row.partition, row.row_count, row.bytes, row.payload_id) for row in rows]
-    appended = publish(tx, queue, stored)
+    rows.sort(key=attrgetter("partition", "task", "attempt", "ordinal"))
+    appended = publish(tx, queue, rows)
     require_unchanged(tx, queue)
     return appended
 
@@ -128,7 +124,7 @@ def discard(tx: Transaction, place: Place, app_id: str, batch_id: int) -> None:
 
 
 def drop_payloads(tx: Transaction, payload_ids: Sequence[int]) -> None:
-    tx.many("delete_payload", [{"payload_id": payload_id} for payload_id in sorted(payload_ids)])
+    tx.many("delete_payload", {"payload_id": sorted(payload_ids)})
 
 
 def clean_up(database: Database, *, older_than: int) -> int:

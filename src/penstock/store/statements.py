@@ -9,6 +9,7 @@ from importlib import resources
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)")
+_BINARY = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)(?=::bytea\[\])")
 _CREATED = re.compile(r"create (?:table|sequence|index) (?:penstock\.)?(\w+)")
 _SCHEMA = re.compile(r"('?)\bpenstock\.(sqlite_)?")
 
@@ -51,7 +52,9 @@ def qualify(text: str, dialect: str, schema: str) -> str:
 def bind(text: str, dialect: str) -> str:
     if dialect == "sqlite":
         return text
-    return _PARAMETER.sub(r"%(\1)s", text.replace("%", "%%"))
+    # As text a binary value would be twice as long.
+    text = _BINARY.sub(r"%(\1)b", text.replace("%", "%%"))
+    return _PARAMETER.sub(r"%(\1)s", text)
 
 
 def create_statements(dialect: str, schema: str) -> list[str]:

@@ -190,8 +190,8 @@ def _exchange(tx: Transaction, queue: QueueRecord, old: Sequence[Row], new: Segm
     if list(map(_identity, present)) != list(map(_identity, old)):
         return False
     payload_id = store_payloads(tx, [new], runs)[0]
-    tx.many("delete_payload", [{"payload_id": row.payload_id} for row in old])
-    tx.many("delete_segment", [{"end_index": row.end_index, **where} for row in old])
+    tx.many("delete_payload", {"payload_id": [row.payload_id for row in old]})
+    tx.many("delete_segment", {"end_index": [row.end_index for row in old]}, **where)
     tx.run(
         "insert_segment",
         start_index=old[0].start_index,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -21,6 +20,8 @@ BLOCK = 4096
 PAGE_SEGMENTS = 1024
 PAGE_BYTES = 8 << 20
 MERGE_FAN_IN = 64
+MESSAGE_BYTES = 1 << 20
+"""Payloads of so many bytes are sent together."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,12 @@ class Appended:
 
 
 class Stored(NamedTuple):
-    """A segment whose payload is in the store, before it has its row indexes."""
+    """A segment whose payload is in the store, before it has its row indexes; a staged row has these fields,
+    too.
+    """
 
     partition: int
-    rows: int
+    row_count: int
     bytes: int
     payload_id: int
 
@@ -77,19 +80,25 @@ def allocate_payloads(tx: Transaction, count: int) -> list[int]:
 
 
 def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer | None = None) -> list[int]:
+    """Store the payloads of segments, a few in a message; return their ids.
+
+    ``runs`` are those of one compacted segment.
+    """
     ids = allocate_payloads(tx, len(segments))
-    # One by one, so that a segment is compressed while the previous one is being sent.
-    rows = (
-        {
-            "payload_id": payload_id,
-            "runs": runs and memoryview(runs),
-            "data": memoryview(segment.payload),
-            "width": segment.width,
-        }
-        for payload_id, segment in zip(ids, segments, strict=True)
-    )
-    # A single one needs no pipeline, in which a stopped client would keep its locks.
-    tx.many("insert_payload", list(rows) if len(segments) == 1 else rows)
+    first = size = 0
+    data: list[memoryview] = []
+    for place, segment in enumerate(segments, 1):
+        data.append(memoryview(segment.payload))
+        size += data[-1].nbytes
+        if size >= MESSAGE_BYTES or place == len(segments):
+            widths = [each.width for each in segments[first:place]]
+            message: dict[str, Sequence[object]] = {
+                "payload_id": ids[first:place],
+                "data": data,
+                "width": widths,
+            }
+            tx.many("insert_payload", message, runs=runs and memoryview(runs))
+            first, size, data = place, 0, []
     return ids
 
 
@@ -122,9 +131,11 @@ def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Append
         width=segment.width,
         gap=_gap(),
     )
-    crowded = _advanced(tx, queue, row, 1)
+    if row is None:
+        raise dropped(queue)
+    _check_heads(tx, queue, [row])
     ranges = {segment.partition: (row.next_index - segment.rows, row.next_index)}
-    return Appended(ranges, (segment.partition,) if crowded else ())
+    return Appended(ranges, (segment.partition,) if _is_crowded(row.segments, 1) else ())
 
 
 def _gap() -> int:
@@ -137,68 +148,92 @@ def _gap() -> int:
 
 
 def publish(
-    tx: Transaction, queue: QueueRecord, stored: Sequence[Stored], append_id: int | None = None
+    tx: Transaction, queue: QueueRecord, stored: Sequence[Stored | Row], append_id: int | None = None
 ) -> Appended:
     """Make segments, in the order of their partitions, visible as one append.
 
     The append id is drawn under the partitions' locks when it is None, so that ids ascend inside each
     partition.
     """
+    totals = _totals(stored)
     now = tx.stamp()
+    stamp = {} if now is None else {"now": now}
+    # The partitions are locked in ascending order.
+    found = tx.each("advance_partition", totals, queue_id=queue.queue_id, gap=_gap(), **stamp)
+    heads = {row.partition: row for row in found}
+    if len(heads) < len(totals["partition"]):
+        raise dropped(queue)
+    _check_heads(tx, queue, found)
     ranges: dict[int, tuple[int, int]] = {}
     crowded: list[int] = []
-    rows: list[dict[str, int]] = []
-    # The partitions are locked in ascending order.
-    for partition, group in groupby(stored, key=attrgetter("partition")):
-        segments = list(group)
-        row_count = sum(segment.rows for segment in segments)
-        advanced = tx.one(
-            "advance_partition",
-            queue_id=queue.queue_id,
-            partition=partition,
-            row_count=row_count,
-            bytes=sum(segment.bytes for segment in segments),
-            segments=len(segments),
-            now=now,
-            gap=_gap(),
-        )
-        if _advanced(tx, queue, advanced, len(segments)):
+    for partition, count, segments in zip(
+        totals["partition"], totals["row_count"], totals["segments"], strict=True
+    ):
+        head = heads[partition]
+        ranges[partition] = (head.next_index - count, head.next_index)
+        if _is_crowded(head.segments, segments):
             crowded.append(partition)
-        start = advanced.next_index - row_count
-        ranges[partition] = (start, advanced.next_index)
-        for segment in segments:
-            rows.append(
-                {
-                    "queue_id": queue.queue_id,
-                    "partition": partition,
-                    "start_index": start,
-                    "end_index": start + segment.rows,
-                    "first_timestamp": advanced.last_timestamp,
-                    "last_timestamp": advanced.last_timestamp,
-                    "bytes": segment.bytes,
-                    "payload_id": segment.payload_id,
-                }
-            )
-            start += segment.rows
-        # Not last_timestamp: an earlier append may be dated ahead of the clock in this partition alone.
-        now = int(advanced.now)
     if append_id is None:
         append_id = allocate_payloads(tx, 1)[0]
-    tx.many("insert_segment", [{"first_append": append_id, "last_append": append_id, **row} for row in rows])
+    starts, ends = _numbered(stored, ranges)
+    times = [heads[each.partition].last_timestamp for each in stored]
+    tx.many(
+        "insert_segment",
+        {
+            "partition": [each.partition for each in stored],
+            "start_index": starts,
+            "end_index": ends,
+            "first_timestamp": times,
+            "last_timestamp": times,
+            "bytes": [each.bytes for each in stored],
+            "payload_id": [each.payload_id for each in stored],
+        },
+        queue_id=queue.queue_id,
+        first_append=append_id,
+        last_append=append_id,
+    )
     return Appended(ranges, tuple(crowded))
 
 
-def _advanced(tx: Transaction, queue: QueueRecord, row: Row | None, segments: int) -> bool:
-    """Check a partition that has been advanced, and wake its watchers; whether it may have enough segments
-    to compact.
-    """
-    if row is None:
-        raise dropped(queue)
-    if row.channel is not None:
-        tx.channels.add(row.channel)
-    if queue.key and row.total != queue.partitions:
+def _totals(stored: Sequence[Stored | Row]) -> dict[str, list[int]]:
+    """What each partition gets, in the order of the segments."""
+    totals: dict[int, list[int]] = {}
+    for each in stored:
+        total = totals.setdefault(each.partition, [0, 0, 0])
+        total[0] += each.row_count
+        total[1] += each.bytes
+        total[2] += 1
+    counts = zip(*totals.values(), strict=True)
+    return {
+        "partition": list(totals),
+        **{name: list(each) for name, each in zip(("row_count", "bytes", "segments"), counts, strict=True)},
+    }
+
+
+def _numbered(
+    stored: Sequence[Stored | Row], ranges: Mapping[int, tuple[int, int]]
+) -> tuple[list[int], list[int]]:
+    """The first and end row index of each segment."""
+    free = {partition: start for partition, (start, _) in ranges.items()}
+    starts, ends = [], []
+    for each in stored:
+        start = free[each.partition]
+        free[each.partition] = end = start + each.row_count
+        starts.append(start)
+        ends.append(end)
+    return starts, ends
+
+
+def _check_heads(tx: Transaction, queue: QueueRecord, heads: Sequence[Row]) -> None:
+    """Check partitions that have been advanced, and wake their watchers."""
+    tx.channels.update(row.channel for row in heads if row.channel is not None)
+    if queue.key and any(row.total != queue.partitions for row in heads):
         raise grown(queue)
-    return bool(row.segments // MERGE_FAN_IN > (row.segments - segments) // MERGE_FAN_IN)
+
+
+def _is_crowded(now: int, new: int) -> bool:
+    """Whether a partition may have enough segments to compact, of which some are new."""
+    return now // MERGE_FAN_IN > (now - new) // MERGE_FAN_IN
 
 
 def read(

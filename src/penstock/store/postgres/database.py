@@ -6,7 +6,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from penstock.errors import (
     StoreReadOnlyError,
     StoreUnavailableError,
 )
-from penstock.store.database import Database, OwnerLock, Row, Transaction
+from penstock.store.database import Columns, Database, OwnerLock, Row, Transaction
 from penstock.store.postgres.connection import Failure, connect, driver, failure_of
 from penstock.store.postgres.locks import (
     AdvisoryOwnerLock,
@@ -96,14 +96,13 @@ class PostgresTransaction(Transaction):
     def page(self, *, max_bytes: int, **parameters: object) -> list[Row]:
         return self.all("read_page", max_bytes=max_bytes, **parameters)
 
-    def many(self, name: str, rows: Iterable[Mapping[str, object]]) -> None:
-        if not isinstance(rows, Sequence):
-            self._cursor.executemany(self._statements[name], rows)
-        elif len(rows) == 1:
-            self._cursor.execute(self._statements[name], rows[0])
-        elif rows:
-            columns = {each: _array([row[each] for row in rows]) for each in rows[0]}
-            self._cursor.execute(self._statements[f"{name}_all"], columns)
+    def many(self, name: str, rows: Columns, /, **common: object) -> int:
+        found = _arranged(name, rows)
+        return 0 if found is None else self.run(found[0], **found[1], **common)
+
+    def each(self, name: str, rows: Columns, /, **common: object) -> list[Row]:
+        found = _arranged(name, rows)
+        return [] if found is None else self.all(found[0], **found[1], **common)
 
     def execute(self, text: str) -> None:
         self._cursor.execute(text.encode())
@@ -167,7 +166,15 @@ class PostgresTransaction(Transaction):
         return {name for name, half in halves.items() if half in held}
 
 
-def _array(values: list[Any]) -> str | list[str]:
+def _arranged(name: str, rows: Columns) -> tuple[str, dict[str, Any]] | None:
+    """The statement for one row, or for many, with its parameters; None for no rows."""
+    count = len(next(iter(rows.values())))
+    if count == 1:
+        return name, {column: values[0] for column, values in rows.items()}
+    return (f"{name}_all", {column: _array(values) for column, values in rows.items()}) if count else None
+
+
+def _array(values: Sequence[Any]) -> str | Sequence[Any]:
     """Values of an array parameter. Numbers are text, since the driver would choose a type by the largest
     one.
     """

@@ -146,10 +146,7 @@ def create_queue(
 
 
 def _insert_partitions(tx: Transaction, queue_id: int, first: int, total: int) -> None:
-    tx.many(
-        "insert_partition",
-        [{"queue_id": queue_id, "partition": partition, "total": total} for partition in range(first, total)],
-    )
+    tx.many("insert_partition", {"partition": range(first, total)}, queue_id=queue_id, total=total)
 
 
 def grow(tx: Transaction, queue: QueueRecord, total: int) -> None:
@@ -261,10 +258,7 @@ def drop_queue(tx: Transaction, queue: QueueRecord) -> None:
     for statement in ("delete_registrations", "delete_producers"):
         tx.run(statement, queue_id=queue.queue_id)
     staged = tx.all("delete_queue_staged", queue_id=queue.queue_id)
-    tx.many(
-        "delete_payload",
-        [{"payload_id": payload_id} for payload_id in sorted(row.payload_id for row in staged)],
-    )
+    tx.many("delete_payload", {"payload_id": sorted(row.payload_id for row in staged)})
     lock_partitions(tx, queue)
     for statement in ("delete_queue_payloads", "delete_queue_segments", "delete_queue"):
         tx.run(statement, queue_id=queue.queue_id)
@@ -289,7 +283,8 @@ def _partition(row: Row) -> PartitionRecord:
 
 def lock_partitions(tx: Transaction, queue: QueueRecord) -> list[PartitionRecord]:
     """All partitions, locked in ascending order."""
-    return [lock_partition(tx, queue, record.partition) for record in partitions(tx, queue)]
+    statement = "lock_partitions" if tx.write else "read_partitions"
+    return [_partition(row) for row in tx.all(statement, queue_id=queue.queue_id)]
 
 
 def lock_partition(tx: Transaction, queue: QueueRecord, partition: int) -> PartitionRecord:

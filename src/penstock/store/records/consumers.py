@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.arguments import did_you_mean, in_quotes
@@ -12,7 +12,7 @@ from penstock.errors import (
     NotRegisteredError,
     OffsetConflictError,
 )
-from penstock.store.database import Row, Transaction
+from penstock.store.database import Columns, Row, Transaction
 from penstock.store.records.catalog import QueueRecord, find_queue, lock_partitions
 
 
@@ -145,8 +145,11 @@ def register(tx: Transaction, consumer: str, queue: QueueRecord, *, vital: bool 
 
 def write_offsets(tx: Transaction, registration: Registration, offsets: Sequence[int]) -> None:
     """Write the first offsets of a new registration, by partition."""
-    keys = registration.keys
-    tx.many("insert_position", [{"partition": p, "next_index": i, **keys} for p, i in enumerate(offsets)])
+    tx.many("insert_position", _by_partition(offsets), **registration.keys)
+
+
+def _by_partition(offsets: Sequence[int]) -> Columns:
+    return {"partition": range(len(offsets)), "next_index": offsets}
 
 
 def read_offsets(tx: Transaction, registration: Registration) -> tuple[list[int], list[int]]:
@@ -156,13 +159,17 @@ def read_offsets(tx: Transaction, registration: Registration) -> tuple[list[int]
 
 
 def advance(
-    tx: Transaction, registration: Registration, partition: int, old: int, new: int, *, safe: bool
+    tx: Transaction, registration: Registration, moves: Mapping[str, Sequence[int]], *, safe: bool
 ) -> None:
-    """Compare-and-set of one offset; the safe offset follows (``safe``) if nothing but the caller's own
-    transaction depends on the move.
+    """Compare-and-set of offsets: ``moves`` has columns ``partition``, ``old`` and ``new``.
+
+    The safe offsets follow (``safe``) if nothing but the caller's own transaction depends on the moves.
     """
-    statement = "advance_position_and_safe" if safe else "advance_position"
-    if not tx.run(statement, partition=partition, old=old, new=new, **registration.keys):
+    moved = tx.each("advance_position", moves, safe=int(safe), **registration.keys)
+    if len(moved) < len(moves["partition"]):
+        done = {row.partition for row in moved}
+        both = zip(moves["partition"], moves["old"], strict=True)
+        partition, old = next((number, start) for number, start in both if number not in done)
         current = {row.partition: row.next_index for row in tx.all("read_positions", **registration.keys)}
         there = current.get(partition)
         is_at = "does not exist" if there is None else f"is at {there}"
@@ -178,12 +185,17 @@ def advance(
         )
 
 
+def raise_safe(tx: Transaction, registration: Registration, safe: Sequence[int]) -> None:
+    """Raise the safe offsets, and offsets that are before them."""
+    now = read_offsets(tx, registration)[1]
+    lower = [part for part, (new, old) in enumerate(zip(safe, now, strict=False)) if old < new]
+    rows = {"partition": lower, "safe_index": [safe[part] for part in lower]}
+    tx.many("raise_safe", rows, **registration.keys)
+
+
 def seek(tx: Transaction, registration: Registration, offsets: Sequence[int], generation: int) -> None:
     """Set all offsets and safe offsets, with a new generation, so that older checkpoints are refused."""
-    tx.many(
-        "set_position",
-        [{"partition": p, "next_index": index, **registration.keys} for p, index in enumerate(offsets)],
-    )
+    tx.many("set_position", _by_partition(offsets), **registration.keys)
     tx.run("set_generation", generation=generation, **registration.keys)
 
 
@@ -201,11 +213,6 @@ def add_partition_positions(
     tx: Transaction, registrations: Sequence[Registration], first: int, last: int
 ) -> None:
     """Insert positions at 0 for partitions [first, last) of registrations."""
-    tx.many(
-        "insert_position",
-        [
-            {"partition": partition, "next_index": 0, **registration.keys}
-            for registration in registrations
-            for partition in range(first, last)
-        ],
-    )
+    rows = {"partition": range(first, last), "next_index": [0] * (last - first)}
+    for registration in registrations:
+        tx.many("insert_position", rows, **registration.keys)

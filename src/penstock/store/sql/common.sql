@@ -334,12 +334,9 @@ where consumer_id = :consumer_id and queue_id = :queue_id
 order by partition;
 
 -- name: advance_position
-update penstock.position set next_index = :new
-where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old;
-
--- name: advance_position_and_safe
-update penstock.position set next_index = :new, safe_index = :new
-where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old;
+update penstock.position set next_index = :new, safe_index = case when :safe = 1 then :new else safe_index end
+where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old
+returning partition;
 
 -- name: raise_safe
 update penstock.position
@@ -525,7 +522,7 @@ delete from penstock.marked_source as s where s.app_id = :app_id and not exists 
 );
 
 -- name: insert_mark
-insert into penstock.mark (source, partition, app_id, next_index) values (:source, :partition, :app_id, :next_index)
+insert into penstock.mark (source, partition, app_id, next_index) values (:source, :partition, :app_id, :new)
 on conflict (source, partition) do nothing;
 
 -- name: advance_mark

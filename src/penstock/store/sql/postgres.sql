@@ -93,25 +93,20 @@ select pg_current_xact_id()::text::bigint as newest;
 -- name: oldest_transaction
 select pg_snapshot_xmin(pg_current_snapshot())::text::bigint as oldest;
 
--- The update takes the partition's row lock and holds it until the commit. Timestamps grow from one append to the
--- next: where the clock does not, by :gap. Under the lock it checks whether anybody watches the queue, that is whether the watches'
--- lock is taken, and returns the channel to notify. `now` is the clock's time for the append's other partitions, whatever the time
--- of this one's rows.
+-- The update takes the partition's row lock and holds it until the commit. Timestamps grow from one append to the next: where the
+-- clock does not, by :gap. Under the lock it checks whether anybody watches the queue, that is whether the watches' lock is taken,
+-- and returns the channel to notify.
 -- name: advance_partition
 update penstock.partition
 set next_index = next_index + :row_count,
     bytes = bytes + :bytes,
     segments = segments + :segments,
-    last_timestamp = case
-        when coalesce(:now, (extract(epoch from clock_timestamp()) * 1000000)::bigint) > last_timestamp
-            then coalesce(:now, (extract(epoch from clock_timestamp()) * 1000000)::bigint)
-        else last_timestamp + :gap
-    end,
-    last_clock = greatest(last_clock, coalesce(:now, (extract(epoch from clock_timestamp()) * 1000000)::bigint))
+    last_timestamp = case when (extract(epoch from clock_timestamp()) * 1000000)::bigint > last_timestamp
+        then (extract(epoch from clock_timestamp()) * 1000000)::bigint else last_timestamp + :gap end,
+    last_clock = greatest(last_clock, (extract(epoch from clock_timestamp()) * 1000000)::bigint)
 where queue_id = :queue_id and partition = :partition
 returning
-    next_index, last_timestamp, segments, total,
-    coalesce(:now, least(last_timestamp, (extract(epoch from clock_timestamp()) * 1000000)::bigint)) as now,
+    partition, next_index, last_timestamp, segments, total,
     case
         when not pg_try_advisory_lock(tableoid::integer, (queue_id & 2147483647)::integer)
             then 'penstock_' || tableoid || '_' || queue_id
@@ -152,27 +147,106 @@ with placed as (
 )
 select next_index, last_timestamp, segments, total, channel from placed;
 
--- The statements of these names without _all, for many rows in one message, each parameter an array. In a pipeline of many messages
--- a client that is suspended between two of them would keep its locks, since the server has no limit there.
+-- The statements of these names without _all, for many rows in one message, each parameter that differs between them an array. In a
+-- pipeline of many messages a client that is suspended between two of them would keep its locks, since the server has no limit there.
+-- Their rows are materialized with the leading columns of the key: with a constant there, the planner may compare each row with all of
+-- the queue's, as long as it knows nothing of the table.
+
+-- The partitions are locked in ascending order. The clock is read once, when all of them are locked, however far ahead of it an
+-- earlier append has dated one of them.
+-- name: advance_partition_all
+with new as materialized (
+    select :queue_id::bigint as queue_id, given.*
+    from unnest(:partition::bigint[], :row_count::bigint[], :bytes::bigint[], :segments::bigint[])
+        as given (partition, row_count, bytes, segments)
+), locked as materialized (
+    select p.queue_id, p.tableoid as relation
+    from penstock.partition as p
+    where p.queue_id = :queue_id and p.partition = any(:partition::bigint[])
+    order by p.partition
+    for no key update
+), watch as materialized (
+    select
+        (extract(epoch from clock_timestamp()) * 1000000)::bigint as clock,
+        case
+            when not pg_try_advisory_lock(relation::integer, (queue_id & 2147483647)::integer)
+                then 'penstock_' || relation || '_' || queue_id
+            when pg_advisory_unlock(relation::integer, (queue_id & 2147483647)::integer) then null
+        end as channel
+    from (select min(queue_id) as queue_id, min(relation) as relation from locked) as one
+)
+update penstock.partition as p
+set next_index = p.next_index + new.row_count,
+    bytes = p.bytes + new.bytes,
+    segments = p.segments + new.segments,
+    last_timestamp = case when clock > p.last_timestamp then clock else p.last_timestamp + :gap end,
+    last_clock = greatest(p.last_clock, clock)
+from new, watch
+where p.queue_id = new.queue_id and p.partition = new.partition
+returning p.partition, p.next_index, p.last_timestamp, p.segments, p.total, channel;
+
+-- Without runs, which one compacted segment has.
+-- name: insert_payload_all
+insert into penstock.payload (payload_id, data, width)
+select * from unnest(:payload_id::bigint[], :data::bytea[], :width::bigint[]);
+
+-- name: advance_position_all
+with new as materialized (
+    select :consumer_id::bigint as consumer_id, :queue_id::bigint as queue_id, given.*
+    from unnest(:partition::bigint[], :old::bigint[], :new::bigint[]) as given (partition, from_index, to_index)
+)
+update penstock.position as p
+set next_index = new.to_index, safe_index = case when :safe = 1 then new.to_index else p.safe_index end
+from new
+where p.consumer_id = new.consumer_id and p.queue_id = new.queue_id and p.partition = new.partition
+    and p.next_index = new.from_index
+returning p.partition;
+
+-- name: raise_safe_all
+with new as materialized (
+    select :consumer_id::bigint as consumer_id, :queue_id::bigint as queue_id, given.*
+    from unnest(:partition::bigint[], :safe_index::bigint[]) as given (partition, safe_index)
+)
+update penstock.position as p
+set safe_index = new.safe_index, next_index = greatest(p.next_index, new.safe_index)
+from new
+where p.consumer_id = new.consumer_id and p.queue_id = new.queue_id and p.partition = new.partition
+    and p.safe_index < new.safe_index;
+
+-- name: insert_mark_all
+insert into penstock.mark (source, partition, app_id, next_index)
+select :source, new.partition, :app_id, new.to_index
+from unnest(:partition::bigint[], :new::bigint[]) as new (partition, to_index)
+on conflict (source, partition) do nothing;
+
+-- name: advance_mark_all
+with new as materialized (
+    select :source::text as source, given.*
+    from unnest(:partition::bigint[], :old::bigint[], :new::bigint[]) as given (partition, from_index, to_index)
+)
+update penstock.mark as m set next_index = new.to_index, app_id = :app_id
+from new
+where m.source = new.source and m.partition = new.partition and m.next_index = new.from_index;
 
 -- name: insert_partition_all
 insert into penstock.partition (queue_id, partition, total)
-select * from unnest(:queue_id::bigint[], :partition::bigint[], :total::bigint[]);
+select :queue_id, new.partition, :total from unnest(:partition::bigint[]) as new (partition);
 
 -- name: insert_segment_all
 insert into penstock.segment
     (queue_id, partition, start_index, end_index, first_append, last_append, first_timestamp, last_timestamp,
      bytes, payload_id)
-select * from unnest(
-    :queue_id::bigint[], :partition::bigint[], :start_index::bigint[], :end_index::bigint[], :first_append::bigint[],
-    :last_append::bigint[], :first_timestamp::bigint[], :last_timestamp::bigint[], :bytes::bigint[],
-    :payload_id::bigint[]
-);
+select
+    :queue_id, new.partition, new.start_index, new.end_index, :first_append, :last_append, new.first_timestamp,
+    new.last_timestamp, new.bytes, new.payload_id
+from unnest(
+    :partition::bigint[], :start_index::bigint[], :end_index::bigint[], :first_timestamp::bigint[],
+    :last_timestamp::bigint[], :bytes::bigint[], :payload_id::bigint[]
+) as new (partition, start_index, end_index, first_timestamp, last_timestamp, bytes, payload_id);
 
 -- name: delete_segment_all
-delete from penstock.segment as s
-using unnest(:queue_id::bigint[], :partition::bigint[], :end_index::bigint[]) as old (queue_id, partition, end_index)
-where s.queue_id = old.queue_id and s.partition = old.partition and s.end_index = old.end_index;
+delete from penstock.segment
+where queue_id = :queue_id and partition = :partition and end_index = any(:end_index::bigint[]);
 
 -- name: delete_payload_all
 delete from penstock.payload where payload_id = any(:payload_id::bigint[]);
@@ -180,22 +254,24 @@ delete from penstock.payload where payload_id = any(:payload_id::bigint[]);
 -- name: insert_staged_all
 insert into penstock.staged
     (app_id, batch_id, attempt, task, ordinal, queue_id, partition, row_count, bytes, payload_id, created_at)
-select * from unnest(
-    :app_id::text[], :batch_id::bigint[], :attempt::text[], :task::bigint[], :ordinal::bigint[], :queue_id::bigint[],
-    :partition::bigint[], :row_count::bigint[], :bytes::bigint[], :payload_id::bigint[], :now::bigint[]
-);
+select
+    :app_id, :batch_id, :attempt, :task, new.ordinal, :queue_id, new.partition, new.row_count, new.bytes, new.payload_id, :now
+from unnest(:ordinal::bigint[], :partition::bigint[], :row_count::bigint[], :bytes::bigint[], :payload_id::bigint[])
+    as new (ordinal, partition, row_count, bytes, payload_id);
 
 -- name: insert_position_all
 insert into penstock.position (consumer_id, queue_id, partition, next_index, safe_index)
-select *, next_index
-from unnest(:consumer_id::bigint[], :queue_id::bigint[], :partition::bigint[], :next_index::bigint[])
-    as new (consumer_id, queue_id, partition, next_index)
+select :consumer_id, :queue_id, new.partition, new.next_index, new.next_index
+from unnest(:partition::bigint[], :next_index::bigint[]) as new (partition, next_index)
 on conflict (consumer_id, queue_id, partition) do nothing;
 
 -- name: set_position_all
+with new as materialized (
+    select :consumer_id::bigint as consumer_id, :queue_id::bigint as queue_id, given.*
+    from unnest(:partition::bigint[], :next_index::bigint[]) as given (partition, next_index)
+)
 update penstock.position as p set next_index = new.next_index, safe_index = new.next_index
-from unnest(:consumer_id::bigint[], :queue_id::bigint[], :partition::bigint[], :next_index::bigint[])
-    as new (consumer_id, queue_id, partition, next_index)
+from new
 where p.consumer_id = new.consumer_id and p.queue_id = new.queue_id and p.partition = new.partition;
 
 -- References to the row are not blocked.
@@ -215,6 +291,9 @@ join penstock.queue as q on q.queue_id = r.queue_id
 where r.queue_id = :queue_id
 order by c.name
 for no key update of r;
+
+-- name: lock_partitions
+select * from penstock.partition where queue_id = :queue_id order by partition for update;
 
 -- name: lock_partition
 select * from penstock.partition where queue_id = :queue_id and partition = :partition for update;
@@ -255,7 +334,9 @@ from (
         cast(value ->> 2 as bigint) as known_segment
     from jsonb_array_elements(cast(:last_rows as jsonb)) with ordinality as each (value, number)
 ) as planned
-left join penstock.partition as p on p.queue_id = :queue_id and p.partition = planned.partition
+left join lateral (
+    select next_index from penstock.partition where queue_id = :queue_id and partition = planned.partition limit 1
+) as p on true
 left join lateral (
     select * from penstock.segment
     where queue_id = :queue_id and partition = planned.partition and end_index >= row_end

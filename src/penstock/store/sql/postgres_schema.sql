@@ -36,7 +36,8 @@ create table penstock.key_home (
 
 -- Appends are ordered by the row lock of their partition. total is the queue's number of partitions, repeated here so that
 -- an append sees under its lock that the queue has grown. last_clock is the latest time that the clock has shown at an append,
--- last_timestamp the time of the newest row, which is later after an append at or before the time of the row before it.
+-- last_timestamp the time of the newest row, which is later after an append at or before the time of the row before it. Half of each
+-- page is left free, so that an update finds room next to the old row, and no index has to be changed.
 create table penstock.partition (
     queue_id       bigint not null references penstock.queue on delete cascade,
     partition      bigint not null,
@@ -48,7 +49,7 @@ create table penstock.partition (
     segments       bigint not null default 0,
     total          bigint not null,
     primary key (queue_id, partition)
-);
+) with (fillfactor = 50);
 
 -- width is the number of the queue's columns that the rows have; runs belong to compacted segments.
 create table penstock.payload (
@@ -140,7 +141,7 @@ create table penstock.position (
     safe_index  bigint not null,
     primary key (consumer_id, queue_id, partition),
     foreign key (consumer_id, queue_id) references penstock.registration on delete cascade
-);
+) with (fillfactor = 50);
 
 create table penstock.producer (
     queue_id bigint not null references penstock.queue on delete cascade,

@@ -16,7 +16,7 @@ set next_index = next_index + :row_count,
     last_timestamp = case when :now > last_timestamp then :now else last_timestamp + :gap end,
     last_clock = max(last_clock, :now)
 where queue_id = :queue_id and partition = :partition
-returning next_index, last_timestamp, segments, total, :now as now, cast(queue_id as text) as channel;
+returning partition, next_index, last_timestamp, segments, total, cast(queue_id as text) as channel;
 
 -- name: lock_registration
 select r.*, c.name as consumer, q.name as queue
@@ -32,6 +32,9 @@ join penstock.consumer as c on c.consumer_id = r.consumer_id
 join penstock.queue as q on q.queue_id = r.queue_id
 where r.queue_id = :queue_id
 order by c.name;
+
+-- name: lock_partitions
+select * from penstock.partition where queue_id = :queue_id order by partition;
 
 -- name: lock_partition
 select * from penstock.partition where queue_id = :queue_id and partition = :partition;

@@ -7,7 +7,7 @@ import os
 import sqlite3
 import time
 from collections import namedtuple
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from penstock.errors import (
     StoreNotFoundError,
     StoreReadOnlyError,
 )
-from penstock.store.database import Database, OwnerLock, Row, Transaction
+from penstock.store.database import Columns, Database, OwnerLock, Row, Transaction, rows_of
 from penstock.store.sqlite import locks, wakeups
 from penstock.store.sqlite.files import StoreFiles
 from penstock.store.sqlite.locks import SLOW_SECONDS, FileOwnerLock, WriteLock
@@ -83,8 +83,11 @@ class SqliteTransaction(Transaction):
                     break
         return rows
 
-    def many(self, name: str, rows: Iterable[Mapping[str, object]]) -> None:
-        self._cursor.executemany(self._statements[name], rows)
+    def many(self, name: str, rows: Columns, /, **common: object) -> int:
+        return self._cursor.executemany(self._statements[name], rows_of(rows, common)).rowcount
+
+    def each(self, name: str, rows: Columns, /, **common: object) -> list[Row]:
+        return [found for each in rows_of(rows, common) for found in self.all(name, **each)]
 
     def execute(self, text: str) -> None:
         self._cursor.execute(text)
