@@ -21,7 +21,14 @@ _CHUNK = 1 << 16
 def delayed(url: str, seconds: float) -> Iterator[str]:
     """The URL of a PostgreSQL server whose round trips take so much longer."""
     parts = urlsplit(url)
-    command = [sys.executable, "-m", "bench.delay", str(parts.hostname), str(parts.port), str(seconds)]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.delay",
+        str(parts.hostname),
+        str(parts.port or 5432),
+        str(seconds),
+    ]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None

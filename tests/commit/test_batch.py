@@ -459,3 +459,16 @@ def test_the_ledger_records_what_a_micro_batch_read(pair: Pair) -> None:
     entry = pair.store.database.run(lambda tx: ledger.find(tx, batch.key), write=False)
     origin, [line] = json.loads(entry.ranges)
     assert (origin, line[1:3], line[4:], entry.rows) == ("app", ["orders", "billing"], [[0, 0], [5, 2]], 7)
+
+
+def test_a_driver_that_took_another_ones_micro_batch_for_its_own_cannot_go_on(pair: Pair) -> None:
+    """It was suspended before its commit, the other one committed fewer rows, and it reads the other's entry
+    of the checkpoint.
+    """
+    offset = replace(pair.offset(pair.own(), (0, 0), (5, 5)), consumer=None)
+    pair.commit(pair.batch("app", 0, offset, ids=None))
+    assert pair.commit(pair.batch("app", 0, offset, ids=None)) is None, "it passes for a repeat"
+    with pytest.raises(CheckpointMismatchError) as caught:
+        pair.commit(pair.batch("app", 1, replace(offset, start=(9, 5), end=(12, 5)), ids=None))
+    assert caught.value.condition == "CHECKPOINT_MISMATCH.OTHER_INPUT"
+    pair.commit(pair.batch("app", 1, replace(offset, start=(5, 5), end=(12, 5)), ids=None))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
 import penstock
 from penstock.commit.offsets import QueueOffset
-from penstock.commit.owner import drain, follow, level
+from penstock.commit.owner import Owner, drain, follow, level
 from penstock.errors import (
     CheckpointMismatchError,
     ConsumerInUseError,
@@ -369,3 +369,57 @@ def test_a_plan_of_rows_that_were_replaced_since_they_were_read_is_refused(pair:
     with pytest.raises(CheckpointMismatchError, match="has other rows than this query has read") as caught:
         owner.plan(replace(planned, times=(None, read - 60_000_000)))
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
+
+
+def owned(pair: Pair, owner: Owner, start: Sequence[int], end: Sequence[int]) -> QueueOffset:
+    """The offset of an epoch that is not planned: the sink's transaction checks its owner."""
+    return replace(pair.offset(owner, start, end), owner=owner.identity)
+
+
+def test_an_epoch_without_a_plan_moves_the_consumer_and_makes_the_one_before_safe(pair: Pair) -> None:
+    owner = pair.own(moved_by_sink=True)
+    pair.commit(pair.batch("app", 0, owned(pair, owner, (0, 0), (5, 2)), ids=None))
+    assert (pair.offsets(), pair.safe()) == ([5, 2], [0, 0])
+    pair.commit(pair.batch("app", 1, owned(pair, owner, (5, 2), (9, 2)), ids=None))
+    assert (pair.offsets(), pair.safe()) == ([9, 2], [5, 0])
+    owner.observe(owned(pair, owner, (5, 2), (9, 2)))
+    assert pair.safe() == [9, 2]
+
+
+def test_an_epoch_without_a_plan_is_refused_when_another_query_has_taken_the_consumer_over(
+    pair: Pair,
+) -> None:
+    first = pair.own(moved_by_sink=True)
+    late = owned(pair, first, (0, 0), (5, 5))
+    first.release()
+    second = pair.own(moved_by_sink=True)
+    with pytest.raises(OwnerFencedError):
+        pair.commit(pair.batch("app", 0, late, ids=None))
+    # As where the store was restored from a backup: the later owner has the same epoch.
+    with pytest.raises(OwnerFencedError):
+        pair.commit(pair.batch("app", 0, replace(late, epoch=second.epoch), ids=None))
+    assert (pair.offsets(), pair.sink.info().rows) == ([0, 0], 0)
+
+
+def test_an_epoch_without_a_plan_is_refused_after_a_seek(pair: Pair) -> None:
+    """This needs a lost lock, as when the database ends the owner's session."""
+    owner = pair.own(moved_by_sink=True)
+    offset = owned(pair, owner, (0, 0), (5, 5))
+    owner.release()
+    pair.store.consumer("billing").seek("orders", to={0: 0, 1: 0})
+    with pytest.raises(CheckpointMismatchError) as caught:
+        pair.commit(pair.batch("app", 0, offset, ids=None))
+    assert caught.value.condition == "CHECKPOINT_MISMATCH.MOVED_WHILE_RUNNING"
+    assert pair.sink.info().rows == 0
+
+
+def test_an_epoch_without_a_plan_is_refused_where_the_store_lacks_the_one_before(pair: Pair) -> None:
+    owner = pair.own(moved_by_sink=True)
+    with pytest.raises(CheckpointMismatchError) as caught:
+        pair.commit(pair.batch("app", 0, owned(pair, owner, (3, 3), (5, 5)), ids=None))
+    assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
+    times = owned(pair, owner, (0, 0), (5, 5))
+    with pytest.raises(CheckpointMismatchError) as caught:
+        pair.commit(pair.batch("app", 0, replace(times, times=(1, 1)), ids=None))
+    assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
+    assert (pair.offsets(), pair.sink.info().rows) == ([0, 0], 0)

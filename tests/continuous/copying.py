@@ -101,6 +101,8 @@ class Copy:
         self.url, self.folder, self.guarantee = url, folder, guarantee
         self.consumer: str | None = "c"
         self.fail_on_data_loss = True
+        self.plans = False
+        """Whether the source stores a plan of each epoch, as with a sink in another store."""
         self.store = penstock.connect(url)
         self.queue = self.store.create_queue("in", self.schema, partitions=partitions)
         self.out = self.store.create_queue("out", self.schema, partitions=partitions, key=self.key)
@@ -129,7 +131,13 @@ class Copy:
     def query(
         self, *, interval: float = 0.01, start: bool = True, limit: Limit | None = None, **more: object
     ) -> ContinuousExecution:
-        options = SourceOptions(self.url, "in", self.consumer, fail_on_data_loss=self.fail_on_data_loss)
+        options = SourceOptions(
+            self.url,
+            "in",
+            self.consumer,
+            fail_on_data_loss=self.fail_on_data_loss,
+            moved_by_sink=not self.plans and self.guarantee == "exactly_once",
+        )
         source = QueueSourceDriver(options)
         logs = CheckpointLog(str(self.folder / "ck"))
         sink = self.sink(logs.query_id())

@@ -192,13 +192,13 @@ def test_an_idle_query_polls_its_source_rarely(copy: Copy, monkeypatch: pytest.M
     query = copy.add().query()
     copy.through(query)
     asked: list[Any] = []
-    looks, look = [], query._check_idle_source
+    looks, look = [], query._check_source
 
     def looking() -> None:
         look()
         looks.append(len(asked))
 
-    monkeypatch.setattr(query, "_check_idle_source", looking)
+    monkeypatch.setattr(query, "_check_source", looking)
     # By the first one the last commit has told the source of its offset.
     wait_until(lambda: looks, PATIENCE, "it is idle")
     monkeypatch.setattr(query.source, "logged", asked.append)

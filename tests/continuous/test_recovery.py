@@ -246,6 +246,43 @@ def test_an_epoch_whose_driver_died_between_its_two_entries_is_finished(place: P
     assert place.files == ([0, 1, 2], [0, 1, 2])
 
 
+def test_an_epoch_whose_offset_is_that_of_the_sink_is_left_as_spark_wrote_it(place: Place) -> None:
+    before = place.committed(1).begun(2).logs.offset_entry(2)
+    assert place.settle(epoch(2), limited=False) == 2
+    assert place.logs.offset_entry(2) == before
+
+
+@pytest.mark.parametrize("numbers", [[2], [2, 3]])
+def test_all_epochs_that_were_begun_may_be_replaced(place: Place, numbers: list[int]) -> None:
+    place.committed(1)
+    for number in numbers:
+        place.begun(number)
+    assert place.settle(None) == 1
+    found = place.logs.begun()
+    assert list(found) == numbers
+    for number, entry in found.items():
+        place.logs.write_offset(number, {"to": [99]}, instead=entry)
+        place.logs.write_commit(number)
+    assert place.logs.begun() == {}
+
+
+def test_an_epoch_that_its_driver_commits_meanwhile_is_not_replaced(place: Place) -> None:
+    place.committed(1).begun(2)
+    (entry,) = place.logs.begun().values()
+    place.logs.write_commit(2)
+    with pytest.raises(OwnerFencedError):
+        place.logs.write_offset(2, {"to": [99]}, instead=entry)
+    assert place.logs.only_offset(2) == offset(2)
+
+
+def test_an_offset_that_was_lost_with_the_power_of_its_machine_is_damaged(place: Place) -> None:
+    place.begun(0)
+    (place.folder / "offsets" / "0").write_text("")
+    with pytest.raises(CommitRefusedError) as caught:
+        place.logs.only_offset(0)
+    assert caught.value.condition == "COMMIT_REFUSED.CHECKPOINT_DAMAGED"
+
+
 def test_an_epoch_planned_with_other_rows_is_replaced_by_the_one_in_the_sink(place: Place) -> None:
     assert place.committed(1).begun(2, {"to": [99]}).settle(epoch(2)) == 2
     assert place.files == ([0, 1, 2], [0, 1, 2])

@@ -48,10 +48,11 @@ def check_goes_on(copy: Copy, query: ContinuousExecution) -> None:
 @steps
 @consumers
 @pytest.mark.parametrize("more", [0, 4])
+@pytest.mark.parametrize("plans", [False, True])
 def test_a_driver_that_resumes_after_another_has_taken_over_is_fenced(
-    copy: Copy, monkeypatch: pytest.MonkeyPatch, step: str, consumer: str | None, more: int
+    copy: Copy, monkeypatch: pytest.MonkeyPatch, step: str, consumer: str | None, more: int, plans: bool
 ) -> None:
-    copy.consumer = consumer
+    copy.consumer, copy.plans = consumer, plans
     first, pause = standing(copy, monkeypatch, step)
     second = copy.query()
     copy.through(copy.add(more) and second)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.store.log import partition_log
 from penstock.store.postgres.database import PostgresTransaction
 from penstock.store.sqlite.database import SqliteTransaction
 from tests.support.queues import SCHEMA, everything, rows, settle
@@ -215,6 +216,21 @@ def test_appends_dated_ahead_of_the_clock_have_times_of_their_own(
     gaps = [after - before for before, after in pairwise(found)]
     assert all(1 <= gap <= 256 for gap in gaps)
     assert len(set(gaps)) > 1
+
+
+def test_retention_works_until_the_clock_has_reached_the_newest_row(
+    store: penstock.Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each append is dated a little after the one before it, so the last one is later than the first."""
+    monkeypatch.setattr(partition_log, "_gap", lambda: DAY)
+    queue = poisoned(store, clock, 10 * DAY)
+    for value in range(3, 23):
+        queue.append(rows(value), 0)
+    maintained(queue, clock, 0)
+    # The clock is past the time of the append that was dated ahead.
+    for day in (12, 14, 16, 18, 20, 22):
+        maintained(queue, clock, day * DAY)
+    assert everything(queue)[0] == []
 
 
 def test_an_append_to_several_partitions_does_not_spread_a_wrong_time(

@@ -77,11 +77,12 @@ class Disk:
         self._put(path, content)
         self._unsynced = []
 
-    def replace(self, path: str, content: bytes) -> None:
+    def replace(self, path: str, content: bytes) -> bool:
         """Write a file in place of another one; it stays as :meth:`create`'s does."""
         self.world.step(f"replace {path}")
         self.files[path] = content
         self._unsynced = []
+        return True
 
     def _put(self, path: str, content: bytes) -> None:
         self.world.step(f"create {path}")

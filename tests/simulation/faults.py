@@ -61,8 +61,8 @@ FAULTS = [
     Fault(
         "a sink that lacks the micro-batch before takes the next one",
         "commit/protocol.py",
-        "    refuse_gap(tx, batch.key, new_sink=batch.new_sink)\n    _check_tasks(tx, batch)\n",
-        "    _check_tasks(tx, batch)\n",
+        "    previous = refuse_gap(tx, batch.key, new_sink=batch.new_sink)\n",
+        "    previous = None\n",
     ),
     Fault(
         "an at-least-once sink that lacks the micro-batch before takes the next one",
@@ -97,20 +97,20 @@ FAULTS = [
     Fault(
         "a micro-batch is committed whether its owner has planned it or not",
         "commit/protocol.py",
-        "    _require_planned(batch, source, registration)\n    _bind(",
-        "    _bind(",
+        "    if source.owner is None:\n        _require_planned(batch, source, registration)\n",
+        "",
     ),
     Fault(
         "only the offset of the first partition moves",
         "commit/protocol.py",
-        "consumers.advance(tx, registration, source.moves(), safe=False)",
-        "consumers.advance(tx, registration, source.moves([0]), safe=False)",
+        "consumers.advance(tx, registration, source.moves(), ",
+        "consumers.advance(tx, registration, source.moves([0]), ",
     ),
     Fault(
         "the safe offset moves with the sink's commit, before the checkpoint logs it",
         "commit/protocol.py",
-        "consumers.advance(tx, registration, source.moves(), safe=False)",
-        "consumers.advance(tx, registration, source.moves(), safe=True)",
+        'safe=None if source.owner is None else "old")',
+        'safe="new")',
     ),
     Fault(
         "the marks from before a seek stay",
@@ -130,12 +130,30 @@ FAULTS = [
         "        staging.discard(tx, self.record, batch.app_id, batch.batch_id)",
         "        staging.promote(tx, self.record, batch.app_id, batch.batch_id, batch.attempts)",
     ),
+    Fault(
+        "a micro-batch begins elsewhere than where the one before it ends",
+        "commit/protocol.py",
+        "    if previous is not None:\n        _refuse_jump(batch, previous)\n",
+        "",
+    ),
     # Owners, and the plan of the micro-batch in flight.
+    Fault(
+        "an epoch is committed whoever owns its consumer",
+        "commit/owner.py",
+        "    _require_owner(registration, end.epoch, end.owner, end.generation)\n",
+        "",
+    ),
+    Fault(
+        "an epoch is committed whatever rows the queue has by now",
+        "commit/owner.py",
+        "    _require_owner(registration, end.epoch, end.owner, end.generation)\n    _require_there(tx, registration, end)\n",
+        "    _require_owner(registration, end.epoch, end.owner, end.generation)\n",
+    ),
     Fault(
         "an owner that was overtaken is not refused",
         "commit/owner.py",
-        "if (registration.epoch, registration.owner) != (self.epoch, self._token):",
-        "if registration.epoch < self.epoch:",
+        "if (registration.epoch, registration.owner) != (epoch, identity):",
+        "if registration.epoch < epoch:",
     ),
     Fault(
         "a program seeks a consumer that a query owns",
@@ -202,7 +220,7 @@ FAULTS = [
         "a commit moves a consumer without compare-and-set",
         "store/sql/common.sql",
         "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old\n",
-        "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and (next_index = :old or :safe = 0)\n",
+        "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and (next_index = :old or :safe < :new)\n",
     ),
     Fault(
         "a consumer does not follow its safe offset",
@@ -584,7 +602,7 @@ FAULTS = [
         "a program moves a consumer without compare-and-set",
         "store/sql/common.sql",
         "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old\n",
-        "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and (next_index = :old or :safe = 1)\n",
+        "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and (next_index = :old or :safe = :new)\n",
     ),
     Fault(
         "a program moves a consumer that a query owns",

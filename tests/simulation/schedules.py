@@ -109,6 +109,7 @@ class _Schedule:
         self._servers = [source, sink]
         self._moves = sorted(self._drawn(choices))
         self._quiet_since: float | None = None
+        self._unsafe_since: float | None = None
         self._audited = self._commits = -1
         self._changed_at = 0
         self._caught_up = False
@@ -174,8 +175,13 @@ class _Schedule:
         open_ = self._open(operator.at_rest(self._seen.ends))
         if not open_:
             self._caught_up = True
+        # Safe offsets follow an epoch after a while.
+        self._unsafe_since = (self._unsafe_since or world.now) if "unsafe" in open_ else None
         for kind, (text, timeout) in open_.items():
-            if world.now > self._quiet_since + timeout:
+            since = (
+                max(self._quiet_since, self._unsafe_since or 0.0) if kind == "unsafe" else self._quiet_since
+            )
+            if world.now > since + timeout:
                 raise Violation(kind, f"{timeout:.0f} s after the last disturbance {text}")
 
     def _open(self, rests: bool) -> dict[str, tuple[str, float]]:

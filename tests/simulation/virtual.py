@@ -200,8 +200,8 @@ def _replacements() -> dict[str, Any]:
         "penstock.continuous.driver.checkpoint_log.create_durably": lambda path, content: (
             machine().disk.create(path, content)
         ),
-        "penstock.continuous.driver.checkpoint_log.replace_durably": lambda path, content: (
-            machine().disk.replace(path, content)
+        "penstock.continuous.driver.checkpoint_log.replace_durably": lambda path, content, allowed: (
+            allowed() and machine().disk.replace(path, content)
         ),
         "penstock.instants.time": clock,
     }

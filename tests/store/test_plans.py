@@ -268,7 +268,7 @@ ARRAYS: dict[str, Parameters] = {
     },
     "advance_position_all": {
         "consumer_id": 7, "queue_id": 8, "partition": [0, 1], "old": [0, 0], "new": [1, 1],
-        "safe": 0,
+        "safe": [0, 0],
     },
     "delete_payload_all": {"payload_id": [700, 701]},
     "delete_segment_all": {"queue_id": 7, "partition": 0, "end_index": [700, 701]},

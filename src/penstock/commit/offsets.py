@@ -33,6 +33,8 @@ class QueueOffset:
     """The most rows of a task, so that a repeated micro-batch is divided into the same tasks."""
     moved_by_sink: bool = False
     """Whether the sink's own transaction moves the consumer, as far as the source knew when it planned."""
+    owner: str | None = None
+    """The owner's identity, if the transaction of the sink checks it and no plan is stored before."""
     times: tuple[int | None, ...] = ()
     """When the last row of each partition's range was appended, in microseconds since 1970; None for a
     partition without one. A restored store that has grown again has other rows there.
@@ -52,6 +54,8 @@ class QueueOffset:
             fields["rowsPerTask"] = self.rows_per_task
         if self.moved_by_sink:
             fields["movedBySink"] = True
+        if self.owner is not None:
+            fields["owner"] = self.owner
         if any(time is not None for time in self.times):
             fields["times"] = list(self.times)
         return fields
@@ -73,6 +77,7 @@ class QueueOffset:
             end,
             value.get("rowsPerTask"),
             value.get("movedBySink", False),
+            value.get("owner"),
             tuple(value.get("times", ())),
         )
 
@@ -142,7 +147,7 @@ def _require_offset(value: Mapping[str, Any]) -> None:
     start, end, per_task = value["from"], value["to"], value.get("rowsPerTask")
     times = value.get("times", [])
     numbers = [value["generation"], value.get("epoch", 0), 0 if per_task is None else per_task]
-    texts = [value["store"], value["queue"], value.get("consumer") or ""]
+    texts = [value["store"], value["queue"], value.get("consumer") or "", value.get("owner") or ""]
     sound = (
         isinstance(start, list)
         and isinstance(end, list)

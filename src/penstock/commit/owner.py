@@ -32,7 +32,8 @@ class Owner:
         registration = database.run(self._find, write=False)
         self._lock = database.owner_lock(registration.lock_name(database.uuid))
         self._warn_when_held(registration)
-        self._token = str(uuid.uuid4())
+        self.identity = str(uuid.uuid4())
+        """Tells it from other owners, also where the store was restored and epochs come again."""
         self.epoch, self.generation = database.run(self._take_over, idempotent=True)
         self.moved_by_sink = moved_by_sink
         """Whether the sink moves the consumer, as far as is known."""
@@ -46,7 +47,7 @@ class Owner:
         )
 
     def _take_over(self, tx: Transaction) -> tuple[int, int]:
-        owned = tx.one("own_registration", owner=self._token, **self._find(tx, lock=True).keys)
+        owned = tx.one("own_registration", owner=self.identity, **self._find(tx, lock=True).keys)
         return owned.epoch, owned.generation
 
     def _find(self, tx: Transaction, *, lock: bool = False) -> Registration:
@@ -145,9 +146,7 @@ class Owner:
 
         def work(tx: Transaction) -> None:
             registration = self._checked(tx, lock=True)
-            if not _follows(tx, registration, end):
-                raise _source_behind(tx, registration, end.start)
-            SourceRows().require(tx, registration.queue_id, end)
+            _require_there(tx, registration, end)
             tx.run("open_plan", epoch=self.epoch, plan=plan_text(end), **registration.keys)
 
         self._database.run(work, idempotent=True)
@@ -169,25 +168,7 @@ class Owner:
 
     def _checked(self, tx: Transaction, *, lock: bool = False) -> Registration:
         registration = self._find(tx, lock=lock)
-        if (registration.epoch, registration.owner) != (self.epoch, self._token):
-            raise OwnerFencedError(
-                f"another query took over consumer {self.consumer!r} on queue {self.queue!r} (owner epoch "
-                f"{registration.epoch}, this query's is {self.epoch}): run one query for each consumer, and "
-                "read it once in a query",
-                consumer=self.consumer,
-                queue=self.queue,
-                epoch=self.epoch,
-                current=registration.epoch,
-            )
-        if registration.generation != self.generation:
-            raise CheckpointMismatchError(
-                f"consumer {self.consumer!r} on queue {self.queue!r} was moved by a seek, or registered "
-                "again, while this query ran: start it with a new checkpoint, which resumes at the "
-                "consumer's offset",
-                condition="CHECKPOINT_MISMATCH.MOVED_WHILE_RUNNING",
-                consumer=self.consumer,
-                queue=self.queue,
-            )
+        _require_owner(registration, self.epoch, self.identity, self.generation)
         return registration
 
     def require(self) -> None:
@@ -208,6 +189,43 @@ class Owner:
     def release(self) -> None:
         """Give up the ownership, as the process's death does."""
         self._lock.release()
+
+
+def require_owned(tx: Transaction, registration: Registration, end: QueueOffset) -> None:
+    """Check a micro-batch that was not planned before, in the transaction that moves its consumer.
+
+    Raises
+    ------
+    OwnerFencedError
+        If another query has taken the consumer over.
+    CheckpointMismatchError
+        If a seek has moved the consumer, or the queue does not have the rows any more, since its store was
+        restored.
+    """
+    _require_owner(registration, end.epoch, end.owner, end.generation)
+    _require_there(tx, registration, end)
+
+
+def _require_owner(registration: Registration, epoch: int, identity: str | None, generation: int) -> None:
+    consumer, queue = registration.consumer, registration.queue
+    if (registration.epoch, registration.owner) != (epoch, identity):
+        raise OwnerFencedError(
+            f"another query took over consumer {consumer!r} on queue {queue!r} (owner epoch "
+            f"{registration.epoch}, this query's is {epoch}): run one query for each consumer, and read it "
+            "once in a query",
+            consumer=consumer,
+            queue=queue,
+            epoch=epoch,
+            current=registration.epoch,
+        )
+    if registration.generation != generation:
+        raise CheckpointMismatchError(
+            f"consumer {consumer!r} on queue {queue!r} was moved by a seek, or registered again, while this "
+            "query ran: start it with a new checkpoint, which resumes at the consumer's offset",
+            condition="CHECKPOINT_MISMATCH.MOVED_WHILE_RUNNING",
+            consumer=consumer,
+            queue=queue,
+        )
 
 
 def _ahead(tx: Transaction, registration: Registration, logged: QueueOffset, *, expects_move: bool) -> bool:
@@ -231,6 +249,13 @@ def _planned_from(registration: Registration, offsets: Sequence[int]) -> bool:
     """Whether the last plan begins at these offsets."""
     planned = _plan(registration)
     return planned is not None and pad(planned.start, len(offsets)) == tuple(offsets)
+
+
+def _require_there(tx: Transaction, registration: Registration, end: QueueOffset) -> None:
+    """Refuse a micro-batch if the store lacks the one before, or the queue its rows: it was restored."""
+    if not _follows(tx, registration, end):
+        raise _source_behind(tx, registration, end.start)
+    SourceRows().require(tx, registration.queue_id, end)
 
 
 def _follows(tx: Transaction, registration: Registration, end: QueueOffset) -> bool:

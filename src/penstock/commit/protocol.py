@@ -12,6 +12,7 @@ from typing import TypeVar
 from penstock.commit.binding import bound_error, mark_name
 from penstock.commit.micro_batch import BatchCommit
 from penstock.commit.offsets import QueueOffset, pad, plan_text
+from penstock.commit.owner import require_owned
 from penstock.errors import (
     CheckpointMismatchError,
     CheckpointRewoundError,
@@ -19,13 +20,14 @@ from penstock.errors import (
     OffsetConflictError,
     PlanMismatchError,
 )
+from penstock.json_text import parse_record
 from penstock.store.database import Database, Transaction
 from penstock.store.log import partition_log
 from penstock.store.log.segmenting import Segment
 from penstock.store.records import catalog, consumers, ledger
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.records.consumers import Registration
-from penstock.store.records.ledger import LedgerKey
+from penstock.store.records.ledger import LedgerEntry, LedgerKey
 
 logger = logging.getLogger("penstock.commit")
 
@@ -76,7 +78,9 @@ def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None
         _same(batch, before.ranges)
         _settle(tx, batch, locked)
         return None
-    refuse_gap(tx, batch.key, new_sink=batch.new_sink)
+    previous = refuse_gap(tx, batch.key, new_sink=batch.new_sink)
+    if previous is not None:
+        _refuse_jump(batch, previous)
     _check_tasks(tx, batch)
     for source, registration in locked:
         _move_consumer(tx, batch, source, registration)
@@ -91,15 +95,39 @@ def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None
     return published
 
 
-def refuse_gap(tx: Transaction, key: LedgerKey, *, new_sink: bool) -> None:
+def refuse_gap(tx: Transaction, key: LedgerKey, *, new_sink: bool) -> LedgerEntry | None:
     """Refuse a micro-batch when the sink lacks the one before it: the sink's store was restored from an older
     backup. A ``new_sink`` may have nothing of the query although the checkpoint is not new.
+
+    Returns the entry of the one before, if there is one.
     """
-    if not key.batch_id or ledger.find(tx, key.before) is not None:
-        return
-    newest = ledger.newest(tx, key.sink, key.app_id, key.batch_id)
-    if newest is not None or not new_sink:
-        raise sink_behind(key.sink, key.batch_id, None if newest is None else newest.batch_id)
+    previous = ledger.find(tx, key.before) if key.batch_id else None
+    if key.batch_id and previous is None:
+        newest = ledger.newest(tx, key.sink, key.app_id, key.batch_id)
+        if newest is not None or not new_sink:
+            raise sink_behind(key.sink, key.batch_id, None if newest is None else newest.batch_id)
+    return previous
+
+
+def _refuse_jump(batch: BatchCommit[T], previous: LedgerEntry) -> None:
+    """Refuse a micro-batch that does not begin where the sink has the end of the one before.
+
+    A suspended driver may take the micro-batch that another one has committed for its own: it resumes
+    where its own would have ended.
+    """
+    _, covered, *_ = parse_record(previous.ranges, f"the ledger of {batch.sink}", list)
+    ends = {tuple(line[:4]): line[5] for line in covered}
+    for source in batch.sources:
+        end = ends.get(source.identity)
+        if end is not None and pad(end, len(source.start)) != source.start:
+            raise CheckpointMismatchError(
+                f"micro-batch {batch.batch_id} of app {batch.app_id!r} begins at {list(source.start)} of "
+                f"queue {source.queue!r}, and {batch.sink} has the micro-batch before up to {end}: another "
+                "driver of the query has committed that one. Restart the query, and run it once",
+                condition=OTHER_INPUT,
+                app_id=batch.app_id,
+                batch_id=batch.batch_id,
+            )
 
 
 def sink_behind(sink: str, batch_id: int, last: int | None) -> CheckpointMismatchError:
@@ -273,19 +301,24 @@ def _move_consumer(
     tx: Transaction, batch: BatchCommit[T], source: QueueOffset, registration: Registration
 ) -> None:
     """Move a consumer of this store from the start of a micro-batch to its end."""
+    if source.owner is not None:
+        require_owned(tx, registration, source)
     source.require(source.store, registration.queue, registration.consumer, registration.generation)
     if source.empty:
         _require_there(tx, source, registration)
         _bind(tx, batch, source, registration)
         return
-    _require_planned(batch, source, registration)
+    if source.owner is None:
+        _require_planned(batch, source, registration)
     _bind(tx, batch, source, registration)
     try:
-        consumers.advance(tx, registration, source.moves(), safe=False)
+        # An owner that stores no plan has logged everything up to the start.
+        consumers.advance(tx, registration, source.moves(), safe=None if source.owner is None else "old")
     except OffsetConflictError as conflict:
         partition, old, found = (conflict.parameters[name] for name in ("partition", "expected", "found"))
         raise _moved(source, {partition: old}, {partition: found}) from None
-    tx.run("close_plan", **registration.keys)
+    if registration.plan_epoch is not None:
+        tx.run("close_plan", **registration.keys)
 
 
 def _moved(source: QueueOffset, expected: dict[int, int], found: dict[int, int]) -> OffsetConflictError:
@@ -377,8 +410,9 @@ def _mark_conflict(
     # One seek mends all partitions.
     starts = enumerate(source.start)
     seek = {number: marks[number] for number, start in starts if marks.get(number, start) != start}
-    partition = next(number for number in source.moves()["partition"] if number in seek)
-    mark = seek[partition]
+    moves = source.moves()["partition"]
+    partition = next((number for number in moves if number in seek), moves[0])
+    mark = marks.get(partition)
     return OffsetConflictError(
         f"{batch.sink} already has the rows of consumer {source.consumer!r} on queue {source.queue!r}, "
         f"partition {partition}, up to {mark}, and the micro-batch starts at {source.start[partition]}: "

@@ -277,7 +277,7 @@ class Consumer:
                     condition="INVALID_POSITION.BACKWARDS" if new < old else "INVALID_POSITION.PAST_END",
                 )
             move = {"partition": [partition], "old": [old], "new": [new]}
-            consumers.advance(tx, registration, move, safe=True)
+            consumers.advance(tx, registration, move, safe="new")
             # Only a vital consumer can have blocked a trim.
             return catalog.find_queue(tx, queue) if registration.vital else None
 

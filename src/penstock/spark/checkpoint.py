@@ -85,7 +85,13 @@ class Checkpoint:
 
     def offsets(self, batch_id: int) -> list[JsonValue]:
         """Return the sources' offsets of a micro-batch; empty before the first one."""
-        return parse_offsets(self._read(f"offsets/{batch_id}")) if batch_id >= 0 else []
+        if batch_id < 0:
+            return []
+        name = f"offsets/{batch_id}"
+        try:
+            return parse_offsets(self._read(name))
+        except ValueError as error:
+            raise self._malformed(name, error) from error
 
     def ranges(self, batch_id: int | None) -> list[QueueOffset]:
         """Return the ranges of queues in a micro-batch; empty without one."""

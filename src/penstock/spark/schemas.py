@@ -102,14 +102,19 @@ def require_columns(queue: QueueRecord, read: pa.Schema) -> None:
             continue
         found = None if index < 0 else queue.schema.field(index)
         if found is None or found.type != field.type or (found.nullable and not field.nullable):
+            now = "missing" if found is None else _typed(found)
             raise SchemaMismatchError(
-                f"queue {in_quotes(queue.name)} was recreated while the query started, without column "
-                f"{in_quotes(field.name)} as the query reads it ({field.type}): start the query again, with "
-                "the queue's columns",
+                f"queue {in_quotes(queue.name)} was dropped and created again after the query had looked up "
+                f"its columns: {in_quotes(field.name)} is {now} now, and the query reads {_typed(field)}. "
+                "Start the query again",
                 condition="SCHEMA_MISMATCH.QUEUE_RECREATED",
                 queue=queue.name,
                 column=field.name,
             )
+
+
+def _typed(field: pa.Field) -> str:
+    return str(field.type) if field.nullable else f"{field.type} NOT NULL"
 
 
 def to_output_batch(chunk: Chunk, queue: QueueRecord, partition: int, schema: pa.Schema) -> pa.RecordBatch:

@@ -243,7 +243,7 @@ def test_an_invalid_schema_file_is_refused(
         (["--schema", "a int, A int"], "SCHEMA_MISMATCH.DUPLICATE_COLUMN"),
         (["--schema", "a char(5)"], "UNSUPPORTED_TYPE"),
         (["--schema", "id int", "--partitions", "0"], "INVALID_INPUT"),
-        (["--schema", "id int", "--partitions", "5000"], "INVALID_INPUT"),
+        (["--schema", "id int", "--partitions", "10001"], "INVALID_INPUT"),
         (["--schema", "id int", "--key", "nope"], "SCHEMA_MISMATCH.UNKNOWN_COLUMN"),
         (["--schema", "id int", "--retention-age", "soon"], "INVALID_INPUT"),
         (["--schema", "id int", "--retention-bytes", "much"], "INVALID_INPUT"),

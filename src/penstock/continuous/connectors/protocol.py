@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -95,7 +95,7 @@ class SourceDriver(ABC):
         """Take ownership before each run, or raise OwnerFencedError if another query has taken over since."""
 
     @abstractmethod
-    def start(self, logged: JsonValue, begun: JsonValue = None) -> Positions:
+    def start(self, logged: JsonValue, begun: Callable[[], JsonValue] | None = None) -> Positions:
         """Return where a run begins.
 
         Parameters
@@ -103,8 +103,8 @@ class SourceDriver(ABC):
         logged
             The offset of the last committed epoch; None if there is none.
         begun
-            The offset of the first epoch, if an earlier run has begun and not committed it: a source without
-            a position of its own starts where that epoch started, and not where the options say now.
+            Reads the offset of the first epoch, if an earlier run has begun and not committed it: a source
+            without a position of its own starts where that epoch started, and not where the options say now.
         """
 
     @abstractmethod
@@ -113,6 +113,13 @@ class SourceDriver(ABC):
 
     @abstractmethod
     def readers(self) -> ReaderFactory: ...
+
+    @property
+    def advanced_by_sink(self) -> bool:
+        """Whether the transaction of the sink records an epoch here as well, so that :meth:`logged` may be
+        called seldom.
+        """
+        return False
 
     @abstractmethod
     def plan(self, start: Positions, end: Positions, last_times: Mapping[int, int]) -> JsonValue:

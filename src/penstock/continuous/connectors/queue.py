@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -88,7 +88,7 @@ class QueueSourceDriver(SourceDriver):
                 moved_by_sink=self.options.moved_by_sink,
             )
 
-    def start(self, logged: JsonValue, begun: JsonValue = None) -> Positions:
+    def start(self, logged: JsonValue, begun: Callable[[], JsonValue] | None = None) -> Positions:
         store, self._pinned = self._store(), _look_up(self.options)
         queue = self._pinned
 
@@ -96,7 +96,7 @@ class QueueSourceDriver(SourceDriver):
             partitions = catalog.partitions(tx, queue)
             if logged is None and (begun is None or self.options.consumer is not None):
                 return dict(enumerate(start_positions(tx, self.options, queue, partitions)))
-            offset = parse_offset(begun if logged is None else logged)
+            offset = parse_offset(begun() if begun is not None and logged is None else logged)
             offset.require(store.uuid, queue.name, self.options.consumer, self._generation(queue))
             self._source_rows.require(tx, queue.queue_id, offset)
             self._last = offset
@@ -118,25 +118,31 @@ class QueueSourceDriver(SourceDriver):
         return QueueReaderFactory(self.options.url, queue, self.schema, self.options.fail_on_data_loss)
 
     def plan(self, start: Positions, end: Positions, last_times: Mapping[int, int]) -> JsonValue:
+        owner = self._owner
         offset = QueueOffset(
             store=self._store().uuid,
             queue=self.options.queue,
             consumer=self.options.consumer,
             generation=self._generation(self._queue()),
-            epoch=0 if self._owner is None else self._owner.epoch,
+            epoch=0 if owner is None else owner.epoch,
             start=_listed(start, len(end)),
             end=_listed(end, len(end)),
-            moved_by_sink=self._owner is not None and self._owner.moved_by_sink,
+            moved_by_sink=owner is not None and owner.moved_by_sink,
+            owner=owner.identity if owner is not None and self.advanced_by_sink else None,
             times=tuple(last_times.get(partition) for partition in range(len(end))),
         )
-        if self._owner is None:
+        if owner is None:
             # No consumer shows that the queue is older than the last epoch.
             for each in (self._last, offset):
                 self._require_rows(each)
             self._last = offset
-        else:
-            self._owner.plan(offset)
+        elif not self.advanced_by_sink:
+            owner.plan(offset)
         return offset.to_dict()
+
+    @property
+    def advanced_by_sink(self) -> bool:
+        return self.options.consumer is not None and self.options.moved_by_sink
 
     def _require_rows(self, offset: QueueOffset | None) -> None:
         if offset is None:

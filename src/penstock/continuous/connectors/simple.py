@@ -212,7 +212,7 @@ class RateDriver(SourceDriver):
     def schema(self) -> pa.Schema:
         return SCHEMA
 
-    def start(self, logged: JsonValue, begun: JsonValue = None) -> Positions:
+    def start(self, logged: JsonValue, begun: Callable[[], JsonValue] | None = None) -> Positions:
         counts = [0] * self.partitions if logged is None else self._counts(logged)
         self._at = min(count * self.partitions + part for part, count in enumerate(counts))
         return dict(enumerate(counts))

@@ -4,8 +4,9 @@
 source; ``commits/N`` a version line and a line of metadata (format 1, Spark 4.2 and 4.3). As in Spark's log
 (HDFSMetadataLog) an entry is written once: a driver that finds it written already is not the only one. The
 offset of an epoch that was begun and never committed is replaced in one step by the one that is, and stays
-until then: no checkpoint has a commit without its offset, whichever driver dies, or wakes, in between. In a
-local folder an entry is synced to disk when it is written.
+until then: no checkpoint has a commit without its offset, whichever driver dies, or wakes, in between. Right
+before it is replaced, it is checked that nobody has committed it. In a local folder an entry is synced to
+disk when it is written.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from pyarrow import fs
 
@@ -65,10 +67,10 @@ class CheckpointLog(Checkpoint):
         return begun if begun is not None and begun >= following else None
 
     def begun(self) -> dict[int, bytes]:
-        """Return the entry of an epoch that was begun and not committed, by its number; empty without one."""
-        number = self.unsettled()
-        entry = None if number is None else self.offset_entry(number)
-        return {} if number is None or entry is None else {number: entry}
+        """Return the entries of epochs that were begun and not committed, by number: one, as a rule."""
+        following = _next(self.last_commit())
+        entries = {number: self.offset_entry(number) for number in self._numbers("offsets", following)}
+        return {number: entry for number, entry in entries.items() if entry is not None}
 
     def offset_entry(self, number: int) -> bytes | None:
         """Return the content of an epoch's entry in the offset log; None if there is none."""
@@ -111,10 +113,14 @@ class CheckpointLog(Checkpoint):
         conf = {} if passed is None else {LIMIT_PASSED_SETTING: str(passed)}
         about = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": conf}
         name, text = f"offsets/{number}", "\n".join(["v1", json.dumps(about), json.dumps(offset)])
-        if instead is not None and self.read(name) == instead:
-            self._replace(name, text)
-        else:
+        if instead is None:
             self._add(name, text)
+            return
+
+        def still_there() -> bool:
+            return self.read(name) == instead and self.read(f"commits/{number}") is None
+
+        self._replace(name, text, still_there)
 
     def write_commit(self, number: int) -> None:
         self._add(f"commits/{number}", _COMMITTED)
@@ -129,20 +135,27 @@ class CheckpointLog(Checkpoint):
             self._oldest[folder] = max(oldest, last - keep + 1)
 
     def _first(self, folder: str) -> int:
+        return min(self._numbers(folder), default=0)
+
+    def _numbers(self, folder: str, first: int = 0) -> list[int]:
         entries = self.files.get_file_info(fs.FileSelector(f"{self.root}/{folder}"))
-        return min((int(info.base_name) for info in entries if is_batch_number(info.base_name)), default=0)
+        numbers = (int(info.base_name) for info in entries if is_batch_number(info.base_name))
+        return sorted(number for number in numbers if number >= first)
 
     def _add(self, name: str, text: str) -> None:
         try:
             self._create(name, text)
         except FileExistsError:
-            raise OwnerFencedError(
-                f"{name} of the checkpoint at {self.shown!r} was written by another driver of the query: "
-                "run each query once",
-                condition="OWNER_FENCED.CHECKPOINT",
-                checkpoint=self.shown,
-                file=name,
-            ) from None
+            raise self._written_by_another(name) from None
+
+    def _written_by_another(self, name: str) -> OwnerFencedError:
+        return OwnerFencedError(
+            f"{name} of the checkpoint at {self.shown!r} was written by another driver of the query: "
+            "run each query once",
+            condition="OWNER_FENCED.CHECKPOINT",
+            checkpoint=self.shown,
+            file=name,
+        )
 
     def _create_folder(self, path: str) -> None:
         if is_local(self.files):
@@ -162,12 +175,15 @@ class CheckpointLog(Checkpoint):
         with self.files.open_output_stream(path) as stream:
             stream.write(text.encode())
 
-    def _replace(self, name: str, text: str) -> None:
+    def _replace(self, name: str, text: str, allowed: Callable[[], bool]) -> None:
         path = f"{self.root}/{name}"
         if is_local(self.files):
             self._drop_checksum(name)
-            replace_durably(path, text.encode())
+            if not replace_durably(path, text.encode(), allowed):
+                raise self._written_by_another(name)
             return
+        if not allowed():
+            raise self._written_by_another(name)
         with self.files.open_output_stream(path) as stream:
             stream.write(text.encode())
 
@@ -206,9 +222,21 @@ def create_durably(path: str, content: bytes) -> None:
     _write_durably(path, content, _link)
 
 
-def replace_durably(path: str, content: bytes) -> None:
-    """Replace a local file, as a whole or not at all; when this returns, it survives a loss of power."""
-    _write_durably(path, content, os.replace)
+def replace_durably(path: str, content: bytes, allowed: Callable[[], bool]) -> bool:
+    """Replace a local file, as a whole or not at all, if it is allowed right before; return whether it was.
+
+    When this returns, the file survives a loss of power.
+    """
+    replaced = False
+
+    def replace(temporary: str, path: str) -> None:
+        nonlocal replaced
+        replaced = allowed()
+        if replaced:
+            os.replace(temporary, path)
+
+    _write_durably(path, content, replace)
+    return replaced
 
 
 def _write_durably(path: str, content: bytes, name_it: Callable[[str, str], None]) -> None:
@@ -352,7 +380,9 @@ def _log(logs: CheckpointLog, epoch: SinkEpoch, passed: int | None) -> None:
     A driver that was suspended after its commit to the sink may just have logged it itself.
     """
     found = logs.offset_entry(epoch.number)
-    if found is None or epoch.number >= _next(logs.last_commit()):
+    if found is None or (
+        epoch.number >= _next(logs.last_commit()) and logs.only_offset(epoch.number) != epoch.offset
+    ):
         with suppress(OwnerFencedError):
             logs.write_offset(epoch.number, epoch.offset, passed, instead=found)
     if logs.only_offset(epoch.number) != epoch.offset:
@@ -389,10 +419,12 @@ class CommittedEpochs:
         """The rows of committed epochs, which count towards the limit."""
         self._offset: JsonValue = None
         self._begun: dict[int, bytes] = {}
-        """The entry of an epoch that an earlier run has begun and not committed, by its number."""
+        """The entries of epochs that earlier runs have begun and not committed, by number."""
         self._logging = -1
         """The last epoch that this driver has committed to the sink and is logging."""
         self._notified_at = clock()
+        self.untold = False
+        """Whether the source has not been notified of the last epoch."""
 
     def settle(self, *, first_run: bool) -> None:
         """Find out where the last run has ended: the sink has its last epoch as a whole, or not at all."""
@@ -404,8 +436,8 @@ class CommittedEpochs:
         if self._limited:
             self.rows = self._logs.passed(last)
         self._begun = self._logs.begun()
-        first = self._logs.only_offset(0) if 0 in self._begun else None
-        self.positions = self._source.start(self._offset, begun=first)
+        begun = partial(self._logs.only_offset, 0) if 0 in self._begun else None
+        self.positions = self._source.start(self._offset, begun)
         if self._offset is not None:
             self._source.logged(self._offset)
 
@@ -431,18 +463,19 @@ class CommittedEpochs:
         self._logs.write_offset(epoch.number, offset, passed, instead=begun)
         self._logs.write_commit(epoch.number)
         self.last, self.positions, self.rows, self._offset = epoch.number, end, rows, offset
+        self.untold = True
         return offset
 
     def notify_source(self) -> bool:
         """Notify the source of the last offset; return whether it asks the query to end."""
-        self._notified_at = self._clock()
+        self._notified_at, self.untold = self._clock(), False
         if self._offset is None:
             self._source.require_at(self.positions)
             return False
         return self._source.logged(self._offset)
 
     @property
-    def idle_seconds(self) -> float:
+    def silent_seconds(self) -> float:
         """The seconds since the source was last notified."""
         return self._clock() - self._notified_at
 

@@ -32,6 +32,7 @@ _FINISHING_SECONDS = 0.02
 _JOB_FAILURE_SECONDS = 2.0
 _LISTENER_SECONDS = 2.0
 _IDLE_SECONDS = 5.0
+_NOTIFY_SECONDS = 1.0
 """Between two checks of the source while nothing is committed."""
 
 
@@ -297,7 +298,7 @@ class ContinuousExecution:
         next_at = self._clock() + self._settings.interval
         while not self._to_end(run):
             self._commit_next(run, next_at - self._clock())
-            self._check_idle_source()
+            self._check_source()
             if self._clock() >= next_at:
                 run.coordinator.begin()
                 next_at = max(next_at + self._settings.interval, self._clock())
@@ -369,12 +370,15 @@ class ContinuousExecution:
         self._fresh = False
         progress = self.progress.committed(epoch, offset, began, at_once=self.sink.at_once)
         self._listeners.progressed(progress)
-        self._notify_source()
+        if not self.source.advanced_by_sink:
+            self._notify_source()
         self.logs.prune(epoch.number, self._settings.retain)
 
-    def _check_idle_source(self) -> None:
-        """Check a source without new epochs: another query may own it, or it may ask this one to end."""
-        if self.committed.idle_seconds >= _IDLE_SECONDS:
+    def _check_source(self) -> None:
+        """Notify the source of epochs that it has not been told of, and check it now and then without any:
+        another query may own it, or it may ask this one to end.
+        """
+        if self.committed.silent_seconds >= (_NOTIFY_SECONDS if self.committed.untold else _IDLE_SECONDS):
             self._notify_source()
 
     def _notify_source(self) -> None:

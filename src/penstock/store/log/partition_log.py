@@ -21,7 +21,7 @@ PAGE_SEGMENTS = 1024
 PAGE_BYTES = 8 << 20
 MERGE_FAN_IN = 64
 MESSAGE_BYTES = 1 << 20
-"""Payloads of so many bytes are sent together."""
+"""Payloads are sent in messages of about this size."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def allocate_payloads(tx: Transaction, count: int) -> list[int]:
 def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer | None = None) -> list[int]:
     """Store the payloads of segments, a few in a message; return their ids.
 
-    ``runs`` are those of one compacted segment.
+    ``runs`` may be given only with one segment, which is compacted.
     """
     ids = allocate_payloads(tx, len(segments))
     first = size = 0
@@ -155,6 +155,8 @@ def publish(
     The append id is drawn under the partitions' locks when it is None, so that ids ascend inside each
     partition.
     """
+    if not stored:
+        return Appended({})
     totals = _totals(stored)
     now = tx.stamp()
     stamp = {} if now is None else {"now": now}
@@ -232,7 +234,7 @@ def _check_heads(tx: Transaction, queue: QueueRecord, heads: Sequence[Row]) -> N
 
 
 def _is_crowded(now: int, new: int) -> bool:
-    """Whether a partition may have enough segments to compact, of which some are new."""
+    """Whether ``new`` segments, which make ``now``, may have made enough to compact."""
     return now // MERGE_FAN_IN > (now - new) // MERGE_FAN_IN
 
 

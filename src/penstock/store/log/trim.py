@@ -3,7 +3,7 @@
 The times of a partition's rows never go back. So after one append under a clock that was far ahead, every
 later row of the partition is dated as far ahead, and the rows' times say nothing about their age.
 Retention therefore records from time to time where the partition ends (``observed_end``): the rows below it
-had been appended by then. A record counts only while no append has seen a later clock, so one
+had been appended by then. A record counts only until the clock dates an append again, so one
 that was made under a wrong clock, such as that of a machine which boots in 1970, stops counting when the
 clock is right again.
 """
@@ -194,7 +194,7 @@ def _observe_end(tx: Transaction, queue: QueueRecord, record: PartitionRecord, n
 
 
 def _is_ahead(record: PartitionRecord, now: int) -> bool:
-    return record.last_clock > now + AHEAD
+    return record.last_timestamp > now + AHEAD
 
 
 def _newest_end(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> Row | None:
@@ -212,7 +212,7 @@ def _is_due(queue: QueueRecord, record: PartitionRecord, newest: Row | None, now
 
 
 def _keys(queue: QueueRecord, record: PartitionRecord) -> dict[str, int]:
-    # The latest clock does not change while the clock is before it.
+    # It does not change while rows are dated ahead of the clock.
     return {
         "queue_id": queue.queue_id,
         "partition": record.partition,

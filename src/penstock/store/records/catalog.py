@@ -78,8 +78,8 @@ class PartitionRecord:
     last_timestamp: int
     """The time of its newest row; microseconds since 1970."""
     last_clock: int
-    """The latest time that the clock has shown at an append; before ``last_timestamp`` while rows are dated
-    ahead of the clock.
+    """The time of the newest append that the clock has dated; later ones were dated after the row before
+    them, since the clock showed no later time.
     """
     bytes: int
     segments: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import (
@@ -159,13 +160,19 @@ def read_offsets(tx: Transaction, registration: Registration) -> tuple[list[int]
 
 
 def advance(
-    tx: Transaction, registration: Registration, moves: Mapping[str, Sequence[int]], *, safe: bool
+    tx: Transaction,
+    registration: Registration,
+    moves: Mapping[str, Sequence[int]],
+    *,
+    safe: Literal["old", "new"] | None,
 ) -> None:
     """Compare-and-set of offsets: ``moves`` has columns ``partition``, ``old`` and ``new``.
 
-    The safe offsets follow (``safe``) if nothing but the caller's own transaction depends on the moves.
+    The safe offsets follow to the new ones if nothing but the caller's own transaction depends on the moves,
+    and to the old ones if those are in the checkpoint.
     """
-    moved = tx.each("advance_position", moves, safe=int(safe), **registration.keys)
+    rows = {**moves, "safe": moves[safe] if safe else [0] * len(moves["partition"])}
+    moved = tx.each("advance_position", rows, **registration.keys)
     if len(moved) < len(moves["partition"]):
         done = {row.partition for row in moved}
         both = zip(moves["partition"], moves["old"], strict=True)

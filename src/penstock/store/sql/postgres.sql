@@ -103,7 +103,8 @@ set next_index = next_index + :row_count,
     segments = segments + :segments,
     last_timestamp = case when (extract(epoch from clock_timestamp()) * 1000000)::bigint > last_timestamp
         then (extract(epoch from clock_timestamp()) * 1000000)::bigint else last_timestamp + :gap end,
-    last_clock = greatest(last_clock, (extract(epoch from clock_timestamp()) * 1000000)::bigint)
+    last_clock = case when (extract(epoch from clock_timestamp()) * 1000000)::bigint > last_timestamp
+        then (extract(epoch from clock_timestamp()) * 1000000)::bigint else last_clock end
 where queue_id = :queue_id and partition = :partition
 returning
     partition, next_index, last_timestamp, segments, total,
@@ -125,7 +126,8 @@ with placed as (
                 then (extract(epoch from clock_timestamp()) * 1000000)::bigint
             else last_timestamp + :gap
         end,
-        last_clock = greatest(last_clock, (extract(epoch from clock_timestamp()) * 1000000)::bigint)
+        last_clock = case when (extract(epoch from clock_timestamp()) * 1000000)::bigint > last_timestamp
+        then (extract(epoch from clock_timestamp()) * 1000000)::bigint else last_clock end
     where queue_id = :queue_id and partition = :partition
     returning
         next_index, last_timestamp, segments, total, nextval('penstock.payload_block') * 4096 as payload_id,
@@ -180,7 +182,7 @@ set next_index = p.next_index + new.row_count,
     bytes = p.bytes + new.bytes,
     segments = p.segments + new.segments,
     last_timestamp = case when clock > p.last_timestamp then clock else p.last_timestamp + :gap end,
-    last_clock = greatest(p.last_clock, clock)
+    last_clock = case when clock > p.last_timestamp then clock else p.last_clock end
 from new, watch
 where p.queue_id = new.queue_id and p.partition = new.partition
 returning p.partition, p.next_index, p.last_timestamp, p.segments, p.total, channel;
@@ -193,10 +195,11 @@ select * from unnest(:payload_id::bigint[], :data::bytea[], :width::bigint[]);
 -- name: advance_position_all
 with new as materialized (
     select :consumer_id::bigint as consumer_id, :queue_id::bigint as queue_id, given.*
-    from unnest(:partition::bigint[], :old::bigint[], :new::bigint[]) as given (partition, from_index, to_index)
+    from unnest(:partition::bigint[], :old::bigint[], :new::bigint[], :safe::bigint[])
+        as given (partition, from_index, to_index, safe_index)
 )
 update penstock.position as p
-set next_index = new.to_index, safe_index = case when :safe = 1 then new.to_index else p.safe_index end
+set next_index = new.to_index, safe_index = greatest(p.safe_index, new.safe_index)
 from new
 where p.consumer_id = new.consumer_id and p.queue_id = new.queue_id and p.partition = new.partition
     and p.next_index = new.from_index

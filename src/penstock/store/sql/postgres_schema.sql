@@ -35,8 +35,9 @@ create table penstock.key_home (
 );
 
 -- Appends are ordered by the row lock of their partition. total is the queue's number of partitions, repeated here so that
--- an append sees under its lock that the queue has grown. last_clock is the latest time that the clock has shown at an append,
--- last_timestamp the time of the newest row, which is later after an append at or before the time of the row before it. Half of each
+-- an append sees under its lock that the queue has grown. last_timestamp is the time of the newest row,
+-- last_clock that of the newest append that was dated by the clock: later ones are dated a little after the row before if the clock
+-- shows no later time. Half of each
 -- page is left free, so that an update finds room next to the old row, and no index has to be changed.
 create table penstock.partition (
     queue_id       bigint not null references penstock.queue on delete cascade,
@@ -75,7 +76,7 @@ create table penstock.segment (
     primary key (queue_id, partition, end_index)
 );
 
--- Where a partition ended at a time, while its newest row is ahead of the clock, by its last_clock: the rows below
+-- Where a partition ended at a time, while its newest row was ahead of the clock, since the append at last_clock: the rows below
 -- next_index were appended by observed_at.
 create table penstock.observed_end (
     queue_id       bigint not null references penstock.queue on delete cascade,

@@ -14,7 +14,7 @@ set next_index = next_index + :row_count,
     bytes = bytes + :bytes,
     segments = segments + :segments,
     last_timestamp = case when :now > last_timestamp then :now else last_timestamp + :gap end,
-    last_clock = max(last_clock, :now)
+    last_clock = case when :now > last_timestamp then :now else last_clock end
 where queue_id = :queue_id and partition = :partition
 returning partition, next_index, last_timestamp, segments, total, cast(queue_id as text) as channel;
 

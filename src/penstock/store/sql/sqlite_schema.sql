@@ -33,8 +33,9 @@ create table penstock.key_home (
 ) strict, without rowid;
 
 -- Appends are ordered by the row lock of their partition. total is the queue's number of partitions, repeated here so that
--- an append sees under its lock that the queue has grown. last_clock is the latest time that the clock has shown at an append,
--- last_timestamp the time of the newest row, which is later after an append at or before the time of the row before it.
+-- an append sees under its lock that the queue has grown. last_timestamp is the time of the newest row,
+-- last_clock that of the newest append that was dated by the clock: later ones are dated a little after the row before if the clock
+-- shows no later time.
 create table penstock.partition (
     queue_id       integer not null references penstock_queue on delete cascade,
     partition      integer not null,
@@ -70,7 +71,7 @@ create table penstock.segment (
     primary key (queue_id, partition, end_index)
 ) strict, without rowid;
 
--- Where a partition ended at a time, while its newest row is ahead of the clock, by its last_clock: the rows below
+-- Where a partition ended at a time, while its newest row was ahead of the clock, since the append at last_clock: the rows below
 -- next_index were appended by observed_at.
 create table penstock.observed_end (
     queue_id       integer not null references penstock_queue on delete cascade,
