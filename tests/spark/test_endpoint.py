@@ -77,6 +77,28 @@ def hung_up(connection: socket.socket) -> bool:
     return False
 
 
+def test_small_messages_are_not_held_back_until_the_one_before_is_acknowledged() -> None:
+    """An acknowledgement may take 40 ms, which an epoch of a continuous query has to wait for."""
+    found: list[bool] = []
+
+    def serve(connection: Connection) -> None:
+        with connection:
+            found.append(sends_at_once(connection))
+
+    with (
+        closing(AuthenticatedListener("127.0.0.1", serve, "penstock-test")) as listening,
+        Address("127.0.0.1", listening.port, listening.secret).connect() as connection,
+    ):
+        found.append(sends_at_once(connection))
+        wait_until(lambda: len(found) == 2, timeout=5)
+    assert found == [True, True]
+
+
+def sends_at_once(connection: Connection) -> bool:
+    with socket.socket(fileno=socket.dup(connection.fileno())) as twin:
+        return bool(twin.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+
 def test_silent_strangers_block_nobody(
     listening: AuthenticatedListener, address: Address, strangers: ExitStack
 ) -> None:

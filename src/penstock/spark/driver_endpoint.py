@@ -104,6 +104,7 @@ def _connect_once(where: tuple[str, int], authkey: bytes, deadline: float) -> Co
     left = max(deadline - time.monotonic(), 1.0)
     sock = socket.create_connection(where, timeout=left)
     sock.setblocking(True)
+    send_at_once(sock)
     # The limit also stops a peer that begins to speak and pauses: any process may have another driver's port.
     _set_receive_timeout(sock, left)
     connection = Connection(sock.detach())
@@ -119,6 +120,13 @@ def _connect_once(where: tuple[str, int], authkey: bytes, deadline: float) -> Co
         connection.close()
         raise
     return connection
+
+
+def send_at_once(connection: socket.socket) -> None:
+    """Do not hold a small message back until the peer has acknowledged the one before, which it may put off
+    for 40 ms (Nagle's algorithm and delayed acknowledgements, RFC 896 and RFC 1122).
+    """
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _set_receive_timeout(connection: socket.socket, seconds: float) -> None:
@@ -235,6 +243,7 @@ class AuthenticatedListener:
             time.sleep(_FIRST_PAUSE)
             return
         incoming.setblocking(True)
+        send_at_once(incoming)
         connection = Connection(incoming.detach())
         if not self._handshakes.begin(connection) and not self._crowded:
             self._crowded = True
