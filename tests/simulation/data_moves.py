@@ -342,10 +342,8 @@ def restore(op: Operator, rng: random.Random) -> None:
             return
         which = [op.source]
     # A query whose tasks append for all to see is asked to stop: nothing remembers rows that they have
-    # appended and no commit has entered in the ledger, or that they have read before and append after. So is
-    # one without a consumer: its tasks may be past the end of the restored queue until it has grown again.
-    scenario = op.scenario
-    stopped = rng.random() < 0.8 or scenario.guarantee != "exactly_once" or not scenario.consumer
+    # appended and no commit has entered in the ledger, or that they have read before and append after.
+    stopped = rng.random() < 0.8 or op.scenario.guarantee != "exactly_once"
     if stopped:
         op.kill_all()
     # Rows may have come again by the time that the query does.

@@ -684,6 +684,12 @@ FAULTS = [
         TIMES_OF_ROWS.instead,
     ),
     Fault(
+        "a task does not notice that its rows were replaced after they were planned",
+        "spark/queue_readers.py",
+        "        if task.last is not None:\n",
+        "        if False:\n",
+    ),
+    Fault(
         "the generation of a registration is the time, whatever there was before",
         "store/records/consumers.py",
         '    return int(tx.one("new_generation", now=tx.now()).last_generation)\n',

@@ -335,6 +335,7 @@ class Operator:
             and not self.halted
             and current[0].alive
             and not current[0].paused
+            and not current[1].executors.paused
             and current[1].at_rest(ends)
         )
 

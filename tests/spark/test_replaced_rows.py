@@ -5,10 +5,11 @@ older backup and has grown again, or the queue was recreated.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import penstock
@@ -76,6 +77,41 @@ def test_a_micro_batch_is_not_repeated_with_other_rows(orders: penstock.Queue, r
         refusal(lambda: reader().partitions(begin, of_other_rows(end))) == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
     )
     assert len(reader().partitions(begin, end)) == 1
+
+
+def ids_read(reader: QueueStreamReader, tasks: Sequence[InputPartition]) -> list[int]:
+    return [each for task in tasks for batch in reader.read(task) for each in batch["id"].to_pylist()]
+
+
+@consumers
+@pytest.mark.parametrize("rows_per_task", [2, 100])
+@pytest.mark.parametrize("compacted", [False, True])
+def test_tasks_refuse_rows_that_were_replaced_after_they_were_planned(
+    orders: penstock.Queue, reader: Open, rows_per_task: int, compacted: bool
+) -> None:
+    """The driver runs on while the store is restored, and its tasks read under the same indexes."""
+    opened = reader(rows_per_task=rows_per_task, max_rows_per_trigger=5)
+    begin, end = next_offset(opened)
+    tasks = opened.partitions(begin, end)
+    if compacted:
+        orders.compact()
+    assert ids_read(opened, tasks) == [0, 1, 2, 3, 4]
+    last = end["times"][0]
+    for part in tasks:
+        assert part.last == (5, last), "the last row of the micro-batch, not of the task"
+        part.last = (5, last - 60_000_000)
+        assert refusal(lambda part=part: list(opened.read(part))) == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
+
+
+@pytest.mark.parametrize("consumer", [None])
+def test_tasks_do_not_miss_rows_that_were_trimmed_after_they_were_planned(
+    orders: penstock.Queue, reader: Open
+) -> None:
+    opened = reader(fail_on_data_loss=False)
+    begin, end = next_offset(opened)
+    tasks = opened.partitions(begin, end)
+    orders.trim(0, 6)
+    assert ids_read(opened, tasks) == []
 
 
 @pytest.mark.parametrize("consumer", [None])

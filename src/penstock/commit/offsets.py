@@ -85,6 +85,11 @@ class QueueOffset:
     def empty(self) -> bool:
         return self.start == self.end
 
+    def last_row(self, partition: int) -> tuple[int, int] | None:
+        """The end of a partition and when the row before it was appended; None if that is unknown."""
+        time = self.times[partition] if partition < len(self.times) else None
+        return None if time is None else (self.end[partition], time)
+
     def moves(self, partitions: Iterable[int] | None = None) -> dict[str, list[int]]:
         """Where offsets move, of these partitions or of all: columns ``partition``, ``old`` and ``new``."""
         every = range(len(self.end)) if partitions is None else partitions

@@ -59,13 +59,17 @@ def _refuse(tx: Transaction, offset: QueueOffset) -> NoReturn:
     if offset.consumer is None:
         offset.require(offset.store, queue.name, None, queue.generation)
     offset.require_reached([part.next_index for part in catalog.partitions(tx, queue)])
-    raise CheckpointMismatchError(
-        f"queue {offset.queue!r} has other rows than this query has read, up to {list(offset.end)}: its "
-        "store was restored from an older backup. Restore the checkpoint of the same moment, or use a new "
-        "one; a query that ran meanwhile only has to be restarted",
+    raise _other_rows(offset.queue, f"up to {list(offset.end)}", list(offset.end))
+
+
+def _other_rows(queue: str, where: str, offsets: list[int]) -> CheckpointMismatchError:
+    return CheckpointMismatchError(
+        f"queue {queue!r} has other rows than this query has read, {where}: its store was restored from an "
+        "older backup. Restore the checkpoint of the same moment, or use a new one; a query that ran "
+        "meanwhile only has to be restarted",
         condition="CHECKPOINT_MISMATCH.SOURCE_BEHIND",
-        queue=offset.queue,
-        offsets=list(offset.end),
+        queue=queue,
+        offsets=offsets,
     )
 
 
@@ -78,15 +82,37 @@ def row_times(
         for part, end in zip(partitions, ends, strict=True)
     ]
     asked = [
-        [part.partition, end]
+        (part.partition, end)
         for part, end in zip(partitions, ends, strict=True)
         if part.first_index < end < part.next_index
     ]
     if asked:
-        for row in tx.all("row_times", queue_id=queue.queue_id, ends=json.dumps(asked)):
-            inside = row.runs is not None
-            known[row.partition] = _time_at(row.runs, row.place) if inside else row.last_timestamp
+        for partition, time in _inner_times(tx, queue, asked).items():
+            known[partition] = time
     return tuple(known)
+
+
+def require_row(tx: Transaction, queue: QueueRecord, partition: int, end: int, time: int) -> None:
+    """Refuse what was read of a partition if the row before ``end`` was not appended at a time; a row that
+    was trimmed is not missed.
+
+    Raises
+    ------
+    CheckpointMismatchError
+        ``CHECKPOINT_MISMATCH.SOURCE_BEHIND``
+    """
+    found = _inner_times(tx, queue, [(partition, end)]).get(partition, time)
+    if found != time:
+        raise _other_rows(queue.name, f"partition {partition}, up to {end}", [end])
+
+
+def _inner_times(tx: Transaction, queue: QueueRecord, ends: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """When the row before each end of a partition was appended, by partition; without rows that are gone."""
+    rows = tx.all("row_times", queue_id=queue.queue_id, ends=json.dumps(ends))
+    return {
+        row.partition: row.last_timestamp if row.runs is None else _time_at(row.runs, row.place)
+        for row in rows
+    }
 
 
 def _time_at(runs: bytes, place: int) -> int:

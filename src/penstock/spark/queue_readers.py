@@ -35,6 +35,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from penstock.commit.source_rows import require_row
 from penstock.queue.store import open_store
 from penstock.spark.error_boundary import without_tracebacks
 from penstock.spark.internals.python_workers import check_reach, freeze_imports
@@ -51,11 +52,18 @@ SMALL_ROWS = 8192
 
 
 class RangePartition(InputPartition):
-    """The rows [start, end) of one partition of a queue."""
+    """The rows [start, end) of one partition of a queue.
 
-    def __init__(self, partition: int, start: int, end: int) -> None:
+    Parameters
+    ----------
+    last
+        The end of the micro-batch in this partition, and when the row before it was appended; None for rows
+        that were not planned before.
+    """
+
+    def __init__(self, partition: int, start: int, end: int, last: tuple[int, int] | None = None) -> None:
         super().__init__(partition)
-        self.partition, self.start, self.end = partition, start, end
+        self.partition, self.start, self.end, self.last = partition, start, end, last
 
     def __repr__(self) -> str:
         return f"RangePartition({self.partition}, {self.start}, {self.end})"
@@ -77,8 +85,19 @@ class Scan:
             return iter(())
         check_reach(self.url, None)
         freeze_imports()
-        rows = (batch for _, batch in self.chunks(task.partition, task.start, task.end))
-        return self._filtered(_coalesced(rows))
+        return self._filtered(_coalesced(self._planned(task)))
+
+    def _planned(self, task: RangePartition) -> Iterator[pa.RecordBatch]:
+        """Yield a task's rows; refuse them at the end if others were planned, whose store was replaced
+        before they were read.
+        """
+        for _, batch in self.chunks(task.partition, task.start, task.end):
+            yield batch
+        if task.last is not None:
+            end, time = task.last
+            open_store(self.url).database.run(
+                lambda tx: require_row(tx, self.queue, task.partition, end, time), write=False
+            )
 
     def chunks(
         self, partition: int, start: int, end: int, *, with_runs: bool = False

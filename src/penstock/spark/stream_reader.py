@@ -130,7 +130,10 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             owner.plan(batch)
         # A repeated micro-batch has the same tasks as before, even if the options have changed.
         rows = batch.rows_per_task or self._options.rows_per_task
-        return [RangePartition(*task) for task in split_into_tasks(batch.start, batch.end, rows)]
+        return [
+            RangePartition(partition, start, end, batch.last_row(partition))
+            for partition, start, end in split_into_tasks(batch.start, batch.end, rows)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task, on an executor."""
