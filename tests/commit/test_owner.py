@@ -401,6 +401,20 @@ def test_an_epoch_without_a_plan_is_refused_when_another_query_has_taken_the_con
     assert (pair.offsets(), pair.sink.info().rows) == ([0, 0], 0)
 
 
+def test_an_epoch_that_a_successor_has_committed_is_no_repeat_of_the_same_rows(pair: Pair) -> None:
+    """A driver that was suspended may not go on from there as if it had committed it."""
+    first = pair.own(moved_by_sink=True)
+    late = owned(pair, first, (0, 0), (5, 2))
+    pair.commit(pair.batch("app", 0, late, ids=None))
+    pair.commit(pair.batch("app", 0, late, ids=None))
+    first.release()
+    second = pair.own(moved_by_sink=True)
+    pair.commit(pair.batch("app", 1, owned(pair, second, (5, 2), (9, 2)), ids=None))
+    with pytest.raises(OwnerFencedError):
+        pair.commit(pair.batch("app", 1, owned(pair, first, (5, 2), (9, 2)), ids=None))
+    assert pair.offsets() == [9, 2]
+
+
 def test_an_epoch_without_a_plan_is_refused_after_a_seek(pair: Pair) -> None:
     """This needs a lost lock, as when the database ends the owner's session."""
     owner = pair.own(moved_by_sink=True)

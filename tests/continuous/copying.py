@@ -21,6 +21,7 @@ from penstock.json_text import Json
 from penstock.queue.store import open_store
 from penstock.spark.options import SinkOptions, SourceOptions
 from tests.continuous.local import LocalEngine
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64())])
 PATIENCE = 30
@@ -154,13 +155,15 @@ class Copy:
         return QueueSinkDriver(SinkOptions(self.url, "out"), query_id, self.guarantee == "exactly_once")
 
     def through(self, query: ContinuousExecution) -> None:
-        """Wait until everything is committed."""
+        """Wait until everything is committed and in the checkpoint."""
         ends = {part.partition: part.next_index for part in self.queue.info().partitions}
         waiting = threading.Thread(target=query.await_offsets, args=[lambda at: at == ends], daemon=True)
         waiting.start()
         waiting.join(2 * PATIENCE)
         assert query.failure is None, query.failure
         assert not waiting.is_alive(), "it has not come so far"
+        wait_until(lambda: query.failure or not query.committed.lags, PATIENCE, "the checkpoint follows")
+        assert query.failure is None, query.failure
 
     def ids(self) -> list[int]:
         return sorted(row for ids in self.by_partition() for row in ids)

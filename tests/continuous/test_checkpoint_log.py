@@ -141,12 +141,18 @@ def test_two_drivers_that_create_a_checkpoint_simultaneously_share_one_id(
     assert others == [CheckpointLog(str(tmp_path)).query_id()]
 
 
-def test_a_query_whose_next_entry_already_exists_stops_and_keeps_it(copy: Copy) -> None:
+@pytest.mark.parametrize("consumer", ["c", None])
+def test_a_query_whose_next_entry_already_exists_stops_and_keeps_it(copy: Copy, consumer: str | None) -> None:
+    copy.consumer = consumer
     query = copy.add().query()
     copy.through(query)
     number = copy.files("commits")[-1] + 1
     theirs = {"to": [9, 9]}
-    CheckpointLog(str(copy.folder / "ck")).write_offset(number, theirs)
+    other = CheckpointLog(str(copy.folder / "ck"))
+    other.write_offset(number, theirs)
+    if consumer is not None:
+        # The sink has the query's own epoch, which replaces one that was only begun.
+        other.write_commit(number)
     copy.add()
     assert query.join(PATIENCE)
     assert isinstance(query.failure, OwnerFencedError)

@@ -209,6 +209,40 @@ def test_a_checkpoint_that_lacks_several_epochs_is_refused_as_an_old_copy(place:
     assert place.followed == []
 
 
+@pytest.mark.parametrize("last", [-1, 0, 1])
+@pytest.mark.parametrize("ahead", [2, 3, 50])
+def test_several_epochs_are_caught_up_with_where_the_sink_knows_the_last_two(
+    place: Place, last: int, ahead: int
+) -> None:
+    number = last + ahead
+    newest = SinkEpoch(number, offset(number), 10, offset(number - 1))
+    assert place.committed(last).settle(newest) == number
+    logged = list(range(last + 1))
+    assert place.files == ([*logged, number - 1, number], [*logged, number])
+    assert [place.logs.only_offset(each) for each in (number - 1, number)] == [
+        offset(number - 1),
+        offset(number),
+    ]
+    assert place.followed == [(offset(number), None if last < 0 else last)]
+
+
+@pytest.mark.parametrize("begun", [2, 3])
+def test_entries_of_epochs_that_were_begun_are_replaced_by_what_the_sink_has(
+    place: Place, begun: int
+) -> None:
+    newest = SinkEpoch(3, offset(3), 10, offset(2))
+    assert place.committed(1).begun(begun, {"to": [99]}).settle(newest) == 3
+    assert place.files == ([0, 1, 2, 3], [0, 1, 3])
+    assert [place.logs.only_offset(each) for each in (2, 3)] == [offset(2), offset(3)]
+
+
+def test_a_query_with_a_limit_does_not_skip_epochs(place: Place) -> None:
+    """The sink does not know how many rows the limit has let through."""
+    with pytest.raises(CheckpointRewoundError):
+        place.committed(1).settle(SinkEpoch(4, offset(4), 10, offset(3)), limited=True)
+    assert place.files == ([0, 1], [0, 1])
+
+
 @pytest.mark.parametrize("newest", [epoch(1), micro_batch(1)])
 def test_a_planned_micro_batch_that_the_sink_lacks_stays_until_its_epoch_is_committed(
     place: Place, newest: SinkEpoch

@@ -140,14 +140,14 @@ FAULTS = [
     Fault(
         "an epoch is committed whoever owns its consumer",
         "commit/owner.py",
-        "    _require_owner(registration, end.epoch, end.owner, end.generation)\n",
+        "    require_owner(registration, end.epoch, end.owner, end.generation)\n",
         "",
     ),
     Fault(
         "an epoch is committed whatever rows the queue has by now",
         "commit/owner.py",
-        "    _require_owner(registration, end.epoch, end.owner, end.generation)\n    _require_there(tx, registration, end)\n",
-        "    _require_owner(registration, end.epoch, end.owner, end.generation)\n",
+        "    require_owner(registration, end.epoch, end.owner, end.generation)\n    _require_there(tx, registration, end)\n",
+        "    require_owner(registration, end.epoch, end.owner, end.generation)\n",
     ),
     Fault(
         "an owner that was overtaken is not refused",
@@ -292,9 +292,9 @@ FAULTS = [
     # The driver of a continuous query, and its checkpoint.
     Fault(
         "an epoch is in the checkpoint before it is in the sink",
-        "continuous/driver/checkpoint_log.py",
-        "        self._sink.commit(writers, epoch, offset)\n        self._logging = epoch.number\n        passed, begun = rows if self._limited else None, self._begun.get(epoch.number)\n        self._logs.write_offset(epoch.number, offset, passed, instead=begun)\n        self._logs.write_commit(epoch.number)\n",
-        "        self._logging = epoch.number\n        passed, begun = rows if self._limited else None, self._begun.get(epoch.number)\n        self._logs.write_offset(epoch.number, offset, passed, instead=begun)\n        self._logs.write_commit(epoch.number)\n        self._sink.commit(writers, epoch, offset)\n",
+        "continuous/driver/committed_epochs.py",
+        "        self._sink.commit(writers, epoch, offset)\n        self.last, self.positions, self.rows = epoch.number, end, self.rows + epoch.rows_out\n        if self._follower is None:\n            self._log(epoch.number, offset)\n        else:\n            self._follower.add(epoch.number, offset)\n",
+        "        self.last, self.positions, self.rows = epoch.number, end, self.rows + epoch.rows_out\n        if self._follower is None:\n            self._log(epoch.number, offset)\n        else:\n            self._follower.add(epoch.number, offset)\n            self._follower.flush()\n        self._sink.commit(writers, epoch, offset)\n",
     ),
     Fault(
         "a continuous query does not begin another run when its source grows",
@@ -304,7 +304,7 @@ FAULTS = [
     ),
     Fault(
         "an epoch that the sink has refused counts as committed",
-        "continuous/driver/checkpoint_log.py",
+        "continuous/driver/committed_epochs.py",
         "        self._sink.commit(writers, epoch, offset)\n",
         "        try:\n            self._sink.commit(writers, epoch, offset)\n        except Exception:\n            pass\n",
     ),
@@ -348,7 +348,7 @@ FAULTS = [
     ),
     Fault(
         "the offset of an epoch that was begun is dropped before another one is committed in its place",
-        "continuous/driver/checkpoint_log.py",
+        "continuous/driver/committed_epochs.py",
         "        self._begun = self._logs.begun()\n",
         '        for number in self._logs.begun():\n            self._logs._delete(f"offsets/{number}")\n',
     ),
@@ -668,8 +668,32 @@ FAULTS = [
     Fault(
         "an epoch that was begun with other rows stands in the way of the one that the sink has",
         "continuous/driver/checkpoint_log.py",
-        "epoch.offset, passed, instead=found)\n",
-        "epoch.offset, passed)\n",
+        "offset, passed, instead=found)\n",
+        "offset, passed)\n",
+    ),
+    Fault(
+        "an epoch that another owner has committed with the same rows is taken for one's own",
+        "commit/protocol.py",
+        "        if source.owner is not None:\n            require_owner(",
+        "        if False:\n            require_owner(",
+    ),
+    Fault(
+        "the ledger forgets the offset of the epoch before the newest one",
+        "commit/protocol.py",
+        "batch_id=batch.batch_id - 2)\n",
+        "batch_id=batch.batch_id - 1)\n",
+    ),
+    Fault(
+        "a checkpoint that follows lacks the offset before the last one",
+        "continuous/driver/checkpoint_follower.py",
+        "            for number, offset in epochs[:-1]:\n",
+        "            for number, offset in []:\n",
+    ),
+    Fault(
+        "the checkpoint follows where nothing else tells that another driver has taken over",
+        "continuous/driver/committed_epochs.py",
+        "sink.keeps_offsets and source.advanced_by_sink and not limited\n",
+        "sink.keeps_offsets and not limited\n",
     ),
     Fault(
         "dropping a queue locks its partitions before what is staged for it",

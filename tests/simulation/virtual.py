@@ -195,6 +195,8 @@ def _replacements() -> dict[str, Any]:
         "penstock.continuous.driver.coordinator.AuthenticatedListener": SimListening,
         "penstock.continuous.driver.coordinator.shut_down": lambda line: line.shutdown(),
         "penstock.spark.driver_endpoint.connect": lambda where, authkey: machine().network.connect(where[1]),
+        "penstock.continuous.driver.checkpoint_follower.time": clock,
+        "penstock.continuous.driver.checkpoint_follower.threading": threads,
         "penstock.continuous.driver.checkpoint_log.time": clock,
         "penstock.continuous.driver.checkpoint_log.is_local": lambda files: True,
         "penstock.continuous.driver.checkpoint_log.create_durably": lambda path, content: (

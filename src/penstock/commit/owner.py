@@ -168,7 +168,7 @@ class Owner:
 
     def _checked(self, tx: Transaction, *, lock: bool = False) -> Registration:
         registration = self._find(tx, lock=lock)
-        _require_owner(registration, self.epoch, self.identity, self.generation)
+        require_owner(registration, self.epoch, self.identity, self.generation)
         return registration
 
     def require(self) -> None:
@@ -202,11 +202,12 @@ def require_owned(tx: Transaction, registration: Registration, end: QueueOffset)
         If a seek has moved the consumer, or the queue does not have the rows any more, since its store was
         restored.
     """
-    _require_owner(registration, end.epoch, end.owner, end.generation)
+    require_owner(registration, end.epoch, end.owner, end.generation)
     _require_there(tx, registration, end)
 
 
-def _require_owner(registration: Registration, epoch: int, identity: str | None, generation: int) -> None:
+def require_owner(registration: Registration, epoch: int, identity: str | None, generation: int) -> None:
+    """Check that a query owns the consumer, and that no seek has moved it."""
     consumer, queue = registration.consumer, registration.queue
     if (registration.epoch, registration.owner) != (epoch, identity):
         raise OwnerFencedError(

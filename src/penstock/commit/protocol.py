@@ -12,7 +12,7 @@ from typing import TypeVar
 from penstock.commit.binding import bound_error, mark_name
 from penstock.commit.micro_batch import BatchCommit
 from penstock.commit.offsets import QueueOffset, pad, plan_text
-from penstock.commit.owner import require_owned
+from penstock.commit.owner import require_owned, require_owner
 from penstock.errors import (
     CheckpointMismatchError,
     CheckpointRewoundError,
@@ -91,7 +91,7 @@ def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None
     # Oldest entries first, as a queue's are deleted when it is dropped.
     ledger.prune(tx, batch.key)
     if batch.logged is not None:
-        tx.run("forget_logged", sink=batch.key.sink, app_id=batch.app_id, batch_id=batch.batch_id - 1)
+        tx.run("forget_logged", sink=batch.key.sink, app_id=batch.app_id, batch_id=batch.batch_id - 2)
     return published
 
 
@@ -182,9 +182,15 @@ def _same(batch: BatchCommit[T], before: str) -> None:
 def _settle(
     tx: Transaction, batch: BatchCommit[T], locked: Sequence[tuple[QueueOffset, Registration]]
 ) -> None:
-    """End a replay of a committed micro-batch: drop what it staged, and close its plan."""
+    """End a replay of a committed micro-batch: drop what it staged, and close its plan.
+
+    A suspended driver may have read the rows of an epoch that its successor has committed: it may not take
+    that for its own.
+    """
     batch.sink.discard(tx, batch)
     for source, registration in locked:
+        if source.owner is not None:
+            require_owner(registration, source.epoch, source.owner, source.generation)
         if registration.plan == plan_text(source):
             tx.run("close_plan", **registration.keys)
 

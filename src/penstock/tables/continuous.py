@@ -121,6 +121,10 @@ class TableSinkDriver(SinkDriver):
     def at_once(self) -> bool:
         return not self.exactly_once
 
+    @property
+    def keeps_offsets(self) -> bool:
+        return self.exactly_once
+
     def check(self, schema: StructType) -> None:
         self._encoder = RowEncoder.of(self.prepare(schema))
 

@@ -16,8 +16,9 @@ from penstock.continuous.connectors.protocol import Epoch, SinkEpoch
 from penstock.errors import CheckpointMismatchError
 from penstock.json_text import JsonValue, parse_record
 from penstock.queue.store import open_store
+from penstock.store.database import Transaction
 from penstock.store.records import ledger
-from penstock.store.records.ledger import LedgerKey
+from penstock.store.records.ledger import LedgerEntry, LedgerKey
 
 T = TypeVar("T")
 
@@ -66,9 +67,12 @@ class Commits:
 
     def newest(self, ledger_name: str) -> SinkEpoch:
         """Return the last epoch that the ledger has."""
-        entry = open_store(self.url).database.run(
-            lambda tx: ledger.newest(tx, ledger_name, self.app_id), write=False
-        )
+
+        def last_two(tx: Transaction) -> tuple[LedgerEntry | None, LedgerEntry | None]:
+            entry = ledger.newest(tx, ledger_name, self.app_id)
+            return entry, entry and ledger.newest(tx, ledger_name, self.app_id, entry.batch_id)
+
+        entry, before = open_store(self.url).database.run(last_two, write=False)
         if entry is None:
             return SinkEpoch(-1)
         what = f"the ledger of {ledger_name}"
@@ -80,5 +84,14 @@ class Commits:
                 condition="CHECKPOINT_MISMATCH.OTHER_CHECKPOINT",
                 app_id=self.app_id,
             )
-        logged: JsonValue = None if entry.logged is None else parse_record(entry.logged, what)
-        return SinkEpoch(entry.batch_id, logged, entry.rows, identified=covered != [[]])
+        return SinkEpoch(
+            entry.batch_id,
+            _offset_in(entry, what),
+            entry.rows,
+            _offset_in(before, what) if before and before.batch_id == entry.batch_id - 1 else None,
+            identified=covered != [[]],
+        )
+
+
+def _offset_in(entry: LedgerEntry, what: str) -> JsonValue:
+    return None if entry.logged is None else parse_record(entry.logged, what)

@@ -116,8 +116,8 @@ class SourceDriver(ABC):
 
     @property
     def advanced_by_sink(self) -> bool:
-        """Whether the transaction of the sink records an epoch here as well, so that :meth:`logged` may be
-        called seldom.
+        """Whether the transaction of the sink records an epoch here as well, or refuses it if another
+        query has taken over; the checkpoint may then be written later, and :meth:`logged` called seldom.
         """
         return False
 
@@ -210,6 +210,8 @@ class SinkEpoch:
     offset: JsonValue = None
     """What the checkpoint logs for it; None for a micro-batch, which Spark logs before the commit."""
     rows: int = 0
+    before: JsonValue = None
+    """The offset of the epoch before it, if the sink keeps that: a checkpoint may then lack several."""
     identified: bool = True
     """Whether the record says which rows they are. False for a micro-batch of a sink that may repeat rows:
     another copy of the checkpoint may have written it, with other rows."""
@@ -247,6 +249,13 @@ class SinkDriver(SinkRecord):
     @property
     def at_once(self) -> bool:
         """Whether rows are visible when they are written, before their epoch is committed."""
+        return False
+
+    @property
+    def keeps_offsets(self) -> bool:
+        """Whether ``commit`` records the offset in its transaction, and ``newest`` returns the last two: the
+        checkpoint may then follow later.
+        """
         return False
 
     def check(self, schema: StructType) -> None:

@@ -214,6 +214,10 @@ class QueueSinkDriver(SinkDriver):
     def at_once(self) -> bool:
         return not self.exactly_once
 
+    @property
+    def keeps_offsets(self) -> bool:
+        return self.exactly_once
+
     def check(self, schema: StructType) -> None:
         queue = _look_up(self.options)
         refuse_feed(queue)

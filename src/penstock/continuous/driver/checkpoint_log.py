@@ -17,20 +17,11 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 
 from pyarrow import fs
 
 from penstock.commit.protocol import sink_behind
-from penstock.continuous.connectors.protocol import (
-    Epoch,
-    Positions,
-    SinkDriver,
-    SinkEpoch,
-    SinkRecord,
-    SourceDriver,
-    WriterFactory,
-)
+from penstock.continuous.connectors.protocol import SinkEpoch, SinkRecord
 from penstock.errors import (
     CheckpointMismatchError,
     CheckpointRewoundError,
@@ -282,7 +273,6 @@ def _sync_folder(path: str) -> None:
 
 
 Follow = Callable[[JsonValue], None]
-Clock = Callable[[], float]
 
 
 def recover(logs: CheckpointLog, sink: SinkRecord, follow: Follow, *, limited: bool = False) -> int | None:
@@ -314,12 +304,16 @@ def catch_up(
     if newest is None:
         return None
     last = logs.last_commit()
-    _require_same_time(sink, newest, last)
+    _require_same_time(sink, newest, last, limited=limited)
     if newest.offset is not None:
         follow(newest.offset)
-        if newest.number == _next(last) or logs.offset_entry(newest.number) is None:
+        if newest.number > _last(last) or logs.offset_entry(newest.number) is None:
             before = newest.number - 1 if newest.number else None
-            _log(logs, newest, logs.passed(before) + newest.rows if limited else None)
+            if before is not None and before > _last(last):
+                log_offset(logs, before, newest.before)
+            log_epoch(
+                logs, newest.number, newest.offset, logs.passed(before) + newest.rows if limited else None
+            )
     return newest
 
 
@@ -352,8 +346,12 @@ def require_not_behind(logs: CheckpointLog, sink: SinkRecord) -> None:
         _require_not_behind(sink, newest, _next(logs.last_commit()))
 
 
+def _last(last: int | None) -> int:
+    return -1 if last is None else last
+
+
 def _next(last: int | None) -> int:
-    return 0 if last is None else last + 1
+    return _last(last) + 1
 
 
 def _require_not_behind(sink: SinkRecord, newest: SinkEpoch, following: int) -> None:
@@ -361,11 +359,12 @@ def _require_not_behind(sink: SinkRecord, newest: SinkEpoch, following: int) -> 
         raise sink_behind(sink.description, following, None if newest.number < 0 else newest.number)
 
 
-def _require_same_time(sink: SinkRecord, newest: SinkEpoch, last: int | None) -> None:
-    """Refuse a sink and a checkpoint of different times."""
+def _require_same_time(sink: SinkRecord, newest: SinkEpoch, last: int | None, *, limited: bool) -> None:
+    """Refuse a checkpoint that lacks more than the sink knows: it is an old copy."""
     following = _next(last)
     _require_not_behind(sink, newest, following)
-    if newest.number > following:
+    known = newest.offset is not None and newest.before is not None and not limited
+    if newest.number > following and not known:
         raise CheckpointRewoundError(
             f"{sink.description} has epochs up to {newest.number} of the query, and the checkpoint ends with "
             f"{following - 1}: it is an old copy; use the newest one",
@@ -374,110 +373,32 @@ def _require_same_time(sink: SinkRecord, newest: SinkEpoch, last: int | None) ->
         )
 
 
-def _log(logs: CheckpointLog, epoch: SinkEpoch, passed: int | None) -> None:
-    """Log an epoch of the sink, in place of one that was begun with other rows and never committed.
+def log_epoch(logs: CheckpointLog, number: int, offset: JsonValue, passed: int | None = None) -> None:
+    """Log an epoch that the sink has, with its commit."""
+    log_offset(logs, number, offset, passed)
+    with suppress(OwnerFencedError):
+        logs.write_commit(number)
+
+
+def log_offset(logs: CheckpointLog, number: int, offset: JsonValue, passed: int | None = None) -> None:
+    """Log the offset of an epoch that the sink has, in place of one that was begun with other rows and never
+    committed.
 
     A driver that was suspended after its commit to the sink may just have logged it itself.
+
+    Raises
+    ------
+    OwnerFencedError
+        If another epoch has been committed under its number.
     """
-    found = logs.offset_entry(epoch.number)
-    if found is None or (
-        epoch.number >= _next(logs.last_commit()) and logs.only_offset(epoch.number) != epoch.offset
-    ):
+    found = logs.offset_entry(number)
+    if found is None or (number >= _next(logs.last_commit()) and logs.only_offset(number) != offset):
         with suppress(OwnerFencedError):
-            logs.write_offset(epoch.number, epoch.offset, passed, instead=found)
-    if logs.only_offset(epoch.number) != epoch.offset:
+            logs.write_offset(number, offset, passed, instead=found)
+    if logs.only_offset(number) != offset:
         raise OwnerFencedError(
-            f"epoch {epoch.number} has other rows in the checkpoint at {logs.shown!r} than in the sink: "
+            f"epoch {number} has other rows in the checkpoint at {logs.shown!r} than in the sink: "
             "another driver writes the checkpoint. Run each query once",
             condition="OWNER_FENCED.CHECKPOINT",
             checkpoint=logs.shown,
         )
-    with suppress(OwnerFencedError):
-        logs.write_commit(epoch.number)
-
-
-class CommittedEpochs:
-    """How far a query has come, over all its runs; ``limited`` if its rows count towards a limit.
-
-    The durable steps that commit an epoch:
-
-        source's plan -> sink's transaction -> offsets/e -> commits/e -> the source is notified
-
-    The sink comes before the checkpoint: after a driver dies in between, the next one finds there what the
-    checkpoint lacks.
-    """
-
-    def __init__(
-        self, source: SourceDriver, sink: SinkDriver, logs: CheckpointLog, clock: Clock, *, limited: bool
-    ) -> None:
-        self._source, self._sink, self._logs = source, sink, logs
-        self._clock, self._limited = clock, limited
-        self.last = -1
-        """The last committed epoch."""
-        self.positions: Positions = {}
-        self.rows = 0
-        """The rows of committed epochs, which count towards the limit."""
-        self._offset: JsonValue = None
-        self._begun: dict[int, bytes] = {}
-        """The entries of epochs that earlier runs have begun and not committed, by number."""
-        self._logging = -1
-        """The last epoch that this driver has committed to the sink and is logging."""
-        self._notified_at = clock()
-        self.untold = False
-        """Whether the source has not been notified of the last epoch."""
-
-    def settle(self, *, first_run: bool) -> None:
-        """Find out where the last run has ended: the sink has its last epoch as a whole, or not at all."""
-        if not first_run:
-            self._require_own_checkpoint()
-        last = recover(self._logs, self._sink, self._source.follow, limited=self._limited)
-        self._offset = None if last is None else self._logs.only_offset(last)
-        self.last = -1 if last is None else last
-        if self._limited:
-            self.rows = self._logs.passed(last)
-        self._begun = self._logs.begun()
-        begun = partial(self._logs.only_offset, 0) if 0 in self._begun else None
-        self.positions = self._source.start(self._offset, begun)
-        if self._offset is not None:
-            self._source.logged(self._offset)
-
-    def _require_own_checkpoint(self) -> None:
-        """Refuse to repeat a run after another driver has committed; only the checkpoint may show that."""
-        last = self._logs.last_commit()
-        if last not in (None, self.last, self._logging):
-            raise OwnerFencedError(
-                f"the checkpoint at {self._logs.shown!r} has epochs up to {last}, and this driver has "
-                f"committed {self.last}: another driver runs the query. Run each query once",
-                condition="OWNER_FENCED.CHECKPOINT",
-                checkpoint=self._logs.shown,
-            )
-
-    def commit(self, writers: WriterFactory, epoch: Epoch) -> JsonValue:
-        """Commit an epoch; return its offset, of which the source is not notified yet."""
-        end = {**self.positions, **epoch.offsets}
-        offset = self._source.plan(self.positions, end, epoch.last_times)
-        rows = self.rows + epoch.rows_out
-        self._sink.commit(writers, epoch, offset)
-        self._logging = epoch.number
-        passed, begun = rows if self._limited else None, self._begun.get(epoch.number)
-        self._logs.write_offset(epoch.number, offset, passed, instead=begun)
-        self._logs.write_commit(epoch.number)
-        self.last, self.positions, self.rows, self._offset = epoch.number, end, rows, offset
-        self.untold = True
-        return offset
-
-    def notify_source(self) -> bool:
-        """Notify the source of the last offset; return whether it asks the query to end."""
-        self._notified_at, self.untold = self._clock(), False
-        if self._offset is None:
-            self._source.require_at(self.positions)
-            return False
-        return self._source.logged(self._offset)
-
-    @property
-    def silent_seconds(self) -> float:
-        """The seconds since the source was last notified."""
-        return self._clock() - self._notified_at
-
-    def release(self) -> None:
-        self._source.release(self._offset)

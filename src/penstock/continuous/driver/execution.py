@@ -12,7 +12,8 @@ from enum import Enum
 
 from penstock.commit.protocol import OTHER_INPUT
 from penstock.continuous.connectors.protocol import Epoch, Positions, SinkDriver, SourceDriver
-from penstock.continuous.driver.checkpoint_log import CheckpointLog, CommittedEpochs
+from penstock.continuous.driver.checkpoint_log import CheckpointLog
+from penstock.continuous.driver.committed_epochs import CommittedEpochs
 from penstock.continuous.driver.coordinator import EpochCoordinator, Limit, Quota
 from penstock.continuous.driver.epochs import Epochs
 from penstock.continuous.driver.progress import ListenerDispatch, Progress, timestamp
@@ -82,7 +83,9 @@ class ContinuousExecution:
         self._settings, self._clock, self._limit, self._clean_up = settings, clock, limit, clean_up
         self.progress = Progress(self.id, self.run_id, name, clock, source.description, sink.description)
         self._listeners = listeners or ListenerDispatch(name or self.id, None)
-        self.committed = CommittedEpochs(source, sink, logs, clock, limited=limit is not None)
+        self.committed = CommittedEpochs(
+            source, sink, logs, clock, limited=limit is not None, retain=settings.retain
+        )
         self.ending: str | None = None
         """Why it has ended on its own, if it has."""
         self._changed = threading.Condition()
@@ -355,6 +358,7 @@ class ContinuousExecution:
             coordinator.begin()
             self._commit_next(run, _FINISHING_SECONDS)
         coordinator.finish()
+        self.committed.log_all()
 
     def _commit_next(self, run: Run, timeout: float) -> None:
         epoch = run.coordinator.complete(timeout)
@@ -372,7 +376,6 @@ class ContinuousExecution:
         self._listeners.progressed(progress)
         if not self.source.advanced_by_sink:
             self._notify_source()
-        self.logs.prune(epoch.number, self._settings.retain)
 
     def _check_source(self) -> None:
         """Notify the source of epochs that it has not been told of, and check it now and then without any:

@@ -26,7 +26,7 @@ class LedgerEntry:
     rows: int
     batch_id: int
     logged: str | None = None
-    """The offset that the query's checkpoint logs for it; kept for the newest micro-batch alone."""
+    """The offset that the query's checkpoint logs for it; kept for the two newest micro-batches alone."""
 
 
 @dataclass(frozen=True)

@@ -391,7 +391,7 @@ where sink = :sink and app_id = :app_id and batch_id < :before and task = -1
 order by batch_id desc
 limit 1;
 
--- Only the newest entry's offset is needed, and it is long with many partitions.
+-- Only the offsets of the two newest entries are needed, and they are long with many partitions.
 -- name: forget_logged
 update penstock.ledger set logged = null
 where sink = :sink and app_id = :app_id and batch_id = :batch_id and task = -1 and logged is not null;
