@@ -402,7 +402,7 @@ def test_an_epoch_without_a_plan_is_refused_when_another_query_has_taken_the_con
 
 
 def test_an_epoch_that_a_successor_has_committed_is_no_repeat_of_the_same_rows(pair: Pair) -> None:
-    """A driver that was suspended may not go on from there as if it had committed it."""
+    """A driver that was suspended may not resume after it as if it had committed it."""
     first = pair.own(moved_by_sink=True)
     late = owned(pair, first, (0, 0), (5, 2))
     pair.commit(pair.batch("app", 0, late, ids=None))

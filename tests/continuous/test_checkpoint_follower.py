@@ -37,7 +37,7 @@ def logged(logs: CheckpointLog) -> tuple[list[int], list[int]]:
 
 
 class Disk:
-    """A disk that stands still until it is told to go on."""
+    """A disk that stands still until it is released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free, self.asked = threading.Event(), threading.Event()
