@@ -219,6 +219,18 @@ def test_hexadecimal_is_refused_as_a_number_and_accepted_as_text() -> None:
     assert found == [{"id": 1, "name": "0xFF"}, {"id": None, "name": "0x"}]
 
 
+def test_a_number_that_is_too_large_is_refused_whatever_the_other_fields_say() -> None:
+    text = "x,name\n1e999,conf\ninf,a\n-Infinity,b\n1.8e308,inf\n"
+    assert complaints("x double, name string", text, format="csv") == [
+        "line 2: column 'x': \"1e999\" is not a valid double",
+        "line 5: column 'x': \"1.8e308\" is not a valid double",
+    ]
+    found = read_rows("x double, name string", "x,name\ninf,a\n-Infinity,b\n", format="csv")
+    assert [row["x"] for row in found] == ["Infinity", "-Infinity"]
+    nested = 'a\n"[1.8e308, ""Infinity""]"\n'
+    assert len(complaints("a array<double>", nested, format="csv")) == 1
+
+
 def test_bytes_that_are_not_utf8_are_refused() -> None:
     (complaint,) = complaints("a string", b"a\nok\n\xff\n", format="csv")
     assert complaint == "line 3: is not UTF-8: byte 1 of the row is 0xff"

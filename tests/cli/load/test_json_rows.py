@@ -258,6 +258,23 @@ def test_infinities_are_accepted_only_if_written_explicitly() -> None:
     assert complaint.startswith("line 2:")
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("double", "1.8e308"),
+        ("double", "9" * 309),
+        ("float", "1.8e308"),
+        ("array<double>", "[1.8e308]"),
+        ("struct<x: array<double>>", '{"x": [1, 1.8e308]}'),
+        ("map<string, double>", f'{{"x": {"9" * 309}}}'),
+    ],
+)
+def test_a_number_that_is_too_large_is_refused_at_any_depth(kind: str, value: str) -> None:
+    text = f'{{"a": {value}, "note": "conf"}}\n{{"note": "Infinity"}}\n'
+    (complaint,) = complaints(f"a {kind}, note string", text, format="jsonl")
+    assert complaint.startswith("line 1: column 'a'")
+
+
 def test_bytes_that_are_not_utf8_are_refused() -> None:
     data = b'{"id": 1, "name": "ok"}\n{"id": 2, "name": "\xff"}\n'
     assert complaints(ORDERS, data, format="jsonl") == ["line 2: is not UTF-8: byte 20 of the row is 0xff"]

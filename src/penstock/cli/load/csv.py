@@ -23,7 +23,7 @@ import pyarrow.types as pat
 from penstock.arrow.coerce import Misfit, match_names
 from penstock.arrow.python_rows import to_table
 from penstock.cli.load.json_lines import JsonLines
-from penstock.cli.load.rows import Record, Refused, RowProblem, infinite_rows, not_utf8, wrong_value
+from penstock.cli.load.rows import Record, Refused, RowProblem, not_utf8, wrong_value
 from penstock.cli.load.source import Source
 from penstock.cli.load.wire import decode
 from penstock.errors import InvalidInputError, SchemaMismatchError
@@ -76,7 +76,7 @@ class CsvRows:
             table = to_table(pa.table(arrays), self._schema)
         except (ValueError, pa.ArrowException) as error:
             raise Refused(str(error)) from error
-        self._refuse_overflow(table, data)
+        self._refuse_overflow(table, data, has_quotes)
         return table
 
     def _refuse_hexadecimal(self, data: bytes, has_quotes: bool) -> None:
@@ -109,11 +109,15 @@ class CsvRows:
             ),
         )
 
-    def _refuse_overflow(self, table: pa.Table, data: bytes) -> None:
-        rows = infinite_rows(table)
-        records = self.records(data) if rows else []
-        if any(b"nf" not in records[row].raw.lower() for row in rows):
-            raise Refused("a number is too large for 64 bits")
+    def _refuse_overflow(self, table: pa.Table, data: bytes, has_quotes: bool) -> None:
+        """Refuse an infinity whose text does not say so: Arrow reads a number that is too large as one."""
+        floats = [field.name for field in self._fields if pat.is_floating(field.type)]
+        infinite = [name for name in floats if pc.any(pc.is_inf(table[name])).as_py()]
+        texts = self._read(data, has_quotes, as_text=infinite) if infinite else table
+        for name in infinite:
+            written = pc.match_substring(texts[name], "nf", ignore_case=True)
+            if pc.any(pc.and_not(pc.is_inf(table[name]), written)).as_py():
+                raise Refused("a number is too large for 64 bits")
 
     def records(self, data: bytes) -> list[Record]:
         records, position, line = [], 0, 0

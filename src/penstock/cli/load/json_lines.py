@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
 import pyarrow.types as pat
 
@@ -16,15 +17,7 @@ from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.arrays import nested_fields
 from penstock.arrow.coerce import UNKNOWN_COLUMN, Misfit, match_names
 from penstock.arrow.python_rows import to_table
-from penstock.cli.load.rows import (
-    Record,
-    Refused,
-    RowProblem,
-    infinite_rows,
-    not_utf8,
-    shortened,
-    wrong_value,
-)
+from penstock.cli.load.rows import Record, Refused, RowProblem, not_utf8, shortened, wrong_value
 from penstock.cli.load.wire import NOT_FINITE, decode, wire_type
 
 _BLANK = b" \t\r"
@@ -55,7 +48,10 @@ class JsonLines:
     def parse(self, data: bytes) -> pa.Table:
         if self._needs_rewriting:
             raise Refused("Arrow does not read JSON objects as maps")
-        return self.parse_ready(data)
+        table = self.parse_ready(data)
+        if any(_has_infinity(column.combine_chunks()) for column in table.columns):
+            raise Refused("Arrow reads a number that is too large as an infinity")
+        return table
 
     def parse_or_rewrite(self, data: bytes) -> pa.Table:
         """Parse, or else rewrite the rows one by one and parse those."""
@@ -81,11 +77,9 @@ class JsonLines:
                 decode(column.combine_chunks(), field.type)
                 for column, field in zip(wire.columns, self._schema, strict=True)
             ]
-            table = to_table(pa.Table.from_arrays(arrays, schema=self._schema), self._schema)
+            return to_table(pa.Table.from_arrays(arrays, schema=self._schema), self._schema)
         except (ValueError, pa.ArrowException) as error:
             raise Refused(str(error)) from error
-        self._refuse_overflow(table, data)
-        return table
 
     def _read(self, data: bytes) -> pa.Table:
         """Read as the wire types, on all cores unless a row is longer than a thread's share."""
@@ -117,12 +111,6 @@ class JsonLines:
             for place, field in zip(places, self._wire, strict=True)
         ]
         return pa.schema([field.with_name(name) for name, field in zip(names, self._wire, strict=True)])
-
-    def _refuse_overflow(self, table: pa.Table, data: bytes) -> None:
-        rows = infinite_rows(table)
-        lines = [line for line in data.split(b"\n") if line.strip(_BLANK)] if rows else []
-        if any(b"nf" not in lines[row] for row in rows):
-            raise Refused("a number is too large for 64 bits")
 
     def records(self, data: bytes) -> list[Record]:
         lines = enumerate(data.split(b"\n"))
@@ -176,6 +164,15 @@ def _name_problem(misfit: Misfit, names: list[str]) -> str:
 
 def _has_map(field: pa.Field) -> bool:
     return pat.is_map(field.type) or any(_has_map(below) for below in nested_fields(field.type))
+
+
+def _has_infinity(array: pa.Array) -> bool:
+    if pat.is_floating(array.type):
+        return bool(pc.any(pc.is_inf(array)).as_py())
+    if pat.is_list(array.type) or pat.is_struct(array.type):
+        below = array.flatten()
+        return any(map(_has_infinity, below if pat.is_struct(array.type) else [below]))
+    return False
 
 
 def _count_objects(data: bytes) -> int:
@@ -234,9 +231,9 @@ def _a(kind: type[KindT], value: object) -> KindT:
 def _float(value: object) -> object:
     if isinstance(value, str):
         return NOT_FINITE.get(value, value)
-    if not isinstance(value, Decimal):
+    if not isinstance(value, Decimal) and type(value) is not int:
         return value
-    number = float(value)
+    number = float(Decimal(value))
     if math.isinf(number):
         raise ValueError(f"{value} is too large for 64 bits")
     return number

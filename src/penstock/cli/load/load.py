@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import pyarrow as pa
@@ -76,38 +77,28 @@ def _blocks(source: Source, rows: RowFormat, line: int, size: int) -> Iterator[t
 
 
 def _sift(rows: RowFormat, data: bytes, limit: int) -> tuple[pa.Table, list[Record]]:
-    """Return the rows of a block, or at most ``limit`` records that do not fit."""
+    """Return the rows of a block, or at most ``limit`` records that do not fit.
+
+    Bad rows are found by bisecting with the reader that reads good rows, so that both agree on which rows
+    fit.
+    """
     try:
         return rows.parse(data), []
     except Refused:
         records = rows.records(data)
-    whole = _try(rows, records)
-    if whole is not None:
-        return whole, []
-    return pa.table({}), _bad_records(rows, records, limit)
-
-
-def _try(rows: RowFormat, records: Sequence[Record]) -> pa.Table | None:
-    ready = [record.ready for record in records if record.ready is not None]
-    if len(ready) < len(records):
-        return None
-    try:
-        return rows.parse_ready(b"".join(ready))
-    except Refused:
-        return None
-
-
-def _bad_records(rows: RowFormat, records: Sequence[Record], limit: int) -> list[Record]:
-    """Bisect with the reader that reads good rows, so that both agree on which rows fit."""
+    table: pa.Table = pa.table({})
     bad: list[Record] = []
     todo = [records]
     while todo and len(bad) < limit:
         part = todo.pop()
-        if _try(rows, part) is not None:
-            continue
+        ready = [record.ready for record in part if record.ready is not None]
+        with suppress(Refused):
+            if len(ready) == len(part):
+                table = rows.parse_ready(b"".join(ready))
+                continue
         if len(part) == 1:
             bad.append(part[0])
         else:
             middle = len(part) // 2
             todo += [part[middle:], part[:middle]]
-    return bad
+    return table, bad

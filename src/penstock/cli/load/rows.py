@@ -11,7 +11,6 @@ from decimal import Decimal
 from typing import Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from penstock.arguments import in_quotes
@@ -142,12 +141,3 @@ def _is_date(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def infinite_rows(table: pa.Table) -> list[int]:
-    """Return the rows with an infinity in a column; unless their text says so, a number was too large."""
-    rows: set[int] = set()
-    for column in table.columns:
-        if pat.is_floating(column.type):
-            rows.update(pc.indices_nonzero(pc.is_inf(column)).to_pylist())
-    return sorted(rows)

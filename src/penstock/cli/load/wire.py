@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from penstock.arrow.arrays import map_entries
 from penstock.json_text import Json, JsonValue
 
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -99,40 +100,30 @@ def _decoded_leaf(array: pa.Array, kind: pa.DataType) -> pa.Array:
             raise ValueError("a column without a type holds only nulls")
         return pa.nulls(len(array))
     if pat.is_float32(kind):
-        return _narrowed(array, kind)
+        narrow = array.cast(kind, safe=False)
+        if pc.any(pc.and_not(pc.is_inf(narrow), pc.is_inf(array))).as_py():
+            raise ValueError("a number is too large for 32 bits")
+        return narrow
     return array.cast(kind)
-
-
-def _narrowed(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Round to 32 bits, but never to infinity."""
-    narrow = array.cast(kind, safe=False)
-    if pc.any(pc.and_not(pc.is_inf(narrow), pc.is_inf(array))).as_py():
-        raise ValueError("a number is too large for 32 bits")
-    return narrow
 
 
 def plain_rows(table: pa.Table) -> list[Json]:
     """Return rows that ``json.dumps`` accepts, with the columns in the schema's order."""
-    columns = [_plain_values(column, column.type) for column in table.columns]
-    if not columns:
-        return []
+    columns = [_plain_values(column) for column in table.columns]
     return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _plain_values(column: pa.ChunkedArray, kind: pa.DataType) -> list[object]:
-    values = [value for chunk in column.chunks for value in _encoded(chunk, kind).to_pylist()]
-    finish = _finisher(kind)
-    return values if finish is None else [None if value is None else finish(value) for value in values]
+def _plain_values(column: pa.ChunkedArray) -> list[object]:
+    values = [value for chunk in column.chunks for value in _encoded(chunk, column.type).to_pylist()]
+    finish = _finisher(column.type)
+    return values if finish is None else [_optional(finish, value) for value in values]
 
 
 def _encoded(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert times and decimals to text by Arrow; Python knows only the years 1 to 9999."""
     if pat.is_map(kind):
-        offsets, keys = _list_parts(array, array.keys)
-        _, values = _list_parts(array, array.items)
-        parts = [_encoded(keys, kind.key_type), _encoded(values, kind.item_type)]
-        pairs = pa.StructArray.from_arrays(parts, names=["key", "value"])
-        return pa.ListArray.from_arrays(offsets, pairs, mask=_mask(array))
+        entries = map_entries(array)
+        return _encoded(entries, entries.type)
     if pat.is_list(kind):
         offsets, values = _list_parts(array, array.values)
         return pa.ListArray.from_arrays(offsets, _encoded(values, kind.value_type), mask=_mask(array))
@@ -166,7 +157,10 @@ def _finisher(kind: pa.DataType) -> Finish | None:
     if pat.is_binary(kind):
         return lambda value: base64.b64encode(value).decode()
     if pat.is_map(kind):
-        return _map_finisher(kind)
+        key, item = _finisher(kind.key_type), _finisher(kind.item_type)
+        return lambda entries: {
+            _key_text(_optional(key, each["key"])): _optional(item, each["value"]) for each in entries
+        }
     if pat.is_list(kind):
         inner = _finisher(kind.value_type)
         return None if inner is None else lambda value: [_optional(inner, each) for each in value]
@@ -179,15 +173,6 @@ def _finisher(kind: pa.DataType) -> Finish | None:
 
 def _optional(finish: Finish | None, value: Any) -> JsonValue:
     return value if value is None or finish is None else finish(value)
-
-
-def _map_finisher(kind: pa.DataType) -> Finish:
-    key, item = _finisher(kind.key_type), _finisher(kind.item_type)
-
-    def finish(entries: list[Json]) -> Json:
-        return {_key_text(_optional(key, each["key"])): _optional(item, each["value"]) for each in entries}
-
-    return finish
 
 
 def _key_text(key: object) -> str:
