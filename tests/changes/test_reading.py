@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock
+from penstock.errors import InvalidChangeOptionError
 from tests.support.change_frames import Sink
 
 BASE = 1_700_000_000 // 3600 * 3600
@@ -41,6 +42,13 @@ def hourly(spark: SparkSession, feed: penstock.SnapshotFeed, **more: str) -> Dat
     return penstock.changes.read_stream(
         spark, feed, deduplication_mode="netChanges", net_window="1 hour", options=one_each, **more
     )
+
+
+def test_the_url_of_a_feed_is_not_replaced_by_an_option(
+    spark: SparkSession, feed: penstock.SnapshotFeed
+) -> None:
+    with pytest.raises(InvalidChangeOptionError, match="options has a url"):
+        penstock.changes.read(spark, feed, options={"URL": "snapshots:/tmp/other?row_id=id"})
 
 
 def test_a_delay_for_commit_times_that_go_backwards(

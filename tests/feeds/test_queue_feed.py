@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.changes import reading
+from penstock.changes.options import EVER, ChangeOptions
 from penstock.errors import (
     AlreadyExistsError,
     ChangelogContractViolationError,
@@ -76,7 +77,7 @@ def test_writers_and_readers_continue_when_a_feed_gets_columns(
     notes = [(n, row["note"]) for n, row in _read(feed, wide)]
     assert sorted(notes, key=str) == [(0, None), (1, None), (2, None), (3, "new"), (4, "newer")]
     assert sorted(n for n, _ in _read(feed, known)) == [0, 1, 2, 3, 4]
-    (net,) = reading.local_changes(feed.open(), -1, 4, mode="netChanges", compute_updates=False)
+    (net,) = reading.local_changes(feed.open(), -1, 4, ChangeOptions("netChanges", False, EVER))
     assert net.select(["id", "note"]).to_pylist()[3:] == [
         {"id": 3, "note": "new"},
         {"id": 4, "note": "newer"},
@@ -241,7 +242,7 @@ def test_changes_read_in_pieces_in_one_process_are_the_same(
         feed.append_commit(version, at(version), inserts(version, version + 10))
 
     def found(mode: str) -> list[list[int]]:
-        tables = reading.local_changes(feed.open(), -1, 5, mode=mode, compute_updates=False)
+        tables = reading.local_changes(feed.open(), -1, 5, ChangeOptions(mode, False, EVER))
         return [sorted(table["id"].to_pylist()) for table in tables]
 
     whole = sorted([*range(6), *range(10, 16)])

@@ -24,11 +24,35 @@ COMMIT = -1
 
 @dataclass(frozen=True)
 class ChangeOptions:
-    """The passes that are requested."""
+    """The passes that are requested, and how a stream runs them."""
 
     mode: str
     compute_updates: bool
     net_window: int
+    strategy: str = "auto"
+    delay_ms: int = 0
+    """How far a commit may lag behind the newest one, in the watermark strategy."""
+    keep_watermark: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        deduplication_mode: str,
+        compute_updates: bool,
+        net_window: str | None,
+        strategy: str = "auto",
+        watermark_delay: str = "0 seconds",
+        keep_watermark: bool = False,
+    ) -> ChangeOptions:
+        """Check and convert the arguments of the functions in ``penstock.changes``."""
+        return cls(
+            one_of("deduplication_mode", deduplication_mode, MODES, "INVALID_DEDUPLICATION_MODE"),
+            flag("compute_updates", compute_updates),
+            parse_net_window(net_window),
+            one_of("strategy", strategy, STRATEGIES, "INVALID_STRATEGY"),
+            interval("watermark_delay", watermark_delay) // 1000,
+            keep_watermark,
+        )
 
     @property
     def drop_carryovers(self) -> bool:
@@ -104,11 +128,10 @@ class ChangeRange:
             )
         _check("Version", *versions)
         _check("Timestamp", *times)
-        inclusive = [
-            options.get(name) is None or flag(name, options[name])
+        first, last = (
+            0 if options.get(name) is None or flag(name, options[name]) else 1
             for name in ("startingBoundInclusive", "endingBoundInclusive")
-        ]
-        first, last = (0 if is_inclusive else 1 for is_inclusive in inclusive)
+        )
         return cls(
             _moved(versions[0], first),
             _moved(versions[1], -last),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TypedDict
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
@@ -13,17 +12,7 @@ from pyspark.sql.types import StructField, StructType
 from penstock.arguments import require
 from penstock.arrow.schema import canonical_schema
 from penstock.changes.commit_tracker import commit_tracker_address
-from penstock.changes.options import (
-    COMMIT,
-    EVER,
-    MODES,
-    STRATEGIES,
-    ChangeOptions,
-    flag,
-    interval,
-    one_of,
-    parse_net_window,
-)
+from penstock.changes.options import COMMIT, EVER, ChangeOptions
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import EVENT_TIME, Layout, Path
 from penstock.changes.schema import layout_of, type_at, with_contract_metadata
@@ -95,99 +84,20 @@ def post_process(
     require("df", df, DataFrame, "a DataFrame with change rows")
     wanted = "a penstock.ChangeContract, such as penstock.ChangeContract('id')"
     require("contract", contract, ChangeContract, wanted)
-    net_changes = str(deduplication_mode).lower() == "netchanges"
-    _warn_of_unneeded_passes(contract, net_changes, flag("compute_updates", compute_updates))
-    if net_window is not None and not net_changes:
+    options = ChangeOptions.of(
+        deduplication_mode, compute_updates, net_window, strategy, watermark_delay, keep_watermark
+    )
+    _warn_of_unneeded_passes(contract, options)
+    if net_window is not None and not options.net_changes:
         warnings.warn("net_window has no effect without deduplication_mode='netChanges'", stacklevel=2)
     if contract.unchanged is not None:
-        df = df.to(with_contract_metadata(df.schema, contract, net=net_changes))
-    return process(
-        df,
-        contract,
-        deduplication_mode=deduplication_mode,
-        compute_updates=compute_updates,
-        strategy=strategy,
-        watermark_delay=watermark_delay,
-        keep_watermark=keep_watermark,
-        net_window=net_window,
-    )
+        df = df.to(with_contract_metadata(df.schema, contract, net=options.net_changes))
+    return process(df, contract, options)
 
 
-class PassOptions(TypedDict, total=False):
-    """Options of :func:`post_process` besides the mode."""
-
-    compute_updates: bool
-    net_window: str | None
-    strategy: str
-    watermark_delay: str
-    keep_watermark: bool
-
-
-def process(
-    df: DataFrame,
-    contract: ChangeContract,
-    *,
-    deduplication_mode: str,
-    compute_updates: bool = False,
-    net_window: str | None = None,
-    strategy: str = "auto",
-    watermark_delay: str = "0 seconds",
-    keep_watermark: bool = False,
-) -> DataFrame:
+def process(df: DataFrame, contract: ChangeContract, options: ChangeOptions) -> DataFrame:
     """Run :func:`post_process` without warnings, for a feed with its own contract."""
-    options = ChangeOptions(
-        one_of("deduplication_mode", deduplication_mode, MODES, "INVALID_DEDUPLICATION_MODE"),
-        flag("compute_updates", compute_updates),
-        parse_net_window(net_window),
-    )
-    chosen = one_of("strategy", strategy, STRATEGIES, "INVALID_STRATEGY")
     layout = layout_of(df.schema, contract, case_sensitive=is_case_sensitive(df.sparkSession))
-    _check_combination(contract, options)
-    passes = Passes.of(contract, options)
-    delay = interval("watermark_delay", watermark_delay)
-    name = df.schema.names[layout.timestamp]
-    if not passes:
-        return _watermarked(df, name, delay) if keep_watermark else df
-    plan = Plan(df, layout, passes, fingerprint(df, repr(contract)))
-    if not df.isStreaming:
-        return plan.stateless()
-    if not is_classic(df.sparkSession):
-        raise InvalidChangeOptionError(
-            "the passes of a stream track commits in the driver, which a Spark Connect session cannot reach: "
-            "use a classic session (SparkSession.builder.master(...)), or read the feed as a batch",
-            condition="INVALID_CDC_OPTION.CLASSIC_SESSION_NEEDED",
-        )
-    if _stream_strategy(chosen, contract, passes) == "watermark":
-        return plan.by_watermark(delay // 1000, keep_watermark=keep_watermark)
-    done = plan.stateless()
-    return _watermarked(done, name, delay) if keep_watermark else done
-
-
-def _watermarked(df: DataFrame, name: str, delay: int) -> DataFrame:
-    return df.withWatermark(name, f"{delay // 1000} milliseconds") if df.isStreaming else df
-
-
-def _warn_of_unneeded_passes(contract: ChangeContract, net_changes: bool, updates: bool) -> None:
-    """Warn of requested passes that the contract does not need: one of its flags may be missing."""
-    net = net_changes and contract.intermediate_changes
-    for asked, needed, what, name in (
-        (net_changes, net, "deduplication_mode='netChanges'", "intermediate_changes"),
-        (
-            updates,
-            net or contract.updates_as_delete_and_insert,
-            "compute_updates=True",
-            "updates_as_delete_and_insert",
-        ),
-    ):
-        if asked and not needed:
-            warnings.warn(
-                f"{what} has no effect with this contract: set {name}=True if the feed has such changes, or "
-                "leave the option out",
-                stacklevel=3,
-            )
-
-
-def _check_combination(contract: ChangeContract, options: ChangeOptions) -> None:
     both_rows = contract.updates_as_delete_and_insert and contract.carryover_rows
     if options.compute_updates and both_rows and not options.drop_carryovers:
         raise InvalidChangeOptionError(
@@ -195,9 +105,40 @@ def _check_combination(contract: ChangeContract, options: ChangeOptions) -> None
             "dropCarryovers",
             condition="INVALID_CDC_OPTION.UPDATE_DETECTION_REQUIRES_CARRY_OVER_REMOVAL",
         )
+    passes = Passes.of(contract, options)
+    if passes:
+        plan = Plan(df, layout, passes, fingerprint(df, repr(contract)))
+        if df.isStreaming and _stream_strategy(df, options.strategy, contract, passes) == "watermark":
+            return plan.by_watermark(options.delay_ms, keep_watermark=options.keep_watermark)
+        df = plan.stateless()
+    if options.keep_watermark and df.isStreaming:
+        return df.withWatermark(df.schema.names[layout.timestamp], f"{options.delay_ms} milliseconds")
+    return df
 
 
-def _stream_strategy(chosen: str, contract: ChangeContract, passes: Passes) -> str:
+def _warn_of_unneeded_passes(contract: ChangeContract, options: ChangeOptions) -> None:
+    """Warn of requested passes that the contract does not need: one of its flags may be missing."""
+    net = options.net_changes and contract.intermediate_changes
+    updates = net or contract.updates_as_delete_and_insert
+    for asked, needed, what, flag in (
+        (options.net_changes, net, "deduplication_mode='netChanges'", "intermediate_changes"),
+        (options.compute_updates, updates, "compute_updates=True", "updates_as_delete_and_insert"),
+    ):
+        if asked and not needed:
+            warnings.warn(
+                f"{what} has no effect with this contract: set {flag}=True if the feed has such changes, or "
+                "leave the option out",
+                stacklevel=3,
+            )
+
+
+def _stream_strategy(df: DataFrame, chosen: str, contract: ChangeContract, passes: Passes) -> str:
+    if not is_classic(df.sparkSession):
+        raise InvalidChangeOptionError(
+            "the passes of a stream track commits in the driver, which a Spark Connect session cannot reach: "
+            "use a classic session (SparkSession.builder.master(...)), or read the feed as a batch",
+            condition="INVALID_CDC_OPTION.CLASSIC_SESSION_NEEDED",
+        )
     if passes.net == EVER:
         raise InvalidChangeOptionError(
             "the net changes of a stream are never complete: give net_window='commit' for those of each "
@@ -243,46 +184,37 @@ class Plan:
         ids = [type_at(self.df.schema, path) for path in self.layout.row_id]
         fields = [StructField(str(number), kind) for number, kind in enumerate(ids)]
         if is_hashable(canonical_schema(StructType(fields)).types):
-            return self._shuffled_as_batches()
+            partitions = int(str(self.df.sparkSession.conf.get("spark.sql.shuffle.partitions")))
+            packing = Packing(self.layout.row_id, shuffle_keys(partitions))
+            packed = self.df.mapInArrow(self._first_pass(packing=packing), to_struct(SCHEMA))
+            passes = AllPasses(self.layout, self.passes, packed=True)
+            return packed.repartition(PLACE).mapInArrow(passes, self.df.schema)
+        columns = [self._column(path) for path in self.layout.row_id]
         if not self.passes.carryovers:
-            return self._run(self._shuffled(self.df), self._first_pass(whole=True))
-        first = self._run(self.df, self._first_pass())
-        return self._run(self._shuffled(first), AllPasses(self.layout, self.passes))
-
-    def _shuffled_as_batches(self) -> DataFrame:
-        partitions = int(str(self.df.sparkSession.conf.get("spark.sql.shuffle.partitions")))
-        packing = Packing(self.layout.row_id, shuffle_keys(partitions))
-        first = self._run(self.df, self._first_pass(packing=packing), to_struct(SCHEMA))
-        packed = first.repartition(PLACE)
-        return self._run(packed, AllPasses(self.layout, self.passes, packed=True), self.df.schema)
+            return self.df.repartition(*columns).mapInArrow(self._first_pass(whole=True), self.df.schema)
+        first = self.df.mapInArrow(self._first_pass(), self.df.schema)
+        return first.repartition(*columns).mapInArrow(AllPasses(self.layout, self.passes), self.df.schema)
 
     def by_watermark(self, delay_ms: int, *, keep_watermark: bool) -> DataFrame:
         """Collect rows of the same row id in the state store until the watermark has passed.
 
         This is Spark 4.3's rewrite, with one event time for each millisecond, the unit of its watermark.
         """
-        checked = self._run(self.df, self._first_pass(delay_ms=delay_ms))
+        checked = self.df.mapInArrow(self._first_pass(delay_ms=delay_ms), self.df.schema)
         timed = checked.withColumn(
             EVENT_TIME, F.timestamp_millis(F.unix_millis(self._column((self.layout.timestamp,))))
         )
         marked = timed.withWatermark(EVENT_TIME, f"{delay_ms} milliseconds")
+        keys = [self._column(path).alias(f"{_KEY}{place}") for place, path in enumerate(self.layout.row_id)]
+        if self.passes.net in (None, COMMIT):
+            keys += [self._column((self.layout.version,)).alias(f"{_KEY}version"), F.col(EVENT_TIME)]
+        else:
+            keys.append(F.window(EVENT_TIME, f"{self.passes.net} microseconds").alias(f"{_KEY}window"))
         row = F.struct(*[F.col(quote_column(name)) for name in self.df.columns])
         events = F.collect_list(row).alias(_EVENTS, metadata=_MARK)
-        collected = marked.groupBy(*self._keys(), *self._times()).agg(events).select(F.inline(_EVENTS))
+        collected = marked.groupBy(*keys).agg(events).select(F.inline(_EVENTS))
         schema = self._with_watermark(delay_ms) if keep_watermark else self.df.schema
-        return self._run(collected, AllPasses(self.layout, self.passes), schema)
-
-    def _keys(self) -> list[Column]:
-        return [self._column(path).alias(f"{_KEY}{place}") for place, path in enumerate(self.layout.row_id)]
-
-    def _times(self) -> list[Column]:
-        size = self.passes.net
-        if size in (None, COMMIT):
-            return [self._column((self.layout.version,)).alias(f"{_KEY}version"), F.col(EVENT_TIME)]
-        return [F.window(EVENT_TIME, f"{size} microseconds").alias(f"{_KEY}window")]
-
-    def _shuffled(self, df: DataFrame) -> DataFrame:
-        return df.repartition(*[self._column(path) for path in self.layout.row_id])
+        return collected.mapInArrow(AllPasses(self.layout, self.passes), schema)
 
     def _first_pass(
         self, *, whole: bool = False, packing: Packing | None = None, delay_ms: int | None = None
@@ -293,11 +225,6 @@ class Plan:
             address = commit_tracker_address(session)
             reporter = CommitReporter(address, self.feed, delay_ms, self.df.isStreaming)
         return FirstPass(self.layout, self.passes, reporter, whole, packing)
-
-    def _run(
-        self, df: DataFrame, stage: FirstPass | AllPasses, schema: StructType | None = None
-    ) -> DataFrame:
-        return df.mapInArrow(stage, schema or self.df.schema)
 
     def _column(self, path: Path) -> Column:
         names, struct = [], self.df.schema

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
-from typing import Unpack
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.arguments import column_names, require
 from penstock.changes.data_source import BATCH, FORMAT, STREAM, ChangesDataSource, read_options
-from penstock.changes.options import ENDING, EVER, MODES, STARTING, ChangeOptions, one_of
+from penstock.changes.options import ENDING, EVER, STARTING, ChangeOptions
 from penstock.changes.passes.passes import Passes
-from penstock.changes.passes.rows import ChangeRows, Layout
+from penstock.changes.passes.rows import ChangeRows
 from penstock.changes.passes.violations import check_rows
-from penstock.changes.post_processing import PassOptions, process
+from penstock.changes.post_processing import process
 from penstock.changes.schema import layout_of, narrowed, with_contract_metadata
-from penstock.errors import InvalidChangelogSchemaError
+from penstock.errors import InvalidChangelogSchemaError, InvalidChangeOptionError
 from penstock.feeds.contract import COMMIT_VERSION, ChangeContract
 from penstock.feeds.protocol import Description, Feed, OpenFeed
 from penstock.feeds.urls import parse
@@ -83,13 +82,11 @@ def read(
         spark,
         feed,
         columns,
-        starting=(starting_version, starting_timestamp, starting_bound_inclusive),
-        ending=(ending_version, ending_timestamp, ending_bound_inclusive),
-        options=options,
+        (starting_version, starting_timestamp, starting_bound_inclusive),
+        (ending_version, ending_timestamp, ending_bound_inclusive),
+        options,
+        ChangeOptions.of(deduplication_mode, compute_updates, net_window),
         streaming=False,
-        deduplication_mode=deduplication_mode,
-        compute_updates=compute_updates,
-        net_window=net_window,
     )
 
 
@@ -155,16 +152,13 @@ def read_stream(
         spark,
         feed,
         columns,
-        starting=(starting_version, starting_timestamp, starting_bound_inclusive),
-        ending=(ending_version, ending_timestamp, ending_bound_inclusive),
-        options=options,
+        (starting_version, starting_timestamp, starting_bound_inclusive),
+        (ending_version, ending_timestamp, ending_bound_inclusive),
+        options,
+        ChangeOptions.of(
+            deduplication_mode, compute_updates, net_window, strategy, watermark_delay, keep_watermark
+        ),
         streaming=True,
-        deduplication_mode=deduplication_mode,
-        compute_updates=compute_updates,
-        strategy=strategy,
-        watermark_delay=watermark_delay,
-        keep_watermark=keep_watermark,
-        net_window=net_window,
     )
 
 
@@ -172,21 +166,21 @@ def _changes(
     spark: SparkSession,
     feed: Feed | str,
     columns: str | Sequence[str] | None,
-    *,
     starting: tuple[object, ...],
     ending: tuple[object, ...],
     options: Mapping[str, object] | None,
+    passes: ChangeOptions,
+    *,
     streaming: bool,
-    deduplication_mode: str,
-    **passes: Unpack[PassOptions],
 ) -> DataFrame:
     require("options", options, Mapping | None, "a mapping such as {'rowsPerTask': 100_000}")
+    if any(str(name).lower() == "url" for name in options or ()):
+        raise InvalidChangeOptionError(
+            "options has a url, but the feed says what to read: leave it out", option="url"
+        )
     check_session(spark)
     feed = parse(feed) if isinstance(feed, str) else feed
     require("feed", feed, Feed, "a change feed, such as penstock.DeltaFeed('/data/orders'), or its URL")
-    net = (
-        one_of("deduplication_mode", deduplication_mode, MODES, "INVALID_DEDUPLICATION_MODE") == "netChanges"
-    )
     bounds = dict(zip((*STARTING, *ENDING), (*starting, *ending), strict=True))
     texts = {name: _text(value) for name, value in {**bounds, **(options or {})}.items() if value is not None}
     # Checked now rather than when the query runs: these are the caller's errors.
@@ -199,7 +193,7 @@ def _changes(
         texts |= {"plan": description.plan, "someColumns": _text(columns is not None)}
     schema = to_struct(description.schema)
     if contract is not None:
-        schema = with_contract_metadata(schema, contract, net=net)
+        schema = with_contract_metadata(schema, contract, net=passes.net_changes)
     if columns is not None:
         names = column_names("columns", columns)
         schema = narrowed(schema, contract, names, case_sensitive=is_case_sensitive(spark))
@@ -207,7 +201,7 @@ def _changes(
     reader = spark.readStream if streaming else spark.read
     rows = reader.format(FORMAT).schema(schema).options(**texts, url=feed.url).load()
     if contract is None:
-        if net:
+        if passes.net_changes:
             raise InvalidChangelogSchemaError(
                 "net changes need the columns that identify rows: give the feed its row_id, row_id=COLUMN in "
                 "its URL",
@@ -215,7 +209,7 @@ def _changes(
             )
         # Such a feed has neither carry-overs nor updates in two rows, so no pass is needed.
         contract = ChangeContract(COMMIT_VERSION)
-    return process(rows, contract, deduplication_mode=deduplication_mode, **passes)
+    return process(rows, contract, passes)
 
 
 def _text(value: object) -> str:
@@ -225,40 +219,28 @@ def _text(value: object) -> str:
 
 
 def local_changes(
-    feed: OpenFeed,
-    after: int,
-    upto: int,
-    *,
-    mode: str,
-    compute_updates: bool,
-    net_window: int = EVER,
-    description: Description | None = None,
+    feed: OpenFeed, after: int, upto: int, options: ChangeOptions, description: Description | None = None
 ) -> Iterator[pa.Table]:
     """Yield the changes of a range in commit order, some commits at a time; its net changes all at once.
 
     It runs in this process, without a Spark session.
     """
     description = description or feed.describe(after)
-    options = ChangeOptions(mode, compute_updates, net_window)
-    passes = Passes() if description.contract is None else Passes.of(description.contract, options)
-    schema, layout = description.planned_schema, None
-    if passes and description.contract is not None:
-        layout = layout_of(to_struct(description.schema), description.contract, case_sensitive=True)
+    contract = description.contract
+    passes = Passes() if contract is None else Passes.of(contract, options)
+    layout = None
+    if passes and contract is not None:
+        layout = layout_of(to_struct(description.schema), contract, case_sensitive=True)
     ranges = [(after, upto)] if passes.net == EVER else _pieces(feed, after, upto)
     for first, last in ranges:
-        batches = [
-            batch for task in feed.tasks(first, last, _ROWS_PER_TASK) for batch in feed.read(task, schema)
-        ]
+        tasks = feed.tasks(first, last, _ROWS_PER_TASK)
+        batches = [batch for task in tasks for batch in feed.read(task, description.planned_schema)]
         table = pa.Table.from_batches(batches, schema=description.schema)
-        yield _processed(table, layout, passes).sort_by(_IN_ORDER)
-
-
-def _processed(table: pa.Table, layout: Layout | None, passes: Passes) -> pa.Table:
-    if layout is None or not table.num_rows:
-        return table
-    rows = ChangeRows(table, layout)
-    check_rows(rows, needs_content=passes.needs_content)
-    return passes.whole(rows).table
+        if layout is not None and table.num_rows:
+            rows = ChangeRows(table, layout)
+            check_rows(rows, needs_content=passes.needs_content)
+            table = passes.whole(rows).table
+        yield table.sort_by(_IN_ORDER)
 
 
 def _pieces(feed: OpenFeed, after: int, upto: int) -> Iterator[tuple[int, int]]:

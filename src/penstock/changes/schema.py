@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pyspark.sql.types import (
     ArrayType,
@@ -71,7 +71,7 @@ def layout_of(schema: StructType, contract: ChangeContract, *, case_sensitive: b
         if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StringType):
             name = str(contract.unchanged)
             raise _wrong_type("column", name, kind, "not array<string>: give it the names of columns")
-    others = {*metadata.values(), *(sequence[:1] if sequence is not None and len(sequence) == 1 else ())}
+    others = {*metadata.values(), *(sequence if sequence is not None and len(sequence) == 1 else ())}
     data = tuple((place,) for place in range(len(schema.fields)) if place not in others)
     return Layout(
         change_type=metadata[CHANGE_TYPE],
@@ -131,7 +131,7 @@ class _Finder:
 
     def __init__(self, schema: StructType, case_sensitive: bool) -> None:
         self._schema = schema
-        self._case_sensitive = case_sensitive
+        self._folded: Callable[[str], str] = str if case_sensitive else str.lower
 
     def top(self, name: str) -> int:
         return self._place(self._schema, name, name)
@@ -155,8 +155,8 @@ class _Finder:
         return tuple(path)
 
     def _place(self, struct: StructType, name: str, whole: str) -> int:
-        wanted = self._folded(name)
-        places = [place for place, column in enumerate(struct.names) if self._folded(column) == wanted]
+        folded = self._folded
+        places = [place for place, column in enumerate(struct.names) if folded(column) == folded(name)]
         if not places:
             hint = did_you_mean(name, struct.names)
             raise invalid_schema(
@@ -171,9 +171,6 @@ class _Finder:
                 f"several columns are named {in_quotes(whole)}, apart from upper and lower case: rename one",
             )
         return places[0]
-
-    def _folded(self, name: str) -> str:
-        return name if self._case_sensitive else name.lower()
 
 
 def _wrong_type(what: str, name: str, kind: DataType, why: str) -> InvalidChangelogSchemaError:

@@ -6,6 +6,7 @@ A task reports the commits that it has seen to its driver, which may answer with
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark import TaskContext
 
+from penstock.arrow.arrays import grouped
 from penstock.arrow.key_hash import check_key, key_hash
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows, Layout, Path, column_at
@@ -171,7 +173,9 @@ class FirstPass:
 
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         commits: list[pa.Table] = []
-        for table in self._chunks(batches):
+        most_rows, most_bytes = (sys.maxsize, sys.maxsize) if self.whole else (CHUNK_ROWS, CHUNK_BYTES)
+        for chunk in grouped(batches, most_rows, most_bytes):
+            table = pa.Table.from_batches(chunk)
             rows = ChangeRows(table, self.layout)
             check_rows(rows, needs_content=self.passes.needs_content)
             commits.append(commits_in(table.column(self.layout.version), table.column(self.layout.timestamp)))
@@ -192,18 +196,6 @@ class FirstPass:
         mixed = (rows.row.values.astype(np.uint64) * _MIX) >> np.uint64(64 - _SAMPLE_BITS)
         sample = rows.filter(mixed == 0)
         return len(self.passes.first(sample)) < _WORTHWHILE * len(sample)
-
-    def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        held: list[pa.RecordBatch] = []
-        rows = size = 0
-        for batch in batches:
-            held.append(batch)
-            rows, size = rows + batch.num_rows, size + batch.nbytes
-            if not self.whole and (rows >= CHUNK_ROWS or size >= CHUNK_BYTES):
-                yield pa.Table.from_batches(held)
-                held, rows, size = [], 0, 0
-        if rows:
-            yield pa.Table.from_batches(held)
 
 
 @dataclass(frozen=True)

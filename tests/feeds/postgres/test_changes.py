@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.changes import reading
+from penstock.changes.options import EVER, ChangeOptions
 from penstock.changes.schema import narrowed
 from penstock.errors import ChangelogContractViolationError, DataLostError
 from penstock.feeds.postgres import server
@@ -408,7 +409,7 @@ def test_net_changes_include_long_values_that_an_update_left_unchanged(source: S
 
     def net(after: int) -> list[Row]:
         upto = feed.newest(after)
-        done = reading.local_changes(feed, after, upto, mode="netChanges", compute_updates=False)
+        done = reading.local_changes(feed, after, upto, ChangeOptions("netChanges", False, EVER))
         return [row for part in done for row in part.to_pylist()]
 
     (row,) = net(feed.oldest())

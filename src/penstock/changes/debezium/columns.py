@@ -1,9 +1,10 @@
-"""Reading of a column of an image, with what is nested in it, and the reasons for refused values."""
+"""Reading of the images of a row, a whole column at a time, and the reasons for refused events."""
 
 from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property, reduce
@@ -17,10 +18,11 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
-from penstock.changes.debezium.declared import Declared
-from penstock.changes.debezium.decoding import COUNTS, Encoding, decoder, parsed
+from penstock.changes.debezium.declared import Declarations, Declared, part_of
+from penstock.changes.debezium.decoding import COUNTS, Encoding, decoder, only, parsed
 
 _SHOWN = 50
+_BETWEEN = "\0"
 Read: TypeAlias = tuple[pa.Array, pa.Array | None]
 """Values, and the reasons for refused ones; None if there are none."""
 
@@ -89,13 +91,14 @@ class ColumnReader:
     def _value(self, column: pa.Array, kind: pa.DataType, declared: Declared | None, where: str) -> Read:
         decode = decoder(kind, declared, self.encoding)
         values = pa.nulls(len(column), kind) if decode is None else parsed(column, decode, kind)
-        reasons = self._unavailable(None if self.placeholder is None else self._is_placeholder(column), where)
+        mask = None if self.placeholder is None else pc.is_in(column, self.placeholder.texts)
+        reasons = self._unavailable(mask, where)
         unread = pc.and_(column.is_valid(), values.is_null())
         if pc.any(unread).as_py():
             shown = pc.utf8_slice_codeunits(column, 0, _SHOWN)
             cause = self._cause(kind, declared)
             why = f"{where} cannot be read as {named(kind)}{cause}: "
-            reasons = first(reasons, _text_where(unread, pc.binary_join_element_wise(why, shown, "")))
+            reasons = first(reasons, only(pc.binary_join_element_wise(why, shown, ""), unread))
         return values, reasons
 
     def _cause(self, kind: pa.DataType, declared: Declared | None) -> str:
@@ -107,21 +110,14 @@ class ColumnReader:
             )
         return "" if declared is None else f", and its event declares it as {declared}"
 
-    def _is_placeholder(self, column: pa.Array) -> pa.Array:
-        assert self.placeholder is not None
-        return pc.is_in(column, self.placeholder.texts)
-
     def _unavailable(self, mask: pa.Array | None, where: str) -> pa.Array | None:
         if mask is None or not pc.any(mask).as_py():
             return None
-        return _text_where(
-            mask,
-            f"{where} is an unchanged TOAST value, which was not sent: ALTER TABLE … REPLICA IDENTITY FULL "
-            "sends it",
-        )
+        why = "is an unchanged TOAST value, which was not sent: ALTER TABLE … REPLICA IDENTITY FULL sends it"
+        return only(f"{where} {why}", mask)
 
     def _list(self, column: pa.Array, kind: pa.DataType, declared: Declared | None, where: str) -> Read:
-        items = None if declared is None else declared.part("items")
+        items = part_of(declared, "items")
         inner, reasons = self.read(column.flatten(), kind.value_type, items, f"{where}[]")
         values = pa.ListArray.from_arrays(_offsets(column), inner, kind, mask=column.is_null())
         whole = self._unavailable(self._is_list_placeholder(column, kind.value_type, items), where)
@@ -138,30 +134,24 @@ class ColumnReader:
         long = pc.equal(pc.list_value_length(column), len(self.placeholder.text.encode()))
         if not pc.any(long).as_py():
             return None
-        candidates = pc.if_else(long, column, pa.scalar(None, column.type))
-        return pc.is_in(pc.binary_join(candidates, ","), forms)
+        return pc.is_in(pc.binary_join(only(column, long), ","), forms)
 
     def _map(self, column: pa.Array, kind: pa.DataType, declared: Declared | None, where: str) -> Read:
         entries = column.cast(pa.list_(pa.struct([("key", pa.string()), ("value", column.type.item_type)])))
         flat = entries.flatten()
-        parts = [None if declared is None else declared.part(name) for name in ("keys", "values")]
-        keys, of_keys = self.read(flat.field(0), kind.key_type, parts[0], f"{where} key")
-        items, of_items = self.read(flat.field(1), kind.item_type, parts[1], f"{where}[]")
+        types = part_of(declared, "keys"), part_of(declared, "values")
+        keys, of_keys = self.read(flat.field(0), kind.key_type, types[0], f"{where} key")
+        items, of_items = self.read(flat.field(1), kind.item_type, types[1], f"{where}[]")
         values = pa.MapArray.from_arrays(_offsets(entries), keys, items, kind, mask=column.is_null())
         return values, _of_parents(first(of_keys, of_items), entries)
 
     def _struct(self, column: pa.Array, kind: pa.DataType, declared: Declared | None, where: str) -> Read:
-        fields = [kind.field(place) for place in range(kind.num_fields)]
         read = [
-            self.read(
-                part,
-                field.type,
-                None if declared is None else declared.part(field.name),
-                f"{where}.{field.name}",
-            )
-            for field, part in zip(fields, column.flatten(), strict=True)
+            self.read(part, field.type, part_of(declared, field.name), f"{where}.{field.name}")
+            for field, part in zip(kind, column.flatten(), strict=True)
         ]
-        values = pa.StructArray.from_arrays([part for part, _ in read], fields=fields, mask=column.is_null())
+        parts = [part for part, _ in read]
+        values = pa.StructArray.from_arrays(parts, fields=list(kind), mask=column.is_null())
         return values, reduce(first, (reasons for _, reasons in read), None)
 
 
@@ -170,10 +160,6 @@ def first(reasons: pa.Array | None, more: pa.Array | None) -> pa.Array | None:
     if reasons is None or more is None:
         return more if reasons is None else reasons
     return pc.coalesce(reasons, more)
-
-
-def _text_where(mask: pa.Array, text: str | pa.Array) -> pa.Array:
-    return pc.if_else(mask, text, pa.scalar(None, pa.string()))
 
 
 def _offsets(column: pa.Array) -> pa.Array:
@@ -189,9 +175,9 @@ def _of_parents(reasons: pa.Array | None, column: pa.Array) -> pa.Array | None:
     refused = np.flatnonzero(reasons.is_valid().to_numpy(zero_copy_only=False))
     parents = pc.list_parent_indices(column).take(pa.array(refused)).to_numpy()
     lists, places = np.unique(parents, return_index=True)
-    found = np.full(len(column), -1)
-    found[lists] = refused[places]
-    return reasons.take(pa.array(found, mask=found < 0))
+    first_refused = np.full(len(column), -1)
+    first_refused[lists] = refused[places]
+    return reasons.take(pa.array(first_refused, mask=first_refused < 0))
 
 
 def named(kind: pa.DataType) -> str:
@@ -202,3 +188,90 @@ def named(kind: pa.DataType) -> str:
     if pat.is_timestamp(kind):
         return "timestamp" if kind.tz else "timestamp_ntz"
     return names.get(str(kind), str(kind).removesuffix("32[day]"))
+
+
+@dataclass(frozen=True)
+class ExpectedColumns:
+    """The expected columns of a row after a change, so that a schema change of the table is noticed."""
+
+    schema: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    """Columns that it may lack; ``*`` for all."""
+    ignored: tuple[str, ...] = ()
+    """Further columns that it may have; ``*`` for all."""
+
+    @property
+    def matter(self) -> bool:
+        return "*" not in self.optional or "*" not in self.ignored
+
+    def reasons(self, names: pa.ListArray, used: pa.Array, reasons: pa.Array) -> pa.Array:
+        """Add the reasons of events in a mask whose row has other columns than expected."""
+        if not self.matter:
+            return reasons
+        # Rows of a table mostly have the same columns.
+        kinds = pc.binary_join(names, _BETWEEN).dictionary_encode()
+        mismatches = pa.array([self._mismatch(text) for text in kinds.dictionary.to_pylist()], pa.string())
+        refused = pc.and_(used, mismatches.is_valid().take(kinds.indices)).fill_null(False)
+        return first(reasons, only(mismatches.take(kinds.indices), refused))
+
+    def _mismatch(self, names: str) -> str | None:
+        columns = names.split(_BETWEEN)
+        absent = [name for name in self.schema if name not in columns and name not in self.optional]
+        if absent and "*" not in self.optional:
+            return (
+                f"after has no column {', '.join(absent)}, which was dropped or renamed, or added later: "
+                "remove it from the schema, or name it in optional to read it as NULL"
+            )
+        more = [name for name in columns if name not in self.schema and name not in self.ignored]
+        if more and "*" not in self.ignored:
+            return (
+                f"after has a column {', '.join(more)} that the schema lacks: add it to the schema, or name "
+                "it in ignored"
+            )
+        return None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Settings for reading the columns of an image."""
+
+    schema: pa.Schema
+    """The names, types and nullability of the columns."""
+    row_id: tuple[str, ...]
+    encodings: Mapping[str, Encoding]
+    """By column."""
+    unavailable: str | None
+    columns: ExpectedColumns
+
+    def image(
+        self, name: str, image: pa.StructArray, schemas: pa.Array, used: pa.Array, reasons: pa.Array
+    ) -> tuple[list[pa.Array], pa.Array]:
+        """Read the columns of the images in a mask; return them, and the reasons with added ones.
+
+        ``name`` is ``before``, of which a table may log only the key, or ``after``. Values come as text, and
+        ``schemas`` are those of the events, null where one has none.
+        """
+        declarations = Declarations.of(schemas, name)
+        read: list[pa.Array] = []
+        for field, column in zip(self.schema, image.flatten(), strict=True):
+            text = only(column, used)
+            values, refused = self._column(text, field, declarations, f"{name}.{field.name}")
+            read.append(values)
+            reasons = first(reasons, refused)
+            if field.name in self.row_id or (name == "after" and not field.nullable):
+                missing = pc.and_(used, text.is_null())
+                reasons = first(reasons, only(f"{name}.{field.name} is missing or null", missing))
+        return read, reasons
+
+    def _column(
+        self, column: pa.Array, field: pa.Field, declarations: Declarations, where: str
+    ) -> tuple[pa.Array, pa.Array | None]:
+        placeholder = None if self.unavailable is None else Placeholder(self.unavailable)
+        reader = ColumnReader(self.encodings[field.name], placeholder)
+        values = reasons = None
+        for declared, events in declarations.by_column(field.name):
+            part = column if events is None else only(column, events)
+            read, refused = reader.read(part, field.type, declared, where)
+            values = read if values is None else pc.coalesce(values, read)
+            reasons = first(reasons, refused)
+        return values, reasons

@@ -55,9 +55,6 @@ class Declared:
     parts: tuple[tuple[str, Declared], ...] = ()
     """The types of a struct's fields by name, of ``items``, or of ``keys`` and ``values``."""
 
-    def part(self, name: str) -> Declared | None:
-        return next((part for key, part in self.parts if key == name), None)
-
     @property
     def form(self) -> str:
         """How the value is encoded; ``days``, ``millis``, ``micros`` and ``nanos`` are counts since 1970."""
@@ -72,6 +69,11 @@ class Declared:
         if self.form == "decimal":
             return f"a decimal of scale {self.scale}"
         return self.name or self.type
+
+
+def part_of(declared: Declared | None, name: str) -> Declared | None:
+    """Return the declared type of a part; None if it is not declared."""
+    return None if declared is None else dict(declared.parts).get(name)
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def columns(text: str, image: str) -> Mapping[str, Declared]:
         envelope = declared(parse_json(text))
     except ValueError:
         return {}
-    row = None if envelope is None else envelope.part(image)
+    row = part_of(envelope, image)
     return {} if row is None else dict(row.parts)
 
 

@@ -32,8 +32,8 @@ _ZEROS_BELOW_MICROS = r"(\.[0-9]{6})0+"
 _PARTS = r"^-?[0-9]+?(?P<zeros>0*)(?:\.(?P<fraction>[0-9]+))?(?:e(?P<exponent>[-+]?[0-9]+))?$"
 _SURE, _MOST, _MOST_OF_FLOAT = 15, 17, 11
 """Digits that any double keeps, and the most that the text of a double, and of a float, has."""
-COUNTS = frozenset({"millis", "micros", "nanos"})
-_NUMBERS = frozenset({"integer", "float", "double", "text"})
+COUNTS = {"millis", "micros", "nanos"}
+_NUMBERS = {"integer", "float", "double", "text"}
 
 
 @dataclass(frozen=True)
@@ -51,48 +51,37 @@ class Encoding:
 def decoder(kind: pa.DataType, declared: Declared | None, encoding: Encoding) -> Decoder | None:
     """Return the decoder of a type that is not nested; None if what is declared is not of the type."""
     form = None if declared is None else declared.form
-    if form is not None and form not in _forms(kind, encoding):
-        return None
+    decode: Decoder
     if pat.is_boolean(kind):
-        return partial(_cast, pattern=_BOOLEAN, kind=kind)
-    if pat.is_integer(kind):
-        return partial(_cast, pattern=_INTEGER, kind=kind)
-    if pat.is_floating(kind):
-        return partial(_floats, kind=kind, form=form)
-    if pat.is_decimal(kind):
-        if declared is not None and form == "decimal":
-            return partial(unscaled, kind=kind, scale=declared.scale)
-        if form is None and encoding.precise:
-            return partial(unscaled, kind=kind, scale=kind.scale)
-        return partial(_cast, pattern=_NUMBER, kind=kind)
-    if pat.is_date(kind):
-        return partial(_dates, form=form)
-    if pat.is_timestamp(kind):
-        return partial(_timestamps, kind=kind, form=form, encoding=encoding)
-    if pat.is_binary(kind):
-        return from_base64 if form == "bytes" else binary_reader(encoding.binaries)
-    return lambda column: column.cast(kind)
-
-
-def _forms(kind: pa.DataType, encoding: Encoding) -> frozenset[str]:
-    """Return the declared forms that values of a type may have."""
-    if pat.is_boolean(kind):
-        return frozenset({"boolean", "integer", "text"})
-    if pat.is_integer(kind):
-        return COUNTS | {"integer", "days", "count", "text"}
-    if pat.is_floating(kind):
-        return _NUMBERS
-    if pat.is_decimal(kind):
-        return _NUMBERS | {"decimal"}
-    if pat.is_date(kind):
-        return frozenset({"days", "text", "local date"})
-    if pat.is_timestamp(kind):
-        counts = COUNTS if kind.tz is None or encoding.counts_instants else frozenset()
-        local = {"local time"} if kind.tz is None else set()
-        return counts | {"text"} | local | ({"integer"} if encoding.counts_instants else set())
-    if pat.is_binary(kind):
-        return frozenset({"bytes", "text"})
-    return _NUMBERS | {"boolean", "nested", "local date", "local time"}
+        forms = {"boolean", "integer", "text"}
+        decode = partial(_cast, pattern=_BOOLEAN, kind=kind)
+    elif pat.is_integer(kind):
+        forms = COUNTS | {"integer", "days", "count", "text"}
+        decode = partial(_cast, pattern=_INTEGER, kind=kind)
+    elif pat.is_floating(kind):
+        forms = _NUMBERS
+        decode = partial(_floats, kind=kind, form=form)
+    elif pat.is_decimal(kind):
+        forms = _NUMBERS | {"decimal"}
+        if form == "decimal" or (form is None and encoding.precise):
+            decode = partial(unscaled, kind=kind, scale=kind.scale if declared is None else declared.scale)
+        else:
+            decode = partial(_cast, pattern=_NUMBER, kind=kind)
+    elif pat.is_date(kind):
+        forms = {"days", "text", "local date"}
+        decode = partial(_dates, form=form)
+    elif pat.is_timestamp(kind):
+        forms = {"text"} if kind.tz else COUNTS | {"text", "local time"}
+        if encoding.counts_instants:
+            forms = forms | COUNTS | {"integer"}
+        decode = partial(_timestamps, kind=kind, form=form, encoding=encoding)
+    elif pat.is_binary(kind):
+        forms = {"bytes", "text"}
+        decode = from_base64 if form == "bytes" else binary_reader(encoding.binaries)
+    else:
+        forms = _NUMBERS | {"boolean", "nested", "local date", "local time"}
+        decode = partial(pa.Array.cast, target_type=kind)
+    return decode if form is None or form in forms else None
 
 
 def parsed(column: pa.Array, decode: Decoder, kind: pa.DataType) -> pa.Array:
@@ -107,12 +96,14 @@ def parsed(column: pa.Array, decode: Decoder, kind: pa.DataType) -> pa.Array:
         return pa.concat_arrays([parsed(part, decode, kind) for part in parts])
 
 
-def _where(column: pa.Array, mask: pa.Array) -> pa.Array:
-    return pc.if_else(mask, column, pa.scalar(None, column.type))
+def only(values: pa.Array | str, mask: pa.Array) -> pa.Array:
+    """Return the values in a mask, or one text for all of them, and nulls elsewhere."""
+    kind = pa.string() if isinstance(values, str) else values.type
+    return pc.if_else(mask, values, pa.scalar(None, kind))
 
 
 def _matching(column: pa.Array, pattern: str) -> pa.Array:
-    return _where(column, pc.match_substring_regex(column, pattern))
+    return only(column, pc.match_substring_regex(column, pattern))
 
 
 def _cast(column: pa.Array, pattern: str, kind: pa.DataType) -> pa.Array:
@@ -135,7 +126,7 @@ def _floats(column: pa.Array, kind: pa.DataType, form: str | None) -> pa.Array:
     zero = pc.equal(values, 0)
     if pc.any(zero).as_py():
         exact = pc.and_not(exact, pc.and_(zero, pc.match_substring_regex(numbers, _NOT_ZERO)))
-    return _where(values, pc.and_(exact, pc.equal(pc.is_inf(values), pc.ends_with(numbers, "y"))))
+    return only(values, pc.and_(exact, pc.equal(pc.is_inf(values), pc.ends_with(numbers, "y"))))
 
 
 def _is_float(texts: pa.Array, values: pa.Array) -> pa.Array:
@@ -159,7 +150,7 @@ def _last_digit(numbers: pa.Array) -> pa.Array:
     """Return what 1 in the last significant digit of each number is worth."""
     parts = pc.extract_regex(numbers.cast(pa.string()), _PARTS)
     zeros, fraction, exponent = (pc.struct_field(parts, name) for name in ("zeros", "fraction", "exponent"))
-    power = _where(exponent, pc.not_equal(exponent, "")).cast(pa.float64()).fill_null(0)
+    power = only(exponent, pc.not_equal(exponent, "")).cast(pa.float64()).fill_null(0)
     size = pc.utf8_length(fraction)
     place = pc.if_else(pc.greater(size, 0), pc.negate(size), pc.utf8_length(zeros))
     return pc.power(10.0, pc.add(power, place.fill_null(0)))
@@ -226,7 +217,7 @@ def _micros(counts: pa.Array, unit: str) -> pa.Array:
     if unit != "nanos":
         return pc.multiply_checked(counts, 1000 if unit == "millis" else 1)
     micros = pc.divide(counts, 1000)
-    return _where(micros, pc.equal(pc.multiply(micros, 1000), counts))
+    return only(micros, pc.equal(pc.multiply(micros, 1000), counts))
 
 
 def _within(numbers: pa.Array, low: int, high: int) -> pa.Array:

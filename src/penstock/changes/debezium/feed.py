@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType, TimestampType
 
 from penstock.arguments import column_names, did_you_mean, in_quotes, require
 from penstock.arrow.schema import canonical_schema
-from penstock.changes.debezium.columns import as_text, can_be_read
+from penstock.changes.debezium.columns import ExpectedColumns, Reading, as_text, can_be_read
 from penstock.changes.debezium.decoding import Encoding
 from penstock.changes.debezium.envelope import CONNECTORS, Envelope, split_path
-from penstock.changes.debezium.images import ExpectedColumns, Reading
 from penstock.changes.debezium.tasks import OWN, SEQUENCE, EventConverter, Letters, QueueAddress
-from penstock.changes.options import invalid_option
+from penstock.changes.options import ChangeOptions, invalid_option
 from penstock.changes.post_processing import process
 from penstock.feeds.contract import (
     CHANGE_TYPE,
@@ -236,14 +234,10 @@ class DebeziumFeed:
         watermark_delay
             For net changes on a stream: all parts of a split transaction have the same time.
         """
-        return process(
-            self.unwrap(df),
-            self.contract,
-            deduplication_mode=deduplication_mode,
-            compute_updates=compute_updates,
-            net_window=net_window,
-            watermark_delay=watermark_delay,
+        options = ChangeOptions.of(
+            deduplication_mode, compute_updates, net_window, watermark_delay=watermark_delay
         )
+        return process(self.unwrap(df), self.contract, options)
 
     def _events(self, df: DataFrame, envelope: Envelope, reading: Reading) -> DataFrame:
         """Parse the events, with the reason for those that are refused."""
@@ -256,8 +250,11 @@ class DebeziumFeed:
             )
         raw = F.col(quote_column(self.value)).cast("string").alias("raw")
         # One select each: parsed columns are used many times.
+        images = StructType(
+            [StructField(field.name, as_text(field.dataType)) for field in to_struct(reading.schema)]
+        )
         parsed = df.select(*_coordinates(df), raw).select(
-            "*", envelope.parsed(F.col("raw"), _images(reading.schema)).alias("parsed")
+            "*", envelope.parsed(F.col("raw"), images).alias("parsed")
         )
         opened = parsed.select(
             "*", envelope.opened(F.col("parsed")).alias("e"), envelope.broken.alias("broken")
@@ -339,12 +336,6 @@ class DebeziumFeed:
             ordered=CHANGE_TYPE,
             split=self.version is not None,
         )
-
-
-def _images(schema: pa.Schema) -> StructType:
-    images = as_text(to_struct(schema))
-    assert isinstance(images, StructType)
-    return images
 
 
 def _coordinates(df: DataFrame) -> list[Column]:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from penstock.changes.debezium.images import Reading
+from penstock.changes.debezium.columns import Reading
 from penstock.errors import ChangelogContractViolationError, InvalidOptionError, SchemaMismatchError
 from penstock.feeds.contract import (
     CHANGE_TYPE,

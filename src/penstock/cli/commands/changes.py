@@ -13,7 +13,7 @@ from penstock.cli.output import Column, Row, Section, as_json_text, poll_until_c
 from penstock.errors import InvalidChangeOptionError, InvalidInputError
 
 if TYPE_CHECKING:
-    from penstock.changes.options import ChangeRange
+    from penstock.changes.options import ChangeOptions, ChangeRange
     from penstock.feeds.protocol import OpenFeed
 
 _BLOCK_ROWS = 1000
@@ -81,7 +81,7 @@ def show(
 
     opened, bounds = _open_feed(run, feed), _parse_range(start, end)
     after = bounds.start(opened)
-    printer = _ChangePrinter(run, opened, mode, updates, after=after, net_window=EVER)
+    printer = _ChangePrinter(run, opened, _change_options(mode, updates, EVER), after)
     printer.show(after, bounds.end(opened, after), rows)
 
 
@@ -108,7 +108,7 @@ def tail(
     opened = _open_feed(run, feed)
     position = opened.newest(opened.oldest()) if start is None else _parse_range(start).start(opened)
     # Net changes of each commit: those of all new commits would depend on when we looked.
-    printer = _ChangePrinter(run, opened, mode, updates, after=position, net_window=COMMIT)
+    printer = _ChangePrinter(run, opened, _change_options(mode, updates, COMMIT), position)
     for _ in poll_until_closed(lambda: printer.shown):
         newest = opened.newest(position)
         if newest > position:
@@ -150,14 +150,8 @@ def lag(run: Run, feed: PostgresArgument) -> None:
 class _ChangePrinter:
     """Prints the changes of a feed and counts the rows."""
 
-    def __init__(
-        self, run: Run, feed: OpenFeed, mode: str, updates: bool, *, after: int, net_window: int
-    ) -> None:
-        from penstock.changes.options import MODES, one_of
-
-        self._feed = feed
-        self._mode = one_of("--mode", mode, MODES, "INVALID_DEDUPLICATION_MODE")
-        self._updates, self._net_window = updates, net_window
+    def __init__(self, run: Run, feed: OpenFeed, options: ChangeOptions, after: int) -> None:
+        self._feed, self._options = feed, options
         self._description = feed.describe(after)
         names = [name for name in self._description.schema.names if name not in _METADATA]
         self._print = run.output.row_printer(change_columns(names), change_style)
@@ -171,15 +165,7 @@ class _ChangePrinter:
 
         if after >= upto:
             return
-        tables = local_changes(
-            self._feed,
-            after,
-            upto,
-            mode=self._mode,
-            compute_updates=self._updates,
-            net_window=self._net_window,
-            description=self._description,
-        )
+        tables = local_changes(self._feed, after, upto, self._options, self._description)
         for table in tables if limit is None else first_rows(tables, limit):
             for first in range(0, table.num_rows, _BLOCK_ROWS):
                 self._print(plain_rows(table.slice(first, _BLOCK_ROWS)))
@@ -204,6 +190,12 @@ def _open_feed(run: Run, url: str) -> OpenFeed:
     from penstock.feeds.urls import parse
 
     return parse(url, store=run.url).open()
+
+
+def _change_options(mode: str, updates: bool, net_window: int) -> ChangeOptions:
+    from penstock.changes.options import MODES, ChangeOptions, one_of
+
+    return ChangeOptions(one_of("--mode", mode, MODES, "INVALID_DEDUPLICATION_MODE"), updates, net_window)
 
 
 def _parse_range(start: str | None, end: str | None = None) -> ChangeRange:
