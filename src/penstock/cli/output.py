@@ -9,7 +9,7 @@ import select
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TextIO, TypeVar, cast
 
@@ -107,7 +107,7 @@ class Output(ABC):
 
     def progress(self, text: str, total: int | None) -> AbstractContextManager[Advance]:
         """Show a progress bar with ``total`` units on a terminal."""
-        return no_progress()
+        return nullcontext(lambda units: None)
 
     def redact(self, text: str) -> str:
         return redact(text, self._secrets)
@@ -122,11 +122,6 @@ class Output(ABC):
         elif isinstance(value, list):
             redacted = [self.redact_json(inner) for inner in value]
         return redacted  # type: ignore[return-value]  # of the same type
-
-
-@contextmanager
-def no_progress() -> Iterator[Advance]:
-    yield lambda units: None
 
 
 def printable(text: str, *, keep: str = "") -> str:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import IO, TYPE_CHECKING, TypeAlias
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import InvalidInputError, MissingDependencyError, PenstockError
+from penstock.errors import InvalidInputError, PenstockError
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
@@ -118,13 +118,8 @@ def spark_of_command(*, debug: bool = False) -> Iterator[SparkSession]:
 
     Errors of Spark are raised in one line, with Spark's condition, and without plans and stacks.
     """
-    try:
-        from pyspark.sql import SparkSession
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"this command runs Spark and needs {error.name}: pip install 'penstock-spark[spark]'",
-            package=error.name,
-        ) from error
+    from pyspark.sql import SparkSession
+
     with _one_line_errors(), _silent_python_logs():
         active = SparkSession.getActiveSession()
         if active is not None:

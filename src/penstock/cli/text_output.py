@@ -13,17 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.output import (
-    Advance,
-    Column,
-    Output,
-    PrintRows,
-    Row,
-    Section,
-    no_progress,
-    one_line,
-    printable,
-)
+from penstock.cli.output import Advance, Column, Output, PrintRows, Row, Section, one_line, printable
 from penstock.errors import PenstockError
 
 _PIPE_WIDTH = 100_000
@@ -95,7 +85,7 @@ class TextOutput(Output):
             self.note(f"help: {error.help_url}")
 
     def progress(self, text: str, total: int | None) -> AbstractContextManager[Advance]:
-        return _progress_bar(text, total) if sys.stderr.isatty() else no_progress()
+        return _progress_bar(text, total) if sys.stderr.isatty() else super().progress(text, total)
 
 
 class _RowPrinter:

@@ -133,7 +133,7 @@ def _input(spark: SparkSession, ddl: str, watermark: tuple[str, str] | None) -> 
 
     columns = to_struct(canonical_schema(parse_ddl(ddl)))
     frame = spark.readStream.format("rate").load()
-    empty = frame.select(*(functions.lit(None).cast(each.dataType).alias(each.name) for each in columns))
+    empty = frame.select(*(functions.lit(None).cast(field.dataType).alias(field.name) for field in columns))
     return empty if watermark is None else empty.withWatermark(*watermark)
 
 
@@ -228,10 +228,10 @@ def preview(
                 condition="FILE_UNWRITABLE",
                 file=str(picture),
             ) from error
-    sections = [_preview_section(each, shown.time_zone) for each in shown.modes]
+    sections = [_preview_section(mode_shown, shown.time_zone) for mode_shown in shown.modes]
     if note := zone_note(shown.modes, shown.time_zone):
         sections.append(Section(note))
-    data = {"modes": [_preview_data(each) for each in shown.modes], "time_zone": shown.time_zone}
+    data = {"modes": [_preview_data(mode_shown) for mode_shown in shown.modes], "time_zone": shown.time_zone}
     run.output.describe(data, sections)
 
 

@@ -231,7 +231,10 @@ def _with_common_options(function: Command) -> Command:
             run.guard(lambda: function(run, **values))
 
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    parameters = [context, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in [*own, *common])]
+    parameters = [
+        context,
+        *(option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in [*own, *common]),
+    ]
     # typer reads both.
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions take attributes
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

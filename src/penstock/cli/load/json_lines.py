@@ -210,7 +210,9 @@ def _rewriter(kind: pa.DataType) -> Rewrite | None:
         return _map_rewriter(kind)
     if pat.is_list(kind):
         element = _rewriter(kind.value_type)
-        return None if element is None else lambda value: [_each(element, each) for each in _a(list, value)]
+        return (
+            None if element is None else lambda values: [_each(element, value) for value in _a(list, values)]
+        )
     if pat.is_struct(kind):
         return _object_rewriter(list(kind))
     if pat.is_floating(kind):
@@ -252,7 +254,7 @@ def _object_rewriter(fields: list[pa.Field]) -> Rewrite:
                 for field, place in zip(fields, places, strict=True)
                 if place is not None
             }
-        return {name: _each(rewriters[name], each) for name, each in values.items()}
+        return {name: _each(rewriters[name], inner) for name, inner in values.items()}
 
     return rewrite
 
@@ -265,6 +267,8 @@ def _map_rewriter(kind: pa.DataType) -> Rewrite:
         return text if key_is_text else _each(key, json.loads(text, parse_float=Decimal))
 
     def rewrite(value: object) -> object:
-        return [{"key": read_key(name), "value": _each(item, each)} for name, each in _a(dict, value).items()]
+        return [
+            {"key": read_key(name), "value": _each(item, inner)} for name, inner in _a(dict, value).items()
+        ]
 
     return rewrite

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -87,7 +86,8 @@ def _ends(table: pa.Table, data: bytes, rows: int | None, column: str | None) ->
         return [*range(rows, table.num_rows, rows), table.num_rows]
     if column is not None:
         return [*_changes(table, column), table.num_rows]
-    return list(accumulate(_blocks_of_lines(data)))
+    lines = groupby(data.split(b"\n"), lambda line: bool(line.strip()))
+    return list(accumulate(len(list(block)) for has_rows, block in lines if has_rows))
 
 
 def _changes(table: pa.Table, name: str) -> list[int]:
@@ -104,16 +104,3 @@ def _changes(table: pa.Table, name: str) -> list[int]:
         return []
     changed = pc.not_equal(codes.slice(1), codes.slice(0, len(codes) - 1))
     return [int(row) + 1 for row in pc.indices_nonzero(changed).to_pylist()]
-
-
-def _blocks_of_lines(data: bytes) -> Iterator[int]:
-    """Yield the number of rows in each run of lines that are not empty."""
-    rows = 0
-    for line in data.split(b"\n"):
-        if line.strip():
-            rows += 1
-        elif rows:
-            yield rows
-            rows = 0
-    if rows:
-        yield rows

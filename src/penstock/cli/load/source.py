@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -106,7 +107,7 @@ def _with_strings(field: pa.Field) -> pa.Field:
     if pa.types.is_list(kind):
         return field.with_type(pa.list_(_with_strings(kind.value_field)))
     if pa.types.is_struct(kind):
-        return field.with_type(pa.struct([_with_strings(each) for each in kind]))
+        return field.with_type(pa.struct([_with_strings(inner) for inner in kind]))
     return field
 
 
@@ -159,8 +160,6 @@ def _arrow_schema(path: Path) -> pa.Schema:
             return pa.ipc.open_stream(file).schema
 
 
-_BOM = b"\xef\xbb\xbf"
-_WIDE_BOMS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv"}
 _FIRST_BYTES = 1 << 16
@@ -176,11 +175,10 @@ class Source:
         self._stream = stream
         self._pending = b""
         first = self.read(_FIRST_BYTES)
-        self.put_back(first.removeprefix(_BOM))
-        if first[:2] in _WIDE_BOMS:
-            encoding = _WIDE_BOMS[first[:2]]
+        self.put_back(first.removeprefix(BOM_UTF8))
+        if first.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
             raise InvalidInputError(
-                f"{name} is {encoding}, not UTF-8: convert it with iconv -f {encoding} -t utf-8",
+                f"{name} is utf-16, not UTF-8: convert it with iconv -f utf-16 -t utf-8",
                 condition="FILE_UNREADABLE",
             )
 

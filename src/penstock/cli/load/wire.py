@@ -159,15 +159,15 @@ def _finisher(kind: pa.DataType) -> Finish | None:
     if pat.is_map(kind):
         key, item = _finisher(kind.key_type), _finisher(kind.item_type)
         return lambda entries: {
-            _key_text(_optional(key, each["key"])): _optional(item, each["value"]) for each in entries
+            _key_text(_optional(key, entry["key"])): _optional(item, entry["value"]) for entry in entries
         }
     if pat.is_list(kind):
         inner = _finisher(kind.value_type)
-        return None if inner is None else lambda value: [_optional(inner, each) for each in value]
+        return None if inner is None else lambda values: [_optional(inner, value) for value in values]
     if pat.is_struct(kind):
         below = {field.name: _finisher(field.type) for field in kind}
         if any(below.values()):
-            return lambda value: {name: _optional(below[name], each) for name, each in value.items()}
+            return lambda fields: {name: _optional(below[name], value) for name, value in fields.items()}
     return None
 
 
