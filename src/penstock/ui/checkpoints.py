@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from penstock.errors import PenstockError
 from penstock.instants import micros_of
-from penstock.json_text import Json
 from penstock.redaction import sentence
 from penstock.spark.checkpoint import redact_location
 from penstock.state.showing import CheckpointState, show
@@ -44,23 +43,12 @@ class Checkpoint:
         operators = self.state.operators
         return sum(operator.bytes for operator in operators) if operators else None
 
-    def as_query(self) -> Json:
-        """Return what is known of a query that only this checkpoint reports."""
-        state = self.state
-        last = state.planned or state.committed
+    @property
+    def source(self) -> str | None:
+        """The queues that the last batch reads."""
+        last = self.state.planned or self.state.committed
         queues = [source.queue for source in last.sources] if last is not None else []
-        names = [f"queue {queue.queue!r}" for queue in queues if queue is not None]
-        return {
-            "id": state.query_id or self.location,
-            "engine": state.engine,
-            "batch": state.last_planned,
-            "rows_in": None if last is None else last.rows,
-            "watermark": self.watermark,
-            "state_bytes": self.state_bytes,
-            "checkpoint": self.location,
-            "source": ", ".join(names) or None,
-            "updated_at": iso(self.written_at),
-        }
+        return ", ".join(f"queue {queue.queue!r}" for queue in queues if queue is not None) or None
 
 
 class Checkpoints:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import deque
 
 from penstock.json_text import Json
@@ -32,28 +31,25 @@ class History:
 
 
 class Percentiles:
+    """Percentiles of the newest numbers, at most ``most`` of them."""
+
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._newest: deque[float] = deque()
-        self._sorted: list[float] = []
+        self._newest: deque[float] = deque(maxlen=most)
 
     def add(self, number: float) -> None:
         self._newest.append(number)
-        insort(self._sorted, number)
-        if len(self._newest) > self._most:
-            del self._sorted[bisect_left(self._sorted, self._newest.popleft())]
 
     def percentile(self, percent: int) -> float | None:
         """Return the smallest number that ``percent`` % of them do not exceed; None without numbers."""
-        if not self._sorted:
+        if not self._newest:
             return None
-        return self._sorted[max(-(-percent * len(self._sorted) // 100), 1) - 1]
+        return sorted(self._newest)[max(-(-percent * len(self._newest) // 100), 1) - 1]
 
     def summary(self) -> dict[str, float | None]:
         """Return the percentiles that the page shows, and how many numbers they are of."""
         percentiles = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
         summary = {name: self.percentile(percent) for name, percent in percentiles.items()}
-        return summary | {"batches": len(self._sorted)}
+        return summary | {"batches": len(self._newest)}
 
 
 def step_for(histories: int) -> int:

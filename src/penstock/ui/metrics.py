@@ -22,7 +22,8 @@ class _Kind:
 
     name: str
     text: str
-    number: Callable[[Json], float | None]
+    number: str | Callable[[Json], float | None]
+    """The key of the number in a row, or a function that computes it."""
     is_counter: bool = False
 
     def of(self, rows: Iterable[Json], labels: tuple[str, ...]) -> Metric:
@@ -30,74 +31,65 @@ class _Kind:
         make = CounterMetricFamily if self.is_counter else GaugeMetricFamily
         family = make(f"penstock_{self.name}", self.text, labels=labels)
         for row in rows:
-            number = self.number(row)
+            number = row[self.number] if isinstance(self.number, str) else self.number(row)
             if number is not None:
                 family.add_metric([str(row[label]) for label in labels], float(number))
         return family
 
 
+def _sum(name: str) -> Callable[[Json], float]:
+    return lambda queue: sum(partition[name] for partition in queue["partitions"])
+
+
+def _moment(name: str) -> Callable[[Json], float | None]:
+    return lambda query: None if query[name] is None else datetime.fromisoformat(query[name]).timestamp()
+
+
+def _is_owned(consumer: Json) -> bool:
+    return bool(consumer["owner"] and consumer["owner"]["alive"])
+
+
+def _duration(query: Json) -> float | None:
+    """Return Spark's duration of the whole, or else the sum of the phases."""
+    phases = query["duration_ms"]
+    if not phases:
+        return None
+    return float(phases.get(WHOLE_BATCH, sum(phases.values()))) / 1000
+
+
 _OF_QUEUES = (
-    _Kind("queue_rows", "Rows that a queue holds.", lambda queue: queue["rows"]),
-    _Kind("queue_bytes", "Compressed bytes that a queue holds.", lambda queue: queue["bytes"]),
-    _Kind("queue_segments", "Segments of a queue.", lambda queue: _sum(queue, "segments")),
-    _Kind("queue_oldest_seconds", "Age of a queue's oldest row.", lambda queue: queue["oldest_seconds"]),
-    _Kind(
-        "queue_appended_rows",
-        "Rows ever appended to a queue.",
-        lambda queue: _sum(queue, "next_index"),
-        is_counter=True,
-    ),
+    _Kind("queue_rows", "Rows that a queue holds.", "rows"),
+    _Kind("queue_bytes", "Compressed bytes that a queue holds.", "bytes"),
+    _Kind("queue_segments", "Segments of a queue.", _sum("segments")),
+    _Kind("queue_oldest_seconds", "Age of a queue's oldest row.", "oldest_seconds"),
+    _Kind("queue_appended_rows", "Rows ever appended to a queue.", _sum("next_index"), is_counter=True),
 )
 _OF_CONSUMERS = (
-    _Kind("consumer_lag_rows", "Rows that a consumer has not processed.", lambda each: each["lag_rows"]),
-    _Kind("consumer_lag_bytes", "Approximate compressed size of these rows.", lambda each: each["lag_bytes"]),
-    _Kind("consumer_lag_seconds", "Age of the oldest of these rows.", lambda each: each["lag_seconds"]),
-    _Kind(
-        "consumer_stuck",
-        "Whether rows wait and an offset has not moved for a minute.",
-        lambda each: each["stuck"],
-    ),
-    _Kind(
-        "consumer_owned",
-        "Whether a living query owns the consumer.",
-        lambda each: bool(each["owner"] and each["owner"]["alive"]),
-    ),
+    _Kind("consumer_lag_rows", "Rows that a consumer has not processed.", "lag_rows"),
+    _Kind("consumer_lag_bytes", "Approximate compressed size of these rows.", "lag_bytes"),
+    _Kind("consumer_lag_seconds", "Age of the oldest of these rows.", "lag_seconds"),
+    _Kind("consumer_stuck", "Whether rows wait and an offset has not moved for a minute.", "stuck"),
+    _Kind("consumer_owned", "Whether a living query owns the consumer.", _is_owned),
 )
 _OF_QUERIES = (
-    _Kind("query_batch", "The newest micro-batch or epoch.", lambda query: query["batch"]),
-    _Kind(
-        "query_rows_in_per_second",
-        "Rows that a query reads per second.",
-        lambda query: query["rows_in_per_second"],
-    ),
-    _Kind(
-        "query_duration_seconds",
-        "Duration of the newest micro-batch or epoch.",
-        lambda query: _duration(query),
-    ),
-    _Kind("query_state_rows", "Rows in a query's state.", lambda query: query["state_rows"]),
-    _Kind("query_state_bytes", "Bytes of a query's state.", lambda query: query["state_bytes"]),
-    _Kind(
-        "query_watermark_timestamp_seconds", "A query's watermark.", lambda query: _moment(query["watermark"])
-    ),
-    _Kind(
-        "query_updated_timestamp_seconds",
-        "Time of a query's last report.",
-        lambda query: _moment(query["updated_at"]),
-    ),
+    _Kind("query_batch", "The newest micro-batch or epoch.", "batch"),
+    _Kind("query_rows_in_per_second", "Rows that a query reads per second.", "rows_in_per_second"),
+    _Kind("query_duration_seconds", "Duration of the newest micro-batch or epoch.", _duration),
+    _Kind("query_state_rows", "Rows in a query's state.", "state_rows"),
+    _Kind("query_state_bytes", "Bytes of a query's state.", "state_bytes"),
+    _Kind("query_watermark_timestamp_seconds", "A query's watermark.", _moment("watermark")),
+    _Kind("query_updated_timestamp_seconds", "Time of a query's last report.", _moment("updated_at")),
 )
-_STATE = _Kind("query_state", "1 for the state that a query is in.", lambda each: each["state"] == each["is"])
+_STATE = _Kind("query_state", "1 for the state that a query is in.", "is_in_state")
 _LATENCY = _Kind(
-    "query_latency_seconds",
-    "Time from a row's append until it is visible, in the newest epoch.",
-    lambda each: each["taken"],
+    "query_latency_seconds", "Time from a row's append until it is visible, in the newest epoch.", "seconds"
 )
 _BATCH_DURATION = _Kind(
     "query_micro_batch_duration_seconds",
     f"Duration of micro-batches, of the newest {RECENT_BATCHES} that were reported; not the latency of rows.",
-    lambda each: each["taken"],
+    "seconds",
 )
-_LETTERS = _Kind("dead_letter_rows", "Rows in a queue of dead letters.", lambda each: each["rows"])
+_LETTERS = _Kind("dead_letter_rows", "Rows in a queue of dead letters.", "rows")
 
 
 class _SnapshotCollector:
@@ -122,12 +114,16 @@ def _metrics(snapshot: Snapshot) -> Iterator[Metric]:
     yield GaugeMetricFamily("penstock_store_up", "Whether the store answers.", value=float(answers))
     if not answers:
         return
-    queues = [{**each, "queue": each["name"]} for each in snapshot["queues"]]
-    queries = [{**each, "query": each["name"] or each["id"]} for each in snapshot["queries"]]
+    queues = [{**queue, "queue": queue["name"]} for queue in snapshot["queues"]]
+    queries = [{**query, "query": query["name"] or query["id"]} for query in snapshot["queries"]]
     yield from (kind.of(queues, ("queue",)) for kind in _OF_QUEUES)
     yield from (kind.of(snapshot["consumers"], ("consumer", "queue")) for kind in _OF_CONSUMERS)
     yield from (kind.of(queries, ("query", "id")) for kind in _OF_QUERIES)
-    states = [{**query, "is": query["state"], "state": state} for query in queries for state in STATES]
+    states = [
+        {**query, "state": state, "is_in_state": query["state"] == state}
+        for query in queries
+        for state in STATES
+    ]
     yield _STATE.of(states, ("query", "id", "state"))
     yield _LATENCY.of(_by_quantile(queries, "latency_ms"), ("query", "id", "quantile"))
     yield _BATCH_DURATION.of(_by_quantile(queries, "batch_duration_ms"), ("query", "id", "quantile"))
@@ -137,24 +133,8 @@ def _metrics(snapshot: Snapshot) -> Iterator[Metric]:
 def _by_quantile(queries: Iterable[Json], spread: str) -> list[Json]:
     """Return a row in seconds for each quantile, from milliseconds by percentile."""
     return [
-        {**query, "quantile": quantile, "taken": query[spread][key] / 1000}
+        {**query, "quantile": quantile, "seconds": query[spread][key] / 1000}
         for query in queries
         if query[spread] is not None
         for quantile, key in _QUANTILES.items()
     ]
-
-
-def _sum(queue: Json, name: str) -> int:
-    return sum(partition[name] for partition in queue["partitions"])
-
-
-def _duration(query: Json) -> float | None:
-    """Return Spark's duration of the whole, or else the sum of the phases."""
-    phases = query["duration_ms"]
-    if not phases:
-        return None
-    return float(phases.get(WHOLE_BATCH, sum(phases.values()))) / 1000
-
-
-def _moment(text: str | None) -> float | None:
-    return None if text is None else datetime.fromisoformat(text).timestamp()

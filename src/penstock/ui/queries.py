@@ -105,7 +105,7 @@ class Queries:
         self._last_report = max((row.reported_at for row in state.queries), default=self._last_report)
         by_id = {checkpoint.state.query_id: checkpoint for checkpoint in checkpoints}
         rows = [self._row(row, by_id.get(row.query_id), state.now) for row in state.queries]
-        rows += [_of_checkpoint(each) for each in checkpoints if each.state.query_id not in ids]
+        rows += [_of_checkpoint(unknown) for unknown in checkpoints if unknown.state.query_id not in ids]
         self.notes = [note for row in rows for note in self._warnings(row)]
         rows.sort(key=lambda row: (STATES.index(row["state"]), row["name"] or "", row["id"]))
         return rows
@@ -183,5 +183,21 @@ def _web_address(url: str | None) -> str | None:
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> Json:
-    query = checkpoint.as_query()
-    return {**_UNKNOWN, **query, "state": FILES_ONLY, "unit": _unit(query["engine"]), "history": History()}
+    """Return what is known of a query that only its checkpoint reports."""
+    state = checkpoint.state
+    last = state.planned or state.committed
+    return {
+        **_UNKNOWN,
+        "id": state.query_id or checkpoint.location,
+        "engine": state.engine,
+        "state": FILES_ONLY,
+        "batch": state.last_planned,
+        "unit": _unit(state.engine),
+        "rows_in": None if last is None else last.rows,
+        "watermark": checkpoint.watermark,
+        "state_bytes": checkpoint.state_bytes,
+        "checkpoint": checkpoint.location,
+        "source": checkpoint.source,
+        "updated_at": iso(checkpoint.written_at),
+        "history": History(),
+    }

@@ -12,6 +12,7 @@ import errno
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 
 import uvicorn
@@ -21,7 +22,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from penstock.errors import InvalidInputError, InvalidOptionError, PenstockError
+from penstock.errors import InvalidInputError, InvalidOptionError
 from penstock.ui.access import Access, Guard, is_loopback
 from penstock.ui.metrics import exposition
 from penstock.ui.snapshots import Collector, SnapshotStream
@@ -43,10 +44,12 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # always a transport
         if len(self.connections) >= MOST_CONNECTIONS:
             idle = [
-                each for each in self.connections if isinstance(each, BoundedProtocol) and each._request_timer
+                (timer.when(), connection)
+                for connection in self.connections
+                if isinstance(connection, BoundedProtocol) and (timer := connection._request_timer)
             ]
             if idle:
-                min(idle, key=_deadline)._abort()
+                min(idle, key=itemgetter(0))[1]._abort()
             else:
                 transport.abort()
         super().connection_made(transport)
@@ -81,10 +84,6 @@ class BoundedProtocol(H11Protocol):
     def _abort(self) -> None:
         self._request_timer = _cancel(self._request_timer)
         self.transport.abort()
-
-
-def _deadline(connection: BoundedProtocol) -> float:
-    return 0.0 if connection._request_timer is None else connection._request_timer.when()
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
@@ -210,28 +209,24 @@ def _bound(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host.strip("[]"), port), family=family)
     except OSError as error:
-        raise _refused(host, port, error) from error
-
-
-def _refused(host: str, port: int, error: OSError) -> PenstockError:
-    if error.errno == errno.EADDRINUSE:
-        return InvalidInputError(
-            f"port {port} of {host} is taken: choose another one with --port, or 0 for any free one",
-            condition="PORT_TAKEN",
-            port=port,
-        )
-    if error.errno == errno.EACCES:
-        return InvalidInputError(
-            f"this user may not listen on port {port}: choose one from 1024 on with --port",
-            condition="PORT_REFUSED",
-            port=port,
-        )
-    return InvalidInputError(
-        f"{host!r} is not an address of this machine ({error.strerror or error}): set --host to one, "
-        "such as 127.0.0.1 or 0.0.0.0",
-        condition="NO_SUCH_ADDRESS",
-        host=host,
-    )
+        if error.errno == errno.EADDRINUSE:
+            raise InvalidInputError(
+                f"port {port} of {host} is taken: choose another one with --port, or 0 for any free one",
+                condition="PORT_TAKEN",
+                port=port,
+            ) from error
+        if error.errno == errno.EACCES:
+            raise InvalidInputError(
+                f"this user may not listen on port {port}: choose one from 1024 on with --port",
+                condition="PORT_REFUSED",
+                port=port,
+            ) from error
+        raise InvalidInputError(
+            f"{host!r} is not an address of this machine ({error.strerror or error}): set --host to one, "
+            "such as 127.0.0.1 or 0.0.0.0",
+            condition="NO_SUCH_ADDRESS",
+            host=host,
+        ) from error
 
 
 def _address(host: str, port: int) -> str:
