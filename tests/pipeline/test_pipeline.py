@@ -269,8 +269,18 @@ def test_wrong_arguments_are_refused_before_the_query_starts(
         stream.write(sink, guarantee="exactly_onse")
     with pytest.raises(InvalidOptionError, match="append"):
         stream.write(sink, output_mode="complete")
-    with pytest.raises(InvalidOptionError, match="interval"):
-        penstock.Trigger.processing_time("soon")
+    for interval in ("soon", "10", "10 parsecs", "1 month"):
+        with pytest.raises(InvalidOptionError, match="interval"):
+            penstock.Trigger.processing_time(interval)
+
+
+@pytest.mark.parametrize(
+    ("interval", "milliseconds"),
+    [("0 seconds", 0), ("10 seconds", 10_000), ("500 ms", 500), ("1 minute 30 seconds", 90_000)],
+)
+def test_an_interval_has_one_or_more_units(interval: str, milliseconds: int) -> None:
+    arguments = penstock.Trigger.processing_time(interval).arguments()
+    assert arguments == {"processingTime": f"{milliseconds} milliseconds"}
 
 
 @one_store

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 import pandas as pd
@@ -286,12 +287,10 @@ class FirstRowsOfBatch:
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         packed_rows: list[tuple[int, int, pa.Scalar]] = []
         for batch in batches:
-            places, rows, order = (
-                batch.column(PACKED.get_field_index(each)) for each in (PLACE, ROWS, ORDER)
-            )
+            places, rows, order = (batch[name] for name in PACKED.names)
             packed_rows += zip(places.to_pylist(), order.to_pylist(), rows, strict=True)
-        packed_rows.sort(key=lambda each: each[:2])
-        for _, packed in groupby(packed_rows, key=lambda each: each[0]):
+        packed_rows.sort(key=itemgetter(0, 1))
+        for _, packed in groupby(packed_rows, key=itemgetter(0)):
             table = pa.concat_tables([_opened(rows.as_buffer()) for *_, rows in packed])
             yield from first_rows_of_keys(table, self.key, self.rows).to_batches(max_chunksize=_BATCH_ROWS)
 

@@ -11,7 +11,7 @@ from penstock.arguments import path_text
 from penstock.errors import CheckpointNotFoundError, CommitRefusedError, NotFoundError, StateRefusedError
 from penstock.json_text import Json
 from penstock.limits.record import read_key_record, read_record
-from penstock.spark.checkpoint import Checkpoint, redact_location
+from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.internals.limit_state import UnreadableState, limit_operator, rows_passed
 
 
@@ -69,23 +69,19 @@ def limit_progress(checkpoint: str | os.PathLike[str], *, spark: SparkSession | 
 
 
 def _no_limit(checkpoint: Checkpoint) -> NotFoundError:
-    where = redact_location(checkpoint.location)
     if checkpoint.read("metadata") is None:
         return CheckpointNotFoundError(
-            f"there is no checkpoint at {where!r}: pass the directory that the query was started with",
-            checkpoint=where,
+            f"there is no checkpoint at {checkpoint.shown!r}: pass the directory that the query was started "
+            "with",
+            checkpoint=checkpoint.shown,
         )
     keyed = read_key_record(checkpoint)
-    if keyed is None:
-        message = (
-            f"the checkpoint {where!r} has no limit: is it the checkpoint of a pipeline with stream.limit(n)?"
-        )
-    else:
-        message = (
-            f"the checkpoint {where!r} has {keyed}, which counts each key by itself: penstock.state.read "
-            "shows the counts"
-        )
-    return NotFoundError(message, checkpoint=where)
+    what = (
+        "no limit: is it the checkpoint of a pipeline with stream.limit(n)?"
+        if keyed is None
+        else f"{keyed}, which counts each key by itself: penstock.state.read shows the counts"
+    )
+    return NotFoundError(f"the checkpoint {checkpoint.shown!r} has {what}", checkpoint=checkpoint.shown)
 
 
 def count_passed(spark: SparkSession | None, checkpoint: Checkpoint, batch_id: int | None) -> int:
@@ -119,9 +115,9 @@ def _count_by_spark(spark: SparkSession, checkpoint: Checkpoint, batch_id: int) 
 
 
 def _unreadable(checkpoint: Checkpoint, reason: str) -> StateRefusedError:
-    where = redact_location(checkpoint.location)
     return StateRefusedError(
-        f"the rows that have passed the limit cannot be read from the checkpoint at {where!r} ({reason})",
+        f"the rows that have passed the limit cannot be read from the checkpoint at {checkpoint.shown!r} "
+        f"({reason})",
         condition="STATE_REFUSED.LIMIT",
-        checkpoint=where,
+        checkpoint=checkpoint.shown,
     )

@@ -12,7 +12,7 @@ from typing import TypeVar
 from penstock.arguments import in_quotes
 from penstock.errors import CheckpointMismatchError, CommitRefusedError
 from penstock.json_text import Json, parse_json_object
-from penstock.spark.checkpoint import LIMIT_RECORD, Checkpoint, redact_location
+from penstock.spark.checkpoint import LIMIT_RECORD, Checkpoint
 
 NEW_CHECKPOINT = "start with a new checkpoint, in which a consumer's offset says where to resume"
 _KEY_RECORD = "penstock/limit-per.json"
@@ -57,11 +57,27 @@ def keep_record(checkpoint: Checkpoint, rows: int) -> None:
 def keep_key_record(checkpoint: Checkpoint, record: KeyRecord, *, exact: bool) -> None:
     """Store a limit for each key in the checkpoint, before a micro-batch that counts towards it."""
     before, planned = read_key_record(checkpoint), checkpoint.last_planned()
-    if planned is not None:
-        if before is None:
-            raise _not_counted(checkpoint)
-        if _folded(before.per, exact) != _folded(record.per, exact):
-            raise _other_key(checkpoint, before.per, record.per)
+    if planned is not None and before is None:
+        limit = read_record(checkpoint)
+        how = "without a limit" if limit is None else f"with limit({limit})"
+        raise CheckpointMismatchError(
+            f"the query at {checkpoint.shown!r} has run {how} before, and did not count by key: "
+            f"{NEW_CHECKPOINT}",
+            condition="CHECKPOINT_MISMATCH.LIMIT",
+            checkpoint=checkpoint.shown,
+        )
+    if planned is not None and before is not None:
+        folded: Callable[[str], str] = str if exact else str.lower
+        if list(map(folded, before.per)) != list(map(folded, record.per)):
+            raise CheckpointMismatchError(
+                f"the limit at {checkpoint.shown!r} has counted rows {_shown(before.per)}, not "
+                f"{_shown(record.per)}: by the counts of other keys it would drop rows. Instead, "
+                f"{NEW_CHECKPOINT}",
+                condition="CHECKPOINT_MISMATCH.LIMIT_PER",
+                checkpoint=checkpoint.shown,
+                before=list(before.per),
+                now=list(record.per),
+            )
         changed = (before.rows, before.forget_ms) != (record.rows, record.forget_ms)
         if changed and planned != checkpoint.last_commit():
             raise limit_changed(checkpoint, planned, str(before), str(record))
@@ -76,37 +92,10 @@ def limit_changed(checkpoint: Checkpoint, planned: int, before: object, now: obj
         f"micro-batch {planned} was started with {then} and not committed; with {after} it could have other "
         f"rows than the sink has: start the query once with {then}, which finishes it, then with {after}",
         condition="COMMIT_REFUSED.LIMIT_CHANGED",
-        checkpoint=redact_location(checkpoint.location),
+        checkpoint=checkpoint.shown,
         before=before,
         now=now,
     )
-
-
-def _not_counted(checkpoint: Checkpoint) -> CheckpointMismatchError:
-    where = redact_location(checkpoint.location)
-    limit = read_record(checkpoint)
-    how = "without a limit" if limit is None else f"with limit({limit})"
-    return CheckpointMismatchError(
-        f"the query at {where!r} has run {how} before, and did not count by key: {NEW_CHECKPOINT}",
-        condition="CHECKPOINT_MISMATCH.LIMIT",
-        checkpoint=where,
-    )
-
-
-def _other_key(checkpoint: Checkpoint, before: Sequence[str], now: Sequence[str]) -> CheckpointMismatchError:
-    where = redact_location(checkpoint.location)
-    return CheckpointMismatchError(
-        f"the limit at {where!r} has counted rows {_shown(before)}, not {_shown(now)}: by the counts of "
-        f"other keys it would drop rows. Instead, {NEW_CHECKPOINT}",
-        condition="CHECKPOINT_MISMATCH.LIMIT_PER",
-        checkpoint=where,
-        before=list(before),
-        now=list(now),
-    )
-
-
-def _folded(names: Sequence[str], exact: bool) -> list[str]:
-    return [name if exact else name.lower() for name in names]
 
 
 def _shown(names: Sequence[str]) -> str:
@@ -118,12 +107,11 @@ def _read(checkpoint: Checkpoint, name: str, parse: Callable[[Json], T]) -> T | 
     try:
         return None if content is None else parse(parse_json_object(content))
     except (ValueError, KeyError, TypeError) as error:
-        where = redact_location(checkpoint.location)
         raise CommitRefusedError(
-            f"the file {name} of the checkpoint at {where!r} is malformed "
+            f"the file {name} of the checkpoint at {checkpoint.shown!r} is malformed "
             f"({type(error).__name__}): restore it from a copy, or start with a new checkpoint",
             condition="COMMIT_REFUSED.CHECKPOINT_DAMAGED",
-            checkpoint=where,
+            checkpoint=checkpoint.shown,
         ) from error
 
 
@@ -136,10 +124,9 @@ def _write(checkpoint: Checkpoint, name: str, content: Json) -> None:
             stream.write(json.dumps(content).encode())
         checkpoint.files.move(f"{path}.new", path)
     except Exception as error:
-        where = redact_location(checkpoint.location)
         raise CommitRefusedError(
-            f"a limit is stored in the checkpoint, and {where!r} cannot be written from this Python "
-            f"({type(error).__name__}): check the address and the credentials",
+            f"a limit is stored in the checkpoint, and {checkpoint.shown!r} cannot be written from this "
+            f"Python ({type(error).__name__}): check the address and the credentials",
             condition="COMMIT_REFUSED.CHECKPOINT_UNREACHABLE",
-            checkpoint=where,
+            checkpoint=checkpoint.shown,
         ) from error

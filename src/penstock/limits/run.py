@@ -104,36 +104,35 @@ class LimitRun:
     def watch(self, query: LimitedQuery) -> None:
         """Start a thread that stops the query when all rows have passed."""
         if self.limit.on_limit == STOP:
-            watch = _Watch(query, self.checkpoint, self.limit.rows, self.resumed.passed)
+            watch = _Watch(query, self)
             threading.Thread(target=watch.run, name=f"penstock-limit-{query.id}", daemon=True).start()
 
 
 def _resumed(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> LimitState:
-    where = redact_location(checkpoint.location)
     try:
         last, planned = checkpoint.last_commit(), checkpoint.last_planned()
         before = read_record(checkpoint)
     except Exception as error:
         raise CommitRefusedError(
-            f"a limit counts in the checkpoint, and {where!r} cannot be read from this Python "
+            f"a limit counts in the checkpoint, and {checkpoint.shown!r} cannot be read from this Python "
             f"({type(error).__name__}): check the address and the credentials",
             condition="COMMIT_REFUSED.CHECKPOINT_UNREACHABLE",
-            checkpoint=where,
+            checkpoint=checkpoint.shown,
         ) from error
     if last is not None and checkpoint.limit_passed(last) is not None:
         raise CheckpointMismatchError(
-            f"the limit at {where!r} was counted by the continuous trigger, and Spark's own count does not "
-            f"include it: keep penstock.Trigger.continuous, or {NEW_CHECKPOINT}",
+            f"the limit at {checkpoint.shown!r} was counted by the continuous trigger, and Spark's own count "
+            f"does not include it: keep penstock.Trigger.continuous, or {NEW_CHECKPOINT}",
             condition="CHECKPOINT_MISMATCH.LIMIT_TRIGGER",
-            checkpoint=where,
+            checkpoint=checkpoint.shown,
         )
     if planned is not None and before is None:
         keyed = read_key_record(checkpoint)
         how = "without a limit before, and counted nothing" if keyed is None else f"with {keyed} before"
         raise CheckpointMismatchError(
-            f"the query at {where!r} has run {how}: {NEW_CHECKPOINT}",
+            f"the query at {checkpoint.shown!r} has run {how}: {NEW_CHECKPOINT}",
             condition="CHECKPOINT_MISMATCH.LIMIT",
-            checkpoint=where,
+            checkpoint=checkpoint.shown,
         )
     if before not in (None, rows) and planned is not None and planned != last:
         raise limit_changed(checkpoint, planned, before, rows)
@@ -142,9 +141,8 @@ def _resumed(spark: SparkSession, checkpoint: Checkpoint, rows: int) -> LimitSta
 
 def remaining_quota(checkpoint: Checkpoint, resumed: LimitState, rows: int, *, exact: bool) -> Quota:
     """Return how many rows a limit leaves to read; ``exact`` when each row that is read passes."""
-    if not exact:
-        return Quota(rows, None, None, checkpoint.location)
-    return Quota(rows, rows - resumed.passed, _since(checkpoint, resumed), checkpoint.location)
+    left, since = (rows - resumed.passed, _since(checkpoint, resumed)) if exact else (None, None)
+    return Quota(rows, left, since, checkpoint.location)
 
 
 def _since(checkpoint: Checkpoint, resumed: LimitState) -> tuple[int, ...] | None:
@@ -153,12 +151,11 @@ def _since(checkpoint: Checkpoint, resumed: LimitState) -> tuple[int, ...] | Non
         return None
     offsets = [QueueOffset.of(value) for value in checkpoint.offsets(resumed.last or 0)]
     if len(offsets) != 1 or offsets[0] is None:
-        where = redact_location(checkpoint.location)
         raise CheckpointMismatchError(
-            f"the query at {where!r} has counted the rows of another source for its limit, and now reads a "
-            f"queue: {NEW_CHECKPOINT}",
+            f"the query at {checkpoint.shown!r} has counted the rows of another source for its limit, and "
+            f"now reads a queue: {NEW_CHECKPOINT}",
             condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
-            checkpoint=where,
+            checkpoint=checkpoint.shown,
         )
     return offsets[0].start if resumed.last is None else offsets[0].end
 
@@ -208,12 +205,12 @@ class LimitedQuery(Protocol):
 class _Watch:
     """Counts the rows after each micro-batch, and stops the query at its limit.
 
-    If the state cannot be read, the rows in the progress of this run are added to those that ``passed`` in
-    earlier runs.
+    If the state cannot be read, the rows in the progress of this run are added to those of earlier runs.
     """
 
-    def __init__(self, query: LimitedQuery, checkpoint: Checkpoint, rows: int, passed: int) -> None:
-        self._query, self._checkpoint, self._rows, self._observed = query, checkpoint, rows, passed
+    def __init__(self, query: LimitedQuery, run: LimitRun) -> None:
+        self._query, self._checkpoint, self._rows = query, run.checkpoint, run.limit.rows
+        self._observed = run.resumed.passed
         self._last_batch = -1
 
     def run(self) -> None:

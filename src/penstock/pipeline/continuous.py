@@ -18,7 +18,7 @@ from penstock.continuous.driver.coordinator import Limit
 from penstock.continuous.driver.execution import ContinuousExecution, Settings, State
 from penstock.continuous.driver.progress import ListenerDispatch
 from penstock.continuous.driver.runs import ContinuousTransform, SparkEngine
-from penstock.errors import ContinuousRefusedError, InvalidOptionError, PenstockError
+from penstock.errors import ContinuousRefusedError, InvalidOptionError
 from penstock.json_text import Json
 from penstock.limits.per_key import KeyLimit
 from penstock.limits.record import keep_record
@@ -77,7 +77,7 @@ def start_continuous(
         # A lower limit that ends the query at once does not replace the one beside the checkpoint.
         if limit is not None and limit.rows >= logs.passed(logs.last_commit()):
             keep_record(logs, limit.rows)
-    except PenstockError:
+    except Exception:
         remove_temporary()
         raise
     retain, backlog = int(str(spark.conf.get(_RETAIN))), int(str(spark.conf.get(_BACKLOG)))

@@ -124,26 +124,27 @@ def monitor_target(
     return MonitorTarget(spark, publisher, described, sink.description, ledger_name)
 
 
+@dataclass(frozen=True)
 class ContinuousMonitor:
     """Reports of a continuous query."""
 
-    def __init__(
-        self, target: MonitorTarget, query_id: str, run_id: str, name: str | None, checkpoint: str | None
-    ) -> None:
-        self._target, self._run_id = target, run_id
-        self._about = (query_id, run_id, name, CONTINUOUS, checkpoint)
+    target: MonitorTarget
+    query_id: str
+    run_id: str
+    name: str | None
+    checkpoint: str | None
 
     def started(self) -> None:
-        self._target.begin(*self._about)
+        self.target.begin(self.query_id, self.run_id, self.name, CONTINUOUS, self.checkpoint)
 
     def progressed(self, progress: Json) -> None:
-        self._target.publisher.progressed(self._run_id, progress)
+        self.target.publisher.progressed(self.run_id, progress)
 
     def terminated(self, error: Exception | None, timeout: float) -> None:
         """Report that the query has ended, and wait until the report is written."""
-        publisher = self._target.publisher
-        publisher.end(self._run_id, None if error is None else error_of(error, publisher.secrets))
-        publisher.settle(self._run_id, timeout)
+        publisher = self.target.publisher
+        publisher.end(self.run_id, None if error is None else error_of(error, publisher.secrets))
+        publisher.settle(self.run_id, timeout)
 
 
 def start_monitored(

@@ -116,10 +116,7 @@ def error_of(error: Exception, secrets: Sequence[str] = (), condition: str | Non
         condition, message = error.condition, error.message
     else:
         named = error.getCondition() if isinstance(error, PySparkException) else None
-        condition, message = (
-            named or condition or QueryFailedError.condition,
-            str(error) or type(error).__name__,
-        )
+        condition, message = named or condition, str(error) or type(error).__name__
     message = _APPENDED.split(message, maxsplit=1)[0]
     return QueryError(text_of(condition) or QueryFailedError.condition, _brief(message, secrets))
 

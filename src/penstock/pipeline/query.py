@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import signal
 import threading
 import time
@@ -27,7 +26,6 @@ log = logging.getLogger("penstock.pipeline")
 
 STOP_SECONDS = 60.0
 _SLICE_SECONDS, _SHORTEST_SECONDS = 1.0, 0.001
-_INTERVAL = re.compile(r"\s*\d+(\.\d+)?\s*[a-z]+\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -46,12 +44,7 @@ class Trigger:
         interval
             Such as ``"10 seconds"``.
         """
-        if not isinstance(interval, str) or not _INTERVAL.fullmatch(interval):
-            raise InvalidOptionError(
-                f"an interval is text such as '10 seconds', not {interval!r}",
-                condition="INVALID_OPTION.VALUE",
-            )
-        return cls("processing_time", interval)
+        return cls("processing_time", _checked(interval, 0, "'10 seconds'"))
 
     @classmethod
     def available_now(cls) -> Trigger:
@@ -70,13 +63,7 @@ class Trigger:
         interval
             The length of an epoch, such as ``"100 ms"``.
         """
-        micros = interval_micros(interval) if isinstance(interval, str) else None
-        if not micros:
-            raise InvalidOptionError(
-                f"an interval is text such as '100 ms' or '1 second', not {interval!r}",
-                condition="INVALID_OPTION.VALUE",
-            )
-        return cls("continuous", interval)
+        return cls("continuous", _checked(interval, 1, "'100 ms' or '1 second'"))
 
     @property
     def seconds(self) -> float:
@@ -87,7 +74,20 @@ class Trigger:
         """Return the arguments of Spark's ``DataStreamWriter.trigger``."""
         if self.kind == "available_now":
             return {"availableNow": True}
-        return {"continuous" if self.kind == "continuous" else "processingTime": str(self.interval)}
+        if self.kind == "continuous":
+            return {"continuous": str(self.interval)}
+        # Spark knows no short names of units.
+        return {"processingTime": f"{round(self.seconds * 1000)} milliseconds"}
+
+
+def _checked(interval: object, least: int, examples: str) -> str:
+    """Return an interval of at least so many microseconds; refuse anything else."""
+    micros = interval_micros(interval) if isinstance(interval, str) else None
+    if not isinstance(interval, str) or micros is None or micros < least:
+        raise InvalidOptionError(
+            f"an interval is text such as {examples}, not {interval!r}", condition="INVALID_OPTION.VALUE"
+        )
+    return interval
 
 
 class Query(ABC):

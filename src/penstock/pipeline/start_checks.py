@@ -35,12 +35,12 @@ class RegisteredConsumer:
 
 def registered(consumers: Sequence[OwnedConsumer]) -> list[RegisteredConsumer]:
     """Look up consumers; those that cannot be read are left out."""
-    found = []
+    readable = []
     for owned in consumers:
         with suppress(PenstockError), connect(owned.url, create=False) as store:
             registration = store.consumer(owned.consumer).registration(owned.queue)
-            found.append(RegisteredConsumer(owned, store.uuid, registration))
-    return found
+            readable.append(RegisteredConsumer(owned, store.uuid, registration))
+    return readable
 
 
 def require_same_consumers(location: str, consumers: Sequence[RegisteredConsumer]) -> None:

@@ -447,7 +447,7 @@ class Pipeline:
             owned = [
                 owned_consumer(spark, read.options) if read.format == "penstock" else None for read in reads
             ]
-        return tuple(dict.fromkeys(each for each in owned if each is not None)), None in owned
+        return tuple(dict.fromkeys(consumer for consumer in owned if consumer is not None)), None in owned
 
 
 def _log_warnings(report: ModeReport, name: str | None) -> None:
