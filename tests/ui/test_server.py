@@ -407,11 +407,12 @@ def test_metrics_of_a_store_that_does_not_respond_contain_only_that(
 def test_the_page_is_served_from_its_folder(
     store: penstock.Store, serve: Serve, monkeypatch: Any, tmp_path: Path
 ) -> None:
-    page = tmp_path / "page"
+    # Penstock may be installed below a folder of any name.
+    page = tmp_path / "assets/page"
     (page / "assets").mkdir(parents=True)
     (page / "index.html").write_text("<!doctype html><title>x</title>")
     (page / "assets/app-1.js").write_text("1")
-    (tmp_path / "secret.txt").write_text("secret")
+    (page.parent / "secret.txt").write_text("secret")
     monkeypatch.setattr(server.make_app, "__defaults__", (page,))
     served = serve()
     answer = served.get("/")

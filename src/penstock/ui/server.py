@@ -131,8 +131,7 @@ class _Page(StaticFiles):
 
     def file_response(self, *args: object, **more: object) -> Response:
         response = super().file_response(*args, **more)  # type: ignore[arg-type]  # passed on
-        path = str(args[0])
-        forever = "/assets/" in path.replace("\\", "/")
+        forever = Path(str(args[0])).parent.name == "assets"
         response.headers["Cache-Control"] = "private, max-age=31536000, immutable" if forever else "no-cache"
         return response
 
