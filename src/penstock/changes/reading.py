@@ -200,16 +200,21 @@ def _changes(
     register_source(spark, ChangesDataSource)
     reader = spark.readStream if streaming else spark.read
     rows = reader.format(FORMAT).schema(schema).options(**texts, url=feed.url).load()
-    if contract is None:
-        if passes.net_changes:
-            raise InvalidChangelogSchemaError(
-                "net changes need the columns that identify rows: give the feed its row_id, row_id=COLUMN in "
-                "its URL",
-                condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
-            )
-        # Such a feed has neither carry-overs nor updates in two rows, so no pass is needed.
-        contract = ChangeContract(COMMIT_VERSION)
-    return process(rows, contract, passes)
+    return process(rows, _contract_for(passes, contract), passes)
+
+
+def _contract_for(passes: ChangeOptions, contract: ChangeContract | None) -> ChangeContract:
+    """Return a feed's contract; for a feed without one, a contract that needs no pass."""
+    if contract is not None:
+        return contract
+    if passes.net_changes:
+        raise InvalidChangelogSchemaError(
+            "net changes need the columns that identify rows: give the feed its row_id, row_id=COLUMN in its "
+            "URL",
+            condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
+        )
+    # Such a feed has neither carry-overs nor updates in two rows.
+    return ChangeContract(COMMIT_VERSION)
 
 
 def _text(value: object) -> str:
@@ -226,10 +231,10 @@ def local_changes(
     It runs in this process, without a Spark session.
     """
     description = description or feed.describe(after)
-    contract = description.contract
-    passes = Passes() if contract is None else Passes.of(contract, options)
+    contract = _contract_for(options, description.contract)
+    passes = Passes.of(contract, options)
     layout = None
-    if passes and contract is not None:
+    if passes:
         layout = layout_of(to_struct(description.schema), contract, case_sensitive=True)
     ranges = [(after, upto)] if passes.net == EVER else _pieces(feed, after, upto)
     for first, last in ranges:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from penstock import ChangeContract, QueueFeed
 from penstock.cli.commands.changes import change_columns, change_style
@@ -124,6 +125,18 @@ def test_snapshots_without_a_row_id_are_refused_with_how_to_give_it(
     assert "SnapshotFeed(path, row_id=" in error["message"]
     (row,) = penstock_sqlite("changes", "show", f"snapshots:{folder}?row_id=id", "--json").lines
     assert (row["_change_type"], row["id"]) == ("insert", 1)
+
+
+def test_net_changes_of_a_feed_without_a_row_id_are_refused(
+    penstock_sqlite: Penstock, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "orders")
+    feed_on = {"delta.enableChangeDataFeed": "true"}
+    write_deltalake(path, pa.table({"id": [1]}), configuration=feed_on)
+    assert len(penstock_sqlite("changes", "show", f"delta:{path}", "--json").lines) == 1
+    words = ("changes", "show", f"delta:{path}", "--mode", "netChanges", "--json")
+    error = penstock_sqlite(*words, code=1).error
+    assert error["error"] == "INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID"
 
 
 def test_the_help_shows_how_to_name_feeds(penstock_sqlite: Penstock) -> None:
