@@ -131,7 +131,8 @@ class FeedMemory:
         for batch, commits in journal.read() if journal else ():
             if batch <= scope.batch:
                 self._begin_batch(batch)
-                self._remember(commits)
+                self._commits.times.update(_pairs(commits))
+                self._in_flight.update(_pairs(commits))
 
     def add(self, seen: SeenCommits) -> None:
         """Add the commits that a task has seen; they are in the journal when this returns."""
@@ -145,25 +146,16 @@ class FeedMemory:
                 if self._journal is not None:
                     self._journal.compact(batch)
             self._commits.add_commits(seen.commits)
-            self._keep(seen.commits)
+            known = len(self._in_flight)
+            self._in_flight.update(_pairs(seen.commits))
+            if self._journal is not None and len(self._in_flight) > known:
+                versions = pa.array(self._in_flight.keys(), seen.commits.schema.field(0).type)
+                times = pa.array(self._in_flight.values(), pa.int64())
+                self._journal.write(batch, pa.table({"version": versions, "timestamp": times}))
 
     def _begin_batch(self, batch: int) -> None:
         self._commits.begin_batch(batch)
         self._in_flight = {}
-
-    def _remember(self, commits: pa.Table) -> None:
-        self._commits.times.update(_pairs(commits))
-        self._in_flight.update(_pairs(commits))
-
-    def _keep(self, commits: pa.Table) -> None:
-        known = len(self._in_flight)
-        self._in_flight.update(_pairs(commits))
-        if self._journal is not None and len(self._in_flight) > known:
-            versions = pa.array(self._in_flight.keys(), commits.schema.field(0).type)
-            times = pa.array(self._in_flight.values(), pa.int64())
-            self._journal.write(
-                self._commits.batch, pa.table([versions, times], names=["version", "timestamp"])
-            )
 
 
 def _pairs(commits: pa.Table) -> zip[tuple[Version, int]]:
@@ -231,40 +223,27 @@ class LateCommits(Commits):
     def __init__(self, delay_ms: int) -> None:
         super().__init__()
         self._delay_ms = delay_ms
-        self._greatest: int | None = None
+        self._greatest = 0
+        """The time of the newest commit of earlier micro-batches, in milliseconds."""
 
     def begin_batch(self, batch: int) -> None:
         self.batch = batch
-        if self.times:
-            greatest = max(self.times.values()) // 1000
-            self._greatest = greatest if self._greatest is None else max(greatest, self._greatest)
-            open_from = self._greatest - self._delay_ms
-            self.times = {version: time for version, time in self.times.items() if time // 1000 > open_from}
+        self._greatest = max(self._greatest, max(self.times.values(), default=0) // 1000)
+        open_from = self._greatest - self._delay_ms
+        self.times = {version: time for version, time in self.times.items() if time // 1000 > open_from}
 
     def add_commits(self, commits: pa.Table) -> None:
-        if self._greatest is not None:
-            limit = self._greatest - self._delay_ms
-            late = np.flatnonzero(commits.column(1).to_numpy() // 1000 <= limit)
-            if len(late):
-                self._refuse_late(*(column[int(late[0])].as_py() for column in commits.columns))
-        early = np.flatnonzero(commits.column(1).to_numpy() // 1000 <= 0)
-        if len(early):
-            self._refuse_early(*(column[int(early[0])].as_py() for column in commits.columns))
+        # Spark's watermark begins at 1970.
+        watermark = self._greatest - self._delay_ms
+        refused = np.flatnonzero(commits.column(1).to_numpy() // 1000 <= max(watermark, 0))
+        if len(refused):
+            version, time = (column[int(refused[0])].as_py() for column in commits.columns)
+            is_late = self._greatest > 0 and time // 1000 <= watermark
+            raise self._late(version, time) if is_late else _before_1970(version, time)
         super().add_commits(commits)
 
-    def _refuse_early(self, version: Version, time: int) -> None:
-        raise ChangelogContractViolationError(
-            f"commit {version!r} has the time {moment(time)}, and Spark's watermark drops rows up to "
-            "1970-01-01T00:00:00Z: give commits the times at which they happened, or use the micro_batch "
-            "strategy",
-            condition="CHANGELOG_CONTRACT_VIOLATION.COMMIT_BEFORE_1970",
-            version=version,
-            timestamp=moment(time),
-        )
-
-    def _refuse_late(self, version: Version, time: int) -> None:
-        assert self._greatest is not None
-        raise ChangelogContractViolationError(
+    def _late(self, version: Version, time: int) -> ChangelogContractViolationError:
+        return ChangelogContractViolationError(
             f"commit {version!r} of {moment(time)} in micro-batch {self.batch} is too late: an earlier "
             f"micro-batch had one of {moment(self._greatest * 1000)}, and watermark_delay is "
             f"{self._delay_ms} ms. Raise watermark_delay to the longest time by which commits come out of "
@@ -274,6 +253,17 @@ class LateCommits(Commits):
             timestamp=moment(time),
             batch=self.batch,
         )
+
+
+def _before_1970(version: Version, time: int) -> ChangelogContractViolationError:
+    return ChangelogContractViolationError(
+        f"commit {version!r} has the time {moment(time)}, and Spark's watermark drops rows up to "
+        "1970-01-01T00:00:00Z: give commits the times at which they happened, or use the micro_batch "
+        "strategy",
+        condition="CHANGELOG_CONTRACT_VIOLATION.COMMIT_BEFORE_1970",
+        version=version,
+        timestamp=moment(time),
+    )
 
 
 def moment(micros: int) -> str:

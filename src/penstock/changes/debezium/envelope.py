@@ -162,7 +162,8 @@ class Envelope:
     def reason(self) -> Column:
         """Return why the envelope of an event is refused; NULL if it is accepted."""
         op = F.col("e.op")
-        shown = F.coalesce(self._version_name(), F.lit("the version"))
+        names = {"postgresql": "source.lsn", "oracle": "source.scn", "sqlserver": "source.commit_lsn"}
+        version = self.version_field or names.get(self.connector, "source.file or source.pos")
         cases = [
             (F.col("broken"), F.lit("it is not a JSON object, or a field has the wrong type")),
             (
@@ -180,14 +181,10 @@ class Envelope:
                 (op == "d") & F.col("e.before").isNull(),
                 F.lit("before is missing: the table's REPLICA IDENTITY is NOTHING"),
             ),
-            (F.col("version").isNull(), F.concat(shown, F.lit(" is missing, or has the wrong type"))),
+            (F.col("version").isNull(), F.lit(f"{version} is missing, or has the wrong type")),
             (F.col("timestamp").isNull(), F.lit("source.ts_ms is missing")),
         ]
         return F.coalesce(*(F.when(when, why) for when, why in cases))
-
-    def _version_name(self) -> Column:
-        names = {"postgresql": "source.lsn", "oracle": "source.scn", "sqlserver": "source.commit_lsn"}
-        return F.lit(self.version_field or names.get(self.connector, "source.file or source.pos"))
 
     def _number(self, name: str) -> Column:
         # As text if it is the requested version field.
