@@ -233,6 +233,20 @@ def test_a_user_defined_continuous_sink_gets_each_epoch(
     assert sink.ids() == list(range(0, 40, 2))
 
 
+def test_a_continuous_query_that_its_sink_refuses_leaves_no_temporary_checkpoint(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(penstock.FunctionSink):
+        def continuous_driver(self, *_: object) -> Any:
+            raise ValueError("no such function")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    pipeline = penstock.stream(spark, penstock.RateSource()).write(Refusing(print))
+    with pytest.raises(ValueError, match="no such function"):
+        pipeline.start(trigger=penstock.Trigger.continuous("100 ms"))
+    assert not list(tmp_path.glob("penstock-continuous-*"))
+
+
 def test_a_function_that_takes_a_dataframe_and_a_number_is_refused_before_the_start() -> None:
     def show(rows: object, batch: int) -> None: ...
 

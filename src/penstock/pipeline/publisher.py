@@ -98,10 +98,10 @@ class _Note:
 
 
 class Publisher(Forkable):
-    """The reports of this process to one store; ``clock`` returns seconds."""
+    """The reports of this process to one store."""
 
-    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._url, self._clock = url, clock
+    def __init__(self, url: str) -> None:
+        self._url = url
         self.secrets = secrets_of(url)
         self._reset()
         watch(self)
@@ -156,7 +156,7 @@ class Publisher(Forkable):
         with self._changed:
             followed = self._followed.get(run_id)
             if followed is not None and not followed.ended:
-                followed.ended_at, followed.error = self._clock(), error
+                followed.ended_at, followed.error = time.monotonic(), error
                 self._changed.notify_all()
 
     def settle(self, run_id: str, timeout: float) -> bool:
@@ -203,11 +203,11 @@ class Publisher(Forkable):
         due = min((followed.due() for followed in self._followed.values()), default=0.0)
         if self._followed:
             due = max(due, self._again_at)
-        return due - self._clock()
+        return due - time.monotonic()
 
     def _notes(self) -> list[_Note]:
         """Take what is due; what comes meanwhile is left for the next time."""
-        now, notes = self._clock(), []
+        now, notes = time.monotonic(), []
         for followed in self._followed.values():
             if followed.due() <= now:
                 notes.append(_Note(followed, not followed.begun, followed.news, followed.ended))
@@ -226,7 +226,7 @@ class Publisher(Forkable):
 
     def _written(self, notes: list[_Note]) -> None:
         with self._changed:
-            now = self._clock()
+            now = time.monotonic()
             for note in notes:
                 followed = note.followed
                 followed.begun, followed.written_at = True, now
@@ -244,7 +244,7 @@ class Publisher(Forkable):
             for note in notes:
                 if note.news is not None:
                     note.followed.news = note.news.merged_with(note.followed.news)
-            now = self._clock()
+            now = time.monotonic()
             self._again_at = now + RETRY_SECONDS
             for run_id, followed in list(self._followed.items()):
                 if followed.ended_at is not None and now - followed.ended_at > GIVEN_UP_SECONDS:

@@ -1,1 +1,1 @@
-"""Reading rows from text: all of the input is parsed and judged before any of it goes anywhere."""
+"""Reader of rows from text: the whole input is parsed and checked before any of it is appended."""
