@@ -258,6 +258,18 @@ def test_infinities_are_accepted_only_if_written_explicitly() -> None:
     assert complaint.startswith("line 2:")
 
 
+def test_written_infinities_do_not_hide_a_number_that_is_too_large() -> None:
+    text = '{"a": Infinity, "s": "a \\\\"}\n{"a": -Infinity, "s": "\\"Infinity"}\n'
+    assert [row["a"] for row in read_rows("a double, s string", text, format="jsonl")] == [
+        "Infinity",
+        "-Infinity",
+    ]
+    (complaint,) = complaints("a double, s string", f'{text}{{"a": 1.8e308}}\n', format="jsonl")
+    assert complaint.startswith("line 3: column 'a'")
+    (complaint,) = complaints("a double", '{"a": Infinity, "a": 1}\n{"a": 1.8e308}', format="jsonl")[:1]
+    assert complaint.startswith("line 1:")
+
+
 @pytest.mark.parametrize(
     ("kind", "value"),
     [

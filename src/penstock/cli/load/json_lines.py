@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from typing import TypeVar
@@ -22,6 +23,7 @@ from penstock.cli.load.wire import NOT_FINITE, decode, wire_type
 
 _BLANK = b" \t\r"
 _THREAD_BYTES = 1 << 20
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
 
 Rewrite = Callable[[object], object]
 KindT = TypeVar("KindT")
@@ -49,7 +51,8 @@ class JsonLines:
         if self._needs_rewriting:
             raise Refused("Arrow does not read JSON objects as maps")
         table = self.parse_ready(data)
-        if any(_has_infinity(column.combine_chunks()) for column in table.columns):
+        infinities = sum(_infinities(column.combine_chunks()) for column in table.columns)
+        if infinities and infinities != _written_infinities(data):
             raise Refused("Arrow reads a number that is too large as an infinity")
         return table
 
@@ -166,13 +169,19 @@ def _has_map(field: pa.Field) -> bool:
     return pat.is_map(field.type) or any(_has_map(below) for below in nested_fields(field.type))
 
 
-def _has_infinity(array: pa.Array) -> bool:
+def _infinities(array: pa.Array) -> int:
+    """Count the infinities at any depth, but not in maps, which Arrow does not read."""
     if pat.is_floating(array.type):
-        return bool(pc.any(pc.is_inf(array)).as_py())
-    if pat.is_list(array.type) or pat.is_struct(array.type):
-        below = array.flatten()
-        return any(map(_has_infinity, below if pat.is_struct(array.type) else [below]))
-    return False
+        return int(pc.sum(pc.is_inf(array)).as_py() or 0)
+    if pat.is_struct(array.type):
+        return sum(map(_infinities, array.flatten()))
+    return _infinities(array.flatten()) if pat.is_list(array.type) else 0
+
+
+def _written_infinities(data: bytes) -> int:
+    """Count the infinities that are written as such, outside of strings."""
+    lines = [line for line in data.split(b"\n") if b"nf" in line]
+    return _STRING.sub(b"", b"\n".join(lines)).count(b"nf")
 
 
 def _count_objects(data: bytes) -> int:
