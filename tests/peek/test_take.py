@@ -162,7 +162,7 @@ def test_sparks_executors_start_after_the_rows_already_examined(
         target=lambda: (wait_until(lambda: found.rows), fill(orders, range(100, 400)))  # type: ignore[func-returns-value]
     )
     adding.start()
-    assert penstock_reads.LocalRead(frame, own).into(found, clock) is None
+    assert penstock_reads.LocalRead(frame, own, found, clock).collect() is None
     adding.join()
     assert [number for table in found.tables for number in table["id"].to_pylist()] == list(range(200))
 
@@ -195,11 +195,9 @@ def test_rows_already_found_are_returned_if_the_timeout_ends_the_second_read(
 ) -> None:
     monkeypatch.setattr(penstock_reads, "_MOST", 1_500)
 
-    def read_by_spark(
-        _read: penstock_reads.LocalRead, stands: Any, _found: RowCollector, clock: Deadline
-    ) -> Any:
-        monkeypatch.setattr(clock, "_seconds", 0.0)
-        return stands
+    def read_by_spark(read: penstock_reads.LocalRead, start: Any) -> Any:
+        monkeypatch.setattr(read._deadline, "_seconds", 0.0)
+        return start
 
     monkeypatch.setattr(penstock_reads.LocalRead, "_read_by_spark", read_by_spark)
     fill(make_queue(store), range(3_000), each=1_500)

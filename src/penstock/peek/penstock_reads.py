@@ -23,6 +23,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 from pyspark.sql.types import StructType
 
+from penstock.arrow.arrays import first_rows
 from penstock.changes.data_source import FORMAT as CHANGES
 from penstock.changes.data_source import STREAM, ChangesStreamReader, read_options
 from penstock.json_text import Json
@@ -184,85 +185,82 @@ _RANGE_ROWS = 20_000
 class LocalRead:
     """A read of the first rows of a streaming DataFrame over one read of Penstock's own."""
 
-    def __init__(self, frame: DataFrame, own: PenstockRead) -> None:
+    def __init__(self, frame: DataFrame, own: PenstockRead, rows: RowCollector, deadline: Deadline) -> None:
         self._frame = frame
         self._own = own
+        self._rows = rows
+        self._deadline = deadline
         self._whole = own.has_whole_commits and row_scope(frame) is not RowScope.ROW
         self._read = self._passed = 0
 
-    def into(self, rows: RowCollector, deadline: Deadline) -> DataFrame | None:
+    def collect(self) -> DataFrame | None:
         """Read until all rows are collected or time is over; return what Spark has to read instead."""
         reader = self._own.reader(_RANGE_ROWS if self._own.has_whole_commits else None)
         start = reader.initialOffset()
-        while not rows.is_enough and not deadline.is_over:
+        while not self._is_done:
             end = reader.latestOffset(start, ReadAllAvailable())
             if end == start:
                 self._read = self._passed = 0
-                deadline.pause()
+                self._deadline.pause()
                 continue
-            kept = len(rows.tables)
-            if not self._read_range(reader, start, end, rows, deadline):
-                rows.keep_first(kept)
+            kept = len(self._rows.tables)
+            if not self._read_range(reader, start, end):
+                self._rows.keep_first(kept)
                 if self._own.has_whole_commits:
-                    return self._from({**end, "to": end["from"]})
-                end = self._read_by_spark(start, rows, deadline)
+                    return self._over(self._own.stream({**end, "to": end["from"]}))
+                end = self._read_by_spark(start)
             start = end
-            deadline.reset_pause()
+            self._deadline.reset_pause()
         return None
 
-    def _from(self, start: Offset) -> DataFrame:
-        return replace_reads(self._frame, lambda _: self._own.stream(start))
+    @property
+    def _is_done(self) -> bool:
+        return self._rows.is_enough or self._deadline.is_over
 
-    def _read_range(
-        self, reader: Reader, start: Offset, end: Offset, rows: RowCollector, deadline: Deadline
-    ) -> bool:
+    def _read_range(self, reader: Reader, start: Offset, end: Offset) -> bool:
         """Read one range; return False if it is too large for this process."""
         tasks = reader.partitions(start, end)
         batches = (batch for task in tasks for batch in reader.read(task))
-        for chunk in self._chunks(batches, rows.missing):
+        for chunk in self._chunks(batches):
             self._read += chunk.num_rows
             if self._read > _MOST and self._own.can_resume:
                 return False
-            self._take(chunk, rows, deadline)
-            if rows.is_enough or deadline.is_over:
+            self._transform(self._frame.sparkSession.createDataFrame(chunk, self._own.schema))
+            if self._is_done:
                 break
-            if (
-                self._read >= _ESTIMATE_ROWS
-                and self._estimate(rows) > _MOST
-                and not self._own.has_whole_commits
-            ):
+            if self._read >= _ESTIMATE_ROWS and self._estimate() > _MOST and not self._own.has_whole_commits:
                 return False
         return True
 
-    def _estimate(self, rows: RowCollector) -> int:
+    def _estimate(self) -> int:
         """Return how many rows should yield the missing ones."""
-        return int(_MARGIN * rows.missing * self._read / max(self._passed, 1))
+        return int(_MARGIN * self._rows.missing * self._read / max(self._passed, 1))
 
-    def _read_by_spark(self, start: Offset, rows: RowCollector, deadline: Deadline) -> Offset:
+    def _read_by_spark(self, start: Offset) -> Offset:
         """Have Spark's executors read the next rows of a queue, and return their end."""
-        count = min(max(self._estimate(rows), _MOST), _MAX_FACTOR * self._read)
+        count = min(max(self._estimate(), _MOST), _MAX_FACTOR * self._read)
         end = self._own.reader(count).latestOffset(start, ReadAllAvailable())
-        read = self._own.batch(end, count)
-        self._add(replace_reads(self._frame, lambda _: read), rows, deadline)
+        self._transform(self._own.batch(end, count))
         self._read += count
         return end
 
-    def _chunks(self, batches: Iterator[pa.RecordBatch], missing: int) -> Iterator[pa.Table]:
+    def _chunks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         if not self._whole:
-            yield from _sized(batches, min(max(_FIRST_ROWS, missing), _MOST_AT_ONCE))
-        elif whole := list(_until_too_many(batches) if self._own.can_resume else batches):
+            yield from _sized(batches, min(max(_FIRST_ROWS, self._rows.missing), _MOST_AT_ONCE))
+        # One row more than this process transforms shows that there are too many.
+        elif whole := list(first_rows(batches, _MOST + 1) if self._own.can_resume else batches):
             yield pa.Table.from_batches(whole)
 
-    def _take(self, chunk: pa.Table, rows: RowCollector, deadline: Deadline) -> None:
-        spark = self._frame.sparkSession
-        static = spark.createDataFrame(chunk, self._own.schema)
-        self._add(replace_reads(self._frame, lambda _: static), rows, deadline)
+    def _transform(self, read: DataFrame) -> None:
+        """Apply the transformations to rows that were read, and collect the first of the result."""
+        before = self._rows.rows
+        with _cancelled_at(self._deadline, self._frame.sparkSession):
+            self._rows.add(self._over(read).limit(self._rows.missing).toArrow())
+        self._passed += self._rows.rows - before
 
-    def _add(self, frame: DataFrame, rows: RowCollector, deadline: Deadline) -> None:
-        before = rows.rows
-        with _cancelled_at(deadline, self._frame.sparkSession):
-            rows.add(frame.limit(rows.missing).toArrow())
-        self._passed += rows.rows - before
+    def _over(self, read: DataFrame) -> DataFrame:
+        """Return the DataFrame over another read."""
+        return replace_reads(self._frame, lambda _: read)
 
 
 def _sized(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.Table]:
@@ -280,15 +278,6 @@ def _sized(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.Table]:
             rows += rest.num_rows
     if waiting:
         yield pa.Table.from_batches(waiting)
-
-
-def _until_too_many(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    rows = 0
-    for batch in batches:
-        yield batch
-        rows += batch.num_rows
-        if rows > _MOST:
-            return
 
 
 @contextmanager

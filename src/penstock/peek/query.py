@@ -34,8 +34,9 @@ class RowCollector:
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
         self.tables: list[pa.Table] = []
+        self.enough = threading.Event()
+        """Set when all rows are collected."""
         self._discarded: list[pa.Table] = []
-        self._enough = threading.Event()
 
     @property
     def rows(self) -> int:
@@ -47,13 +48,13 @@ class RowCollector:
 
     @property
     def is_enough(self) -> bool:
-        return self._enough.is_set()
+        return self.enough.is_set()
 
     def add(self, table: pa.Table) -> None:
         """Add as many rows as are missing."""
         self.tables.extend(first_rows([table], self.missing))
         if self.missing == 0:
-            self._enough.set()
+            self.enough.set()
 
     def keep_first(self, tables: int) -> None:
         """Discard all tables after the first ones: their rows are read again, if time is left."""
@@ -64,10 +65,6 @@ class RowCollector:
     def collected(self) -> list[pa.Table]:
         """The rows at the end: with the discarded ones, if fewer were read again."""
         return self.tables if self.rows >= _rows(self._discarded) else self._discarded
-
-    def wait(self, seconds: float) -> bool:
-        """Wait until all rows are collected, or a timeout; return whether they are."""
-        return self._enough.wait(seconds)
 
 
 def _rows(tables: list[pa.Table]) -> int:
@@ -121,6 +118,7 @@ def with_numbered_columns(batch: DataFrame) -> DataFrame:
 OnBatch = Callable[[DataFrame, int], None]
 """Called by Spark, from a thread of its own, with each micro-batch and its number."""
 _MODE = "append"
+_POLL_SECONDS = 0.05
 
 
 def require_append(frame: DataFrame) -> None:
@@ -137,20 +135,36 @@ def require_append(frame: DataFrame) -> None:
     )
 
 
-@contextmanager
 def run_query(
-    frame: DataFrame, on_batch: OnBatch, *, folder: str | None, available_now: bool
-) -> Iterator[StreamingQuery]:
-    """Run a query in append mode with a temporary checkpoint; after the block, both are removed."""
-    spark = frame.sparkSession
-    name = f"penstock_take_{uuid4().hex[:12]}"
+    frame: DataFrame,
+    on_batch: OnBatch,
+    deadline: Deadline,
+    *,
+    folder: str | None,
+    available_now: bool,
+    enough: threading.Event | None = None,
+) -> None:
+    """Run a query in append mode until it ends, the deadline is over or ``enough`` is set; then remove it and
+    its temporary checkpoint. Raise its error, unless ``enough`` is set.
+    """
+    spark, name = frame.sparkSession, f"penstock_take_{uuid4().hex[:12]}"
+    enough = enough or threading.Event()
     started: list[StreamingQuery] = []
+    errors: list[Exception] = []
+
+    def on_batch_keeping_errors(batch: DataFrame, number: int) -> None:
+        try:
+            on_batch(batch, number)
+        except Exception as error:
+            errors.append(original_error(error))
+            raise
+
     with _checkpoint(spark, folder, name) as place:
         writer = frame.writeStream.queryName(name).outputMode(_MODE).option("checkpointLocation", place)
         writer = (
             writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="0 seconds")
         )
-        start = writer.foreachBatch(on_batch).start
+        start = writer.foreachBatch(on_batch_keeping_errors).start
         # An interrupt does not reach Spark while it starts a query, and makes this thread's connection to
         # the JVM unusable for a while. So another thread starts the query, and stops it once it has
         # started.
@@ -161,9 +175,17 @@ def run_query(
             try:
                 with no_data_batches(spark):
                     worker.submit(inheritable_thread_target(spark)(lambda: started.append(start()))).result()
-                yield started[0]
+                query = started[0]
+                while query.isActive and not deadline.is_over:
+                    if enough.wait(deadline.at_most(_POLL_SECONDS)):
+                        break
+                failure: StreamingQueryException | None = query.exception()
             finally:
                 worker.submit(_stop, started).result()
+    if failure is not None:
+        errors.append(original_error(failure))
+    if errors and not enough.is_set():
+        raise errors[0]
 
 
 def _stop(queries: list[StreamingQuery]) -> None:
@@ -180,12 +202,6 @@ def restore_interrupts() -> Iterator[None]:
         if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         raise
-
-
-def query_error(query: StreamingQuery) -> Exception | None:
-    """Return the error that ended a query; None if it was stopped, finished or is running."""
-    error: StreamingQueryException | None = query.exception()
-    return None if error is None else original_error(error)
 
 
 @contextmanager

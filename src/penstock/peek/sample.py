@@ -10,30 +10,26 @@ own sample, and the samples are merged.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType
 
 from penstock.arguments import refusal
-from penstock.peek.penstock_reads import may_keep_state
-from penstock.peek.query import (
-    Deadline,
-    check_folder,
-    query_error,
-    require_append,
-    restore_interrupts,
-    run_query,
-    with_numbered_columns,
-)
+from penstock.peek.query import Deadline, restore_interrupts, run_query, with_numbered_columns
 from penstock.peek.result import TakeResult
-from penstock.peek.take import check_arguments, folder_text, is_duration, without_side_effects
-from penstock.spark.error_boundary import original_error
+from penstock.peek.take import (
+    check_arguments,
+    check_query,
+    check_seconds,
+    folder_text,
+    without_side_effects,
+)
 from penstock.spark.internals.python_workers import check_workers
 
 Keys = NDArray[np.float64]
@@ -81,7 +77,6 @@ class Reservoir:
 
 
 _KEY, _SEEN = "key", "seen"
-_POLL_SECONDS = 0.05
 _BATCH_ROWS = 10_000
 _MICRO_BATCH_ROWS = 1_000_000
 """The most rows of a micro-batch of a timed run, in which an incomplete micro-batch does not count."""
@@ -127,51 +122,26 @@ def take_sample(
         As for :func:`take`.
     """
     check_arguments(df, n)
-    if seconds is not None and not is_duration(seconds):
-        raise refusal("seconds", seconds, "a finite number of seconds above 0, or None")
+    check_seconds("seconds", seconds)
     if seed is not None and (type(seed) is not int or seed < 0):
         raise refusal("seed", seed, "a whole number from 0, or None")
     place = folder_text(folder)
-    if may_keep_state(df):
-        require_append(df)
-        check_folder(df, place)
+    check_query(df, place)
     check_workers(df.sparkSession)
-    deadline, drawing = Deadline(seconds), _Drawing(n, seed)
+    deadline, reservoir, seen = Deadline(seconds), Reservoir(n), 0
+
+    def draw(batch: DataFrame, number: int) -> None:
+        nonlocal seen
+        drawn = _drawn(batch, n, None if seed is None else [seed, number]).toArrow()
+        seen += pc.sum(drawn[_SEEN], min_count=0).as_py()
+        reservoir.add(drawn.drop_columns([_KEY, _SEEN]), drawn[_KEY].to_numpy())
+
     frame = without_side_effects(df, None if seconds is None else _MICRO_BATCH_ROWS)
-    with (
-        restore_interrupts(),
-        run_query(frame, drawing, folder=place, available_now=seconds is None) as query,
-    ):
-        while not deadline.is_over and query.isActive:
-            time.sleep(deadline.at_most(_POLL_SECONDS))
-        error = drawing.error or query_error(query)
-    if error is not None:
-        raise error
-    return TakeResult.of(df, drawing.rows(df.columns), n, deadline.passed, complete=True, seen=drawing.seen)
-
-
-class _Drawing:
-    """The sample of all micro-batches so far; Spark calls it with each, from a thread of its own."""
-
-    def __init__(self, rows: int, seed: int | None) -> None:
-        self._rows = rows
-        self._seed = seed
-        self._reservoir = Reservoir(rows)
-        self.seen = 0
-        self.error: Exception | None = None
-
-    def __call__(self, batch: DataFrame, number: int) -> None:
-        try:
-            drawn = _drawn(batch, self._rows, None if self._seed is None else [self._seed, number]).toArrow()
-        except Exception as error:
-            self.error = original_error(error)
-            raise
-        self.seen += sum(drawn[_SEEN].to_pylist())
-        self._reservoir.add(drawn.drop_columns([_KEY, _SEEN]), drawn[_KEY].to_numpy())
-
-    def rows(self, names: list[str]) -> list[pa.Table]:
-        kept = self._reservoir.kept()
-        return [] if kept is None else [kept[0].rename_columns(names)]
+    with restore_interrupts():
+        run_query(frame, draw, deadline, folder=place, available_now=seconds is None)
+    kept = reservoir.kept()
+    tables = [] if kept is None else [kept[0].rename_columns(df.columns)]
+    return TakeResult.of(df, tables, n, deadline.passed, complete=True, seen=seen)
 
 
 def _drawn(batch: DataFrame, rows: int, seed: list[int] | None) -> DataFrame:

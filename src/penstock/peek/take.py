@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -18,20 +19,17 @@ from penstock.peek.query import (
     Deadline,
     RowCollector,
     check_folder,
-    query_error,
     require_append,
     restore_interrupts,
     run_query,
     with_numbered_columns,
 )
 from penstock.peek.result import TakeResult
-from penstock.spark.error_boundary import original_error
 from penstock.spark.internals.plans import StreamingRead, replace_reads, streaming_reads
 from penstock.spark.internals.sessions import is_classic
 
 log = logging.getLogger("penstock.peek")
 
-_POLL_SECONDS = 0.1
 _MICRO_BATCH_ROWS = 200_000
 """The most rows of a micro-batch of a query that keeps state, which returns rows at the end of each micro-
 batch only.
@@ -78,15 +76,19 @@ def take(
         The query's own error.
     """
     check_arguments(df, n)
-    if timeout is not None and not is_duration(timeout):
-        raise refusal("timeout", timeout, "a finite number of seconds above 0, or None")
+    check_seconds("timeout", timeout)
     place = folder_text(folder)
     deadline, rows = Deadline(timeout), RowCollector(n)
     with restore_interrupts():
         own = single_penstock_read(df)
-        rest = _for_query(df, place) if own is None else LocalRead(df, own).into(rows, deadline)
-        if rest is not None:
-            _take_by_query(rest, rows, deadline, place)
+        if own is not None:
+            rest = LocalRead(df, own, rows, deadline).collect()
+            if rest is not None:
+                _take_by_query(rest, rows, deadline, place, may_keep_state=False)
+        else:
+            stateful = check_query(df, place)
+            reads = without_side_effects(df, _MICRO_BATCH_ROWS if stateful else None)
+            _take_by_query(reads, rows, deadline, place, may_keep_state=stateful)
     result = TakeResult.of(df, rows.collected, n, deadline.passed, complete=rows.is_enough)
     if not result.complete:
         log.warning(
@@ -117,9 +119,11 @@ def check_arguments(df: object, n: object) -> None:
         raise refusal("n", n, f"a whole number from 1 to {MOST_ROWS:,}")
 
 
-def is_duration(value: object) -> bool:
-    """Return whether a value is a finite number of seconds above 0."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+def check_seconds(name: str, value: Any) -> None:
+    """Refuse a time limit that is neither None nor a finite number of seconds above 0."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (value is None or (is_number and 0 < value < math.inf)):
+        raise refusal(name, value, "a finite number of seconds above 0, or None")
 
 
 def folder_text(folder: str | os.PathLike[str] | None) -> str | None:
@@ -136,6 +140,15 @@ def single_penstock_read(df: DataFrame) -> PenstockRead | None:
     return PenstockRead.of(df.sparkSession, reads[0])
 
 
+def check_query(df: DataFrame, folder: str | None) -> bool:
+    """Return whether a query may keep state; refuse one that cannot run in append mode or in this folder."""
+    if not may_keep_state(df):
+        return False
+    require_append(df)
+    check_folder(df, folder)
+    return True
+
+
 def without_side_effects(df: DataFrame, rows: int | None) -> DataFrame:
     """Return the same stream with reads of Penstock's sources that change nothing."""
     spark = df.sparkSession
@@ -147,42 +160,16 @@ def without_side_effects(df: DataFrame, rows: int | None) -> DataFrame:
     return replace_reads(df, stand_in)
 
 
-def _for_query(df: DataFrame, folder: str | None) -> DataFrame:
-    if not may_keep_state(df):
-        return without_side_effects(df, None)
-    require_append(df)
-    check_folder(df, folder)
-    return without_side_effects(df, _MICRO_BATCH_ROWS)
-
-
-def _take_by_query(frame: DataFrame, rows: RowCollector, deadline: Deadline, folder: str | None) -> None:
-    on_batch = _BatchTaker(rows, reads_all=may_keep_state(frame))
-    with run_query(frame, on_batch, folder=folder, available_now=False) as query:
-        while not deadline.is_over and not rows.wait(deadline.at_most(_POLL_SECONDS)) and query.isActive:
-            pass
-        error = None if rows.is_enough else on_batch.error or query_error(query)
-    if error is not None:
-        raise error
-
-
-class _BatchTaker:
-    """Takes the first rows of each micro-batch; Spark calls it from a thread of its own."""
-
-    def __init__(self, rows: RowCollector, *, reads_all: bool) -> None:
-        self._rows = rows
-        self._reads_all = reads_all
-        self.error: Exception | None = None
-
-    def __call__(self, batch: DataFrame, _number: int) -> None:
-        if self._rows.is_enough:
+def _take_by_query(
+    frame: DataFrame, rows: RowCollector, deadline: Deadline, folder: str | None, *, may_keep_state: bool
+) -> None:
+    def take_first(batch: DataFrame, _number: int) -> None:
+        if rows.is_enough:
             return
-        most = self._rows.missing
-        try:
-            rows = first_of_each_task(batch, most) if self._reads_all else batch.limit(most)
-            self._rows.add(rows.toArrow().rename_columns(batch.columns))
-        except Exception as error:
-            self.error = original_error(error)
-            raise
+        first = first_of_each_task(batch, rows.missing) if may_keep_state else batch.limit(rows.missing)
+        rows.add(first.toArrow().rename_columns(batch.columns))
+
+    run_query(frame, take_first, deadline, folder=folder, available_now=False, enough=rows.enough)
 
 
 def first_of_each_task(batch: DataFrame, rows: int) -> DataFrame:
