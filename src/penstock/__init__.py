@@ -5,8 +5,9 @@ Importing Penstock is light: each name is loaded when it is first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.extras import lazy_names
 
 if TYPE_CHECKING:
     from penstock import changes as changes
@@ -61,69 +62,46 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "AppendResult": "penstock.queue.queue",
-    "BatchSink": "penstock.spark.connectors",
-    "ChangeContract": "penstock.feeds.contract",
-    "ConsoleSink": "penstock.pipeline.sinks",
-    "Consumer": "penstock.queue.consumer",
-    "ContinuousQuery": "penstock.pipeline.continuous",
-    "FunctionSink": "penstock.pipeline.sinks",
-    "Lag": "penstock.queue.consumer",
-    "DebeziumFeed": "penstock.changes.debezium",
-    "DeltaFeed": "penstock.feeds.delta",
-    "IcebergFeed": "penstock.feeds.iceberg",
-    "MicroBatch": "penstock.spark.connectors",
-    "PenstockError": "penstock.errors",
-    "PostgresFeed": "penstock.feeds.postgres",
-    "Producer": "penstock.queue.producer",
-    "Pull": "penstock.queue.consumer",
-    "Pipeline": "penstock.pipeline.stream",
-    "Query": "penstock.pipeline.query",
-    "Queue": "penstock.queue.queue",
-    "QueueFeed": "penstock.feeds.queue_feed",
-    "QueueInfo": "penstock.queue.queue",
-    "QueueSink": "penstock.pipeline.sinks",
-    "QueueSource": "penstock.pipeline.sources",
-    "RateSource": "penstock.pipeline.sources",
-    "Retention": "penstock.queue.maintenance",
-    "Sink": "penstock.spark.connectors",
-    "SnapshotFeed": "penstock.feeds.snapshots",
-    "Source": "penstock.spark.connectors",
-    "Store": "penstock.queue.store",
-    "TableSink": "penstock.tables.sink",
-    "TakeResult": "penstock.peek.result",
-    "Stream": "penstock.pipeline.stream",
-    "Trigger": "penstock.pipeline.query",
-    "WriteSettings": "penstock.spark.connectors",
-    "connect": "penstock.queue.store",
-    "exactly_once": "penstock.tables.exactly_once",
-    "log_progress": "penstock.spark.progress_log",
-    "monitor": "penstock.pipeline.monitor",
-    "register": "penstock.spark.session",
-    "session": "penstock.spark.session",
-    "stream": "penstock.pipeline.stream",
-    "take": "penstock.peek.take",
-    "take_sample": "penstock.peek.sample",
+_NAMES = {
+    "changes.debezium": ["DebeziumFeed"],
+    "errors": ["PenstockError"],
+    "feeds.contract": ["ChangeContract"],
+    "feeds.delta": ["DeltaFeed"],
+    "feeds.iceberg": ["IcebergFeed"],
+    "feeds.postgres": ["PostgresFeed"],
+    "feeds.queue_feed": ["QueueFeed"],
+    "feeds.snapshots": ["SnapshotFeed"],
+    "peek.result": ["TakeResult"],
+    "peek.sample": ["take_sample"],
+    "peek.take": ["take"],
+    "pipeline.continuous": ["ContinuousQuery"],
+    "pipeline.monitor": ["monitor"],
+    "pipeline.query": ["Query", "Trigger"],
+    "pipeline.sinks": ["ConsoleSink", "FunctionSink", "QueueSink"],
+    "pipeline.sources": ["QueueSource", "RateSource"],
+    "pipeline.stream": ["Pipeline", "Stream", "stream"],
+    "queue.consumer": ["Consumer", "Lag", "Pull"],
+    "queue.maintenance": ["Retention"],
+    "queue.producer": ["Producer"],
+    "queue.queue": ["AppendResult", "Queue", "QueueInfo"],
+    "queue.store": ["Store", "connect"],
+    "spark.connectors": ["BatchSink", "MicroBatch", "Sink", "Source", "WriteSettings"],
+    "spark.progress_log": ["log_progress"],
+    "spark.session": ["register", "session"],
+    "tables.exactly_once": ["exactly_once"],
+    "tables.sink": ["TableSink"],
 }
-
+"""The public names, by the module below ``penstock`` that has them."""
 _MODULES = ("changes", "errors", "limits", "logs", "modes", "state")
+_HOMES = {name: f"penstock.{module}" for module, names in _NAMES.items() for name in names}
+_HOMES |= {module: f"penstock.{module}" for module in _MODULES}
 
-__all__ = sorted([*_HOMES, *_MODULES, "__version__"])  # noqa: PLE0605 - one list of the names
+__all__ = sorted([*_HOMES, "__version__"])  # noqa: PLE0605 - one list of the names
 
 
 if not TYPE_CHECKING:
-    # A type checker would take any name for one that is there.
-    def __getattr__(name: str) -> Any:
-        if name in _HOMES:
-            from penstock.extras import load
-
-            value = load(_HOMES[name], name, f"penstock.{name}")
-            globals()[name] = value
-            return value
-        if name in _MODULES:
-            return import_module(f"penstock.{name}")
-        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    # Hidden, so that type checkers report unknown names.
+    __getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -23,6 +23,11 @@ def brief(text: str) -> str:
     return f"{text[:half]}…{text[-half:]}"
 
 
+def truncated(text: str, characters: int) -> str:
+    """Return the beginning of a text that is longer than so many characters, with an ellipsis."""
+    return text if len(text) <= characters else f"{text[: characters - 1]}…"
+
+
 def in_quotes(name: object) -> str:
     """Return a value that a user wrote in quotes for a message: escaped, and shortened if it is long."""
     return brief(repr(name))

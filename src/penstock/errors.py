@@ -56,6 +56,7 @@ that says what failed, with which value, and what to do, and a ``help_url``, whi
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 DOCS_URL = "https://penstock-spark.github.io/penstock/"
@@ -94,13 +95,7 @@ class PenstockError(Exception):
         return f"[{self.condition}] {self.message}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.message, self.condition, self.parameters)
-
-
-def _rebuild(
-    kind: type[PenstockError], message: str, condition: str, parameters: dict[str, object]
-) -> PenstockError:
-    return kind(message, condition=condition, **parameters)
+        return partial(type(self), self.message, condition=self.condition, **self.parameters), ()
 
 
 def condition_of(error: BaseException) -> str:

@@ -48,15 +48,18 @@ def load(home: str, name: str, what: str) -> Any:
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """Return a package's ``__getattr__``, which imports a public name's module when the name is first used.
+    """Return a package's ``__getattr__``, which imports a public name's module when the name is used.
 
-    Spark's workers import single modules of a package, and so do not import the others.
+    Spark's workers import single modules of a package, and so do not import the others. A public module is
+    its own home.
     """
 
     def get(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return load(homes[name], name, f"{package}.{name}")
+        full_name = f"{package}.{name}"
+        is_module = homes[name] == full_name
+        return import_module(full_name) if is_module else load(homes[name], name, full_name)
 
     return get
 

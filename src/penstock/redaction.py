@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from penstock.arguments import truncated
+
 SEARCHED_CHARACTERS = 1 << 18
 """Characters of a text that are searched for passwords. The rest is cut off."""
 
@@ -101,4 +103,4 @@ def sentence(text: str, most: int, secrets: Sequence[str] = ()) -> str:
     """Return a text as one line of at most ``most`` characters, without passwords, keys and tokens."""
     hidden = redact(text, secrets)
     line = " ".join(_OTHER.sub(r"\1***", hidden).split())
-    return line if len(line) <= most else f"{line[: most - 1]}…"
+    return truncated(line, most)

@@ -417,3 +417,17 @@ def test_a_change_feed_with_an_end_version_stops_there(
     assert (content(found), found.complete) == (wanted, False)
     monkeypatch.setattr(penstock_reads, "_MOST", 30)
     assert content(penstock.take(frame, len(wanted))) == wanted
+
+
+@one_store
+def test_rows_of_a_column_that_is_never_null_are_taken_from_both_reads(
+    spark: SparkSession, store: penstock.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(penstock_reads, "_MOST", 3_000)
+    numbers = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+    queue = store.create_queue("numbers", numbers, partitions=2)
+    for start in range(0, 4_000, 1_000):
+        queue.append(pa.table([range(start, start + 1_000)], schema=numbers), partition=0)
+        queue.append(pa.table([range(start, start + 1_000)], schema=numbers), partition=1)
+    rows = penstock.take(stream(spark, store_url, "numbers").where("id % 500 = 499"), 16)
+    assert sorted(ids(rows)) == sorted([*range(499, 4_000, 500)] * 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -94,6 +95,15 @@ def test_a_schema_of_the_wrong_type_is_refused(spark: SparkSession) -> None:
         MemoryStream(spark, 3)  # type: ignore[arg-type]
 
 
+def test_a_stream_that_cannot_be_created_leaves_no_files(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(InvalidInputError, match="the schema has no columns"):
+        MemoryStream(spark, pa.schema([]))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_spark_refuses_an_unsupported_mode_as_usual(numbers: MemoryStream) -> None:
     with pytest.raises(AnalysisException):
         numbers.start(_counts, output_mode="append")
@@ -156,6 +166,14 @@ def test_a_replay_that_is_not_possible_is_refused(numbers: MemoryStream, tmp_pat
     replay_last_batch(tmp_path)
     with pytest.raises(InvalidInputError, match=r"CHECKPOINT_UNFINISHED\].*has no committed micro-batch"):
         replay_last_batch(tmp_path)
+
+
+def test_the_checkpoint_of_a_replay_may_be_a_url(tmp_path: Path) -> None:
+    for name in ("offsets/0", "commits/0", "commits/.0.crc"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert replay_last_batch(tmp_path.as_uri()) == 0
+    assert list((tmp_path / "commits").iterdir()) == []
 
 
 def test_a_pipeline_accepts_the_stream_too(

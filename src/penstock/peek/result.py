@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.conversion import ArrowTableToRowsConversion
 from pyspark.sql.types import StructType
 
+from penstock.arguments import truncated
 from penstock.arrow.row_text import aligned, rows_as_text
 
 if TYPE_CHECKING:
@@ -28,10 +29,8 @@ SHOWN_CHARACTERS = 60
 class TextTable:
     """The first rows as cells of text."""
 
+    schema: pa.Schema
     heads: tuple[str, ...]
-    kinds: tuple[str, ...]
-    """The columns' types."""
-    are_numbers: tuple[bool, ...]
     lines: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
     """Lines below the table."""
@@ -42,36 +41,37 @@ class TextTable:
         more = table.num_rows - SHOWN_ROWS
         shown = _in_zone(table.slice(0, SHOWN_ROWS), time_zone)
         return cls(
-            tuple(_brief(name if name.isprintable() else repr(name)[1:-1]) for name in shown.column_names),
-            tuple(str(field.type) for field in shown.schema),
-            tuple(_is_number(field.type) for field in shown.schema),
-            tuple(tuple(map(_brief, line)) for line in rows_as_text(shown)),
+            shown.schema,
+            tuple(_cell(name if name.isprintable() else repr(name)[1:-1]) for name in shown.column_names),
+            tuple(tuple(map(_cell, line)) for line in rows_as_text(shown)),
             (f"… {more:,} more", note) if more > 0 else (note,),
         )
 
     def text(self) -> str:
         """Return the table as text, in aligned columns."""
         rule = ["-" * max(map(len, column)) for column in zip(self.heads, *self.lines, strict=True)]
-        right = [place for place, is_number in enumerate(self.are_numbers) if is_number]
+        right = [place for place, field in enumerate(self.schema) if _is_number(field.type)]
         shown = aligned([self.heads, rule, *self.lines], right, margin="")
         return "\n".join([*shown, *(f"({note})" for note in self.notes)])
 
     def html(self) -> str:
         """Return the table as HTML; a column's type is the tooltip of its name."""
-        styles = [f'style="text-align: {"right" if is_number else "left"}"' for is_number in self.are_numbers]
-        heads = [
-            f'<th title="{escape(kind)}" {style}>{escape(head)}</th>'
-            for head, kind, style in zip(self.heads, self.kinds, styles, strict=True)
-        ]
-        lines = [
-            "".join(f"<td {style}>{escape(cell)}</td>" for cell, style in zip(line, styles, strict=True))
-            for line in self.lines
-        ]
-        body = "".join(f"<tr>{line}</tr>" for line in lines)
-        below = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
-        return (
-            f"<div><table><thead><tr>{''.join(heads)}</tr></thead><tbody>{body}</tbody></table>{below}</div>"
+        sides = ["right" if _is_number(field.type) else "left" for field in self.schema]
+        heads = "".join(
+            f'<th title="{escape(str(field.type))}" style="text-align: {side}">{escape(head)}</th>'
+            for field, side, head in zip(self.schema, sides, self.heads, strict=True)
         )
+        body = ""
+        for line in self.lines:
+            cells = zip(line, sides, strict=True)
+            shown = (f'<td style="text-align: {side}">{escape(cell)}</td>' for cell, side in cells)
+            body += f"<tr>{''.join(shown)}</tr>"
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        return f"<div><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>{notes}</div>"
+
+
+def _cell(text: str) -> str:
+    return truncated(text, SHOWN_CHARACTERS)
 
 
 def _in_zone(table: pa.Table, time_zone: str) -> pa.Table:
@@ -94,10 +94,6 @@ def _zoned(kind: pa.DataType, time_zone: str) -> pa.DataType:
     if pat.is_list(kind):
         return pa.list_(kind.value_field.with_type(_zoned(kind.value_type, time_zone)))
     return kind
-
-
-def _brief(cell: str) -> str:
-    return cell if len(cell) <= SHOWN_CHARACTERS else f"{cell[: SHOWN_CHARACTERS - 1]}…"
 
 
 def _is_number(kind: pa.DataType) -> bool:

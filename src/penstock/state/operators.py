@@ -9,6 +9,7 @@ any other operator has one part, which is its store (Spark 4.2 and 4.3).
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -242,8 +243,9 @@ class _File:
         return self.version["kind"] in _SNAPSHOTS
 
 
-def read_layout(files: Files) -> Layout:
+def read_layout(checkpoint: str | os.PathLike[str]) -> Layout:
     """Read the layout of a checkpoint from its files."""
+    files = Files(checkpoint)
     logs = read_logs(files)
     state_files: dict[int, dict[str, list[_File]]] = defaultdict(lambda: defaultdict(list))
     for path, info in files.under("state"):

@@ -10,12 +10,12 @@ from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from penstock.arguments import did_you_mean, in_quotes, require
 from penstock.errors import StateRefusedError
 from penstock.spark.internals.sessions import clone_session, is_classic
-from penstock.state.logs import CONTINUOUS, Files, may_exist
+from penstock.state.logs import CONTINUOUS, may_exist
 from penstock.state.operators import (
     JOIN,
     Layout,
@@ -70,7 +70,7 @@ def read(
     StateRefusedError
         When there is no such state, or it cannot be read.
     """
-    layout = read_layout(Files(checkpoint))
+    layout = read_layout(checkpoint)
     stateful = _operator(layout, operator)
     options = read_options(stateful, _part(stateful, part))
     _require_schemas(layout, stateful)
@@ -210,7 +210,7 @@ def _batch(layout: Layout, batch: int | None) -> int:
     return batch
 
 
-_KEYS = {"key", "user_map_key"}
+_KEYS = ("key", "user_map_key")
 
 
 @dataclass(frozen=True)
@@ -311,10 +311,9 @@ def _with_part_counts(
     counter = _Counter(operator.id, part.name)
     rows, changes = counts.get(counter), counts.get(replace(counter, of_changes=True))
     if counter in schemas:
-        fields = [field for field in schemas[counter] if field.name != "partition_id"]
-        keys = _columns(StructType([field for field in fields if field.name in _KEYS]))
-        values = _columns(StructType([field for field in fields if field.name not in _KEYS]))
-        part = replace(part, keys=keys, values=values)
+        columns = {field.name: field for field in schemas[counter] if field.name != "partition_id"}
+        keys = [columns.pop(name) for name in _KEYS if name in columns]
+        part = replace(part, keys=_columns(keys), values=_columns(columns.values()))
     if isinstance(rows, _Count):
         part = replace(part, rows=rows.rows)
     if isinstance(changes, _Count):
@@ -324,13 +323,12 @@ def _with_part_counts(
     return part
 
 
-def _columns(struct: StructType) -> str:
-    fields = [
-        inner
-        for field in struct
-        for inner in (field.dataType if isinstance(field.dataType, StructType) else [field])
-    ]
-    return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in fields)
+def _columns(columns: Iterable[StructField]) -> str:
+    """Format columns with their types, and those of structs in place of the structs."""
+    structs = (column.dataType if isinstance(column.dataType, StructType) else [column] for column in columns)
+    return ", ".join(
+        f"{field.name} {field.dataType.simpleString()}" for struct in structs for field in struct
+    )
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:

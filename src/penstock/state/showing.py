@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
@@ -42,6 +42,10 @@ class Block:
     def right(self) -> frozenset[int]:
         """The places of numeric columns, which are aligned to the right."""
         return frozenset(place for place, title in enumerate(self.titles) if title in _NUMBERS)
+
+    def __str__(self) -> str:
+        table = [self.titles, *self.lines] if self.titles else self.pairs
+        return "\n".join([self.title, *aligned(table, self.right)])
 
 
 def offsets_block(batch: Batch) -> Block:
@@ -113,16 +117,6 @@ def moment(instant: datetime | None) -> str:
     return f"{instant:%Y-%m-%d %H:%M:%S}{milliseconds} UTC"
 
 
-def text(blocks: Iterable[Block]) -> str:
-    """Format blocks as lines with aligned columns."""
-    return "\n\n".join("\n".join([block.title, *_text_lines(block)]) for block in blocks)
-
-
-def _text_lines(block: Block) -> list[str]:
-    table: Sequence[Sequence[str]] = [block.titles, *block.lines] if block.titles else block.pairs
-    return aligned(table, block.right)
-
-
 def show(spark: SparkSession | None, checkpoint: str | os.PathLike[str]) -> CheckpointState:
     """Show what the checkpoint of a streaming query has: batches, watermarks, offsets and stateful operators.
 
@@ -145,7 +139,7 @@ def show(spark: SparkSession | None, checkpoint: str | os.PathLike[str]) -> Chec
     StateRefusedError
         When it cannot be reached.
     """
-    layout = read_layout(Files(checkpoint))
+    layout = read_layout(checkpoint)
     operators, uncounted = _counted(spark, layout)
     limit, limit_unknown = _limit(spark, layout.files)
     logs = layout.logs
@@ -255,7 +249,7 @@ class CheckpointState:
         return f"CheckpointState({self.location!r}{shown}, operators={len(self.operators)})"
 
     def __str__(self) -> str:
-        return text(blocks(self))
+        return "\n\n".join(map(str, blocks(self)))
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,7 +37,7 @@ def replay_last_batch(checkpoint: str | Path) -> int:
     Parameters
     ----------
     checkpoint
-        The directory of a checkpoint whose query is not running.
+        The directory or URL of a checkpoint whose query is not running.
 
     Returns
     -------
@@ -53,18 +53,19 @@ def replay_last_batch(checkpoint: str | Path) -> int:
     last, planned = opened.last_commit(), opened.last_planned()
     if last is None:
         raise InvalidInputError(
-            f"the checkpoint {str(checkpoint)!r} has no committed micro-batch: run the query over it first",
+            f"the checkpoint {opened.shown!r} has no committed micro-batch: run the query over it first",
             condition="INVALID_INPUT.CHECKPOINT_UNFINISHED",
         )
     if planned != last:
         raise InvalidInputError(
-            f"micro-batch {planned} of the checkpoint {str(checkpoint)!r} is started and not committed, so "
+            f"micro-batch {planned} of the checkpoint {opened.shown!r} is started and not committed, so "
             f"the query's next start repeats it and not {last}: start the query once before",
             condition="INVALID_INPUT.CHECKPOINT_UNFINISHED",
         )
-    commits = Path(checkpoint) / "commits"
     for name in (str(last), f".{last}.crc"):
-        (commits / name).unlink(missing_ok=True)
+        path = f"{opened.root}/commits/{name}"
+        if opened.files.get_file_info(path).is_file:
+            opened.files.delete_file(path)
     return last
 
 
@@ -142,18 +143,15 @@ class MemoryStream:
     """
 
     def __init__(self, spark: SparkSession, schema: str | StructType | pa.Schema) -> None:
-        self._spark = spark
-        self._schema = _arrow(spark, schema)
-        self._folder = Path(tempfile.mkdtemp(prefix="penstock-memory-"))
-        self._url = f"sqlite:///{self._folder}/memory.db?synchronous=normal"
-        try:
-            self._store = connect(self._url)
-            self._queue = self._store.create_queue(_QUEUE, self._schema)
-        except BaseException:
-            shutil.rmtree(self._folder)
-            raise
-        self._schema = self._queue.schema
         register(spark)
+        self._spark = spark
+        with ExitStack() as resources:
+            folder = tempfile.mkdtemp(prefix="penstock-memory-")
+            resources.callback(shutil.rmtree, folder, ignore_errors=True)
+            self._url = f"sqlite:///{folder}/memory.db?synchronous=normal"
+            self._store = resources.enter_context(connect(self._url))
+            self._queue = self._store.create_queue(_QUEUE, _arrow(spark, schema))
+            self._resources = resources.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -182,7 +180,7 @@ class MemoryStream:
         SchemaMismatchError
             When the rows do not fit the schema; none is added.
         """
-        self._queue.append(to_table(rows, self._schema))
+        self._queue.append(to_table(rows, self._queue.schema))
         return self
 
     def start(
@@ -204,8 +202,7 @@ class MemoryStream:
 
     def close(self) -> None:
         """Remove the rows; stop queries over them first."""
-        self._store.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._resources.close()
 
 
 def _arrow(spark: SparkSession, schema: object) -> pa.Schema:
@@ -214,8 +211,7 @@ def _arrow(spark: SparkSession, schema: object) -> pa.Schema:
     if isinstance(schema, str):
         schema = StructType.fromDDL(schema)
     if isinstance(schema, StructType):
-        zone = spark.conf.get("spark.sql.session.timeZone")
-        return arrow_schema(schema, zone)
+        return arrow_schema(schema, spark.conf.get("spark.sql.session.timeZone"))
     raise refusal("schema", schema, "a DDL string such as 'id long', a StructType or an Arrow schema")
 
 

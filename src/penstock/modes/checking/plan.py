@@ -60,6 +60,11 @@ class Plan:
         return [node for node in self.streaming("Join") if all(child.streaming for child in node.children)]
 
     @cached_property
+    def reads(self) -> list[Node]:
+        """The sources of the query."""
+        return [node for node in self.nodes if Trait.STREAMING_READ in traits_of(node.name)]
+
+    @cached_property
     def limits(self) -> list[Node]:
         return self.streaming("GlobalLimit")
 
@@ -77,9 +82,9 @@ class Plan:
         ]
 
 
-def names(expressions: list[str]) -> tuple[str, ...]:
-    """Format columns and expressions without column numbers."""
-    return tuple(without_ids(expression) for expression in expressions)
+def keys_of(node: Node) -> str:
+    """Format the grouping expressions of an aggregate, or the keys of a deduplication."""
+    return ", ".join(map(without_ids, grouping_expressions(node)))
 
 
 def expires(node: Node) -> bool:

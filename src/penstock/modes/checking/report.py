@@ -13,91 +13,96 @@ from penstock.spark.internals.plan_text import Node
 MODES = ("append", "update", "complete")
 REFUSED, UNSAFE, WARNING = "refused", "unsafe", "warning"
 DOCS = f"{DOCS_URL}modes/problems"
-_PAGES = {
-    "aggregations": (
-        "PENSTOCK_AGGREGATION_WITHOUT_WATERMARK",
-        "PENSTOCK_WATERMARK_NOT_IN_GROUPING",
-        "PENSTOCK_EVENT_TIME_LOST",
-        "PENSTOCK_SESSION_WINDOW_IN_UPDATE",
-        "PENSTOCK_DISTINCT_AGGREGATE",
-        "PENSTOCK_COMPLETE_WITHOUT_AGGREGATION",
-        "PENSTOCK_STATEFUL_AFTER_STATEFUL",
-        "PENSTOCK_LAST_GROUP_STAYS",
-        "NON_TIME_WINDOW_NOT_SUPPORTED_IN_STREAMING",
-    ),
-    "state-and-watermarks": (
-        "PENSTOCK_STATE_FOR_EVER",
-        "PENSTOCK_STATE_FOR_EACH_KEY",
-        "PENSTOCK_WATERMARK_POLICY_MIN",
-        "PENSTOCK_WATERMARK_POLICY_MAX",
-    ),
-    "deduplication": (
-        "PENSTOCK_DEDUPLICATION_WITHOUT_WATERMARK",
-        "PENSTOCK_DEDUPLICATION_OF_RESULTS",
-    ),
-    "joins": (
-        "PENSTOCK_JOIN_STATE_FOR_EVER",
-        "PENSTOCK_OUTER_JOIN_WITHOUT_TIME",
-        "PENSTOCK_OUTER_ROWS_NEVER_COME",
-        "PENSTOCK_JOIN_MODE",
-        "PENSTOCK_ANTI_JOIN",
-        "PENSTOCK_JOIN_WITH_BATCH",
-    ),
-    "set-operations": (
-        "PENSTOCK_UNION_WITH_BATCH",
-        "PENSTOCK_EXCEPT_STREAM",
-        "PENSTOCK_INTERSECT",
-    ),
-    "sorting-and-limits": (
-        "PENSTOCK_SORT",
-        "PENSTOCK_LIMIT_IN_UPDATE",
-        "PENSTOCK_OFFSET",
-        "PENSTOCK_TAIL",
-        "PENSTOCK_SAMPLE",
-        "PENSTOCK_EXPRESSION",
-    ),
-    "stateful-functions": (
-        "PENSTOCK_FUNCTION_MODE",
-        "PENSTOCK_FUNCTION_MODE_DIFFERS",
-        "PENSTOCK_FUNCTION_UPDATE_WITH_AGGREGATION",
-        "PENSTOCK_FUNCTION_AFTER_AGGREGATION",
-        "PENSTOCK_SEVERAL_STATEFUL_FUNCTIONS",
-        "PENSTOCK_MAP_GROUPS_MODE",
-        "PENSTOCK_FUNCTION_NEEDS_ROCKSDB",
-        "PENSTOCK_FUNCTION_NEEDS_PROTOBUF",
-    ),
-    "sinks": (
-        "PENSTOCK_SINK_MODE",
-        "STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE",
-        "PENSTOCK_NO_SINK",
-        "PENSTOCK_SINK_REPEATS",
-        "PENSTOCK_SINK_HAS_TO_REPLACE",
-        "PENSTOCK_SINK_ONLY_ADDS",
-        "PENSTOCK_TABLE_REFUSES",
-    ),
-    "continuous-trigger": (
-        "PENSTOCK_NOT_CONTINUOUS",
-        "PENSTOCK_CONTINUOUS_NOW",
-        "PENSTOCK_SOURCE_NOT_CONTINUOUS",
-        "PENSTOCK_SINK_NOT_CONTINUOUS",
-        "PENSTOCK_ROWS_LOST_CONTINUOUS",
-    ),
-    "real-time-trigger": (
-        "STREAMING_REAL_TIME_MODE.OUTPUT_MODE_NOT_SUPPORTED",
-        "STREAMING_REAL_TIME_MODE.INPUT_STREAM_NOT_SUPPORTED",
-        "STREAMING_REAL_TIME_MODE.OPERATOR_OR_SINK_NOT_IN_ALLOWLIST",
-        "STREAMING_REAL_TIME_MODE.STATEFUL_OPERATORS_BEFORE_UNION_NOT_SUPPORTED",
-        "STREAMING_REAL_TIME_MODE.IDENTICAL_SOURCES_IN_UNION_NOT_SUPPORTED",
-        "PENSTOCK_REAL_TIME_BROADCAST",
-    ),
-    "unchecked": (
-        "PENSTOCK_NOT_STREAMING",
-        "PENSTOCK_NOT_PLANNED",
-        "PENSTOCK_REFUSED_BY_SPARK",
-    ),
+_CODES: dict[str, dict[str, str | None]] = {
+    "aggregations": {
+        "PENSTOCK_AGGREGATION_WITHOUT_WATERMARK": "aggregations without watermark",
+        "PENSTOCK_WATERMARK_NOT_IN_GROUPING": "aggregations without watermark",
+        "PENSTOCK_EVENT_TIME_LOST": "aggregations without watermark",
+        "PENSTOCK_SESSION_WINDOW_IN_UPDATE": "session window",
+        "PENSTOCK_DISTINCT_AGGREGATE": "Distinct aggregations",
+        "PENSTOCK_COMPLETE_WITHOUT_AGGREGATION": "no streaming aggregations",
+        "PENSTOCK_STATEFUL_AFTER_STATEFUL": "Detected pattern",
+        "PENSTOCK_LAST_GROUP_STAYS": None,
+        "NON_TIME_WINDOW_NOT_SUPPORTED_IN_STREAMING": "NON_TIME_WINDOW",
+    },
+    "state-and-watermarks": {
+        "PENSTOCK_STATE_FOR_EVER": None,
+        "PENSTOCK_STATE_FOR_EACH_KEY": None,
+        "PENSTOCK_WATERMARK_POLICY_MIN": None,
+        "PENSTOCK_WATERMARK_POLICY_MAX": None,
+    },
+    "deduplication": {
+        "PENSTOCK_DEDUPLICATION_WITHOUT_WATERMARK": "dropDuplicatesWithinWatermark is not",
+        "PENSTOCK_DEDUPLICATION_OF_RESULTS": None,
+    },
+    "joins": {
+        "PENSTOCK_JOIN_STATE_FOR_EVER": None,
+        "PENSTOCK_OUTER_JOIN_WITHOUT_TIME": "without a watermark in the join keys",
+        "PENSTOCK_OUTER_ROWS_NEVER_COME": None,
+        "PENSTOCK_JOIN_MODE": "output mode, only in",
+        "PENSTOCK_ANTI_JOIN": "LeftAnti join",
+        "PENSTOCK_JOIN_WITH_BATCH": "static DataFrame",
+    },
+    "set-operations": {
+        "PENSTOCK_UNION_WITH_BATCH": "Union between",
+        "PENSTOCK_EXCEPT_STREAM": "Except on",
+        "PENSTOCK_INTERSECT": "Intersect of",
+    },
+    "sorting-and-limits": {
+        "PENSTOCK_SORT": "Sorting is not",
+        "PENSTOCK_LIMIT_IN_UPDATE": "Limits are not",
+        "PENSTOCK_OFFSET": "Offset is not",
+        "PENSTOCK_TAIL": None,
+        "PENSTOCK_SAMPLE": "Sampling is not",
+        "PENSTOCK_EXPRESSION": "Expression(s)",
+    },
+    "stateful-functions": {
+        "PENSTOCK_FUNCTION_MODE": "output mode on a streaming",
+        "PENSTOCK_FUNCTION_MODE_DIFFERS": None,
+        "PENSTOCK_FUNCTION_UPDATE_WITH_AGGREGATION": "with aggregation on a streaming",
+        "PENSTOCK_FUNCTION_AFTER_AGGREGATION": "aggregation on a streaming",
+        "PENSTOCK_SEVERAL_STATEFUL_FUNCTIONS": "Multiple ",
+        "PENSTOCK_MAP_GROUPS_MODE": "mapGroupsWithState is not",
+        "PENSTOCK_FUNCTION_NEEDS_ROCKSDB": None,
+        "PENSTOCK_FUNCTION_NEEDS_PROTOBUF": None,
+    },
+    "sinks": {
+        "PENSTOCK_SINK_MODE": None,
+        "STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE": None,
+        "PENSTOCK_NO_SINK": None,
+        "PENSTOCK_SINK_REPEATS": None,
+        "PENSTOCK_SINK_HAS_TO_REPLACE": None,
+        "PENSTOCK_SINK_ONLY_ADDS": None,
+        "PENSTOCK_TABLE_REFUSES": None,
+    },
+    "continuous-trigger": {
+        "PENSTOCK_NOT_CONTINUOUS": "Continuous processing does not support",
+        "PENSTOCK_CONTINUOUS_NOW": "current time",
+        "PENSTOCK_SOURCE_NOT_CONTINUOUS": None,
+        "PENSTOCK_SINK_NOT_CONTINUOUS": None,
+        "PENSTOCK_ROWS_LOST_CONTINUOUS": None,
+    },
+    "real-time-trigger": {
+        "STREAMING_REAL_TIME_MODE.OUTPUT_MODE_NOT_SUPPORTED": "The output mode",
+        "STREAMING_REAL_TIME_MODE.INPUT_STREAM_NOT_SUPPORTED": None,
+        "STREAMING_REAL_TIME_MODE.OPERATOR_OR_SINK_NOT_IN_ALLOWLIST": None,
+        "STREAMING_REAL_TIME_MODE.STATEFUL_OPERATORS_BEFORE_UNION_NOT_SUPPORTED": "before a union",
+        "STREAMING_REAL_TIME_MODE.IDENTICAL_SOURCES_IN_UNION_NOT_SUPPORTED": None,
+        "PENSTOCK_REAL_TIME_BROADCAST": None,
+    },
+    "unchecked": {
+        "PENSTOCK_NOT_STREAMING": "without streaming sources",
+        "PENSTOCK_NOT_PLANNED": None,
+        "PENSTOCK_REFUSED_BY_SPARK": None,
+    },
 }
-"""Codes by the page of the documentation that describes them."""
-_PAGE_OF = {code: page for page, codes in _PAGES.items() for code in codes}
+"""The codes by the page of the documentation that describes them.
+
+Each has the text that identifies the problem in a message of Spark's checker (4.2, 4.3), where several
+problems share one condition. It is None for a problem that the checker does not report.
+"""
+_PAGE_OF = {code: page for page, codes in _CODES.items() for code in codes}
+_SPARK_TEXT_OF = {code: text for codes in _CODES.values() for code, text in codes.items()}
 _UNDER = " " * 6
 
 
@@ -231,6 +236,12 @@ class Report:
         verdict = "not safe" if report.allowed else "not allowed"
         message = f"output mode {report.mode} is {verdict} for this query: {first_problem(report).message}"
         raise refusal(report, f"{message} ({ways}check=False starts it anyway)")
+
+
+def spark_reports(problem: Problem, message: str) -> bool:
+    """Return whether a message of Spark's checker is about a problem."""
+    text = _SPARK_TEXT_OF.get(problem.code)
+    return text is not None and text.lower() in message.lower()
 
 
 def first_problem(report: ModeReport) -> Problem:

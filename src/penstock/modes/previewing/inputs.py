@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -27,10 +27,8 @@ from penstock.errors import InvalidInputError
 from penstock.json_text import Json
 from penstock.spark.schemas import quote_column, to_struct
 
-_WANTED = (
-    "a list of micro-batches, each of them a list of rows (dicts, or tuples and a schema), an Arrow table, a "
-    "pandas or Spark DataFrame"
-)
+_BATCH = "a list of rows (dicts, or tuples and a schema), an Arrow table, a pandas or Spark DataFrame"
+_WANTED = f"a list of micro-batches, each of them {_BATCH}"
 _EXAMPLE = 'such as [[{"id": 1}, {"id": 2}], [{"id": 3}]]'
 _READ_FROM_TEXT = (DateType, TimestampType, TimestampNTZType)
 
@@ -46,24 +44,30 @@ class Input:
 
     schema: StructType
     tables: tuple[pa.Table, ...]
+    watermark: tuple[str, str] | None
+    """The event-time column and the delay."""
 
 
 def input_of(
-    spark: SparkSession, name: str, batches: object, schema: object, times: Collection[str] = ()
+    spark: SparkSession,
+    name: str,
+    batches: object,
+    schema: object,
+    watermark: tuple[str, str] | None = None,
 ) -> Input:
     """Convert one input's micro-batches to one schema."""
     wanted = None if schema is None else _struct(schema)
     parts = [
         _read(spark, batch, name, number, wanted) for number, batch in enumerate(_checked(name, batches))
     ]
-    struct = wanted or _inferred(spark, name, parts, times)
+    struct = wanted or _inferred(spark, name, parts, watermark)
     nullable = StructType([StructField(field.name, field.dataType, True, field.metadata) for field in struct])
     canonical = canonical_schema(nullable)
     tables = [
         to_table(part if isinstance(part, pa.Table) else _arrow(spark, name, part, nullable), canonical)
         for part in parts
     ]
-    return Input(nullable, tuple(tables))
+    return Input(nullable, tuple(tables), watermark)
 
 
 def _checked(name: str, batches: object) -> Sequence[object]:
@@ -119,7 +123,7 @@ def _read(
         return pa.RecordBatchReader.from_stream(batch).read_all()
     if isinstance(batch, list | tuple):
         return [_row(row, name, number, schema) for row in batch]
-    raise refusal(f"micro-batch {number} of {name}", batch, _WANTED.partition(", each of them ")[2])
+    raise refusal(f"micro-batch {number} of {name}", batch, _BATCH)
 
 
 def _row(row: object, name: str, number: int, schema: StructType | None) -> Json:
@@ -136,7 +140,7 @@ def _row(row: object, name: str, number: int, schema: StructType | None) -> Json
         return dict(zip(schema.names, row, strict=True))
     if not isinstance(row, Mapping):
         raise refusal(f"a row in {where}", row, "a dict; or a tuple, with its columns in schema=")
-    for key in row if schema is not None else ():
+    for key in row:
         if schema is not None and key not in schema.names:
             raise InvalidInputError(
                 f"{where} has a row with {in_quotes(key)}, which is not a column of the schema."
@@ -148,7 +152,7 @@ def _row(row: object, name: str, number: int, schema: StructType | None) -> Json
 
 
 def _inferred(
-    spark: SparkSession, name: str, parts: list[pa.Table | _Rows], times: Collection[str]
+    spark: SparkSession, name: str, parts: list[pa.Table | _Rows], watermark: tuple[str, str] | None
 ) -> StructType:
     tables = [part for part in parts if isinstance(part, pa.Table)]
     if tables:
@@ -158,14 +162,10 @@ def _inferred(
     if not names:
         raise InvalidInputError(f"{name} has no rows to infer the columns from: pass schema=", parameter=name)
     struct = spark.createDataFrame([tuple(map(row.get, names)) for row in rows], names).schema
-    return StructType(
-        [
-            StructField(field.name, TimestampType())
-            if field.name in times and isinstance(field.dataType, StringType)
-            else field
-            for field in struct
-        ]
-    )
+    for place, field in enumerate(struct):
+        if watermark is not None and field.name == watermark[0] and isinstance(field.dataType, StringType):
+            struct.fields[place] = StructField(field.name, TimestampType())
+    return struct
 
 
 def _arrow(spark: SparkSession, name: str, rows: _Rows, schema: StructType) -> pa.Table:
@@ -180,34 +180,21 @@ def _arrow(spark: SparkSession, name: str, rows: _Rows, schema: StructType) -> p
                 condition="INVALID_INPUT.UNKNOWN_COLUMN",
                 column=min(unknown),
             )
-    texts = {field.name for field in schema if _is_in_text(field, rows)}
-    loose = StructType(
-        [StructField(field.name, StringType()) if field.name in texts else field for field in schema]
-    )
-    values = [
-        tuple(
-            _text(row.get(field.name)) if field.name in texts else _value(row.get(field.name), field)
-            for field in loose
-        )
-        for row in rows
-    ]
-    columns = [
-        functions.col(quote_column(field.name)).cast(field.dataType).alias(field.name)
-        if field.name in texts
-        else functions.col(quote_column(field.name))
-        for field in schema
-    ]
+    given = {field.name: [row.get(field.name) for row in rows] for field in schema}
+    loose, columns = StructType(), []
+    for field in schema:
+        column = functions.col(quote_column(field.name))
+        if isinstance(field.dataType, _READ_FROM_TEXT) and any(
+            isinstance(value, str) for value in given[field.name]
+        ):
+            given[field.name] = [None if value is None else str(value) for value in given[field.name]]
+            field, column = StructField(field.name, StringType()), column.cast(field.dataType)
+        else:
+            given[field.name] = [_value(value, field) for value in given[field.name]]
+        loose.add(field)
+        columns.append(column.alias(field.name))
+    values = list(zip(*given.values(), strict=True))
     return spark.createDataFrame(values, loose).select(*columns).toArrow()
-
-
-def _is_in_text(field: StructField, rows: _Rows) -> bool:
-    return isinstance(field.dataType, _READ_FROM_TEXT) and any(
-        isinstance(row.get(field.name), str) for row in rows
-    )
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
 
 
 def _value(value: object, field: StructField) -> object:

@@ -80,7 +80,10 @@ def preview(
     temporary = TemporaryDirectory(prefix="penstock-preview-", dir=folder, ignore_cleanup_errors=True)
     with _keeping_active_session(), temporary as name:
         place = Path(name).resolve()
-        frames = {name: _streamed(session, name, part, place, event_time) for name, part in inputs.items()}
+        frames = {
+            name: read_input(session, part, place / f"input-{number}")
+            for number, (name, part) in enumerate(inputs.items())
+        }
         result = transform(**frames) if isinstance(batches, Mapping) else transform(frames[_ONE_INPUT])
         _check_result(result)
         previews = [run(result, mode, list(inputs.values()), place / f"checkpoint-{mode}") for mode in wanted]
@@ -137,26 +140,22 @@ def _inputs(spark: SparkSession, batches: object, schema: object, event_time: ob
     return {
         name: input_of(
             spark,
-            name if isinstance(batches, Mapping) else "batches",
+            name,
             part,
             schema.get(name) if isinstance(schema, Mapping) else schema,
-            [time[0] for time in [_time_of(event_time, name)] if time is not None],
+            _watermark(event_time.get(name) if isinstance(event_time, Mapping) else event_time),
         )
         for name, part in several.items()
     }
 
 
-def _time_of(event_time: object, name: str) -> tuple[str, str] | None:
-    time = event_time.get(name) if isinstance(event_time, Mapping) else event_time
-    if time is None:
-        return None
-    if (
-        not isinstance(time, tuple | list)
-        or len(time) != 2
-        or not all(isinstance(part, str) for part in time)
-    ):
-        raise refusal("event_time", time, 'a column and a delay, such as ("ts", "10 minutes")')
-    return time[0], time[1]
+def _watermark(event_time: object) -> tuple[str, str] | None:
+    match event_time:
+        case None:
+            return None
+        case [str() as column, str() as delay]:
+            return column, delay
+    raise refusal("event_time", event_time, 'a column and a delay, such as ("ts", "10 minutes")')
 
 
 def _check_transform(transform: object, inputs: Mapping[str, Input] | None) -> None:
@@ -194,12 +193,6 @@ def _keeping_active_session() -> Iterator[None]:
         if active is not None:
             # The public way to activate a session, for Python and the JVM.
             active.createDataFrame([], "none int")
-
-
-def _streamed(spark: SparkSession, name: str, part: Input, place: Path, event_time: object) -> DataFrame:
-    frame = read_input(spark, part, place / f"input-{len(list(place.iterdir()))}")
-    time = _time_of(event_time, name)
-    return frame if time is None else frame.withWatermark(*time)
 
 
 def _check_result(result: object) -> None:

@@ -127,8 +127,6 @@ def _lists(tables: Sequence[pa.Table | None]) -> pa.Array:
     if not present:
         return pa.nulls(len(tables), pa.list_(pa.struct([])))
     rows = pa.concat_tables(present).to_struct_array().combine_chunks()
-    if isinstance(rows, pa.ChunkedArray):
-        rows = pa.concat_arrays(rows.chunks) if rows.num_chunks else pa.array([], rows.type)
     offsets, place = [], 0
     for table in tables:
         offsets.append(None if table is None else place)

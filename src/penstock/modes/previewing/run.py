@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from datetime import UTC, datetime
+from itertools import zip_longest
 from pathlib import Path
 
 import pyarrow as pa
@@ -55,11 +56,14 @@ def read_input(spark: SparkSession, preview_input: Input, folder: Path) -> DataF
         pq.write_table(table, path)
         os.utime(path, (_FIRST_FILE_TIME + number, _FIRST_FILE_TIME + number))
     reader = spark.readStream.schema(preview_input.schema).option("maxFilesPerTrigger", 1)
-    return reader.parquet(folder.as_uri())
+    frame = reader.parquet(folder.as_uri())
+    return frame if preview_input.watermark is None else frame.withWatermark(*preview_input.watermark)
 
 
 def run(frame: DataFrame, mode: str, inputs: list[Input], checkpoint: Path) -> ModePreview:
-    rows = _input_rows(inputs)
+    # The number of rows that go into each micro-batch, of all inputs together.
+    rows_of_inputs = ((table.num_rows for table in part.tables) for part in inputs)
+    rows = [sum(batch) for batch in zip_longest(*rows_of_inputs, fillvalue=0)]
     emitted = _EmittedRows(len(rows) + MAX_WITHOUT_DATA)
     writer = frame.writeStream.outputMode(mode).option("checkpointLocation", checkpoint.as_uri())
     try:
@@ -79,17 +83,8 @@ def run(frame: DataFrame, mode: str, inputs: list[Input], checkpoint: Path) -> M
     finally:
         query.stop()
     progress = {report.batchId: report for report in query.recentProgress}
-    batches = [_micro_batch(progress[batch], emitted.tables[batch], rows) for batch in sorted(emitted.tables)]
+    batches = [_micro_batch(progress[batch], table, rows) for batch, table in sorted(emitted.tables.items())]
     return ModePreview(mode, tuple(batches), is_cut=emitted.is_cut)
-
-
-def _input_rows(inputs: list[Input]) -> list[int]:
-    """Return the number of rows that go into each micro-batch, of all inputs together."""
-    longest = max(len(part.tables) for part in inputs)
-    return [
-        sum(part.tables[number].num_rows for part in inputs if number < len(part.tables))
-        for number in range(longest)
-    ]
 
 
 class _EmittedRows:

@@ -12,9 +12,10 @@ from html import escape
 from itertools import accumulate, islice
 from textwrap import wrap
 
+from penstock.arguments import truncated
 from penstock.arrow.row_text import rows_as_text
 from penstock.modes.previewing.micro_batches import NO_DATA, MicroBatch, ModePreview
-from penstock.modes.previewing.text import moment_text
+from penstock.modes.previewing.text import time_text
 
 _MAX_BOXES = 8
 _MAX_CHARACTERS, _NAME_CHARACTERS, _REASON_CHARACTERS = 44, 17, 72
@@ -90,11 +91,11 @@ def svg(modes: Sequence[ModePreview], time_zone: str) -> str:
 
 def _cell(batch: MicroBatch, time_zone: str) -> _Cell:
     boxes = tuple(
-        _brief("  ".join(row), _MAX_CHARACTERS) for row in islice(rows_as_text(batch.emitted), _MAX_BOXES)
+        truncated("  ".join(row), _MAX_CHARACTERS) for row in islice(rows_as_text(batch.emitted), _MAX_BOXES)
     )
     notes = []
     if batch.watermark is not None:
-        notes.append(("dim", f"watermark {moment_text(batch.watermark, time_zone)}"))
+        notes.append(("dim", f"watermark {time_text(batch.watermark, time_zone)}"))
     if batch.operators:
         removed = f", {batch.removed_rows} removed" if batch.removed_rows else ""
         notes.append(("dim", f"state rows {batch.state_rows}{removed}"))
@@ -124,7 +125,7 @@ def _draw_lane(lane: _Lane, top: float, lefts: list[float], widths: list[float],
     for place, line in enumerate(lane.reason, 2):
         parts.append(_text(_LANE_TITLE, top + _PAD + place * _LINE, line, "dim"))
     for place, name in enumerate(lane.mode.columns, 2):
-        parts.append(_text(_PAD, top + _PAD + place * _LINE, _brief(name, _NAME_CHARACTERS), "dim"))
+        parts.append(_text(_PAD, top + _PAD + place * _LINE, truncated(name, _NAME_CHARACTERS), "dim"))
     for cell, left, cell_width in zip(lane.cells, lefts, widths, strict=False):
         parts += _draw_cell(cell, left, top + _PAD, cell_width)
     return parts
@@ -158,7 +159,3 @@ def _rect(kind: str, left: float, top: float, width: float) -> str:
 def _text(left: float, top: float, text: str, kind: str = "") -> str:
     style = f' class="{kind}"' if kind else ""
     return f'<text{style} x="{left:.0f}" y="{top:.0f}" xml:space="preserve">{escape(text)}</text>'
-
-
-def _brief(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"

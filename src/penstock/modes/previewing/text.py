@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 
-def moment_text(moment: datetime | None, time_zone: str) -> str:
+def time_text(moment: datetime | None, time_zone: str) -> str:
     """Format an instant in a time zone, or in UTC where Python does not know the zone."""
     if moment is None:
         return "none"
@@ -37,14 +37,12 @@ def grid(mode: ModePreview, time_zone: str) -> list[tuple[str, ...]]:
 
 
 def _lines(batch: MicroBatch, width: int, time_zone: str) -> list[tuple[str, ...]]:
-    has_state = bool(batch.operators)
+    state = (batch.state_rows, batch.removed_rows, batch.dropped_rows)
     described = (
         f"{batch.batch}, no data" if batch.kind == NO_DATA else str(batch.batch),
         str(batch.input_rows),
-        moment_text(batch.watermark, time_zone),
-        str(batch.state_rows) if has_state else "",
-        str(batch.removed_rows) if has_state else "",
-        str(batch.dropped_rows) if has_state else "",
+        time_text(batch.watermark, time_zone),
+        *(map(str, state) if batch.operators else ("", "", "")),
         str(batch.emitted.num_rows),
     )
     rows = list(rows_as_text(batch.emitted)) or [("",) * width]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 from penstock.modes.checking.plan import Plan, above_aggregation, expires
 from penstock.modes.checking.report import Problem
@@ -15,40 +15,30 @@ from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_text import NOT_PLANNED, Node
 
 _CHECK_SETTING = "spark.sql.streaming.statefulOperator.checkCorrectness.enabled"
-
-
-@dataclass(frozen=True)
-class _Refusal:
-    """Why no output mode supports an operator, and what to use instead."""
-
-    code: str
-    message: str
-    fix: str | None = None
-    condition: str | None = None
-
-
-_REFUSALS = {
-    "Offset": _Refusal("PENSTOCK_OFFSET", "a stream has no row numbers to skip by"),
-    "Sample": _Refusal(
+_WINDOW = "NON_TIME_WINDOW_NOT_SUPPORTED_IN_STREAMING"
+_REFUSED = {
+    "Offset": Problem("PENSTOCK_OFFSET", "a stream has no row numbers to skip by"),
+    "Sample": Problem(
         "PENSTOCK_SAMPLE",
         "a stream cannot be sampled",
-        "df.where('rand() < 0.1'), which samples again where a micro-batch is repeated; or by a hash of the "
-        "key: df.where('pmod(xxhash64(id), 10) = 0')",
+        fix="df.where('rand() < 0.1'), which samples again where a micro-batch is repeated; or by a hash of "
+        "the key: df.where('pmod(xxhash64(id), 10) = 0')",
     ),
-    "Intersect": _Refusal(
+    "Intersect": Problem(
         "PENSTOCK_INTERSECT",
         "a stream cannot be intersected",
-        "a left semi join with a watermark and a time range",
+        fix="a left semi join with a watermark and a time range",
     ),
-    "Window": _Refusal(
-        "NON_TIME_WINDOW_NOT_SUPPORTED_IN_STREAMING",
+    "Window": Problem(
+        _WINDOW,
         "window functions need all rows of a partition, and a stream is never complete",
-        "groupBy(window('<event time>', ...)) for windows of time; max_by and min_by for the last and first "
-        "row of a group; or foreachBatch for the rows of a micro-batch",
-        "NON_TIME_WINDOW_NOT_SUPPORTED_IN_STREAMING",
+        fix="groupBy(window('<event time>', ...)) for windows of time; max_by and min_by for the last and "
+        "first row of a group; or foreachBatch for the rows of a micro-batch",
+        condition=_WINDOW,
     ),
-    "Tail": _Refusal("PENSTOCK_TAIL", "a stream has no end to take rows from"),
+    "Tail": Problem("PENSTOCK_TAIL", "a stream has no end to take rows from"),
 }
+"""The problems of operators that no output mode supports."""
 _EXPRESSION = re.compile(r"\b(monotonically_increasing_id)\(\)")
 
 
@@ -67,10 +57,7 @@ def operators(plan: Plan, mode: str) -> Iterator[Problem]:
         if not node.streaming:
             continue
         if Trait.REFUSED in traits_of(node.name):
-            refusal = _REFUSALS[node.name]
-            yield Problem.at(
-                node, refusal.code, refusal.message, fix=refusal.fix, condition=refusal.condition
-            )
+            yield replace(_REFUSED[node.name], operator=node.name, line=node.line)
         yield from _set_operations(node)
         match = _EXPRESSION.search(node.text)
         if match is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.modes.checking.plan import Plan, expires, names
+from penstock.modes.checking.plan import Plan, expires, keys_of
 from penstock.modes.checking.report import UNSAFE, WARNING, Problem
 from penstock.spark.internals.join_bounds import unmatched_sides
 from penstock.spark.internals.operators import Trait, traits_of
-from penstock.spark.internals.plan_nodes import by_window, grouping_expressions, keeps_forever
+from penstock.spark.internals.plan_nodes import by_window, keeps_forever
 
 _POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 _FOR_EVER = "PENSTOCK_STATE_FOR_EVER"
@@ -51,7 +51,7 @@ def watermarks(plan: Plan, mode: str) -> Iterator[Problem]:
 def state(plan: Plan, mode: str) -> Iterator[Problem]:
     """Report state that grows forever, with its operator."""
     for node in plan.aggregates:
-        keys = ", ".join(names(grouping_expressions(node)))
+        keys = keys_of(node)
         timed = by_window(node) or expires(node)
         if timed and mode == "complete":
             yield Problem.at(
@@ -84,8 +84,7 @@ def state(plan: Plan, mode: str) -> Iterator[Problem]:
             yield Problem.at(
                 node,
                 _FOR_EVER,
-                f"every {', '.join(names(grouping_expressions(node))) or 'row'} seen is kept in the state "
-                "forever",
+                f"every {keys_of(node) or 'row'} seen is kept in the state forever",
                 UNSAFE,
                 fix="df.withWatermark('<event time>', '10 minutes').dropDuplicatesWithinWatermark([...]); or "
                 "add the event time to the columns of dropDuplicates",

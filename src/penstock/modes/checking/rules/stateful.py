@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from penstock.modes.checking.plan import Plan, above_aggregation, expires, names, path_to
+from penstock.modes.checking.plan import Plan, above_aggregation, expires, keys_of, path_to
 from penstock.modes.checking.report import UNSAFE, WARNING, Problem
 from penstock.spark.internals.operators import Trait, traits_of
-from penstock.spark.internals.plan_nodes import (
-    grouping_expressions,
-    groups_by_session,
-    is_map_groups,
-    own_mode,
-)
+from penstock.spark.internals.plan_nodes import groups_by_session, is_map_groups, own_mode
 from penstock.spark.internals.plan_text import Node, has_watermark, list_items
 from penstock.spark.internals.sessions import ROCKSDB_PROVIDER
 
@@ -54,7 +49,7 @@ def aggregates(plan: Plan, mode: str) -> Iterator[Problem]:
 
 def _without_watermark(plan: Plan, node: Node) -> Problem:
     below = [watermark for watermark in plan.watermarks if watermark.node in node.walk()]
-    keys = ", ".join(names(grouping_expressions(node))) or "nothing"
+    keys = keys_of(node) or "nothing"
     if not below:
         return Problem.at(
             node,

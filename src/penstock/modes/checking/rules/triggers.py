@@ -48,8 +48,8 @@ def spark_continuous(plan: Plan, mode: str) -> Iterator[Problem]:
 
 def spark_continuous_sources(plan: Plan) -> Iterator[Problem]:
     """Report sources without a continuous reader, which Spark refuses only when the query runs."""
-    for node in plan.nodes:
-        if Trait.STREAMING_READ in traits_of(node.name) and source_of(node) not in _SPARK_SOURCES:
+    for node in plan.reads:
+        if source_of(node) not in _SPARK_SOURCES:
             yield Problem.at(
                 node,
                 "PENSTOCK_SOURCE_NOT_CONTINUOUS",
@@ -72,11 +72,10 @@ def penstock_continuous(plan: Plan, mode: str, sink: Sink) -> Iterator[Problem]:
             "a queue only grows: it takes append mode, not update",
             fix=f"output_mode='append'; or {_OTHER} with TableSink(name, keys=[...])",
         )
-    reads = [node for node in plan.nodes if Trait.STREAMING_READ in traits_of(node.name)]
     for node in plan.nodes:
-        if node not in reads:
+        if node not in plan.reads:
             yield from _operator(node)
-    for node in reads:
+    for node in plan.reads:
         if source_of(node) not in _PENSTOCK_SOURCES:
             yield Problem.at(
                 node,
@@ -139,15 +138,9 @@ def real_time(plan: Plan, mode: str) -> Iterator[Problem]:
             condition=_MODE,
         )
     # Spark 4.2 takes no stateful operator under this trigger at all.
-    for node in plan.streaming("Union") if _takes_state(plan) else ():
-        below = next(
-            (
-                child
-                for child in node.below()
-                if child.streaming and Trait.ABOVE_UNION in traits_of(child.name)
-            ),
-            None,
-        )
+    stateful = plan.streaming_that(Trait.ABOVE_UNION) if _takes_state(plan) else []
+    for node in plan.streaming("Union"):
+        below = next((child for child in node.below() if child in stateful), None)
         if below is not None:
             yield Problem.at(
                 below,
@@ -160,8 +153,8 @@ def real_time(plan: Plan, mode: str) -> Iterator[Problem]:
 
 def real_time_plans(plan: Plan, sink: Sink | None) -> Iterator[Problem]:
     """Report sources, operators and sinks that the real-time trigger refuses at the start (Spark 4.3)."""
-    for node in plan.nodes:
-        if Trait.STREAMING_READ in traits_of(node.name) and source_of(node) not in _SOURCES:
+    for node in plan.reads:
+        if source_of(node) not in _SOURCES:
             yield Problem.at(
                 node,
                 _SOURCE,
