@@ -24,7 +24,7 @@ def brief(text: str) -> str:
 
 
 def truncated(text: str, characters: int) -> str:
-    """Return the beginning of a text that is longer than so many characters, with an ellipsis."""
+    """Return a text, cut to a number of characters with an ellipsis at the end if it is longer."""
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
@@ -49,7 +49,7 @@ def refused_arguments(function: Callable[..., object], *values: object, **named:
     except TypeError as error:
         return str(error)
     except ValueError:
-        # Some functions in C do not tell their parameters.
+        # Some functions in C do not report their parameters.
         return None
     return None
 

@@ -119,7 +119,7 @@ class PenstockRead:
         return "endingtimestamp" not in self.options
 
     def reader(self, rows: int | None) -> Reader:
-        """Return a reader for this process, of ranges of so many rows (of a feed, of whole commits)."""
+        """Return a reader for this process, with ranges of ``rows`` rows (of a feed, in whole commits)."""
         if self.format == CHANGES:
             feed_options = read_options(self.options, STREAM, "streaming read of changes")
             most = min(filter(None, (rows, feed_options.max_rows)), default=None)

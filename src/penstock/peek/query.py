@@ -98,7 +98,7 @@ class Deadline:
         return self.left == 0.0
 
     def at_most(self, seconds: float) -> float:
-        """Return so many seconds, or those that are left."""
+        """Return ``seconds``, or the time that is left if it is shorter."""
         return seconds if self.left is None else min(seconds, self.left)
 
     def pause(self) -> None:

@@ -34,11 +34,11 @@ from penstock.spark.internals.python_workers import check_workers
 
 Keys = NDArray[np.float64]
 _SLACK = 2
-"""A reservoir is reduced when it holds so many times the rows of the sample."""
+"""A reservoir is reduced when it holds this many times the rows of the sample."""
 
 
 class Reservoir:
-    """The ``rows`` rows with the smallest keys of all rows added."""
+    """Holder of the ``rows`` rows with the smallest keys among all rows added."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows

@@ -173,7 +173,7 @@ def _take_by_query(
 
 
 def first_of_each_task(batch: DataFrame, rows: int) -> DataFrame:
-    """Return the first rows of each task, which reads all rows, as it commits its state after the last."""
+    """Return the first rows of each task, which reads all of its rows because it commits state at the end."""
     numbered = with_numbered_columns(batch)
 
     def cut(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

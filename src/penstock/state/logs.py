@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from pyarrow import fs
 
@@ -110,6 +111,19 @@ def may_exist(location: str) -> bool:
         return True
 
 
+def plain_fields(thing: object, *names: str) -> Json:
+    """Return fields and properties for JSON: times as text, and objects as their ``to_dict()``."""
+    return {name: _plain(getattr(thing, name)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return moment_text(value)
+    if isinstance(value, tuple):
+        return list(map(_plain, value))
+    return value.to_dict() if hasattr(value, "to_dict") else value
+
+
 MICRO_BATCH, CONTINUOUS = "micro-batch", "continuous"
 
 
@@ -193,16 +207,8 @@ class Batch:
 
     def to_dict(self) -> Json:
         """Return all of it as plain values, for JSON."""
-        return {
-            "id": self.id,
-            "committed": self.committed,
-            "planned_at": moment_text(self.planned_at),
-            "committed_at": moment_text(self.committed_at),
-            "watermark": moment_text(self.watermark),
-            "next_watermark": moment_text(self.next_watermark),
-            "rows": self.rows,
-            "sources": [source.to_dict() for source in self.sources],
-        }
+        times = ("planned_at", "committed_at", "watermark", "next_watermark")
+        return plain_fields(self, "id", "committed", *times, "rows", "sources")
 
 
 @dataclass(frozen=True)

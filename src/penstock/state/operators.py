@@ -18,9 +18,8 @@ from datetime import datetime
 
 from pyarrow import fs
 
-from penstock.instants import moment_text
 from penstock.json_text import Json, parse_json, parse_json_object
-from penstock.state.logs import Files, Logs, read_logs
+from penstock.state.logs import Files, Logs, plain_fields, read_logs
 
 HDFS, ROCKSDB = "hdfs", "rocksdb"
 JOIN = "symmetricHashJoin"
@@ -76,9 +75,8 @@ class StateStore:
 
     def to_dict(self) -> Json:
         """Return all of it as plain values, for JSON."""
-        described = asdict(self) | {"written_at": moment_text(self.written_at)}
-        del described["batches_with_changes"]
-        return described
+        files = ("partitions", "bytes", "newest_snapshot", "newest_delta", "written_at")
+        return plain_fields(self, "name", "kind", *files)
 
 
 @dataclass(frozen=True)
@@ -124,21 +122,10 @@ class StateOperator:
 
     def to_dict(self) -> Json:
         """Return all of it as plain values, for JSON."""
-        return {
-            "id": self.id,
-            "name": self.name,
-            "rows": self.rows,
-            "updated": self.updated,
-            "removed": self.removed,
-            "partitions": self.partitions,
-            "bytes": self.bytes,
-            "newest_batch": self.newest_batch,
-            "written_at": moment_text(self.written_at),
-            "parts": [part.to_dict() for part in self.parts],
-            "stores": [store.to_dict() for store in self.stores],
-            "properties": dict(self.properties),
-            "unknown": list(self.unknown),
-        }
+        counts = ("rows", "updated", "removed", "partitions", "bytes", "newest_batch")
+        return plain_fields(
+            self, "id", "name", *counts, "written_at", "parts", "stores", "properties", "unknown"
+        )
 
 
 @dataclass(frozen=True)
@@ -229,18 +216,9 @@ class Layout:
 class _File:
     partition: int
     info: fs.FileInfo
-    version: re.Match[str] | None
-    """None for a file that snapshots share."""
-
-    @property
-    def batch(self) -> int:
-        assert self.version is not None
-        return int(self.version["number"]) - 1
-
-    @property
-    def is_snapshot(self) -> bool:
-        assert self.version is not None
-        return self.version["kind"] in _SNAPSHOTS
+    batch: int = -1
+    kind: str = ""
+    """The suffix of its name; none for a file that snapshots share, which is of no batch."""
 
 
 def read_layout(checkpoint: str | os.PathLike[str]) -> Layout:
@@ -250,7 +228,9 @@ def read_layout(checkpoint: str | os.PathLike[str]) -> Layout:
     state_files: dict[int, dict[str, list[_File]]] = defaultdict(lambda: defaultdict(list))
     for path, info in files.under("state"):
         if match := _STATE.fullmatch(path):
-            file = _File(int(match["partition"]), info, _VERSION.fullmatch(match["file"]))
+            version = _VERSION.fullmatch(match["file"])
+            of_batch = (int(version["number"]) - 1, version["kind"]) if version else ()
+            file = _File(int(match["partition"]), info, *of_batch)
             state_files[int(match["operator"])][match["store"] or DEFAULT].append(file)
     operators, paths = [], {}
     for number, stores in sorted(state_files.items()):
@@ -291,24 +271,20 @@ def _operator(
 
 
 def _store(name: str, files: Sequence[_File]) -> StateStore:
-    versions = [file for file in files if file.version is not None]
+    versions = [file for file in files if file.kind]
+    deltas = [file for file in versions if file.kind not in _SNAPSHOTS]
     newest = max((file.batch for file in versions), default=None)
     times = [file.info.mtime for file in versions if file.batch == newest and file.info.mtime is not None]
+    changed: dict[int, set[int]] = {file.partition: set() for file in versions}
+    for delta in deltas:
+        changed[delta.partition].add(delta.batch)
     return StateStore(
         name,
-        next((_KINDS[file.version["kind"]] for file in versions if file.version), None),
+        _KINDS[versions[0].kind] if versions else None,
         len({file.partition for file in files}),
         sum(file.info.size or 0 for file in files),
-        max((file.batch for file in versions if file.is_snapshot), default=None),
-        max((file.batch for file in versions if not file.is_snapshot), default=None),
+        max((file.batch for file in versions if file.kind in _SNAPSHOTS), default=None),
+        max((file.batch for file in deltas), default=None),
         max(times, default=None),
-        _batches_with_changes(versions),
+        frozenset(set.intersection(*changed.values())) if changed else frozenset(),
     )
-
-
-def _batches_with_changes(versions: Sequence[_File]) -> frozenset[int]:
-    by_partition: dict[int, set[int]] = {file.partition: set() for file in versions}
-    for file in versions:
-        if not file.is_snapshot:
-            by_partition[file.partition].add(file.batch)
-    return frozenset(set.intersection(*by_partition.values())) if by_partition else frozenset()

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from penstock.arrow.row_text import aligned
 from penstock.errors import StateRefusedError
-from penstock.instants import moment_text
 from penstock.json_text import Json
 from penstock.limits.record import read_record
-from penstock.state.logs import CONTINUOUS, Batch, Files, Source
+from penstock.state.logs import CONTINUOUS, Batch, Files, Source, plain_fields
 from penstock.state.operators import Layout, StateOperator, read_layout
 
 if TYPE_CHECKING:
@@ -229,19 +228,8 @@ class CheckpointState:
         """Return all of it for JSON, with times as text in UTC. Keys are never renamed or removed; new
         ones may be added.
         """
-        return {
-            "location": self.location,
-            "query_id": self.query_id,
-            "engine": self.engine,
-            "last_planned": self.last_planned,
-            "last_committed": self.last_committed,
-            "watermark": moment_text(self.watermark),
-            "committed": None if self.committed is None else self.committed.to_dict(),
-            "planned": None if self.planned is None else self.planned.to_dict(),
-            "limit": None if self.limit is None else self.limit.to_dict(),
-            "operators": [operator.to_dict() for operator in self.operators],
-            "unknown": list(self.unknown),
-        }
+        query = ("location", "query_id", "engine", "last_planned", "last_committed", "watermark")
+        return plain_fields(self, *query, "committed", "planned", "limit", "operators", "unknown")
 
     def __repr__(self) -> str:
         summary = {"query_id": self.query_id, "committed": self.last_committed, "planned": self.last_planned}

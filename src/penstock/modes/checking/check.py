@@ -23,8 +23,14 @@ from penstock.modes.checking.report import (
 )
 from penstock.modes.checking.rules.joins import joins
 from penstock.modes.checking.rules.operators import operators, sorts_and_limits, stateful_chains
-from penstock.modes.checking.rules.state import state, unfinished_groups, watermarks
-from penstock.modes.checking.rules.stateful import aggregates, deduplications, functions, missing_requirements
+from penstock.modes.checking.rules.stateful import (
+    aggregates,
+    deduplications,
+    functions,
+    missing_requirements,
+    unfinished_groups,
+    watermarks,
+)
 from penstock.modes.checking.rules.triggers import (
     ALLOW_LIST,
     PENSTOCK_CONTINUOUS,
@@ -42,8 +48,7 @@ from penstock.spark.internals.sessions import is_classic
 
 Rule = Callable[[Plan, str], Iterator[Problem]]
 _RULES: tuple[Rule, ...] = (
-    operators, aggregates, sorts_and_limits, functions, joins, stateful_chains, deduplications, state,
-    watermarks,
+    operators, aggregates, sorts_and_limits, functions, joins, stateful_chains, deduplications, watermarks,
 )  # fmt: skip
 _RULES_OF: dict[str, tuple[Rule, ...]] = {"continuous": (spark_continuous,), "real time": (real_time,)}
 _WORST_FIRST = (REFUSED, UNSAFE, WARNING)

@@ -250,7 +250,7 @@ def first_problem(report: ModeReport) -> Problem:
 
 
 def refusal(report: ModeReport, message: str) -> OutputModeRefusedError:
-    """Return the error for a mode that is not used because of its report, which follows the message."""
+    """Return the error for a mode that its report rules out; the report follows the message."""
     return OutputModeRefusedError(
         "\n".join([message, *report.lines()]),
         mode=report.mode,

@@ -128,7 +128,7 @@ def unchecked(sink: Sink) -> Iterator[str]:
     """Return what could not be checked about a sink."""
     if sink.format.silent is not None:
         yield (
-            f"what the sink {sink.name} takes, which Spark does not tell without the query's options: "
+            f"what the sink {sink.name} takes, which Spark does not report without the query's options: "
             f"{sink.format.silent}"
         )
     if sink.format.missing is not None and sink.name in KNOWN_FROM:

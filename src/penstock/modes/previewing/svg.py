@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import accumulate, islice
+from itertools import accumulate, islice, zip_longest
 from textwrap import wrap
 
 from penstock.arguments import truncated
@@ -31,56 +31,37 @@ _STYLE = (
 )
 
 
+_Line = tuple[str, str]
+"""A line of text, and its CSS class."""
+
+
 @dataclass(frozen=True)
 class _Cell:
-    """One micro-batch in one lane."""
+    """One micro-batch of one mode."""
 
     boxes: tuple[str, ...]
     more: int
-    notes: tuple[tuple[str, str], ...]
-    """CSS class and text of each line below the boxes."""
+    notes: tuple[_Line, ...]
+    """The lines below the boxes."""
 
     @property
     def width(self) -> float:
-        lines = [*self.boxes, *(text for _, text in self.notes)]
+        lines = [*self.boxes, *(text for text, _ in self.notes)]
         return max(_MIN_WIDTH, max(map(len, lines), default=0) * _CHARACTER + 16)
-
-    @property
-    def height(self) -> float:
-        boxes = max(len(self.boxes), 1) * _BOX + (_LINE if self.more else 0)
-        return boxes + len(self.notes) * _LINE + 2 * _PAD
-
-
-@dataclass(frozen=True)
-class _Lane:
-    mode: ModePreview
-    cells: tuple[_Cell, ...]
-
-    @property
-    def height(self) -> float:
-        beside = (1 + len(self.mode.columns)) * _LINE
-        reason = (1 + len(self.reason)) * _LINE if self.mode.refusal else 0
-        return max(beside + 2 * _PAD, reason + 2 * _PAD, *(cell.height for cell in self.cells))
-
-    @property
-    def reason(self) -> tuple[str, ...]:
-        """The lines with why a mode is not allowed."""
-        return tuple(wrap(self.mode.refusal.message, _REASON_CHARACTERS)) if self.mode.refusal else ()
 
 
 def svg(modes: Sequence[ModePreview], time_zone: str) -> str:
-    lanes = [_Lane(mode, tuple(_cell(batch, time_zone) for batch in mode.batches)) for mode in modes]
-    columns = max((len(lane.cells) for lane in lanes), default=0)
-    widths = [
-        max(lane.cells[place].width for lane in lanes if place < len(lane.cells)) for place in range(columns)
-    ]
+    lanes = [[_cell(batch, time_zone) for batch in mode.batches] for mode in modes]
+    widths = [max(cell.width for cell in column if cell is not None) for column in zip_longest(*lanes)]
     lefts = list(accumulate((width + _PAD for width in widths), initial=float(_LANE_TITLE)))
     width = max(lefts[-1] + _PAD, _LANE_TITLE + _REASON_CHARACTERS * _CHARACTER)
-    top, parts = float(_PAD), _header(lanes, lefts)
-    top += 3 * _LINE
-    for lane in lanes:
-        parts += _draw_lane(lane, top, lefts, widths, width)
-        top += lane.height + _GAP
+    parts, top = _header(modes, lefts), float(_PAD + 3 * _LINE)
+    for mode, cells in zip(modes, lanes, strict=True):
+        lane, bottom = _draw_lane(mode, cells, top + _PAD, lefts, widths)
+        height = bottom + _PAD - top
+        parts.append(f'<rect class="lane" x="0" y="{top:.0f}" width="{width:.0f}" height="{height:.0f}"/>')
+        parts += lane
+        top += height + _GAP
     parts.append(_text(_PAD, top + _LINE, f"Times are in {time_zone}.", "dim"))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{top + 2 * _LINE:.0f}" '
@@ -90,70 +71,60 @@ def svg(modes: Sequence[ModePreview], time_zone: str) -> str:
 
 
 def _cell(batch: MicroBatch, time_zone: str) -> _Cell:
-    boxes = tuple(
-        truncated("  ".join(row), _MAX_CHARACTERS) for row in islice(rows_as_text(batch.emitted), _MAX_BOXES)
-    )
+    rows = islice(rows_as_text(batch.emitted), _MAX_BOXES)
+    boxes = tuple(truncated("  ".join(row), _MAX_CHARACTERS) for row in rows)
     notes = []
     if batch.watermark is not None:
-        notes.append(("dim", f"watermark {time_text(batch.watermark, time_zone)}"))
+        notes.append((f"watermark {time_text(batch.watermark, time_zone)}", "dim"))
     if batch.operators:
         removed = f", {batch.removed_rows} removed" if batch.removed_rows else ""
-        notes.append(("dim", f"state rows {batch.state_rows}{removed}"))
+        notes.append((f"state rows {batch.state_rows}{removed}", "dim"))
     if batch.dropped_rows:
-        notes.append(("late", f"{batch.dropped_rows} dropped: too late"))
+        notes.append((f"{batch.dropped_rows} dropped: too late", "late"))
     return _Cell(boxes, batch.emitted.num_rows - len(boxes), tuple(notes))
 
 
-def _header(lanes: list[_Lane], lefts: list[float]) -> list[str]:
+def _header(modes: Sequence[ModePreview], lefts: list[float]) -> list[str]:
     """Write above each column what all lanes share: the batch id and the number of input rows."""
-    longest = max((lane.mode.batches for lane in lanes), key=len, default=())
+    longest = max((mode.batches for mode in modes), key=len, default=())
     parts = []
     for left, batch in zip(lefts, longest, strict=False):
         rows = "no data" if batch.kind == NO_DATA else f"{batch.input_rows} in"
-        parts.append(_text(left, _PAD + _LINE, f"micro-batch {batch.batch}"))
-        parts.append(_text(left, _PAD + 2 * _LINE, rows, "dim"))
+        parts += _draw_lines([(f"micro-batch {batch.batch}", ""), (rows, "dim")], left, _PAD)[0]
     return parts
 
 
-def _draw_lane(lane: _Lane, top: float, lefts: list[float], widths: list[float], width: float) -> list[str]:
-    parts = [
-        f'<rect class="lane" x="0" y="{top:.0f}" width="{width:.0f}" height="{lane.height:.0f}"/>',
-        _text(_PAD, top + _PAD + _LINE, lane.mode.mode, "mode"),
-    ]
-    if lane.mode.refusal is not None:
-        parts.append(_text(_LANE_TITLE, top + _PAD + _LINE, "not allowed", "late"))
-    for place, line in enumerate(lane.reason, 2):
-        parts.append(_text(_LANE_TITLE, top + _PAD + place * _LINE, line, "dim"))
-    for place, name in enumerate(lane.mode.columns, 2):
-        parts.append(_text(_PAD, top + _PAD + place * _LINE, truncated(name, _NAME_CHARACTERS), "dim"))
-    for cell, left, cell_width in zip(lane.cells, lefts, widths, strict=False):
-        parts += _draw_cell(cell, left, top + _PAD, cell_width)
-    return parts
+def _draw_lane(
+    mode: ModePreview, cells: list[_Cell], top: float, lefts: list[float], widths: list[float]
+) -> tuple[list[str], float]:
+    """Draw one mode, and return its bottom too, as the functions below do."""
+    names = [(truncated(name, _NAME_CHARACTERS), "dim") for name in mode.columns]
+    drawn = [_draw_lines([(mode.mode, "mode"), *names], _PAD, top)]
+    if mode.refusal is not None:
+        reason = [(line, "dim") for line in wrap(mode.refusal.message, _REASON_CHARACTERS)]
+        drawn.append(_draw_lines([("not allowed", "late"), *reason], _LANE_TITLE, top))
+    for cell, left, width in zip(cells, lefts, widths, strict=False):
+        drawn.append(_draw_cell(cell, left, top, width))
+    return [part for parts, _ in drawn for part in parts], max(bottom for _, bottom in drawn)
 
 
-def _draw_cell(cell: _Cell, left: float, top: float, width: float) -> list[str]:
+def _draw_cell(cell: _Cell, left: float, top: float, width: float) -> tuple[list[str], float]:
+    boxes = [(box, "", "row") for box in cell.boxes] or [("nothing", "dim", "empty")]
     parts = []
-    for box in cell.boxes:
-        parts.append(_rect("row", left, top, width))
-        parts.append(_text(left + 8, top + 14, box))
-        top += _BOX
-    if not cell.boxes:
-        parts.append(_rect("empty", left, top, width))
-        parts.append(_text(left + 8, top + 14, "nothing", "dim"))
+    for text, style, kind in boxes:
+        place = f'x="{left:.0f}" y="{top:.0f}" width="{width:.0f}" height="{_BOX - 3}"'
+        parts += [f'<rect class="{kind}" {place} rx="4"/>', _text(left + 8, top + 14, text, style)]
         top += _BOX
     if cell.more:
         top += _LINE
         parts.append(_text(left + 8, top - 3, f"and {cell.more} more", "dim"))
-    for kind, note in cell.notes:
-        top += _LINE
-        parts.append(_text(left, top, note, kind))
-    return parts
+    notes, bottom = _draw_lines(cell.notes, left, top)
+    return [*parts, *notes], bottom
 
 
-def _rect(kind: str, left: float, top: float, width: float) -> str:
-    return (
-        f'<rect class="{kind}" x="{left:.0f}" y="{top:.0f}" width="{width:.0f}" height="{_BOX - 3}" rx="4"/>'
-    )
+def _draw_lines(lines: Sequence[_Line], left: float, top: float) -> tuple[list[str], float]:
+    parts = [_text(left, top + place * _LINE, text, kind) for place, (text, kind) in enumerate(lines, 1)]
+    return parts, top + len(lines) * _LINE
 
 
 def _text(left: float, top: float, text: str, kind: str = "") -> str:

@@ -1,4 +1,6 @@
-"""Rules of aggregations, deduplications and stateful functions (``transformWithState`` and older ones)."""
+"""Rules of aggregations, deduplications and stateful functions (``transformWithState`` and older ones): what
+Spark refuses, and state that grows forever; and rules of watermarks.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,27 @@ from importlib.util import find_spec
 
 from penstock.modes.checking.plan import Plan, above_aggregation, expires, keys_of, path_to
 from penstock.modes.checking.report import UNSAFE, WARNING, Problem
+from penstock.spark.internals.join_bounds import unmatched_sides
 from penstock.spark.internals.operators import Trait, traits_of
-from penstock.spark.internals.plan_nodes import groups_by_session, is_map_groups, own_mode
+from penstock.spark.internals.plan_nodes import (
+    by_window,
+    groups_by_session,
+    is_map_groups,
+    keeps_forever,
+    own_mode,
+)
 from penstock.spark.internals.plan_text import Node, has_watermark, list_items
 from penstock.spark.internals.sessions import ROCKSDB_PROVIDER
 
 MODE_CONDITION = "STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION"
+_FOR_EVER = "PENSTOCK_STATE_FOR_EVER"
+_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
+_NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
 def aggregates(plan: Plan, mode: str) -> Iterator[Problem]:
-    """Apply the rules of Spark's checker for aggregations (4.2, 4.3)."""
+    """Apply the rules of Spark's checker for aggregations (4.2, 4.3), and report groups that stay."""
     if mode == "complete" and not plan.aggregates:
         yield Problem(
             "PENSTOCK_COMPLETE_WITHOUT_AGGREGATION",
@@ -45,6 +58,38 @@ def aggregates(plan: Plan, mode: str) -> Iterator[Problem]:
                 fix="approx_count_distinct(...); or dropDuplicates(...) before the aggregation, in append "
                 "mode",
             )
+        yield from _kept_groups(node, mode)
+
+
+def _kept_groups(node: Node, mode: str) -> Iterator[Problem]:
+    keys = keys_of(node)
+    timed = by_window(node) or expires(node)
+    if timed and mode == "complete":
+        yield Problem.at(
+            node,
+            _FOR_EVER,
+            f"complete mode keeps every group by {keys}, whatever the watermark, and time brings new ones "
+            "forever",
+            UNSAFE,
+            fix="outputMode('update') with withWatermark(...), and a sink that replaces by key"
+            + ("; TableSink by select('window.start', ...)" if by_window(node) else ""),
+        )
+    elif timed and not expires(node):
+        yield Problem.at(
+            node,
+            _FOR_EVER,
+            f"time brings new groups by {keys} forever, and without a watermark none leaves the state",
+            UNSAFE,
+            fix="df.withWatermark('<event time>', '10 minutes') before groupBy",
+        )
+    elif keys and not expires(node) and mode != "append":
+        yield Problem.at(
+            node,
+            "PENSTOCK_STATE_FOR_EACH_KEY",
+            f"the state has a row for each {keys} ever seen, and none leaves it: make sure that there are "
+            "few",
+            WARNING,
+        )
 
 
 def _without_watermark(plan: Plan, node: Node) -> Problem:
@@ -93,7 +138,7 @@ def _loses(step: Node) -> bool:
 
 
 def deduplications(plan: Plan, mode: str) -> Iterator[Problem]:
-    """Report deduplications without a watermark, and those of rows that are emitted again."""
+    """Report deduplications without a watermark, or of rows that are emitted again."""
     for node in plan.deduplications:
         if node.name == "DeduplicateWithinWatermark" and not plan.watermarks:
             yield Problem.at(
@@ -102,6 +147,15 @@ def deduplications(plan: Plan, mode: str) -> Iterator[Problem]:
                 "dropDuplicatesWithinWatermark keeps a key for the watermark's delay, and the query has no "
                 "watermark",
                 fix="df.withWatermark('<event time>', '10 minutes').dropDuplicatesWithinWatermark([...])",
+            )
+        elif node.name != "DeduplicateWithinWatermark" and not expires(node):
+            yield Problem.at(
+                node,
+                _FOR_EVER,
+                f"every {keys_of(node) or 'row'} seen is kept in the state forever",
+                UNSAFE,
+                fix="df.withWatermark('<event time>', '10 minutes').dropDuplicatesWithinWatermark([...]); or "
+                "add the event time to the columns of dropDuplicates",
             )
         if mode != "append" and above_aggregation(node):
             yield Problem.at(
@@ -114,11 +168,8 @@ def deduplications(plan: Plan, mode: str) -> Iterator[Problem]:
             )
 
 
-_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-
-
 def functions(plan: Plan, mode: str) -> Iterator[Problem]:
-    """Apply the rules of Spark's checker for stateful functions (4.2, 4.3)."""
+    """Apply the rules of Spark's checker for stateful functions (4.2, 4.3), and report state that stays."""
     older = [node for node in plan.functions if Trait.TRANSFORM not in traits_of(node.name)]
     if len(older) > 1 and (
         any(Trait.PYTHON_STATE in traits_of(node.name) for node in older)
@@ -143,6 +194,19 @@ def functions(plan: Plan, mode: str) -> Iterator[Problem]:
                 "rows that the function returns",
                 WARNING,
                 fix=f"transformWithState(..., outputMode='{mode}', ...)",
+            )
+        if keeps_forever(node):
+            yield Problem.at(
+                node,
+                _FOR_EVER,
+                "the function's state has no timeout: a key's state stays forever unless the function "
+                "removes it",
+                WARNING,
+                fix="GroupStateTimeout.ProcessingTimeTimeout with state.setTimeoutDuration(...); or "
+                "state.remove() when a key is finished"
+                if node in older
+                else "timeMode='processingTime' and a ttlDurationMs for the state; or clear() when a key is "
+                "finished",
             )
 
 
@@ -199,3 +263,46 @@ def _older(plan: Plan, node: Node, mode: str) -> Iterator[Problem]:
             f"the function has {own} mode and the query {mode} mode, and both must be the same",
             fix=f"outputMode('{own}') for the query, or '{mode}' for the function",
         )
+
+
+def watermarks(plan: Plan, mode: str) -> Iterator[Problem]:
+    """Report several watermarks: a query uses one for all its streams, the lowest or the highest."""
+    several = {watermark.node.text: watermark for watermark in plan.watermarks}
+    if len(several) < 2 or not plan.stateful:
+        return
+    listed = ", ".join(f"{mark.column!r} ({mark.delay}, of {mark.source})" for mark in several.values())
+    first = next(iter(several.values())).node
+    if plan.settings.get(_POLICY, "min") == "max":
+        yield Problem.at(
+            first,
+            "PENSTOCK_WATERMARK_POLICY_MAX",
+            f"the fastest of the watermarks {listed} counts for all, and rows of the slower streams are "
+            "dropped as late",
+            UNSAFE,
+            fix=f"spark.conf.set('{_POLICY}', 'min')",
+        )
+    else:
+        yield Problem.at(
+            first,
+            "PENSTOCK_WATERMARK_POLICY_MIN",
+            f"the slowest of the watermarks {listed} counts for all: while one of these streams has no rows, "
+            "nothing is finished and state grows",
+            WARNING,
+        )
+
+
+def unfinished_groups(plan: Plan, mode: str, trigger: str) -> Iterator[Problem]:
+    """Report groups that stay in the state when a query ends."""
+    waiting = [node for node in plan.aggregates if expires(node) and mode == "append"]
+    waiting += [node for node in plan.joins if unmatched_sides(node)]
+    off = plan.settings.get(_NO_DATA, "true") != "true"
+    if not waiting or not (trigger == "once" or off):
+        return
+    why = "Trigger.Once runs one micro-batch" if trigger == "once" else f"{_NO_DATA} is false"
+    yield Problem.at(
+        waiting[0],
+        "PENSTOCK_LAST_GROUP_STAYS",
+        f"{why}, so groups that the last rows finish stay in the state until a later run has new rows",
+        WARNING,
+        fix="trigger(availableNow=True)" if trigger == "once" else f"spark.conf.set('{_NO_DATA}', 'true')",
+    )
