@@ -335,6 +335,63 @@ def test_a_missing_metadata_file_of_an_operator_is_reported(spark: SparkSession,
     assert any("from 4.0 on" in text for text in operator.unknown)
 
 
+def write_checkpoint(folder: Path, **files: str) -> Path:
+    """Write the files of a checkpoint, of which some are replaced."""
+    good = {"metadata": '{"id": "x"}', "offsets/0": 'v1\n{"conf": {"a": "1"}}\n7', "commits/0": "v1\n{}"}
+    for name, text in {**good, "state/0/0/1.delta": "", **files}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"operatorInfo": 3},
+        {"operatorInfo": {"operatorName": 3}},
+        {"operatorPropertiesJson": "{"},
+        {"operatorPropertiesJson": "[1]"},
+        {"operatorPropertiesJson": 7},
+        {"stateStoreInfo": [3]},
+        {
+            "operatorInfo": {"operatorName": "transformWithStateExec"},
+            "operatorPropertiesJson": '{"stateVariables": [{}]}',
+        },
+    ],
+)
+def test_metadata_of_an_operator_in_another_form_is_reported(tmp_path: Path, metadata: Any) -> None:
+    text = f"v1\n{json.dumps(metadata)}"
+    found = show(None, write_checkpoint(tmp_path, **{"state/0/_metadata/metadata": text}))
+    (operator,) = found.operators
+    assert (operator.name, operator.partitions, found.last_committed) == (None, 1, 0)
+    assert "the file 'state/0/_metadata/metadata' cannot be used" in operator.unknown[0]
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    ['v1\n{"conf": 3}\n7', 'v1\n{"conf": null}\n7', "v1\n{}\n" + json.dumps({**OF_QUEUE, "from": 3})],
+)
+def test_offsets_in_another_form_are_reported(tmp_path: Path, offsets: str) -> None:
+    found = show(None, write_checkpoint(tmp_path, **{"offsets/0": offsets}))
+    assert (found.last_committed, found.to_dict()["committed"]["sources"]) == (0, [])
+    assert "the file 'offsets/0' cannot be used" in found.unknown[0]
+
+
+def test_a_watermark_past_the_year_9999_is_reported(tmp_path: Path) -> None:
+    far = 99_999_999_999_999_999
+    offsets, commit = (
+        f'v1\n{{"batchWatermarkMs": {far}, "conf": {{}}}}\n7',
+        f'v1\n{{"nextBatchWatermarkMs": {far}}}',
+    )
+    found = show(None, write_checkpoint(tmp_path, **{"offsets/0": offsets, "commits/0": commit}))
+    assert (found.last_committed, found.watermark) == (0, None)
+    assert [text.partition(": ")[0] for text in found.unknown[:2]] == [
+        "the watermark of batch 0",
+        "the watermark after batch 0",
+    ]
+    assert "99,999,999,999,999,999 ms since 1970, which is past the year 9999" in str(found)
+
+
 @pytest.mark.parametrize("what", ["nothing", "file", "empty folder", "folder"])
 def test_a_path_without_a_checkpoint_is_refused(spark: SparkSession, tmp_path: Path, what: str) -> None:
     path = tmp_path / "there"

@@ -250,6 +250,7 @@ def _planned(files: Files, number: int, unknown: list[str]) -> Batch:
         text = files.text(name)
         before = _offsets_before(files, number)
         metadata, sources = _metadata(text), _sources(text, before or [])
+        rows = None if before is None else _rows(sources)
     except (ValueError, CommitRefusedError) as error:
         unknown.append(f"offsets of batch {number}: the file {name!r} cannot be used ({_brief(error)})")
         return Batch(number)
@@ -257,10 +258,10 @@ def _planned(files: Files, number: int, unknown: list[str]) -> Batch:
         number,
         # An epoch has no settings except the progress of a limit.
         engine=MICRO_BATCH if metadata.get("conf", {}).keys() - {LIMIT_PASSED_SETTING} else CONTINUOUS,
-        planned_at=_moment(metadata.get("batchTimestampMs")),
-        watermark=_moment(metadata.get("batchWatermarkMs")),
+        planned_at=_moment(metadata.get("batchTimestampMs"), f"the time of batch {number}", unknown),
+        watermark=_moment(metadata.get("batchWatermarkMs"), f"the watermark of batch {number}", unknown),
         sources=sources,
-        rows=None if before is None else _rows(sources),
+        rows=rows,
     )
 
 
@@ -284,18 +285,16 @@ def _rows(sources: tuple[Source, ...]) -> int | None:
 
 
 def _committed(files: Files, number: int, unknown: list[str]) -> Batch:
-    name = f"commits/{number}"
+    name, next_watermark = f"commits/{number}", f"the watermark after batch {number}"
     batch = replace(_planned(files, number, unknown), committed=True, committed_at=files.written(name))
     try:
         metadata = _metadata(files.text(name))
     except ValueError as error:
-        unknown.append(
-            f"the watermark after batch {number}: the file {name!r} cannot be used ({_brief(error)})"
-        )
+        unknown.append(f"{next_watermark}: the file {name!r} cannot be used ({_brief(error)})")
         return batch
     return replace(
         batch,
-        next_watermark=_moment(metadata.get("nextBatchWatermarkMs")),
+        next_watermark=_moment(metadata.get("nextBatchWatermarkMs"), next_watermark, unknown),
         state_ids=bool(metadata.get("stateUniqueIds")),
     )
 
@@ -305,7 +304,10 @@ def _metadata(text: str) -> Json:
     version, *lines = text.split("\n")
     if not version.startswith("v") or not lines:
         raise ValueError("it ends within its first line")
-    return parse_json_object(lines[0]) if lines[0] else {}
+    metadata = parse_json_object(lines[0]) if lines[0] else {}
+    if not isinstance(metadata.get("conf", {}), dict):
+        raise ValueError("its settings are not a JSON object")
+    return metadata
 
 
 def _sources(text: str, before: Sequence[JsonValue]) -> tuple[Source, ...]:
@@ -318,11 +320,16 @@ def _sources(text: str, before: Sequence[JsonValue]) -> tuple[Source, ...]:
     )
 
 
-def _moment(milliseconds: object) -> datetime | None:
+def _moment(milliseconds: object, what: str, unknown: list[str]) -> datetime | None:
     """Convert milliseconds to an instant; None for 0, which means no watermark yet."""
     if not isinstance(milliseconds, int) or milliseconds <= 0:
         return None
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (ValueError, OverflowError):
+        # A row with a wrong event time moves the watermark so far.
+        unknown.append(f"{what}: {milliseconds:,} ms since 1970, which is past the year 9999")
+        return None
 
 
 def _brief(error: Exception) -> str:

@@ -18,7 +18,7 @@ from datetime import datetime
 
 from pyarrow import fs
 
-from penstock.json_text import Json, parse_json, parse_json_object
+from penstock.json_text import Json, parse_json_object
 from penstock.state.logs import Files, Logs, plain_fields, read_logs
 
 HDFS, ROCKSDB = "hdfs", "rocksdb"
@@ -234,40 +234,37 @@ def read_layout(checkpoint: str | os.PathLike[str]) -> Layout:
             state_files[int(match["operator"])][match["store"] or DEFAULT].append(file)
     operators, paths = [], {}
     for number, stores in sorted(state_files.items()):
-        metadata, unknown = _metadata(files, number, logs)
-        operators.append(_operator(number, metadata, stores, unknown))
-        paths[number] = tuple(
-            path
-            for store in metadata.get("stateStoreInfo", [])
-            for path in store.get("stateSchemaFilePaths", [])
-        )
+        operator, paths[number] = _operator(files, logs, number, stores)
+        operators.append(operator)
     return Layout(files, logs, tuple(operators), paths)
 
 
-def _metadata(files: Files, number: int, logs: Logs) -> tuple[Json, tuple[str, ...]]:
-    """Read an operator's metadata as of the last committed batch, and what is missing of it."""
+def _operator(
+    files: Files, logs: Logs, number: int, state_files: Mapping[str, Sequence[_File]]
+) -> tuple[StateOperator, tuple[str, ...]]:
+    """Describe an operator by its files and its metadata as of the last committed batch; return its schemas'
+    paths too.
+    """
+    stores = tuple(_store(store, its_files) for store, its_files in sorted(state_files.items()))
     folder = f"state/{number}/_metadata"
     versions = files.numbers(f"{folder}/v2")
     last = logs.committed.id if logs.committed else 0
     current = [version for version in versions if version <= last] or versions[:1]
-    name = f"{folder}/v2/{current[-1]}" if current else f"{folder}/metadata"
+    file = f"{folder}/v2/{current[-1]}" if current else f"{folder}/metadata"
     try:
-        return parse_json_object(files.text(name).partition("\n")[2]), ()
+        metadata = parse_json_object(files.text(file).partition("\n")[2])
+        name = metadata.get("operatorInfo", {}).get("operatorName")
+        properties = parse_json_object(metadata.get("operatorPropertiesJson") or "{}")
+        infos = metadata.get("stateStoreInfo", [])
+        paths = tuple(path for info in infos for path in info.get("stateSchemaFilePaths", []))
+        parts = parts_of(name, properties, state_files)
+        return StateOperator(number, name, stores, parts, properties=properties), paths
     except ValueError as error:
-        return {}, (f"its name: the file {name!r} cannot be used ({error}); Spark writes it from 4.0 on",)
-
-
-def _operator(
-    number: int,
-    metadata: Json,
-    state_files: Mapping[str, Sequence[_File]],
-    unknown: tuple[str, ...],
-) -> StateOperator:
-    name = metadata.get("operatorInfo", {}).get("operatorName")
-    properties = parse_json(metadata.get("operatorPropertiesJson") or "{}")
-    stores = tuple(_store(store, files) for store, files in sorted(state_files.items()))
-    parts = parts_of(name, properties, state_files)
-    return StateOperator(number, name, stores, parts, properties=properties, unknown=unknown)
+        why = str(error)
+    except (AttributeError, KeyError, TypeError):
+        why = "it is not as Spark writes it"
+    unknown = f"its name: the file {file!r} cannot be used ({why}); Spark writes it from 4.0 on"
+    return StateOperator(number, None, stores, parts_of(None, {}, state_files), unknown=(unknown,)), ()
 
 
 def _store(name: str, files: Sequence[_File]) -> StateStore:

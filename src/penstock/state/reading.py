@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -213,87 +213,86 @@ def _batch(layout: Layout, batch: int | None) -> int:
 _KEYS = ("key", "user_map_key")
 
 
-@dataclass(frozen=True)
-class _Counter:
-    """One count: of the rows of a part, or of its changes in a batch."""
-
-    operator: int
-    part: str
-    of_changes: bool = False
-
-    def __str__(self) -> str:
-        return f"{'changes' if self.of_changes else 'rows'} of {self.part}"
-
-
-@dataclass(frozen=True)
+@dataclass
 class _Count:
-    rows: int
+    """A count of a part's rows, or of its changes in a batch."""
+
+    operator: StateOperator
+    part: StatePart
+    options: Mapping[str, str]
+    """The options of Spark's state reader."""
+    of_changes: bool = False
+    schema: StructType | None = None
+    rows: int | None = None
     """All rows or changes."""
-    removals: int
-
-
-_Counts = dict[_Counter, _Count | str]
-"""A count, or why there is none."""
+    removals: int = 0
+    error: str | None = None
+    """Why they are not counted."""
 
 
 def count_rows(spark: SparkSession, layout: Layout, batch: int) -> tuple[StateOperator, ...]:
     """Return the operators with columns and row counts, as of the end of a batch."""
-    frames: dict[_Counter, DataFrame] = {}
-    counts: _Counts = {}
-    for operator in layout.operators:
-        for part in operator.parts:
-            for counter, settings in _counters(operator, part, batch):
-                try:
-                    frames[counter] = state_frame(spark, layout, operator.id, settings)
-                except StateRefusedError as error:
-                    counts[counter] = str(error)
-    counts |= _count_in_one_job(frames)
-    schemas = {counter: frame.schema for counter, frame in frames.items()}
-    return tuple(_with_counts(operator, batch, counts, schemas) for operator in layout.operators)
+    counts = [
+        count
+        for operator in layout.operators
+        for part in operator.parts
+        for count in _counts(operator, part, batch)
+    ]
+    frames: list[tuple[_Count, DataFrame]] = []
+    for count in counts:
+        try:
+            frame = state_frame(spark, layout, count.operator.id, count.options)
+        except StateRefusedError as error:
+            count.error = str(error)
+        else:
+            count.schema = frame.schema
+            frames.append((count, frame))
+    if frames:
+        _count_in_one_job(frames)
+    return tuple(
+        _with_counts(operator, batch, [count for count in counts if count.operator is operator])
+        for operator in layout.operators
+    )
 
 
-def _counters(
-    operator: StateOperator, part: StatePart, batch: int
-) -> Iterable[tuple[_Counter, dict[str, str]]]:
+def _counts(operator: StateOperator, part: StatePart, batch: int) -> Iterator[_Count]:
     options = read_options(operator, part)
     # Spark counts a list as one row.
     flat = {"flattenCollectionTypes": "false"} if part.kind == "ListState" else {}
-    yield _Counter(operator.id, part.name), {**options.rows, **flat, "batchId": str(batch)}
+    yield _Count(operator, part, {**options.rows, **flat, "batchId": str(batch)})
     if options.changes is not None and why_no_changes(operator, options, batch) is None:
         one = {"changeStartBatchId": str(batch), "changeEndBatchId": str(batch)}
         changes = {**options.changes, **flat, "readChangeFeed": "true", **one}
-        yield _Counter(operator.id, part.name, True), changes
+        yield _Count(operator, part, changes, of_changes=True)
 
 
-def _count_in_one_job(frames: Mapping[_Counter, DataFrame]) -> _Counts:
-    if not frames:
-        return {}
-    counters = list(frames)
+def _count_in_one_job(frames: Sequence[tuple[_Count, DataFrame]]) -> None:
     try:
-        parts = [_aggregated(frames[counter], place, counter) for place, counter in enumerate(counters)]
-        rows = reduce(lambda one, other: one.union(other), parts).collect()
+        parts = [_aggregated(frame, place, count) for place, (count, frame) in enumerate(frames)]
+        for row in reduce(lambda one, other: one.union(other), parts).collect():
+            count, _ = frames[row["place"]]
+            count.rows, count.removals = row["rows"], row["removals"]
     except Exception as error:
-        if len(counters) == 1:
-            return {counters[0]: spark_reason(error)}
+        if len(frames) == 1:
+            frames[0][0].error = spark_reason(error)
+            return
         # One by one, to find which of them failed.
-        counts: _Counts = {}
-        for counter in counters:
-            counts |= _count_in_one_job({counter: frames[counter]})
-        return counts
-    return {counters[row["place"]]: _Count(row["rows"], row["removals"]) for row in rows}
+        for each in frames:
+            _count_in_one_job([each])
 
 
-def _aggregated(frame: DataFrame, place: int, counter: _Counter) -> DataFrame:
-    is_removal = fn.col("change_type") == "delete" if counter.of_changes else fn.lit(False)
+def _aggregated(frame: DataFrame, place: int, count: _Count) -> DataFrame:
+    is_removal = fn.col("change_type") == "delete" if count.of_changes else fn.lit(False)
     return frame.agg(
         fn.lit(place).alias("place"), fn.count("*").alias("rows"), fn.count_if(is_removal).alias("removals")
     )
 
 
-def _with_counts(
-    operator: StateOperator, batch: int, counts: _Counts, schemas: Mapping[_Counter, StructType]
-) -> StateOperator:
-    parts = tuple(_with_part_counts(operator, part, counts, schemas) for part in operator.parts)
+def _with_counts(operator: StateOperator, batch: int, counts: Sequence[_Count]) -> StateOperator:
+    parts = tuple(
+        reduce(_with_count, (count for count in counts if count.part is part), part)
+        for part in operator.parts
+    )
     counted = [part for part in parts if not is_timers(part)]
     return replace(
         operator,
@@ -305,22 +304,18 @@ def _with_counts(
     )
 
 
-def _with_part_counts(
-    operator: StateOperator, part: StatePart, counts: _Counts, schemas: Mapping[_Counter, StructType]
-) -> StatePart:
-    counter = _Counter(operator.id, part.name)
-    rows, changes = counts.get(counter), counts.get(replace(counter, of_changes=True))
-    if counter in schemas:
-        columns = {field.name: field for field in schemas[counter] if field.name != "partition_id"}
+def _with_count(part: StatePart, count: _Count) -> StatePart:
+    if count.schema is not None and not count.of_changes:
+        columns = {field.name: field for field in count.schema if field.name != "partition_id"}
         keys = [columns.pop(name) for name in _KEYS if name in columns]
         part = replace(part, keys=_columns(keys), values=_columns(columns.values()))
-    if isinstance(rows, _Count):
-        part = replace(part, rows=rows.rows)
-    if isinstance(changes, _Count):
-        # A join also rewrites a row when it matches it, or moves it into a gap.
-        updated = None if operator.name == JOIN else changes.rows - changes.removals
-        part = replace(part, updated=updated, removed=changes.removals)
-    return part
+    if count.rows is None:
+        return part
+    if not count.of_changes:
+        return replace(part, rows=count.rows)
+    # A join also rewrites a row when it matches it, or moves it into a gap.
+    updated = None if count.operator.name == JOIN else count.rows - count.removals
+    return replace(part, updated=updated, removed=count.removals)
 
 
 def _columns(columns: Iterable[StructField]) -> str:
@@ -337,12 +332,12 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return sum(count for count in known if count is not None) if known and None not in known else None
 
 
-def _unknown(operator: StateOperator, batch: int, counts: _Counts) -> Iterable[str]:
+def _unknown(operator: StateOperator, batch: int, counts: Sequence[_Count]) -> Iterator[str]:
     if not operator.parts:
         yield "rows: Spark's reader does not know this operator's state"
-    for counter, count in counts.items():
-        if counter.operator == operator.id and isinstance(count, str):
-            yield f"{counter}: {count}"
+    for count in counts:
+        if count.error is not None:
+            yield f"{'changes' if count.of_changes else 'rows'} of {count.part.name}: {count.error}"
     parts = [part for part in operator.parts if not is_timers(part)]
     reasons = {why_no_changes(operator, read_options(operator, part), batch) for part in parts}
     yield from (f"updated and removed rows: {reason}" for reason in reasons if reason is not None)
