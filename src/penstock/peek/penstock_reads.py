@@ -284,8 +284,15 @@ def _sized(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.Table]:
 def _cancelled_at(deadline: Deadline, spark: SparkSession) -> Iterator[None]:
     """Cancel Spark's jobs of the block at the deadline, without an error."""
     tag, is_done = f"penstock-take-{uuid4().hex}", threading.Event()
+
+    def cancel() -> None:
+        # Repeatedly, because a job that has not started yet is not cancelled.
+        while not is_done.wait(max(deadline.at_most(_WAIT_SECONDS), _CANCEL_SECONDS)):
+            if deadline.is_over:
+                spark.sparkContext.cancelJobsWithTag(tag)
+
     spark.sparkContext.addJobTag(tag)
-    threading.Thread(target=_cancel_jobs, args=[spark, tag, deadline, is_done], daemon=True).start()
+    threading.Thread(target=cancel, daemon=True).start()
     try:
         yield
     except Exception as error:
@@ -294,12 +301,3 @@ def _cancelled_at(deadline: Deadline, spark: SparkSession) -> Iterator[None]:
     finally:
         is_done.set()
         spark.sparkContext.removeJobTag(tag)
-
-
-def _cancel_jobs(spark: SparkSession, tag: str, deadline: Deadline, is_done: threading.Event) -> None:
-    if deadline.left is None:
-        return
-    # Repeatedly, because a job that has not started yet is not cancelled.
-    while not is_done.wait(max(deadline.at_most(_WAIT_SECONDS), _CANCEL_SECONDS)):
-        if deadline.is_over:
-            spark.sparkContext.cancelJobsWithTag(tag)

@@ -183,11 +183,8 @@ class TakeResult(Sequence[Row]):
             return f"{rows} of {self.asked:,}: no more came within {self.seconds:.3g} s"
         return rows if self.seen is None else f"{rows}, a sample of {self.seen:,}"
 
-    def __str__(self) -> str:
-        return self._text_table().text()
-
     def __repr__(self) -> str:
-        return str(self)
+        return self._text_table().text()
 
     def _repr_html_(self) -> str:
         return self._text_table().html()

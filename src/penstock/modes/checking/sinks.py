@@ -100,8 +100,9 @@ def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> I
             fix="drop repeated rows by a key when reading; or QueueSink",
             source=source,
         )
-    if emits is not None and emits.sink != ADD and sink.name == "kafka":
-        how = "again with new values" if emits.sink == REPLACE_BY_KEY else "again in each micro-batch"
+    how_written = ADD if emits is None else emits.sink
+    if how_written != ADD and sink.name == "kafka":
+        how = "again with new values" if how_written == REPLACE_BY_KEY else "again in each micro-batch"
         yield Problem(
             "PENSTOCK_SINK_ONLY_ADDS",
             f"the query emits rows {how}, and a topic only grows: readers get old and new ones",
@@ -109,13 +110,8 @@ def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> I
             fix="a compacted topic with the group's key as the record's key",
             source=source,
         )
-    if (
-        emits is not None
-        and emits.sink != ADD
-        and sink.format.python
-        and sink.name != "penstock"
-        and mode in _takes(sink)
-    ):
+    own_source = sink.format.python and sink.name != "penstock"
+    if how_written != ADD and own_source and mode in _takes(sink):
         yield Problem(
             "PENSTOCK_SINK_HAS_TO_REPLACE",
             f"in {mode} mode {sink.name} must replace all its rows in one commit (overwrite=True), which "
