@@ -100,9 +100,9 @@ def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> I
             fix="drop repeated rows by a key when reading; or QueueSink",
             source=source,
         )
-    how_written = ADD if emits is None else emits.sink
-    if how_written != ADD and sink.name == "kafka":
-        how = "again with new values" if how_written == REPLACE_BY_KEY else "again in each micro-batch"
+    written = ADD if emits is None else emits.sink
+    if written != ADD and sink.name == "kafka":
+        how = "again with new values" if written == REPLACE_BY_KEY else "again in each micro-batch"
         yield Problem(
             "PENSTOCK_SINK_ONLY_ADDS",
             f"the query emits rows {how}, and a topic only grows: readers get old and new ones",
@@ -110,8 +110,8 @@ def sink_problems(sink: Sink, mode: str, trigger: str, emits: Emits | None) -> I
             fix="a compacted topic with the group's key as the record's key",
             source=source,
         )
-    own_source = sink.format.python and sink.name != "penstock"
-    if how_written != ADD and own_source and mode in _takes(sink):
+    is_foreign_python = sink.format.python and sink.name != "penstock"
+    if written != ADD and is_foreign_python and mode in _takes(sink):
         yield Problem(
             "PENSTOCK_SINK_HAS_TO_REPLACE",
             f"in {mode} mode {sink.name} must replace all its rows in one commit (overwrite=True), which "

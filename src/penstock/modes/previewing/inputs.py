@@ -161,11 +161,11 @@ def _inferred(
     names = list(dict.fromkeys(key for row in rows for key in row))
     if not names:
         raise InvalidInputError(f"{name} has no rows to infer the columns from: pass schema=", parameter=name)
-    struct = spark.createDataFrame([tuple(map(row.get, names)) for row in rows], names).schema
-    for place, field in enumerate(struct):
-        if watermark is not None and field.name == watermark[0] and isinstance(field.dataType, StringType):
-            struct.fields[place] = StructField(field.name, TimestampType())
-    return struct
+    inferred = spark.createDataFrame([tuple(map(row.get, names)) for row in rows], names).schema
+    types = {field.name: field.dataType for field in inferred}
+    if watermark is not None and isinstance(types.get(watermark[0]), StringType):
+        types[watermark[0]] = TimestampType()
+    return StructType([StructField(column, kind) for column, kind in types.items()])
 
 
 def _arrow(spark: SparkSession, name: str, rows: _Rows, schema: StructType) -> pa.Table:
