@@ -84,11 +84,11 @@ def take(
         if own is not None:
             rest = LocalRead(df, own, rows, deadline).collect()
             if rest is not None:
-                _take_by_query(rest, rows, deadline, place, may_keep_state=False)
+                _take_by_query(rest, rows, deadline, place, keeps_state=False)
         else:
             stateful = check_query(df, place)
             reads = without_side_effects(df, _MICRO_BATCH_ROWS if stateful else None)
-            _take_by_query(reads, rows, deadline, place, may_keep_state=stateful)
+            _take_by_query(reads, rows, deadline, place, keeps_state=stateful)
     result = TakeResult.of(df, rows.collected, n, deadline.passed, complete=rows.is_enough)
     if not result.complete:
         log.warning(
@@ -161,12 +161,12 @@ def without_side_effects(df: DataFrame, rows: int | None) -> DataFrame:
 
 
 def _take_by_query(
-    frame: DataFrame, rows: RowCollector, deadline: Deadline, folder: str | None, *, may_keep_state: bool
+    frame: DataFrame, rows: RowCollector, deadline: Deadline, folder: str | None, *, keeps_state: bool
 ) -> None:
     def take_first(batch: DataFrame, _number: int) -> None:
         if rows.is_enough:
             return
-        first = first_of_each_task(batch, rows.missing) if may_keep_state else batch.limit(rows.missing)
+        first = first_of_each_task(batch, rows.missing) if keeps_state else batch.limit(rows.missing)
         rows.add(first.toArrow().rename_columns(batch.columns))
 
     run_query(frame, take_first, deadline, folder=folder, available_now=False, enough=rows.enough)
