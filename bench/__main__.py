@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -40,6 +39,7 @@ from tests.support.postgres import start_postgres
 
 SQLITE = "sqlite:///{folder}/store.db"
 _QUICK = SQLITE + "?synchronous=normal"
+_NAME = "SQLite (WAL, synchronous=normal)"
 
 
 def cases(pg_url: str) -> dict[str, Callable[[], Result | list[Result] | Curve]]:
@@ -76,11 +76,14 @@ def cases(pg_url: str) -> dict[str, Callable[[], Result | list[Result] | Curve]]
         "modes-check": modes.check,
         "limit-stop": limits.stop,
         "limit-per-key": limits.per_key,
-        "latency-sqlite": lambda: latency.at_least_once(_QUICK, "SQLite (WAL, synchronous=normal)"),
-        "latency-sqlite-exactly": lambda: latency.exactly_once(_QUICK, "SQLite (WAL, synchronous=normal)"),
-        "latency-postgres": lambda: _beside(latency.at_least_once(shared, "PostgreSQL")),
-        "latency-postgres-exactly": lambda: _beside(latency.exactly_once(shared, "PostgreSQL")),
-        "latency-rates": lambda: latency.rates(_QUICK, "SQLite (WAL, synchronous=normal)"),
+        "latency-sqlite": lambda: latency.at_least_once(_QUICK, _NAME, p50=2.6, p99=11.5),
+        "latency-sqlite-exactly": lambda: latency.exactly_once(_QUICK, _NAME),
+        "latency-postgres": lambda: latency.at_least_once(shared, "PostgreSQL", p50=6.0, p99=20.0),
+        "latency-postgres-exactly": lambda: latency.exactly_once(shared, "PostgreSQL"),
+        "latency-rates": lambda: latency.rates({_NAME: _QUICK, "PostgreSQL": shared}),
+        "latency-intervals": lambda: latency.intervals({_NAME: _QUICK, "PostgreSQL": shared}),
+        "rest-sqlite": lambda: latency.at_rest(_QUICK, _NAME),
+        "rest-postgres": lambda: latency.at_rest(shared, "PostgreSQL"),
         "latency-backlog": lambda: latency.backlog(_QUICK, "SQLite"),
     }
 
@@ -88,11 +91,6 @@ def cases(pg_url: str) -> dict[str, Callable[[], Result | list[Result] | Curve]]
 def _merged(url: str, name: str) -> Result:
     result, merging = read.merged(url, name)
     return Result(**{**vars(result), "note": f"merge took {merging:.2f} s"})
-
-
-def _beside(results: list[Result]) -> list[Result]:
-    """The bars are SQLite's; what the other store takes is measured beside it."""
-    return [replace(result, bar="none", met=True) for result in results]
 
 
 def _memory() -> Result:

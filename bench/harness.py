@@ -47,7 +47,7 @@ def shown(value: float | None, unit: str) -> str:
         return "-"
     if unit == "s":
         return f"{value:,.2f} s" if value >= 1 else f"{value * 1000:,.1f} ms"
-    return f"{value:,.0f} {unit}"
+    return f"{value:,.0f} {unit}" if value >= 10 else f"{value:,.1f} {unit}"
 
 
 def speed(

@@ -104,6 +104,12 @@ def _row(name: str, found: Result) -> str:
     return f"| {' | '.join((*cells, found.bar.replace('none', ''), verdict))} |"
 
 
+LATENCIES = {
+    "latency-rates": "Latency of both triggers, against the rate that is offered",
+    "latency-intervals": "Latency of exactly once, against the interval of epochs",
+}
+
+
 def _curves(findings: Findings, plots: Path) -> Iterator[str]:
     yield "## What should not grow\n"
     for name, case in findings.cases.items():
@@ -113,6 +119,7 @@ def _curves(findings: Findings, plots: Path) -> Iterator[str]:
             yield f"### {curve.title}, against {curve.against}\n"
             yield from (f"- {line}" for line in curve.text().splitlines())
             yield f"\n![{curve.title}, against {curve.against}](plots/{name}.png)\n"
-    if "latency-rates" in findings.cases and (plots / "latency-rates.png").exists():
-        yield "### Latency, against the rate that is offered\n"
-        yield "![Latency of both triggers](plots/latency-rates.png)\n"
+    for name, what in LATENCIES.items():
+        if name in findings.cases and (plots / f"{name}.png").exists():
+            yield f"### {what}\n"
+            yield f"![{what}](plots/{name}.png)\n"
