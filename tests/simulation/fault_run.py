@@ -34,6 +34,10 @@ def main() -> int:
     given = _arguments()
     wanted = [fault for fault in FAULTS if given.only is None or given.only in fault.name]
     caught = 0
+    with _copy() as unchanged:
+        if told := _first_failure(unchanged, given.first, 1):
+            print(f"a copy without a fault fails: {told}", file=sys.stderr)
+            return 2
     with ThreadPoolExecutor(given.processes) as pool:
         found = pool.map(lambda fault: _run(fault, given.first, given.schedules), wanted)
         for fault, what in zip(wanted, found, strict=True):
@@ -56,16 +60,14 @@ def _arguments() -> argparse.Namespace:
 
 @contextmanager
 def _copy(*changes: Change | None) -> Iterator[Path]:
-    """A copy of the code with some changes; the code itself without any."""
-    made = [change for change in changes if change is not None]
-    if not made:
-        yield ROOT
-        return
+    """A copy of the code with some changes."""
     with tempfile.TemporaryDirectory(prefix="penstock-faults-") as folder:
-        for name in ("src", "tests/simulation"):
+        for name in ("src", "tests/simulation", "tests/support"):
             shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
         Path(folder, "tests/__init__.py").touch()
-        for change in made:
+        for change in changes:
+            if change is None:
+                continue
             path = Path(folder, "src/penstock", change.file)
             path.write_text(path.read_text().replace(change.text, change.instead))
         yield Path(folder)
