@@ -15,6 +15,7 @@ from penstock.errors import (
     CheckpointMismatchError,
     DataLostError,
     FeedUnavailableError,
+    InvalidInputError,
     InvalidUrlError,
     MissingDependencyError,
 )
@@ -87,6 +88,12 @@ def test_the_password_is_not_shown() -> None:
 def test_a_wrong_url_says_what_is_wrong(url: str, names: str) -> None:
     with pytest.raises(InvalidUrlError, match=names):
         parse(url)
+
+
+@pytest.mark.parametrize("skip", ["34488752", [1.5], ["0/16"], [None], 7])
+def test_versions_to_skip_are_a_list_of_whole_numbers(skip: object) -> None:
+    with pytest.raises(InvalidInputError, match="skip is a list of versions"):
+        PostgresFeed(URL, "p", "s", skip=skip)  # type: ignore[arg-type]  # on purpose
 
 
 def test_without_the_driver_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,16 +224,15 @@ def identity_key(relation: Relation, now: Table | None) -> tuple[tuple[str, ...]
 
     With replica identity full only the catalog says which columns are the primary key.
     """
-    names = tuple(column.name for column in relation.columns)
-    identity = tuple(column.name for column in relation.columns if column.key)
-    if identity and relation.identity != "f":
-        return identity, True
+    names = relation.names
+    if relation.identifying and relation.identity != "f":
+        return relation.identifying, True
     # Without a replica identity there are only inserts, and any key will do.
     if now is not None and now.keyed and set(now.key) <= set(names):
         return now.key, True
     if now is not None and now.key and not now.keyed:
         return names, False
-    return identity, False
+    return relation.identifying, False
 
 
 def load_tables(server: Statements, publication: str, chosen: Sequence[str] | None) -> Tables:
@@ -290,11 +289,12 @@ def _table(rows: Sequence[Row], domains: Mapping[int, BaseType]) -> Table:
     first = rows[0]
     full, usable = first.identity == "f", first.identity != "n"
     columns = tuple(Column(row.name, row.type, row.modifier, full or (usable and row.key)) for row in rows)
+    relation = Relation(first.oid, first.schema, first.table, columns, first.identity)
     primary = tuple(row.name for row in rows if row.key) if usable else ()
     return Table(
-        Relation(first.oid, first.schema, first.table, columns, first.identity),
+        relation,
         tuple(domains.get(row.type, (row.type, row.modifier)) for row in rows),
-        primary or (tuple(row.name for row in rows) if full else ()),
+        primary or (relation.names if full else ()),
         keyed=bool(primary),
         filter=first.rowfilter,
         partitioned=first.kind == "p",

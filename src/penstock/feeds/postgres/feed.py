@@ -9,14 +9,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from penstock.errors import DataLostError, FeedUnavailableError
-from penstock.feeds.postgres.catalog import (
-    SNAPSHOT_SCHEMA,
-    Tables,
-    check_names,
-    domains_of,
-    load_tables,
-    published,
-)
+from penstock.feeds.postgres import catalog
+from penstock.feeds.postgres.catalog import SNAPSHOT_SCHEMA, Tables
 from penstock.feeds.postgres.lookahead import Lookahead, other_identities
 from penstock.feeds.postgres.pgoutput import Relation
 from penstock.feeds.postgres.publication import state_of
@@ -311,7 +305,7 @@ class OpenPostgresFeed(OpenFeed):
     def _messages(self, task: ReadTask) -> Generator[list[bytes], None, None]:
         if task.piece is not None:
             return self._snapshots.messages(task.piece)
-        self._choose(task.tables)
+        self._slot.choose(task.tables)
         # Another reader may have advanced the slot since the task was created.
         self._require(task.after, self._slot.state(), None)
         return self._slot.messages(task.upto)
@@ -324,7 +318,7 @@ class OpenPostgresFeed(OpenFeed):
 
     def _tables_after(self, after: int | None) -> Tables:
         """Return the tables for a read that begins after a version, or with the oldest one."""
-        tables = load_tables(self._server, self.settings.publication, self.settings.tables)
+        tables = catalog.load_tables(self._server, self.settings.publication, self.settings.tables)
         state = self._slot.find()
         if state is None or not state.ready:
             return self._with_types(tables)
@@ -335,29 +329,24 @@ class OpenPostgresFeed(OpenFeed):
         if snapshot is not None and start < snapshot.version:
             relations += [copy.relation for copy in snapshot.copies if copy.rows]
             start = snapshot.version
-        upto = state.flushed - 1
-        if upto > start:
-            self._choose(tables)
-            logged = self._slot.relations(
-                start, upto, skipped=self.settings.skip or (), messages=_PLANNING_MESSAGES
-            )
-            relations += [relation for relation in logged.uses if relation.schema != SNAPSHOT_SCHEMA]
+        self._slot.choose(tables)
+        logged = self._slot.relations(
+            start, state.flushed - 1, skipped=self.settings.skip or (), messages=_PLANNING_MESSAGES
+        )
+        relations += [relation for relation in logged.uses if relation.schema != SNAPSHOT_SCHEMA]
         types = {column.type for relation in relations for column in relation.columns}
-        domains = {**tables.domains, **domains_of(self._server, types)}
+        domains = {**tables.domains, **catalog.domains_of(self._server, types)}
         return self._with_types(replace(tables, domains=domains).as_logged(relations))
 
     def _with_types(self, tables: Tables) -> Tables:
-        check_names(self._server, tables)
+        catalog.check_names(self._server, tables)
         return tables.reading_as(self._server, self.settings.types or {})
 
     def _check_plan(self, session: Session) -> Json:
         """Check the tables in the session that copies them; return the state of the publication."""
         tables = self._known_tables()
-        current, _ = published(session, self.settings.publication)
-        fit = Fit(
-            tables,
-            {table.name: {column.name for column in table.relation.columns} for table in tables.tables},
-        )
+        current, _ = catalog.published(session, self.settings.publication)
+        fit = Fit(tables, {table.name: table.relation.names for table in tables.tables})
         for table in current:
             change = fit.reads(table.relation)
             if isinstance(change, SchemaChange):
@@ -368,12 +357,7 @@ class OpenPostgresFeed(OpenFeed):
         some_columns = self._planned is not None and self._planned.some_columns
         self._tables = replace(tables, some_columns=some_columns)
         self._lookahead = None
-        self._choose(tables)
-
-    def _choose(self, tables: Tables) -> None:
-        self._slot.choose(
-            {table.name: table.relation.oid for table in tables.tables} if tables.chosen else None
-        )
+        self._slot.choose(tables)
 
     def _identity(self) -> str:
         try:

@@ -13,35 +13,18 @@ from itertools import chain
 from operator import itemgetter
 
 from penstock.errors import FeedUnavailableError
+from penstock.feeds.postgres import schema_changes, unlogged
 from penstock.feeds.postgres.catalog import Table, Tables, published
 from penstock.feeds.postgres.pgoutput import Relation
 from penstock.feeds.postgres.publication import KeptState, PublicationState, oid_of, state_of
-from penstock.feeds.postgres.schema_changes import (
-    Fit,
-    SchemaChange,
-    key_changed,
-    partition_key,
-    table_removed,
-    truncated,
-)
+from penstock.feeds.postgres.schema_changes import Fit, SchemaChange
 from penstock.feeds.postgres.server import Server
 from penstock.feeds.postgres.settings import FeedSettings
 from penstock.feeds.postgres.slot import LogRelations, Slot
-from penstock.feeds.postgres.unlogged import (
-    Unlogged,
-    altered_columns,
-    doubtful_columns,
-    doubtful_keys,
-    passed_partitions,
-    recreated_tables,
-    refuse,
-    unlogged_changes,
-    unpublished_tables,
-)
+from penstock.feeds.postgres.unlogged import Unlogged
 from penstock.json_text import Json
 
 log = logging.getLogger("penstock.feeds")
-_NO_RELATIONS = LogRelations({}, [], [])
 
 
 class Lookahead:
@@ -88,27 +71,28 @@ class Lookahead:
             # as this one.
             state, busy = known, True
         else:
-            state, busy = state_of(self._server, self._settings.publication, self._tables), changing.busy
-            last = self._states[-1][1] if self._states else None
-            for earlier in [known] if last is known else [known, last]:
-                if earlier is not None:
-                    self._refuse_unlogged(earlier, state)
-            state = state if last is None else state.remembering(last)
-            self._note(state, after)
-        if busy or not self._is_verified(state, after, upto):
-            log_relations = (
-                self._slot.relations(after, upto, skipped=self._settings.skip or ())
-                if upto > after
-                else _NO_RELATIONS
-            )
-            self._refuse_passing_partitions(log_relations.others, known, state)
-            self._refuse_passing_tables(log_relations.uses, known, state)
-            fitting = self._fitting(log_relations, upto, state, rows_before)
-            self._refuse_doubtful(log_relations, fitting, None if kept is None else kept.earlier, state)
-            settled = fitting == upto and not busy and self._catalog_fits(state)
-            self._verified = state if settled else None
-            upto = fitting
-        return upto
+            state, busy = self._current_state(known, after), changing.busy
+        if not busy and self._is_verified(state, after, upto):
+            return upto
+        log_relations = self._slot.relations(after, upto, skipped=self._settings.skip or ())
+        self._refuse_passing_partitions(log_relations.others, known, state)
+        self._refuse_passing_tables(log_relations.uses, known, state)
+        fitting = self._fitting(log_relations, upto, state, rows_before)
+        self._refuse_doubtful(log_relations, fitting, None if kept is None else kept.earlier, state)
+        settled = fitting == upto and not busy and self._catalog_fits(state)
+        self._verified = state if settled else None
+        return fitting
+
+    def _current_state(self, known: PublicationState | None, after: int) -> PublicationState:
+        """Load the state of the publication; refuse unlogged changes since the known one and the last one."""
+        state = state_of(self._server, self._settings.publication, self._tables)
+        last = self._states[-1][1] if self._states else None
+        for earlier in [known] if last is known else [known, last]:
+            if earlier is not None:
+                self._refuse_unlogged(earlier, state)
+        state = state if last is None else state.remembering(last)
+        self._note(state, after)
+        return state
 
     def state_at(self, upto: int, before: Json | None) -> Json | None:
         """Return the last known state of the publication, to be kept with a version.
@@ -146,10 +130,10 @@ class Lookahead:
         )
 
     def _refuse(self, changes: Sequence[Unlogged]) -> None:
-        refuse(self._name, changes, self._settings.accept or ())
+        unlogged.refuse(self._name, changes, self._settings.accept or ())
 
     def _refuse_unlogged(self, before: PublicationState, now: PublicationState) -> None:
-        changes = unlogged_changes(
+        changes = unlogged.changes_between(
             self._server,
             self._settings.publication,
             before,
@@ -159,7 +143,7 @@ class Lookahead:
             keeps_emptied=self._settings.truncate == "skip",
         )
         self._refuse(changes)
-        altered = altered_columns(before, now) if self._is_new else []
+        altered = unlogged.altered_columns(before, now) if self._is_new else []
         self._is_new = False
         if altered:
             log.warning(
@@ -178,12 +162,13 @@ class Lookahead:
     ) -> None:
         """Refuse rows whose columns may be others than those of the same names are now, or whose key may."""
         changes: dict[str, Unlogged] = {}
+        columns_read = self._columns_read(now)
         for relation, version in log.uses.items():
             earlier = [state for position, state in self._states if position < version][-1:]
             known = earlier[0] if earlier else before
             if known is not None and version <= upto:
-                columns = doubtful_columns(relation, known, now, self._columns_read(now))
-                keys = doubtful_keys(relation, known, now) if self._tables.changes_rows else ()
+                columns = unlogged.doubtful_columns(relation, known, now, columns_read)
+                keys = unlogged.doubtful_keys(relation, known, now) if self._tables.changes_rows else ()
                 changes |= {change.token: change for change in chain(columns, keys)}
         self._refuse(list(changes.values()))
 
@@ -195,7 +180,7 @@ class Lookahead:
         known = set(chain.from_iterable(now.partitions.values()))
         if before is not None:
             known.update(chain.from_iterable(before.partitions.values()))
-        changes = passed_partitions(
+        changes = unlogged.passed_partitions(
             self._server,
             self._tables,
             [relation for oid, relation in latest.items() if oid not in known],
@@ -210,29 +195,34 @@ class Lookahead:
         name of an earlier one.
         """
         read = [relation for relation in relations if self._fit.reads(relation) is not None]
-        gone = unpublished_tables(self._server, self._settings.publication, read, before, now)
-        self._refuse([*gone, *recreated_tables(read, before, now)])
+        gone = unlogged.unpublished_tables(self._server, self._settings.publication, read, before, now)
+        self._refuse([*gone, *unlogged.recreated_tables(read, before, now)])
 
     def _fitting(self, relations: LogRelations, upto: int, state: PublicationState, rows_before: bool) -> int:
-        readable: dict[str, int] = {}
-        refused = self._first_refused(relations, state, readable)
-        if refused is None:
-            if not rows_before:
-                self._require_published(state, readable)
-            return upto
-        version, error = refused
-        if rows_before or min(readable.values(), default=version) < version:
-            return version - 1
-        raise error
-
-    def _first_refused(
-        self, relations: LogRelations, state: PublicationState, readable: dict[str, int]
-    ) -> tuple[int, FeedUnavailableError] | None:
-        """Return the first commit that cannot be read, and the error; add readable tables to ``readable``."""
+        """Return the version before the first commit that cannot be read; raise if no row comes before."""
         uses = [(version, self._table_of(relation, state)) for relation, version in relations.uses.items()]
+        readable: dict[str, int] = {}
         for version, table in uses:
             if isinstance(table, Table):
                 readable.setdefault(table.name, version)
+        refused = self._refused(relations, uses, readable)
+        if refused:
+            version, error = min(refused, key=itemgetter(0))
+            if rows_before or min(readable.values(), default=version) < version:
+                return version - 1
+            raise error
+        removed = [table for table in self._removed(state) if table.name not in readable]
+        if removed and not rows_before:
+            raise schema_changes.table_removed(self._name, removed[0])
+        return upto
+
+    def _refused(
+        self,
+        relations: LogRelations,
+        uses: Iterable[tuple[int, Table | SchemaChange | None]],
+        readable: Mapping[str, int],
+    ) -> list[tuple[int, FeedUnavailableError]]:
+        """Return the commits that cannot be read, each with the error."""
         refused = []
         for version, change in uses:
             if isinstance(change, SchemaChange):
@@ -240,11 +230,10 @@ class Lookahead:
                 error_of = change.in_one_commit if within else change.in_stream
                 refused.append((version, error_of(self._name, version)))
         for truncation in relations.truncations:
-            error = truncated(self._settings, self._fit, truncation)
+            error = schema_changes.truncated(self._settings, self._fit, truncation)
             if error is not None:
                 refused.append((truncation.version, error))
-        refused += other_identities(self._name, self._server, self._tables, relations)
-        return min(refused, key=itemgetter(0), default=None)
+        return [*refused, *other_identities(self._name, self._server, self._tables, relations)]
 
     def _table_of(self, relation: Relation, state: PublicationState) -> Table | SchemaChange | None:
         table = self._fit.reads(relation)
@@ -261,14 +250,9 @@ class Lookahead:
             return None
         if relation.identity != "f" or state.keys[name].identity != "f":
             return None
-        columns, primary = {column.name for column in relation.columns}, state.primary_key(name)
+        columns, primary = set(relation.names), state.primary_key(name)
         key = primary if primary and primary <= columns else columns
-        return key_changed(table, sorted(key)) if key != set(table.key) else None
-
-    def _require_published(self, state: PublicationState, readable: Mapping[str, int]) -> None:
-        for table in self._removed(state):
-            if table.name not in readable:
-                raise table_removed(self._name, table)
+        return schema_changes.key_changed(table, sorted(key)) if key != set(table.key) else None
 
     def _removed(self, state: PublicationState) -> list[Table]:
         """Return the tables that are no longer in the publication."""
@@ -317,7 +301,7 @@ def other_identities(
             continue
         later = [until for following, until in forms[place + 1 :] if following.oid == partition.oid]
         if not later or later[0] > first:
-            yield version, partition_key(name, table, partition, version)
+            yield version, schema_changes.partition_key(name, table, partition, version)
 
 
 def _logs_other_key(partition: Relation, table: Table) -> bool:
@@ -325,6 +309,5 @@ def _logs_other_key(partition: Relation, table: Table) -> bool:
 
     Without any key column PostgreSQL refuses changes, and a column of another name was renamed.
     """
-    logged = {column.name for column in partition.columns if column.key}
-    key = set(table.key)
-    return bool(logged) and key <= {column.name for column in partition.columns} and not key <= logged
+    key, logged = set(table.key), partition.identifying
+    return bool(logged) and key.issubset(partition.names) and not key.issubset(logged)

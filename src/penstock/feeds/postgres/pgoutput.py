@@ -59,6 +59,16 @@ class Relation:
     def name(self) -> str:
         return f"{self.schema}.{self.table}"
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of its columns."""
+        return tuple(column.name for column in self.columns)
+
+    @cached_property
+    def identifying(self) -> tuple[str, ...]:
+        """The names of the columns of its replica identity."""
+        return tuple(column.name for column in self.columns if column.key)
+
     @classmethod
     def from_json(cls, value: Json) -> Relation:
         return cls(**{**value, "columns": tuple(Column(**column) for column in value["columns"])})

@@ -218,7 +218,7 @@ def _dropped(rows: Sequence[Row], tables: Tables) -> dict[str, dict[str, int]]:
     dropped = {}
     for row in rows:
         table = planned.get(row.oid) or planned.get(row.name)
-        columns = () if table is None else (column.name for column in table.relation.columns)
+        columns = () if table is None else table.relation.names
         gone = {column: 0 for column in columns if column not in (row.columns or {})}
         if gone:
             dropped[row.name] = gone

@@ -22,10 +22,10 @@ from penstock.feeds.contract import (
     IS_PREIMAGE,
     TYPES,
 )
-from penstock.feeds.postgres import pgoutput
+from penstock.feeds.postgres import pgoutput, schema_changes
 from penstock.feeds.postgres.catalog import KEY, SEQUENCE, TABLE, UNCHANGED_COLUMNS, Table, Tables
 from penstock.feeds.postgres.pgoutput import Changes, Decoder, Integers, Item, Mask, Relation, Truncation
-from penstock.feeds.postgres.schema_changes import Fit, SchemaChange, truncated
+from penstock.feeds.postgres.schema_changes import Fit, SchemaChange
 from penstock.feeds.postgres.settings import FeedSettings
 from penstock.feeds.postgres.values import fits_type, from_text
 from penstock.feeds.protocol import INSTANT, lists_of
@@ -74,10 +74,9 @@ class RowReader:
         for messages in chunks:
             for part in decoder.decode(messages):
                 if isinstance(part, Truncation):
-                    self._refuse_truncation(part)
-                    continue
-                rows = self._batch(part)
-                if rows is not None:
+                    if error := schema_changes.truncated(self._settings, self._fit, part):
+                        raise error
+                elif (rows := self._batch(part)) is not None:
                     yield rows.select(self._schema.names) if len(rows.schema) > len(self._schema) else rows
                     self._last = (rows[COMMIT_VERSION][-1].as_py(), rows[SEQUENCE][-1].as_py())
 
@@ -99,11 +98,6 @@ class RowReader:
                 raise table.in_range(self._name, self._first, version)
             self._table_of[relation] = table
         return self._table_of[relation] is not None
-
-    def _refuse_truncation(self, truncation: Truncation) -> None:
-        error = truncated(self._settings, self._fit, truncation)
-        if error is not None:
-            raise error
 
     def _batch(self, part: Sequence[Changes]) -> pa.RecordBatch | None:
         """Return the rows of the changes of several tables, in the order of the log."""
@@ -232,11 +226,9 @@ class _TableColumns:
         for name in self._table.key:
             text = self.text(self._places[name])
             left, right = text.take(pa.array(before)), text.take(pa.array(after))
-            same = pc.fill_null(pc.equal(left, right), False).to_numpy(zero_copy_only=False)
-            both_null = (pc.is_null(left).to_numpy(zero_copy_only=False)) & (
-                pc.is_null(right).to_numpy(zero_copy_only=False)
-            )
-            differs |= ~(same | both_null)
+            same = pc.fill_null(pc.equal(left, right), False)
+            both_null = pc.and_(pc.is_null(left), pc.is_null(right))
+            differs |= ~pc.or_(same, both_null).to_numpy(zero_copy_only=False)
         return differs
 
     def text(self, column: int) -> pa.StringArray:

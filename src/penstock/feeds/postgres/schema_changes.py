@@ -152,29 +152,28 @@ class Fit:
     def _other_key(self, table: Table, relation: Relation) -> SchemaChange | None:
         if not self._tables.changes_rows:
             return None
-        key = tuple(column.name for column in relation.columns if column.key)
+        key = relation.identifying
         if not key and table.keyed and relation.identity in "di":
             return _key_missing(table)
         if relation.identity == "f" or not key:
             # The rows have all columns: full identity, or inserts only. Of a table that all of its columns
             # identify they need no key; with replica identity nothing only the catalog has it.
-            key = table.key if set(table.key) <= {column.name for column in relation.columns} else key
+            key = table.key if set(table.key).issubset(relation.names) else key
         if set(key) == set(table.key):
             return None
         return key_changed(table, key)
 
     def _dropped(self, table: Table, logged: dict[str, BaseType]) -> SchemaChange | None:
-        known = {column.name for column in table.relation.columns}
         for name in self._of_interest(table):
             if name not in logged:
-                added = next((column for column in logged if column not in known), None)
+                added = _first_added(table, logged)
                 but = f", and a new one {added!r}" if added is not None else ""
                 what = f"{table.name} has no column {name!r} any more{but}"
                 return _schema_change("COLUMN_DROPPED", table.name, what, column=name)
         return None
 
     def _retyped(self, table: Table, logged: dict[str, BaseType]) -> SchemaChange | None:
-        planned = dict(zip((column.name for column in table.relation.columns), table.bases, strict=True))
+        planned = dict(zip(table.relation.names, table.bases, strict=True))
         for name in self._of_interest(table):
             if not holds(planned[name], logged[name]):
                 before, after = type_name(planned[name]), type_name(logged[name])
@@ -193,8 +192,7 @@ class Fit:
         """
         planned = self._of_interest(table)
         current = [name for name in logged if name in planned]
-        known = {column.name for column in table.relation.columns}
-        old_ones = list(takewhile(known.__contains__, logged))
+        old_ones = list(takewhile(table.relation.names.__contains__, logged))
         names = [name for name, other in zip(planned, current, strict=True) if name != other]
         names += [name for name in planned if name not in old_ones and name not in names]
         if not names:
@@ -210,11 +208,9 @@ class Fit:
         )
 
     def _added(self, table: Table, logged: dict[str, BaseType]) -> SchemaChange | None:
-        if self._tables.some_columns or not self._reads_all(table):
-            return None
-        known = {column.name for column in table.relation.columns}
-        added = next((name for name in logged if name not in known), None)
-        if added is None:
+        reads_all = set(table.relation.names).issubset(self._selected.get(table.name, ()))
+        added = _first_added(table, logged)
+        if self._tables.some_columns or not reads_all or added is None:
             return None
         return _schema_change(
             "COLUMN_ADDED",
@@ -228,14 +224,15 @@ class Fit:
     def _of_interest(self, table: Table) -> list[str]:
         selected = self._selected.get(table.name, ())
         return [
-            column.name
-            for column in table.relation.columns
-            if column.name in selected or (self._tables.several and column.name in table.key)
+            name
+            for name in table.relation.names
+            if name in selected or (self._tables.several and name in table.key)
         ]
 
-    def _reads_all(self, table: Table) -> bool:
-        selected = self._selected.get(table.name, ())
-        return all(column.name in selected for column in table.relation.columns)
+
+def _first_added(table: Table, logged: Collection[str]) -> str | None:
+    """Return the first of the logged columns that the planned table does not have."""
+    return next((name for name in logged if name not in table.relation.names), None)
 
 
 def key_changed(table: Table, key: Collection[str]) -> SchemaChange:
@@ -264,7 +261,7 @@ def table_removed(name: str, table: Table) -> FeedUnavailableError:
 
 def partition_key(name: str, table: Table, partition: Relation, version: int) -> FeedUnavailableError:
     """Return the error of a partition whose changes are logged without the key of its table."""
-    logged = _listed([column.name for column in partition.columns if column.key])
+    logged = _listed(partition.identifying)
     return FeedUnavailableError(
         f"{name}: from commit {version} on, the partition {partition.name} has another replica identity: it "
         f"logs {logged}, and rows of {table.name} are identified by {_listed(table.key)}, whose changes are "

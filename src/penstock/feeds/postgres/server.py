@@ -127,38 +127,32 @@ class Server:
 
     def chunks(self, query: str, parameters: Json | None = None) -> Generator[list[bytes], None, None]:
         """Fetch the single column of a query in chunks of a few megabytes, through a separate connection."""
-        connection, cursor, rows = self._server_cursor(query, parameters, min(100, _FETCH_ROWS), binary=True)
         chunk: list[bytes] = []
         size = 0
-        try:
-            with self.translating():
-                while rows:
-                    fetched = list(chain.from_iterable(rows))
-                    bytes_fetched = sum(map(len, fetched))
-                    chunk, size = chunk + fetched, size + bytes_fetched
-                    if size >= _CHUNK_BYTES or len(chunk) >= _CHUNK_ROWS:
-                        yield from _halved(chunk, size)
-                        chunk, size = [], 0
-                    count = _CHUNK_BYTES * len(fetched) // (bytes_fetched + 1)
-                    rows = cursor.fetchmany(max(1, min(_FETCH_ROWS, count)))
-                yield from _halved(chunk, size)
-        finally:
-            connection.close()
+        first = min(100, _FETCH_ROWS)
+        with self._server_cursor(query, parameters, first, binary=True) as (cursor, rows):
+            while rows:
+                fetched = list(chain.from_iterable(rows))
+                bytes_fetched = sum(map(len, fetched))
+                chunk, size = chunk + fetched, size + bytes_fetched
+                if size >= _CHUNK_BYTES or len(chunk) >= _CHUNK_ROWS:
+                    yield from _halved(chunk, size)
+                    chunk, size = [], 0
+                count = _CHUNK_BYTES * len(fetched) // (bytes_fetched + 1)
+                rows = cursor.fetchmany(max(1, min(_FETCH_ROWS, count)))
+            yield from _halved(chunk, size)
 
     def rows(self, statement: str, /, **parameters: object) -> Generator[Row, None, None]:
         """Fetch the rows of a named statement lazily, through a separate connection."""
-        connection, cursor, rows = self._server_cursor(statements()[statement], parameters, 5_000)
-        try:
-            with self.translating():
-                while rows:
-                    yield from rows
-                    rows = cursor.fetchmany(5_000)
-        finally:
-            connection.close()
+        with self._server_cursor(statements()[statement], parameters, 5_000) as (cursor, rows):
+            while rows:
+                yield from rows
+                rows = cursor.fetchmany(5_000)
 
+    @contextmanager
     def _server_cursor(
         self, query: str, parameters: Json | None, rows: int, *, binary: bool = False
-    ) -> tuple[Connection, psycopg.ServerCursor[Row], list[Row]]:
+    ) -> Iterator[tuple[psycopg.ServerCursor[Row], list[Row]]]:
         """Open a server-side cursor and fetch its first rows: then the slot is free again."""
 
         def open_cursor() -> tuple[Connection, psycopg.ServerCursor[Row], list[Row]]:
@@ -173,7 +167,12 @@ class Server:
                 connection.close()
                 raise
 
-        return self.with_retries(open_cursor)
+        connection, cursor, first_rows = self.with_retries(open_cursor)
+        try:
+            with self.translating():
+                yield cursor, first_rows
+        finally:
+            connection.close()
 
     def close(self) -> None:
         with self._lock:

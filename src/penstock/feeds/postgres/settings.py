@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from urllib.parse import parse_qsl, quote, urlencode
 
-from penstock.arguments import column_names, did_you_mean, in_quotes, require
+from penstock.arguments import column_names, did_you_mean, in_quotes, refusal, require
 from penstock.errors import InvalidUrlError
 from penstock.feeds.contract import convert_fields
 from penstock.feeds.postgres.values import AS_TYPES
@@ -76,14 +76,14 @@ class FeedSettings:
         }
         for name in ("publication", "slot"):
             require(name, getattr(self, name), str | None, "text")
-            settings[name] = getattr(self, name) or _last(own, name) or ""
+            settings[name] = getattr(self, name) or own.get(name, [""])[-1]
         by_default = f"penstock_{settings['publication']}"
         if not settings["slot"] and settings["publication"] and _SLOT.fullmatch(by_default):
             settings["slot"] = by_default
         for name, default in _DEFAULTS.items():
             value = getattr(self, name)
-            value = _last(own, name) if value in ("", None) else value
-            settings[name] = default if value is None else _parsed(name, value, type(default))
+            value = own.get(name, [default])[-1] if value in ("", None) else value
+            settings[name] = _parsed(name, value, type(default))
         return settings
 
     def _types_by_column(self, in_url: Sequence[str]) -> dict[str, str] | None:
@@ -102,16 +102,19 @@ class FeedSettings:
         return types or None
 
     def _skipped_versions(self, in_url: Sequence[str]) -> tuple[int, ...] | None:
-        require("skip", self.skip, Sequence | None, "a list of versions such as [34488752]")
-        versions = in_url if self.skip is None else self.skip
+        wanted = "a list of versions such as [34488752]"
+        require("skip", self.skip, Sequence | None, wanted)
         try:
-            return tuple(sorted({int(version) for version in versions})) or None
+            versions = [int(text) for text in in_url] if self.skip is None else self.skip
         except ValueError:
             raise InvalidUrlError(
-                f"skip={list(versions)!r}: give the versions of commits, which are whole numbers",
+                f"skip={list(in_url)!r}: give the versions of commits, which are whole numbers",
                 condition="INVALID_URL.VALUE",
                 parameter="skip",
             ) from None
+        if not all(type(version) is int for version in versions):
+            raise refusal("skip", self.skip, wanted)
+        return tuple(sorted(set(versions))) or None
 
     def _check(self) -> None:
         if not self.publication:
@@ -185,11 +188,6 @@ def _require_known(names: Sequence[str]) -> None:
                 condition="INVALID_URL.UNKNOWN_PARAMETER",
                 parameter=name,
             )
-
-
-def _last(own: Mapping[str, list[str]], name: str) -> str | None:
-    values = own.get(name)
-    return values[-1] if values else None
 
 
 def _parsed(name: str, value: str | float, kind: type[str | int | float]) -> str | float:

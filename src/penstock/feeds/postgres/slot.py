@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from penstock.errors import FeedUnavailableError
-from penstock.feeds.postgres.catalog import missing_publication
+from penstock.feeds.postgres.catalog import Tables, missing_publication
 from penstock.feeds.postgres.pgoutput import TRUNCATE, Relation, Truncation, truncated_relations
 from penstock.feeds.postgres.server import WAL_LEVEL, Server, SlotInUse, lsn, quoted, statements
 from penstock.feeds.protocol import Commit, history_changed
@@ -81,9 +81,10 @@ class Slot:
         self._chosen: dict[str, int] | None = None
         self._advanced_to = 0
 
-    def choose(self, tables: Mapping[str, int] | None) -> None:
-        """Read the rows of some tables only, given by name and object id."""
-        self._chosen = None if tables is None else dict(tables)
+    def choose(self, tables: Tables) -> None:
+        """Read the rows of these tables only, if the feed names its tables."""
+        oids = {table.name: table.relation.oid for table in tables.tables}
+        self._chosen = oids if tables.chosen else None
 
     def check_server(self) -> None:
         """Refuse a server that cannot decode its log."""
@@ -199,6 +200,8 @@ class Slot:
 
         About ``messages`` messages of the log are searched; all when None.
         """
+        if upto <= after:
+            return LogRelations({}, [], [])
         rows = self._server.fetch(
             "relations",
             **self._bounds(upto),

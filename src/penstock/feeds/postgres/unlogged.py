@@ -36,7 +36,7 @@ def _unlogged(condition: str, what: str, token: str, table: str = "") -> Unlogge
     return Unlogged(f"FEED_UNAVAILABLE.{condition}", what, token, table)
 
 
-def unlogged_changes(
+def changes_between(
     server: Statements,
     publication: str,
     before: PublicationState,
@@ -137,7 +137,7 @@ def doubtful_columns(
     if was is None or name is None:
         return
     old, new = before.columns[was], now.columns[name]
-    logged = [column.name for column in relation.columns]
+    logged = relation.names
     existed = {number for number, *_ in old.values()}
     possible = sorted(existed.union(range(before.widths[was] + 1, now.widths[name] + 1)))
     present = {number for number, *_ in new.values()}
