@@ -22,7 +22,7 @@ from penstock.errors import FeedUnavailableError
 from penstock.feeds.contract import CHANGE_TYPE
 from penstock.feeds.protocol import METADATA_NAMES, PLAN, OpenFeed, change_rows
 from penstock.json_text import parse_json
-from penstock.lake.parquet import Piece, count_rows, fitted, pieces, read_piece, with_constants
+from penstock.lake.parquet import Piece, count_rows, fitted, pieces, read_piece
 from penstock.lake.storage import in_parallel
 
 _BYTES_PER_ROW = 32
@@ -253,9 +253,9 @@ class FileFeed(OpenFeed):
         wanted = [*stored, CHANGE_TYPE] if part.change_type is None else stored
         with self._open_file(part.file, part.commit.version) as file:
             for batch in read_piece(file, part.piece, wanted):
-                data = with_constants(
-                    fitted(batch, schema, lambda reason: self._refused(part, reason)), constants
-                )
+                data = fitted(batch, schema, lambda reason: self._refused(part, reason))
+                for name, value in constants.items():
+                    data = data.append_column(name, pa.repeat(value, data.num_rows))
                 yield change_rows(
                     data,
                     schema,

@@ -248,16 +248,10 @@ def change_rows(
         elif field.name == COMMIT_TIMESTAMP:
             arrays.append(pa.repeat(pa.scalar(timestamp, INSTANT), rows))
         else:
-            arrays.append(_column_as(data, field))
+            index = data.schema.get_field_index(field.name)
+            column = pa.nulls(rows, field.type) if index < 0 else data.column(index)
+            arrays.append(column if column.type.equals(field.type) else column.cast(field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _column_as(data: pa.RecordBatch, field: pa.Field) -> pa.Array:
-    index = data.schema.get_field_index(field.name)
-    if index < 0:
-        return pa.nulls(data.num_rows, field.type)
-    column = data.column(index)
-    return column if column.type.equals(field.type) else column.cast(field.type)
 
 
 def lists_of(values: pa.Array, sizes: NDArray[np.integer]) -> pa.ListArray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -169,10 +169,8 @@ class OpenSnapshotFeed(FileFeed):
             return commit
         return replace(commit, columns=columns_of(self._data_schema(added, commit.version)))
 
-    @contextmanager
-    def _open_file(self, file: DataFile, version: int) -> Iterator[pa.NativeFile]:
-        with self._folder.reading(file.path, version), self._folder.open(file.path) as opened:
-            yield opened
+    def _open_file(self, file: DataFile, version: int) -> AbstractContextManager[pa.NativeFile]:
+        return self._folder.open(file.path, version)
 
     def _refused(self, part: Slice, reason: str) -> FeedUnavailableError:
         return FeedUnavailableError(
@@ -292,15 +290,18 @@ class Folder:
         return frozenset(path for pair in both for path in pair)
 
     def _inode(self, path: str) -> tuple[int, int]:
-        with self.reading(path):
+        with self._reading(path):
             status = os.stat(os.path.join(self._path, path))
         return status.st_dev, status.st_ino
 
-    def open(self, path: str) -> pa.NativeFile:
-        return self._files.open_input_file(path)
+    @contextmanager
+    def open(self, path: str, version: int) -> Iterator[pa.NativeFile]:
+        """Open a file that a version needs."""
+        with self._reading(path, version), self._files.open_input_file(path) as file:
+            yield file
 
     @contextmanager
-    def reading(self, path: str, version: int | None = None) -> Iterator[None]:
+    def _reading(self, path: str, version: int | None = None) -> Iterator[None]:
         """Translate errors: a missing file is lost data, an unreadable one an error of the feed."""
         what = f"{path} of {self._shown}"
         try:
@@ -342,9 +343,8 @@ class Folder:
 
 def versions_of(names: Sequence[str], where: str) -> dict[str, int]:
     """Return the version of each name: its digits as one number."""
-    versions: dict[str, int] = {}
+    by_version: dict[int, str] = {}
     shape: tuple[str, tuple[object, ...]] | None = None
-    taken: dict[int, str] = {}
     for name in sorted(names):
         numbers = _DIGITS.findall(name)
         texts = tuple(_DIGITS.split(name.removesuffix(".parquet")))
@@ -361,11 +361,10 @@ def versions_of(names: Sequence[str], where: str) -> dict[str, int]:
         version = int("".join(numbers))
         if len(str(version)) > _MOST_DIGITS:
             raise _ambiguous(where, f"{name!r} has more than {_MOST_DIGITS} digits", name)
-        if version in taken:
-            raise _ambiguous(where, f"{taken[version]!r} and {name!r} are both version {version}", name)
-        taken[version] = name
-        versions[name] = version
-    return versions
+        if version in by_version:
+            raise _ambiguous(where, f"{by_version[version]!r} and {name!r} are both version {version}", name)
+        by_version[version] = name
+    return {name: version for version, name in by_version.items()}
 
 
 def _ambiguous(where: str, what: str, name: str) -> FeedUnavailableError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote, urlencode
@@ -80,7 +80,7 @@ class FeedUrl:
     def require_known(self, known: Iterable[str], prefixes: tuple[str, ...] = ()) -> None:
         names = list(known)
         for name, _ in self.parameters:
-            if name not in names and not name.startswith(prefixes or ("\0",)):
+            if name not in names and not name.startswith(prefixes):
                 listed = ", ".join([*names, *(f"{prefix}…" for prefix in prefixes)])
                 raise InvalidUrlError(
                     f"a {self.kind} feed has no parameter {in_quotes(name)}.{did_you_mean(name, names)} It "
@@ -88,13 +88,6 @@ class FeedUrl:
                     condition="INVALID_URL.UNKNOWN_PARAMETER",
                     parameter=name,
                 )
-
-
-def _completed(url: str, parameters: Mapping[str, str]) -> str:
-    """Add parameters that a feed's URL does not have."""
-    existing = {name for name, _ in FeedUrl.of(url).parameters}
-    more = [(name, value) for name, value in parameters.items() if name not in existing]
-    return f"{url}{'&' if '?' in url else '?'}{urlencode(more, quote_via=quote)}" if more else url
 
 
 def row_id_forms(kind: str, target: str, class_name: str) -> str:
@@ -138,8 +131,8 @@ def parse(url: str, *, store: str | None = None) -> Feed:
             f"feed is one of {_FORMS}",
             condition="INVALID_URL.UNKNOWN_KIND",
         )
-    if store is not None and parts.kind == "queue":
-        url = _completed(url, {"store": store})
+    if store is not None and parts.kind == "queue" and parts.one("store") is None:
+        url = str(replace(parts, parameters=(*parts.parameters, ("store", store))))
     module, name = _KINDS[parts.kind]
     feed: Feed = getattr(import_module(module), name).from_url(url)
     return feed

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -98,13 +99,6 @@ def count_rows(source: pa.NativeFile) -> int:
     return int(pq.read_metadata(source).num_rows)
 
 
-def with_constants(data: pa.RecordBatch, constants: Mapping[str, pa.Scalar]) -> pa.RecordBatch:
-    """Append columns that have the same value in every row."""
-    for name, value in constants.items():
-        data = data.append_column(name, pa.repeat(value, data.num_rows))
-    return data
-
-
 def fitted(data: pa.RecordBatch, schema: pa.Schema, refuse: Callable[[str], Exception]) -> pa.RecordBatch:
     """Cast columns of a file to a schema without loss; ``refuse`` makes the error, from the reason."""
     fields, arrays = [], []
@@ -135,10 +129,7 @@ def widens(stored: pa.DataType, wanted: pa.DataType, *, old_instants: bool = Fal
 
     With ``old_instants``, timestamps without a zone may be instants.
     """
-
-    def below(stored: pa.DataType, wanted: pa.DataType) -> bool:
-        return widens(stored, wanted, old_instants=old_instants)
-
+    below = partial(widens, old_instants=old_instants)
     if stored.equals(wanted) or pat.is_null(stored):
         return True
     if pat.is_dictionary(stored):

@@ -119,13 +119,23 @@ class DeltaPlace:
         """The path for messages, without a password."""
         return shown_path(self.path)
 
-    def open(self) -> DeltaTable:
-        """Load the current version."""
+    def open(self, version: int | None = None) -> DeltaTable:
+        """Load a version, by default the current one."""
         with self.translating_errors():
             table: DeltaTable = library("deltalake").DeltaTable(
-                self.path, storage_options=self.options or None
+                self.path, version=version, storage_options=self.options or None
             )
         return table
+
+    def create(self, schema: pa.Schema) -> DeltaTable:
+        """Create the table, unless another process creates it at the same moment; load it."""
+        deltalake = library("deltalake")
+        with self.translating_errors():
+            wanted = deltalake.Schema.from_arrow(schema)
+            deltalake.DeltaTable.create(
+                self.path, wanted, mode="ignore", storage_options=self.options or None
+            )
+        return self.open()
 
     def find(self) -> DeltaTable | None:
         """Load the current version; None if the table does not exist."""
@@ -147,6 +157,8 @@ class DeltaPlace:
             yield
         except PenstockError:
             raise
+        except beside:
+            raise
         # Arrow's file systems raise them too: an object store's client raises the latter for unknown answers.
         except (OSError, NotImplementedError) as error:
             raise StoreUnavailableError(
@@ -156,8 +168,6 @@ class DeltaPlace:
                 table=self.shown,
             ) from None
         except Exception as error:
-            if isinstance(error, beside):
-                raise
             raise TableRefusedError(
                 f"the Delta table {self.shown} refused the operation: {self.message(error)}",
                 condition="TABLE_REFUSED.DELTA",
@@ -204,7 +214,8 @@ class Storage:
     def __init__(self, path: str, options: Mapping[str, str], shown: str) -> None:
         self._path = path
         self._options = dict(options)
-        self._shown = shown
+        self.shown = shown
+        """The table's path for messages."""
 
     @cached_property
     def _files(self) -> PyFileSystem:
@@ -217,7 +228,7 @@ class Storage:
                 # deltalake raises it for an unknown kind of object store too.
                 if is_url(self._path):
                     raise
-                raise not_a_table(self._shown) from None
+                raise not_a_table(self.shown) from None
 
     def open(self, path: str) -> pa.NativeFile:
         """Open a file for random access."""
@@ -255,13 +266,13 @@ class Storage:
             raise
         except kinds as error:
             if is_denied(error):
-                where = f"the storage of the Delta table {self._shown}"
+                where = f"the storage of the Delta table {self.shown}"
                 raise access_denied(where, self.message(error), "the feed's storage_options") from None
             raise FeedUnavailableError(
-                f"the storage of the Delta table {self._shown} failed: {self.message(error)}. Check the "
+                f"the storage of the Delta table {self.shown} failed: {self.message(error)}. Check the "
                 "path, the storage options and the credentials",
                 condition="FEED_UNAVAILABLE.STORAGE",
-                table=self._shown,
+                table=self.shown,
             ) from None
 
     def message(self, error: Exception) -> str:

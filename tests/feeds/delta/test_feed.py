@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.changes.options import ChangeRange
-from penstock.errors import DataLostError, InvalidChangelogSchemaError, InvalidUrlError
+from penstock.errors import DataLostError, InvalidChangelogSchemaError, InvalidInputError, InvalidUrlError
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from penstock.feeds.delta import DeltaFeed
 from tests.feeds.delta.tables import (
@@ -175,6 +175,8 @@ def test_the_option_for_overwrites_is_part_of_the_url(path: Path) -> None:
     assert DeltaFeed.from_url(feed.url) == feed
     with pytest.raises(InvalidUrlError, match=r"URL.VALUE\].*give true or false"):
         DeltaFeed.from_url("delta:/t?row_id=id&overwrites=treu")
+    with pytest.raises(InvalidInputError, match="overwrites is True or False"):
+        DeltaFeed(path, "id", overwrites="false")  # type: ignore[arg-type]  # on purpose
     History(path, feed=True, partitioned=False)
     with pytest.raises(InvalidChangelogSchemaError, match=r"is overwritten.*row_id"):
         DeltaFeed(path, overwrites=True).open().describe()

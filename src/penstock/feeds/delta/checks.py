@@ -12,8 +12,7 @@ import pyarrow.types as pat
 
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import FeedUnavailableError, PenstockError
-from penstock.feeds.delta.log import CommitFile, Metadata, Protocol, TableState
-from penstock.feeds.file_commits import DataFile
+from penstock.feeds.delta.log import CommitFile, TableState
 from penstock.feeds.protocol import check_reserved
 from penstock.feeds.urls import row_id_forms
 from penstock.lake.parquet import nullable
@@ -38,36 +37,27 @@ _FEATURES = frozenset(
 def check_state(state: TableState, shown: str, version: int | None = None) -> None:
     """Refuse a table, or one of its versions, that needs something unknown from its readers."""
     which = f"the Delta table {shown}" if version is None else f"version {version} of the Delta table {shown}"
-    _check_protocol(state.protocol, which, version)
-    _check_metadata(state.metadata, which, version)
-
-
-def _check_protocol(protocol: Protocol, which: str, version: int | None) -> None:
-    unknown = sorted(set(protocol.features) - _FEATURES)
-    if protocol.reader <= _READER and not unknown:
-        return
-    what = f"the reader features {', '.join(unknown)}" if unknown else f"reader version {protocol.reader}"
-    raise FeedUnavailableError(
-        f"{which} needs {what}, which Penstock does not support: drop the feature from the table and begin "
-        "after the version that does, or copy the table",
-        condition="FEED_UNAVAILABLE.READER_FEATURE",
-        features=unknown,
-        reader_version=protocol.reader,
-        version=version,
-    )
-
-
-def _check_metadata(metadata: Metadata, which: str, version: int | None) -> None:
-    """Refuse columns that have other names in the files."""
-    if metadata.column_mapping.lower() == "none":
-        return
-    raise FeedUnavailableError(
-        f"{which} uses column mapping by {metadata.column_mapping}, which Penstock does not support: drop it "
-        "(ALTER TABLE … DROP FEATURE columnMapping) and begin after the version that does, or copy the table",
-        condition="FEED_UNAVAILABLE.COLUMN_MAPPING",
-        mode=metadata.column_mapping,
-        version=version,
-    )
+    reader, mapping = state.protocol.reader, state.metadata.column_mapping
+    unknown = sorted(set(state.protocol.features) - _FEATURES)
+    if reader > _READER or unknown:
+        what = f"the reader features {', '.join(unknown)}" if unknown else f"reader version {reader}"
+        raise FeedUnavailableError(
+            f"{which} needs {what}, which Penstock does not support: drop the feature from the table and "
+            "begin after the version that does, or copy the table",
+            condition="FEED_UNAVAILABLE.READER_FEATURE",
+            features=unknown,
+            reader_version=reader,
+            version=version,
+        )
+    if mapping.lower() != "none":
+        # The columns have other names in the files.
+        raise FeedUnavailableError(
+            f"{which} uses column mapping by {mapping}, which Penstock does not support: drop it (ALTER "
+            "TABLE … DROP FEATURE columnMapping) and begin after the version that does, or copy the table",
+            condition="FEED_UNAVAILABLE.COLUMN_MAPPING",
+            mode=mapping,
+            version=version,
+        )
 
 
 def check_files(commit: CommitFile, before: TableState | None, table: TableState, shown: str) -> None:
@@ -75,34 +65,32 @@ def check_files(commit: CommitFile, before: TableState | None, table: TableState
 
     Removed files are compared with the table ``before`` the commit, the others with the table after it.
     """
+    where = f"version {commit.version} of the Delta table {shown}"
     for kind, action in commit.needed:
         if action.deletion_vector:
             raise FeedUnavailableError(
-                f"version {commit.version} of the Delta table {shown} has deletion vectors, which Penstock "
-                "does not support: set delta.enableDeletionVectors=false, purge them (REORG TABLE … APPLY "
-                "(PURGE)), and begin after that version",
+                f"{where} has deletion vectors, which Penstock does not support: set "
+                "delta.enableDeletionVectors=false, purge them (REORG TABLE … APPLY (PURGE)), and begin "
+                "after that version",
                 condition="FEED_UNAVAILABLE.DELETION_VECTORS",
                 version=commit.version,
             )
-        if not _has_partition(action, before if kind == "delete" else table):
+        owner = before if kind == "delete" else table
+        known = {name for name, _ in action.values}
+        if owner is not None and not known.issuperset(owner.metadata.partition_columns):
             raise FeedUnavailableError(
-                f"version {commit.version} of the Delta table {shown} removes a file, and its log does not "
-                f"have the file's partition: begin after that version (file {shown_path(action.path)})",
+                f"{where} removes a file, and its log does not have the file's partition: begin after that "
+                f"version (file {shown_path(action.path)})",
                 condition="FEED_UNAVAILABLE.PARTITION_UNKNOWN",
                 version=commit.version,
             )
         if action.is_outside_table:
             raise FeedUnavailableError(
-                f"version {commit.version} of the Delta table {shown} has a file outside its folder, like a "
-                "shallow clone: read the original table, or begin after that version (file "
-                f"{shown_path(action.path)})",
+                f"{where} has a file outside its folder, like a shallow clone: read the original table, or "
+                f"begin after that version (file {shown_path(action.path)})",
                 condition="FEED_UNAVAILABLE.FILES_ELSEWHERE",
                 version=commit.version,
             )
-
-
-def _has_partition(action: DataFile, table: TableState | None) -> bool:
-    return table is None or {name for name, _ in action.values}.issuperset(table.metadata.partition_columns)
 
 
 def replaced(shown: str, version: int) -> FeedUnavailableError:

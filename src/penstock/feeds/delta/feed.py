@@ -12,15 +12,7 @@ import pyarrow as pa
 from penstock.arguments import column_names, require
 from penstock.errors import DataLostError, FeedUnavailableError, InvalidChangelogSchemaError, PenstockError
 from penstock.feeds.contract import ChangeContract, convert_fields
-from penstock.feeds.delta.checks import (
-    check_files,
-    check_state,
-    data_schema,
-    no_feed,
-    partition_value,
-    ranges,
-    replaced,
-)
+from penstock.feeds.delta import checks
 from penstock.feeds.delta.log import CommitFile, Log, Metadata, TableState
 from penstock.feeds.file_commits import (
     Column,
@@ -81,6 +73,7 @@ class DeltaFeed:
 
     def __post_init__(self) -> None:
         require("storage_options", self.storage_options, Mapping, "a mapping, as deltalake takes it")
+        require("overwrites", self.overwrites, bool, "True or False")
         options = {str(name): str(value) for name, value in self.storage_options.items()}
         convert_fields(
             self,
@@ -144,10 +137,10 @@ class OpenDeltaFeed(FileFeed):
                 condition="FEED_UNAVAILABLE.BROKEN_LOG",
                 table=self.name,
             )
-        check_state(state, self.name)
+        checks.check_state(state, self.name)
         metadata = state.metadata
         contract, only_changes = self._contract(metadata, newest)
-        columns = data_schema(metadata.schema, self.name)
+        columns = checks.data_schema(metadata.schema, self.name)
         known = {name.lower() for name in columns.names}
         unknown = [
             name for name in self._feed.row_id or () if name.split(".")[0].strip("`").lower() not in known
@@ -233,12 +226,12 @@ class OpenDeltaFeed(FileFeed):
                 FileCommit(commit.version, commit.timestamp, commit.needed, commit.rewrites, columns)
             )
         if refused:
-            raise no_feed(self.name, refused)
+            raise checks.no_feed(self.name, refused)
         if overwritten:
             log.warning(
                 "%s of %s overwrote rows, which all count as changes, even unchanged ones: set row_id to get "
                 "only the rows that differ",
-                ranges(overwritten),
+                checks.ranges(overwritten),
                 self.table,
                 extra={"action": "rows_overwritten", "table": self.name, "versions": overwritten},
             )
@@ -252,20 +245,20 @@ class OpenDeltaFeed(FileFeed):
 
     def _check_commit(self, commit: CommitFile, state: TableState) -> None:
         """Refuse a version that cannot be read, or not by a query that was planned before it."""
-        check_state(state, self.name, commit.version)
+        checks.check_state(state, self.name, commit.version)
         version, table = self._described or (commit.version, state.metadata.id)
         if commit.version > version and state.metadata.id != table:
-            raise replaced(self.name, commit.version)
+            raise checks.replaced(self.name, commit.version)
         before = self._log.state(commit.version - 1)
         if before is not None and any(kind == "delete" for kind, _ in commit.needed):
             # What it removes was written before it.
-            check_state(before, self.name, commit.version)
-        check_files(commit, before, state, self.name)
+            checks.check_state(before, self.name, commit.version)
+        checks.check_files(commit, before, state, self.name)
 
     def _columns(self, version: int, state: TableState) -> tuple[Column, ...]:
         """Return the columns of a version, which a query that was planned earlier has to know."""
         try:
-            return columns_of(data_schema(state.metadata.schema, self.name))
+            return columns_of(checks.data_schema(state.metadata.schema, self.name))
         except PenstockError:
             if self._described is not None and version > self._described[0]:
                 raise
@@ -298,7 +291,9 @@ class OpenDeltaFeed(FileFeed):
     def _constants(self, part: Slice, schema: pa.Schema) -> dict[str, pa.Scalar]:
         names = {name.lower(): name for name in schema.names}
         values = {names[name.lower()]: text for name, text in part.file.values if name.lower() in names}
-        return {name: partition_value(name, text, schema.field(name).type) for name, text in values.items()}
+        return {
+            name: checks.partition_value(name, text, schema.field(name).type) for name, text in values.items()
+        }
 
     @contextmanager
     def _open_file(self, file: DataFile, version: int) -> Iterator[pa.NativeFile]:
@@ -336,5 +331,5 @@ class OpenDeltaFeed(FileFeed):
     @property
     def _log(self) -> Log:
         if self._opened is None:
-            self._opened = Log(self._storage, self.name)
+            self._opened = Log(self._storage)
         return self._opened

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from urllib.parse import unquote
@@ -20,8 +20,6 @@ from penstock.lake.parquet import readable
 from penstock.lake.storage import Storage, in_parallel, not_a_table
 
 _ROWS = re.compile(r'"numRecords"\s*:\s*(\d+)')
-FEED = "delta.enableChangeDataFeed"
-MAPPING = "delta.columnMapping.mode"
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.(?:.*\.)?(parquet|json)")
 _INVALID = (ValueError, KeyError, TypeError, AttributeError)
@@ -63,11 +61,11 @@ class Metadata:
     @cached_property
     def feed(self) -> bool:
         """Whether commits record the rows that they change."""
-        return self.configuration.get(FEED, "").lower() == "true"
+        return self.configuration.get("delta.enableChangeDataFeed", "").lower() == "true"
 
     @property
     def column_mapping(self) -> str:
-        return self.configuration.get(MAPPING) or "none"
+        return self.configuration.get("delta.columnMapping.mode") or "none"
 
 
 @dataclass(frozen=True)
@@ -97,13 +95,13 @@ class CommitFile:
     version: int
     timestamp: int
     """Microseconds since 1970, UTC."""
-    metadata: Metadata | None = None
-    protocol: Protocol | None = None
-    added: tuple[DataFile, ...] = ()
-    removed: tuple[DataFile, ...] = ()
-    changed: tuple[DataFile, ...] = ()
+    metadata: Metadata | None
+    protocol: Protocol | None
+    added: tuple[DataFile, ...]
+    removed: tuple[DataFile, ...]
+    changed: tuple[DataFile, ...]
     """Change data files; they hold all changes of the commit."""
-    digest: str = ""
+    digest: str
     """A digest of the commit file."""
 
     @property
@@ -123,49 +121,14 @@ class CommitFile:
         return bool(not self.changed and self.added and self.removed)
 
 
-def parse_commit(version: int, lines: Iterable[bytes], written: Callable[[], int]) -> CommitFile:
-    """Parse a commit file (Delta protocol, "Change Data Files" and "Commit Provenance Information").
-
-    Parameters
-    ----------
-    written
-        Returns when the file was last modified, for commits without a timestamp; microseconds since 1970.
-    """
-    files: dict[str, list[DataFile]] = {"add": [], "remove": [], "cdc": []}
-    metadata: Metadata | None = None
-    protocol: Protocol | None = None
-    timestamp_ms: int | None = None
-    for line in lines:
-        if not line.strip():
-            continue
-        for kind, action in parse_json(line).items():
-            if kind in files:
-                if kind == "cdc" or action.get("dataChange", True):
-                    files[kind].append(data_file(action))
-            elif kind == "metaData":
-                metadata = Metadata.of(action)
-            elif kind == "protocol":
-                protocol = Protocol.of(action)
-            elif kind == "commitInfo":
-                timestamp_ms = action.get("inCommitTimestamp") or action.get("timestamp")
-    timestamp = written() if timestamp_ms is None else int(timestamp_ms) * 1000
-    return CommitFile(
-        version,
-        timestamp,
-        metadata,
-        protocol,
-        tuple(files["add"]),
-        tuple(files["remove"]),
-        tuple(files["cdc"]),
-    )
-
-
 class Log:
-    """The commits of a table. They never change, so a limited number of them is cached."""
+    """The commits of a table. They never change, so a limited number of them is cached.
 
-    def __init__(self, storage: Storage, shown: str) -> None:
+    ``first`` and ``seen`` are the oldest and the newest version that were in the log when it was last listed.
+    """
+
+    def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._shown = shown
         self._commits: OrderedDict[int, CommitFile] = OrderedDict()
         self._kept_files = 0
         self._states: OrderedDict[int, TableState] = OrderedDict()
@@ -181,9 +144,9 @@ class Log:
             elif (match := _CHECKPOINT.fullmatch(name)) and info.size:
                 self._checkpoints.setdefault(int(match[1]), []).append(f"_delta_log/{name}")
         if not commits:
-            raise not_a_table(self._shown)
-        self._newest = self.first = max(commits)
-        self._mark = commits[self._newest].size, commits[self._newest].mtime_ns
+            raise not_a_table(self._storage.shown)
+        self.seen = self.first = max(commits)
+        self._mark = commits[self.seen].size, commits[self.seen].mtime_ns
         # A gap means a log that was cleaned up by hand: versions before it cannot be read to the end.
         while self.first - 1 in commits:
             self.first -= 1
@@ -191,11 +154,7 @@ class Log:
 
     @cached_property
     def horizon(self) -> RetentionHorizon:
-        return RetentionHorizon(self._storage, self, self._shown)
-
-    @property
-    def seen(self) -> int:
-        return self._newest
+        return RetentionHorizon(self._storage, self)
 
     @property
     def readable(self) -> int:
@@ -205,9 +164,9 @@ class Log:
         one that is gone.
         """
         if self._readable is None:
-            commits = self.states(self.first - 1, self._newest)
+            commits = self.states(self.first - 1, self.seen)
             known = (commit.version for commit, state in commits if self._is_readable(commit, state))
-            self._readable = next(known, self._newest + 1)
+            self._readable = next(known, self.seen + 1)
         return self._readable
 
     def _is_readable(self, commit: CommitFile, state: TableState | None) -> bool:
@@ -217,20 +176,20 @@ class Log:
 
     def newest(self) -> int:
         for _ in range(_PROBES):
-            current, following = self._storage.info(_file(self._newest), _file(self._newest + 1))
+            current, following = self._storage.info(_file(self.seen), _file(self.seen + 1))
             if current.type != FileType.File or (current.size, current.mtime_ns) != self._mark:
                 raise FeedUnavailableError(
-                    f"version {self._newest} of the Delta table {self._shown} has changed: the table was "
-                    "removed or recreated. Start the query again, with a new checkpoint",
+                    f"version {self.seen} of the Delta table {self._storage.shown} has changed: the table "
+                    "was removed or recreated. Start the query again, with a new checkpoint",
                     condition="FEED_UNAVAILABLE.TABLE_REPLACED",
-                    table=self._shown,
+                    table=self._storage.shown,
                 )
             if following.type != FileType.File:
-                return self._newest
-            self._newest += 1
+                return self.seen
+            self.seen += 1
             self._mark = following.size, following.mtime_ns
         self._list()
-        return self._newest
+        return self.seen
 
     def commit(self, version: int) -> CommitFile:
         if version not in self._commits:
@@ -241,20 +200,48 @@ class Log:
     def _parsed(self, version: int) -> CommitFile:
         name = _file(version)
         try:
-            content = self._storage.read(name)
-            commit = parse_commit(
-                version, content.splitlines(), lambda: int(self._storage.info(name)[0].mtime_ns // 1000)
-            )
-            return replace(commit, digest=blake2b(content, digest_size=16).hexdigest())
+            return self._parse(version, self._storage.read(name))
         except FileNotFoundError:
             raise self.lost(version) from None
         except _INVALID as error:
             raise self._broken(name, "commit file", version, error) from None
 
+    def _parse(self, version: int, content: bytes) -> CommitFile:
+        """Parse a commit file (Delta protocol, "Change Data Files" and "Commit Provenance Information")."""
+        files: dict[str, list[DataFile]] = {"add": [], "remove": [], "cdc": []}
+        metadata: Metadata | None = None
+        protocol: Protocol | None = None
+        timestamp_ms: int | None = None
+        for line in filter(bytes.strip, content.splitlines()):
+            for kind, action in parse_json(line).items():
+                if kind in files:
+                    if kind == "cdc" or action.get("dataChange", True):
+                        files[kind].append(data_file(action))
+                elif kind == "metaData":
+                    metadata = Metadata.of(action)
+                elif kind == "protocol":
+                    protocol = Protocol.of(action)
+                elif kind == "commitInfo":
+                    timestamp_ms = action.get("inCommitTimestamp") or action.get("timestamp")
+        if timestamp_ms is None:
+            timestamp = self._storage.info(_file(version))[0].mtime_ns // 1000
+        else:
+            timestamp = int(timestamp_ms) * 1000
+        return CommitFile(
+            version,
+            timestamp,
+            metadata,
+            protocol,
+            added=tuple(files["add"]),
+            removed=tuple(files["remove"]),
+            changed=tuple(files["cdc"]),
+            digest=blake2b(content, digest_size=16).hexdigest(),
+        )
+
     def _broken(self, name: str, what: str, version: int, error: Exception) -> FeedUnavailableError:
         return FeedUnavailableError(
-            f"{name} of the Delta table {self._shown} is not a valid {what} ({error!r}): restore it from a "
-            "backup",
+            f"{name} of the Delta table {self._storage.shown} is not a valid {what} ({error!r}): restore it "
+            "from a backup",
             condition="FEED_UNAVAILABLE.BROKEN_LOG",
             version=version,
         )
@@ -265,17 +252,16 @@ class Log:
         gone = "is no longer in its log"
         what = gone if version < self.first else f"depends on a commit that {gone}"
         return DataLostError(
-            f"version {version} of the Delta table {self._shown} {what}; versions "
-            f"{self.readable} to {self._newest} are left",
+            f"version {version} of the Delta table {self._storage.shown} {what}; versions "
+            f"{self.readable} to {self.seen} are left",
             condition="DATA_LOST.DELTA",
             version=version,
             first=self.readable,
-            last=self._newest,
+            last=self.seen,
         )
 
     def _keep(self, commit: CommitFile) -> None:
-        if commit.version not in self._commits:
-            self._kept_files += commit.files
+        self._kept_files += commit.files
         self._commits[commit.version] = commit
         while len(self._commits) > 1 and (
             self._kept_files > _KEPT_FILES or len(self._commits) > _KEPT_COMMITS
@@ -385,10 +371,8 @@ def _file(version: int) -> str:
 class RetentionHorizon:
     """The oldest commits that still have all their files."""
 
-    def __init__(self, storage: Storage, log: Log, shown: str) -> None:
-        self._storage = storage
-        self._log = log
-        self._shown = shown
+    def __init__(self, storage: Storage, log: Log) -> None:
+        self._storage, self._log = storage, log
         self._oldest: int | None = None
         self._probe: tuple[str, ...] = ()
 
@@ -431,13 +415,13 @@ class RetentionHorizon:
             left = f"versions {first} to {last} are left" if first <= last else "no version is left"
         except (DataLostError, FeedUnavailableError) as error:
             return DataLostError(
-                f"{path} of {self._shown} is missing, and its table cannot be read: {error.message}",
+                f"{path} of {self._storage.shown} is missing, and its table cannot be read: {error.message}",
                 condition="DATA_LOST.DELTA",
                 version=version,
             )
         return DataLostError(
-            f"version {version} of the Delta table {self._shown} can no longer be read, since its file "
-            f"{path} was vacuumed; {left}",
+            f"version {version} of the Delta table {self._storage.shown} can no longer be read, since its "
+            f"file {path} was vacuumed; {left}",
             condition="DATA_LOST.DELTA",
             version=version,
             first=first,

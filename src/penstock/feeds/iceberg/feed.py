@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 
 from penstock.arguments import column_names, require
-from penstock.extras import load, missing
+from penstock.extras import load
 from penstock.feeds.contract import convert_fields
 from penstock.feeds.protocol import OpenFeed, PlannedRead
 from penstock.feeds.urls import FeedUrl, pairs, prefixed
 from penstock.queue.checks import check_name
 
 _PROPERTY = "property."
-_WHAT = "the feed of an Iceberg table"
 
 
 @dataclass(frozen=True)
@@ -82,8 +80,8 @@ class IcebergFeed:
 
     def open(self, planned: PlannedRead | None = None) -> OpenFeed:
         """Open the feed in this process; this needs pyiceberg."""
-        if find_spec("pyiceberg") is None:
-            raise missing("pyiceberg", _WHAT)
-        open_feed = load("penstock.feeds.iceberg.open_feed", "OpenIcebergFeed", _WHAT)
+        open_feed = load(
+            "penstock.feeds.iceberg.open_feed", "OpenIcebergFeed", "the feed of an Iceberg table"
+        )
         opened: OpenFeed = open_feed(self)
         return opened

@@ -141,9 +141,8 @@ class OpenIcebergFeed(OpenFeed):
 
     def _history_upto(self, upto: int) -> History:
         """Return a history that reaches a version, from the cache if possible."""
-        if self._history is None or self._history.last < upto:
-            return self._refreshed_history()
-        return self._known_history()
+        history = self._history
+        return self._refreshed_history() if history is None or history.last < upto else history
 
     def _known_history(self) -> History:
         if self._history is None:

@@ -7,7 +7,7 @@ its partition whose sequence number is not above its own, and a deletion vector 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -34,14 +34,8 @@ class _Deletes:
 
     before: Sequence[Entry] = ()
     after: Sequence[Entry] = ()
-
-    @property
-    def changed(self) -> Sequence[Entry]:
-        before = {id(entry) for entry in self.before}
-        after = {id(entry) for entry in self.after}
-        return [
-            entry for entry in chain(self.before, self.after) if (id(entry) in before) != (id(entry) in after)
-        ]
+    changed: Sequence[Entry] = ()
+    """Those that are only in one of the two."""
 
 
 class Planner:
@@ -97,17 +91,19 @@ class Planner:
         if change.parent is not None and (doubtful or lacks_row_ids):
             before = self._live(change.parent)
             own += [entry for entry in doubtful if entry.file.file_path in before]
-            for entry in own:
-                _take_row_id(entry.file, before)
+            for file in (entry.file for entry in own):
+                # The writer of a removed file may have left its row id out.
+                if file.first_row_id is None and file.file_path in before:
+                    file.first_row_id = before[file.file_path].first_row_id
         return own
 
-    def _live(self, snapshot: Snapshot) -> dict[str, Entry]:
+    def _live(self, snapshot: Snapshot) -> dict[str, File]:
         """Return the data files of a snapshot by path."""
         data = (
             manifest for manifest in manifests(self._io, snapshot) if manifest.content == ManifestContent.DATA
         )
         return {
-            entry.file.file_path: entry
+            entry.file.file_path: entry.file
             for entry in entries(self._io, *data)
             if entry.status != ManifestEntryStatus.DELETED
         }
@@ -116,11 +112,9 @@ class Planner:
         self, change: Change, written: Sequence[Manifest], own: set[str], deletes: _Deletes
     ) -> Iterator[FileRows]:
         """Yield files that stay, whose deleted rows the snapshot changed."""
-        changed = deletes.changed
         for entry in entries(self._io, *written):
-            if entry.status == ManifestEntryStatus.DELETED or entry.file.file_path in own:
-                continue
-            if not _applying(changed, entry):
+            stays = entry.status != ManifestEntryStatus.DELETED and entry.file.file_path not in own
+            if not stays or not _applying(deletes.changed, entry):
                 continue
             before, after = _applying(deletes.before, entry), _applying(deletes.after, entry)
             yield self._rows(change, entry, DELETE, only=after, exclude=before)
@@ -132,19 +126,21 @@ class Planner:
         delete_manifests = [manifest for manifest in written if manifest.content == ManifestContent.DELETES]
         if not needed and all(manifest.added_snapshot_id != snapshot for manifest in delete_manifests):
             return _Deletes()
-        before, after = [], []
+        before, after, changed = [], [], []
         for manifest in delete_manifests:
-            own = manifest.added_snapshot_id == snapshot
             for entry in entries(self._io, manifest):
                 removed = entry.status == ManifestEntryStatus.DELETED
-                if removed and not own:
+                if removed and manifest.added_snapshot_id != snapshot:
                     continue
                 self._check_delete(entry.file)
-                if removed or entry.snapshot_id != snapshot:
+                existed = removed or entry.snapshot_id != snapshot
+                if existed:
                     before.append(entry)
                 if not removed:
                     after.append(entry)
-        return _Deletes(before, after)
+                if removed or not existed:
+                    changed.append(entry)
+        return _Deletes(before, after, changed)
 
     def _check_delete(self, file: File) -> None:
         if file.content == DataFileContent.EQUALITY_DELETES:
@@ -178,7 +174,13 @@ class Planner:
         file = entry.file
         self._check_format(file)
         if self._view.lineage and file.first_row_id is None:
-            raise self._no_lineage(change)
+            raise FeedUnavailableError(
+                f"version {change.version} of {self._name} has rows without row lineage, from before the "
+                "table had format 3: start from a later one, or give the columns that identify rows: "
+                f"{row_id_forms('iceberg', 'table', 'IcebergFeed')}",
+                condition="FEED_UNAVAILABLE.NO_ROW_LINEAGE",
+                version=change.version,
+            )
         return FileRows(
             version=change.version,
             timestamp=change.timestamp,
@@ -195,15 +197,6 @@ class Planner:
             columns=self._columns.get(change.snapshot.schema_id, self._newest_columns),
         )
 
-    def _no_lineage(self, change: Change) -> FeedUnavailableError:
-        return FeedUnavailableError(
-            f"version {change.version} of {self._name} has rows without row lineage, from before the table "
-            "had format 3: start from a later one, or give the columns that identify rows: "
-            f"{row_id_forms('iceberg', 'table', 'IcebergFeed')}",
-            condition="FEED_UNAVAILABLE.NO_ROW_LINEAGE",
-            version=change.version,
-        )
-
     def _partition_constants(self, file: File) -> tuple[tuple[int, object], ...]:
         """Return the columns that a file may lack, since its partition has their single value."""
         fields = self._specs[file.spec_id].fields
@@ -212,13 +205,6 @@ class Planner:
             for index, field in enumerate(fields)
             if isinstance(field.transform, IdentityTransform)
         )
-
-
-def _take_row_id(file: File, before: Mapping[str, Entry]) -> None:
-    """Restore the row ids of a removed file whose writer left them out."""
-    had = before[file.file_path].file.first_row_id if file.file_path in before else None
-    if file.first_row_id is None and had is not None:
-        file.first_row_id = had
 
 
 def _applying(deletes: Iterable[Entry], data: Entry) -> tuple[DeleteFile, ...]:

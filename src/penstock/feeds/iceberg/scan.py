@@ -57,23 +57,18 @@ class DeleteFile:
 
 def positions(io: FileIO, deletes: DeleteFile, data_file: str) -> Positions:
     """Read the deleted positions of a data file."""
-    if deletes.offset is None:
-        return _listed(io, deletes.path, data_file)
     with io.new_input(deletes.path).open() as stream:
-        stream.seek(deletes.offset)
-        blob = stream.read(deletes.size)
-    return _vector(blob, deletes.path)
-
-
-def _listed(io: FileIO, path: str, data_file: str) -> Positions:
-    with io.new_input(path).open() as stream:
+        if deletes.offset is not None:
+            stream.seek(deletes.offset)
+            return _vector(stream.read(deletes.size), deletes.path)
         fragment = ds.ParquetFileFormat().make_fragment(stream)
         rows = ds.Scanner.from_fragment(fragment, columns=["pos"], filter=pc.field("file_path") == data_file)
-        positions: Positions = rows.to_table()["pos"].to_numpy().astype(np.int64)
-    return positions
+        listed: Positions = rows.to_table()["pos"].to_numpy().astype(np.int64)
+    return listed
 
 
 def _vector(blob: bytes, path: str) -> Positions:
+    """Decode a deletion vector."""
     length = int.from_bytes(blob[:_FRAME], "big")
     content, checksum = blob[_FRAME : _FRAME + length], blob[_FRAME + length : 2 * _FRAME + length]
     whole = content[: len(_MAGIC)] == _MAGIC and zlib.crc32(content) == int.from_bytes(checksum, "big")
@@ -268,13 +263,10 @@ class _Scan:
 
     def _deleted(self, files: tuple[DeleteFile, ...], path: str) -> Positions:
         """Return the positions in a data file that delete files list, in order."""
-        positions = [self._read_positions(file, path) for file in files]
-        return np.unique(np.concatenate(positions)) if positions else NONE
-
-    def _read_positions(self, file: DeleteFile, path: str) -> Positions:
-        if (file, path) not in self._positions:
-            self._positions[file, path] = positions(self._table.io, file, path)
-        return self._positions[file, path]
+        for file in files:
+            if (file, path) not in self._positions:
+                self._positions[file, path] = positions(self._table.io, file, path)
+        return np.unique(np.concatenate([NONE, *(self._positions[file, path] for file in files)]))
 
 
 def _part_batches(
