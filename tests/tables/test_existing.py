@@ -62,6 +62,25 @@ def test_a_sqlite_column_accepts_types_that_its_affinity_does_not_convert(
     assert (differences(layout(kind, "sqlite"), there, complete=False) == []) is takes
 
 
+def test_sqlite_ignores_the_case_of_names() -> None:
+    """As for the name of the table: "alter table … add column", the advice, would fail."""
+    rows = layout_of(
+        TableName("main", "t"), pa.schema([("ID", pa.int64()), ("v", pa.string())]), ("ID",), "sqlite"
+    )
+    there = ExistingTable({"id": "INTEGER", "V": "TEXT"}, frozenset({"id"}), frozenset({frozenset({"Id"})}))
+    assert differences(rows, there, complete=False) == []
+    assert differences(rows, there, complete=True) == []
+    in_postgres = layout_of(TableName("s", "t"), pa.schema([("ID", pa.int64())]), (), "postgres")
+    assert (
+        len(
+            differences(
+                in_postgres, ExistingTable({"id": "bigint"}, frozenset(), frozenset()), complete=False
+            )
+        )
+        == 1
+    )
+
+
 def test_extra_columns_are_refused_in_complete_mode_only() -> None:
     there = ExistingTable({"a": "bigint", "b": "text"}, frozenset(), frozenset())
     assert differences(layout(pa.int64(), "postgres"), there, complete=False) == []

@@ -19,8 +19,8 @@ from penstock.arrow.spark_json import mark_of
 from penstock.errors import InvalidInputError, UnsupportedTypeError
 from penstock.feeds.contract import CHANGE_COLUMNS
 from penstock.tables.names import TableName, quoted
-from penstock.tables.row_checks import require_change_columns
-from penstock.tables.unchanged_values import UnchangedValues
+from penstock.tables.row_checks import require_change_columns, shown_key
+from penstock.tables.unchanged_values import UNKNOWN, UnchangedValues
 
 VALID_FROM, VALID_TO = "_valid_from", "_valid_to"
 
@@ -42,16 +42,14 @@ _POSTGRES = {
     pa.timestamp("us"): "timestamp without time zone",
 }
 _SQLITE = {
-    pa.bool_(): "INTEGER",
-    pa.int8(): "INTEGER",
-    pa.int16(): "INTEGER",
-    pa.int32(): "INTEGER",
-    pa.int64(): "INTEGER",
+    **dict.fromkeys(
+        (pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.duration("us")), "INTEGER"
+    ),
     pa.float32(): "REAL",
     pa.float64(): "REAL",
     pa.binary(): "BLOB",
-    pa.duration("us"): "INTEGER",
 }
+"""All other types are TEXT."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +100,17 @@ class Layout:
         return tuple(column for column in self.columns if column.key)
 
     @property
+    def staged(self) -> dict[str, Column]:
+        """The columns of staged rows, by their names there."""
+        columns = {f"c{n}": column for n, column in enumerate(self.columns)}
+        if self.sequence is not None:
+            columns |= {"sequence": self.sequence, "present": Column("present", pa.int32(), "integer")}
+        columns |= {f"t{n}": tie for n, tie in enumerate(self.ties)}
+        if self.unchanged is not None:
+            columns[UNKNOWN] = Column(UNKNOWN, pa.string(), "text")
+        return columns
+
+    @property
     def order(self) -> list[str]:
         """The staged columns that order the changes of a key; one that sets the row sorts last."""
         return staged_order(self.ties)
@@ -111,10 +120,24 @@ class Layout:
         """The staged columns with the keys."""
         return [f"c{n}" for n, column in enumerate(self.columns) if column.key]
 
+    @property
+    def columns_sql(self) -> str:
+        """The columns of the table as a list in SQL."""
+        return ", ".join(column.sql for column in self.columns)
+
+    @property
+    def keys_sql(self) -> str:
+        """The key columns of the table as a list in SQL."""
+        return ", ".join(column.sql for column in self.keys)
+
     def same_key(self, kept: str, staged: str) -> str:
         """Return the SQL condition that a row of the table and a staged one have the same key."""
         pairs = zip(self.keys, self.staged_keys, strict=True)
         return " and ".join(f"{kept}.{key.sql} = {staged}.{column}" for key, column in pairs)
+
+    def shown_key(self, values: Sequence[object]) -> str:
+        """Return a key for messages."""
+        return shown_key({key.name: value for key, value in zip(self.keys, values, strict=True)})
 
     @property
     def stored(self) -> Layout:

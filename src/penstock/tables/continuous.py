@@ -1,6 +1,7 @@
 """A SQL table as the sink of a continuous query: its tasks, and its driver side.
 
-With exactly_once a table is looked at before each run, and each epoch is one transaction.
+With exactly_once tasks stage their rows, and the driver adds those of an epoch in one transaction. With
+at_least_once tasks add them at once.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 
@@ -14,13 +15,19 @@ from penstock.store.statements import own_relations
 
 _PART = r'"(?:[^"]|"")+"|[^".][^.]*'
 _QUALIFIED = re.compile(rf"(?:({_PART})\.)?({_PART})", re.DOTALL)
-_POSTGRES_BYTES = 63
+POSTGRES_BYTES = 63
+"""The longest name that PostgreSQL does not cut off."""
 
 
 def quoted(name: str) -> str:
     """Quote an identifier for PostgreSQL and SQLite."""
     escaped = name.replace('"', '""')
     return f'"{escaped}"'
+
+
+def digest(text: str) -> str:
+    """Return 32 hexadecimal digits that stand for a text of any length in a name."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
@@ -78,19 +85,16 @@ def _postgres(tx: Transaction, name: str) -> TableName:
                 condition="INVALID_NAME.NO_SCHEMA",
             )
     for part in (schema, table):
-        if len(str(part).encode()) > _POSTGRES_BYTES:
+        if len(str(part).encode()) > POSTGRES_BYTES:
             raise InvalidNameError(
                 f"the name {in_quotes(part)} is longer than PostgreSQL's 63 bytes: choose a shorter one"
             )
     resolved = TableName(str(schema), str(table))
-    if quoted(resolved.schema) == tx.schema and _is_own(resolved.table):
+    is_own = resolved.table in own_relations("postgres") or resolved.table.startswith((PREFIX, "applied_"))
+    if quoted(resolved.schema) == tx.schema and is_own:
         raise InvalidNameError(f"{in_quotes(name)} is one of the store's own tables: choose another name")
     return resolved
 
 
 def _unquoted(part: str) -> str:
     return part[1:-1].replace('""', '"') if part.startswith('"') else part
-
-
-def _is_own(table: str) -> bool:
-    return table in own_relations("postgres") or table.startswith((PREFIX, "applied_"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,7 +10,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
 
-from penstock.arguments import did_you_mean, in_quotes
+from penstock.arguments import brief, did_you_mean, in_quotes
 from penstock.errors import InvalidInputError, InvalidOptionError, TableRefusedError
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_VERSION
 from penstock.spark.schemas import is_split, required_sequence, row_id_columns, sequence_column
@@ -108,6 +108,11 @@ def first_repeated_key(keys: pa.Table) -> dict[str, object] | None:
     repeated = counted.filter(pc.greater(counted["count_all"], 1)).select(keys.column_names)
     first: dict[str, object] | None = next(iter(repeated.slice(0, 1).to_pylist()), None)
     return first
+
+
+def shown_key(key: Mapping[str, object]) -> str:
+    """Return a key for messages."""
+    return brief(", ".join(f"{in_quotes(name)} = {in_quotes(value)}" for name, value in key.items()))
 
 
 def require_key_value(array: pa.Array, column: str, table: str) -> None:

@@ -45,13 +45,9 @@ _DAY, _SECOND = 86_400_000_000, 1_000_000
 
 def project_rows(frame: Frame, layout: Layout) -> Frame:
     """Select the columns that tasks write."""
-    columns = [_projected(column, layout.dialect).alias(f"c{n}") for n, column in enumerate(layout.columns)]
-    if layout.sequence is not None:
-        columns += [_projected(layout.sequence, layout.dialect).alias("sequence"), present()]
-    columns += [_projected(tie, layout.dialect).alias(f"t{n}") for n, tie in enumerate(layout.ties)]
-    if layout.unchanged is not None:
-        columns += [layout.unchanged.unknown()]
-    selected: Frame = frame.select(*columns)
+    selected: Frame = frame.select(
+        *(_projected(name, column, layout) for name, column in layout.staged.items())
+    )
     return selected
 
 
@@ -60,24 +56,24 @@ def chunked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     return (pa.concat_batches(group) for group in grouped(batches, CHUNK_ROWS, CHUNK_BYTES))
 
 
-def _projected(column: Column, dialect: str) -> SparkColumn:
+def _projected(name: str, column: Column, layout: Layout) -> SparkColumn:
+    if name == "present":
+        return present()
+    if name == UNKNOWN and layout.unchanged is not None:
+        return layout.unchanged.unknown()
     value = F.col(quote_column(column.name))
     if column.is_json:
-        return F.to_json(value, JSON)
-    if dialect == "postgres" and pat.is_binary(column.type):
-        return F.concat(F.lit("\\x"), F.hex(value))
-    return value
+        value = F.to_json(value, JSON)
+    elif layout.dialect == "postgres" and pat.is_binary(column.type):
+        value = F.concat(F.lit("\\x"), F.hex(value))
+    return value.alias(name)
 
 
 def projected_schema(layout: Layout) -> pa.Schema:
     """Return the Arrow schema of projected rows."""
-    fields = [(f"c{n}", _projected_type(column, layout.dialect)) for n, column in enumerate(layout.columns)]
-    if layout.sequence is not None:
-        fields += [("sequence", _projected_type(layout.sequence, layout.dialect)), ("present", pa.int32())]
-    fields += [(f"t{n}", _projected_type(tie, layout.dialect)) for n, tie in enumerate(layout.ties)]
-    if layout.unchanged is not None:
-        fields += [(UNKNOWN, pa.string())]
-    return pa.schema(fields)
+    return pa.schema(
+        [(name, _projected_type(column, layout.dialect)) for name, column in layout.staged.items()]
+    )
 
 
 def _projected_type(column: Column, dialect: str) -> pa.DataType:

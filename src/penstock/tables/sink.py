@@ -112,12 +112,11 @@ class TableSink(Sink, ContinuousSink):
         if self.url is not None and not is_delta(self.url):
             _check_store(self.url)
         require("app_id", self.app_id, str | None, "text")
-        require("allow_new_checkpoint", self.allow_new_checkpoint, bool, "True or False")
-        require("allow_new_sink", self.allow_new_sink, bool, "True or False")
+        for flag in ("allow_new_checkpoint", "allow_new_sink", "apply_changes"):
+            require(flag, getattr(self, flag), bool, "True or False")
         self._check_changes()
 
     def _check_changes(self) -> None:
-        require("apply_changes", self.apply_changes, bool, "True or False")
         require("sequence_by", self.sequence_by, str | None, "a column's name")
         if self.scd_type not in _SCD_TYPES:
             raise InvalidOptionError(
@@ -125,18 +124,16 @@ class TableSink(Sink, ContinuousSink):
                 condition="INVALID_OPTION.VALUE",
                 option="scd_type",
             )
-        if self.scd_type == 2 and not self.apply_changes:
-            raise InvalidOptionError(
-                "scd_type=2 says how change rows are applied: set apply_changes=True with it",
-                condition="INVALID_OPTION.MISSING",
-                option="scd_type",
-            )
-        if self.sequence_by is not None and not self.apply_changes:
-            raise InvalidOptionError(
-                "sequence_by orders change rows: set apply_changes=True with it",
-                condition="INVALID_OPTION.MISSING",
-                option="sequence_by",
-            )
+        for option, is_set, what in (
+            ("scd_type", self.scd_type == 2, "scd_type=2 says how change rows are applied"),
+            ("sequence_by", self.sequence_by is not None, "sequence_by orders change rows"),
+        ):
+            if is_set and not self.apply_changes:
+                raise InvalidOptionError(
+                    f"{what}: set apply_changes=True with it",
+                    condition="INVALID_OPTION.MISSING",
+                    option=option,
+                )
         if self.apply_changes and not self.keys:
             raise InvalidOptionError(
                 f"changes are applied by key: name the keys, TableSink({in_quotes(self.name)}, keys=[…])",
@@ -185,14 +182,14 @@ class TableSink(Sink, ContinuousSink):
         # A sink without a store yet is checked as a SQLite table.
         url = self.url or default_url(frame.sparkSession) or "sqlite:///penstock.db"
         if continuous:
-            require_append_only(self, url, "exactly_once", output_mode)
+            self._require_append_only(url, "exactly_once", output_mode)
         if self.apply_changes:
             require_row_id(frame.schema, self.keys)
         if not is_delta(url):
             self._layout(TableName("", self.name), frame.schema, self.keys, parse_url(url).dialect)
         elif self.apply_changes:
-            place, order = DeltaPlace.of(url, self.name), self.sequence_by or COMMIT_VERSION
-            accepted_changes(frame.schema, place, self.keys, order, self.scd_type)
+            place = DeltaPlace.of(url, self.name)
+            accepted_changes(frame.schema, place, self.keys, self._order, self.scd_type)
         else:
             accepted_rows(frame.schema, self.keys, output_mode)
 
@@ -242,15 +239,15 @@ class TableSink(Sink, ContinuousSink):
                 )
             place = DeltaPlace.of(url, self.name)
             if self.apply_changes:
-                order = self.sequence_by or COMMIT_VERSION
                 return changes_writer(
-                    frame, place, self.keys, order, self.scd_type, guarantee, location, self.app_id
+                    frame, place, self.keys, self._order, self.scd_type, guarantee, location, self.app_id
                 )
             return delta_writer(frame, place, self.keys, output_mode, guarantee, location, self.app_id)
         check_reach(url, spark.conf.get("spark.master", None))
+        keys = self.keys
         if guarantee == "idempotent":
             _require_coordinates(frame)
-        keys = COORDINATES if guarantee == "idempotent" else self.keys
+            keys = COORDINATES
         return TableWriter(
             url,
             self.prepared(url, frame.schema, output_mode, keys),
@@ -285,7 +282,7 @@ class TableSink(Sink, ContinuousSink):
         self, spark: SparkSession, query_id: str, guarantee: str, output_mode: str
     ) -> TableSinkDriver:
         url = self.place(spark)
-        require_append_only(self, url, guarantee, output_mode)
+        self._require_append_only(url, guarantee, output_mode)
         check_reach(url, spark.conf.get("spark.master", None))
         return self.driver(url, query_id, exactly_once=guarantee == "exactly_once")
 
@@ -312,17 +309,21 @@ class TableSink(Sink, ContinuousSink):
     def _layout(self, name: TableName, schema: StructType, keys: Sequence[str], dialect: str) -> Layout:
         if not self.apply_changes:
             return layout_of(name, schema, keys, dialect)
-        order = self.sequence_by or COMMIT_VERSION
         return layout_of(
             name,
             schema,
             keys,
             dialect,
-            changes=order,
+            changes=self._order,
             history=self.scd_type == 2,
             unchanged=UnchangedValues.of(schema, keys),
-            ties=tie_breakers(schema, order),
+            ties=tie_breakers(schema, self._order),
         )
+
+    @property
+    def _order(self) -> str:
+        """The column that orders the changes of a key."""
+        return self.sequence_by or COMMIT_VERSION
 
     def place(self, spark: SparkSession) -> str:
         """Return the URL of the store, or of the folder of a Delta table."""
@@ -335,6 +336,41 @@ class TableSink(Sink, ContinuousSink):
                 option="url",
             )
         return url
+
+    def _require_append_only(self, url: str, guarantee: str, output_mode: str) -> None:
+        """Refuse a table that a continuous query, which only appends rows, cannot write."""
+        sink, otherwise = f"TableSink({in_quotes(self.name)})", "or use Trigger.processing_time"
+        if is_delta(url):
+            wrong = (
+                f"{sink} is a Delta table, which would get a version for each epoch: use a SQL table, "
+                f"{otherwise}"
+            )
+        elif self.apply_changes:
+            wrong = (
+                f"{sink} applies changes, and a continuous query only appends rows: leave apply_changes out, "
+                f"{otherwise}"
+            )
+        elif output_mode != "append":
+            wrong = (
+                f"output mode {in_quotes(output_mode)} replaces rows of {sink}, and a continuous query only "
+                f"appends rows: use output_mode='append', {otherwise}"
+            )
+        elif self.keys and guarantee == "at_least_once":
+            wrong = (
+                f"{sink} has the keys {', '.join(self.keys)}, and with guarantee=at_least_once rows are "
+                "repeated after a failure, when their keys exist already: use guarantee=exactly_once, or "
+                "leave the keys out"
+            )
+        else:
+            return
+        raise ContinuousRefusedError(
+            wrong,
+            condition="CONTINUOUS_REFUSED.SINK",
+            sink="TableSink",
+            table=self.name,
+            guarantee=guarantee,
+            output_mode=output_mode,
+        )
 
     def prepared(self, url: str, schema: StructType, output_mode: str, keys: Sequence[str]) -> Layout:
         """Create the table, or check that the existing one takes rows of a schema; return its layout."""
@@ -392,38 +428,3 @@ def _refuse_session_windows(frame: DataFrame) -> None:
         "it is closed, or complete",
         condition="TABLE_REFUSED.SESSION_WINDOW",
     )
-
-
-def require_append_only(table: TableSink, url: str, guarantee: str, output_mode: str) -> None:
-    """Refuse a table that a continuous query, which only appends rows, cannot write."""
-    sink, wrong = f"TableSink({in_quotes(table.name)})", ""
-    otherwise = "or use Trigger.processing_time"
-    if is_delta(url):
-        wrong = (
-            f"{sink} is a Delta table, which would get a version for each epoch: use a SQL table, {otherwise}"
-        )
-    elif table.apply_changes:
-        wrong = (
-            f"{sink} applies changes, and a continuous query only appends rows: leave apply_changes out, "
-            f"{otherwise}"
-        )
-    elif output_mode != "append":
-        wrong = (
-            f"output mode {in_quotes(output_mode)} replaces rows of {sink}, and a continuous query only "
-            f"appends rows: use output_mode='append', {otherwise}"
-        )
-    elif table.keys and guarantee == "at_least_once":
-        wrong = (
-            f"{sink} has the keys {', '.join(table.keys)}, and with guarantee=at_least_once rows are "
-            "repeated after a failure, when their keys exist already: use guarantee=exactly_once, or leave "
-            "the keys out"
-        )
-    if wrong:
-        raise ContinuousRefusedError(
-            wrong,
-            condition="CONTINUOUS_REFUSED.SINK",
-            sink="TableSink",
-            table=table.name,
-            guarantee=guarantee,
-            output_mode=output_mode,
-        )

@@ -1,8 +1,8 @@
-"""The second Delta table that records which events were applied, in the folder of the first.
+"""The applied-events table: a Delta table in the folder of a data table, with the events applied to it.
 
-Type 1 records the last event of each key that ever was, type 2 the deletes. The first table's version names
-the version of this one that goes with it, as an app transaction. So both change in one step, what a writer
-that died has written here is in no version that counts, and two writers of changes conflict.
+For type 1 it has the last event of each key that ever existed, for type 2 the deletes. An app transaction of
+the data table names the version of the applied-events table that belongs to it. So both change in one step,
+what a writer recorded before it died is in no version that counts, and two writers of changes conflict.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _NUMBER = "_penstock_number"
 
 @dataclass(frozen=True)
 class AppliedTable:
-    """The applied-events table of a Delta table."""
+    """The applied-events table of a data table."""
 
     place: DeltaPlace
     of: str
-    """The name of the first table in messages."""
+    """The name of the data table in messages."""
     schema: pa.Schema
     keys: tuple[str, ...]
     history: bool
 
     @classmethod
     def of_table(cls, place: DeltaPlace, table: DeltaTable, events: EventLayout) -> AppliedTable:
-        """Return that of a table, by the id that a recreated table does not share."""
+        """Return the one of a data table, whose id it has in its name: a recreated table has another id."""
         path = f"{place.path}/{FOLDER}/applied-{table.metadata().id}"
         names = [*events.keys, SEQUENCE, PRESENT]
         schema = pa.schema([events.staged.schema.field(name) for name in names])
@@ -55,11 +55,11 @@ class AppliedTable:
 
     @property
     def transaction(self) -> str:
-        """The app transaction of the first table whose version is that of this one."""
+        """The app transaction of the data table whose version is that of this table."""
         return f"penstock:{self.place.path.rpartition('/')[2]}"
 
     def named_by(self, table: DeltaTable) -> int:
-        """Return the version that goes with a version of the first table."""
+        """Return the version that belongs to a version of the data table."""
         version = table.transaction_version(self.transaction)
         if version is None:
             raise TableRefusedError(
@@ -72,15 +72,9 @@ class AppliedTable:
         return int(version)
 
     def prepare(self, table: DeltaTable) -> None:
-        """Create it if it does not exist, and name it in the first table."""
-        deltalake = library("deltalake")
-        with self.place.translating_errors():
-            wanted = deltalake.Schema.from_arrow(self.schema)
-            # Another process may create it at the same moment.
-            deltalake.DeltaTable.create(
-                self.place.path, wanted, mode="ignore", storage_options=self.place.options or None
-            )
-        now, before = _types(wanted), _types(self.place.open().schema())
+        """Create it if it does not exist, and name its version in the data table."""
+        applied = self.place.create(self.schema)
+        now, before = _types(library("deltalake").Schema.from_arrow(self.schema)), _types(applied.schema())
         if now != before:
             raise SchemaMismatchError(
                 f"the changes of the Delta table {self.of} were ordered by {before.pop(SEQUENCE, None)} "
@@ -89,19 +83,19 @@ class AppliedTable:
                 condition="SCHEMA_MISMATCH.KEYS_CHANGED",
                 table=self.of,
             )
-        if table.transaction_version(self.transaction) is None and self.place.open().version() == 0:
+        if table.transaction_version(self.transaction) is None and applied.version() == 0:
             with suppress(library("deltalake.exceptions").CommitFailedError):
                 # Another process may do so at the same moment.
                 self.name_in(table, 0)
 
     def name_in(self, table: DeltaTable, version: int, others: Mapping[str, int] | None = None) -> None:
-        """Name a version in the first table, in a commit without rows, and with other app transactions."""
+        """Name a version in the data table, in a commit without rows, and with other app transactions."""
         no_rows = pa.schema(table.schema().to_arrow()).empty_table()
         properties = commit_properties({**(others or {}), self.transaction: version})
         library("deltalake").write_deltalake(table, no_rows, mode="append", commit_properties=properties)
 
     def vacuum(self, version: int) -> None:
-        """Delete files of old versions, unless a newer one than the first table names exists."""
+        """Delete files of old versions, unless there is a newer version than the data table names."""
         table = self.place.open()
         if table.version() == version:
             with self.place.translating_errors():
@@ -109,11 +103,7 @@ class AppliedTable:
 
     def events(self, version: int, touched: pa.Table) -> pa.Table:
         """Read the events that a version records for some keys."""
-        with self.place.translating_errors():
-            table = library("deltalake").DeltaTable(
-                self.place.path, version=version, storage_options=self.place.options or None
-            )
-        return rows_with_keys(self.place, table, touched, self.schema)
+        return rows_with_keys(self.place, self.place.open(version), touched, self.schema)
 
     def record(self, version: int, events: pa.Table) -> int:
         """Record events, each later than what a version has of its key; return the version that has them."""
@@ -122,7 +112,7 @@ class AppliedTable:
         token = uuid.uuid4().int >> 66
         table = self.place.open()
         if table.version() != version:
-            # A writer died between this commit and the first table's, or is about to make the latter.
+            # A writer died between this commit and the data table's, or is about to make the latter.
             table.restore(version, commit_properties=_written_by(token))
         if len(table.file_uris()) > _MOST_FILES:
             table.optimize.compact(commit_properties=_written_by(token))

@@ -22,12 +22,12 @@ from penstock.spark.schemas import quote_column
 from penstock.tables.columns import VALID_FROM, VALID_TO, metadata_columns, staged_order
 from penstock.tables.delta.schema import DeltaLayout, rows_layout
 from penstock.tables.delta.stage import DeltaStageTask
-from penstock.tables.delta.writer import shown_key
 from penstock.tables.row_checks import (
     ambiguous_order,
     present,
     require_change_columns,
     require_changes,
+    shown_key,
     tie_breakers,
 )
 from penstock.tables.row_encoding import JSON

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from penstock.arguments import in_quotes
 from penstock.errors import SchemaMismatchError
 from penstock.lake.storage import DeltaPlace
 from penstock.tables.columns import VALID_FROM, VALID_TO
+from penstock.tables.delta import merge_plan
 from penstock.tables.delta.applied_table import AppliedTable, rows_with_keys
 from penstock.tables.delta.change_events import (
     PRESENT,
@@ -25,16 +27,7 @@ from penstock.tables.delta.change_events import (
     collapse,
     event_layout,
 )
-from penstock.tables.delta.merge_plan import (
-    MergePlan,
-    fill,
-    incomplete,
-    plan_history,
-    plan_latest,
-    source_or_stored,
-    without_row,
-    without_version,
-)
+from penstock.tables.delta.merge_plan import MergePlan
 from penstock.tables.delta.schema import DeltaLayout, match_table
 from penstock.tables.delta.stage import REPORT, DeltaStage, delete_abandoned, to_reader
 from penstock.tables.delta.transactions import (
@@ -46,12 +39,11 @@ from penstock.tables.delta.transactions import (
 )
 from penstock.tables.delta.writer import (
     DeltaWriter,
-    create_table,
     refuse_backticks,
-    shown_key,
     with_columns,
 )
 from penstock.tables.names import quoted
+from penstock.tables.row_checks import shown_key
 from penstock.tables.unchanged_values import column_numbers
 
 if TYPE_CHECKING:
@@ -72,8 +64,7 @@ def changes_writer(
     events = accepted_changes(frame.schema, place, keys, sequence_by, scd_type)
     table = place.find()
     if table is None:
-        create_table(place, events.table)
-        table = place.open()
+        table = place.create(events.table.schema)
     elif not events.history:
         _refuse_history(place, table)
     layout = match_table(place, events.table, table)
@@ -156,25 +147,25 @@ class ChangesWriter(DeltaWriter):
         touched = staged.select(keys)
         known = self.applied.events(recorded, touched)
         placed = staged.select([*keys, SEQUENCE, PRESENT])
-        if not self.events.history:
-            plan = plan_latest(keys, placed, known)
-            existing = known.filter(pc.equal(known[PRESENT], 1))
-            self._require_stored(staged, plan, lambda events: without_row(keys, events, existing))
-            return plan
-        fields = [self.events.table.schema.field(name) for name in (*keys, VALID_FROM, VALID_TO)]
-        stored = rows_with_keys(self.place, table, touched, pa.schema(fields))
-        plan = plan_history(keys, placed, known, stored)
-        self._require_stored(staged, plan, lambda events: without_version(keys, events, stored))
+        if self.events.history:
+            stored = self._stored(table, touched)
+            plan, unmatched = merge_plan.plan_history(keys, placed, known, stored), merge_plan.without_version
+        else:
+            stored = known.filter(pc.equal(known[PRESENT], 1))
+            plan, unmatched = merge_plan.plan_latest(keys, placed, known), merge_plan.without_row
+        if self.events.unchanged is not None:
+            self._require_stored(unmatched(keys, merge_plan.incomplete(staged, plan.taken), stored))
         return plan
 
-    def _require_stored(
-        self, staged: pa.Table, plan: MergePlan, unmatched: Callable[[pa.Table], pa.Table]
-    ) -> None:
+    def _stored(self, table: DeltaTable, touched: pa.Table, more: Sequence[str] = ()) -> pa.Table:
+        """Read the stored versions of some keys: the keys, when they are valid, and ``more`` columns."""
+        names = [*self.events.keys, VALID_FROM, VALID_TO, *more]
+        schema = pa.schema([self.events.table.schema.field(name) for name in names])
+        return rows_with_keys(self.place, table, touched, schema)
+
+    def _require_stored(self, refused: pa.Table) -> None:
         """Refuse events that leave out values which no stored row has, before anything is written."""
-        if self.events.unchanged is None:
-            return
-        refused = unmatched(incomplete(staged, plan.taken))
-        if refused.num_rows:
+        if refused.num_rows and self.events.unchanged is not None:
             name = self.events.rows.schema.names[column_numbers(refused[UNKNOWN][:1].to_pylist())[0]]
             key = shown_key({key: refused[key][0].as_py() for key in self.events.keys})
             raise self.events.unchanged.not_stored(name, self.place.shown, key)
@@ -187,7 +178,7 @@ class ChangesWriter(DeltaWriter):
         sets, removes = (f"{SOURCE}.{quoted(PRESENT)} = {present}" for present in (1, 0))
         merge = merge_by_keys(table, rows, self.events.keys, properties)
         merge.when_matched_delete(removes).when_matched_update(
-            source_or_stored(names, numbers), sets
+            merge_plan.source_or_stored(names, numbers), sets
         ).when_not_matched_insert(source_columns(names), sets).execute()
 
     def _merge_history(
@@ -221,22 +212,10 @@ class ChangesWriter(DeltaWriter):
                 continue
             rows = pa.Table.from_batches([taken])
             if plan.ends is not None:
-                rows = self._filled(table, rows)
+                if self.events.unchanged is not None:
+                    rows = merge_plan.fill(rows, self.events.keys, partial(self._stored, table))
                 rows = rows.append_column(VALID_FROM, rows[SEQUENCE]).append_column(
                     VALID_TO, plan.ends.slice(ended, taken.num_rows)
                 )
                 ended += taken.num_rows
             yield from rows.select(schema.names).cast(schema).to_batches()
-
-    def _filled(self, table: DeltaTable, rows: pa.Table) -> pa.Table:
-        if self.events.unchanged is None:
-            return rows
-
-        def read(touched: pa.Table, names: list[str]) -> pa.Table:
-            fields = [
-                self.events.table.schema.field(name)
-                for name in (*self.events.keys, VALID_FROM, VALID_TO, *names)
-            ]
-            return rows_with_keys(self.place, table, touched, pa.schema(fields))
-
-        return fill(rows, self.events.keys, read)

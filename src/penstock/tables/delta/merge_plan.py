@@ -145,10 +145,10 @@ def _matched_versions(keys: Sequence[str], events: pa.Table, stored: pa.Table) -
     return both.filter(pc.and_(begun, not_ended)).select([_ROW, _VERSION])
 
 
-def without_row(keys: Sequence[str], events: pa.Table, rows: pa.Table) -> pa.Table:
-    """Return the events whose key no row has."""
+def without_row(keys: Sequence[str], events: pa.Table, stored: pa.Table) -> pa.Table:
+    """Return the events whose key no stored row has."""
     unmatched = numbered(events.select(keys), _ROW).join(
-        rows.select(keys), keys=list(keys), join_type="left anti"
+        stored.select(keys), keys=list(keys), join_type="left anti"
     )
     return events.take(unmatched[_ROW])
 

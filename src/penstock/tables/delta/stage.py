@@ -4,7 +4,6 @@ then commits.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 import uuid
@@ -21,6 +20,7 @@ from penstock.errors import CommitRefusedError, PenstockError, condition_of
 from penstock.lake.storage import DeltaPlace
 from penstock.spark.error_boundary import iterate_without_tracebacks
 from penstock.tables.delta.schema import DeltaLayout
+from penstock.tables.names import digest
 from penstock.tables.row_checks import require_key_value
 from penstock.tables.row_encoding import chunked
 
@@ -49,7 +49,7 @@ class DeltaStage:
 
     @property
     def _app(self) -> str:
-        return hashlib.sha256(self.app_id.encode()).hexdigest()[:32]
+        return digest(self.app_id)
 
     def reader(self, files: Sequence[str]) -> pa.RecordBatchReader:
         return to_reader(self.layout.schema, self.batches(files, self.layout.schema))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from penstock.spark.schemas import quote_column
 from penstock.tables.delta.schema import DeltaLayout, match_table, rows_layout
 from penstock.tables.delta.stage import REPORT, DeltaStage, DeltaStageTask, delete_abandoned
 from penstock.tables.delta.transactions import AppTransaction, commit_properties, merge_by_keys
-from penstock.tables.row_checks import first_repeated_key, rows_with_one_key
+from penstock.tables.row_checks import first_repeated_key, rows_with_one_key, shown_key
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -41,7 +41,7 @@ def delta_writer(
     layout = accepted_rows(frame.schema, keys, output_mode)
     table = place.find()
     if table is None:
-        layout = create_table(place, layout)
+        layout = match_table(place, layout, place.create(layout.schema))
     elif output_mode != "complete":
         layout = match_table(place, layout, table)
     delete_abandoned(place)
@@ -73,19 +73,6 @@ def refuse_backticks(layout: DeltaLayout) -> None:
             condition="INVALID_INPUT.COLUMN_NAME",
             columns=ticked,
         )
-
-
-def create_table(place: DeltaPlace, layout: DeltaLayout) -> DeltaLayout:
-    deltalake = library("deltalake")
-    with place.translating_errors():
-        # Another process may create it at the same moment.
-        deltalake.DeltaTable.create(
-            place.path,
-            deltalake.Schema.from_arrow(layout.schema),
-            mode="ignore",
-            storage_options=place.options or None,
-        )
-    return match_table(place, layout, place.open())
 
 
 @dataclass(frozen=True)
@@ -192,10 +179,6 @@ class DeltaWriter:
         repeated = first_repeated_key(stage.columns(files, names))
         if repeated is not None:
             raise rows_with_one_key(shown_key(repeated), f"the Delta table {self.place.shown}")
-
-
-def shown_key(values: Mapping[str, object]) -> str:
-    return ", ".join(f"{in_quotes(name)} = {in_quotes(value)}" for name, value in values.items())
 
 
 def _numbered(frame: DataFrame) -> DataFrame:

@@ -19,23 +19,21 @@ of a row then have to arrive in order.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 
 from penstock.errors import SchemaMismatchError
 from penstock.store.database import Transaction
 from penstock.tables.columns import VALID_FROM, VALID_TO, Layout
-from penstock.tables.names import TableName, quoted
+from penstock.tables.names import POSTGRES_BYTES, TableName, digest, quoted
 from penstock.tables.row_checks import ambiguous_order
 from penstock.tables.sql import ddl, upsert
 from penstock.tables.sql.staging import StagedRows
 from penstock.tables.unchanged_values import UNKNOWN, column_numbers, has_value
 
 _FROM, _TO = quoted(VALID_FROM), quoted(VALID_TO)
+_RELATION = {"postgres": "pg_temp.penstock_latest", "sqlite": "temp.penstock_latest"}
 _KEY = "key_"
 """What the relation's columns with the keys begin with."""
-_LONGEST = 63
-"""Bytes of a PostgreSQL name."""
 
 
 def apply_changes(tx: Transaction, layout: Layout, source: StagedRows) -> int:
@@ -44,12 +42,12 @@ def apply_changes(tx: Transaction, layout: Layout, source: StagedRows) -> int:
     if tx.dialect == "postgres":
         # Serialises writers, each of which compares its changes with what the one before has applied.
         tx.execute(f"lock table {beside.sql} in share row exclusive mode")
-    latest = collect(tx, layout, source)
+    latest = _collect(tx, layout, source)
     if layout.history:
         _drop_known_versions(tx, layout, beside, latest)
     else:
         _drop_old(tx, layout, beside, latest)
-    fill_from_table(tx, layout, latest)
+    _fill_from_table(tx, layout, latest)
     changed = int(tx.query(f"select count(*) from {latest}")[0][0])
     if layout.history:
         _end_versions(tx, layout, latest)
@@ -72,9 +70,8 @@ def _drop_old(tx: Transaction, layout: Layout, beside: TableName, latest: str) -
 
 
 def _delete(tx: Transaction, layout: Layout, latest: str) -> None:
-    keys = ", ".join(key.sql for key in layout.keys)
     deleted = f"select {', '.join(layout.staged_keys)} from {latest} where present = 0"
-    tx.change(f"delete from {layout.name.sql} where ({keys}) in ({deleted})")
+    tx.change(f"delete from {layout.name.sql} where ({layout.keys_sql}) in ({deleted})")
 
 
 def _record(tx: Transaction, layout: Layout, beside: TableName, latest: str) -> None:
@@ -113,18 +110,18 @@ def _end_versions(tx: Transaction, layout: Layout, latest: str) -> None:
 
 def _insert_versions(tx: Transaction, layout: Layout, beside: TableName, latest: str) -> None:
     """Insert the new versions, each valid up to the next change, which may be stored or deleted."""
-    names = ", ".join(column.sql for column in layout.stored.columns)
     columns = ", ".join(f"c{n}" for n in range(len(layout.columns)))
     following = (
         f"select min(kept.{_FROM}) from {layout.name.sql} as kept where {layout.same_key('kept', 'latest')} "
         f"and kept.{_FROM} > latest.sequence union all select min(applied.sequence) from {beside.sql} as "
         f"applied where {_same_applied_key(layout, 'latest')} and applied.sequence > latest.sequence"
     )
-    partition = ", ".join(layout.staged_keys)
+    keys = ", ".join(layout.staged_keys)
     tx.change(
-        f"insert into {layout.name.sql} ({names}) select {columns}, sequence, (select min(upto) from (select "
-        f"latest.coming as upto union all {following}) as ends) from (select *, lead(sequence) over "
-        f"(partition by {partition} order by sequence) as coming from {latest}) as latest where present = 1"
+        f"insert into {layout.name.sql} ({layout.stored.columns_sql}) select {columns}, sequence, (select "
+        f"min(upto) from (select latest.coming as upto union all {following}) as ends) from (select *, "
+        f"lead(sequence) over (partition by {keys} order by sequence) as coming from {latest}) as latest "
+        "where present = 1"
     )
 
 
@@ -137,10 +134,10 @@ def _record_deletes(tx: Transaction, layout: Layout, beside: TableName, latest: 
 
 
 def _applied_relation(tx: Transaction, layout: Layout) -> TableName:
-    digest = hashlib.sha256(layout.name.ledger_name.encode()).hexdigest()[:32]
+    name = f"applied_{digest(layout.name.ledger_name)}"
     if tx.dialect == "sqlite":
-        return TableName("main", f"penstock_applied_{digest}")
-    return TableName(tx.schema[1:-1].replace('""', '"'), f"applied_{digest}")
+        return TableName("main", f"penstock_{name}")
+    return TableName(tx.schema[1:-1].replace('""', '"'), name)
 
 
 def prepare(tx: Transaction, layout: Layout) -> None:
@@ -200,10 +197,7 @@ def _create(tx: Transaction, layout: Layout, applied: TableName) -> None:
 def _key_names(layout: Layout) -> list[str]:
     """Return the relation's columns with the keys, which have their names: other keys are known by them."""
     names = [_KEY + key.name for key in layout.keys]
-    return [
-        name if len(name.encode()) <= _LONGEST else _KEY + hashlib.sha256(name.encode()).hexdigest()[:32]
-        for name in names
-    ]
+    return [name if len(name.encode()) <= POSTGRES_BYTES else _KEY + digest(name) for name in names]
 
 
 def _same_applied_key(layout: Layout, staged: str) -> str:
@@ -212,10 +206,7 @@ def _same_applied_key(layout: Layout, staged: str) -> str:
     return " and ".join(f"applied.{quoted(key)} = {staged}.{column}" for key, column in pairs)
 
 
-_RELATION = {"postgres": "pg_temp.penstock_latest", "sqlite": "temp.penstock_latest"}
-
-
-def collect(tx: Transaction, layout: Layout, source: StagedRows) -> str:
+def _collect(tx: Transaction, layout: Layout, source: StagedRows) -> str:
     """Collect the last change of each key, and with history the last one of each key and sequence.
 
     The relation has the columns ``c0``, ``c1`` and so on, which but for the keys are null in a delete,
@@ -251,8 +242,7 @@ def _require_unambiguous(tx: Transaction, layout: Layout, latest: str, place: li
     )
     if ambiguous:
         assert layout.sequence is not None
-        key = upsert.shown_key(layout.keys, ambiguous[0])
-        raise ambiguous_order(key, layout.name.sql, layout.sequence.name)
+        raise ambiguous_order(layout.shown_key(ambiguous[0]), layout.name.sql, layout.sequence.name)
 
 
 def _carried(tx: Transaction, layout: Layout, source: StagedRows) -> str:
@@ -290,7 +280,7 @@ def _carried(tx: Transaction, layout: Layout, source: StagedRows) -> str:
     )
 
 
-def fill_from_table(tx: Transaction, layout: Layout, latest: str) -> None:
+def _fill_from_table(tx: Transaction, layout: Layout, latest: str) -> None:
     """Fill the values that are still left out from the rows of the table that the changes updated."""
     numbers = [] if layout.unchanged is None else _left_out(tx, f"{latest} where true")
     if not numbers:
@@ -313,8 +303,7 @@ def fill_from_table(tx: Transaction, layout: Layout, latest: str) -> None:
     if left:
         assert layout.unchanged is not None
         name = layout.columns[column_numbers([left[0][0]])[0]].name
-        key = upsert.shown_key(layout.keys, left[0][1:])
-        raise layout.unchanged.not_stored(name, layout.name.sql, key)
+        raise layout.unchanged.not_stored(name, layout.name.sql, layout.shown_key(left[0][1:]))
 
 
 def _left_out(tx: Transaction, rows: str) -> list[int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pyarrow.types as pat
@@ -12,7 +12,7 @@ from penstock.arguments import in_quotes
 from penstock.errors import SchemaMismatchError, TableRefusedError
 from penstock.store.database import Transaction
 from penstock.tables.columns import VALID_TO, Column, Layout
-from penstock.tables.names import TableName, quoted
+from penstock.tables.names import TableName, digest, quoted
 
 _POSTGRES_COLUMNS = """
 select
@@ -91,8 +91,9 @@ def _find_sqlite(tx: Transaction, name: TableName) -> ExistingTable | None:
     unique = {frozenset(column for _, column, _, _, _, place in columns if place)}
     for _, index, is_unique, _, partial in tx.query(f"pragma main.index_list({quoted(name.table)})"):
         if is_unique and not partial:
+            # The part of an index that is an expression has no name.
             parts = tx.query(f"pragma main.index_info({quoted(index)})")
-            unique.add(frozenset(column for _, _, column in parts))
+            unique.add(frozenset(column or "" for _, _, column in parts))
     return ExistingTable(
         {column: affinity(kind) for _, column, kind, _, _, _ in columns},
         frozenset(column for _, column, _, required, default, _ in columns if required and default is None),
@@ -124,19 +125,18 @@ def create_table(tx: Transaction, layout: Layout) -> None:
         f"{column.sql} {column.declared}{' not null' if column.key else ''}" for column in layout.columns
     ]
     if layout.keys:
-        lines.append(f"primary key ({', '.join(column.sql for column in layout.keys)})")
+        lines.append(f"primary key ({layout.keys_sql})")
     tx.execute(f"create table {layout.name.sql} ({', '.join(lines)})")
 
 
 def index_current_versions(tx: Transaction, layout: Layout) -> None:
     """Create the unique index by which no key of a table with history has two current versions."""
-    keys = ", ".join(column.sql for column in layout.keys)
-    name = f"penstock_current_{hashlib.sha256(layout.name.ledger_name.encode()).hexdigest()[:32]}"
+    name = f"penstock_current_{digest(layout.name.ledger_name)}"
     if tx.dialect == "sqlite":
         where = f"{quoted(layout.name.schema)}.{name} on {quoted(layout.name.table)}"
     else:
         where = f"{name} on {layout.name.sql}"
-    tx.execute(f"create unique index {where} ({keys}) where {quoted(VALID_TO)} is null")
+    tx.execute(f"create unique index {where} ({layout.keys_sql}) where {quoted(VALID_TO)} is null")
 
 
 def drop_table(tx: Transaction, layout: Layout) -> None:
@@ -156,16 +156,30 @@ def drop_table(tx: Transaction, layout: Layout) -> None:
 def differences(layout: Layout, existing: ExistingTable, *, complete: bool) -> list[str]:
     """Describe what keeps the rows from going into the table, or from replacing all of its rows."""
     names = {column.name for column in layout.columns}
+    if layout.dialect == "sqlite":
+        existing = _respelled(existing, names)
     described = [_difference(column, existing, layout) for column in layout.columns]
     extra = set(existing.types) - names if complete else existing.required - names
     why = "" if complete else " is NOT NULL without a default, and"
     described += [f"the table's column {in_quotes(name)}{why} is not in the rows" for name in sorted(extra)]
     keys = frozenset(column.name for column in layout.keys)
     if keys and keys not in existing.unique:
-        described.append(
-            f"the table has no unique index on ({', '.join(column.sql for column in layout.keys)})"
-        )
+        described.append(f"the table has no unique index on ({layout.keys_sql})")
     return [difference for difference in described if difference]
+
+
+def _respelled(existing: ExistingTable, names: Iterable[str]) -> ExistingTable:
+    """Return the definition with names as the rows spell them: SQLite ignores the case of ASCII letters."""
+    spelling = {name.encode().lower(): name for name in names}
+
+    def respelled(name: str) -> str:
+        return spelling.get(name.encode().lower(), name)
+
+    return ExistingTable(
+        {respelled(name): kind for name, kind in existing.types.items()},
+        frozenset(map(respelled, existing.required)),
+        frozenset(frozenset(map(respelled, columns)) for columns in existing.unique),
+    )
 
 
 def _difference(column: Column, existing: ExistingTable, layout: Layout) -> str:

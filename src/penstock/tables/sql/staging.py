@@ -24,15 +24,18 @@ from penstock.arrow.segments import decode
 from penstock.errors import CommitRefusedError, PenstockError, TableRefusedError
 from penstock.store import staging
 from penstock.store.database import Database, Transaction
-from penstock.store.log.segmenting import Segment, to_segments
+from penstock.store.log.segmenting import to_segments
 from penstock.store.postgres import staging_relations
 from penstock.store.staging import Attempt
 from penstock.tables.columns import Layout
+from penstock.tables.names import digest
 from penstock.tables.row_encoding import chunked
-from penstock.tables.unchanged_values import UNKNOWN
 
-_CSV = pacsv.WriteOptions(include_header=False)
 _NUL_CHARACTER = ("22021", "22P05")
+_ALL_BATCHES = 2**62
+_IN_USE_SECONDS = 3600.0
+"""How often a long micro-batch notes that its relation is in use; an unused one is dropped after a day."""
+_CHUNKS_BITS = 20
 
 
 @dataclass(frozen=True)
@@ -45,24 +48,22 @@ class StagedRows:
     """How many there must be; None where they were counted before."""
 
 
-def relation_columns(layout: Layout, names: Sequence[str]) -> tuple[str, ...]:
+def relation_columns(layout: Layout) -> tuple[str, ...]:
     """Return the column definitions of a relation for encoded rows; SQLite needs no types."""
     if layout.dialect == "sqlite":
-        return tuple(names)
-    columns = [f"c{n} {column.sql_type}" for n, column in enumerate(layout.columns)]
-    if layout.sequence is not None:
-        columns += [f"sequence {layout.sequence.declared}", "present integer"]
-    columns += [f"t{n} {tie.declared}" for n, tie in enumerate(layout.ties)]
-    if layout.unchanged is not None:
-        columns += [f"{UNKNOWN} text"]
-    return tuple(columns)
+        return tuple(layout.staged)
+    return tuple(f"{name} {column.declared}" for name, column in layout.staged.items())
 
 
 def load(tx: Transaction, columns: Sequence[str], chunks: Iterable[pa.RecordBatch]) -> StagedRows:
     """Load chunks into a temporary relation with some `relation_columns`, for `clear` to remove."""
     relation = _empty_relation(tx, columns)
     for chunk in chunks:
-        _add(tx, relation, chunk)
+        if tx.dialect == "postgres":
+            _copy(tx, relation, chunk)
+        else:
+            rows = zip(*(column.to_pylist() for column in chunk.columns), strict=True)
+            tx.load(f"insert into {relation} values ({', '.join('?' * chunk.num_columns)})", rows)
     return StagedRows(relation)
 
 
@@ -73,8 +74,8 @@ def clear(tx: Transaction, columns: Sequence[str]) -> None:
 
 
 def _relation(tx: Transaction, columns: Sequence[str]) -> str:
-    digest = hashlib.sha256(", ".join(columns).encode()).hexdigest()[:32]
-    return f"{'temp' if tx.dialect == 'sqlite' else 'pg_temp'}.penstock_rows_{digest}"
+    schema = "temp" if tx.dialect == "sqlite" else "pg_temp"
+    return f"{schema}.penstock_rows_{digest(', '.join(columns))}"
 
 
 def _empty_relation(tx: Transaction, columns: Sequence[str]) -> str:
@@ -89,21 +90,12 @@ def _empty_relation(tx: Transaction, columns: Sequence[str]) -> str:
     return relation
 
 
-def _add(tx: Transaction, relation: str, chunk: pa.RecordBatch) -> None:
-    names = ", ".join(chunk.schema.names)
-    if tx.dialect == "postgres":
-        tx.load(f"copy {relation} ({names}) from stdin (format csv)", [as_csv(chunk)])
-    else:
-        values = ", ".join("?" * chunk.num_columns)
-        rows = zip(*(column.to_pylist() for column in chunk.columns), strict=True)
-        tx.load(f"insert into {relation} values ({values})", rows)
-
-
-def as_csv(chunk: pa.RecordBatch) -> memoryview:
-    """Write rows as the CSV of PostgreSQL's COPY."""
+def _copy(tx: Transaction, relation: str, rows: pa.RecordBatch) -> None:
+    """Send rows to PostgreSQL as CSV."""
     sink = pa.BufferOutputStream()
-    pacsv.write_csv(chunk, sink, _CSV)
-    return memoryview(sink.getvalue())
+    pacsv.write_csv(rows, sink, pacsv.WriteOptions(include_header=False))
+    columns = ", ".join(rows.schema.names)
+    tx.load(f"copy {relation} ({columns}) from stdin (format csv)", [memoryview(sink.getvalue())])
 
 
 @contextmanager
@@ -119,12 +111,6 @@ def refusing_nul_characters() -> Iterator[None]:
             "chr(0), '') does",
             condition="TABLE_REFUSED.NUL_CHARACTER",
         ) from error
-
-
-_ALL_BATCHES = 2**62
-_IN_USE_SECONDS = 3600.0
-"""How often a long micro-batch notes that its relation is in use; an unused one is dropped after a day."""
-_CHUNKS_BITS = 20
 
 
 @dataclass(frozen=True)
@@ -189,9 +175,7 @@ class SegmentStage(Stage):
 
     @classmethod
     def of(cls, layout: Layout, columns: pa.Schema, app_id: str, batch_id: int) -> SegmentStage:
-        return cls(
-            columns, layout.name.ledger_name, app_id, batch_id, relation_columns(layout, columns.names)
-        )
+        return cls(columns, layout.name.ledger_name, app_id, batch_id, relation_columns(layout))
 
     def put(
         self, database: Database, task: int, attempt: int, chunks: Iterator[pa.RecordBatch]
@@ -204,10 +188,8 @@ class SegmentStage(Stage):
 
     def add(self, database: Database, attempt: Attempt, chunk: pa.RecordBatch, staged: int) -> int:
         """Stage rows after ``staged`` segments of the attempt, and return the number of their segments."""
-        segments: list[Segment] = to_segments(chunk, 0)
         owner = _SegmentOwner(self.sink)
-        database.run(lambda tx: staging.stage(tx, owner, attempt, segments, staged), idempotent=True)
-        return len(segments)
+        return staging.stage_segments(database, owner, attempt, to_segments(chunk, 0), staged)
 
     def prepare(self, tx: Transaction, attempts: Mapping[str, int]) -> None:
         staged = staging.find(tx, _SegmentOwner(self.sink), self.app_id, self.batch_id)
@@ -271,7 +253,7 @@ class PostgresStage(Stage):
         """Create the relation, and drop what earlier tries of the app have left."""
         sink = layout.name.ledger_name
         drop_earlier_attempts(database, sink, app_id)
-        definitions = ["piece bigint", *relation_columns(layout, columns.names)]
+        definitions = ["piece bigint", *relation_columns(layout)]
         relation = database.run(
             lambda tx: staging_relations.create(tx, definitions, sink=sink, app_id=app_id), idempotent=True
         )
@@ -296,13 +278,8 @@ class PostgresStage(Stage):
     def _put(self, database: Database, numbers: count[int], chunk: pa.RecordBatch) -> tuple[str, int]:
         def work(tx: Transaction) -> int:
             number = next(numbers)
-            columns = ", ".join(["piece", *chunk.schema.names])
-            where = staging_relations.qualified(tx, self.relation)
             piece = pa.repeat(pa.scalar(number, pa.int64()), chunk.num_rows)
-            numbered = pa.RecordBatch.from_arrays(
-                [piece, *chunk.columns], names=["piece", *chunk.schema.names]
-            )
-            tx.load(f"copy {where} ({columns}) from stdin (format csv)", [as_csv(numbered)])
+            _copy(tx, staging_relations.qualified(tx, self.relation), chunk.add_column(0, "piece", piece))
             return number
 
         with refusing_nul_characters():

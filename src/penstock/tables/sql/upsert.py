@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.arguments import brief, in_quotes
+from penstock.arguments import brief
 from penstock.errors import CommitRefusedError, TableRefusedError
 from penstock.store.database import Transaction
-from penstock.tables.columns import Column, Layout
+from penstock.tables.columns import Layout
 from penstock.tables.row_checks import rows_with_one_key
 from penstock.tables.sql import ddl
 from penstock.tables.sql.staging import StagedRows
@@ -18,16 +18,22 @@ _UNDEFINED = ("42P01", "42703")
 
 
 def insert(tx: Transaction, layout: Layout, source: StagedRows) -> int:
-    statement = f"insert into {layout.name.sql} ({_names(layout)}) {_rows(layout, source)}"
-    return _change(tx, layout, source, statement)
+    statement = f"insert into {layout.name.sql} ({layout.columns_sql}) {_rows(layout, source)}"
+    touched = _attempt(tx, statement, lambda error: _is_key_clash(error) or _is_undefined(error))
+    if isinstance(touched, int):
+        return _require_count(touched, source)
+    if _is_key_clash(touched):
+        raise _key_clash(tx, layout, source, touched) from touched
+    # Raises an error that names what is wrong with the table, if that is the cause.
+    ddl.require_compatible(tx, layout)
+    raise touched
 
 
 def insert_new(tx: Transaction, layout: Layout, source: StagedRows) -> None:
     """Insert the rows whose key does not exist."""
-    keys = ", ".join(column.sql for column in layout.keys)
     tx.change(
-        f"insert into {layout.name.sql} ({_names(layout)}) {_rows(layout, source)} on conflict ({keys}) do "
-        "nothing"
+        f"insert into {layout.name.sql} ({layout.columns_sql}) {_rows(layout, source)} on conflict "
+        f"({layout.keys_sql}) do nothing"
     )
 
 
@@ -37,7 +43,8 @@ def upsert(tx: Transaction, layout: Layout, source: StagedRows) -> int:
     statements = [_on_conflict(layout, _rows(layout, source))]
     if tx.merges and others:
         statements.insert(0, _merge(layout, _rows(layout, source)))
-    if not _keys_repeat(tx, layout, source):
+    # With repeated keys PostgreSQL fails, by a cardinality violation, and SQLite does not.
+    if tx.dialect == "postgres" or _first_repeated_key(tx, layout, source.relation) is None:
         for statement in statements:
             touched = _attempt(tx, statement, _is_ambiguous_or_late)
             if isinstance(touched, int):
@@ -63,10 +70,6 @@ def require_all(tx: Transaction, source: StagedRows) -> None:
         _require_count(tx.query(f"select count(*) from {source.relation} where {source.where}")[0][0], source)
 
 
-def _names(layout: Layout) -> str:
-    return ", ".join(column.sql for column in layout.columns)
-
-
 def _rows(layout: Layout, source: StagedRows, *, distinct: bool = False) -> str:
     columns = ", ".join(f"c{n}" for n in range(len(layout.columns)))
     return f"select {'distinct ' if distinct else ''}{columns} from {source.relation} where {source.where}"
@@ -81,36 +84,25 @@ def _merge(layout: Layout, rows: str) -> str:
     values = ", ".join(f"{coming}.c{n}" for n, _ in numbered)
     return (
         f"merge into {layout.name.sql} as {own} using ({rows}) as {coming} on {same} when matched then "
-        f"update set {changes} when not matched then insert ({_names(layout)}) values ({values})"
+        f"update set {changes} when not matched then insert ({layout.columns_sql}) values ({values})"
     )
 
 
 def _on_conflict(layout: Layout, rows: str) -> str:
     """Return an INSERT … ON CONFLICT, which both databases have, and which tolerates other writers."""
-    keys = ", ".join(column.sql for column in layout.keys)
     changes = ", ".join(
         f"{column.sql} = excluded.{column.sql}" for column in layout.columns if not column.key
     )
     action = f"do update set {changes}" if changes else "do nothing"
-    return f"insert into {layout.name.sql} ({_names(layout)}) {rows} on conflict ({keys}) {action}"
-
-
-def _keys_repeat(tx: Transaction, layout: Layout, source: StagedRows) -> bool:
-    """Whether keys repeat in SQLite; PostgreSQL fails with a cardinality violation instead."""
-    return tx.dialect != "postgres" and _first_repeated_key(tx, layout, source.relation) is not None
+    into = f"insert into {layout.name.sql} ({layout.columns_sql})"
+    return f"{into} {rows} on conflict ({layout.keys_sql}) {action}"
 
 
 def _first_repeated_key(tx: Transaction, layout: Layout, rows: str) -> str | None:
     """Return a key that several rows have; None when there is none."""
     keys = ", ".join(layout.staged_keys)
     repeated = tx.query(f"select {keys} from {rows} group by {keys} having count(*) > 1 limit 1")
-    return shown_key(layout.keys, repeated[0]) if repeated else None
-
-
-def shown_key(keys: tuple[Column, ...], values: tuple[object, ...]) -> str:
-    return brief(
-        ", ".join(f"{in_quotes(key.name)} = {value!r}" for key, value in zip(keys, values, strict=True))
-    )
+    return layout.shown_key(repeated[0]) if repeated else None
 
 
 def _attempt(tx: Transaction, statement: str, expected: Callable[[Exception], bool]) -> int | Exception:
@@ -125,17 +117,6 @@ def _attempt(tx: Transaction, statement: str, expected: Callable[[Exception], bo
         return error
     tx.execute("release savepoint merging")
     return touched
-
-
-def _change(tx: Transaction, layout: Layout, source: StagedRows, statement: str) -> int:
-    touched = _attempt(tx, statement, lambda error: _is_key_clash(error) or _is_undefined(error))
-    if isinstance(touched, int):
-        return _require_count(touched, source)
-    if _is_key_clash(touched):
-        raise _key_clash(tx, layout, source, touched) from touched
-    # Raises an error that names what is wrong with the table, if that is the cause.
-    ddl.require_compatible(tx, layout)
-    raise touched
 
 
 def _is_ambiguous_or_late(error: Exception) -> bool:

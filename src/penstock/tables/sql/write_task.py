@@ -107,7 +107,7 @@ def insert_chunk(
     insert: Callable[[Transaction, Layout, StagedRows], object],
 ) -> None:
     """Write encoded rows to the table in one transaction, with ``upsert.insert`` or another statement."""
-    columns = relation_columns(layout, chunk.schema.names)
+    columns = relation_columns(layout)
 
     def work(tx: Transaction) -> None:
         insert(tx, layout, load(tx, columns, [chunk]))
@@ -146,7 +146,7 @@ class IdempotentInsert(TaskWriter):
         repeated = first_repeated_key(keys)
         if repeated is None:
             return
-        shown = upsert.shown_key(self.layout.keys, tuple(repeated.values()))
+        shown = self.layout.shown_key(tuple(repeated.values()))
         raise TableRefusedError(
             f"the transformation makes several rows of the source row with {shown}, of which "
             f"guarantee=idempotent keeps only one in {self.layout.name.sql}: use guarantee=exactly_once, or "
