@@ -97,6 +97,14 @@ class Tables:
     some_columns: bool = False
     """Whether the reader named the columns, so that other columns may come and go."""
 
+    @cached_property
+    def by_oid(self) -> dict[int, Table]:
+        return {table.relation.oid: table for table in self.tables}
+
+    @cached_property
+    def by_name(self) -> dict[str, Table]:
+        return {table.name: table for table in self.tables}
+
     def struct_names(self) -> list[str]:
         """Return the name of each table's struct column: the table's, with the schema if two are equal."""
         plain = [table.relation.table for table in self.tables]
@@ -166,10 +174,8 @@ class Tables:
         name in turn, only the first is read: the query ends before rows of the next.
         """
         first: dict[str | int, Relation] = {}
-        now = {table.relation.oid: table for table in self.tables}
-        names = {table.name: table for table in self.tables}
         for relation in relations:
-            table = now.get(relation.oid) or names.get(relation.name)
+            table = self.by_oid.get(relation.oid) or self.by_name.get(relation.name)
             if table is None and self.chosen:
                 continue
             first.setdefault(table.name if table else relation.oid, relation)

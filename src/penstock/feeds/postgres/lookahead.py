@@ -16,7 +16,7 @@ from penstock.errors import FeedUnavailableError
 from penstock.feeds.postgres import schema_changes, unlogged
 from penstock.feeds.postgres.catalog import Table, Tables, published
 from penstock.feeds.postgres.pgoutput import Relation
-from penstock.feeds.postgres.publication import KeptState, PublicationState, oid_of, state_of
+from penstock.feeds.postgres.publication import KeptState, PublicationState, state_of
 from penstock.feeds.postgres.schema_changes import Fit, SchemaChange
 from penstock.feeds.postgres.server import Server
 from penstock.feeds.postgres.settings import FeedSettings
@@ -155,7 +155,7 @@ class Lookahead:
 
     def _columns_read(self, now: PublicationState) -> dict[str, list[str]]:
         """Return the columns that are read, by the current name of their table."""
-        return {name: self._fit.columns_of(oid_of(entry), name) for name, entry in now.tables.items()}
+        return {name: self._fit.columns_of(oid, name) for oid, name in now.names.items()}
 
     def _refuse_doubtful(
         self, log: LogRelations, upto: int, before: PublicationState | None, now: PublicationState
@@ -245,7 +245,7 @@ class Lookahead:
         self, table: Table, relation: Relation, state: PublicationState
     ) -> SchemaChange | None:
         """With replica identity full, only the catalog has the primary key."""
-        name = state.name_of(relation.oid)
+        name = state.names.get(relation.oid)
         if name is None or not self._tables.changes_rows:
             return None
         if relation.identity != "f" or state.keys[name].identity != "f":
@@ -256,11 +256,10 @@ class Lookahead:
 
     def _removed(self, state: PublicationState) -> list[Table]:
         """Return the tables that are no longer in the publication."""
-        oids = set(map(oid_of, state.tables.values()))
         return [
             table
             for table in self._tables.tables
-            if table.relation.oid not in oids and table.name not in state.tables
+            if table.relation.oid not in state.names and table.name not in state.tables
         ]
 
     def _catalog_fits(self, state: PublicationState) -> bool:
@@ -285,9 +284,8 @@ def other_identities(
     A change of the table's key is then logged as if the key had stayed the same. A form that another one has
     followed before the table's first row in the range does not count.
     """
-    by_oid = {table.relation.oid: table for table in tables.tables if table.partitioned}
     forms = relations.others
-    if not (by_oid and forms and tables.changes_rows):
+    if not (forms and tables.changes_rows and any(table.partitioned for table in tables.tables)):
         return
     oids = [partition.oid for partition, _ in forms]
     roots = {row.oid: row.root for row in server.fetch("partition_roots", oids=oids)}
@@ -296,8 +294,8 @@ def other_identities(
         used[relation.oid] = min(version, used.get(relation.oid, version))
     for place, (partition, version) in enumerate(forms):
         root = roots.get(partition.oid, 0)
-        table, first = by_oid.get(root), used.get(root)
-        if table is None or first is None or not _logs_other_key(partition, table):
+        table, first = tables.by_oid.get(root), used.get(root)
+        if table is None or not table.partitioned or first is None or not _logs_other_key(partition, table):
             continue
         later = [until for following, until in forms[place + 1 :] if following.oid == partition.oid]
         if not later or later[0] > first:

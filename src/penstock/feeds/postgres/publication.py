@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from reprlib import repr as limited
 
 from penstock.errors import CheckpointMismatchError
-from penstock.feeds.postgres.catalog import Table, Tables, missing_publication
+from penstock.feeds.postgres.catalog import Tables, missing_publication
 from penstock.feeds.postgres.server import Row, Statements
 from penstock.json_text import Json
 
@@ -101,8 +102,14 @@ class PublicationState:
             raise ValueError(value)
         return state
 
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """The names of its tables by object id."""
+        return {oid_of(entry): name for name, entry in self.tables.items()}
+
     def oids(self) -> set[int]:
-        return set(map(oid_of, self.tables.values())).union(*self.partitions.values())
+        """Return the object ids of its tables and their partitions."""
+        return set(self.names).union(*self.partitions.values())
 
     def definitions(self) -> tuple[object, ...]:
         """Return what stays equal as long as no table and no publication is changed."""
@@ -123,10 +130,6 @@ class PublicationState:
             if name in dropped:
                 dropped[name] = {column: numbers.get(column, 0) for column in dropped[name]}
         return replace(self, dropped=dropped)
-
-    def name_of(self, oid: int) -> str | None:
-        """Return the name of the table with an object id."""
-        return next((name for name, entry in self.tables.items() if oid_of(entry) == oid), None)
 
     def primary_key(self, name: str) -> set[str]:
         """Return the names of the columns of a table's primary key."""
@@ -175,11 +178,9 @@ def oid_of(entry: str) -> int:
 
 def same_tables(before: PublicationState, now: PublicationState) -> Iterator[tuple[str, str]]:
     """Yield the earlier and the current name of each table that was there before."""
-    names = {oid_of(entry): name for name, entry in before.tables.items()}
-    for name, entry in now.tables.items():
-        was = names.get(oid_of(entry))
-        if was is not None:
-            yield was, name
+    for oid, name in now.names.items():
+        if oid in before.names:
+            yield before.names[oid], name
 
 
 def state_of(server: Statements, publication: str, tables: Tables) -> PublicationState:
@@ -190,9 +191,7 @@ def state_of(server: Statements, publication: str, tables: Tables) -> Publicatio
         raise missing_publication(server, publication)
     rows = server.fetch("published_tables", publication=publication)
     if tables.chosen:
-        oids = {table.relation.oid for table in tables.tables}
-        names = {table.name for table in tables.tables}
-        rows = [row for row in rows if row.oid in oids or row.name in names]
+        rows = [row for row in rows if row.oid in tables.by_oid or row.name in tables.by_name]
     _require_logged(server, rows)
     return PublicationState(
         transaction.next,
@@ -213,11 +212,9 @@ def state_of(server: Statements, publication: str, tables: Tables) -> Publicatio
 
 def _dropped(rows: Sequence[Row], tables: Tables) -> dict[str, dict[str, int]]:
     """Return the columns of planned tables that are gone: a plan may be that of earlier rows in the log."""
-    planned: dict[str | int, Table] = {table.name: table for table in tables.tables}
-    planned |= {table.relation.oid: table for table in tables.tables}
     dropped = {}
     for row in rows:
-        table = planned.get(row.oid) or planned.get(row.name)
+        table = tables.by_oid.get(row.oid) or tables.by_name.get(row.name)
         columns = () if table is None else table.relation.names
         gone = {column: 0 for column in columns if column not in (row.columns or {})}
         if gone:

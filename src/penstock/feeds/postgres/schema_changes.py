@@ -107,10 +107,10 @@ class Fit:
         """Return the planned table of a relation, whatever its columns."""
         if relation.schema == SNAPSHOT_SCHEMA:
             return None
-        for table in self._tables.tables:
-            if table.relation.oid == relation.oid:
-                return self._renamed(table, relation) or table
-        named = next((table for table in self._tables.tables if table.name == relation.name), None)
+        table = self._tables.by_oid.get(relation.oid)
+        if table is not None:
+            return self._renamed(table, relation) or table
+        named = self._tables.by_name.get(relation.name)
         if named is not None:
             if self._is_accepted(relation):
                 return named
@@ -125,9 +125,8 @@ class Fit:
 
     def columns_of(self, oid: int, name: str) -> list[str]:
         """Return the columns that are read of a table, which may have been renamed or recreated."""
-        tables = [table for table in self._tables.tables if table.relation.oid == oid]
-        tables += [table for table in self._tables.tables if table.name == name]
-        return self._of_interest(tables[0]) if tables else []
+        table = self._tables.by_oid.get(oid) or self._tables.by_name.get(name)
+        return [] if table is None else self._of_interest(table)
 
     def _change(self, table: Table, relation: Relation) -> SchemaChange | None:
         logged = {column.name: self._tables.base(column) for column in relation.columns}
@@ -187,8 +186,10 @@ class Fit:
         return None
 
     def _exchanged(self, table: Table, logged: Collection[str]) -> SchemaChange | None:
-        """Columns keep their order for life, and new ones come last: names in another place belong to other
-        columns.
+        """Return the change in which columns got the names of others.
+
+        Columns keep their order for life, and new ones come last: a name in another place belongs to another
+        column.
         """
         planned = self._of_interest(table)
         current = [name for name in logged if name in planned]

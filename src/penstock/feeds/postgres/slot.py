@@ -78,13 +78,12 @@ class Slot:
     def __init__(self, server: Server, name: str, publication: str, lag_warning: int) -> None:
         self._server, self.name, self._publication = server, name, publication
         self._warned_at, self._lag_warning = lag_warning, lag_warning
-        self._chosen: dict[str, int] | None = None
+        self._chosen: Tables | None = None
         self._advanced_to = 0
 
     def choose(self, tables: Tables) -> None:
         """Read the rows of these tables only, if the feed names its tables."""
-        oids = {table.name: table.relation.oid for table in tables.tables}
-        self._chosen = oids if tables.chosen else None
+        self._chosen = tables if tables.chosen else None
 
     def check_server(self) -> None:
         """Refuse a server that cannot decode its log."""
@@ -162,8 +161,9 @@ class Slot:
     def _others(self) -> list[int]:
         """Return the relations whose rows are not read."""
         chosen = self._chosen
-        oids = None if chosen is None else list(chosen.values())
-        return [row.oid for row in self._server.fetch("others", chosen=oids, names=list(chosen or ()))]
+        oids = None if chosen is None else list(chosen.by_oid)
+        names = [] if chosen is None else list(chosen.by_name)
+        return [row.oid for row in self._server.fetch("others", chosen=oids, names=names)]
 
     def has_changes(self, after: int, upto: int) -> bool:
         others, messages = self._others(), 1

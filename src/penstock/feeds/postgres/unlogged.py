@@ -113,7 +113,7 @@ def doubtful_keys(relation: Relation, before: PublicationState, now: Publication
 
     ``before`` and ``now`` are states from before and after the relation's rows.
     """
-    was, name = before.name_of(relation.oid), now.name_of(relation.oid)
+    was, name = before.names.get(relation.oid), now.names.get(relation.oid)
     if was is not None and name is not None and relation.identity in _WITHOUT_KEY:
         yield from _replaced_key(before, was, now, name)
 
@@ -133,7 +133,7 @@ def doubtful_columns(
     columns
         The columns that are read, by the table's name now.
     """
-    was, name = before.name_of(relation.oid), now.name_of(relation.oid)
+    was, name = before.names.get(relation.oid), now.names.get(relation.oid)
     if was is None or name is None:
         return
     old, new = before.columns[was], now.columns[name]
@@ -196,7 +196,7 @@ def altered_columns(before: PublicationState, now: PublicationState) -> list[str
 def _tables(
     before: PublicationState, now: PublicationState, tables: Tables, older: Collection[int]
 ) -> Iterator[Unlogged]:
-    names = {oid_of(entry): name for name, entry in before.tables.items()}
+    names = before.names
     for name, entry in now.tables.items():
         oid = oid_of(entry)
         token = f"{name}:{entry}"
@@ -270,7 +270,7 @@ def passed_partitions(
     if keeps_emptied or not relations or not any(table.partitioned for table in tables.tables):
         return []
     rows = server.fetch("partition_roots", oids=[relation.oid for relation in relations])
-    others = {row.oid for row in rows if row.root not in {table.relation.oid for table in tables.tables}}
+    others = {row.oid for row in rows if row.root not in tables.by_oid}
     return [
         _unlogged(
             "PARTITION_DETACHED",
@@ -291,14 +291,13 @@ def unpublished_tables(
     before: PublicationState | None,
     now: PublicationState,
 ) -> list[Unlogged]:
-    """Return tables with unread rows in the log that are not in the publication, of its relations.
+    """Return the tables of relations with unread rows in the log that are not in the publication.
 
     They may have left it and come back in between, which leaves no trace in the catalog. A table that was
     dropped meanwhile left nothing behind: its rows in the log are all that is left of it.
     """
     known = now.oids() if before is None else now.oids() | before.oids()
-    published = set(map(oid_of, now.tables.values()))
-    names = {relation.oid: relation.name for relation in relations if relation.oid not in published}
+    names = {relation.oid: relation.name for relation in relations if relation.oid not in now.names}
     rows = server.fetch("origins", oids=list(names), publication=publication) if names else []
     existing = {row.oid for row in rows}
     return [
@@ -348,9 +347,7 @@ def _older_tables(
 
     Partitions that were attached again count as new.
     """
-    oids = {oid_of(entry) for entry in now.tables.values()} - {
-        oid_of(entry) for entry in before.tables.values()
-    }
+    oids = now.names.keys() - before.names.keys()
     for name, partitions in now.partitions.items():
         new = partitions.items() - before.partitions.get(name, {}).items()
         oids.update(oid for oid, _ in new)
@@ -363,7 +360,7 @@ def _older_tables(
 
 
 def refuse(name: str, changes: Sequence[Unlogged], accepted: Collection[str]) -> None:
-    """Raise the error for the changes that are not accepted; it names the accepted ones too, for one list."""
+    """Raise the error for changes that are not accepted; it lists the accepted ones too, to be passed on."""
     refused = [change for change in changes if change.token not in accepted]
     if not refused:
         return
