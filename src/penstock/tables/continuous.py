@@ -51,7 +51,7 @@ class TableWriterFactory(WriterFactory):
 
 
 class TableInsertWriter(SinkWriter):
-    """Writer whose every write is a transaction, or several for many rows."""
+    """Writer that adds rows at once: each write is one transaction, or several for many rows."""
 
     def __init__(self, sink: TableWriterFactory) -> None:
         self._encoder = sink.encoder
@@ -69,7 +69,7 @@ class TableInsertWriter(SinkWriter):
 
 
 class TableStagingWriter(SinkWriter):
-    """Writer that stages the rows that it gathers when they are many or their epoch ends."""
+    """Writer that gathers rows, and stages them when they are many or their epoch ends."""
 
     def __init__(self, sink: TableWriterFactory, task: int, app_id: str) -> None:
         self._encoder, self._task, self._app_id = sink.encoder, task, app_id
@@ -135,7 +135,7 @@ class TableSinkDriver(SinkDriver):
             drop_earlier_attempts(open_store(self.url).database, name, self.commits.app_id)
 
     def writers(self) -> TableWriterFactory:
-        """Check that the table still exists."""
+        """Check that the table still exists, and return the factory of its writers."""
         layout = self._known.layout
         open_store(self.url).database.run(lambda tx: ddl.require_compatible(tx, layout), write=False)
         return TableWriterFactory(self.url, self._known, self.commits.app_id if self.exactly_once else None)

@@ -47,7 +47,7 @@ class AppliedTable:
 
     @classmethod
     def of_table(cls, place: DeltaPlace, table: DeltaTable, events: EventLayout) -> AppliedTable:
-        """Return the one of a data table, whose id it has in its name: a recreated table has another id."""
+        """Return the one of a data table; its path has that table's id, which a recreated table lacks."""
         path = f"{place.path}/{FOLDER}/applied-{table.metadata().id}"
         names = [*events.keys, SEQUENCE, PRESENT]
         schema = pa.schema([events.staged.schema.field(name) for name in names])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,7 +32,6 @@ from penstock.tables.delta.schema import DeltaLayout, match_table
 from penstock.tables.delta.stage import REPORT, DeltaStage, delete_abandoned, to_reader
 from penstock.tables.delta.transactions import (
     SOURCE,
-    AppTransaction,
     commit_properties,
     merge_by_keys,
     source_columns,
@@ -115,7 +114,7 @@ class ChangesWriter(DeltaWriter):
         """Do nothing: Spark has left one event of each key, and the tasks have checked them."""
 
     def _publish(
-        self, table: DeltaTable, stage: DeltaStage, files: Sequence[str], transaction: AppTransaction | None
+        self, table: DeltaTable, stage: DeltaStage, files: Sequence[str], versions: Mapping[str, int]
     ) -> None:
         # The applied events that count are those of the table version that is merged into, whoever writes in
         # the meantime.
@@ -125,14 +124,9 @@ class ChangesWriter(DeltaWriter):
         if plan.is_empty:
             return
         recorded = self.applied.record(recorded, plan.recorded)
-        versions = {} if transaction is None else transaction.versions
         properties = commit_properties({**versions, self.applied.transaction: recorded})
         before = table.version()
-        rows = self._rows(table, stage, files, plan)
-        if self.events.history:
-            self._merge_history(table, rows, properties)
-        else:
-            self._merge_latest(table, rows, properties)
+        self._merge(table, self._rows(table, stage, files, plan), properties)
         if table.version() == before:
             # A merge that changes no row makes no commit, but the recorded events have changed.
             self.applied.name_in(table, recorded, versions)
@@ -170,23 +164,22 @@ class ChangesWriter(DeltaWriter):
             key = shown_key({key: refused[key][0].as_py() for key in self.events.keys})
             raise self.events.unchanged.not_stored(name, self.place.shown, key)
 
-    def _merge_latest(
+    def _merge(
         self, table: DeltaTable, rows: pa.RecordBatchReader, properties: CommitProperties | None
     ) -> None:
-        numbers = [] if self.events.unchanged is None else self.events.unchanged.numbers
-        names = self.events.rows.schema.names
+        events = self.events
+        if events.history:
+            merge = merge_by_keys(table, rows, [*events.keys, VALID_FROM], properties)
+            columns = source_columns(events.table.schema.names)
+            merge.when_matched_update(source_columns([VALID_TO])).when_not_matched_insert(columns).execute()
+            return
+        numbers = [] if events.unchanged is None else events.unchanged.numbers
+        names = events.rows.schema.names
         sets, removes = (f"{SOURCE}.{quoted(PRESENT)} = {present}" for present in (1, 0))
-        merge = merge_by_keys(table, rows, self.events.keys, properties)
+        merge = merge_by_keys(table, rows, events.keys, properties)
         merge.when_matched_delete(removes).when_matched_update(
             merge_plan.source_or_stored(names, numbers), sets
         ).when_not_matched_insert(source_columns(names), sets).execute()
-
-    def _merge_history(
-        self, table: DeltaTable, rows: pa.RecordBatchReader, properties: CommitProperties | None
-    ) -> None:
-        merge = merge_by_keys(table, rows, [*self.events.keys, VALID_FROM], properties)
-        columns = source_columns(self.events.table.schema.names)
-        merge.when_matched_update(source_columns([VALID_TO])).when_not_matched_insert(columns).execute()
 
     def _rows(
         self, table: DeltaTable, stage: DeltaStage, files: Sequence[str], plan: MergePlan

@@ -101,7 +101,7 @@ def to_reader(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.Record
 
 
 def _ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Read ahead in another thread: in the one in which deltalake asks, its storage does not answer."""
+    """Read ahead in another thread: in the one that deltalake takes the batches in, its storage hangs."""
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, batches, None)
         while (batch := coming.result()) is not None:

@@ -53,7 +53,7 @@ def commit_properties(versions: Mapping[str, int]) -> CommitProperties | None:
 
 @dataclass(frozen=True)
 class AppTransaction:
-    """A micro-batch in the table's log."""
+    """The app transaction of a micro-batch in a Delta table's log."""
 
     app_id: str
     batch_id: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -126,6 +126,7 @@ class DeltaWriter:
     def _commit(self, stage: DeltaStage, files: Sequence[str], transaction: AppTransaction | None) -> None:
         if not files and self.mode != "complete":
             return
+        versions = {} if transaction is None else transaction.versions
         conflict = library("deltalake.exceptions").CommitFailedError
         last_conflict = ""
         for _ in range(_ATTEMPTS):
@@ -134,7 +135,7 @@ class DeltaWriter:
                 return
             try:
                 with self.place.translating_errors(beside=(conflict,)):
-                    self._publish(table, stage, files, transaction)
+                    self._publish(table, stage, files, versions)
                 return
             except conflict as error:
                 # Another writer was faster, maybe another run of this query.
@@ -154,9 +155,10 @@ class DeltaWriter:
         )
 
     def _publish(
-        self, table: DeltaTable, stage: DeltaStage, files: Sequence[str], transaction: AppTransaction | None
+        self, table: DeltaTable, stage: DeltaStage, files: Sequence[str], versions: Mapping[str, int]
     ) -> None:
-        properties = commit_properties({} if transaction is None else transaction.versions)
+        """Commit the staged rows, with versions of app transactions."""
+        properties = commit_properties(versions)
         rows = stage.reader(files)
         if self.mode == "update":
             merge = merge_by_keys(table, rows, self.layout.keys, properties)

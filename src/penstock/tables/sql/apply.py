@@ -195,7 +195,7 @@ def _create(tx: Transaction, layout: Layout, applied: TableName) -> None:
 
 
 def _key_names(layout: Layout) -> list[str]:
-    """Return the relation's columns with the keys, which have their names: other keys are known by them."""
+    """Return the relation's key columns, whose names have those of the keys: other keys are noticed."""
     names = [_KEY + key.name for key in layout.keys]
     return [name if len(name.encode()) <= POSTGRES_BYTES else _KEY + digest(name) for name in names]
 
