@@ -44,9 +44,8 @@ def test_taking_rows_does_not_move_the_slot(spark: SparkSession, source: Source)
     source.make_slot()
     for number in range(4):
         source.run(f"INSERT INTO {table} VALUES ({number})")
-    slot = (
-        f"SELECT confirmed_flush_lsn, restart_lsn FROM pg_replication_slots WHERE slot_name = '{source.name}'"
-    )
+    # Not restart_lsn, which the server moves by itself when it logs the running transactions.
+    slot = f"SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = '{source.name}'"
     before = source.rows(slot)
     frame = penstock.changes.read_stream(spark, source.feed(), options={"maxCommitsPerTrigger": 1})
     assert [row.id for row in penstock.take(frame, 4)] == [0, 1, 2, 3]
