@@ -80,7 +80,9 @@ class LocalJob:
             epoch, self.groups[task] = await_start(reader)
             with closing(source.open(self.groups[task])) as rows, closing(sink.open(task)) as writes:
                 reading = ReadLoop(rows, reader, epoch, 2, large_batches=self.large_batches)
-                WriteLoop(writes, writer, limited=self._limited).all(self._transformed(reading.batches()))
+                WriteLoop(writes, writer, limited=self._limited).all(
+                    [batch] for batch in self._transformed(reading.batches())
+                )
             writer.send("done")
         except Exception as error:
             self._failure = self._failure or error

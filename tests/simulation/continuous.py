@@ -197,7 +197,7 @@ class Job:
             reading = ReadLoop(source, reader, epoch, 2, large_batches=self._large_batches)
             sink = self._sink.open(number)
             try:
-                WriteLoop(sink, writer).all(self._transformed(reading.batches()))
+                WriteLoop(sink, writer).all([batch] for batch in self._transformed(reading.batches()))
             except Exception as error:
                 with contextlib.suppress(ContinuousFailedError):
                     writer.send("failed", error=str(error))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
+from penstock.continuous.arriving import ArrivingBatches
 from penstock.continuous.channel import (
     EPOCH,
     FILLER,
@@ -154,8 +155,11 @@ class ReadLoop:
             now = now_micros()
             self._times += [(made, now, count) for made, count in self._source.times()]
         self._last = rows.slice(rows.num_rows - 1)
-        self._held = self._source.ahead
-        self._report("pace", not self._large_batches and self._source.behind >= BEHIND_ROWS)
+        # So many rows push these ones through all buffers. After fewer there is no time lost in looking.
+        enough = len(self._places)
+        behind = self._source.behind() if rows.num_rows >= enough else 0
+        self._held = behind >= enough
+        self._report("pace", not self._large_batches and behind >= BEHIND_ROWS)
         sent = self._labelled(rows, ROW, self._epoch)
         # One batch arrives sooner than two.
         return sent if self._held else pa.concat_batches([sent, self._fillers()])
@@ -176,8 +180,11 @@ class ReadLoop:
         self._reported.discard("sent")
         if self._rows:
             assert self._last is not None
-            self._rows, self._held = 0, True
-            yield self._labelled(self._last, MARKER, number)
+            self._rows = 0
+            marker = self._labelled(self._last, MARKER, number)
+            # Large batches of fillers would take longer than the next rows, which are there already.
+            self._held = self._large_batches
+            yield marker if self._held else pa.concat_batches([marker, self._fillers()])
 
     def _fillers(self) -> pa.RecordBatch:
         assert self._last is not None
@@ -214,7 +221,8 @@ class WriteTask:
         with closing(self.address.open(WRITER, task)) as channel:
             with closing(self.sink.open(task)) as sink:
                 try:
-                    ended = WriteLoop(sink, channel, limited=self.limited).all(batches)
+                    with closing(ArrivingBatches(batches, FLUSH_BYTES)) as groups:
+                        ended = WriteLoop(sink, channel, limited=self.limited).all(groups)
                 except Exception as error:
                     # Spark does not notice the failure of an idle task.
                     with suppress(ContinuousFailedError):
@@ -232,13 +240,21 @@ class WriteLoop:
         self._limited, self._may_write = limited, True
         self._waiting: list[pa.RecordBatch] = []
         self._rows = self._waiting_rows = self._waiting_bytes = self._epoch = self._ended = 0
+        self._due = False
+        """Whether the waiting rows are to be written, since no others followed them."""
         self._written: list[int] = []
         """The instants of the epoch's writes."""
 
-    def all(self, batches: Iterator[pa.RecordBatch]) -> int:
-        """Write everything to the end of the run; return the number of epochs."""
-        for batch in batches:
-            self._take(batch)
+    def all(self, groups: Iterable[Sequence[pa.RecordBatch]]) -> int:
+        """Write everything to the end of the run; return the number of epochs.
+
+        A group is what has come by the time that everything before it is written.
+        """
+        for group in groups:
+            for batch in group:
+                self._take(batch)
+            if self._due:
+                self._flush()
         self._flush()
         return self._ended
 
@@ -256,8 +272,8 @@ class WriteLoop:
             self._end_epoch(batch.column(EPOCH)[end].as_py())
             start = end + 1
         self._add(_real(batch, kinds, start, batch.num_rows))
-        # Fillers mean that no rows follow for now.
-        self._flush()
+        # Fillers mean that no rows followed when they were sent.
+        self._due = True
 
     def _add(self, batch: pa.RecordBatch) -> None:
         """Take rows between two markers, which are all of one epoch."""
@@ -272,6 +288,7 @@ class WriteLoop:
             self._flush()
 
     def _flush(self) -> None:
+        self._due = False
         if self._limited:
             self._cut()
         if self._waiting:

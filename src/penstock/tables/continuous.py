@@ -6,8 +6,7 @@ at_least_once tasks add them at once.
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from pyspark.sql.types import StructType
 from penstock.arguments import in_quotes
 from penstock.continuous.connectors.ledger import Commits
 from penstock.continuous.connectors.protocol import Epoch, SinkDriver, SinkEpoch, SinkWriter, WriterFactory
+from penstock.continuous.connectors.staging_writer import StagingWriter
 from penstock.json_text import JsonValue
 from penstock.queue.store import open_store
 from penstock.spark.internals.python_workers import check_reach
@@ -68,35 +68,20 @@ class TableInsertWriter(SinkWriter):
         """Do nothing: the process keeps its store open."""
 
 
-class TableStagingWriter(SinkWriter):
-    """Writer that gathers rows, and stages them when they are many or their epoch ends."""
+class TableStagingWriter(StagingWriter):
+    """Writer that stages rows."""
 
     def __init__(self, sink: TableWriterFactory, task: int, app_id: str) -> None:
-        self._encoder, self._task, self._app_id = sink.encoder, task, app_id
-        self._attempt = str(uuid.uuid4())
+        super().__init__(app_id, task, most_rows=CHUNK_ROWS, most_bytes=CHUNK_BYTES)
+        self._encoder = sink.encoder
         self._database = open_store(sink.url).database
-        self._held: list[pa.RecordBatch] = []
-        self._rows = self._bytes = self._staged = 0
 
-    def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
-        self._held += rows
-        self._rows += sum(batch.num_rows for batch in rows)
-        self._bytes += sum(batch.nbytes for batch in rows)
-        if self._rows >= CHUNK_ROWS or self._bytes >= CHUNK_BYTES:
-            self._stage(epoch)
-
-    def _stage(self, epoch: int) -> None:
-        encoder = self._encoder
-        stage = SegmentStage.of(encoder.layout, encoder.columns, self._app_id, epoch)
-        attempt = Attempt(self._app_id, epoch, self._task, self._attempt)
-        for chunk in chunked(iter(self._held)):
-            self._staged += stage.add(self._database, attempt, encoder.encode(chunk), self._staged)
-        self._held, self._rows, self._bytes = [], 0, 0
-
-    def end(self, epoch: int) -> dict[str, int]:
-        self._stage(epoch)
-        staged, self._staged = self._staged, 0
-        return {self._attempt: staged} if staged else {}
+    def stage(self, rows: Sequence[pa.RecordBatch], attempt: Attempt, staged: int) -> int:
+        encoder, before = self._encoder, staged
+        stage = SegmentStage.of(encoder.layout, encoder.columns, attempt.app_id, attempt.batch_id)
+        for chunk in chunked(iter(rows)):
+            staged += stage.add(self._database, attempt, encoder.encode(chunk), staged)
+        return staged - before
 
     def close(self) -> None:
         """Do nothing: what is staged and never promoted is deleted with the next epoch."""

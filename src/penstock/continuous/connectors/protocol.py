@@ -172,14 +172,8 @@ class SourceReader(ABC):
         """Return when the last rows were created: instants in microseconds with their numbers of rows."""
         return []
 
-    @property
-    def ahead(self) -> bool:
-        """Whether further rows are known."""
-        return False
-
-    @property
     def behind(self) -> int:
-        """How many rows are known that were not read yet."""
+        """Return how many rows there are that were not read yet, as far as it is known."""
         return 0
 
     @property

@@ -5,9 +5,8 @@ On the driver the source owns and moves a consumer, and the sink promotes staged
 
 from __future__ import annotations
 
-import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -33,6 +32,7 @@ from penstock.continuous.connectors.protocol import (
     SourceReader,
     WriterFactory,
 )
+from penstock.continuous.connectors.staging_writer import MOST_BYTES, MOST_ROWS, StagingWriter
 from penstock.json_text import JsonValue
 from penstock.queue.checks import refuse_feed
 from penstock.queue.placement import placement_of
@@ -46,6 +46,7 @@ from penstock.spark.schemas import check_writable, require_columns, source_schem
 from penstock.store import staging
 from penstock.store.database import Transaction
 from penstock.store.log.partition_log import Chunk
+from penstock.store.log.segmenting import Segment
 from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord, queue_sink
 from penstock.store.staging import Attempt
@@ -290,6 +291,8 @@ class QueueReader(SourceReader):
         self._watch = watch(open_store(source.url).database, source.queue, positions)
         self._ends: dict[int, int] = {}
         """The ends of partitions that have more rows than were read ahead."""
+        self._known: dict[int, int] = {}
+        """The last ends that were found."""
         self._held: deque[_Ahead] = deque()
         """Rows that were read ahead."""
         self._times: list[tuple[int, int]] = []
@@ -315,7 +318,9 @@ class QueueReader(SourceReader):
         return pa.concat_batches(batches) if len(batches) > 1 else batches[0] if batches else None
 
     def _fetch(self) -> None:
-        ends, self._ends = self._ends or self._watch.wait(self._positions, 0).ends, {}
+        if not self._ends:
+            self._find(0)
+        ends, self._ends = self._ends, {}
         for partition, end in ends.items():
             start = self._positions[partition]
             upto = min(end, start + _AHEAD_ROWS)
@@ -330,15 +335,13 @@ class QueueReader(SourceReader):
             if upto < end:
                 self._ends[partition] = end
 
-    @property
-    def ahead(self) -> bool:
-        if not self._held:
-            self._ends = self._ends or self._watch.wait(self._positions, 0).ends
-        return bool(self._held or self._ends)
+    def _find(self, timeout: float, channels: Sequence[Channel] = ()) -> None:
+        self._known = self._ends = self._watch.wait(self._positions, timeout, channels).ends
 
-    @property
     def behind(self) -> int:
-        return sum(end - self._positions[partition] for partition, end in self._ends.items())
+        if not self._held and not self._ends:
+            self._find(0)
+        return sum(end - self._positions[partition] for partition, end in self._known.items())
 
     def times(self) -> list[tuple[int, int]]:
         return self._times
@@ -355,7 +358,7 @@ class QueueReader(SourceReader):
         return self._watch.partitions > self._source.queue.partitions
 
     def wait(self, channel: Channel) -> None:
-        self._ends = self._watch.wait(self._positions, _MAX_WAIT_SECONDS, [channel]).ends
+        self._find(_MAX_WAIT_SECONDS, [channel])
 
     def close(self) -> None:
         self._watch.close()
@@ -373,32 +376,51 @@ class QueueWriterFactory(WriterFactory):
 
     def open(self, task: int) -> SinkWriter:
         check_reach(self.url, None)
-        return QueueWriter(self, task)
+        return QueueWriter(self, task) if self.app_id is None else QueueStagingWriter(self, task, self.app_id)
+
+
+class _Segments:
+    """Rows of a task as segments of the queue's partitions."""
+
+    def __init__(self, sink: QueueWriterFactory, task: int) -> None:
+        self.queue, self._task, self._max_rows = sink.queue, task, sink.max_rows
+        # The process keeps the store open.
+        self.store = open_store(sink.url)
+        self._placement = placement_of(self.store.database, sink.queue)
+
+    def of(self, rows: Sequence[pa.RecordBatch]) -> Iterator[Sequence[Segment]]:
+        """Yield the segments of rows, in groups for one transaction each."""
+        return SegmentGroups(self.queue, self._placement, self._task, self._max_rows).groups(iter(rows))
 
 
 class QueueWriter(SinkWriter):
-    """Writer of one task: a write is an append, or staged for the driver to promote with its epoch."""
+    """Writer of one task whose writes are appends."""
 
     def __init__(self, sink: QueueWriterFactory, task: int) -> None:
-        self._sink, self._task, self._attempt = sink, task, str(uuid.uuid4())
-        # The process keeps the store open.
-        self._store = open_store(sink.url)
-        self._placement = placement_of(self._store.database, sink.queue)
-        self._staged = 0
+        self._segments = _Segments(sink, task)
 
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
-        database, queue, app_id = self._store.database, self._sink.queue, self._sink.app_id
-        segments = SegmentGroups(queue, self._placement, self._task, self._sink.max_rows)
+        store, queue = self._segments.store, self._segments.queue
         crowded: set[int] = set()
-        for group in segments.groups(iter(rows)):
-            if app_id is not None:
-                attempt = Attempt(app_id, epoch, self._task, self._attempt)
-                self._staged += staging.stage_segments(database, queue, attempt, group, self._staged)
-            elif (appended := append_task(database, queue, None, group)) is not None:
+        for group in self._segments.of(rows):
+            if (appended := append_task(store.database, queue, None, group)) is not None:
                 crowded.update(appended.crowded)
         if crowded:
-            self._store.tend(queue, tuple(crowded))
+            store.tend(queue, tuple(crowded))
 
     def end(self, epoch: int) -> dict[str, int]:
-        staged, self._staged = self._staged, 0
-        return {self._attempt: staged} if staged else {}
+        return {}
+
+
+class QueueStagingWriter(StagingWriter):
+    """Writer of one task whose rows are staged for the driver to promote with their epoch."""
+
+    def __init__(self, sink: QueueWriterFactory, task: int, app_id: str) -> None:
+        super().__init__(app_id, task, most_rows=MOST_ROWS, most_bytes=MOST_BYTES)
+        self._segments = _Segments(sink, task)
+
+    def stage(self, rows: Sequence[pa.RecordBatch], attempt: Attempt, staged: int) -> int:
+        database, queue, before = self._segments.store.database, self._segments.queue, staged
+        for group in self._segments.of(rows):
+            staged += staging.stage_segments(database, queue, attempt, group, staged)
+        return staged - before
