@@ -95,7 +95,9 @@ LOCKED: dict[str, Rows] = {
     "delete_queue": _QUEUE,
     "insert_key_home": _row("key_home", "queue_id", "partitions"),
     "insert_ledger": _row("ledger", "sink", "app_id", "batch_id", "task"),
-    "forget_logged": _found("ledger", f"{_LEDGER} batch_id = :batch_id and task = -1 and logged is not null"),
+    "forget_logged": _found(
+        "ledger", f"{_LEDGER} batch_id between :first and :last and task = -1 and logged is not null"
+    ),
     "prune_ledger": _found("ledger", f"{_LEDGER} batch_id < :batch_id"),
     "lock_marked_source": _row("marked_source", "source"),
     "insert_marked_source": _row("marked_source", "source"),

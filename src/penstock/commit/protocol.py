@@ -24,7 +24,7 @@ from penstock.json_text import parse_record
 from penstock.store.database import Database, Transaction
 from penstock.store.log import partition_log
 from penstock.store.log.segmenting import Segment
-from penstock.store.records import catalog, consumers, ledger
+from penstock.store.records import consumers, ledger
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.records.consumers import Registration
 from penstock.store.records.ledger import LedgerEntry, LedgerKey
@@ -72,16 +72,19 @@ def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None
         for source in moved
         if source.store == store_uuid
     ]
-    _refuse_rewound(tx, batch.key)
+    around = ledger.around(tx, batch.key)
+    if around.empty:
+        _refuse_rewound(tx, batch.key)
     before = ledger.enter(tx, batch.key, batch.ranges(), batch.rows, batch.logged)
     if before is not None:
         _same(batch, before.ranges)
         _settle(tx, batch, locked)
         return None
-    previous = refuse_gap(tx, batch.key, new_sink=batch.new_sink)
+    # Another driver may have committed the one before since.
+    previous = around.previous or refuse_gap(tx, batch.key, new_sink=batch.new_sink)
     if previous is not None:
         _refuse_jump(batch, previous)
-    _check_tasks(tx, batch)
+    _check_tasks(batch, around.tasks)
     for source, registration in locked:
         _move_consumer(tx, batch, source, registration)
     for source in moved:
@@ -90,8 +93,6 @@ def _commit(tx: Transaction, store_uuid: str, batch: BatchCommit[T]) -> T | None
     published = batch.sink.publish(tx, batch)
     # Oldest entries first, as a queue's are deleted when it is dropped.
     ledger.prune(tx, batch.key)
-    if batch.logged is not None:
-        tx.run("forget_logged", sink=batch.key.sink, app_id=batch.app_id, batch_id=batch.batch_id - 2)
     return published
 
 
@@ -207,9 +208,8 @@ def _refuse_rewound(tx: Transaction, key: LedgerKey) -> None:
         )
 
 
-def _check_tasks(tx: Transaction, batch: BatchCommit[T]) -> None:
+def _check_tasks(batch: BatchCommit[T], appended: Mapping[int, int]) -> None:
     """Require that the tasks have appended exactly what is committed now."""
-    appended = ledger.tasks(tx, batch.key)
     if appended == dict(batch.tasks or {}):
         return
     if batch.tasks is None:
@@ -220,7 +220,7 @@ def _check_tasks(tx: Transaction, batch: BatchCommit[T]) -> None:
             app_id=batch.app_id,
             batch_id=batch.batch_id,
         )
-    raise _unrepeatable(batch.key, appended, dict(batch.tasks))
+    raise _unrepeatable(batch.key, dict(appended), dict(batch.tasks))
 
 
 def _unrepeatable(key: LedgerKey, before: object, now: object) -> CommitRefusedError:
@@ -255,9 +255,7 @@ def append_task(
     def work(tx: Transaction) -> partition_log.Appended | None:
         if key is not None and _appended_before(tx, key, origin, covers, rows, new_sink):
             return None
-        appended = partition_log.append(tx, sink, segments)
-        catalog.require_unchanged(tx, sink)
-        return appended
+        return partition_log.append(tx, sink, segments)
 
     # Without a key rows may be repeated anyway.
     return database.run(work, idempotent=True)

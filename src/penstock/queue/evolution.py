@@ -103,6 +103,9 @@ class _Inside:
     def run(self, work: Callable[[Transaction], T], *, write: bool = True) -> T:
         return work(self._tx)
 
+    def look(self, work: Callable[[Transaction], T]) -> T:
+        return work(self._tx)
+
 
 def new_columns(columns: object) -> pa.Schema:
     """Return the columns to add, in canonical form.

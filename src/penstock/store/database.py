@@ -193,6 +193,10 @@ class Database(ABC):
     @abstractmethod
     def _begin(self, connection: Connection, *, write: bool) -> Transaction: ...
 
+    def _looking(self, connection: Connection) -> Transaction:
+        """A transaction for a single statement, which only reads."""
+        return self._begin(connection, write=False)
+
     @abstractmethod
     def _commit(self, connection: Connection) -> None: ...
 
@@ -228,15 +232,21 @@ class Database(ABC):
     # What all dialects share.
 
     @contextmanager
-    def transaction(self, *, write: bool = True) -> Iterator[Transaction]:
+    def transaction(self, *, write: bool = True, single: bool = False) -> Iterator[Transaction]:
         """One transaction, committed when the block ends, rolled back when it raises.
 
-        One that only reads sees the store as it was at one moment.
+        One that only reads sees the store as it was at one moment. ``single`` promises a single statement,
+        which only reads.
         """
         with self._pool.lease() as lease:
             connection = lease.connection
             try:
-                with self.translating(), closing(self._begin(connection, write=write)) as transaction:
+                with (
+                    self.translating(),
+                    closing(
+                        self._looking(connection) if single else self._begin(connection, write=write)
+                    ) as transaction,
+                ):
                     yield transaction
             except BaseException as error:
                 undone = self._undone(connection)
@@ -280,6 +290,15 @@ class Database(ABC):
                 return work(transaction)
 
         return self.retried(once, idempotent=idempotent or not write, timeout=timeout)
+
+    def look(self, work: Callable[[Transaction], T]) -> T:
+        """Run ``work`` that reads with a single statement, as :meth:`run` does; a server is asked once."""
+
+        def once() -> T:
+            with self.transaction(single=True) as transaction:
+                return work(transaction)
+
+        return self.retried(once)
 
     def retried(self, once: Callable[[], T], *, idempotent: bool = True, timeout: float | None = None) -> T:
         """Call ``once``, and again with back-off while the database is unavailable; as :meth:`run`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from operator import attrgetter
 from typing import Protocol
 
@@ -42,15 +43,19 @@ def stage_segments(
     """Stage segments of an attempt, numbered from ``first``, in a transaction of their own; return how
     many.
     """
-    database.run(lambda tx: stage(tx, place, attempt, segments, first), idempotent=True)
+    tries = count()
+
+    def work(tx: Transaction) -> None:
+        if next(tries):
+            _unstage(tx, attempt, first)
+        _stage(tx, place, attempt, segments, first)
+
+    database.run(work, idempotent=True)
     return len(segments)
 
 
-def stage(tx: Transaction, place: Place, attempt: Attempt, segments: Sequence[Segment], ordinal: int) -> None:
-    """Write segments of an attempt; ``ordinal`` is the number of the first one.
-
-    It may be repeated: the segments of an earlier call with that number or a higher one are replaced.
-    """
+def _unstage(tx: Transaction, attempt: Attempt, ordinal: int) -> None:
+    """Drop the segments of an attempt from a number on: it is unknown whether a try has staged them."""
     before = tx.all(
         "delete_staged_from",
         app_id=attempt.app_id,
@@ -59,6 +64,12 @@ def stage(tx: Transaction, place: Place, attempt: Attempt, segments: Sequence[Se
         ordinal=ordinal,
     )
     drop_payloads(tx, [row.payload_id for row in before])
+
+
+def _stage(
+    tx: Transaction, place: Place, attempt: Attempt, segments: Sequence[Segment], ordinal: int
+) -> None:
+    """Write segments of an attempt; ``ordinal`` is the number of the first one."""
     ids = store_payloads(tx, segments)
     tx.many(
         "insert_staged",
@@ -74,7 +85,7 @@ def stage(tx: Transaction, place: Place, attempt: Attempt, segments: Sequence[Se
         attempt=attempt.attempt,
         task=attempt.task,
         queue_id=place.queue_id,
-        now=tx.now(),
+        now=tx.stamp(),
     )
 
 
@@ -101,9 +112,7 @@ def promote(
         require_unchanged(tx, queue)
         return Appended({})
     rows.sort(key=attrgetter("partition", "task", "attempt", "ordinal"))
-    appended = publish(tx, queue, rows)
-    require_unchanged(tx, queue)
-    return appended
+    return publish(tx, queue, rows)
 
 
 def find(tx: Transaction, place: Place, app_id: str, batch_id: int) -> list[Row]:

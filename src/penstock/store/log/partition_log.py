@@ -306,8 +306,8 @@ def _page(
 ) -> tuple[int, list[Row]]:
     """The partition's first row index, and the segments of a page."""
 
-    def work(tx: Transaction) -> tuple[int, list[Row]]:
-        rows = tx.page(
+    def page(tx: Transaction) -> list[Row]:
+        return tx.page(
             queue_id=queue.queue_id,
             partition=partition,
             start_index=start,
@@ -316,12 +316,16 @@ def _page(
             max_bytes=page_bytes,
             with_runs=int(with_runs),
         )
+
+    def without_rows(tx: Transaction) -> tuple[int, list[Row]]:
         record = tx.one("read_partition", queue_id=queue.queue_id, partition=partition)
         if record is None:
             raise dropped(queue)
-        return record.first_index, rows
+        # Rows may have come meanwhile.
+        return record.first_index, page(tx)
 
-    return database.run(work, write=False)
+    rows = database.look(page)
+    return (rows[0].first_index, rows) if rows else database.run(without_rows, write=False)
 
 
 def segments_from(tx: Transaction, queue: QueueRecord, partition: int, start: int) -> Iterator[Row]:

@@ -61,6 +61,9 @@ _LOOK_UP = b"select pg_catalog.set_config('search_path', %s, true)"
 _LOOK_UP_SAFELY = (
     b"select pg_catalog.current_setting('search_path'), pg_catalog.set_config('search_path', %s, true)"
 )
+# Under a lock a write sees what the lock's last holder committed; a read sees one moment, as in SQLite.
+_BEGIN_WRITE = b"begin isolation level read committed"
+_BEGIN_READ = b"begin isolation level repeatable read read only"
 _NO_SUCH = ("42P01", "42704", "42883")
 _TRIES, _PAUSE = 10, 0.05
 _IDLE = "25P03"
@@ -86,6 +89,9 @@ class PostgresTransaction(Transaction):
         self._plain: Cursor[Any] = Cursor(connection, row_factory=tuple_row)
         self._steered = steered
         self.merges = connection.info.server_version >= _WITH_MERGE
+
+    def begin(self, text: bytes) -> None:
+        self._cursor.execute(text, prepare=False)
 
     def run(self, name: str, /, **parameters: object) -> int:
         return self._cursor.execute(self._statements[name], parameters).rowcount
@@ -204,7 +210,6 @@ class PostgresDatabase(Database):
         connection.add_notice_handler(partial(self._noticed, weakref.ref(connection)))
         try:
             self._set_up(connection, set_up(self._lock_timeout, lasting=lasting))
-            connection.autocommit = lasting
         except BaseException:
             connection.close()
             raise
@@ -231,15 +236,16 @@ class PostgresDatabase(Database):
         connection.close()
 
     def _begin(self, connection: PgConnection, *, write: bool) -> Transaction:
-        levels = self._psycopg.IsolationLevel
-        # Under a lock a write sees what the lock's last holder committed; a read sees one moment, as in
-        # SQLite.
-        connection.isolation_level = levels.READ_COMMITTED if write else levels.REPEATABLE_READ
-        connection.read_only = not write
         lookup: HolderLookup | None = getattr(self._waiting, "lookup", None)
         if lookup is not None:
             lookup.start(connection.info.backend_pid)
-        return PostgresTransaction(connection, self.url.schema, write=write, steered=True)
+        transaction = PostgresTransaction(connection, self.url.schema, write=write, steered=True)
+        transaction.begin(_BEGIN_WRITE if write else _BEGIN_READ)
+        return transaction
+
+    def _looking(self, connection: PgConnection) -> Transaction:
+        # The connection is in autocommit mode.
+        return PostgresTransaction(connection, self.url.schema, write=False, steered=True)
 
     def _commit(self, connection: PgConnection) -> None:
         if connection.info.transaction_status == self._psycopg.pq.TransactionStatus.INERROR:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from penstock.store.database import Database, Row, Transaction
@@ -9,9 +10,11 @@ from penstock.store.records.catalog import QUEUE_SINK, list_queues, queue_sink
 
 WHOLE_BATCH = -1
 KEEP = 1000
-"""The micro-batches of a sink and app that the ledger keeps; far more than a checkpoint does by default
-(100).
+"""The least number of micro-batches of a sink and app that the ledger keeps; far more than a checkpoint does
+by default (100).
 """
+PRUNE_EVERY = 16
+"""How many micro-batches are committed between two that delete old entries."""
 IDLE_MICROSECONDS = 30 * 86_400_000_000
 """For how long an app has not committed before all but its newest entries are deleted."""
 IDLE_KEEP = 10
@@ -54,7 +57,7 @@ def enter(
     tx: Transaction, key: LedgerKey, ranges: str, rows: int, logged: str | None = None
 ) -> LedgerEntry | None:
     """Insert the entry, unless there is one already; return that one."""
-    if tx.run("insert_ledger", ranges=ranges, row_count=rows, logged=logged, now=tx.now(), **key.fields()):
+    if tx.run("insert_ledger", ranges=ranges, row_count=rows, logged=logged, now=tx.stamp(), **key.fields()):
         return None
     return find(tx, key)
 
@@ -74,10 +77,21 @@ def _entry(row: Row | None) -> LedgerEntry | None:
     return None if row is None else LedgerEntry(row.ranges, row.row_count, row.batch_id, row.logged)
 
 
-def tasks(tx: Transaction, key: LedgerKey) -> dict[int, int]:
-    """The rows of each task of a micro-batch with an entry of its own."""
-    rows = tx.all("ledger_tasks", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id)
-    return {row.task: row.row_count for row in rows}
+@dataclass(frozen=True)
+class Around:
+    """What the ledger has about a micro-batch and the one before it."""
+
+    previous: LedgerEntry | None
+    tasks: Mapping[int, int]
+    """The rows of each task of the micro-batch with an entry of its own."""
+    empty: bool
+
+
+def around(tx: Transaction, key: LedgerKey) -> Around:
+    rows = tx.all("ledger_around", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id)
+    before = (row for row in rows if row.task == WHOLE_BATCH and row.batch_id < key.batch_id)
+    tasks = {row.task: row.row_count for row in rows if row.task >= 0 and row.batch_id == key.batch_id}
+    return Around(_entry(next(before, None)), tasks, empty=not rows)
 
 
 def task_input(tx: Transaction, key: LedgerKey) -> str | None:
@@ -95,7 +109,12 @@ def rewound(tx: Transaction, key: LedgerKey) -> int | None:
 
 
 def prune(tx: Transaction, key: LedgerKey) -> None:
+    """Delete old entries, and forget all offsets but those of the two newest; now and then, after others."""
+    if key.batch_id % PRUNE_EVERY:
+        return
     tx.run("prune_ledger", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id - KEEP)
+    last = key.batch_id - 2
+    tx.run("forget_logged", sink=key.sink, app_id=key.app_id, first=last - PRUNE_EVERY, last=last)
 
 
 def clean_up(database: Database) -> int:

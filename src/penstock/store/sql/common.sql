@@ -218,12 +218,6 @@ where queue_id = :queue_id and partition = :partition;
 
 -- staging
 
--- name: insert_staged
-insert into penstock.staged
-    (app_id, batch_id, attempt, task, ordinal, queue_id, partition, row_count, bytes, payload_id, created_at)
-values
-    (:app_id, :batch_id, :attempt, :task, :ordinal, :queue_id, :partition, :row_count, :bytes, :payload_id, :now);
-
 -- name: find_staged
 select attempt, task, ordinal, payload_id from penstock.staged
 where app_id = :app_id and batch_id = :batch_id and queue_id = :queue_id;
@@ -376,11 +370,6 @@ select session, epoch, sequence from penstock.producer where queue_id = :queue_i
 
 -- ledger and marks
 
--- name: insert_ledger
-insert into penstock.ledger (sink, app_id, batch_id, task, ranges, row_count, logged, committed_at)
-values (:sink, :app_id, :batch_id, :task, :ranges, :row_count, :logged, :now)
-on conflict (sink, app_id, batch_id, task) do nothing;
-
 -- name: find_ledger
 select batch_id, ranges, row_count, logged from penstock.ledger
 where sink = :sink and app_id = :app_id and batch_id = :batch_id and task = :task;
@@ -394,12 +383,12 @@ limit 1;
 -- Only the offsets of the two newest entries are needed, and they are long with many partitions.
 -- name: forget_logged
 update penstock.ledger set logged = null
-where sink = :sink and app_id = :app_id and batch_id = :batch_id and task = -1 and logged is not null;
+where sink = :sink and app_id = :app_id and batch_id between :first and :last and task = -1 and logged is not null;
 
--- name: ledger_tasks
-select task, row_count from penstock.ledger
-where sink = :sink and app_id = :app_id and batch_id = :batch_id and task >= 0
-order by task;
+-- A micro-batch with its tasks, and the one before it.
+-- name: ledger_around
+select batch_id, task, ranges, row_count, logged from penstock.ledger
+where sink = :sink and app_id = :app_id and batch_id in (:batch_id, :batch_id - 1);
 
 -- name: first_ledger_task
 select ranges from penstock.ledger

@@ -258,7 +258,8 @@ delete from penstock.payload where payload_id = any(:payload_id::bigint[]);
 insert into penstock.staged
     (app_id, batch_id, attempt, task, ordinal, queue_id, partition, row_count, bytes, payload_id, created_at)
 select
-    :app_id, :batch_id, :attempt, :task, new.ordinal, :queue_id, new.partition, new.row_count, new.bytes, new.payload_id, :now
+    :app_id, :batch_id, :attempt, :task, new.ordinal, :queue_id, new.partition, new.row_count, new.bytes, new.payload_id,
+    coalesce(:now::bigint, (extract(epoch from clock_timestamp()) * 1000000)::bigint)
 from unnest(:ordinal::bigint[], :partition::bigint[], :row_count::bigint[], :bytes::bigint[], :payload_id::bigint[])
     as new (ordinal, partition, row_count, bytes, payload_id);
 
@@ -305,11 +306,24 @@ select * from penstock.partition where queue_id = :queue_id and partition = :par
 -- name: lock_queue
 select * from penstock.queue where name = :name for update;
 
--- One page of a range: the segments from the one that holds row `start`, while their payloads stay within max_bytes.
+-- name: insert_ledger
+insert into penstock.ledger (sink, app_id, batch_id, task, ranges, row_count, logged, committed_at)
+values (:sink, :app_id, :batch_id, :task, :ranges, :row_count, :logged, coalesce(:now::bigint, (extract(epoch from clock_timestamp()) * 1000000)::bigint))
+on conflict (sink, app_id, batch_id, task) do nothing;
+
+-- name: insert_staged
+insert into penstock.staged
+    (app_id, batch_id, attempt, task, ordinal, queue_id, partition, row_count, bytes, payload_id, created_at)
+values
+    (:app_id, :batch_id, :attempt, :task, :ordinal, :queue_id, :partition, :row_count, :bytes, :payload_id,
+     coalesce(:now::bigint, (extract(epoch from clock_timestamp()) * 1000000)::bigint));
+
+-- One page of a range: the segments from the one that holds row `start`, while their payloads stay within max_bytes, each
+-- with the partition's first row index.
 -- name: read_page
 select
     s.start_index, s.end_index, s.first_append, s.last_append, s.first_timestamp, s.last_timestamp, s.bytes,
-    s.payload_id, p.data, p.width, case when :with_runs = 1 then p.runs end as runs
+    s.payload_id, p.data, p.width, case when :with_runs = 1 then p.runs end as runs, t.first_index
 from (
     select *, sum(bytes) over (order by end_index) - bytes as bytes_before
     from (
@@ -324,6 +338,7 @@ from (
     ) as ahead
 ) as s
 join penstock.payload as p on p.payload_id = s.payload_id
+join penstock.partition as t on t.queue_id = :queue_id and t.partition = :partition
 where s.bytes_before < :max_bytes
 order by s.end_index;
 

@@ -42,14 +42,27 @@ select * from penstock.partition where queue_id = :queue_id and partition = :par
 -- name: lock_queue
 select * from penstock.queue where name = :name;
 
--- One page of a range: the segments from the one that holds row `start`; the reader stops at enough bytes.
+-- name: insert_ledger
+insert into penstock.ledger (sink, app_id, batch_id, task, ranges, row_count, logged, committed_at)
+values (:sink, :app_id, :batch_id, :task, :ranges, :row_count, :logged, :now)
+on conflict (sink, app_id, batch_id, task) do nothing;
+
+-- name: insert_staged
+insert into penstock.staged
+    (app_id, batch_id, attempt, task, ordinal, queue_id, partition, row_count, bytes, payload_id, created_at)
+values
+    (:app_id, :batch_id, :attempt, :task, :ordinal, :queue_id, :partition, :row_count, :bytes, :payload_id, :now);
+
+-- One page of a range: the segments from the one that holds row `start`, each with the partition's first row index; the
+-- reader stops at enough bytes.
 -- name: read_page
 select
     s.start_index, s.end_index, s.first_append, s.last_append, s.first_timestamp, s.last_timestamp, s.bytes,
-    s.payload_id, p.data, p.width, case when :with_runs = 1 then p.runs end as runs
-from penstock.segment as s
+    s.payload_id, p.data, p.width, case when :with_runs = 1 then p.runs end as runs, t.first_index
+from penstock.partition as t
+cross join penstock.segment as s
 cross join penstock.payload as p on p.payload_id = s.payload_id
-where s.queue_id = :queue_id and s.partition = :partition and s.end_index > :start_index
+where t.queue_id = :queue_id and t.partition = :partition and s.queue_id = :queue_id and s.partition = :partition and s.end_index > :start_index
     and s.end_index <= (
         select min(end_index) from penstock.segment
         where queue_id = :queue_id and partition = :partition and end_index >= :end_index
