@@ -454,7 +454,7 @@ class SimDatabase(Database):
         process.at_death.append(lambda: server.gone(process))
 
     @contextmanager
-    def transaction(self, *, write: bool = True) -> Iterator[Transaction]:
+    def transaction(self, *, write: bool = True, single: bool = False) -> Iterator[Transaction]:
         server, world = self.server, self.server.world
         world.step(f"begin {'' if write else 'read '}on {server.name}")
         tx = SimTransaction(self, write=write)

@@ -250,14 +250,16 @@ def append_task(
     rows. ``origin`` is the id of the checkpoint, and ``covers`` identifies the micro-batch's input; it is
     empty if the task does not know it.
     """
+    if key is None:
+        # Rows may be repeated anyway.
+        return partition_log.append_now(database, sink, segments, idempotent=True)
     rows = sum(segment.rows for segment in segments)
 
     def work(tx: Transaction) -> partition_log.Appended | None:
-        if key is not None and _appended_before(tx, key, origin, covers, rows, new_sink):
+        if _appended_before(tx, key, origin, covers, rows, new_sink):
             return None
         return partition_log.append(tx, sink, segments)
 
-    # Without a key rows may be repeated anyway.
     return database.run(work, idempotent=True)
 
 

@@ -100,10 +100,7 @@ class _Inside:
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
 
-    def run(self, work: Callable[[Transaction], T], *, write: bool = True) -> T:
-        return work(self._tx)
-
-    def look(self, work: Callable[[Transaction], T]) -> T:
+    def run(self, work: Callable[[Transaction], T], *, write: bool = True, single: bool = False) -> T:
         return work(self._tx)
 
 

@@ -193,9 +193,9 @@ class Database(ABC):
     @abstractmethod
     def _begin(self, connection: Connection, *, write: bool) -> Transaction: ...
 
-    def _looking(self, connection: Connection) -> Transaction:
-        """A transaction for a single statement, which only reads."""
-        return self._begin(connection, write=False)
+    def _single(self, connection: Connection, *, write: bool) -> Transaction:
+        """A transaction for a single statement."""
+        return self._begin(connection, write=write)
 
     @abstractmethod
     def _commit(self, connection: Connection) -> None: ...
@@ -235,23 +235,21 @@ class Database(ABC):
     def transaction(self, *, write: bool = True, single: bool = False) -> Iterator[Transaction]:
         """One transaction, committed when the block ends, rolled back when it raises.
 
-        One that only reads sees the store as it was at one moment. ``single`` promises a single statement,
-        which only reads.
+        One that only reads sees the store as it was at one moment. ``single`` promises that it is a single
+        statement, which a server then commits at once, even if the block raises afterwards.
         """
         with self._pool.lease() as lease:
             connection = lease.connection
+            begin = self._single if single else self._begin
             try:
-                with (
-                    self.translating(),
-                    closing(
-                        self._looking(connection) if single else self._begin(connection, write=write)
-                    ) as transaction,
-                ):
+                with self.translating(), closing(begin(connection, write=write)) as transaction:
                     yield transaction
             except BaseException as error:
                 undone = self._undone(connection)
                 # After a database error or an interrupt the state of the connection is unknown.
                 lease.sound = undone and isinstance(error, Exception) and not isinstance(error, StoreError)
+                if single and write and isinstance(error, PenstockError):
+                    raise self._commit_error(error) from error.__cause__
                 raise
             try:
                 with self.translating():
@@ -275,6 +273,7 @@ class Database(ABC):
         work: Callable[[Transaction], T],
         *,
         write: bool = True,
+        single: bool = False,
         idempotent: bool = False,
         timeout: float | None = None,
     ) -> T:
@@ -282,23 +281,14 @@ class Database(ABC):
 
         ``work`` may be called several times, only the last of which is committed; ``idempotent`` work also
         when it is unknown whether a commit happened. ``timeout`` is in seconds, 20 by default; with 0, a
-        lock that is not free is not waited for a second time either.
+        lock that is not free is not waited for a second time either. ``single`` as for :meth:`transaction`.
         """
 
         def once() -> T:
-            with self.transaction(write=write) as transaction:
+            with self.transaction(write=write, single=single) as transaction:
                 return work(transaction)
 
         return self.retried(once, idempotent=idempotent or not write, timeout=timeout)
-
-    def look(self, work: Callable[[Transaction], T]) -> T:
-        """Run ``work`` that reads with a single statement, as :meth:`run` does; a server is asked once."""
-
-        def once() -> T:
-            with self.transaction(single=True) as transaction:
-                return work(transaction)
-
-        return self.retried(once)
 
     def retried(self, once: Callable[[], T], *, idempotent: bool = True, timeout: float | None = None) -> T:
         """Call ``once``, and again with back-off while the database is unavailable; as :meth:`run`."""

@@ -102,9 +102,23 @@ def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer
     return ids
 
 
+def append_now(
+    database: Database, queue: QueueRecord, segments: Sequence[Segment], *, idempotent: bool
+) -> Appended:
+    """Append segments in a transaction of their own; ``idempotent`` as for :meth:`Database.run`."""
+    # What is refused for its keys has been written already.
+    single = _is_one(database.dialect, segments) and not queue.key
+    return database.run(lambda tx: append(tx, queue, segments), single=single, idempotent=idempotent)
+
+
+def _is_one(dialect: str, segments: Sequence[Segment]) -> bool:
+    """Whether segments are appended with one statement."""
+    return len(segments) == 1 and dialect == "postgres"
+
+
 def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> Appended:
     """Append segments as one append; raise :class:`QueueGrown` if equal keys could part."""
-    if len(segments) == 1 and tx.dialect == "postgres":
+    if _is_one(tx.dialect, segments):
         return _append_one(tx, queue, segments[0])
     if not segments:
         return Appended({})
@@ -324,7 +338,7 @@ def _page(
         # Rows may have come meanwhile.
         return record.first_index, page(tx)
 
-    rows = database.look(page)
+    rows = database.run(page, write=False, single=True)
     return (rows[0].first_index, rows) if rows else database.run(without_rows, write=False)
 
 

@@ -236,16 +236,16 @@ class PostgresDatabase(Database):
         connection.close()
 
     def _begin(self, connection: PgConnection, *, write: bool) -> Transaction:
-        lookup: HolderLookup | None = getattr(self._waiting, "lookup", None)
-        if lookup is not None:
-            lookup.start(connection.info.backend_pid)
-        transaction = PostgresTransaction(connection, self.url.schema, write=write, steered=True)
+        transaction = self._single(connection, write=write)
         transaction.begin(_BEGIN_WRITE if write else _BEGIN_READ)
         return transaction
 
-    def _looking(self, connection: PgConnection) -> Transaction:
+    def _single(self, connection: PgConnection, *, write: bool) -> PostgresTransaction:
         # The connection is in autocommit mode.
-        return PostgresTransaction(connection, self.url.schema, write=False, steered=True)
+        lookup: HolderLookup | None = getattr(self._waiting, "lookup", None)
+        if lookup is not None:
+            lookup.start(connection.info.backend_pid)
+        return PostgresTransaction(connection, self.url.schema, write=write, steered=True)
 
     def _commit(self, connection: PgConnection) -> None:
         if connection.info.transaction_status == self._psycopg.pq.TransactionStatus.INERROR:
