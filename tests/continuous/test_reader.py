@@ -49,9 +49,8 @@ class Coming(SourceReader):
     def _there(self) -> int:
         return sum(each <= self._clock.now for each in self._due)
 
-    @property
-    def ahead(self) -> bool:
-        return self._there() > self.given
+    def behind(self) -> int:
+        return self._there() - self.given
 
     @property
     def is_over(self) -> bool:
@@ -88,14 +87,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def sends(clock: Clock, source: Coming) -> list[tuple[float, list[int]]]:
     """Return the millisecond and the rows of each batch with rows."""
     found = []
-    loop = ReadLoop(source, Driver(source), 1, 2)  # type: ignore[arg-type]  # enough of a channel
-    for batch in loop.batches():
+    for batch in loop(source).batches():
         table = pa.Table.from_batches([batch])
         assert set(table[KIND].to_pylist()) <= {ROW, FILLER}
         rows = [row["id"] for row in table.to_pylist() if row[KIND] == ROW]
         if rows:
             found.append((round((clock.now - 100) * 1000, 1), rows))
     return found
+
+
+def loop(source: Coming) -> ReadLoop:
+    """Return a loop whose fillers are two rows."""
+    return ReadLoop(source, Driver(source), 1, 2)  # type: ignore[arg-type]  # enough of a channel
 
 
 def test_rows_that_arrive_just_after_a_send_are_sent_together(clock: Clock) -> None:
@@ -112,3 +115,12 @@ def test_a_single_row_is_sent_without_delay(clock: Clock) -> None:
 
 def test_available_rows_are_read_without_a_pause(clock: Clock) -> None:
     assert sends(clock, Coming(clock, [0] * 6, most=2)) == [(0.1, [0, 1]), (0.2, [2, 3]), (0.3, [4, 5])]
+
+
+def test_rows_are_pushed_through_although_a_few_more_have_come(clock: Clock) -> None:
+    """They would wait as long as at each look a row has come, which is not enough to push them."""
+    source = Coming(clock, [each * 0.8 for each in range(50)], most=1)
+    batches = list(loop(source).batches())
+    assert sum(batch.column(KIND).to_pylist().count(ROW) for batch in batches) == 50
+    for batch in batches:
+        assert batch.column(KIND).to_pylist()[-2:] == [FILLER, FILLER]

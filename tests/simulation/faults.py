@@ -61,8 +61,14 @@ FAULTS = [
     Fault(
         "a sink that lacks the micro-batch before takes the next one",
         "commit/protocol.py",
-        "    previous = refuse_gap(tx, batch.key, new_sink=batch.new_sink)\n",
-        "    previous = None\n",
+        "    previous = around.previous or refuse_gap(tx, batch.key, new_sink=batch.new_sink)\n",
+        "    previous = around.previous\n",
+    ),
+    Fault(
+        "a retry of staging leaves what the try before has staged",
+        "store/staging.py",
+        "        if next(tries):\n",
+        "        if next(tries) < 0:\n",
     ),
     Fault(
         "an at-least-once sink that lacks the micro-batch before takes the next one",
@@ -73,14 +79,14 @@ FAULTS = [
     Fault(
         "an idempotent task enters the ledger in a transaction before that of its rows",
         "commit/protocol.py",
-        "    def work(tx: Transaction) -> partition_log.Appended | None:\n        if key is not None and _appended_before(tx, key, origin, covers, rows, new_sink):\n            return None\n        appended = partition_log.append(tx, sink, segments)\n",
-        "    if key is not None and database.run(\n        lambda tx: _appended_before(tx, key, origin, covers, rows, new_sink), idempotent=True\n    ):\n        return None\n\n    def work(tx: Transaction) -> partition_log.Appended | None:\n        appended = partition_log.append(tx, sink, segments)\n",
+        "    def work(tx: Transaction) -> partition_log.Appended | None:\n        if _appended_before(tx, key, origin, covers, rows, new_sink):\n            return None\n        return partition_log.append(tx, sink, segments)\n",
+        "    if database.run(lambda tx: _appended_before(tx, key, origin, covers, rows, new_sink), idempotent=True):\n        return None\n\n    def work(tx: Transaction) -> partition_log.Appended | None:\n        return partition_log.append(tx, sink, segments)\n",
     ),
     Fault(
         "an idempotent task that is repeated appends again",
         "commit/protocol.py",
-        "        if key is not None and _appended_before(tx, key, origin, covers, rows, new_sink):\n            return None\n",
-        "",
+        "        if _appended_before(tx, key, origin, covers, rows, new_sink):\n            return None\n        return",
+        "        return",
     ),
     Fault(
         "the sink does not move the consumer of its own store",
@@ -422,7 +428,7 @@ FAULTS = [
     Fault(
         "a continuous writer stages each group of segments over the one before",
         "continuous/connectors/queue.py",
-        "queue, attempt, group, self._staged)\n",
+        "queue, attempt, group, staged)\n",
         "queue, attempt, group, 0)\n",
     ),
     Fault(
@@ -643,15 +649,15 @@ FAULTS = [
     ),
     Fault(
         "rows that a task holds are not staged when their epoch ends",
-        "tables/continuous.py",
+        "continuous/connectors/staging_writer.py",
         "    def end(self, epoch: int) -> dict[str, int]:\n        self._stage(epoch)\n",
         "    def end(self, epoch: int) -> dict[str, int]:\n",
     ),
     Fault(
         "rows that a task has staged are staged again",
-        "tables/continuous.py",
-        "        self._held, self._rows, self._bytes = [], 0, 0\n",
-        "",
+        "continuous/connectors/staging_writer.py",
+        "        held, self._held, self._rows, self._bytes = self._held, [], 0, 0\n",
+        "        held = self._held\n",
     ),
     Fault(
         "the ledger does not have the offset of a micro-batch",
@@ -679,9 +685,9 @@ FAULTS = [
     ),
     Fault(
         "the ledger forgets the offset of the epoch before the newest one",
-        "commit/protocol.py",
-        "batch_id=batch.batch_id - 2)\n",
-        "batch_id=batch.batch_id - 1)\n",
+        "store/records/ledger.py",
+        "    last = key.batch_id - 2\n",
+        "    last = key.batch_id - 1\n",
     ),
     Fault(
         "a checkpoint that follows lacks the offset before the last one",

@@ -251,8 +251,7 @@ def append_task(
     empty if the task does not know it.
     """
     if key is None:
-        # Rows may be repeated anyway.
-        return partition_log.append_now(database, sink, segments, idempotent=True)
+        return partition_log.append_repeatably(database, sink, segments)
     rows = sum(segment.rows for segment in segments)
 
     def work(tx: Transaction) -> partition_log.Appended | None:

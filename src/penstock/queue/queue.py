@@ -195,10 +195,7 @@ class Queue:
         if connection is not None:
             with self._database.borrowed(connection) as tx:
                 return work(tx)
-        if around is not None:
-            appended = self._database.run(work, idempotent=idempotent)
-        else:
-            appended = partition_log.append_now(self._database, record, segments, idempotent=idempotent)
+        appended = self._database.run(work, idempotent=idempotent)
         # Building the fields takes longer than the check.
         if appended.ranges and logger.isEnabledFor(logging.DEBUG):
             logger.debug(

@@ -235,8 +235,8 @@ class Database(ABC):
     def transaction(self, *, write: bool = True, single: bool = False) -> Iterator[Transaction]:
         """One transaction, committed when the block ends, rolled back when it raises.
 
-        One that only reads sees the store as it was at one moment. ``single`` promises that it is a single
-        statement, which a server then commits at once, even if the block raises afterwards.
+        One that only reads sees the store as it was at one moment. ``single`` promises a single statement
+        which only reads or may be repeated; a server commits it at once, even if the block raises after it.
         """
         with self._pool.lease() as lease:
             connection = lease.connection
@@ -248,8 +248,6 @@ class Database(ABC):
                 undone = self._undone(connection)
                 # After a database error or an interrupt the state of the connection is unknown.
                 lease.sound = undone and isinstance(error, Exception) and not isinstance(error, StoreError)
-                if single and write and isinstance(error, PenstockError):
-                    raise self._commit_error(error) from error.__cause__
                 raise
             try:
                 with self.translating():

@@ -102,13 +102,11 @@ def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer
     return ids
 
 
-def append_now(
-    database: Database, queue: QueueRecord, segments: Sequence[Segment], *, idempotent: bool
-) -> Appended:
-    """Append segments in a transaction of their own; ``idempotent`` as for :meth:`Database.run`."""
-    # What is refused for its keys has been written already.
+def append_repeatably(database: Database, queue: QueueRecord, segments: Sequence[Segment]) -> Appended:
+    """Append segments in a transaction of their own, more than once if its outcome is unknown."""
+    # A single statement is committed before its result is checked for keys.
     single = _is_one(database.dialect, segments) and not queue.key
-    return database.run(lambda tx: append(tx, queue, segments), single=single, idempotent=idempotent)
+    return database.run(lambda tx: append(tx, queue, segments), single=single, idempotent=True)
 
 
 def _is_one(dialect: str, segments: Sequence[Segment]) -> bool:

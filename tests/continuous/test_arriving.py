@@ -1,0 +1,76 @@
+"""The batches of a task are taken while the ones before them are written."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from penstock.continuous.arriving import ArrivingBatches
+from tests.support.waiting import wait_until
+
+PATIENCE = 30
+
+
+def batch(*ids: int) -> pa.RecordBatch:
+    return pa.record_batch({"id": list(ids)})
+
+
+def ids(group: list[pa.RecordBatch]) -> list[int]:
+    return [number for each in group for number in each.column(0).to_pylist()]
+
+
+class Source:
+    """Iterator that counts what was taken of it, and ends, or fails, when it is told to."""
+
+    def __init__(self, batches: list[pa.RecordBatch], failure: Exception | None = None) -> None:
+        self._batches, self._failure = batches, failure
+        self.taken = 0
+        self.may_end = threading.Event()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for each in self._batches:
+            self.taken += 1
+            yield each
+        assert self.may_end.wait(PATIENCE)
+        if self._failure is not None:
+            raise self._failure
+
+
+def test_batches_that_come_during_a_write_are_one_group() -> None:
+    source = Source([batch(1), batch(2), batch(3)])
+    arriving = ArrivingBatches(iter(source), 1 << 20)
+    wait_until(lambda: source.taken == 3)
+    source.may_end.set()
+    groups = list(arriving)
+    assert [number for group in groups for number in ids(group)] == [1, 2, 3]
+    assert len(groups) <= 2, "the last one may just have been on its way"
+
+
+def test_no_more_is_taken_than_may_wait() -> None:
+    source = Source([batch(*range(100)) for _ in range(10)])
+    arriving = ArrivingBatches(iter(source), 2 * batch(*range(100)).nbytes)
+    wait_until(lambda: source.taken == 3)
+    source.may_end.set()
+    assert len(next(arriving)) == 2
+    assert sum(len(group) for group in arriving) == 8
+
+
+def test_a_failure_comes_after_the_batches_before_it() -> None:
+    source = Source([batch(1)], ValueError("the JVM has gone"))
+    source.may_end.set()
+    arriving = ArrivingBatches(iter(source), 1 << 20)
+    assert ids(next(arriving)) == [1]
+    with pytest.raises(ValueError, match="the JVM has gone"):
+        next(arriving)
+
+
+def test_after_the_end_of_a_task_nothing_more_is_taken() -> None:
+    source = Source([batch(each) for each in range(10)])
+    arriving = ArrivingBatches(iter(source), 1)
+    wait_until(lambda: source.taken == 2)
+    arriving.close()
+    wait_until(lambda: not any(each.name == "arriving batches" for each in threading.enumerate()))
+    assert source.taken == 2
