@@ -29,7 +29,7 @@ class LedgerEntry:
     rows: int
     batch_id: int
     logged: str | None = None
-    """The offset that the query's checkpoint logs for it; kept for the two newest micro-batches alone."""
+    """The offset that the query's checkpoint logs for it; kept at least for the two newest micro-batches."""
 
 
 @dataclass(frozen=True)
