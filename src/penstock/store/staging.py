@@ -48,7 +48,7 @@ def stage_segments(
     def work(tx: Transaction) -> None:
         if next(tries):
             _unstage(tx, attempt, first)
-        _stage(tx, place, attempt, segments, first)
+        stage(tx, place, attempt, segments, first)
 
     database.run(work, idempotent=True)
     return len(segments)
@@ -66,9 +66,7 @@ def _unstage(tx: Transaction, attempt: Attempt, ordinal: int) -> None:
     drop_payloads(tx, [row.payload_id for row in before])
 
 
-def _stage(
-    tx: Transaction, place: Place, attempt: Attempt, segments: Sequence[Segment], ordinal: int
-) -> None:
+def stage(tx: Transaction, place: Place, attempt: Attempt, segments: Sequence[Segment], ordinal: int) -> None:
     """Write segments of an attempt; ``ordinal`` is the number of the first one."""
     ids = store_payloads(tx, segments)
     tx.many(
