@@ -360,6 +360,7 @@ def test_the_ledger_keeps_a_bounded_number_of_micro_batches(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger, "KEEP", 3)
+    monkeypatch.setattr(ledger, "PRUNE_EVERY", 1)
     for batch_id in range(5):
         pair.commit(pair.batch("app", batch_id, ids=[batch_id]))
     key = pair.batch("app", 0).key
@@ -376,6 +377,22 @@ def test_the_ledger_keeps_a_bounded_number_of_micro_batches(
     assert pair.commit(pair.batch("app", 1, ids=[1])) is None
     assert pair.commit(pair.batch("other", 0, ids=[9])).rows == 1
     assert rows_of(pair.sink) == [0, 1, 2, 3, 4, 9]
+
+
+def test_old_entries_are_deleted_now_and_then(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "KEEP", 3)
+    monkeypatch.setattr(ledger, "PRUNE_EVERY", 4)
+    counts, offsets = [], []
+    for number in range(9):
+        batch = replace(pair.batch("app", number, ids=[number]), logged=f"offset {number}")
+        pair.commit(batch)
+        keys = [replace(batch.key, batch_id=each) for each in range(9)]
+        entries = pair.store.database.run(lambda tx: [ledger.find(tx, key) for key in keys], write=False)  # noqa: B023 - it runs now
+        counts.append(sum(each is not None for each in entries))
+        offsets.append([each.logged for each in entries if each is not None and each.logged])
+    assert counts == [1, 2, 3, 4, 4, 5, 6, 7, 4]
+    assert [len(each) for each in offsets] == [1, 2, 3, 4, 2, 3, 4, 5, 2]
+    assert offsets[-1] == ["offset 7", "offset 8"]
 
 
 def test_a_micro_batch_is_refused_if_the_one_before_it_is_missing(pair: Pair) -> None:

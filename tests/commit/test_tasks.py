@@ -119,6 +119,7 @@ def test_a_task_of_a_forgotten_micro_batch_is_refused_before_it_appends(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger, "KEEP", 1)
+    monkeypatch.setattr(ledger, "PRUNE_EVERY", 1)
     write(pair, 0, [1])
     pair.commit(pair.batch("app", 0, tasks={0: 1}))
     for number in (1, 2):

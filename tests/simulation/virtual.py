@@ -156,6 +156,7 @@ def _replacements() -> dict[str, Any]:
         "secrets.randbits": random.getrandbits,
         "penstock.store.database.time": clock,
         "penstock.store.records.ledger.KEEP": 2,
+        "penstock.store.records.ledger.PRUNE_EVERY": 1,
         "penstock.store.log.partition_log.MERGE_FAN_IN": 3,
         "penstock.store.log.partition_log.PAGE_SEGMENTS": 3,
         "penstock.spark.queue_readers.SMALL_ROWS": 3,
