@@ -245,7 +245,7 @@ def patch_continuous_tasks(module: ModuleType) -> None:
 def _case(sink: Any) -> str:
     """A case's sink is a queue or a table with its name."""
     encoder = getattr(sink, "_encoder", None)
-    return str(sink._sink.queue.name if encoder is None else encoder.layout.name.table)
+    return str(sink._segments.queue.name if encoder is None else encoder.layout.name.table)
 
 
 def patch_continuous_queues(module: ModuleType) -> None:
