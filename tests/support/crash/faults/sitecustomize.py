@@ -249,7 +249,8 @@ def _case(sink: Any) -> str:
 
 
 def patch_continuous_queues(module: ModuleType) -> None:
-    module.QueueWriter.end = _staged(module.QueueWriter.end)
+    for kind in (module.QueueStagingWriter, module.QueueWriter):
+        kind.end = _staged(kind.end)
     _committed(module.QueueSinkDriver, lambda driver: str(driver.options.queue))
 
 
