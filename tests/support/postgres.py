@@ -80,7 +80,7 @@ def _start(directory: Path, settings: dict[str, str]) -> PostgresServer:
         ],
         directory,
     )  # fmt: skip
-    port = _free_port()
+    port = free_port()
     options = [word for name, value in (SETTINGS | settings).items() for word in ("-c", f"{name}={value}")]
     with log.open("wb") as log_file:
         guard = subprocess.Popen(
@@ -153,7 +153,7 @@ def _run(command: list[str], directory: Path) -> None:
     assert done.returncode == 0, f"{command[0]} ended with {done.returncode}:\n{done.stdout.decode()}"
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from penstock.arguments import did_you_mean, in_quotes
@@ -14,7 +14,7 @@ from penstock.redaction import without
 
 _FORMS = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database?schema=penstock"
 _SQLITE_OPTIONS = ("synchronous", "busy_timeout", "mode", "trust")
-_POSTGRES_OPTIONS = ("schema", "lock_wait", "owner")
+_POSTGRES_OPTIONS = ("schema", "lock_wait", "owner", "direct")
 _SYNCHRONOUS = ("full", "normal")
 _TRUST = ("own", "folder")
 _MODE = re.compile(r"0?[0-7]{3}")
@@ -39,6 +39,7 @@ _SHOWN = (
     "target_session_attrs",
     "schema",
     "owner",
+    "direct",
 )
 _SECRET = ("password", "sslpassword")
 
@@ -59,6 +60,22 @@ class StoreUrl:
     def __str__(self) -> str:
         return self.redacted
 
+    @property
+    def pooled(self) -> bool:
+        """Whether the host is a pooler, which gives a connection of the server to each transaction."""
+        return "direct" in self.options
+
+    def direct(self) -> dict[str, Any]:
+        """Connection parameters that lead past the pooler."""
+        match = _HOST.fullmatch(self.options.get("direct", ""))
+        if not self.pooled or match is None:
+            return {}
+        return {
+            "host": match[1].strip("[]"),
+            "hostaddr": None,
+            "port": (match[2] or ":5432")[1:] or "5432",
+        }
+
     def scrubbed(self, text: str) -> str:
         """The text on one line, with a full stop after each line, and without the URL's secrets."""
         text = " ".join(_LINE_END.sub(". ", text.strip()).split())
@@ -73,8 +90,9 @@ def parse_url(url: str) -> StoreUrl:
     ``sqlite:///file`` has the options ``synchronous`` (``full``, the default, or ``normal``),
     ``busy_timeout`` (milliseconds, 60000), ``mode`` (of a created file, ``0600``) and ``trust`` (``own``, the
     default, or ``folder``, which trusts everybody who may write in the store's folder). ``postgresql://…``
-    has ``schema`` (``penstock``), ``owner`` (another role that is trusted with it) and ``lock_wait``
-    (``60s``); its other query parameters are libpq's.
+    has ``schema`` (``penstock``), ``owner`` (another role that is trusted with it), ``lock_wait`` (``60s``)
+    and, where its host is a pooler that shares connections between transactions, ``direct``, the server's own
+    ``host:port``; its other query parameters are libpq's.
     """
     if not isinstance(url, str) or not _SCHEME.match(url):
         raise InvalidUrlError(f"a store URL is one of {_FORMS}, not {_shown(url)}")
@@ -192,7 +210,7 @@ def _postgres(url: str) -> StoreUrl:
             "the PostgreSQL URL has a password where none belongs: write "
             "postgresql://user:password@host/database"
         )
-    options = {"schema": schema, **_lock_wait(dict(parameters))}
+    options = {"schema": schema, **_lock_wait(dict(parameters)), **_direct(dict(parameters))}
     if dict(parameters).get("owner"):
         options["owner"] = dict(parameters)["owner"]
     libpq = [(name, value) for name, value in parameters if name not in _POSTGRES_OPTIONS]
@@ -224,6 +242,19 @@ def _lock_wait(parameters: dict[str, str]) -> dict[str, str]:
             option="lock_wait",
         )
     return {"lock_wait": wait}
+
+
+def _direct(parameters: dict[str, str]) -> dict[str, str]:
+    direct = parameters.get("direct")
+    if direct is None:
+        return {}
+    if not _HOST.fullmatch(direct) or direct.startswith(":") or not direct:
+        raise InvalidUrlError(
+            f"direct is the server's own address, such as db:5432, not {in_quotes(direct)}",
+            condition="INVALID_URL.VALUE",
+            option="direct",
+        )
+    return {"direct": direct}
 
 
 def seconds(text: str) -> float:

@@ -70,7 +70,8 @@ def drop_schema(database: str, schema: str) -> None:
     from psycopg import errors, sql
 
     drop = sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema))
-    with psycopg.connect(parse_url(database).target, autocommit=True) as connection:
+    url = parse_url(database)
+    with psycopg.connect(url.target, autocommit=True, **url.direct()) as connection:
         connection.execute("SET lock_timeout = '3s'")
         try:
             connection.execute(drop)

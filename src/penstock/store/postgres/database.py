@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,10 @@ from penstock.store.postgres.session import (
     LOCK_WAIT,
     SEARCH_PATH,
     STEERED,
+    UNCHOSEN,
     longest_wait,
     set_up,
+    set_up_transaction,
 )
 from penstock.store.statements import bind
 from penstock.store.url import StoreUrl, seconds
@@ -47,6 +50,10 @@ if TYPE_CHECKING:
 
     from penstock.store.postgres.connection import PgConnection
 
+log = logging.getLogger("penstock.store")
+
+_pooled: set[str] = set()
+"""URLs without their passwords that this process has warned about."""
 _CONDITIONS: dict[str, type[StoreError]] = {
     "53100": StoreFullError,
     "25006": StoreReadOnlyError,
@@ -61,6 +68,8 @@ _LOOK_UP = b"select pg_catalog.set_config('search_path', %s, true)"
 _LOOK_UP_SAFELY = (
     b"select pg_catalog.current_setting('search_path'), pg_catalog.set_config('search_path', %s, true)"
 )
+# A pooler's session has the search path of its role.
+_NOTIFY = b"select pg_catalog.pg_notify($1::pg_catalog.text, ''::pg_catalog.text)"
 # Under a lock a write sees what the lock's last holder committed; a read sees one moment, as in SQLite.
 _BEGIN_WRITE = b"begin isolation level read committed"
 _BEGIN_READ = b"begin isolation level repeatable read read only"
@@ -195,6 +204,8 @@ class PostgresDatabase(Database):
         self._lock_timeout = seconds(url.options["lock_wait"]) if "lock_wait" in url.options else LOCK_WAIT
         self._longest_wait = longest_wait(self._lock_timeout)
         """The seconds of ``lock_timeout``; 0 if the user has switched it off."""
+        self._transactions: bytes | None = None
+        """What sets up each transaction behind a pooler; None while there is none, or none has begun."""
         self._waiting = threading.local()
         self._idled_out: weakref.WeakSet[PgConnection] = weakref.WeakSet()
         """Connections that the server ends since they were idle in a transaction."""
@@ -206,10 +217,17 @@ class PostgresDatabase(Database):
     def _connect(self, *, lasting: bool = False) -> PgConnection:
         from psycopg.types.numeric import Int8BinaryDumper
 
-        connection = connect(self.url, str(self.url))
+        through_pooler = self.url.pooled and not lasting
+        if through_pooler and self._transactions is None:
+            self._transactions = self._set_up_transactions()
+        connection = connect(self.url, str(self.url), **({} if through_pooler else self.url.direct()))
         connection.add_notice_handler(partial(self._noticed, weakref.ref(connection)))
         try:
-            self._set_up(connection, set_up(self._lock_timeout, lasting=lasting))
+            if through_pooler:
+                # The next transaction may be on another connection of the server.
+                connection.prepare_threshold = None
+            else:
+                self._set_up(connection, set_up(self._lock_timeout, lasting=lasting))
         except BaseException:
             connection.close()
             raise
@@ -224,7 +242,33 @@ class PostgresDatabase(Database):
             pass
         row = cursor.fetchone()
         assert row is not None
-        self._longest_wait = row[0]
+        self._longest_wait, server_process = row
+        if server_process != connection.info.backend_pid:
+            self._found_pooler()
+
+    def _set_up_transactions(self) -> bytes:
+        """The statements that set up each transaction behind a pooler."""
+        with closing(self._connect(lasting=True)) as connection:
+            names = {name for (name,) in connection.execute(UNCHOSEN.encode())}
+        return set_up_transaction(self._lock_timeout, names).encode()
+
+    def _found_pooler(self) -> None:
+        """Handle a connection that does not lead to a server process of its own."""
+        if self.url.pooled:
+            raise StoreError(
+                f"{self.url}: direct={self.url.options['direct']} leads to a pooler, too: owners' locks and "
+                "notifications need sessions of their own; give the address of the server itself",
+                condition="STORE_ERROR.POOLED",
+            )
+        if str(self.url) not in _pooled:
+            _pooled.add(str(self.url))
+            log.warning(
+                "the connection to %s leads to a pooler. Unless that gives each client a session of its own, "
+                "queries lose their locks: add direct=host:port to the URL, with the address of the server "
+                "itself",
+                self.url,
+                extra={"action": "pooled", "store": str(self.url)},
+            )
 
     def _noticed(self, connection: weakref.ref[PgConnection], notice: Diagnostic) -> None:
         # The driver passes a server's error on as a notice while no statement runs.
@@ -236,16 +280,24 @@ class PostgresDatabase(Database):
         connection.close()
 
     def _begin(self, connection: PgConnection, *, write: bool) -> Transaction:
-        transaction = self._single(connection, write=write)
-        transaction.begin(_BEGIN_WRITE if write else _BEGIN_READ)
+        begin = _BEGIN_WRITE if write else _BEGIN_READ
+        transaction = PostgresTransaction(connection, self.url.schema, write=write, steered=True)
+        transaction.begin(begin if self._transactions is None else begin + b"; " + self._transactions)
+        self._look_for_holders(transaction)
         return transaction
 
-    def _single(self, connection: PgConnection, *, write: bool) -> PostgresTransaction:
+    def _single(self, connection: PgConnection, *, write: bool) -> Transaction:
+        if self._transactions is not None:
+            return self._begin(connection, write=write)
         # The connection is in autocommit mode.
+        transaction = PostgresTransaction(connection, self.url.schema, write=write, steered=True)
+        self._look_for_holders(transaction)
+        return transaction
+
+    def _look_for_holders(self, transaction: PostgresTransaction) -> None:
         lookup: HolderLookup | None = getattr(self._waiting, "lookup", None)
         if lookup is not None:
-            lookup.start(connection.info.backend_pid)
-        return PostgresTransaction(connection, self.url.schema, write=write, steered=True)
+            lookup.start(transaction.query("select pg_catalog.pg_backend_pid()")[0][0])
 
     def _commit(self, connection: PgConnection) -> None:
         if connection.info.transaction_status == self._psycopg.pq.TransactionStatus.INERROR:
@@ -270,8 +322,7 @@ class PostgresDatabase(Database):
         # the rows are found later.
         ok = self._psycopg.pq.ExecStatus.TUPLES_OK
         return all(
-            connection.pgconn.exec_params(b"select pg_notify($1, '')", [channel.encode()]).status == ok
-            for channel in channels
+            connection.pgconn.exec_params(_NOTIFY, [channel.encode()]).status == ok for channel in channels
         )
 
     def _commit_error(self, error: PenstockError) -> PenstockError:
@@ -362,7 +413,7 @@ class PostgresDatabase(Database):
         )
 
     def lasting_connection(self) -> PgConnection:
-        """A connection that may idle for ever, in autocommit mode."""
+        """A connection that may idle for ever, in autocommit mode; never through a pooler."""
         with self.translating():
             return self._connect(lasting=True)
 

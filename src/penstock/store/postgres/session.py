@@ -8,11 +8,14 @@ right to create objects in it; everything in it is named with the schema.
 A server frees a lock when the transaction that holds it ends, and by default waits for ever for a client
 that was suspended, or whose machine is gone. With these settings it ends such a session, and a wait for a
 lock is limited.
+
+Behind a pooler that gives a server's connection to each transaction, there is no session to set up: the same
+settings are made at the beginning of each transaction, for it alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 SEARCH_PATH = "pg_catalog, pg_temp"
 """Temporary relations are looked up last instead of first."""
@@ -52,7 +55,14 @@ where s.source not in ({chosen})
     and (s.name <> 'client_connection_check_interval' or version() like '%linux%')
 """
 _CHOSEN = "'client', 'user', 'database', 'database user'"
-_LOCK_TIMEOUT = "select extract(epoch from current_setting('lock_timeout')::interval)::float8"
+_FOUND = "select extract(epoch from current_setting('lock_timeout')::interval)::float8, pg_backend_pid()"
+# What a pooler's connection to the server is set to for each transaction: it has no session of its own.
+_OF_TRANSACTIONS = ("lock_timeout", "idle_in_transaction_session_timeout")
+UNCHOSEN = f"""
+select s.name from pg_settings as s
+where s.name in ({", ".join(map(repr, _OF_TRANSACTIONS))}) and s.source not in ({_CHOSEN})
+"""
+"""Those of them that nothing was chosen for."""
 
 
 def longest_wait(lock_wait: float) -> float:
@@ -61,16 +71,26 @@ def longest_wait(lock_wait: float) -> float:
 
 
 def set_up(lock_wait: float, *, lasting: bool = False) -> str:
-    """Statements that set up a new session; the last one returns the seconds of ``lock_timeout``.
+    """Statements that set up a new session; the last one returns the seconds of ``lock_timeout`` and the
+    server process.
 
     A transaction waits for locks for ``lock_wait`` seconds in all its tries. A ``lasting`` session may idle
     for ever outside a transaction, whatever limits are set.
     """
-    settings = DEFAULTS | {"lock_timeout": f"{max(1, round(longest_wait(lock_wait) * 1000))}ms"}
-    statements = [f"set search_path to {SEARCH_PATH}", PLANNING, _setting(settings, _CHOSEN)]
+    statements = [f"set search_path to {SEARCH_PATH}", PLANNING, _setting(_limits(lock_wait), _CHOSEN)]
     if lasting:
         statements.append(_setting(_LASTING, "''"))
-    return "; ".join([*statements, _LOCK_TIMEOUT])
+    return "; ".join([*statements, _FOUND])
+
+
+def set_up_transaction(lock_wait: float, names: Collection[str]) -> str:
+    """Statements that set up a transaction instead of its session; of the limits, those in ``names``."""
+    limits = [f"set local {name} = '{value}'" for name, value in _limits(lock_wait).items() if name in names]
+    return "; ".join([f"set local search_path to {SEARCH_PATH}", STEERED, *limits])
+
+
+def _limits(lock_wait: float) -> dict[str, str]:
+    return DEFAULTS | {"lock_timeout": f"{max(1, round(longest_wait(lock_wait) * 1000))}ms"}
 
 
 def _setting(settings: Mapping[str, str], chosen: str) -> str:
