@@ -85,7 +85,9 @@ class Server:
         """Open a connection in autocommit mode."""
         from psycopg.rows import namedtuple_row
 
-        connection = connect(self._url, self.name, row_factory=namedtuple_row, **options)
+        # A pooler passes no replication on, and this connection has settings of its own.
+        past_pooler = self._url.direct()
+        connection = connect(self._url, self.name, row_factory=namedtuple_row, **past_pooler, **options)
         try:
             connection.prepare_threshold = None
             # A replication connection has no prepared statements.
