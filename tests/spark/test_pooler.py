@@ -19,9 +19,15 @@ SCHEMA = pa.schema([("id", pa.int64())])
 IDS = range(400)
 
 
+@pytest.fixture(scope="module")
+def pooler(pg_url: str) -> Iterator[str]:
+    with pgbouncer(pg_url) as url:
+        yield url
+
+
 @pytest.fixture
-def pooled(pg_url: str) -> Iterator[str]:
-    with pgbouncer(pg_url) as pooler, temporary_store_url(pooler) as url:
+def pooled(pooler: str) -> Iterator[str]:
+    with temporary_store_url(pooler) as url:
         yield url
 
 
@@ -52,7 +58,7 @@ def test_micro_batches_arrive_as_guaranteed(
             for part in range(4):
                 source.append([{"id": n} for n in half[part::4]], partition=part)
             query = pipeline.start(checkpoint=tmp_path / "ck", trigger=penstock.Trigger.available_now())
-            assert query.await_termination(120)
+            assert query.awaitTermination(120)
         assert _ids(sink) == list(IDS)
 
 
