@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from penstock.continuous.connectors.protocol import Epoch
+from penstock.continuous.connectors.queue import QueueSinkDriver
 from penstock.continuous.driver import execution as module
 from penstock.continuous.driver.checkpoint_log import CheckpointLog
 from penstock.continuous.driver.execution import ContinuousExecution, State
 from penstock.errors import OwnerFencedError, PlanMismatchError
+from penstock.store import staging
 from tests.continuous.copying import PATIENCE, Copy, Pause
 from tests.support.waiting import wait_until
 
@@ -163,3 +168,25 @@ def test_a_resumed_driver_without_a_successor_repeats_its_run(
         copy.through(copy.add() and query)
     check_goes_on(copy, query)
     assert len(failed) == 2
+
+
+def test_an_epoch_whose_staged_rows_are_gone_is_read_again(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Maintenance took the driver for dead while it was suspended."""
+    monkeypatch.setattr(module, "_BACK_OFF", 0.001)
+    commit, lost = QueueSinkDriver.commit, list[int]()
+
+    def commits_later(self: QueueSinkDriver, writers: Any, epoch: Epoch, offset: Any) -> None:
+        if not lost:
+            lost.append(epoch.number)
+            copy.store.database.run(
+                lambda tx: staging.discard(tx, copy.out.record, writers.app_id, epoch.number)
+            )
+        commit(self, writers, epoch, offset)
+
+    monkeypatch.setattr(QueueSinkDriver, "commit", commits_later)
+    query = copy.query()
+    copy.through(copy.add() and query)
+    check_goes_on(copy, query)
+    assert lost

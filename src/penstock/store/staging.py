@@ -37,6 +37,12 @@ class Attempt:
     """Unique for each try, so that a retry or a speculative twin is a different attempt."""
 
 
+class StagingLost(CommitRefusedError):
+    """Rows that were staged for a micro-batch are gone, and nothing of it is visible."""
+
+    condition = "COMMIT_REFUSED.STAGING_LOST"
+
+
 def stage_segments(
     database: Database, place: Place, attempt: Attempt, segments: Sequence[Segment], first: int
 ) -> int:
@@ -97,11 +103,10 @@ def promote(
     staged = take(tx, queue, app_id, batch_id)
     rows = [row for row in staged if row.batch_id == batch_id and row.attempt in attempts]
     if len(rows) != sum(attempts.values()):
-        raise CommitRefusedError(
+        raise StagingLost(
             f"{app_id!r} staged {sum(attempts.values())} segments for its batch {batch_id}, and {len(rows)} "
             "are left: maintenance removed the others as too old. Nothing of the batch is visible. Restart "
             "the query, which repeats the micro-batch, or run the batch write again",
-            condition="COMMIT_REFUSED.STAGING_LOST",
             batch_id=batch_id,
         )
     kept = {row.payload_id for row in rows}

@@ -21,6 +21,7 @@ from penstock.continuous.driver.runs import Run, SparkEngine, partitions_by_task
 from penstock.continuous.tasks import BEHIND_ROWS
 from penstock.errors import ContinuousFailedError, PenstockError, condition_of
 from penstock.store.records.catalog import QueueGrown
+from penstock.store.staging import StagingLost
 
 log = logging.getLogger("penstock.continuous")
 
@@ -397,9 +398,9 @@ def _needs_other_batches(run: Run) -> bool:
 
 def _may_be_repeated(error: Exception) -> bool:
     """Return whether the next run may succeed, as with a sink that has got more partitions."""
-    if isinstance(error, ContinuousFailedError | QueueGrown) or not isinstance(error, PenstockError):
+    if not isinstance(error, PenstockError) or error.condition == OTHER_INPUT:
         return True
-    return error.condition == OTHER_INPUT
+    return isinstance(error, ContinuousFailedError | QueueGrown | StagingLost)
 
 
 def _not_finished(what: str) -> ContinuousFailedError:

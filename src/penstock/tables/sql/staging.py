@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from penstock.arrow.segments import decode
-from penstock.errors import CommitRefusedError, PenstockError, TableRefusedError
+from penstock.errors import PenstockError, TableRefusedError
 from penstock.store import staging
 from penstock.store.database import Database, Transaction
 from penstock.store.log.segmenting import to_segments
 from penstock.store.postgres import staging_relations
-from penstock.store.staging import Attempt
+from penstock.store.staging import Attempt, StagingLost
 from penstock.tables.columns import Layout
 from penstock.tables.names import digest
 from penstock.tables.row_encoding import chunked
@@ -156,12 +156,11 @@ class Stage(TaskWriter):
         """Drop what is left when the rows that were taken are published."""
         self.drop(tx)
 
-    def rows_gone(self) -> CommitRefusedError:
-        return CommitRefusedError(
+    def rows_gone(self) -> StagingLost:
+        return StagingLost(
             f"rows that {self.app_id!r} staged for batch {self.batch_id} are gone: cleaned up as too old, "
             "dropped by another run, or lost in a server crash. Nothing of the batch is visible: restart the "
             "query, it repeats the micro-batch",
-            condition="COMMIT_REFUSED.STAGING_LOST",
             batch_id=self.batch_id,
         )
 

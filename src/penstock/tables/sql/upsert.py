@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.arguments import brief
-from penstock.errors import CommitRefusedError, TableRefusedError
+from penstock.errors import TableRefusedError
 from penstock.store.database import Transaction
+from penstock.store.staging import StagingLost
 from penstock.tables.columns import Layout
 from penstock.tables.row_checks import rows_with_one_key
 from penstock.tables.sql import ddl
@@ -127,11 +128,10 @@ def _is_ambiguous_or_late(error: Exception) -> bool:
 def _require_count(touched: int, source: StagedRows) -> int:
     """Refuse to write fewer rows than were staged: a crash of the server empties an unlogged relation."""
     if source.rows is not None and touched != source.rows:
-        raise CommitRefusedError(
+        raise StagingLost(
             f"{source.rows} rows were staged and {touched} are left: the server lost them in a crash, or "
             "they were cleaned up. Nothing of the batch is visible: restart the query, it repeats the "
-            "micro-batch",
-            condition="COMMIT_REFUSED.STAGING_LOST",
+            "micro-batch"
         )
     return touched
 
