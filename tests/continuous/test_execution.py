@@ -187,8 +187,18 @@ def test_an_idle_query_detects_that_another_one_has_taken_over(
     assert copy.ids() == copy.all()
 
 
+def test_rows_after_a_pause_do_not_wait_for_the_end_of_an_interval(copy: Copy) -> None:
+    query = copy.add(1).query(interval=3600.0)
+    copy.through(query)
+    copy.add(1)
+    ends = {part.partition: part.next_index for part in copy.queue.info().partitions}
+    query.await_epoch(query.committed.last + 1, 0.5)
+    assert query.committed.positions != ends, "these wait for the end of the interval"
+
+
 def test_an_idle_query_polls_its_source_rarely(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_IDLE_SECONDS", 3600.0)
+    monkeypatch.setattr(module, "_REST_SECONDS", 0.01)
     query = copy.add().query()
     copy.through(query)
     asked: list[Any] = []

@@ -55,13 +55,13 @@ class Trigger:
     def continuous(cls, interval: str = "1 second") -> Trigger:
         """Run row by row in one long Spark job, with latencies of milliseconds.
 
-        An epoch is committed at every interval. For transformations that work on one row at a time, from a
-        queue or a rate source.
+        Rows are committed at once, together with those that come meanwhile, but at most once in every
+        interval. For transformations that work on one row at a time, from a queue or a rate source.
 
         Parameters
         ----------
         interval
-            The length of an epoch, such as ``"100 ms"``.
+            The least time between two commits, such as ``"100 ms"``.
         """
         return cls("continuous", _checked(interval, 1, "'100 ms' or '1 second'"))
 

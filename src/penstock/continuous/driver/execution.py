@@ -33,6 +33,8 @@ _FINISHING_SECONDS = 0.02
 """Between two attempts to begin the last epoch."""
 _JOB_FAILURE_SECONDS = 2.0
 _LISTENER_SECONDS = 2.0
+_REST_SECONDS = 0.25
+"""Between two checks of the source and the job while no rows come."""
 _IDLE_SECONDS = 5.0
 _NOTIFY_SECONDS = 1.0
 """Between two checks of the source while nothing is committed."""
@@ -52,7 +54,7 @@ class Settings:
     """Settings of a query."""
 
     interval: float
-    """Seconds between the ends of two epochs."""
+    """The least number of seconds between the beginnings of two epochs."""
     retain: int = 100
     """Epochs that the checkpoint keeps."""
     backlog: int = 10_000
@@ -298,14 +300,19 @@ class ContinuousExecution:
     # In its thread: the epochs of one run.
 
     def _epochs(self, run: Run) -> None:
-        """Begin an epoch at each interval, and commit each that is complete, until the run has to end."""
-        next_at = self._clock() + self._settings.interval
+        """Begin epochs and commit each that is complete, until the run has to end.
+
+        An epoch begins with the first rows, but not before the interval since the last one began is over.
+        """
+        next_at, interval = self._clock(), self._settings.interval
         while not self._to_end(run):
-            self._commit_next(run, next_at - self._clock())
+            early = next_at - self._clock()
+            self._commit_next(run, early if early > 0 else _REST_SECONDS)
             self._check_source()
-            if self._clock() >= next_at:
-                run.coordinator.begin()
-                next_at = max(next_at + self._settings.interval, self._clock())
+            late = self._clock() - next_at
+            if late >= 0 and run.coordinator.begin() is not None:
+                # As many epochs a second on a busy source, although each begins a little late.
+                next_at += interval + (late if late >= interval else 0.0)
             if _needs_other_batches(run) and not self._to_end(run):
                 # Planned before this one ends, started after it: its tasks take over the slots and the Python
                 # workers.
