@@ -162,7 +162,7 @@ class Copy:
         waiting.join(2 * PATIENCE)
         assert query.failure is None, query.failure
         assert not waiting.is_alive(), "it has not come so far"
-        wait_until(lambda: query.failure or _logged(query), PATIENCE, "the checkpoint follows")
+        wait_until(lambda: query.failure or not query.committed.lags, PATIENCE, "the checkpoint follows")
         assert query.failure is None, query.failure
 
     def ids(self) -> list[int]:
@@ -177,11 +177,3 @@ class Copy:
 
     def files(self, name: str) -> list[int]:
         return sorted(int(path.name) for path in (self.folder / "ck" / name).iterdir() if path.name.isdigit())
-
-
-def _logged(query: ContinuousExecution) -> bool:
-    try:
-        return not query.committed.lags
-    except OSError:
-        # The checkpoint could not be written; the query is about to repeat its run.
-        return False

@@ -43,8 +43,16 @@ class CheckpointFollower:
                 self._thread = threading.Thread(target=self._run, name="checkpoint follower", daemon=True)
                 self._thread.start()
 
+    @property
+    def logged(self) -> tuple[int, JsonValue] | None:
+        """The last epoch that was logged, and its offset; for any thread."""
+        with self._changed:
+            return self._logged
+
     def newest(self) -> tuple[int, JsonValue] | None:
-        """Return the last epoch that was logged, and its offset; raise the error that a later one has met."""
+        """Return the last epoch that was logged, and its offset; raise the error that a later one has met,
+        once.
+        """
         with self._changed:
             self._raise_failure()
             return self._logged

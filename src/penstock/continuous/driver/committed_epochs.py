@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 
 from penstock.continuous.connectors.protocol import Epoch, Positions, SinkDriver, SourceDriver, WriterFactory
 from penstock.continuous.driver.checkpoint_follower import CheckpointFollower
@@ -12,6 +13,8 @@ from penstock.errors import OwnerFencedError
 from penstock.json_text import JsonValue
 
 Clock = Callable[[], float]
+Logged = tuple[int, JsonValue]
+"""An epoch that the checkpoint has, and its offset."""
 
 
 class CommittedEpochs:
@@ -46,7 +49,7 @@ class CommittedEpochs:
         self.positions: Positions = {}
         self.rows = 0
         """The rows of committed epochs, which count towards the limit."""
-        self._logged: tuple[int, JsonValue] | None = None
+        self._logged: Logged | None = None
         """The last epoch that the checkpoint has, and its offset."""
         self._begun: dict[int, bytes] = {}
         """The entries of epochs that earlier runs have begun and not committed, by number."""
@@ -102,16 +105,17 @@ class CommittedEpochs:
         self._logged = number, offset
         self._logs.prune(number, self._retain)
 
-    def _newest_logged(self) -> tuple[int, JsonValue] | None:
+    def _newest_logged(self) -> Logged | None:
         """Return the last epoch that the checkpoint has, and its offset."""
         if self._follower is not None:
-            self._logged = self._follower.newest() or self._logged
+            self._logged = _later(self._logged, self._follower.newest())
         return self._logged
 
     @property
     def lags(self) -> bool:
-        """Whether the checkpoint lacks epochs that are committed."""
-        logged = self._newest_logged()
+        """Whether the checkpoint lacks epochs that are committed; for any thread."""
+        followed = None if self._follower is None else self._follower.logged
+        logged = _later(self._logged, followed)
         return self.last > (-1 if logged is None else logged[0])
 
     @property
@@ -147,3 +151,9 @@ class CommittedEpochs:
         finally:
             logged = self._newest_logged()
             self._source.release(None if logged is None else logged[1])
+
+
+def _later(one: Logged | None, other: Logged | None) -> Logged | None:
+    """Return the later of two epochs: a run begins after one that the checkpoint got otherwise."""
+    known = [each for each in (one, other) if each is not None]
+    return max(known, key=itemgetter(0), default=None)
