@@ -23,7 +23,7 @@ def ids(group: list[pa.RecordBatch]) -> list[int]:
 
 
 class Source:
-    """Iterator that counts what was taken of it, and ends, or fails, when it is told to."""
+    """Iterator that counts what was taken of it, and ends, or fails, when the test allows it."""
 
     def __init__(self, batches: list[pa.RecordBatch], failure: Exception | None = None) -> None:
         self._batches, self._failure = batches, failure
