@@ -97,8 +97,8 @@ FAULTS = [
     Fault(
         "a micro-batch that the ledger has pruned is written again",
         "commit/protocol.py",
-        "    _refuse_rewound(tx, batch.key)\n    before = ledger.enter(",
-        "    before = ledger.enter(",
+        "    if around.empty:\n        _refuse_rewound(tx, batch.key)\n",
+        "",
     ),
     Fault(
         "a micro-batch is committed whether its owner has planned it or not",
