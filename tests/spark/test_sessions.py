@@ -58,3 +58,7 @@ def test_queries_run_on_a_cluster(run_child: Run, store_url: str, tmp_path: Path
         ["REFUSED", "True"]
     ] * 3
     assert "IDS [0, 1, 2]" in said
+    few, many = (int(line.split()[2]) for line in said.splitlines() if line.startswith("SESSIONS"))
+    assert many <= few, (
+        "connections grow with the Python workers, of which each slot has one, and not with tasks"
+    )
