@@ -105,7 +105,24 @@ def test_nothing_can_be_changed(serve: Serve, method: str) -> None:
 
 @one_store
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "", "[fe80::1]"]
+    "host",
+    [
+        "evil.example",
+        "evil.example:8080",
+        "127.0.0.1.evil.example",
+        "",
+        "[fe80::1]",
+        "[::1].evil.example",
+        "[::1]evil.example:80",
+        "localhost:8571@evil.example",
+        "localhost@evil.example",
+        "localhost:80:evil.example",
+        "localhost:x",
+        "localhost/evil.example",
+        "::1",
+        "[127.0.0.1]",
+        "[localhost]",
+    ],
 )
 def test_other_host_names_are_refused_on_loopback(serve: Serve, host: str) -> None:
     answer = serve().get("/api/snapshot", headers={"Host": host})
@@ -114,7 +131,7 @@ def test_other_host_names_are_refused_on_loopback(serve: Serve, host: str) -> No
 
 
 @one_store
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:99", "[::1]:8080", "127.0.0.2"])
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:99", "[::1]:8080", "[::1]", "127.0.0.2"])
 def test_names_of_this_machine_are_accepted(serve: Serve, host: str) -> None:
     assert serve().get("/api/snapshot", headers={"Host": host}).status_code == 200
 

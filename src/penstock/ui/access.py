@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import re
 import secrets
 from dataclasses import dataclass, field
 
@@ -126,7 +127,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+# A host name, an IPv4 address or an IPv6 address in brackets, and a port; nothing else may follow.
+_HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9.-]+))(?::[0-9]{1,5})?", re.IGNORECASE)
+
+
 def _names_loopback(header: str) -> bool:
-    if header.startswith("["):
-        return is_loopback(header.partition("]")[0] + "]")
-    return is_loopback(header.partition(":")[0])
+    host = _HOST.fullmatch(header)
+    if host is None:
+        return False
+    # Only IPv6 addresses have brackets, so [localhost] is not a name.
+    return is_loopback(host["v6"] or host["name"]) and (host["v6"] is None or ":" in host["v6"])
