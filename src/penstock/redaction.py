@@ -16,8 +16,8 @@ SEARCHED_CHARACTERS = 1 << 18
 """Characters of a text that are searched for passwords. The rest is cut off."""
 
 _RUN = re.compile(r"\S+")
-_USER = re.compile(r"\w://[^\s/:@]*:")
-_IN_QUERY = re.compile(r"([?&][\w.-]{0,100}password=)[^\s&'\")]*", re.IGNORECASE)
+# Also without a scheme, as in //user:password@host.
+_USER = re.compile(r"//[^\s/:@]*:")
 # A quote that is not closed is redacted to the end of the text.
 _QUOTED = r"""(?:"(?:[^"\\]|\\.)*+"?|'(?:[^'\\]|\\.)*+'?)"""
 
@@ -33,10 +33,23 @@ _PASSWORD = re.compile(
     rf"({_named('password|passphrase')}(?::[ \t]*+)?+){_QUOTED}|({_named('password|passphrase')}[=:])[^\n]*",
     re.IGNORECASE | re.DOTALL,
 )
-_KEYS = "secret|token|credential|passwd|pwd|authorization|signature|(?:access|api|private|account)[._-]?key"
+# The last one is that of Azure's signed URLs; as part of a longer word it means something else.
+_KEYS = (
+    "secret|token|credential|passwd|pwd|authorization|signature|(?:access|api|private|account)[._-]?key"
+    r"|(?<![^\W_])sig(?![^\W_])"
+)
 _OTHER = re.compile(
     rf"({_named(_KEYS)}[=:]\s*+(?:(?:bearer|basic)\s++)?+)(?:{_QUOTED}|[^\s,;&)}}\]]+)",
     re.IGNORECASE | re.DOTALL,
+)
+_IN_QUERY = re.compile(
+    rf"([?&](?=[\w.-]{{0,100}}?(?:password|{_KEYS}))[\w.-]{{1,200}}=)[^\s&'\")]*", re.IGNORECASE
+)
+# A header's value without its name, which may be cut off, and libpq's variable as some programs print it.
+# Words of a sentence are no secrets.
+_ALONE = re.compile(
+    r"(\b(?i:bearer)[ \t]++)(?:[\w.~+/=-]{8,}+|[\w.~+/=-]++\Z)"
+    r"|(\bPGPASSWORD[ \t]++)(?!(?:and|for|from|in|is|or|to)\b)\S++"
 )
 # The literals of PostgreSQL's SQL; one that is not closed is cut off there.
 _LITERAL = re.compile(
@@ -66,12 +79,13 @@ def without(text: str, secret: str) -> str:
 
 
 def redact(text: str, secrets: Sequence[str] = ()) -> str:
-    """Return a text without passwords; of a very long text, the beginning."""
+    """Return a text without passwords, keys and tokens; of a very long text, the beginning."""
     for secret in secrets:
         text = without(text, secret)
     cut = len(text) > SEARCHED_CHARACTERS
     shown = without_user_info(text[:SEARCHED_CHARACTERS], cut=cut)
     shown = _PASSWORD.sub(_starred, _IN_QUERY.sub(r"\1***", shown))
+    shown = _ALONE.sub(_starred, _OTHER.sub(r"\1***", shown))
     return f"{shown}…" if cut else shown
 
 
@@ -101,6 +115,11 @@ def without_user_info(text: str, *, cut: bool = False) -> str:
 
 def sentence(text: str, most: int, secrets: Sequence[str] = ()) -> str:
     """Return a text as one line of at most ``most`` characters, without passwords, keys and tokens."""
-    hidden = redact(text, secrets)
-    line = " ".join(_OTHER.sub(r"\1***", hidden).split())
-    return truncated(line, most)
+    return truncated(" ".join(redact(text, secrets).split()), most)
+
+
+def shown(error: BaseException) -> str:
+    """Return an error's message for a log, without passwords, keys and tokens: it may be that of a user's
+    function or of a library.
+    """
+    return redact(str(error))

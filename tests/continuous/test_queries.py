@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -273,3 +274,18 @@ def test_the_error_that_ends_a_query_is_reported(copy: Copy, monkeypatch: pytest
     assert query.exception() is not None
     wait_until(lambda: not query.isActive, PATIENCE, "the query has ended")
     assert copy.rows() == []
+
+
+@one_store
+def test_secrets_in_an_error_of_a_users_function_are_not_logged(
+    copy: Copy, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "penstock")
+    secret = "QZ7hush9"
+    text = f"no answer of postgresql://me:{secret}@db and https://b.example/o?sig={secret}"
+    copy.add()
+    query = copy.start(transform=lambda frame: frame.withColumn("name", F.raise_error(F.lit(text))))
+    with pytest.raises(Exception, match="no answer of"):
+        query.processAllAvailable()
+    assert "no answer of postgresql://me:***@db" in caplog.text
+    assert secret not in caplog.text

@@ -131,7 +131,9 @@ def test_other_host_names_are_refused_on_loopback(serve: Serve, host: str) -> No
 
 
 @one_store
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:99", "[::1]:8080", "[::1]", "127.0.0.2"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:1", "127.0.0.1:99", "[::1]:8080", "[::1]", "127.0.0.2"]
+)
 def test_names_of_this_machine_are_accepted(serve: Serve, host: str) -> None:
     assert serve().get("/api/snapshot", headers={"Host": host}).status_code == 200
 

@@ -27,6 +27,7 @@ from penstock.limits.record import (
     read_record,
 )
 from penstock.limits.rows import STOP, RowLimit, is_one_to_one, rows_passed_in
+from penstock.redaction import shown
 from penstock.spark.checkpoint import Checkpoint, redact_location
 from penstock.spark.internals.limit_state import UnreadableState, rows_passed
 from penstock.spark.internals.sessions import JvmError
@@ -172,7 +173,7 @@ def keep_key_limit(spark: SparkSession, limit: KeyLimit, location: str) -> None:
             "the limit for each key could not be stored at %s, so a later change of it will not be "
             "detected: %s",
             redact_location(location),
-            error,
+            shown(error),
             extra={
                 "action": "limit_not_kept",
                 "checkpoint": redact_location(location),

@@ -24,6 +24,7 @@ from penstock.errors import NotRegisteredError, PenstockError, condition_of
 from penstock.json_text import Json, parse_json
 from penstock.pipeline.query import STOP_SECONDS, Query, wait_in_slices
 from penstock.queue.store import Store, connect, open_store
+from penstock.redaction import shown
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.connectors import OwnedConsumer, Sink
 from penstock.spark.error_boundary import original_error
@@ -126,7 +127,7 @@ class MicroBatchQuery(Query):
             log.warning(
                 "query %r stopped before its micro-batch ended, and the next run repeats it: %s",
                 self._called,
-                error,
+                shown(error),
                 extra={"action": "drain_failed", "query": self._called, "error": condition_of(error)},
             )
         finally:
@@ -301,7 +302,7 @@ def _logging_errors(called: str) -> Iterator[None]:
             "query %r has ended, but its consumer could not be moved to the end of its checkpoint; the next "
             "run does that: %s",
             called,
-            error,
+            shown(error),
             extra={"action": "level_failed", "query": called, "error": condition_of(error)},
         )
 

@@ -23,6 +23,7 @@ from penstock.json_text import Json
 from penstock.pipeline.progress_format import error_of, text_of
 from penstock.pipeline.publisher import LedgerName, Publisher, in_no_ledger, publisher_of
 from penstock.queue.store import connect
+from penstock.redaction import shown
 from penstock.spark.checkpoint import redact_location
 from penstock.spark.connectors import OwnedConsumer, Sink, Source
 from penstock.spark.internals.listeners import add_listener
@@ -198,7 +199,7 @@ def _ignore(_error: Exception | None) -> None:
 def _warn(error: Exception) -> None:
     log.warning(
         "the query does not report to the monitor page: %s",
-        error,
+        shown(error),
         extra={"action": "monitor_failed", "error": condition_of(error)},
     )
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from penstock.errors import InvalidInputError, NotFoundError, PenstockError, condition_of
 from penstock.json_text import Json
 from penstock.pipeline.progress_format import ends_of, late_of, progress_of, rows_of
-from penstock.redaction import secrets_of
+from penstock.redaction import secrets_of, shown
 from penstock.store.database import Database, Transaction
 from penstock.store.forks import Forkable, watch
 from penstock.store.records import queries
@@ -251,10 +251,10 @@ class Publisher(Forkable):
                     del self._followed[run_id]
             # Once for each outage.
             if not self._unavailable:
-                what = error if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+                kind = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
                 log.warning(
                     "queries run on without reports to the monitor page for now: %s",
-                    what,
+                    f"{kind}{shown(error)}",
                     extra={"action": "monitor_failed", "error": condition_of(error)},
                 )
             self._unavailable = True

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import PartitionNotFoundError, StoreError, StoreUnavailableError, condition_of
+from penstock.redaction import shown
 from penstock.store import forks
 from penstock.store.forks import Forkable
 from penstock.store.records.catalog import QueueRecord, dropped
@@ -168,7 +169,7 @@ class Watch(Forkable, ABC):
             self._away = True
             log.warning(
                 "waiting for the store to come back: %s",
-                error,
+                shown(error),
                 extra={"action": "watch_lost", "queue": self._queue.name, "error": condition_of(error)},
             )
 

@@ -20,7 +20,7 @@ import penstock
 from penstock.errors import PenstockError, StoreNotFoundError, condition_of
 from penstock.instants import now_micros
 from penstock.json_text import Json
-from penstock.redaction import secrets_of, sentence
+from penstock.redaction import secrets_of, sentence, shown
 from penstock.ui.checkpoints import Checkpoints
 from penstock.ui.consumers import Consumers
 from penstock.ui.history import step_for
@@ -73,7 +73,7 @@ class Collector:
             if not self._is_failing:
                 log.warning(
                     "the page shows what was last known: %s",
-                    error,
+                    shown(error),
                     extra={"action": "look_failed", "error": condition_of(error)},
                 )
             self._is_failing = True

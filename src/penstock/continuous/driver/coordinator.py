@@ -21,6 +21,7 @@ from penstock.continuous.connectors.protocol import Epoch
 from penstock.continuous.driver.epochs import Epochs
 from penstock.errors import ContinuousFailedError, PenstockError, condition_of
 from penstock.json_text import Json
+from penstock.redaction import shown
 from penstock.spark.driver_endpoint import AuthenticatedListener, shut_down
 
 log = logging.getLogger("penstock.continuous")
@@ -196,7 +197,7 @@ class EpochCoordinator:
                 log.debug(
                     "the connection of %s %d is closed: %s",
                     *who,
-                    error,
+                    shown(error),
                     extra={"action": "line_closed", "role": role, "task": task, "error": condition_of(error)},
                 )
                 with self._changed:

@@ -20,6 +20,7 @@ from penstock.continuous.driver.progress import ListenerDispatch, Progress, time
 from penstock.continuous.driver.runs import Run, SparkEngine, partitions_by_task
 from penstock.continuous.tasks import BEHIND_ROWS
 from penstock.errors import ContinuousFailedError, PenstockError, condition_of
+from penstock.redaction import shown
 from penstock.store.records.catalog import QueueGrown
 from penstock.store.staging import StagingLost
 
@@ -155,7 +156,7 @@ class ContinuousExecution:
             log.error(
                 "query %s failed: %s",
                 self._called,
-                error,
+                shown(error),
                 extra={"action": "query_failed", **self._with_error(error)},
             )
             self.failure = error
@@ -170,7 +171,7 @@ class ContinuousExecution:
             log.warning(
                 "query %s: its source could not be released: %s",
                 self._called,
-                error,
+                shown(error),
                 extra={"action": "release_failed", **self._with_error(error)},
             )
         if self.failure is None:
@@ -210,7 +211,7 @@ class ContinuousExecution:
                     "query %s restarts after epoch %s: %s",
                     self._called,
                     self.committed.last,
-                    error,
+                    shown(error),
                     extra={"action": "restart", **self._with_error(error), "failures": failures},
                 )
                 with self._changed:
@@ -224,7 +225,7 @@ class ContinuousExecution:
                 "query %s stops after epoch %s, and its next start repeats the rest: %s",
                 self._called,
                 self.committed.last,
-                error,
+                shown(error),
                 extra={"action": "stopped_short", **self._with_error(error)},
             )
         return self._stopping

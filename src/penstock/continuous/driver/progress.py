@@ -21,6 +21,7 @@ from penstock.continuous.connectors.protocol import Epoch
 from penstock.errors import PenstockError, condition_of
 from penstock.instants import moment_text, now_micros
 from penstock.json_text import Json, JsonValue
+from penstock.redaction import shown
 from penstock.spark.internals.listeners import ListenerBus
 
 log = logging.getLogger("penstock.continuous")
@@ -274,6 +275,6 @@ class ListenerDispatch:
                 log.warning(
                     "query %s: its listeners have missed events: %s",
                     self._called,
-                    error,
+                    shown(error),
                     extra={"action": "listeners_failed", "query": self._called, "error": condition_of(error)},
                 )
