@@ -246,19 +246,6 @@ def test_a_query_is_described_with_its_progress(collector: Collector, store: pen
     assert [each["rows_in"] for each in collector.collect()["queries"][0]["history"]] == [10, 5]
 
 
-@pytest.mark.parametrize("column", ["durations", "warnings"])
-def test_a_report_that_penstock_has_not_written_is_an_error_of_the_page(
-    collector: Collector, store: penstock.Store, column: str
-) -> None:
-    run = QueryRun("id", "run", "q", "micro-batch", 5)
-    _begin(store, run)
-    _tell(store, run, QueryProgress(1, 1))
-    text = f"update penstock.query_progress set {column} = '{'[' * 100_000}'"
-    database = store.database
-    run_sql(database, text)
-    assert "is not what Penstock writes" in collector.collect()["store"]["error"]
-
-
 def test_warnings_of_a_query_are_notes_while_it_runs(collector: Collector, store: penstock.Store) -> None:
     run = QueryRun("id", "run", ODD, "micro-batch", 5)
     _begin(store, run)

@@ -37,11 +37,16 @@ def open_database(
 ) -> Database:
     """Connect to a store's database, and create the store if it has none and ``create`` allows it.
 
-    ``timeout`` is for how many seconds to try again while the database does not answer. ``as_it_is`` leaves
-    the journal mode of a SQLite file alone.
+    ``timeout`` is for how many seconds to try again while the database does not answer. ``as_it_is`` is
+    for a reader that changes nothing: the journal mode of a SQLite file stays, and text in it may be damaged.
     """
     parsed = parse_url(url)
-    database = SqliteDatabase(parsed) if parsed.dialect == "sqlite" else PostgresDatabase(parsed)
+    database: Database
+    if parsed.dialect == "sqlite":
+        database = SqliteDatabase(parsed)
+        database.any_text = as_it_is
+    else:
+        database = PostgresDatabase(parsed)
     database.may_create = create
     try:
         database.uuid = _open(database, create, timeout, as_it_is)

@@ -69,6 +69,9 @@ class Checkpoints:
                 state = show(None, location)
             except (PenstockError, ImportError, OSError, ValueError) as error:
                 problems = [error.message if isinstance(error, PenstockError) else str(error)]
+            except Exception as error:
+                # Whoever may write there can write anything.
+                problems = [f"it cannot be read ({type(error).__name__})"]
             else:
                 readable.append(Checkpoint(shown, state))
                 problems = list(state.unknown[:1]) if state.query_id is None else []

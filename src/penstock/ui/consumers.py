@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from penstock.json_text import Json
 from penstock.ui.history import History
 from penstock.ui.reading import PartitionRow, PositionRow, RegistrationRow, StoreState, iso, seconds_between
+from penstock.ui.unreadable import Unreadable, named
 
 STUCK_SECONDS = 60.0
 
@@ -66,28 +67,28 @@ class Consumers:
         self._clock = clock
         self._tracked: dict[Key, _Tracked] = {}
 
-    def update(self, state: StoreState) -> list[Json]:
+    def update(self, state: StoreState, unreadable: Unreadable) -> list[Json]:
         """Return the consumers for the page: stuck ones first, then those that are most behind."""
         queue_names = {record.queue_id: record.name for record in state.queues}
         query_names = state.query_names
         offsets = _offsets(state)
-        rows: list[Json] = []
-        tracked: dict[Key, _Tracked] = {}
-        for registration in state.registrations:
+        before, self._tracked = self._tracked, {}
+
+        def row(registration: RegistrationRow) -> Json | None:
             key = (registration.consumer_id, registration.queue_id)
             # The queue of a registration may just have been dropped.
-            if registration.queue_id in queue_names:
-                tracked[key] = self._tracked.get(key, _Tracked())
-                rows.append(
-                    {
-                        "consumer": registration.consumer,
-                        "queue": queue_names[registration.queue_id],
-                        "vital": bool(registration.vital),
-                        "owner": _owner(registration, query_names, alive=key in state.owned),
-                        **self._lag(tracked[key], offsets[key], state.now),
-                    }
-                )
-        self._tracked = tracked
+            if registration.queue_id not in queue_names:
+                return None
+            self._tracked[key] = before.get(key, _Tracked())
+            return {
+                "consumer": registration.consumer,
+                "queue": queue_names[registration.queue_id],
+                "vital": bool(registration.vital),
+                "owner": _owner(registration, query_names, alive=key in state.owned),
+                **self._lag(self._tracked[key], offsets[key], state.now),
+            }
+
+        rows = unreadable.each(state.registrations, row, lambda each: named("consumer", each.consumer))
         rows.sort(key=lambda row: (not row["stuck"], -row["lag_seconds"], row["consumer"], row["queue"]))
         return rows
 

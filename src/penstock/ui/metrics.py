@@ -114,6 +114,11 @@ def _metrics(snapshot: Snapshot) -> Iterator[Metric]:
     yield GaugeMetricFamily("penstock_store_up", "Whether the store answers.", value=float(answers))
     if not answers:
         return
+    yield GaugeMetricFamily(
+        "penstock_unreadable_records",
+        "Records of the store that are not shown, because they are not what Penstock writes.",
+        value=float(snapshot["unreadable"]),
+    )
     queues = [{**queue, "queue": queue["name"]} for queue in snapshot["queues"]]
     queries = [{**query, "query": query["name"] or query["id"]} for query in snapshot["queries"]]
     yield from (kind.of(queues, ("queue",)) for kind in _OF_QUEUES)
@@ -137,4 +142,5 @@ def _by_quantile(queries: Iterable[Json], spread: str) -> list[Json]:
         for query in queries
         if query[spread] is not None
         for quantile, key in _QUANTILES.items()
+        if query[spread][key] is not None
     ]

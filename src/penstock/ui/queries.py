@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from penstock.json_text import Json, parse_record
+from penstock.arguments import in_quotes, truncated
+from penstock.errors import StoreError
+from penstock.json_text import Json, parse_record, unreadable_record
+from penstock.store.database import AHEAD
 from penstock.store.records.queries import CONTINUOUS, FAILED, HEARTBEAT_SECONDS, RUNNING, STOPPED
 from penstock.ui.checkpoints import Checkpoint
 from penstock.ui.history import History, Percentiles
 from penstock.ui.reading import ProgressRow, QueryRow, StoreState, iso
+from penstock.ui.unreadable import Unreadable, finite, named
 
 SILENT = "silent"
 FILES_ONLY = "files only"
@@ -21,6 +25,8 @@ SILENT_SECONDS = 3 * HEARTBEAT_SECONDS
 """A query that has not reported for so long counts as gone."""
 RECENT_BATCHES = 100
 """How many micro-batches the percentiles of their durations cover."""
+_MOST_PHASES, _PHASE_CHARACTERS = 100, 100
+_MOST_WARNINGS, _NOTE_CHARACTERS = 20, 1000
 OVERLAP = 10_000_000
 """Microseconds: two processes may report in another order than they commit."""
 STATES = (FAILED, SILENT, RUNNING, FILES_ONLY, STOPPED)
@@ -47,21 +53,23 @@ class _Tracked:
     def add(self, row: ProgressRow) -> None:
         if self.last is not None and row.reported_at <= self.last.reported_at:
             return
+        at = iso(row.reported_at)
         self.before, self.last = self.last, row
         durations = self.batch_durations
         of_batch = _is_micro_batch(row)
-        if of_batch and row.duration is not None:
-            durations.add(row.duration)
+        duration = finite(row.duration)
+        if of_batch and duration is not None:
+            durations.add(duration)
         self.history.add(
             {
-                "at": iso(row.reported_at),
+                "at": at,
                 "rows_in": row.rows_in,
                 "rows_out": row.rows_out,
-                "p50": row.p50,
-                "p99": row.p99,
+                "p50": finite(row.p50),
+                "p99": finite(row.p99),
                 "batch_p50": durations.percentile(50) if of_batch else None,
                 "batch_p99": durations.percentile(99) if of_batch else None,
-                "duration_ms": row.duration,
+                "duration_ms": duration,
                 "state_rows": row.state_rows,
             }
         )
@@ -96,30 +104,52 @@ class Queries:
         """The time from which on progress has to be read."""
         return max(self._last_report - OVERLAP, 0)
 
-    def update(self, state: StoreState, checkpoints: Sequence[Checkpoint]) -> list[Json]:
+    def update(
+        self, state: StoreState, checkpoints: Sequence[Checkpoint], unreadable: Unreadable
+    ) -> list[Json]:
         ids = {row.query_id for row in state.queries}
         self._tracked = {row.query_id: self._tracked.get(row.query_id, _Tracked()) for row in state.queries}
         for progress in state.progress:
-            if progress.query_id in ids:
-                self._tracked[progress.query_id].add(progress)
-        self._last_report = max((row.reported_at for row in state.queries), default=self._last_report)
+            # A wrong clock would hide all that is reported until its time has come.
+            if progress.query_id in ids and progress.reported_at <= state.now + AHEAD:
+                try:
+                    self._tracked[progress.query_id].add(progress)
+                except Exception as error:
+                    unreadable.add(named("a report of query", progress.query_id), error)
+        newest = max((row.reported_at for row in state.queries), default=self._last_report)
+        self._last_report = min(newest, state.now)
         by_id = {checkpoint.state.query_id: checkpoint for checkpoint in checkpoints}
-        rows = [self._row(row, by_id.get(row.query_id), state.now) for row in state.queries]
-        rows += [_of_checkpoint(unknown) for unknown in checkpoints if unknown.state.query_id not in ids]
-        self.notes = [note for row in rows for note in self._warnings(row)]
+        rows = unreadable.each(
+            state.queries,
+            lambda row: self._row(row, by_id.get(row.query_id), state.now, unreadable),
+            lambda row: named("query", row.name or row.query_id),
+        )
+        rows += unreadable.each(
+            [unknown for unknown in checkpoints if unknown.state.query_id not in ids],
+            _of_checkpoint,
+            lambda unknown: named("checkpoint", unknown.location),
+        )
+        self.notes = [note for row in rows for note in self._warnings(row, unreadable)]
         rows.sort(key=lambda row: (STATES.index(row["state"]), row["name"] or "", row["id"]))
         return rows
 
-    def _warnings(self, query: Json) -> list[str]:
+    def _warnings(self, query: Json, unreadable: Unreadable) -> list[str]:
         tracked = self._tracked.get(query["id"], _Tracked())
         last = tracked.last
         if last is None or last.run_id != query["run_id"] or query["state"] not in (RUNNING, SILENT):
             return []
         name = query["name"] or query["id"]
-        warnings = parse_record(last.warnings or "[]", f"a report of query {name}", list)
-        return [f"query {name}, at {iso(last.reported_at)}: {warning}" for warning in warnings]
+        try:
+            warnings = parse_record(last.warnings or "[]", f"a report of query {name}", list)
+        except StoreError as error:
+            unreadable.add(named("the warnings of query", name), error)
+            return []
+        return [
+            truncated(f"query {name}, at {iso(last.reported_at)}: {warning}", _NOTE_CHARACTERS)
+            for warning in warnings[:_MOST_WARNINGS]
+        ]
 
-    def _row(self, row: QueryRow, checkpoint: Checkpoint | None, now: int) -> Json:
+    def _row(self, row: QueryRow, checkpoint: Checkpoint | None, now: int, unreadable: Unreadable) -> Json:
         query = {
             **_UNKNOWN,
             "id": row.query_id,
@@ -139,27 +169,43 @@ class Queries:
         }
         if checkpoint is not None:
             query |= {"watermark": checkpoint.watermark, "state_bytes": checkpoint.state_bytes}
-        return query | _progress(self._tracked[row.query_id], query, now)
+        try:
+            return query | _progress(self._tracked[row.query_id], query, now)
+        except Exception as error:
+            unreadable.add(named("the progress of query", row.name or row.query_id), error)
+            return query
 
 
 def _progress(tracked: _Tracked, query: Json, now: int) -> Json:
     last = tracked.last
     if last is None:
         return {}
-    latency = {"p50": last.p50, "p90": last.p90, "p99": last.p99, "max": last.max}
+    percentiles = {"p50": last.p50, "p90": last.p90, "p99": last.p99, "max": last.max}
+    latency = {name: finite(number) for name, number in percentiles.items()}
     return {
         "batch": last.batch_id,
         "rows_in": last.rows_in,
         "rows_out": last.rows_out,
         "rows_in_per_second": tracked.rate(query["state"], now),
-        "latency_ms": None if last.p50 is None else latency,
+        "latency_ms": None if latency["p50"] is None else latency,
         # Not a latency: Spark does not report how old a micro-batch's rows are.
         "batch_duration_ms": tracked.batch_durations.summary() if _is_micro_batch(last) else None,
-        "duration_ms": parse_record(last.durations, f"a report of query {query['id']}", dict),
+        "duration_ms": _durations(last.durations, f"a report of query {query['id']}"),
         "watermark": iso(last.watermark) or query["watermark"],
         "state_rows": last.state_rows,
         "state_bytes": query["state_bytes"] if last.state_bytes is None else last.state_bytes,
     }
+
+
+def _durations(text: str, what: str) -> dict[str, float]:
+    """Return the milliseconds of each phase."""
+    durations: dict[str, float] = {}
+    for phase, milliseconds in parse_record(text, what, dict).items():
+        number = finite(float(milliseconds)) if type(milliseconds) in (int, float) else None
+        if number is None or len(durations) == _MOST_PHASES:
+            raise unreadable_record(what, ValueError("its durations are not the milliseconds of phases"))
+        durations[truncated(phase, _PHASE_CHARACTERS)] = milliseconds
+    return durations
 
 
 def _error(row: QueryRow) -> Json | None:
@@ -169,6 +215,8 @@ def _error(row: QueryRow) -> Json | None:
 
 
 def _state(row: QueryRow, now: int) -> str:
+    if row.state not in (RUNNING, STOPPED, FAILED):
+        raise unreadable_record("a query", ValueError(f"no query has the state {in_quotes(row.state)}"))
     is_silent = row.state == RUNNING and now - row.reported_at > SILENT_SECONDS * 1e6
     return SILENT if is_silent else row.state
 
@@ -179,7 +227,10 @@ def _unit(engine: str | None) -> str:
 
 def _web_address(url: str | None) -> str | None:
     """Return an address that the page may link to."""
-    return url if url is not None and urlsplit(url).scheme in ("http", "https") else None
+    try:
+        return url if url is not None and urlsplit(url).scheme in ("http", "https") else None
+    except ValueError:
+        return None
 
 
 def _of_checkpoint(checkpoint: Checkpoint) -> Json:

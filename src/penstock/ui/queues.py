@@ -14,6 +14,7 @@ from penstock.store.log import partition_log
 from penstock.store.records.catalog import QueueRecord
 from penstock.ui.history import History
 from penstock.ui.reading import PartitionRow, StoreState, iso, seconds_between
+from penstock.ui.unreadable import Unreadable, named
 
 
 @dataclass
@@ -31,10 +32,17 @@ class Queues:
     def __init__(self) -> None:
         self._tracked: dict[int, _Tracked] = {}
 
-    def update(self, state: StoreState) -> list[Json]:
+    def update(self, state: StoreState, unreadable: Unreadable) -> list[Json]:
         partitions = state.partitions_by_queue()
-        rows = [self._row(record, partitions[record.queue_id], state.now) for record in state.queues]
-        self._tracked = {record.queue_id: self._tracked[record.queue_id] for record in state.queues}
+        for error in state.unreadable_queues:
+            unreadable.add("a queue", error)
+        rows = unreadable.each(
+            state.queues,
+            lambda record: self._row(record, partitions[record.queue_id], state.now),
+            lambda record: named("queue", record.name),
+        )
+        ids = {record.queue_id for record in state.queues}
+        self._tracked = {queue: tracked for queue, tracked in self._tracked.items() if queue in ids}
         return rows
 
     def _row(self, record: QueueRecord, partitions: Sequence[PartitionRow], now: int) -> Json:
@@ -102,6 +110,8 @@ class _Newest:
 
     ends: tuple[int, ...]
     letters: list[Json]
+    error: Exception | None = None
+    """Why they cannot be read; they are not read again before there are others."""
 
 
 class DeadLetters:
@@ -111,36 +121,49 @@ class DeadLetters:
         self._secrets = secrets
         self._newest: dict[int, _Newest] = {}
 
-    def update(self, state: StoreState, database: Database) -> list[Json]:
-        all_partitions = state.partitions_by_queue()
-        rows, newest = [], {}
-        for record in state.queues:
-            if record.schema.equals(DEAD_LETTERS):
-                partitions = all_partitions[record.queue_id]
-                newest[record.queue_id] = self._read(database, record, partitions)
-                rows.append(
-                    {
-                        "queue": record.name,
-                        "rows": sum(row.next_index - row.first_index for row in partitions),
-                        "last_append_at": last_append(partitions),
-                        "newest": newest[record.queue_id].letters,
-                    }
-                )
-        self._newest = newest
-        return rows
+    def update(self, state: StoreState, database: Database, unreadable: Unreadable) -> list[Json]:
+        partitions = state.partitions_by_queue()
+        before, self._newest = self._newest, {}
 
-    def _read(self, database: Database, record: QueueRecord, partitions: Sequence[PartitionRow]) -> _Newest:
+        def row(record: QueueRecord) -> Json | None:
+            # A long schema is not among what was read, and not that of dead letters.
+            if not record.schema_bytes or not record.schema.equals(DEAD_LETTERS):
+                return None
+            own = partitions[record.queue_id]
+            newest = self._read(database, record, own, before.get(record.queue_id))
+            self._newest[record.queue_id] = newest
+            if newest.error is not None:
+                unreadable.add(named("the newest rows of queue", record.name), newest.error)
+            return {
+                "queue": record.name,
+                "rows": sum(row.next_index - row.first_index for row in own),
+                "last_append_at": last_append(own),
+                "newest": newest.letters,
+            }
+
+        return unreadable.each(state.queues, row, lambda record: named("queue", record.name))
+
+    def _read(
+        self,
+        database: Database,
+        record: QueueRecord,
+        partitions: Sequence[PartitionRow],
+        before: _Newest | None,
+    ) -> _Newest:
         ends = tuple(row.next_index for row in partitions)
-        newest = self._newest.get(record.queue_id)
-        if newest is not None and newest.ends == ends:
-            return newest
+        if before is not None and before.ends == ends:
+            return before
         try:
             letters = [letter for row in partitions for letter in _last(database, record, row)]
-        except PenstockError:
+            letters.sort(key=lambda letter: letter[0], reverse=True)
+            return _Newest(ends, [self._letter(*letter) for letter in letters[:NEWEST]])
+        except PenstockError as error:
+            if error.condition == "SEGMENT_UNREADABLE":
+                return _Newest(ends, [], error)
             # Trimmed or dropped meanwhile: the next snapshot shows it.
-            return _Newest((), [] if newest is None else newest.letters)
-        letters.sort(key=lambda letter: letter[0], reverse=True)
-        return _Newest(ends, [self._letter(*letter) for letter in letters[:NEWEST]])
+            return _Newest((), [] if before is None else before.letters)
+        except Exception as error:
+            return _Newest(ends, [], error)
 
     def _letter(self, at: int, reason: str, value: str | None) -> Json:
         """Return a letter with its value as it is, and its reason without passwords, keys and tokens."""

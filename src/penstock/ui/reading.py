@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from penstock.errors import PenstockError
 from penstock.instants import moment_of, moment_text
 from penstock.store.database import Database, Transaction
 from penstock.store.records import catalog, queries
@@ -103,6 +104,8 @@ class StoreState:
     now: int
     """Microseconds since 1970, by the store's clock."""
     queues: tuple[QueueRecord, ...]
+    unreadable_queues: Sequence[PenstockError]
+    """The errors of the queues whose records cannot be read."""
     partitions: Sequence[PartitionRow]
     registrations: Sequence[RegistrationRow]
     positions: Sequence[PositionRow]
@@ -136,10 +139,12 @@ def read_store(database: Database, since: int) -> StoreState:
         store = tx.one("read_store")
         require_version(database, store.version)
         registrations = cast("list[RegistrationRow]", tx.all("all_registrations"))
+        records, errors = catalog.outline_queues(tx)
         return StoreState(
             uuid=store.uuid,
             now=tx.now(),
-            queues=tuple(catalog.list_queues(tx)),
+            queues=tuple(records),
+            unreadable_queues=errors,
             partitions=cast("list[PartitionRow]", tx.all("all_partitions")),
             registrations=registrations,
             positions=cast("list[PositionRow]", tx.all("all_positions")),

@@ -26,7 +26,8 @@ from penstock.ui.consumers import Consumers
 from penstock.ui.history import step_for
 from penstock.ui.queries import Queries
 from penstock.ui.queues import DeadLetters, Queues
-from penstock.ui.reading import StoreState, iso, open_read_only, read_store
+from penstock.ui.reading import CommitRow, StoreState, iso, open_read_only, read_store
+from penstock.ui.unreadable import Unreadable, named
 
 log = logging.getLogger("penstock.ui")
 
@@ -55,7 +56,7 @@ class Collector:
         self._uuid: str | None = None
         self._is_failing = False
         self._reset()
-        self._last: Snapshot = {**self._header(now_micros()), **{key: [] for key in _LISTS}}
+        self._last: Snapshot = {**self._header(now_micros()), **{key: [] for key in _LISTS}, "unreadable": 0}
 
     @property
     def url(self) -> str:
@@ -118,21 +119,25 @@ class Collector:
 
     def _snapshot(self, state: StoreState) -> Snapshot:
         self._checkpoints.update()
-        queues, consumers = self._queues.update(state), self._consumers.update(state)
-        queries = self._queries.update(state, self._checkpoints.readable)
+        unreadable = Unreadable()
+        queues = self._queues.update(state, unreadable)
+        consumers = self._consumers.update(state, unreadable)
+        queries = self._queries.update(state, self._checkpoints.readable, unreadable)
         charted = [*queues, *consumers, *queries]
         step = step_for(len(charted))
         for row in charted:
             row["history"] = row["history"].every(step)
-        return {
+        snapshot = {
             **self._header(state.now),
             "queues": queues,
             "consumers": consumers,
             "queries": queries,
-            "ledger": _commits(state),
-            "dead_letters": self._letters.update(state, self._database),
-            "notes": [*self._queries.notes, *self._checkpoints.notes],
+            "ledger": _commits(state, unreadable),
+            "dead_letters": self._letters.update(state, self._database, unreadable),
         }
+        found = [sentence(note, _MESSAGE_CHARACTERS, self._secrets) for note in unreadable.notes]
+        notes = [*found, *self._queries.notes, *self._checkpoints.notes]
+        return {**snapshot, "notes": notes, "unreadable": unreadable.count}
 
     def _header(self, now: int) -> Snapshot:
         return {
@@ -143,19 +148,20 @@ class Collector:
         }
 
 
-def _commits(state: StoreState) -> list[Json]:
+def _commits(state: StoreState, unreadable: Unreadable) -> list[Json]:
     names = state.query_names
-    return [
-        {
-            "sink": _sink_name(row.sink),
-            "app_id": row.app_id,
-            "query": names.get(row.app_id),
-            "batch": row.batch_id,
-            "rows": row.row_count,
-            "committed_at": iso(row.committed_at),
+
+    def row(commit: CommitRow) -> Json:
+        return {
+            "sink": _sink_name(commit.sink),
+            "app_id": commit.app_id,
+            "query": names.get(commit.app_id),
+            "batch": commit.batch_id,
+            "rows": commit.row_count,
+            "committed_at": iso(commit.committed_at),
         }
-        for row in state.commits
-    ]
+
+    return unreadable.each(state.commits, row, lambda commit: named("a commit to", commit.sink))
 
 
 def _sink_name(name: str) -> str:
@@ -164,6 +170,10 @@ def _sink_name(name: str) -> str:
     if kind == "queue":
         return rest.rpartition(":")[0]
     return rest if kind == "table" else name
+
+
+def _as_json(snapshot: Snapshot) -> bytes:
+    return json.dumps(snapshot, separators=(",", ":"), allow_nan=False).encode()
 
 
 T = TypeVar("T")
@@ -185,7 +195,7 @@ class TakenSnapshot:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> TakenSnapshot:
-        return cls(snapshot, json.dumps(snapshot, separators=(",", ":")).encode(), time.monotonic())
+        return cls(snapshot, _as_json(snapshot), time.monotonic())
 
 
 class SnapshotStream:

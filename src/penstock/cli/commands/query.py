@@ -51,10 +51,14 @@ def list_queries(run: Run) -> None:
     """
     from penstock.ui.queries import Queries
     from penstock.ui.reading import read_store
+    from penstock.ui.unreadable import Unreadable
 
     with run.connect() as store:
         state = read_store(store.database, since=0)
-    rows = [_row(query, state.now) for query in Queries().update(state, ())]
+    unreadable = Unreadable()
+    rows = [_row(query, state.now) for query in Queries().update(state, (), unreadable)]
+    for note in unreadable.notes:
+        run.output.note(note)
     run.output.table("queries", _COLUMNS, rows)
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import schema_from_bytes, schema_to_bytes
-from penstock.errors import AlreadyExistsError, CommitRefusedError, QueueNotFoundError
+from penstock.errors import AlreadyExistsError, CommitRefusedError, QueueNotFoundError, StoreError
 from penstock.json_text import parse_record
 from penstock.store.database import Row, Transaction
 
@@ -105,7 +105,7 @@ def _record(row: Row) -> QueueRecord:
     return QueueRecord(
         queue_id=row.queue_id,
         name=row.name,
-        schema_bytes=bytes(row.schema),
+        schema_bytes=bytes(row.schema or b""),
         key=tuple(parse_record(row.key_columns, f"the key of queue {row.name!r}", list)),
         partitions=row.partitions,
         retention=RetentionLimits(row.retention_rows, row.retention_age, row.retention_bytes),
@@ -245,6 +245,17 @@ def dropped(queue: QueueRecord) -> QueueNotFoundError:
 
 def list_queues(tx: Transaction) -> list[QueueRecord]:
     return [_record(row) for row in tx.all("list_queues")]
+
+
+def outline_queues(tx: Transaction) -> tuple[list[QueueRecord], list[StoreError]]:
+    """The queues without contracts and long schemas, and the errors of those whose records cannot be read."""
+    records, errors = [], []
+    for row in tx.all("outline_queues"):
+        try:
+            records.append(_record(row))
+        except StoreError as error:
+            errors.append(error)
+    return records, errors
 
 
 def set_retention(tx: Transaction, queue: QueueRecord, limits: RetentionLimits) -> None:

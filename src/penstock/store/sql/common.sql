@@ -25,6 +25,15 @@ select * from penstock.queue where queue_id = :queue_id;
 -- name: list_queues
 select * from penstock.queue order by name;
 
+-- For the monitor page, which needs no contract, and no schema that is longer than that of dead letters by far.
+-- name: outline_queues
+select
+    queue_id, substr(name, 1, 300) as name, case when length(schema) <= 65536 then schema end as schema,
+    case when length(added_columns) <= 65536 then added_columns end as added_columns,
+    substr(key_columns, 1, 20000) as key_columns, partitions, retention_rows, retention_age, retention_bytes,
+    cast(null as text) as contract, created_at
+from penstock.queue order by name;
+
 -- name: insert_partition
 insert into penstock.partition (queue_id, partition, total) values (:queue_id, :partition, :total);
 
@@ -576,11 +585,22 @@ where query_id = :query_id and (
 -- name: drop_old_queries
 delete from penstock.query where reported_at < :before;
 
+-- Texts are cut in what the monitor page reads: whoever may write here can write long ones.
 -- name: list_reported_queries
-select * from penstock.query order by reported_at desc limit :most;
+select
+    substr(query_id, 1, 300) as query_id, substr(run_id, 1, 300) as run_id, substr(name, 1, 300) as name,
+    substr(engine, 1, 300) as engine, substr(state, 1, 300) as state, substr(source, 1, 2000) as source,
+    substr(sink, 1, 2000) as sink, substr(checkpoint, 1, 2000) as checkpoint, substr(spark_ui, 1, 2000) as spark_ui,
+    started_at, reported_at, rows_in, rows_out, substr(error_condition, 1, 300) as error_condition,
+    substr(error_message, 1, 2000) as error_message, error_at
+from penstock.query order by reported_at desc limit :most;
 
 -- name: progress_since
-select p.* from penstock.query as q
+select
+    substr(p.query_id, 1, 300) as query_id, p.reported_at, substr(p.run_id, 1, 300) as run_id, p.batch_id, p.rows_in,
+    p.rows_out, p.p50, p.p90, p.p99, p.max, p.duration, substr(p.durations, 1, 20000) as durations, p.watermark,
+    p.state_rows, p.state_bytes, substr(p.warnings, 1, 20000) as warnings
+from penstock.query as q
 cross join penstock.query_progress as p
 where q.reported_at > :since and p.query_id = q.query_id and p.reported_at > :since
 order by p.query_id, p.reported_at;
@@ -605,7 +625,8 @@ from penstock.partition as p
 order by p.queue_id, p.partition;
 
 -- name: all_registrations
-select r.consumer_id, r.queue_id, r.vital, r.epoch, r.app_id, c.name as consumer
+select
+    r.consumer_id, r.queue_id, r.vital, r.epoch, substr(r.app_id, 1, 300) as app_id, substr(c.name, 1, 300) as consumer
 from penstock.registration as r
 join penstock.consumer as c on c.consumer_id = r.consumer_id
 order by r.consumer_id, r.queue_id;
@@ -641,7 +662,8 @@ with recursive
         )
         from app where app.app_id is not null
     )
-select l.sink, l.app_id, l.batch_id, l.row_count, l.committed_at
+select
+    substr(l.sink, 1, 600) as sink, substr(l.app_id, 1, 300) as app_id, l.batch_id, l.row_count, l.committed_at
 from app
 cross join penstock.ledger as l
 where l.sink = app.sink and l.app_id = app.app_id and l.task = -1 and l.batch_id > (

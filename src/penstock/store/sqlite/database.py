@@ -148,6 +148,8 @@ class SqliteDatabase(Database):
         self.path = os.path.realpath(url.target)
         self.files = StoreFiles(self.path, file_mode(url), is_trusting(url))
         self._file: tuple[int, int] | None = None
+        self.any_text = False
+        """Whether text that is not UTF-8 is read, with replacement characters, instead of refused."""
         super().__init__(url)
 
     @property
@@ -182,6 +184,8 @@ class SqliteDatabase(Database):
         )
         connection.write_lock = WriteLock(f"{self.path}-lock", self.files)
         self._file = self._file or file_at(self.path)
+        if self.any_text:
+            connection.text_factory = lambda data: data.decode(errors="replace")
         try:
             connection.execute(f"pragma page_size = {_PAGE_SIZE}")
             connection.execute(f"pragma synchronous = {self.url.options.get('synchronous', 'full')}")

@@ -1,0 +1,185 @@
+"""One record that somebody has written into the store by hand blinds nobody: the page and the metrics show
+all others, and name it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pytest
+
+import penstock
+from penstock.arrow.segments import encode
+from penstock.feeds.contract import DEAD_LETTERS
+from penstock.store.records import queries
+from penstock.store.records.queries import QueryProgress, QueryRun
+from penstock.store.statements import qualify
+from penstock.ui.metrics import exposition
+from penstock.ui.snapshots import Collector, TakenSnapshot
+from tests.support.commands import run_penstock
+from tests.support.raw_sql import raw_connection, run_sql
+
+HUGE = 2**63 - 1
+DEEP = "[" * 100_000
+MOST_BYTES = 100_000
+LATENCY = {"p50": 1.0, "p90": 2.0, "p99": 3.0, "max": 4.0}
+PROGRESS_MADE = QueryProgress(3, 10, 9, LATENCY, 20.0, {"a": 20.0}, 7, 8, 9, ("slow",))
+
+
+@pytest.fixture
+def filled(store: penstock.Store) -> penstock.Store:
+    """A store with two queues, two consumers and two queries."""
+    for name in ("bad", "good"):
+        store.create_queue(name, pa.schema([("id", pa.int64())])).append([{"id": 1}])
+        store.create_consumer(name).register(name)
+        run = QueryRun(name, "run", name, "continuous", 5)
+        store.database.run(lambda tx, run=run: queries.begin(tx, run))
+        store.database.run(lambda tx, run=run: queries.report(tx, run, PROGRESS_MADE))
+    return store
+
+
+def put(store: penstock.Store, change: str, *values: object) -> None:
+    database = store.database
+    text = qualify(f"update penstock.{change}", database.dialect, database.url.schema)
+    connection = raw_connection(database)
+    connection.execute(text if database.dialect == "sqlite" else text.replace("?", "%s"), values)
+    connection.close()
+
+
+def shown(url: str) -> dict[str, Any]:
+    """The newest of three snapshots, after its JSON and its metrics have been made."""
+    collector = Collector(url)
+    try:
+        for _ in range(3):
+            snapshot = collector.collect()
+            text = TakenSnapshot.of(snapshot).text
+            metrics = exposition(snapshot)
+            assert len(text) < MOST_BYTES
+            assert len(metrics) < MOST_BYTES
+        assert json.loads(text, parse_constant=_refuse)["store"]["error"] is None
+        assert f"penstock_unreadable_records {float(snapshot['unreadable'])}" in metrics.decode()
+        return snapshot
+    finally:
+        collector.close()
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise AssertionError(constant)
+
+
+PROGRESS = "query_progress set {} = ? where query_id = 'bad'"
+QUERY = "query set {} = ? where query_id = 'bad'"
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [
+        *(
+            (PROGRESS.format("durations"), value)
+            for value in ("x", DEEP, "5", '{"a": "b"}', '{"a": [1]}', '{"a": Infinity}', '{"a": 1e999}')
+        ),
+        (PROGRESS.format("durations"), '{"a": 1%s}' % ("0" * 400)),
+        (PROGRESS.format("durations"), json.dumps(dict.fromkeys(map(str, range(1000)), 1))),
+        *((PROGRESS.format("warnings"), value) for value in ("x", DEEP, "5")),
+        (PROGRESS.format("watermark"), HUGE),
+        (PROGRESS.format("watermark"), -HUGE),
+        (QUERY.format("state"), "odd"),
+        *((QUERY.format(column), HUGE) for column in ("started_at", "reported_at")),
+        ("queue set key_columns = ? where name = 'bad'", "5"),
+        ("queue set key_columns = ? where name = 'bad'", DEEP),
+        ("segment set first_timestamp = ? where start_index = 0", HUGE),
+        ("partition set last_timestamp = ?", HUGE),
+    ],
+)  # fmt: skip
+def test_a_record_that_cannot_be_read_is_named_and_hides_nothing_else(
+    filled: penstock.Store, store_url: str, change: str, value: object
+) -> None:
+    put(filled, change, value)
+    snapshot = shown(store_url)
+    assert snapshot["unreadable"] > 0
+    assert any("cannot be shown" in note for note in snapshot["notes"])
+    assert "good" in [query["name"] for query in snapshot["queries"]]
+    if change.startswith("query"):
+        assert len(snapshot["queues"]) == len(snapshot["consumers"]) == 2
+        bad = [query for query in snapshot["queries"] if query["name"] == "bad"]
+        # A report that cannot be read does not hide its query.
+        assert len(bad) == (change.startswith("query_progress"))
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [
+        *((PROGRESS.format(column), float("inf")) for column in ("p50", "p90", "p99", "max", "duration")),
+        (PROGRESS.format("warnings"), '[1, [2], "%s"]' % ("x" * 5000)),
+        *((QUERY.format("spark_ui"), value) for value in ("http://[::1", "javascript:alert(1)", "x" * 10**7)),
+        *((QUERY.format(column), "x" * 10**7) for column in ("name", "error_message", "source", "run_id")),
+        ("queue set name = ? where name = 'bad'", "x" * 10**5),
+        ("consumer set name = ? where name = 'bad'", "x" * 10**5),
+        ("queue set schema = ? where name = 'bad'", bytes(10**7)),
+        ("partition set next_index = ?", 10**12),
+        ("position set next_index = ?", HUGE),
+        (PROGRESS.format("reported_at"), 250_000_000_000_000_000),
+    ],
+)  # fmt: skip
+def test_odd_values_are_bounded_and_hide_nothing(
+    filled: penstock.Store, store_url: str, change: str, value: object
+) -> None:
+    put(filled, change, value)
+    snapshot = shown(store_url)
+    assert [len(snapshot[kind]) for kind in ("queues", "consumers", "queries")] == [2, 2, 2]
+
+
+def test_text_of_a_file_that_is_not_utf8_is_shown(filled: penstock.Store, store_url: str) -> None:
+    if filled.database.dialect == "sqlite":
+        run_sql(filled.database, "update penstock_query set name = cast(x'ff' as text) where name = 'bad'")
+        assert {query["name"] for query in shown(store_url)["queries"]} == {"\ufffd", "good"}
+
+
+def test_what_is_reported_after_a_wrong_time_is_shown(filled: penstock.Store, store_url: str) -> None:
+    """A report of the year 9892 does not hide the next ones."""
+    put(filled, PROGRESS.format("reported_at"), 250_000_000_000_000_000)
+    put(filled, QUERY.format("reported_at"), 250_000_000_000_000_000)
+    collector = Collector(store_url)
+    collector.collect()
+    run = QueryRun("bad", "run", "bad", "continuous", 5)
+    filled.database.run(lambda tx: queries.report(tx, run, QueryProgress(4, 1)))
+    assert [query["batch"] for query in collector.collect()["queries"] if query["name"] == "bad"] == [4]
+    collector.close()
+
+
+def test_dead_letters_that_cannot_be_read_are_named(filled: penstock.Store, store_url: str) -> None:
+    for name in ("letters", "other letters"):
+        queue = filled.create_queue(name, DEAD_LETTERS)
+        queue.append([{"reason": "r", "topic": None, "partition": None, "offset": None, "value": "v"}])
+    text = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
+    other = [pa.nulls(1, field.type) for field in list(DEAD_LETTERS)[1:]]
+    bad = encode(pa.RecordBatch.from_arrays([text, *other], schema=DEAD_LETTERS)).to_pybytes()
+    latest = "(select max(payload_id) from penstock.payload)"
+    database = filled.database
+    where = qualify(latest, database.dialect, database.url.schema)
+    for data in (b"nonsense", bad):
+        put(filled, f"payload set data = ? where payload_id = {where}", data)
+        snapshot = shown(store_url)
+        assert [len(each["newest"]) for each in snapshot["dead_letters"]] == [1, 0]
+        assert "the newest rows of queue 'other letters' cannot be shown" in str(snapshot["notes"])
+
+
+def test_the_command_lists_the_other_queries(filled: penstock.Store, store_url: str) -> None:
+    put(filled, QUERY.format("state"), "odd")
+    found = run_penstock("query", "list", "--url", store_url)
+    assert found.code == 0
+    assert "good" in found.out
+    assert "'bad' cannot be shown" in found.err
+
+
+def test_a_deeply_nested_checkpoint_is_a_note(store: penstock.Store, store_url: str, tmp_path: Path) -> None:
+    (tmp_path / "ck" / "offsets").mkdir(parents=True)
+    (tmp_path / "ck" / "metadata").write_text(DEEP)
+    (tmp_path / "ck" / "offsets" / "0").write_text(f"v1\n{DEEP}\n{DEEP}")
+    collector = Collector(store_url, [str(tmp_path / "ck")])
+    assert collector.collect()["notes"]
+    exposition(collector.collect())
+    collector.close()
