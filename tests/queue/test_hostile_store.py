@@ -12,6 +12,7 @@ from penstock import QueueFeed, Store
 from penstock.arrow.segments import encode
 from penstock.errors import StoreError
 from penstock.feeds.contract import ChangeContract
+from penstock.store.log import partition_log
 from penstock.store.statements import qualify
 from tests.support.queues import SCHEMA, rows
 from tests.support.raw_sql import raw_connection
@@ -41,6 +42,53 @@ def test_a_segment_with_an_unexpected_number_of_rows_is_refused(store: Store, fo
     with pytest.raises(StoreError, match=f"has {found} rows") as caught:
         queue.read(0, 0)
     assert caught.value.condition == "SEGMENT_UNREADABLE"
+    place = {"queue": "q", "partition": 0, "start": 0, "end": 3}
+    assert {name: caught.value.parameters[name] for name in place} == place
+    assert "queue 'q', partition 0, rows [0, 3)" in str(caught.value)
+
+
+def test_an_unreadable_segment_is_named_by_its_queue_partition_and_rows(store: Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    for first in (1, 4):
+        queue.append(rows(first, first + 1, first + 2))
+    put(store, "payload.data", b"nonsense")
+    with pytest.raises(
+        StoreError, match=r"queue 'q', partition 0, rows \[3, 6\): a segment of 8 bytes"
+    ) as caught:
+        queue.read(0, 4)
+    assert (caught.value.parameters["start"], caught.value.parameters["end"]) == (3, 6)
+
+
+def test_compaction_leaves_a_segment_of_other_rows_alone(store: Store) -> None:
+    """It would make the rows of its neighbours unreadable, too."""
+    queue = store.create_queue("q", SCHEMA)
+    for number in range(40):
+        queue.append(rows(number))
+    other = encode(pa.RecordBatch.from_pylist(rows(7, 8), schema=SCHEMA)).to_pybytes()
+    newest = "(select max(payload_id) from penstock.payload)"
+    connection = raw_connection(store.database)
+    mark = "?" if store.database.dialect == "sqlite" else "%s"
+    text = f"update penstock.payload set data = {mark} where payload_id = {newest}"
+    connection.execute(qualify(text, store.database.dialect, store.database.url.schema), (other,))
+    connection.close()
+    with pytest.raises(StoreError, match=r"queue 'q', partition 0, rows .* has 2 rows"):
+        queue.compact()
+    assert queue.read(0, 0, 39).num_rows == 39
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("ends", [[2**31 - 1], [5, 3], [-1, 3], [2**40], [], [2], [None], [0, 3]])
+def test_times_of_other_rows_are_refused_and_take_no_memory(store: Store, ends: list[int | None]) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    queue.append(rows(1, 2, 3))
+    schema = pa.schema([(name, pa.int64()) for name in ("end", "append", "timestamp")])
+    columns = [pa.array(ends, pa.int64()), *[pa.array(range(len(ends)), pa.int64())] * 2]
+    put(store, "payload.runs", encode(pa.RecordBatch.from_arrays(columns, schema=schema)).to_pybytes())
+    before = pa.total_allocated_bytes()
+    with pytest.raises(StoreError, match="are stored for other rows") as caught:
+        list(partition_log.read(store.database, queue._record, 0, 0, 3, with_runs=True))
+    assert caught.value.condition == "SEGMENT_UNREADABLE"
+    assert pa.total_allocated_bytes() < before + (1 << 20)
 
 
 def test_triggers_and_views_of_the_file_can_only_call_sqlites_own_functions(store: Store) -> None:

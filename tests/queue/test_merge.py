@@ -92,7 +92,7 @@ def test_runs_can_be_sliced_joined_and_searched() -> None:
     assert [runs.end_of(append) for append in (9, 10, 11, 12, 13)] == [0, 2, 3, 7, 7]
     cut = runs.slice(1, 4)
     assert cut.timestamps().to_pylist() == [100, 100, 300, 300]
-    assert Runs.from_bytes(runs.to_buffer()).batch.equals(runs.batch)
+    assert Runs.from_bytes(runs.to_buffer(), 7).batch.equals(runs.batch)
 
 
 def test_segments_are_merged_in_the_background_of_appends(store: penstock.Store) -> None:

@@ -116,4 +116,4 @@ def _inner_times(tx: Transaction, queue: QueueRecord, ends: Sequence[tuple[int, 
 
 
 def _time_at(runs: bytes, place: int) -> int:
-    return Runs.from_bytes(runs).timestamp_at(place)
+    return Runs.from_bytes(runs, None).timestamp_at(place)

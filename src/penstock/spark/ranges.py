@@ -263,7 +263,11 @@ def _append_at(tx: Transaction, queue: QueueRecord, partition: int, row: int) ->
         return None
     if segment.first_append == segment.last_append:
         return segment.first_append
-    return Runs.from_bytes(segment.runs).append_at(row - segment.start_index)
+    return _runs(segment).append_at(row - segment.start_index)
+
+
+def _runs(segment: _Segment) -> Runs:
+    return Runs.from_bytes(segment.runs, segment.end_index - segment.start_index)
 
 
 def _before(tx: Transaction, queue: QueueRecord, backlog: Backlog, append: int) -> Backlog:
@@ -277,7 +281,7 @@ def _before(tx: Transaction, queue: QueueRecord, backlog: Backlog, append: int) 
         elif segment.last_append < append:
             low = segment.end_index
         else:
-            return backlog.upto(segment.start_index + Runs.from_bytes(segment.runs).end_of(append - 1))
+            return backlog.upto(segment.start_index + _runs(segment).end_of(append - 1))
     return backlog.upto(low)
 
 

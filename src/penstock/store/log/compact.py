@@ -17,8 +17,9 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
+from penstock.errors import StoreError
 from penstock.store.database import Database, Row, Transaction
-from penstock.store.log.decode import decode_together
+from penstock.store.log.decode import decode_together, require_rows, unreadable
 from penstock.store.log.partition_log import MERGE_FAN_IN, PAGE_SEGMENTS, store_payloads
 from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, SEGMENT_ROWS, Part, Runs, Segment
 from penstock.store.records.catalog import QueueRecord, lock_partition, reread
@@ -117,7 +118,10 @@ def _merge_run(database: Database, queue: QueueRecord, partition: int, run: Sequ
         queue, rows = _payloads(database, queue, partition, run)
         if not rows or [row.payload_id for row in rows] != [old.payload_id for old in run[: len(rows)]]:
             break
-        batches = _within_memory(queue, rows)
+        try:
+            batches = _within_memory(queue, rows)
+        except StoreError as error:
+            raise unreadable(queue, partition, rows[0].start_index, rows[-1].end_index, error) from error
         if len(batches) > 1:
             if not _replace(database, queue, partition, rows[: len(batches)], batches):
                 break
@@ -130,7 +134,9 @@ def _within_memory(queue: QueueRecord, rows: Sequence[Row]) -> list[pa.RecordBat
     """The decoded segments as far as they fit into memory together; the first one at least."""
     batches: list[pa.RecordBatch] = []
     size = 0
-    for batch in decode_together(queue, rows):
+    for row, batch in zip(rows, decode_together(queue, rows), strict=True):
+        # Compacted with its neighbours, a segment of other rows would make theirs unreadable too.
+        require_rows(row, batch)
         # Whole buffers, since none is a slice.
         size += batch.get_total_buffer_size()
         if batches and size > SEGMENT_RAW_BYTES:

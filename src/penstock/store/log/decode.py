@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.arrow.segments import decode, decode_each
+from penstock.errors import StoreError
 from penstock.store.database import Row
 from penstock.store.records.catalog import QueueRecord
 
@@ -101,3 +102,28 @@ def decode_together(queue: QueueRecord, rows: Sequence[Row]) -> Iterator[pa.Reco
     for width in widths:
         batch = next(batches[width])
         yield batch if width == len(widest) else fillers[width].filled(batch)
+
+
+def require_rows(row: Row, batch: pa.RecordBatch) -> None:
+    """Refuse a segment with more or fewer rows than the log says."""
+    if batch.num_rows != row.end_index - row.start_index:
+        raise StoreError(
+            f"the segment has {batch.num_rows} rows: the store is damaged; restore a backup",
+            condition="SEGMENT_UNREADABLE",
+            rows=batch.num_rows,
+        )
+
+
+def unreadable(queue: QueueRecord, partition: int, start: int, end: int, error: StoreError) -> StoreError:
+    """The error of a segment among rows [start, end), with its place."""
+    return StoreError(
+        f"queue {queue.name!r}, partition {partition}, rows [{start}, {end}): {error.message}",
+        condition=error.condition,
+        **{
+            **error.parameters,
+            "queue": queue.name,
+            "partition": partition,
+            "start": start,
+            "end": end,
+        },
+    )

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.errors import DataLostError, StoreError
 from penstock.store.database import Database, Row, Transaction
-from penstock.store.log.decode import Decoder
+from penstock.store.log.decode import Decoder, require_rows, unreadable
 from penstock.store.log.segmenting import Runs, Segment
 from penstock.store.records.catalog import QueueRecord, dropped, grown
 
@@ -290,7 +290,10 @@ def read(
                     f"{row.start_index}): the store is damaged; restore a backup",
                     condition="SEGMENT_MISSING",
                 )
-            chunk = _chunk(row, decoder, position, end)
+            try:
+                chunk = _chunk(row, decoder, position, end)
+            except StoreError as error:
+                raise unreadable(queue, partition, row.start_index, row.end_index, error) from error
             position = chunk.end
             yield chunk
 
@@ -355,14 +358,8 @@ def segments_from(tx: Transaction, queue: QueueRecord, partition: int, start: in
 
 def _chunk(row: Row, decoder: Decoder, position: int, end: int) -> Chunk:
     batch = decoder.rows(row)
-    if batch.num_rows != row.end_index - row.start_index:
-        raise StoreError(
-            f"the segment of rows [{row.start_index}, {row.end_index}) has {batch.num_rows} rows: the store "
-            "is damaged; restore a backup",
-            condition="SEGMENT_UNREADABLE",
-            rows=batch.num_rows,
-        )
-    runs = Runs.from_bytes(row.runs) if row.runs is not None else None
+    require_rows(row, batch)
+    runs = Runs.from_bytes(row.runs, batch.num_rows) if row.runs is not None else None
     whole = Chunk(row.start_index, batch, runs, row.first_timestamp)
     offset = max(position - row.start_index, 0)
     length = min(end, row.end_index) - row.start_index - offset

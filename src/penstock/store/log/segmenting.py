@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.arrow.segments import MAX_UNPACKED, decode, encode
-from penstock.errors import InvalidInputError
+from penstock.errors import InvalidInputError, StoreError
 
 _SCHEMA = pa.schema([("end", pa.int64()), ("append", pa.int64()), ("timestamp", pa.int64())])
 
@@ -36,8 +36,20 @@ class Runs:
     """Columns ``end``, ``append`` and ``timestamp`` (microseconds since 1970), all int64."""
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Runs:
-        return cls(decode(data, _SCHEMA))
+    def from_bytes(cls, data: bytes, rows: int | None) -> Runs:
+        """Read the runs of a segment of ``rows`` rows; of any number when it is None."""
+        runs = cls(decode(data, _SCHEMA))
+        if not runs._cover(rows):
+            raise _of_other_rows()
+        return runs
+
+    def _cover(self, rows: int | None) -> bool:
+        """Whether these are the runs of so many rows; otherwise their times could take any memory."""
+        ends = self.batch.column("end")
+        if not len(ends) or any(column.null_count for column in self.batch.columns):
+            return False
+        ascending = pc.all(pc.greater(ends[1:], ends[:-1])).as_py()
+        return ascending is not False and ends[0].as_py() > 0 and rows in (None, ends[-1].as_py())
 
     @classmethod
     def of(cls, ends: Sequence[int], appends: Sequence[int], timestamps: Sequence[int]) -> Runs:
@@ -55,7 +67,7 @@ class Runs:
                 plain[1].append(part.append)
                 plain[2].append(part.timestamp)
             else:
-                batches += [cls.of(*plain).batch, cls.from_bytes(part.runs)._shifted(offset)]
+                batches += [cls.of(*plain).batch, cls.from_bytes(part.runs, part.rows)._shifted(offset)]
                 plain = ([], [], [])
             offset += part.rows
         return cls(pa.concat_batches([*batches, cls.of(*plain).batch]))._joined()
@@ -112,7 +124,16 @@ class Runs:
 
     def _value_at(self, column: str, row: int) -> int:
         run = _count(pc.less_equal(self.batch.column("end"), row))
+        if run == len(self.batch.column(column)):
+            raise _of_other_rows()
         return int(self.batch.column(column)[run].as_py())
+
+
+def _of_other_rows() -> StoreError:
+    return StoreError(
+        "the times of a segment's rows are stored for other rows: the store is damaged; restore a backup",
+        condition="SEGMENT_UNREADABLE",
+    )
 
 
 def _count(condition: pa.BooleanArray) -> int:

@@ -169,7 +169,8 @@ def time_of(tx: Transaction, queue: QueueRecord, partition: int, row_index: int)
 
 
 def _runs(tx: Transaction, segment: Row) -> Runs:
-    return Runs.from_bytes(tx.one("read_runs", payload_id=segment.payload_id).runs)
+    runs = tx.one("read_runs", payload_id=segment.payload_id).runs
+    return Runs.from_bytes(runs, segment.end_index - segment.start_index)
 
 
 def end_is_due(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> bool:
