@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from penstock.errors import StoreError
@@ -58,3 +59,10 @@ def unreadable_record(what: str, why: Exception) -> StoreError:
         condition="STORE_ERROR.UNREADABLE_RECORD",
         record=what,
     )
+
+
+def require_numbered(rows: Iterable[int], what: str) -> None:
+    """Refuse records of a store for partitions other than 0, 1, 2 and so on, without a gap."""
+    for expected, number in enumerate(rows):
+        if number != expected:
+            raise unreadable_record(what, ValueError(f"partition {expected} is missing"))

@@ -18,6 +18,7 @@ from penstock.errors import (
     PartitionNotFoundError,
 )
 from penstock.instants import micros_of
+from penstock.json_text import unreadable_record
 from penstock.queue.checks import check_name, check_whole_index, check_whole_partition
 from penstock.queue.maintenance import Maintainer
 from penstock.store.database import Database, Transaction
@@ -356,11 +357,17 @@ class Consumer:
             registration = self._find(tx, queue)
             record = catalog.find_queue(tx, queue)
             offsets = consumers.read_offsets(tx, registration)[0]
+            partitions = catalog.partitions(tx, record)
+            if len(partitions) != len(offsets):
+                raise unreadable_record(
+                    f"the offsets of consumer {self.name!r}",
+                    ValueError(f"there are {len(offsets)}, and {len(partitions)} partitions"),
+                )
             now = tx.now()
             return Lag(
                 tuple(
                     _partition_lag(tx, record, part, offset, now)
-                    for part, offset in zip(catalog.partitions(tx, record), offsets, strict=True)
+                    for part, offset in zip(partitions, offsets, strict=True)
                 )
             )
 

@@ -8,6 +8,7 @@ from datetime import datetime
 import pyarrow as pa
 
 from penstock.instants import moment_of
+from penstock.json_text import unreadable_record
 from penstock.queue.maintenance import Retention
 from penstock.store.database import Transaction
 from penstock.store.records import catalog, consumers
@@ -65,14 +66,21 @@ def queue_info(tx: Transaction, queue: QueueRecord) -> QueueInfo:
         record.schema,
         record.key,
         Retention.of(record.retention),
-        moment_of(record.created_at),
-        tuple(_partition_info(partition) for partition in catalog.partitions(tx, record)),
+        _moment(record.created_at, record.name),
+        tuple(_partition_info(partition, record.name) for partition in catalog.partitions(tx, record)),
         tuple(registration.consumer for registration in consumers.registrations_of(tx, record)),
     )
 
 
-def _partition_info(record: PartitionRecord) -> PartitionInfo:
-    appended = moment_of(record.last_timestamp) if record.last_timestamp else None
+def _partition_info(record: PartitionRecord, queue: str) -> PartitionInfo:
+    appended = _moment(record.last_timestamp, queue) if record.last_timestamp else None
     return PartitionInfo(
         record.partition, record.first_index, record.next_index, record.bytes, record.segments, appended
     )
+
+
+def _moment(micros: int, queue: str) -> datetime:
+    try:
+        return moment_of(micros)
+    except OverflowError as error:
+        raise unreadable_record(f"a time of queue {queue!r}", error) from None

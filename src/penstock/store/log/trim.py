@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
+from penstock.errors import StoreError
 from penstock.json_text import parse_record
 from penstock.store.database import AHEAD, Row, Transaction
 from penstock.store.log.partition_log import segments_from
@@ -169,8 +170,14 @@ def time_of(tx: Transaction, queue: QueueRecord, partition: int, row_index: int)
 
 
 def _runs(tx: Transaction, segment: Row) -> Runs:
-    runs = tx.one("read_runs", payload_id=segment.payload_id).runs
-    return Runs.from_bytes(runs, segment.end_index - segment.start_index)
+    payload = tx.one("read_runs", payload_id=segment.payload_id)
+    if payload is None or payload.runs is None:
+        raise StoreError(
+            f"the times of rows [{segment.start_index}, {segment.end_index}) are missing: the store is "
+            "damaged; restore a backup",
+            condition="SEGMENT_MISSING",
+        )
+    return Runs.from_bytes(payload.runs, segment.end_index - segment.start_index)
 
 
 def end_is_due(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> bool:

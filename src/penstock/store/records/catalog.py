@@ -14,7 +14,7 @@ import pyarrow as pa
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import schema_from_bytes, schema_to_bytes
 from penstock.errors import AlreadyExistsError, CommitRefusedError, QueueNotFoundError, StoreError
-from penstock.json_text import parse_record
+from penstock.json_text import parse_record, require_numbered
 from penstock.store.database import Row, Transaction
 
 QUEUE_SINK = "queue:"
@@ -277,7 +277,9 @@ def drop_queue(tx: Transaction, queue: QueueRecord) -> None:
 
 
 def partitions(tx: Transaction, queue: QueueRecord) -> list[PartitionRecord]:
-    return [_partition(row) for row in tx.all("read_partitions", queue_id=queue.queue_id)]
+    rows = tx.all("read_partitions", queue_id=queue.queue_id)
+    require_numbered((row.partition for row in rows), f"queue {queue.name!r}")
+    return [_partition(row) for row in rows]
 
 
 def _partition(row: Row) -> PartitionRecord:

@@ -13,6 +13,7 @@ from penstock.errors import (
     NotRegisteredError,
     OffsetConflictError,
 )
+from penstock.json_text import require_numbered
 from penstock.store.database import Columns, Row, Transaction
 from penstock.store.records.catalog import QueueRecord, find_queue, lock_partitions
 
@@ -156,6 +157,7 @@ def _by_partition(offsets: Sequence[int]) -> Columns:
 def read_offsets(tx: Transaction, registration: Registration) -> tuple[list[int], list[int]]:
     """The offsets and the safe offsets, by partition."""
     rows = tx.all("read_positions", **registration.keys)
+    require_numbered((row.partition for row in rows), f"the offsets of consumer {registration.consumer!r}")
     return [row.next_index for row in rows], [row.safe_index for row in rows]
 
 
