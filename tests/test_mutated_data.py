@@ -33,7 +33,7 @@ def mutate(kind: str, folder: Path, first: int, count: int) -> None:
     assert peak < MOST_MIB
 
 
-@pytest.mark.parametrize(("kind", "count"), [("segments", 1000), ("store", 200), ("checkpoints", 60)])
+@pytest.mark.parametrize(("kind", "count"), [("segments", 1000), ("store", 200), ("checkpoints", 200)])
 def test_damaged_data_harms_no_reader(kind: str, count: int, tmp_path: Path) -> None:
     mutate(kind, tmp_path, 0, count)
 
