@@ -4,7 +4,9 @@ sites block nobody.
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -122,6 +124,49 @@ def test_new_connections_are_refused_if_all_others_are_viewers(
         assert viewer.recv(10)
     with pytest.raises(httpx.TransportError):
         served.get("/api/snapshot")
+    assert served.server.stream.viewers == 3
+
+
+def test_bad_clients_do_not_fill_the_log(
+    serve: Serve, strangers: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve()
+    for number in range(300):
+        stranger = strangers.enter_context(connected(served))
+        stranger.sendall(
+            (b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET / HT", b"\0\xff" * 200)[number % 3]
+        )
+        if number % 2:
+            # Closes it with a reset.
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            stranger.close()
+    assert served.get("/api/snapshot").status_code == 200
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_one_machine_leaves_connections_for_others(
+    serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def machine_of(transport: asyncio.Transport) -> str:
+        return str(transport.get_extra_info("peername")[0])
+
+    monkeypatch.setattr(server, "machine_of", machine_of)
+    monkeypatch.setattr(server, "MOST_FROM_ADDRESS", 3)
+    served = serve()
+    port = urlsplit(served.url).port
+    for _ in range(3):
+        there = ("127.0.0.1", port)
+        viewer = strangers.enter_context(
+            socket.create_connection(there, timeout=10, source_address=("127.0.0.9", 0))
+        )
+        viewer.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert viewer.recv(10)
+    # A fourth one of that machine is refused, and other machines are not.
+    more = strangers.enter_context(
+        socket.create_connection(("127.0.0.1", port), timeout=10, source_address=("127.0.0.9", 0))
+    )
+    wait_until(lambda: is_closed(more), timeout=5)
+    assert served.get("/api/snapshot").status_code == 200
     assert served.server.stream.viewers == 3
 
 

@@ -24,6 +24,7 @@ from penstock.store.records import queries
 from penstock.store.records.queries import QueryError, QueryProgress, QueryRun
 from penstock.store.url import parse_url
 from penstock.ui import server, snapshots
+from penstock.ui.access import MOST_WRONG_TOKENS, WrongTokens
 from penstock.ui.snapshots import Collector
 from tests.support.commands import run_penstock
 from tests.support.postgres_proxy import proxied
@@ -177,6 +178,46 @@ def test_a_token_is_accepted_as_a_header_or_once_in_the_address(serve: Serve) ->
         assert browser.get(served.url + "api/snapshot").status_code == 200
         assert browser.get(served.url).status_code == 200
     assert served.get("/api/snapshot", params={"token": TOKEN}).status_code == 401
+
+
+@one_store
+def test_wrong_tokens_are_limited_and_signed_in_viewers_are_not(serve: Serve) -> None:
+    served = serve(token=TOKEN)
+    cookie = served.get("/", params={"token": TOKEN}).headers["set-cookie"].partition(";")[0]
+    right = {"Authorization": b"Bearer " + TOKEN.encode()}
+    for number in range(MOST_WRONG_TOKENS):
+        wrong = {"headers": {"Authorization": f"Bearer {number}"}}
+        answer = served.get("/", **({"params": {"token": "wrong"}} if number % 2 else wrong))
+        assert answer.status_code == 401
+    for path in ("/?token=wrong", "/api/snapshot"):
+        answer = served.get(path, headers=right)
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "60")
+    assert served.get("/api/snapshot", headers={"Cookie": cookie}).status_code == 200
+    # A page without a token is no attempt.
+    assert served.get("/api/snapshot").status_code == 401
+
+
+@one_store
+def test_requests_without_a_token_are_no_attempts(serve: Serve) -> None:
+    served = serve(token=TOKEN)
+    for _ in range(2 * MOST_WRONG_TOKENS):
+        assert served.get("/api/snapshot", headers={"Cookie": "penstock_ui=old"}).status_code == 401
+    assert served.get("/", params={"token": TOKEN}).status_code == 303
+
+
+def test_wrong_tokens_are_forgotten_after_a_minute_and_take_bounded_memory() -> None:
+    now = 0.0
+    wrong = WrongTokens(lambda: now)
+    for _ in range(MOST_WRONG_TOKENS):
+        assert not wrong.too_many_from("a")
+        wrong.add("a")
+    assert wrong.too_many_from("a")
+    assert not wrong.too_many_from("b")
+    now = 61.0
+    assert not wrong.too_many_from("a")
+    for number in range(5000):
+        wrong.add(str(number))
+    assert len(wrong._by_address) == 1000
 
 
 @one_store
@@ -477,7 +518,7 @@ def test_errors_say_what_to_do(store: penstock.Store, store_url: str, tmp_path: 
     assert "needs a token" in tokenless
     too_short = _failing("--url", store_url, "--token", "short")
     assert "[INVALID_OPTION.VALUE]" in too_short
-    assert "at least 8 characters" in too_short
+    assert "at least 16 characters" in too_short
     assert "not an address of this machine" in _failing(
         "--url", store_url, "--host", "192.0.2.1", "--token", "x" * 8
     )

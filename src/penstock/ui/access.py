@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 import ipaddress
 import re
 import secrets
+import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from starlette.datastructures import MutableHeaders
@@ -31,10 +34,45 @@ _OTHER_SITE = "Pages of another site may not request this page.\n"
 _WRONG_HOST = "This server is only for this machine: open the page as localhost or 127.0.0.1.\n"
 
 
+_TOO_MANY = "Too many wrong tokens have come from your address: try again in a minute.\n"
+MOST_WRONG_TOKENS = 20
+"""How many wrong tokens an address may send in a minute."""
+_WRONG_SECONDS = 60.0
+_MOST_ADDRESSES = 1000
+
+
+class WrongTokens:
+    """The wrong tokens of the last minute, by the address that sent them."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._by_address: dict[str, deque[float]] = {}
+
+    def too_many_from(self, address: str) -> bool:
+        times = self._by_address.get(address)
+        return (
+            times is not None
+            and len(times) == MOST_WRONG_TOKENS
+            and self._clock() - times[0] < _WRONG_SECONDS
+        )
+
+    def add(self, address: str) -> None:
+        # The newest address is the last one, and the oldest is forgotten first.
+        times = self._by_address.pop(address, None) or deque(maxlen=MOST_WRONG_TOKENS)
+        times.append(self._clock())
+        self._by_address[address] = times
+        if len(self._by_address) > _MOST_ADDRESSES:
+            del self._by_address[next(iter(self._by_address))]
+
+
 @dataclass(frozen=True)
 class Access:
     host: str
     token: str | None = field(default=None, repr=False)
+    # The cookie cannot be guessed, whatever the token, so that only tokens are counted, and viewers who have
+    # signed in are not shut out by somebody else behind their proxy.
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+    wrong: WrongTokens = field(default_factory=WrongTokens, repr=False)
 
     def refusal(self, request: Request) -> Response | None:
         """Return the response to a request that may not pass, or that signs in; None when it may pass."""
@@ -46,10 +84,21 @@ class Access:
             # own name.
             is_local = _names_loopback(request.headers.get("host", ""))
             return None if is_local else PlainTextResponse(_WRONG_HOST, 421)
-        if self._is_signed_in(request):
+        if self._has_cookie(request):
             return None
-        token = request.query_params.get("token")
-        if request.url.path == "/" and request.method == "GET" and token is not None and self._matches(token):
+        address = _network_of(request)
+        bearer = _bearer_of(request)
+        at_once = request.url.path == "/" and request.method == "GET"
+        token = bearer if bearer is not None else request.query_params.get("token") if at_once else None
+        if token is None:
+            return PlainTextResponse(_NO_TOKEN, 401, {"WWW-Authenticate": "Bearer"})
+        if self.wrong.too_many_from(address):
+            return PlainTextResponse(_TOO_MANY, 429, {"Retry-After": "60"})
+        if not self._matches(token):
+            self.wrong.add(address)
+        elif bearer is not None:
+            return None
+        else:
             response = RedirectResponse("/", 303)
             # A proxy on this machine may set the scheme.
             encrypted = request.url.scheme == "https"
@@ -59,13 +108,7 @@ class Access:
             return response
         return PlainTextResponse(_NO_TOKEN, 401, {"WWW-Authenticate": "Bearer"})
 
-    def _is_signed_in(self, request: Request) -> bool:
-        kind, _, token = request.headers.get("authorization", "").partition(" ")
-        # Headers are read as Latin-1, and programs write them in UTF-8.
-        if kind.lower() == "bearer" and self._matches(
-            token.strip().encode("latin-1").decode(errors="replace")
-        ):
-            return True
+    def _has_cookie(self, request: Request) -> bool:
         return secrets.compare_digest(request.cookies.get(COOKIE, "").encode(), self._cookie().encode())
 
     def _matches(self, token: str) -> bool:
@@ -73,7 +116,28 @@ class Access:
 
     def _cookie(self) -> str:
         """Return a hash of the token, not the token itself, since cookies go to every port of a host."""
-        return hashlib.sha256(f"penstock ui {self.token}".encode()).hexdigest()
+        return hmac.digest(self.secret, (self.token or "").encode(), "sha256").hex()
+
+
+def _bearer_of(request: Request) -> str | None:
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    # Headers are read as Latin-1, and programs write them in UTF-8.
+    sent = token.strip().encode("latin-1").decode(errors="replace")
+    return sent if kind.lower() == "bearer" else None
+
+
+def _network_of(request: Request) -> str:
+    """Return the address of a client; of IPv6 the network, since each client has many addresses."""
+    host = request.client.host if request.client else ""
+    return ":".join(ipaddress.IPv6Address(host).exploded.split(":")[:4]) if _is_v6(host) else host
+
+
+def _is_v6(host: str) -> bool:
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return address.ipv4_mapped is None
 
 
 class Guard:

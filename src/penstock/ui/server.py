@@ -29,6 +29,9 @@ from penstock.ui.snapshots import Collector, SnapshotStream
 
 MOST_CONNECTIONS = 200
 """More than the most viewers, since each also loads the page and its parts."""
+MOST_FROM_ADDRESS = 80
+"""The most connections from another machine. Fewer than the viewers, so that one machine leaves room for
+others."""
 REQUEST_SECONDS = 5.0
 """The time for a request to arrive, from the start of the connection or from the last response."""
 WRITE_SECONDS = 30.0
@@ -38,20 +41,19 @@ WRITE_SECONDS = 30.0
 class BoundedProtocol(H11Protocol):
     """HTTP with time limits."""
 
+    _peer: str | None = None
+    """The other machine; None for this one, where a proxy may have any number of viewers."""
     _request_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # always a transport
-        if len(self.connections) >= MOST_CONNECTIONS:
-            idle = [
-                (timer.when(), connection)
-                for connection in self.connections
-                if isinstance(connection, BoundedProtocol) and (timer := connection._request_timer)
-            ]
-            if idle:
-                min(idle, key=itemgetter(0))[1]._abort()
-            else:
-                transport.abort()
+        self._peer = machine_of(transport)
+        bounded = [each for each in self.connections if isinstance(each, BoundedProtocol)]
+        own = [each for each in bounded if each._peer == self._peer]
+        if self._peer is not None and len(own) >= MOST_FROM_ADDRESS:
+            _make_room(own, transport)
+        elif len(self.connections) >= MOST_CONNECTIONS:
+            _make_room(bounded, transport)
         super().connection_made(transport)
         self._wait_for_request()
 
@@ -86,6 +88,22 @@ class BoundedProtocol(H11Protocol):
         self.transport.abort()
 
 
+def _make_room(connections: Sequence[BoundedProtocol], transport: asyncio.Transport) -> None:
+    """Close the oldest connection without a request, or the new one if all have one."""
+    idle = [(timer.when(), connection) for connection in connections if (timer := connection._request_timer)]
+    if idle:
+        min(idle, key=itemgetter(0))[1]._abort()
+    else:
+        transport.abort()
+
+
+def machine_of(transport: asyncio.Transport) -> str | None:
+    """Return the address of another machine that has connected; None for this machine."""
+    peer = transport.get_extra_info("peername")
+    host = str(peer[0]) if peer else ""
+    return None if not host or is_loopback(host) else host
+
+
 def _cancel(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
     if timer is not None:
         timer.cancel()
@@ -94,7 +112,7 @@ def _cancel(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
 
 PAGE = Path(__file__).parent / "page"
 _NO_PAGE = "This installation of Penstock does not include the page; /api/snapshot and /metrics work.\n"
-SHORTEST_TOKEN = 8
+SHORTEST_TOKEN = 16
 _SHUTDOWN_SECONDS = 3
 
 
@@ -166,6 +184,8 @@ class Server(uvicorn.Server):
                 http=BoundedProtocol,
                 ws="none",
                 log_config=None,
+                # Anybody who can connect can send what is no request, as often as they like.
+                log_level="error",
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
