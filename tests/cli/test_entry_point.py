@@ -132,3 +132,26 @@ def test_characters_missing_from_the_encoding_are_escaped(tmp_path: Path) -> Non
     listed = run("queue", "list", "--json", env=environment)
     assert json.loads(listed.stdout)["queues"][0]["name"] == "\u017cagle"
     assert "\\u017cagle" in run("queue", "list", env=environment).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        (("--url", "postgresql://me:QZ7hush9@127.0.0.1:1/db"), "PGPASSFILE"),
+        (("--url=postgresql://me@127.0.0.1:1/db?password=QZ7hush9",), "PGPASSFILE"),
+        (("--json", "--url", "postgresql://me:QZ7hush9@127.0.0.1:1/db"), "PGPASSFILE"),
+        (("--url", "postgresql://me@127.0.0.1:1/db"), ""),
+        (("--url", "sqlite:////nowhere/x.db"), ""),
+    ],
+)
+def test_a_password_among_the_arguments_is_warned_about(words: tuple[str, ...], warned: str) -> None:
+    found = run("queue", "list", *words)
+    assert ("every user of this machine can read" in found.stderr) == bool(warned)
+    assert warned in found.stderr
+    assert "QZ7hush9" not in found.stderr + found.stdout
+
+
+def test_a_token_among_the_arguments_is_warned_about() -> None:
+    found = run("ui", "--url", "sqlite:////nowhere/x.db", "--token", "QZ7hush9QZ7hush9")
+    assert "set PENSTOCK_UI_TOKEN instead" in found.stderr
+    assert "QZ7hush9" not in found.stderr + found.stdout

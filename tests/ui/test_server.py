@@ -520,7 +520,7 @@ def test_errors_say_what_to_do(store: penstock.Store, store_url: str, tmp_path: 
     assert "[INVALID_OPTION.VALUE]" in too_short
     assert "at least 16 characters" in too_short
     assert "not an address of this machine" in _failing(
-        "--url", store_url, "--host", "192.0.2.1", "--token", "x" * 8
+        "--url", store_url, "--host", "192.0.2.1", "--token", "x" * 16
     )
     assert "penstock store init" in _failing("--url", f"sqlite:///{tmp_path}/none.db")
     assert not (tmp_path / "none.db").exists()

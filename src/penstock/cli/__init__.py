@@ -12,7 +12,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        from penstock.cli.app import run
+        from penstock.cli.app import run, warn_of_secrets
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("typer", "rich", "click"):
             raise
@@ -24,4 +24,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
+    if arguments is None:
+        warn_of_secrets(words)
     return run(words)

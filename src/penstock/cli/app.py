@@ -160,6 +160,25 @@ def run(arguments: Sequence[str]) -> int:
         return _misused(error, as_json=as_json)
 
 
+def warn_of_secrets(arguments: Sequence[str]) -> None:
+    """Warn if a program's arguments hold a secret, since every user of the machine can read them."""
+    urls = [word for word in arguments if "://" in word]
+    if any(redact(url) != url for url in urls):
+        _warn(
+            "a password in an argument",
+            "leave it out of the URL, and set PGPASSFILE or PGPASSWORD; or set PENSTOCK_URL",
+            arguments,
+        )
+    if any(word.partition("=")[0] == "--token" for word in arguments):
+        _warn("a token in an argument", "set PENSTOCK_UI_TOKEN instead", arguments)
+
+
+def _warn(what: str, instead: str, arguments: Sequence[str]) -> None:
+    if sys.stderr is not None:
+        text = f"warning: every user of this machine can read {what}: {instead}"
+        make_output("", "--json" in arguments).note(text)
+
+
 def _null_stream() -> TextIO:
     return open(os.devnull, "w", encoding="utf-8")
 
