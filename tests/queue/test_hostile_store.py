@@ -121,7 +121,7 @@ def read_commits(store: Store, url: str) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("text", [DEEP, "{", "5"], ids=["deep", "broken", "another kind"])
+@pytest.mark.parametrize("text", [DEEP, "{", "5", "[{}]"], ids=["deep", "broken", "another kind", "no text"])
 @pytest.mark.parametrize(
     ("column", "read"),
     [

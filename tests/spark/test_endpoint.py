@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 
 import pytest
@@ -48,6 +50,13 @@ def strangers(listening: AuthenticatedListener) -> Iterator[ExitStack]:
 
 def stranger(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
+def speaking(port: int) -> Connection:
+    """A stranger who knows how messages are framed."""
+    sock = stranger(port)
+    sock.setblocking(True)
+    return Connection(sock.detach())
 
 
 def seconds_to_ask(address: Address) -> float:
@@ -208,6 +217,48 @@ def test_a_wrong_secret_is_reported_as_another_driver(address: Address) -> None:
         wrong.ask(b"abc")
     assert caught.value.condition == "STORE_UNAVAILABLE.OTHER_DRIVER"
     assert address.ask(b"abc") == b"cba"
+
+
+def test_a_stranger_cannot_pass_a_proof_of_one_task_off_as_that_of_the_driver() -> None:
+    """A stranger at the driver's port lets a second task answer what the first one asks."""
+    secret = bytes(32)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = Address("127.0.0.1", taken.getsockname()[1], secret)
+        refused: list[BaseException] = []
+
+        def task() -> None:
+            try:
+                address.connect().close()
+            except BaseException as error:
+                refused.append(error)
+
+        tasks = [threading.Thread(target=task, daemon=True) for _ in range(2)]
+        first, second = [], []
+        for thread, ends in zip(tasks, (first, second), strict=True):
+            thread.start()
+            ends.append(Connection(taken.accept()[0].detach()))
+        with first[0], second[0]:
+            first[0].send_bytes(bytes(32))
+            first[0].recv_bytes()
+            first[0].send_bytes(b"accepted")
+            asked = first[0].recv_bytes()
+            second[0].send_bytes(asked)
+            first[0].send_bytes(second[0].recv_bytes())
+            assert first[0].recv_bytes() == b"refused"
+        for thread in tasks:
+            thread.join(10)
+    assert any(isinstance(error.__cause__, AuthenticationError) for error in refused)
+
+
+def test_handshakes_use_sha256(listening: AuthenticatedListener) -> None:
+    with speaking(listening.port) as connection:
+        challenge = connection.recv_bytes()
+        connection.send_bytes(hmac.digest(listening.secret, b"penstock task" + challenge, "sha256"))
+        assert connection.recv_bytes() == b"accepted"
+    with speaking(listening.port) as connection:
+        challenge = connection.recv_bytes()
+        connection.send_bytes(hmac.digest(listening.secret, challenge, "md5"))
+        assert connection.recv_bytes() == b"refused"
 
 
 def test_closing_the_port_disconnects_waiting_clients(

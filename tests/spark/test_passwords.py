@@ -5,6 +5,8 @@ processes.
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -112,3 +114,35 @@ def test_the_url_setting_of_a_session_is_replaced_by_one_without_the_password(
     assert default_url(session) == "sqlite:///x.db"
     session.conf.unset("spark.penstock.url")
     assert default_url(session) is None
+
+
+def test_a_marked_password_is_nowhere_after_a_run_of_everything(url: str, tmp_path: Path) -> None:
+    """Logs of Spark and Penstock, event log, plans, checkpoints, web pages, metrics, commands, processes."""
+    password = str(urlsplit(url).password).encode()
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.spark.programs.marked_password", url, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=280,
+        check=False,
+    )
+    output = run.stdout
+    assert run.returncode == 0, output[-5000:].decode(errors="replace")
+    (tmp_path / "output").write_bytes(output)
+    with psycopg.connect(url.partition("?")[0]) as connection:
+        found = connection.execute("select json_agg(query)::text from leaks.query")
+        (tmp_path / "store").write_text(str(found.fetchone()))
+    written = files_in(tmp_path)
+    assert [name for name, content in written.items() if password in content] == []
+    # What there is to be seen was looked at.
+    log = b"".join(content for name, content in written.items() if name.startswith("events/"))
+    assert log.count(b"SparkListenerJobStart") > 3
+    assert b"spark.penstock.url" in log
+    assert b"USER_RAISED_EXCEPTION" in written["store"]
+    assert sum(name.endswith("offsets/0") for name in written) == 3
+    for seen in (
+        b"INFO", b"DEBUG:penstock", b"PLAN", b"FAILED", b"pyspark.daemon", b"org.apache.spark.deploy",
+        b"SPARK PAGE",
+        b"penstock_store_up 1.0", b"penstock_query_batch", b"\"queries\":[", b"COMMAND", b"PROGRESS",
+    ):  # fmt: skip
+        assert seen in output, seen

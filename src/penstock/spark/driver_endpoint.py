@@ -10,6 +10,7 @@ task's handshake takes milliseconds, so the oldest is a stranger's.
 
 from __future__ import annotations
 
+import hmac
 import logging
 import random
 import secrets
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection
 
 from pyspark.sql import SparkSession
 
@@ -109,8 +110,8 @@ def _connect_once(where: tuple[str, int], authkey: bytes, deadline: float) -> Co
     _set_receive_timeout(sock, left)
     connection = Connection(sock.detach())
     try:
-        answer_challenge(connection, authkey)
-        deliver_challenge(connection, authkey)
+        _prove(connection, authkey, _TASK)
+        _require_proof(connection, authkey, _DRIVER)
         with socket.socket(fileno=socket.dup(connection.fileno())) as twin:
             _set_receive_timeout(twin, 0)
     except BlockingIOError:
@@ -120,6 +121,39 @@ def _connect_once(where: tuple[str, int], authkey: bytes, deadline: float) -> Co
         connection.close()
         raise
     return connection
+
+
+_TASK, _DRIVER = b"penstock task", b"penstock driver"
+"""What a proof is for: nobody can pass a proof of one side off as that of the other."""
+_CHALLENGE_BYTES = 32
+_ACCEPTED, _REFUSED = b"accepted", b"refused"
+
+
+def _require_proof(connection: Connection, secret: bytes, side: bytes) -> None:
+    """Let the peer prove that it is one side and knows the secret, without showing it (HMAC-SHA-256).
+
+    ``multiprocessing`` has a handshake of its own, which takes MD5 before Python 3.12, and does not tell the
+    sides apart.
+    """
+    challenge = secrets.token_bytes(_CHALLENGE_BYTES)
+    connection.send_bytes(challenge)
+    accepted = hmac.compare_digest(connection.recv_bytes(256), _proof(secret, side, challenge))
+    connection.send_bytes(_ACCEPTED if accepted else _REFUSED)
+    if not accepted:
+        raise AuthenticationError("the peer does not know the secret")
+
+
+def _prove(connection: Connection, secret: bytes, side: bytes) -> None:
+    challenge = connection.recv_bytes(256)
+    if len(challenge) != _CHALLENGE_BYTES:
+        raise AuthenticationError("the peer speaks another protocol")
+    connection.send_bytes(_proof(secret, side, challenge))
+    if connection.recv_bytes(256) != _ACCEPTED:
+        raise AuthenticationError("the peer has another secret")
+
+
+def _proof(secret: bytes, side: bytes, challenge: bytes) -> bytes:
+    return hmac.digest(secret, side + challenge, "sha256")
 
 
 def send_at_once(connection: socket.socket) -> None:
@@ -158,8 +192,8 @@ class _Handshakes:
     def authenticate(self, connection: Connection) -> None:
         """Wait until both ends have proved that they know the secret."""
         try:
-            deliver_challenge(connection, self._secret)
-            answer_challenge(connection, self._secret)
+            _require_proof(connection, self._secret, _TASK)
+            _prove(connection, self._secret, _DRIVER)
         finally:
             with self._lock:
                 in_time = self._open.pop(connection, None) is not None

@@ -124,7 +124,7 @@ def _choose_python(settings: Mapping[str, str]) -> None:
 def _register_or_stop(spark: SparkSession, defaults: Mapping[str, str]) -> SparkSession:
     try:
         for key, value in defaults.items():
-            spark.conf.set(key, value)
+            spark.conf.set(key, _without_password(value) if key == URL_SETTING else value)
             hide_source_warnings(spark)
         register(spark)
     except BaseException:
@@ -214,14 +214,22 @@ def _url_with_password(redacted: str | None) -> str | None:
 def _hide_password(spark: SparkSession) -> None:
     """Move the password from the session's setting into this process's memory."""
     url = spark.conf.get(URL_SETTING, None)
+    redacted = None if url is None else _without_password(url)
+    if redacted is not None and redacted != url:
+        spark.conf.set(URL_SETTING, redacted)
+
+
+def _without_password(url: str) -> str:
+    """Return a URL for the session's setting, and remember its password."""
     try:
-        parsed = None if url is None else parse_url(url)
+        parsed = parse_url(url)
     except InvalidUrlError:
         # The error is raised where the URL is used.
-        return
-    if url is not None and parsed is not None and parsed.secrets:
-        _urls_with_password[parsed.redacted] = url
-        spark.conf.set(URL_SETTING, parsed.redacted)
+        return url
+    if not parsed.secrets:
+        return url
+    _urls_with_password[parsed.redacted] = url
+    return parsed.redacted
 
 
 def session_defaults(spark: SparkSession) -> dict[str, str]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import schema_from_bytes, schema_to_bytes
 from penstock.errors import AlreadyExistsError, CommitRefusedError, QueueNotFoundError, StoreError
-from penstock.json_text import parse_record, require_numbered
+from penstock.json_text import parse_record, require_numbered, unreadable_record
 from penstock.store.database import Row, Transaction
 
 QUEUE_SINK = "queue:"
@@ -106,13 +106,21 @@ def _record(row: Row) -> QueueRecord:
         queue_id=row.queue_id,
         name=row.name,
         schema_bytes=bytes(row.schema or b""),
-        key=tuple(parse_record(row.key_columns, f"the key of queue {row.name!r}", list)),
+        key=_key(row),
         partitions=row.partitions,
         retention=RetentionLimits(row.retention_rows, row.retention_age, row.retention_bytes),
         created_at=row.created_at,
         contract=row.contract,
         added_bytes=None if row.added_columns is None else bytes(row.added_columns),
     )
+
+
+def _key(row: Row) -> tuple[str, ...]:
+    what = f"the key of queue {row.name!r}"
+    columns = parse_record(row.key_columns, what, list)
+    if not all(isinstance(column, str) for column in columns):
+        raise unreadable_record(what, ValueError("it is no list of names"))
+    return tuple(columns)
 
 
 def create_queue(

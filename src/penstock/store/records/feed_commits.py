@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import CommitOutOfOrderError
-from penstock.json_text import parse_record
+from penstock.json_text import parse_record, unreadable_record
 from penstock.store.database import Row, Transaction
 from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord
@@ -118,5 +118,8 @@ def _beyond(ends: Sequence[int], first: Sequence[int]) -> bool:
 
 
 def _commit(row: Row) -> FeedCommit:
-    ends = parse_record(row.ends, f"commit {row.version} of a feed", list)
+    what = f"commit {row.version} of a feed"
+    ends = parse_record(row.ends, what, list)
+    if not all(isinstance(end, int) for end in ends):
+        raise unreadable_record(what, ValueError("it is no list of row indexes"))
     return FeedCommit(row.version, row.timestamp, row.row_count, tuple(ends))
