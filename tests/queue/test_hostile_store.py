@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from penstock import QueueFeed, Store
+from penstock import Consumer, QueueFeed, Store
 from penstock.arrow.segments import encode
 from penstock.errors import StoreError
 from penstock.feeds.contract import ChangeContract
@@ -145,3 +145,44 @@ def test_a_record_with_other_json_is_refused_by_name(
     with pytest.raises(StoreError, match="is not what Penstock writes") as caught:
         read(store, store_url)
     assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
+
+
+@pytest.mark.parametrize("index", [10**12, 2**63 - 1, -5])
+@pytest.mark.parametrize("read", [lambda consumer: consumer.pull("q", 0), lambda consumer: consumer.lag("q")])
+def test_an_offset_that_no_consumer_can_have_is_refused(
+    store: Store, index: int, read: Callable[[Consumer], object]
+) -> None:
+    store.create_queue("q", SCHEMA).append(rows(1, 2, 3))
+    consumer = store.create_consumer("c")
+    consumer.register("q")
+    put(store, "position.next_index", index)
+    with pytest.raises(
+        StoreError, match=f"consumer 'c' on queue 'q', partition 0 .*it is {index}, and"
+    ) as caught:
+        read(consumer)
+    assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
+
+
+@pytest.mark.parametrize(
+    ("column", "index"), [("first_index", 10**12), ("first_index", -1), ("next_index", -1)]
+)
+def test_rows_that_no_partition_can_have_are_refused(store: Store, column: str, index: int) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    queue.append(rows(1, 2, 3))
+    put(store, f"partition.{column}", index)
+    with pytest.raises(StoreError, match="partition 0 of a queue is not what Penstock writes") as caught:
+        queue.info()
+    assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
+
+
+def test_a_partition_whose_end_was_moved_is_refused_where_its_rows_are_read(store: Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    queue.append(rows(1, 2, 3))
+    put(store, "partition.next_index", 10**12)
+    with pytest.raises(StoreError) as caught:
+        queue.read(0, 3)
+    assert caught.value.condition == "STORE_ERROR.PAST_END"
+    queue.append(rows(4))
+    with pytest.raises(StoreError, match=r"lacks rows \[3, 1000000000000\)") as caught:
+        queue.read(0, 0)
+    assert caught.value.condition == "SEGMENT_MISSING"

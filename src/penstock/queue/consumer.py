@@ -224,7 +224,9 @@ class Consumer:
             if not 0 <= partition < len(offsets):
                 raise _no_partition(registration, partition)
             offset = offsets[partition]
-            end = min(offset + max_rows, catalog.lock_partition(tx, record, partition).next_index)
+            next_index = catalog.lock_partition(tx, record, partition).next_index
+            consumers.require_reachable(registration, partition, offset, next_index)
+            end = min(offset + max_rows, next_index)
             return registration.generation, record, offset, end
 
         generation, record, start, end = self._database.run(work, write=False)
@@ -363,6 +365,8 @@ class Consumer:
                     f"the offsets of consumer {self.name!r}",
                     ValueError(f"there are {len(offsets)}, and {len(partitions)} partitions"),
                 )
+            for part, offset in zip(partitions, offsets, strict=True):
+                consumers.require_reachable(registration, part.partition, offset, part.next_index)
             now = tx.now()
             return Lag(
                 tuple(

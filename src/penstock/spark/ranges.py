@@ -18,7 +18,7 @@ from penstock.store.database import Transaction
 from penstock.store.log import positions
 from penstock.store.log.partition_log import segments_from
 from penstock.store.log.segmenting import Runs
-from penstock.store.records import consumers
+from penstock.store.records import catalog, consumers
 from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
 log = logging.getLogger("penstock.spark")
@@ -42,7 +42,12 @@ def start_positions(
     """Return the start of a read without a checkpoint, by partition; its first rows may be trimmed."""
     if options.consumer is not None:
         registration = consumers.find_registration(tx, options.consumer, queue.name)
-        return list(pad(consumers.read_offsets(tx, registration)[0], len(partitions))[: len(partitions)])
+        offsets = list(pad(consumers.read_offsets(tx, registration)[0], len(partitions))[: len(partitions)])
+        if any(offset > part.next_index for part, offset in zip(partitions, offsets, strict=True)):
+            # Rows may have been appended and processed since the partitions were read.
+            for part, offset in zip(catalog.partitions(tx, queue), offsets, strict=False):
+                consumers.require_reachable(registration, part.partition, offset, part.next_index)
+        return offsets
     if options.starting_timestamp is not None:
         indexes = positions.resolve(tx, queue, options.starting_timestamp)
         return [min(index, part.next_index) for index, part in zip(indexes, partitions, strict=False)]

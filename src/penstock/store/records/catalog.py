@@ -291,6 +291,11 @@ def partitions(tx: Transaction, queue: QueueRecord) -> list[PartitionRecord]:
 
 
 def _partition(row: Row) -> PartitionRecord:
+    if not 0 <= row.first_index <= row.next_index:
+        raise unreadable_record(
+            f"partition {row.partition} of a queue",
+            ValueError(f"it has the rows [{row.first_index}, {row.next_index})"),
+        )
     return PartitionRecord(
         row.partition,
         row.first_index,

@@ -13,7 +13,7 @@ from penstock.errors import (
     NotRegisteredError,
     OffsetConflictError,
 )
-from penstock.json_text import require_numbered
+from penstock.json_text import require_numbered, unreadable_record
 from penstock.store.database import Columns, Row, Transaction
 from penstock.store.records.catalog import QueueRecord, find_queue, lock_partitions
 
@@ -159,6 +159,18 @@ def read_offsets(tx: Transaction, registration: Registration) -> tuple[list[int]
     rows = tx.all("read_positions", **registration.keys)
     require_numbered((row.partition for row in rows), f"the offsets of consumer {registration.consumer!r}")
     return [row.next_index for row in rows], [row.safe_index for row in rows]
+
+
+def require_reachable(registration: Registration, partition: int, offset: int, next_index: int) -> None:
+    """Refuse an offset beyond the partition's end, which was read later: the consumer would wait for rows that
+    it never gets.
+    """
+    if not 0 <= offset <= next_index:
+        raise unreadable_record(
+            f"the offset of consumer {registration.consumer!r} on queue {registration.queue!r}, partition "
+            f"{partition}",
+            ValueError(f"it is {offset}, and the next row is {next_index}"),
+        )
 
 
 def advance(
