@@ -113,3 +113,15 @@ def test_tls_options_are_passed_to_libpq(
     with pytest.raises(PenstockError, match="does not support SSL"):
         at(server.port, sslmode="require")()
     assert warnings(caplog) == []
+
+
+def test_a_password_is_taken_from_a_file(pg_url: str, tmp_path: Path) -> None:
+    server = urlsplit(pg_url)
+    file = tmp_path / "passwords"
+    file.write_text(f"*:*:*:*:{server.password}\n")
+    file.chmod(0o600)
+    bare = server._replace(netloc=f"{server.username}@{server.hostname}:{server.port}").geturl()
+    with pytest.raises(PenstockError, match="password"):
+        penstock.connect(f"{bare}?schema=nowhere", create=False)
+    with pytest.raises(PenstockError, match="there is no store"):
+        penstock.connect(f"{bare}?schema=nowhere&passfile={file}", create=False)

@@ -162,9 +162,7 @@ def read_offsets(tx: Transaction, registration: Registration) -> tuple[list[int]
 
 
 def require_reachable(registration: Registration, partition: int, offset: int, next_index: int) -> None:
-    """Refuse an offset beyond the partition's end, which was read later: the consumer would wait for rows that
-    it never gets.
-    """
+    """Refuse an offset past the partition's end, which was read later: the consumer would wait for ever."""
     if not 0 <= offset <= next_index:
         raise unreadable_record(
             f"the offset of consumer {registration.consumer!r} on queue {registration.queue!r}, partition "
