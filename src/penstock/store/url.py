@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import InvalidUrlError
+from penstock.errors import InvalidUrlError, StoreError
 from penstock.redaction import without
 
 _FORMS = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database?schema=penstock"
 _SQLITE_OPTIONS = ("synchronous", "busy_timeout", "mode", "trust")
-_POSTGRES_OPTIONS = ("schema", "lock_wait", "owner", "direct")
+CONNECTION_OPTIONS = ("direct", "password_env", "password_file")
+"""Options of ours that say how to connect to the server, whatever is read there."""
+_POSTGRES_OPTIONS = ("schema", "lock_wait", "owner", *CONNECTION_OPTIONS)
 _SYNCHRONOUS = ("full", "normal")
 _TRUST = ("own", "folder")
 _MODE = re.compile(r"0?[0-7]{3}")
@@ -39,7 +42,7 @@ _SHOWN = (
     "target_session_attrs",
     "schema",
     "owner",
-    "direct",
+    *CONNECTION_OPTIONS,
 )
 _SECRET = ("password", "sslpassword")
 
@@ -64,6 +67,31 @@ class StoreUrl:
     def pooled(self) -> bool:
         """Whether the host is a pooler, which gives a connection of the server to each transaction."""
         return "direct" in self.options
+
+    def password(self) -> dict[str, Any]:
+        """The connection parameter for a password that is kept elsewhere, as it is there now.
+
+        Raises
+        ------
+        StoreError
+            ``STORE_ERROR.NO_PASSWORD`` if there is none.
+        """
+        variable, file = self.options.get("password_env"), self.options.get("password_file")
+        if variable is not None:
+            found = os.environ.get(variable, "")
+            place = f"the environment variable {in_quotes(variable)}"
+        elif file is not None:
+            place = f"the file {in_quotes(file)}"
+            try:
+                # Editors end the last line.
+                found = Path(file).read_text(encoding="utf-8").rstrip("\r\n")
+            except (OSError, ValueError) as error:
+                raise _no_password(self, f"{place} cannot be read ({type(error).__name__})") from None
+        else:
+            return {}
+        if not found:
+            raise _no_password(self, f"{place} is empty, or is not there")
+        return {"password": found}
 
     def direct(self) -> dict[str, Any]:
         """Connection parameters that lead past the pooler."""
@@ -92,7 +120,8 @@ def parse_url(url: str) -> StoreUrl:
     default, or ``folder``, which trusts everybody who may write in the store's folder). ``postgresql://…``
     has ``schema`` (``penstock``), ``owner`` (another role that is trusted with it), ``lock_wait`` (``60s``)
     and, where its host is a pooler that shares connections between transactions, ``direct``, the server's own
-    ``host:port``; its other query parameters are libpq's.
+    ``host:port``. ``password_env`` names an environment variable that has the password, and ``password_file``
+    a file; both are read when a connection is made. Its other query parameters are libpq's.
     """
     if not isinstance(url, str) or not _SCHEME.match(url):
         raise InvalidUrlError(f"a store URL is one of {_FORMS}, not {_shown(url)}")
@@ -182,6 +211,13 @@ def is_trusting(url: StoreUrl) -> bool:
     return url.options.get("trust") == "folder"
 
 
+def _no_password(url: StoreUrl, why: str) -> StoreError:
+    return StoreError(
+        f"{url}: {why} on this machine: the driver and each executor need it",
+        condition="STORE_ERROR.NO_PASSWORD",
+    )
+
+
 def with_options(url: StoreUrl, **options: str) -> str:
     """The URL of a SQLite store with its options and ``options``."""
     query = urlencode({**url.options, **options})
@@ -211,6 +247,7 @@ def _postgres(url: str) -> StoreUrl:
             "postgresql://user:password@host/database"
         )
     options = {"schema": schema, **_lock_wait(dict(parameters)), **_direct(dict(parameters))}
+    options |= _password_place(dict(parameters), password)
     if dict(parameters).get("owner"):
         options["owner"] = dict(parameters)["owner"]
     libpq = [(name, value) for name, value in parameters if name not in _POSTGRES_OPTIONS]
@@ -255,6 +292,25 @@ def _direct(parameters: dict[str, str]) -> dict[str, str]:
             option="direct",
         )
     return {"direct": direct}
+
+
+def _password_place(parameters: dict[str, str], password: str) -> dict[str, str]:
+    named: dict[str, str] = {
+        name: parameters[name] for name in ("password_env", "password_file") if name in parameters
+    }
+    given = [name for name in ("password", "passfile") if parameters.get(name)]
+    places = [*named, *given, *(["password"] if password else [])]
+    if named and len(places) > 1:
+        raise InvalidUrlError(
+            f"a PostgreSQL URL has its password in one place, not in {' and '.join(places)}",
+            condition="INVALID_URL.VALUE",
+        )
+    for name, place in named.items():
+        if not place:
+            raise InvalidUrlError(
+                f"{name} is empty: name the place of the password", condition="INVALID_URL.VALUE", option=name
+            )
+    return named
 
 
 def seconds(text: str) -> float:

@@ -13,7 +13,7 @@ from penstock.errors import InvalidUrlError
 from penstock.feeds.contract import convert_fields
 from penstock.feeds.postgres.values import AS_TYPES
 from penstock.store.postgres.connection import driver
-from penstock.store.url import StoreUrl, parse_url
+from penstock.store.url import CONNECTION_OPTIONS, StoreUrl, parse_url
 
 OWN_PARAMETERS = (
     "publication", "slot", "table", "snapshot", "truncate", "accept", "type", "invalid_values", "skip",
@@ -148,7 +148,8 @@ class FeedSettings:
 
     def _joined(self, server: StoreUrl) -> str:
         """Return the URL that has all settings."""
-        parameters = [("publication", self.publication), ("slot", self.slot)]
+        parameters = [(name, server.options[name]) for name in CONNECTION_OPTIONS if name in server.options]
+        parameters += [("publication", self.publication), ("slot", self.slot)]
         parameters += [("table", table) for table in self.tables or ()]
         parameters += [("accept", token) for token in self.accept or ()]
         parameters += [("type", f"{column}:{kind}") for column, kind in (self.types or {}).items()]
@@ -179,12 +180,12 @@ def split(url: str) -> tuple[StoreUrl, dict[str, list[str]]]:
 
 def _require_known(names: Sequence[str]) -> None:
     libpq = [option.keyword.decode() for option in driver("a postgresql feed").pq.Conninfo.get_defaults()]
+    own = [*OWN_PARAMETERS, *CONNECTION_OPTIONS]
     for name in names:
-        if name not in OWN_PARAMETERS and name not in libpq:
+        if name not in own and name not in libpq:
             raise InvalidUrlError(
                 f"a postgresql feed has no parameter {in_quotes(name)}."
-                f"{did_you_mean(name, [*OWN_PARAMETERS, *libpq])} It has {', '.join(OWN_PARAMETERS)}, and "
-                "those of libpq",
+                f"{did_you_mean(name, [*own, *libpq])} It has {', '.join(own)}, and those of libpq",
                 condition="INVALID_URL.UNKNOWN_PARAMETER",
                 parameter=name,
             )

@@ -88,7 +88,7 @@ def connect(url: StoreUrl, name: str, **options: Any) -> PgConnection:
         parameters = conninfo_to_dict(url.target)
     except psycopg.ProgrammingError as error:
         raise InvalidUrlError(f"{name}: not a valid PostgreSQL URL: {url.scrubbed(str(error))}") from None
-    chosen = _DEFAULTS | parameters | {"client_encoding": "utf8"} | options
+    chosen = _DEFAULTS | parameters | url.password() | {"client_encoding": "utf8"} | options
     connection: PgConnection = psycopg.connect(**chosen, autocommit=True)
     _warn_in_clear(connection, str(url))
     return connection
