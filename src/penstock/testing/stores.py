@@ -66,12 +66,13 @@ def with_schema(database: str, schema: str) -> str:
 
 def drop_schema(database: str, schema: str) -> None:
     """Drop a schema; sessions that hold it locked, because a test left a transaction open, are terminated."""
-    import psycopg
     from psycopg import errors, sql
+
+    from penstock.store.postgres.connection import connect as connect_to_server
 
     drop = sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema))
     url = parse_url(database)
-    with psycopg.connect(url.target, autocommit=True, **url.direct()) as connection:
+    with connect_to_server(url, str(url), **url.direct()) as connection:
         connection.execute("SET lock_timeout = '3s'")
         try:
             connection.execute(drop)
