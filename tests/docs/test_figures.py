@@ -71,11 +71,11 @@ LINES = [
     (BENCHMARKS, "continuous trigger, a query that starts |", faster("latency-backlog", 0)),
     (BENCHMARKS, "| the same, a query that runs |", faster("latency-backlog", 1)),
     (BENCHMARKS, "| SQLite, `at_least_once`", milliseconds("latency-sqlite")),
-    (BENCHMARKS, "| SQLite, `exactly_once` in epochs of 100 ms", milliseconds("latency-sqlite-exactly")),
+    (BENCHMARKS, "| SQLite, `exactly_once` in epochs of 10 ms", milliseconds("latency-sqlite-exactly")),
     (BENCHMARKS, "| PostgreSQL, `at_least_once`", milliseconds("latency-postgres")),
     (
         BENCHMARKS,
-        "| PostgreSQL, `exactly_once` in epochs of 100 ms",
+        "| PostgreSQL, `exactly_once` in epochs of 10 ms",
         milliseconds("latency-postgres-exactly"),
     ),
     (BENCHMARKS, "Spark that reads 10 million rows takes ", peak()),
