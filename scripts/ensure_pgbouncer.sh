@@ -22,11 +22,18 @@ if ! works "$unpacked"; then
         exit 1
     fi
     say "Unpacking pgbouncer into .pgbouncer"
-    mkdir -p .pgbouncer
+    # In a folder of its own first, as others may do the same at this moment.
+    own=$(mktemp -d .pgbouncer-XXXXXX)
+    trap 'rm -rf "$own"' EXIT
+    packages=(pgbouncer libc-ares2 libevent-2.1-7)
     # Debian's lists of packages may be missing, or too old for its server.
-    (cd .pgbouncer && { apt-get download -qq pgbouncer libc-ares2 libevent-2.1-7 || { apt-get update -qq && apt-get download -qq pgbouncer libc-ares2 libevent-2.1-7; }; }) >&2
-    for package in .pgbouncer/*.deb; do dpkg -x "$package" .pgbouncer; done
-    rm .pgbouncer/*.deb
+    (cd "$own" && { apt-get download -qq "${packages[@]}" || { apt-get update -qq && apt-get download -qq "${packages[@]}"; }; }) >&2
+    for package in "$own"/*.deb; do dpkg -x "$package" "$own"; done
+    rm "$own"/*.deb
+    if ! works "$unpacked"; then
+        rm -rf .pgbouncer
+        mv -T "$own" .pgbouncer 2>/dev/null || true
+    fi
     works "$unpacked" || { say "pgbouncer from Debian does not run here: install it" && exit 1; }
 fi
 printf '%s\n' "$unpacked"
