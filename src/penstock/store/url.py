@@ -95,14 +95,12 @@ class StoreUrl:
 
     def direct(self) -> dict[str, Any]:
         """Connection parameters that lead past the pooler."""
-        match = _HOST.fullmatch(self.options.get("direct", ""))
-        if not self.pooled or match is None:
+        if not self.pooled:
             return {}
-        return {
-            "host": match[1].strip("[]"),
-            "hostaddr": None,
-            "port": (match[2] or ":5432")[1:] or "5432",
-        }
+        match = _HOST.fullmatch(self.options["direct"])
+        assert match is not None
+        port = (match[2] or "").lstrip(":") or "5432"
+        return {"host": match[1].strip("[]"), "hostaddr": None, "port": port}
 
     def scrubbed(self, text: str) -> str:
         """The text on one line, with a full stop after each line, and without the URL's secrets."""

@@ -72,7 +72,7 @@ def drop_schema(database: str, schema: str) -> None:
 
     drop = sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema))
     url = parse_url(database)
-    with connect_to_server(url, str(url), **url.direct()) as connection:
+    with connect_to_server(url, str(url)) as connection:
         connection.execute("SET lock_timeout = '3s'")
         try:
             connection.execute(drop)

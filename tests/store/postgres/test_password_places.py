@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -13,6 +14,9 @@ from penstock.feeds.postgres import settings
 from penstock.store.url import parse_url
 from penstock.testing import temporary_store_url
 
+Place = tuple[str, Callable[[str], object]]
+"""The option that names a place, and a function that puts a password there."""
+
 
 def without_password(url: str, option: str) -> tuple[str, str]:
     """Return the URL with an option in the place of its password, and the password."""
@@ -23,10 +27,7 @@ def without_password(url: str, option: str) -> tuple[str, str]:
 
 
 @pytest.fixture
-def place(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[str, object]:
-    """The option that names the place, and a function that puts a password there."""
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.delenv("PGPASSWORD", raising=False)
     if request.param == "password_env":
         return "password_env=SHOP_PASSWORD", lambda password: monkeypatch.setenv("SHOP_PASSWORD", password)
@@ -38,18 +39,18 @@ places = pytest.mark.parametrize("place", ["password_env", "password_file"], ind
 
 
 @places
-def test_a_store_is_opened_with_the_password_from_its_place(pg_url: str, place: tuple[str, object]) -> None:
+def test_a_store_is_opened_with_the_password_from_its_place(pg_url: str, place: Place) -> None:
     option, put = place
     with temporary_store_url(pg_url) as given:
         url, password = without_password(given, option)
-        put(password)  # type: ignore[operator]
+        put(password)
         with penstock.connect(url) as store:
             assert store.queues() == []
             assert password not in f"{store.database.url} {store.database.url!r}"
 
 
 @places
-def test_a_place_without_a_password_is_named(pg_url: str, place: tuple[str, object]) -> None:
+def test_a_place_without_a_password_is_named(pg_url: str, place: Place) -> None:
     url, _ = without_password(pg_url, place[0])
     with pytest.raises(StoreError, match="the driver and each executor need it") as caught:
         penstock.connect(url, timeout=0)

@@ -15,6 +15,7 @@ from penstock.errors import InvalidUrlError, StoreError, StoreLockedError
 from penstock.store.postgres import database
 from penstock.store.url import parse_url
 from penstock.testing import temporary_store
+from penstock.testing.stores import with_schema
 from tests.store.programs import SCHEMA
 from tests.support.pgbouncer import pgbouncer
 
@@ -37,13 +38,14 @@ def _through(pooler: str) -> psycopg.Connection[tuple[object, ...]]:
     )
 
 
-def test_many_writers_and_readers_share_a_few_connections(pooled: penstock.Store) -> None:
+def test_many_writers_and_readers_share_a_few_connections(pooler: str, pooled: penstock.Store) -> None:
+    url = with_schema(pooler, pooled.database.url.options["schema"])
     queue = pooled.create_queue("q", SCHEMA, partitions=2, key="n")
     failures: list[BaseException] = []
 
     def work(first: int) -> None:
         try:
-            with penstock.connect(_url(pooled)) as store:
+            with penstock.connect(url) as store:
                 for n in range(first, first + 20):
                     store.queue("q").append([{"n": n}])
         except BaseException as error:
@@ -61,13 +63,6 @@ def test_many_writers_and_readers_share_a_few_connections(pooled: penstock.Store
         for n in queue.read(part, 0, queue.info().partitions[part].next_index)["n"].to_pylist()
     ]
     assert sorted(rows) == sorted(100 * each + n for each in range(12) for n in range(20))
-
-
-def _url(store: penstock.Store) -> str:
-    """The URL of a store with its password."""
-    target = store.database.url
-    options = "&".join(f"{name}={value}" for name, value in target.options.items())
-    return f"{target.target}{'&' if '?' in target.target else '?'}{options}"
 
 
 def test_nothing_is_left_in_the_sessions_of_others(pooler: str, pooled: penstock.Store) -> None:

@@ -81,13 +81,11 @@ class Server:
         self._connection: Connection | None = None
         self._lock = threading.RLock()
 
-    def connect(self, **options: object) -> Connection:
+    def connect(self, **options: Any) -> Connection:
         """Open a connection in autocommit mode."""
         from psycopg.rows import namedtuple_row
 
-        # A pooler passes no replication on, and this connection has settings of its own.
-        past_pooler = self._url.direct()
-        connection = connect(self._url, self.name, row_factory=namedtuple_row, **past_pooler, **options)
+        connection = connect(self._url, self.name, row_factory=namedtuple_row, **options)
         try:
             connection.prepare_threshold = None
             # A replication connection has no prepared statements.

@@ -69,8 +69,8 @@ def driver(what: str) -> ModuleType:
     return psycopg
 
 
-def connect(url: StoreUrl, name: str, **options: Any) -> PgConnection:
-    """Open a connection in autocommit mode.
+def connect(url: StoreUrl, name: str, *, through_pooler: bool = False, **options: Any) -> PgConnection:
+    """Open a connection in autocommit mode: a session of its own, unless it may be one of a pooler's.
 
     Parameters
     ----------
@@ -78,8 +78,10 @@ def connect(url: StoreUrl, name: str, **options: Any) -> PgConnection:
         Where to; its parameters take the place of the defaults.
     name
         Whose URL it is, for an error.
+    through_pooler
+        Whether it goes through the pooler, if the URL has one.
     options
-        What takes the place of both.
+        What takes the place of the URL's parameters and the defaults.
     """
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
@@ -88,7 +90,8 @@ def connect(url: StoreUrl, name: str, **options: Any) -> PgConnection:
         parameters = conninfo_to_dict(url.target)
     except psycopg.ProgrammingError as error:
         raise InvalidUrlError(f"{name}: not a valid PostgreSQL URL: {url.scrubbed(str(error))}") from None
-    chosen = _DEFAULTS | parameters | url.password() | {"client_encoding": "utf8"} | options
+    server = {} if through_pooler else url.direct()
+    chosen = _DEFAULTS | parameters | server | url.password() | {"client_encoding": "utf8"} | options
     connection: PgConnection = psycopg.connect(**chosen, autocommit=True)
     _warn_in_clear(connection, str(url))
     return connection

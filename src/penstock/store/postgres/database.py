@@ -220,7 +220,7 @@ class PostgresDatabase(Database):
         through_pooler = self.url.pooled and not lasting
         if through_pooler and self._transactions is None:
             self._transactions = self._set_up_transactions()
-        connection = connect(self.url, str(self.url), **({} if through_pooler else self.url.direct()))
+        connection = connect(self.url, str(self.url), through_pooler=through_pooler)
         connection.add_notice_handler(partial(self._noticed, weakref.ref(connection)))
         try:
             if through_pooler:

@@ -194,9 +194,7 @@ def find_queue(tx: Transaction, name: str, *, lock: bool = False) -> QueueRecord
 
 def require_unchanged(tx: Transaction, queue: QueueRecord) -> None:
     """Refuse rows that were placed for a queue which was recreated, or whose keys now belong to other
-    partitions.
-
-    Call it after the partitions have been locked, which keeps the queue as it is.
+    partitions. For a micro-batch without rows: an append finds out when it locks the partitions.
     """
     now = find_queue(tx, queue.name)
     if now.queue_id != queue.queue_id:
