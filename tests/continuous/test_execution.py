@@ -138,7 +138,8 @@ def test_a_driver_that_dies_at_any_step_of_an_epoch_loses_nothing(
     if guarantee == "exactly_once":
         assert copy.ids() == copy.all()
     assert sorted(set(copy.ids())) == copy.all()
-    assert copy.files("offsets") == copy.files("commits")
+    offsets, commits = copy.files("offsets"), copy.files("commits")
+    assert offsets[-1] == commits[-1] and set(commits) <= set(offsets), "the last epoch is committed"
     assert copy.store.consumer("c").lag("in").rows == 0
 
 
