@@ -11,6 +11,7 @@ from penstock.errors import MissingDependencyError
 
 EXTRAS = {
     "click": "cli",
+    "cryptography": "encryption",
     "deltalake": "delta",
     "fastapi": "ui",
     "numpy": "spark",

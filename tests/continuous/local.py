@@ -15,6 +15,7 @@ from penstock.continuous.connectors.protocol import Positions, SourceDriver, Wri
 from penstock.continuous.driver.coordinator import EpochCoordinator
 from penstock.continuous.driver.epochs import Epochs
 from penstock.continuous.tasks import ReadLoop, WriteLoop, await_start
+from penstock.spark.driver_endpoint import LOOPBACK, DriverNetwork
 
 Transform = Callable[[pa.RecordBatch], pa.RecordBatch]
 
@@ -29,7 +30,7 @@ class LocalEngine:
     jobs: list[LocalJob] = field(default_factory=list)
 
     def coordinator(self, epochs: Epochs) -> EpochCoordinator:
-        return EpochCoordinator("127.0.0.1", "127.0.0.1", epochs)
+        return EpochCoordinator(DriverNetwork(LOOPBACK, LOOPBACK), epochs)
 
     def tasks(self, partitions: int) -> int:
         return min(partitions, self.slots)

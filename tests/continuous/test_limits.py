@@ -16,6 +16,7 @@ from penstock.continuous.driver.epochs import Epochs
 from penstock.continuous.driver.execution import State
 from penstock.errors import CheckpointMismatchError
 from penstock.json_text import Json
+from penstock.spark.driver_endpoint import LOOPBACK, DriverNetwork
 from tests.continuous.copying import PATIENCE, Copy, die_behind
 from tests.support.waiting import wait_until
 
@@ -134,7 +135,7 @@ def test_a_driver_that_dies_at_any_step_of_an_epoch_changes_nothing(
 
 def test_rows_of_an_epoch_are_counted_after_those_of_the_previous_one() -> None:
     """If the run ended in between, rows dropped in the first epoch would be the last of their partition."""
-    coordinator = EpochCoordinator("127.0.0.1", "127.0.0.1", Epochs(2, 0, 10))
+    coordinator = EpochCoordinator(DriverNetwork(LOOPBACK, LOOPBACK), Epochs(2, 0, 10))
     coordinator.quota = Quota(10)
     (slow, slow_writer), (fast, fast_writer) = (
         [coordinator.address.open(role, task) for role in (READER, WRITER)] for task in range(2)

@@ -17,6 +17,7 @@ from penstock.continuous.driver.epochs import Epochs
 from penstock.continuous.driver.execution import ContinuousExecution, Settings
 from penstock.continuous.tasks import ReadLoop, WriteLoop, await_start
 from penstock.errors import ContinuousFailedError
+from penstock.spark.driver_endpoint import DriverNetwork
 from penstock.tables.sink import TableSink
 from tests.simulation.micro_batch import COLUMNS, Plan
 from tests.simulation.scenario import ADDED
@@ -125,7 +126,7 @@ class Engine:
         self.owner, self.source = run, source
 
     def coordinator(self, epochs: Epochs) -> EpochCoordinator:
-        return EpochCoordinator("driver", "driver", epochs)
+        return EpochCoordinator(DriverNetwork("driver", "driver"), epochs)
 
     def tasks(self, partitions: int) -> int:
         return min(partitions, SLOTS)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from penstock.spark.driver_endpoint import Address, DriverNetwork
 from tests.simulation.scheduler import Gate, Process, World
 
 
@@ -33,16 +34,16 @@ class Network:
 
 
 class SimListening:
-    """In the place of ``spark.endpoint.Listening``."""
+    """In the place of ``driver_endpoint.AuthenticatedListener``."""
 
     network: Callable[[], Network]
 
-    def __init__(self, bind: str, serve: Callable[[Any], None], name: str) -> None:
+    def __init__(self, at: DriverNetwork, serve: Callable[[Any], None], name: str) -> None:
         network = type(self).network()
-        self.secret, self.closed = b"secret", False
+        self.closed = False
         self._serve, self._name = serve, name
         self.process = network.world.process
-        self.port = network.listen(self)
+        self.address = Address(at.host, network.listen(self), b"secret")
 
     def accept(self, connection: SimConnection) -> None:
         if self.closed:
@@ -94,7 +95,7 @@ class SimConnection:
     def fileno(self) -> int:
         return id(self)
 
-    def shutdown(self) -> None:
+    def shut_down(self) -> None:
         self.close()
 
     def close(self) -> None:

@@ -1,16 +1,19 @@
-"""The driver's port: strangers who connect and send nothing, or the wrong thing, block nobody."""
+"""The driver's port: strangers who connect and send nothing, or the wrong thing, block nobody, and what is
+encrypted is secret.
+"""
 
 from __future__ import annotations
 
 import hmac
 import logging
+import select
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection
 
 import pytest
 
@@ -18,8 +21,9 @@ from penstock.continuous.channel import READER, WRITER
 from penstock.continuous.driver.coordinator import EpochCoordinator
 from penstock.continuous.driver.epochs import Epochs
 from penstock.errors import StoreUnavailableError
-from penstock.spark import driver_endpoint
-from penstock.spark.driver_endpoint import Address, AuthenticatedListener
+from penstock.spark import driver_certificate, driver_endpoint
+from penstock.spark.driver_connection import Connection
+from penstock.spark.driver_endpoint import LOOPBACK, Address, AuthenticatedListener, DriverNetwork
 from tests.support.waiting import wait_until
 
 HONEST = 0.7
@@ -31,19 +35,28 @@ def mirror(connection: Connection) -> None:
         connection.send_bytes(connection.recv_bytes()[::-1])
 
 
+PLAIN, ENCRYPTED = DriverNetwork(LOOPBACK, LOOPBACK), DriverNetwork(LOOPBACK, LOOPBACK, encrypted=True)
+
+
+@pytest.fixture(params=[PLAIN, ENCRYPTED], ids=["plain", "encrypted"])
+def network(request: pytest.FixtureRequest) -> DriverNetwork:
+    found: DriverNetwork = request.param
+    return found
+
+
 @pytest.fixture
-def listening() -> Iterator[AuthenticatedListener]:
-    with closing(AuthenticatedListener("127.0.0.1", mirror, "penstock-test")) as made:
+def listening(network: DriverNetwork) -> Iterator[AuthenticatedListener]:
+    with closing(AuthenticatedListener(network, mirror, "penstock-test")) as made:
         yield made
 
 
 @pytest.fixture
 def address(listening: AuthenticatedListener) -> Address:
-    return Address("127.0.0.1", listening.port, listening.secret)
+    return listening.address
 
 
 @pytest.fixture
-def strangers(listening: AuthenticatedListener) -> Iterator[ExitStack]:
+def strangers() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
 
@@ -54,9 +67,7 @@ def stranger(port: int) -> socket.socket:
 
 def speaking(port: int) -> Connection:
     """A stranger who knows how messages are framed."""
-    sock = stranger(port)
-    sock.setblocking(True)
-    return Connection(sock.detach())
+    return Connection(stranger(port))
 
 
 def seconds_to_ask(address: Address) -> float:
@@ -86,7 +97,9 @@ def hung_up(connection: socket.socket) -> bool:
     return False
 
 
-def test_small_messages_are_not_held_back_until_the_one_before_is_acknowledged() -> None:
+def test_small_messages_are_not_held_back_until_the_one_before_is_acknowledged(
+    network: DriverNetwork,
+) -> None:
     """An acknowledgement may take 40 ms, which an epoch of a continuous query has to wait for."""
     found: list[bool] = []
 
@@ -95,8 +108,8 @@ def test_small_messages_are_not_held_back_until_the_one_before_is_acknowledged()
             found.append(sends_at_once(connection))
 
     with (
-        closing(AuthenticatedListener("127.0.0.1", serve, "penstock-test")) as listening,
-        Address("127.0.0.1", listening.port, listening.secret).connect() as connection,
+        closing(AuthenticatedListener(network, serve, "penstock-test")) as listening,
+        listening.address.connect() as connection,
     ):
         found.append(sends_at_once(connection))
         wait_until(lambda: len(found) == 2, timeout=5)
@@ -112,21 +125,21 @@ def test_silent_strangers_block_nobody(
     listening: AuthenticatedListener, address: Address, strangers: ExitStack
 ) -> None:
     for _ in range(5):
-        strangers.enter_context(stranger(listening.port))
+        strangers.enter_context(stranger(listening.address.port))
         assert seconds_to_ask(address) < HONEST
 
 
 def test_a_silent_stranger_is_disconnected_after_a_second(
     listening: AuthenticatedListener, strangers: ExitStack
 ) -> None:
-    silent = strangers.enter_context(stranger(listening.port))
+    silent = strangers.enter_context(stranger(listening.address.port))
     began = time.monotonic()
     wait_until(lambda: is_closed(silent), timeout=5)
     assert time.monotonic() - began < 3 * driver_endpoint.HANDSHAKE_SECONDS
 
 
 def test_a_slow_stranger_is_disconnected(listening: AuthenticatedListener, strangers: ExitStack) -> None:
-    slow = strangers.enter_context(stranger(listening.port))
+    slow = strangers.enter_context(stranger(listening.address.port))
     began = time.monotonic()
     # The head of a message of 200 bytes, and then one byte after the other.
     slow.sendall(b"\0\0\0\xc8")
@@ -141,7 +154,8 @@ def test_the_number_of_strangers_is_limited_and_they_block_nobody(
     caplog.set_level(logging.WARNING, "penstock.spark")
     before = threading.active_count()
     many = [
-        strangers.enter_context(stranger(listening.port)) for _ in range(driver_endpoint.MAX_HANDSHAKES + 50)
+        strangers.enter_context(stranger(listening.address.port))
+        for _ in range(driver_endpoint.MAX_HANDSHAKES + 50)
     ]
     wait_until(lambda: sum(map(is_closed, many[:50])) == 50, timeout=5)
     assert threading.active_count() - before < driver_endpoint.MAX_HANDSHAKES + 20
@@ -159,7 +173,7 @@ def test_strangers_who_reconnect_repeatedly_block_nobody(
     def crowd() -> None:
         with ExitStack() as stack:
             while not done.is_set():
-                stack.enter_context(stranger(listening.port))
+                stack.enter_context(stranger(listening.address.port))
                 time.sleep(0.002)
 
     crowding = threading.Thread(target=crowd)
@@ -176,13 +190,13 @@ def test_strangers_who_reconnect_repeatedly_block_nobody(
 def test_a_task_retries_when_the_driver_is_busy(monkeypatch: pytest.MonkeyPatch, address: Address) -> None:
     real, tries = driver_endpoint._connect_once, []
 
-    def late(where: tuple[str, int], authkey: bytes, deadline: float) -> Connection:
-        tries.append(where)
+    def late(address: Address, deadline: float) -> Connection:
+        tries.append(address)
         if len(tries) == 1:
-            with stranger(where[1]) as silent:
+            with stranger(address.port) as silent:
                 wait_until(lambda: is_closed(silent), timeout=5)
             raise EOFError
-        return real(where, authkey, deadline)
+        return real(address, deadline)
 
     monkeypatch.setattr(driver_endpoint, "_connect_once", late)
     assert address.ask(b"abc") == b"cba"
@@ -212,7 +226,7 @@ def test_a_task_gives_up_on_a_driver_that_stops_answering(
 
 
 def test_a_wrong_secret_is_reported_as_another_driver(address: Address) -> None:
-    wrong = Address(address.host, address.port, b"guess")
+    wrong = replace(address, secret=b"guess")
     with pytest.raises(StoreUnavailableError, match="is not the driver") as caught:
         wrong.ask(b"abc")
     assert caught.value.condition == "STORE_UNAVAILABLE.OTHER_DRIVER"
@@ -236,7 +250,7 @@ def test_a_stranger_cannot_pass_a_proof_of_one_task_off_as_that_of_the_driver() 
         first, second = [], []
         for thread, ends in zip(tasks, (first, second), strict=True):
             thread.start()
-            ends.append(Connection(taken.accept()[0].detach()))
+            ends.append(Connection(taken.accept()[0]))
         with first[0], second[0]:
             first[0].send_bytes(bytes(32))
             first[0].recv_bytes()
@@ -245,26 +259,26 @@ def test_a_stranger_cannot_pass_a_proof_of_one_task_off_as_that_of_the_driver() 
             second[0].send_bytes(asked)
             first[0].send_bytes(second[0].recv_bytes())
             assert first[0].recv_bytes() == b"refused"
-        for thread in tasks:
-            thread.join(10)
+        wait_until(lambda: refused, timeout=10)
     assert any(isinstance(error.__cause__, AuthenticationError) for error in refused)
 
 
-def test_handshakes_use_sha256(listening: AuthenticatedListener) -> None:
-    with speaking(listening.port) as connection:
+@pytest.mark.parametrize("network", [PLAIN])
+def test_handshakes_use_sha256(address: Address) -> None:
+    with speaking(address.port) as connection:
         challenge = connection.recv_bytes()
-        connection.send_bytes(hmac.digest(listening.secret, b"penstock task" + challenge, "sha256"))
+        connection.send_bytes(hmac.digest(address.secret, b"penstock task" + challenge, "sha256"))
         assert connection.recv_bytes() == b"accepted"
-    with speaking(listening.port) as connection:
+    with speaking(address.port) as connection:
         challenge = connection.recv_bytes()
-        connection.send_bytes(hmac.digest(listening.secret, challenge, "md5"))
+        connection.send_bytes(hmac.digest(address.secret, challenge, "md5"))
         assert connection.recv_bytes() == b"refused"
 
 
 def test_closing_the_port_disconnects_waiting_clients(
     listening: AuthenticatedListener, address: Address, strangers: ExitStack
 ) -> None:
-    silent = strangers.enter_context(stranger(listening.port))
+    silent = strangers.enter_context(stranger(listening.address.port))
     assert address.ask(b"abc") == b"cba"
     began = time.monotonic()
     listening.close()
@@ -275,8 +289,10 @@ def test_closing_the_port_disconnects_waiting_clients(
         address.ask(b"abc")
 
 
-def test_strangers_do_not_block_the_connections_of_continuous_queries(strangers: ExitStack) -> None:
-    with closing(EpochCoordinator("127.0.0.1", "127.0.0.1", Epochs(1, 0, 8))) as coordinator:
+def test_strangers_do_not_block_the_connections_of_continuous_queries(
+    network: DriverNetwork, strangers: ExitStack
+) -> None:
+    with closing(EpochCoordinator(network, Epochs(1, 0, 8))) as coordinator:
         for _ in range(5):
             strangers.enter_context(stranger(coordinator.address.port))
         began = time.monotonic()
@@ -291,3 +307,124 @@ def test_strangers_do_not_block_the_connections_of_continuous_queries(strangers:
         assert reader.await_message()["kind"] == "pause"
         reader.close()
         writer.close()
+
+
+class Wire:
+    """What passes between a task and a driver, for whom it may stand in."""
+
+    def __init__(self, port: int) -> None:
+        self._port, self.seen = port, bytearray()
+        self._server = socket.create_server((LOOPBACK, 0))
+        self.port: int = self._server.getsockname()[1]
+        threading.Thread(target=self._carry, daemon=True).start()
+
+    def _carry(self) -> None:
+        task, _ = self._server.accept()
+        with task, socket.create_connection((LOOPBACK, self._port)) as driver:
+            back = threading.Thread(target=self._copy, args=[driver, task], daemon=True)
+            back.start()
+            self._copy(task, driver)
+            back.join()
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while piece := source.recv(4096):
+                self.seen += piece
+                target.sendall(piece)
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._server.close()
+
+
+def test_what_is_encrypted_cannot_be_read_on_the_wire(network: DriverNetwork, address: Address) -> None:
+    with closing(Wire(address.port)) as wire:
+        assert replace(address, port=wire.port).ask(b"the offsets of partition 7") == (
+            b"7 noititrap fo stesffo eht"
+        )
+        assert (b"the offsets" in wire.seen) is not network.encrypted
+
+
+@pytest.mark.parametrize("network", [ENCRYPTED])
+def test_a_task_trusts_its_own_driver_only(address: Address) -> None:
+    """Not even one that knows the secret."""
+    driver_certificate.driver_tls.cache_clear()
+    with closing(AuthenticatedListener(ENCRYPTED, mirror, "penstock-impostor")) as impostor:
+        posing = replace(address, port=impostor.address.port, secret=impostor.address.secret)
+        with pytest.raises(StoreUnavailableError, match="is not the driver") as caught:
+            posing.ask(b"abc")
+    assert caught.value.condition == "STORE_UNAVAILABLE.OTHER_DRIVER"
+
+
+@pytest.mark.parametrize("network", [ENCRYPTED])
+def test_a_task_does_not_speak_to_a_driver_that_does_not_encrypt(
+    address: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_endpoint, "_CONNECT_SECONDS", 0.5)
+    with closing(AuthenticatedListener(PLAIN, mirror, "penstock-plain")) as plain:
+        with pytest.raises(StoreUnavailableError):
+            replace(address, port=plain.address.port, secret=plain.address.secret).ask(b"abc")
+        with pytest.raises(StoreUnavailableError):
+            replace(address, certificate=None).ask(b"abc")
+
+
+def test_messages_of_any_length_arrive_whole_while_others_are_sent(network: DriverNetwork) -> None:
+    """Both ends send and receive at the same time, more than fits into the buffers between them."""
+    sizes = [0, 1, 16_383, 16_384, 16_385, 1 << 20, 3, 1 << 22, 0]
+    sent = [bytes([number]) * size for number, size in enumerate(sizes)]
+
+    def exchange(connection: Connection) -> list[bytes]:
+        sending = threading.Thread(target=lambda: [connection.send_bytes(each) for each in sent])
+        sending.start()
+        received = [connection.recv_bytes() for _ in sent]
+        sending.join()
+        return received
+
+    found: list[bytes] = []
+
+    def serve(connection: Connection) -> None:
+        with connection:
+            found.extend(exchange(connection))
+
+    with (
+        closing(AuthenticatedListener(network, serve, "penstock-test")) as listening,
+        listening.address.connect() as connection,
+    ):
+        assert exchange(connection) == sent
+        wait_until(lambda: found == sent, timeout=10)
+
+
+def test_a_connection_is_ready_exactly_when_a_message_has_come(network: DriverNetwork) -> None:
+    turns = threading.Semaphore(0)
+
+    def serve(connection: Connection) -> None:
+        with connection:
+            turns.acquire()
+            connection.send_bytes(b"one")
+            connection.send_bytes(b"two")
+            turns.acquire()
+
+    with (
+        closing(AuthenticatedListener(network, serve, "penstock-test")) as listening,
+        listening.address.connect() as connection,
+    ):
+        assert not connection.poll(0.1)
+        turns.release()
+        for expected in (b"one", b"two"):
+            assert connection.poll(5)
+            assert select.select([connection.fileno()], [], [], 0)[0]
+            assert connection.recv_bytes() == expected
+        assert not connection.poll()
+        turns.release()
+        assert connection.poll(5)
+        with pytest.raises(EOFError):
+            connection.recv_bytes()
+
+
+def test_a_message_that_is_too_long_is_refused(network: DriverNetwork) -> None:
+    with (
+        closing(AuthenticatedListener(network, lambda line: line.send_bytes(bytes(11)), "test")) as listening,
+        listening.address.connect() as connection,
+        pytest.raises(OSError, match="11 bytes"),
+    ):
+        connection.recv_bytes(10)

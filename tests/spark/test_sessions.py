@@ -62,3 +62,13 @@ def test_queries_run_on_a_cluster(run_child: Run, store_url: str, tmp_path: Path
     assert many <= few, (
         "connections grow with the Python workers, of which each slot has one, and not with tasks"
     )
+
+
+@postgres_only
+@pytest.mark.crash_full
+def test_tasks_and_driver_encrypt_where_spark_does(run_child: Run, store_url: str, tmp_path: Path) -> None:
+    said = output(run_child(PROGRAMS / "encrypted_cluster.py", store_url, tmp_path)).splitlines()
+    assert "CONTINUOUS [0, 1, 2]" in said
+    assert "MESSAGES True False" in said, "none of them can be read"
+    assert "CHANGES [2]" in said
+    assert "QUESTIONS True" in said

@@ -15,13 +15,13 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing.connection import Connection
 from typing import IO
 
 import pyarrow as pa
 
 from penstock.errors import ContinuousFailedError
 from penstock.json_text import Json
+from penstock.spark.driver_connection import Connection
 from penstock.spark.driver_endpoint import Address
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -109,7 +109,7 @@ _LONGEST_WAIT = 1.0
 class CoordinatorAddress(Address):
     """The address of the coordinator of one run."""
 
-    run: str
+    run: str = ""
     """The run's id: the coordinator ignores tasks of other runs."""
 
     def open(self, role: str, task: int) -> Channel:

@@ -1,7 +1,7 @@
 """Requests of tasks to their driver, over one authenticated socket.
 
-A task gets the address and the secret with its pickled function, which Spark sends to executors as it sends
-all code.
+A task gets the address, the secret and the driver's certificate with its pickled function, which Spark sends
+to executors as it sends all code. Traffic is encrypted where Spark's own is.
 
 Anybody who reaches the driver's port can connect and send nothing. Tasks must not wait for such a stranger,
 so handshakes run concurrently, for at most a second each. When there are too many, the oldest is closed: a
@@ -10,24 +10,31 @@ task's handshake takes milliseconds, so the oldest is a stranger's.
 
 from __future__ import annotations
 
-import hmac
 import logging
 import random
 import secrets
 import selectors
 import socket
-import struct
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection
 
 from pyspark.sql import SparkSession
 
 from penstock.errors import StoreUnavailableError, condition_of
+from penstock.spark.driver_certificate import DriverTls, driver_tls, task_context
+from penstock.spark.driver_connection import (
+    DRIVER,
+    TASK,
+    Connection,
+    prove,
+    require_proof,
+    send_at_once,
+)
 from penstock.spark.internals.sessions import is_local
 
 log = logging.getLogger("penstock.spark")
@@ -44,28 +51,61 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 
 
 @dataclass(frozen=True)
+class DriverNetwork:
+    """How tasks reach a driver."""
+
+    host: str
+    """The driver's address for executors."""
+    bind: str
+    """The address to listen at."""
+    encrypted: bool = False
+
+
+LOOPBACK = "127.0.0.1"
+_ENCRYPT = (
+    "spark.network.crypto.enabled",
+    "spark.ssl.rpc.enabled",
+    "spark.authenticate.enableSaslEncryption",
+)
+"""Spark's settings that encrypt its RPC, each with a mechanism of its own (Spark 4.3, "Spark Security")."""
+
+
+def driver_network(spark: SparkSession) -> DriverNetwork:
+    """Return how the tasks of an application reach its driver: in local mode nothing leaves the machine."""
+    context = spark.sparkContext
+    if is_local(str(context.master)):
+        return DriverNetwork(LOOPBACK, LOOPBACK)
+    settings = context.getConf()
+    host = str(settings.get("spark.driver.host"))
+    encrypted = any(str(settings.get(name, "false")).lower() == "true" for name in _ENCRYPT)
+    return DriverNetwork(host, str(settings.get("spark.driver.bindAddress", host)), encrypted)
+
+
+@dataclass(frozen=True)
 class Address:
     """Where a driver listens, and its secret."""
 
     host: str
     port: int
     secret: bytes = field(repr=False)
+    certificate: str | None = field(default=None, repr=False)
+    """That of the driver, in PEM; None if the traffic is not encrypted."""
 
     def ask(self, question: bytes) -> bytes:
-        with self._translated_errors(), connect((self.host, self.port), authkey=self.secret) as connection:
+        with self._translated_errors(), connect(self) as connection:
             connection.send_bytes(question)
             return connection.recv_bytes()
 
     def connect(self) -> Connection:
         """Connect to the driver."""
         with self._translated_errors():
-            return connect((self.host, self.port), authkey=self.secret)
+            return connect(self)
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
         try:
             yield
-        except AuthenticationError as error:
+        except (AuthenticationError, ssl.SSLError) as error:
             raise StoreUnavailableError(
                 f"the process at {self.host}:{self.port} is not the driver of this task, which has probably "
                 "ended: start the query again",
@@ -83,7 +123,7 @@ class Address:
             ) from error
 
 
-def connect(where: tuple[str, int], authkey: bytes) -> Connection:
+def connect(address: Address) -> Connection:
     """Connect to a driver, and retry if it closes the connection before the handshake is done.
 
     It does so after a second, which a task on a busy machine may need, and when strangers crowd its port.
@@ -91,7 +131,7 @@ def connect(where: tuple[str, int], authkey: bytes) -> Connection:
     deadline, pause = time.monotonic() + _CONNECT_SECONDS, _FIRST_PAUSE
     while True:
         try:
-            return _connect_once(where, authkey, deadline)
+            return _connect_once(address, deadline)
         except ConnectionRefusedError:
             raise
         except (EOFError, ConnectionError):
@@ -101,81 +141,30 @@ def connect(where: tuple[str, int], authkey: bytes) -> Connection:
         pause = min(pause * 2, _LONGEST_PAUSE)
 
 
-def _connect_once(where: tuple[str, int], authkey: bytes, deadline: float) -> Connection:
+def _connect_once(address: Address, deadline: float) -> Connection:
     left = max(deadline - time.monotonic(), 1.0)
-    sock = socket.create_connection(where, timeout=left)
-    sock.setblocking(True)
+    sock = socket.create_connection((address.host, address.port), timeout=left)
     send_at_once(sock)
+    connection = Connection(sock)
     # The limit also stops a peer that begins to speak and pauses: any process may have another driver's port.
-    _set_receive_timeout(sock, left)
-    connection = Connection(sock.detach())
+    connection.set_timeout(left)
     try:
-        _prove(connection, authkey, _TASK)
-        _require_proof(connection, authkey, _DRIVER)
-        with socket.socket(fileno=socket.dup(connection.fileno())) as twin:
-            _set_receive_timeout(twin, 0)
-    except BlockingIOError:
-        connection.close()
-        raise TimeoutError("the driver stopped responding") from None
+        if address.certificate is not None:
+            connection.encrypt(task_context(address.certificate), server=False)
+        prove(connection, address.secret, TASK)
+        require_proof(connection, address.secret, DRIVER)
+        connection.set_timeout(None)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-_TASK, _DRIVER = b"penstock task", b"penstock driver"
-"""What a proof is for: nobody can pass a proof of one side off as that of the other."""
-_CHALLENGE_BYTES = 32
-_ACCEPTED, _REFUSED = b"accepted", b"refused"
-
-
-def _require_proof(connection: Connection, secret: bytes, side: bytes) -> None:
-    """Let the peer prove that it is one side and knows the secret, without showing it (HMAC-SHA-256).
-
-    ``multiprocessing`` has a handshake of its own, which takes MD5 before Python 3.12, and does not tell the
-    sides apart.
-    """
-    challenge = secrets.token_bytes(_CHALLENGE_BYTES)
-    connection.send_bytes(challenge)
-    accepted = hmac.compare_digest(connection.recv_bytes(256), _proof(secret, side, challenge))
-    connection.send_bytes(_ACCEPTED if accepted else _REFUSED)
-    if not accepted:
-        raise AuthenticationError("the peer does not know the secret")
-
-
-def _prove(connection: Connection, secret: bytes, side: bytes) -> None:
-    challenge = connection.recv_bytes(256)
-    if len(challenge) != _CHALLENGE_BYTES:
-        raise AuthenticationError("the peer speaks another protocol")
-    connection.send_bytes(_proof(secret, side, challenge))
-    if connection.recv_bytes(256) != _ACCEPTED:
-        raise AuthenticationError("the peer has another secret")
-
-
-def _proof(secret: bytes, side: bytes, challenge: bytes) -> bytes:
-    return hmac.digest(secret, side + challenge, "sha256")
-
-
-def send_at_once(connection: socket.socket) -> None:
-    """Do not hold a small message back until the peer has acknowledged the one before, which it may put off
-    for 40 ms (Nagle's algorithm and delayed acknowledgements, RFC 896 and RFC 1122).
-    """
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _set_receive_timeout(connection: socket.socket, seconds: float) -> None:
-    """Let a blocking read fail after some seconds with a BlockingIOError; 0 for no limit."""
-    micros = round(seconds * 1e6)
-    connection.setsockopt(
-        socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", micros // 1_000_000, micros % 1_000_000)
-    )
-
-
 class _Handshakes:
     """The unfinished handshakes of one socket."""
 
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
+    def __init__(self, secret: bytes, tls: DriverTls | None) -> None:
+        self._secret, self._tls = secret, tls
         self._lock = threading.Lock()
         self._open: dict[Connection, float] = {}
         """The deadline of each connection, the oldest first."""
@@ -192,8 +181,10 @@ class _Handshakes:
     def authenticate(self, connection: Connection) -> None:
         """Wait until both ends have proved that they know the secret."""
         try:
-            _require_proof(connection, self._secret, _TASK)
-            _prove(connection, self._secret, _DRIVER)
+            if self._tls is not None:
+                connection.encrypt(self._tls.context, server=True)
+            require_proof(connection, self._secret, TASK)
+            prove(connection, self._secret, DRIVER)
         finally:
             with self._lock:
                 in_time = self._open.pop(connection, None) is not None
@@ -219,24 +210,20 @@ class _Handshakes:
 
     def _close(self, connection: Connection) -> None:
         del self._open[connection]
-        shut_down(connection)
-
-
-def shut_down(connection: Connection) -> None:
-    """Wake the thread that reads from a connection, which a mere close would not."""
-    with suppress(OSError), socket.socket(fileno=socket.dup(connection.fileno())) as twin:
-        twin.shutdown(socket.SHUT_RDWR)
+        connection.shut_down()
 
 
 class AuthenticatedListener:
     """An authenticated socket of the driver; ``serve`` handles and closes a connection, in its own thread."""
 
-    def __init__(self, bind: str, serve: Callable[[Connection], None], name: str) -> None:
-        self.secret = secrets.token_bytes(32)
-        self._handshakes = _Handshakes(self.secret)
-        self._socket = socket.create_server((bind, 0), backlog=_BACKLOG)
+    def __init__(self, network: DriverNetwork, serve: Callable[[Connection], None], name: str) -> None:
+        tls = driver_tls() if network.encrypted else None
+        secret = secrets.token_bytes(32)
+        self._handshakes = _Handshakes(secret, tls)
+        self._socket = socket.create_server((network.bind, 0), backlog=_BACKLOG)
         self._socket.setblocking(False)
-        self.port: int = self._socket.getsockname()[1]
+        port: int = self._socket.getsockname()[1]
+        self.address = Address(network.host, port, secret, None if tls is None else tls.certificate)
         self._wake, self._woken = socket.socketpair()
         self._serve = serve
         self._crowded = False
@@ -278,14 +265,14 @@ class AuthenticatedListener:
             return
         incoming.setblocking(True)
         send_at_once(incoming)
-        connection = Connection(incoming.detach())
+        connection = Connection(incoming)
         if not self._handshakes.begin(connection) and not self._crowded:
             self._crowded = True
             log.warning(
                 "%d connections to the driver's port %d have not authenticated; further ones are closed: "
                 "allow only executors to reach that port",
                 MAX_HANDSHAKES,
-                self.port,
+                self.address.port,
                 extra={"action": "strangers"},
             )
         try:
@@ -317,13 +304,9 @@ class DriverEndpoint:
     """A socket of the driver that answers the questions of tasks."""
 
     def __init__(self, spark: SparkSession, answer: Answer) -> None:
-        self._host, bind = driver_addresses(spark)
         self._answer = answer
-        self._listener = AuthenticatedListener(bind, self._serve, "penstock-endpoint")
-
-    @property
-    def address(self) -> Address:
-        return Address(self._host, self._listener.port, self._listener.secret)
+        self._listener = AuthenticatedListener(driver_network(spark), self._serve, "penstock-endpoint")
+        self.address = self._listener.address
 
     def close(self) -> None:
         self._listener.close()
@@ -334,13 +317,3 @@ class DriverEndpoint:
                 connection.send_bytes(self._answer(connection.recv_bytes()))
             except (OSError, EOFError):
                 return
-
-
-def driver_addresses(spark: SparkSession) -> tuple[str, str]:
-    """Return the address for executors and the address to listen on: the loopback one in local mode."""
-    context = spark.sparkContext
-    if is_local(str(context.master)):
-        return "127.0.0.1", "127.0.0.1"
-    settings = context.getConf()
-    host = str(settings.get("spark.driver.host"))
-    return host, str(settings.get("spark.driver.bindAddress", host))

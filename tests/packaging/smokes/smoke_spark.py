@@ -9,6 +9,7 @@ import pyarrow as pa
 from asking import needs
 
 import penstock
+from penstock.spark.driver_certificate import driver_tls
 
 logging.basicConfig()
 URL = "sqlite:///spark.db"
@@ -111,6 +112,7 @@ needs(
 )
 needs("delta", lambda: penstock.DeltaFeed("/nowhere", "id").open().describe())
 needs("delta", lambda: penstock.stream(spark, penstock.DeltaFeed("/nowhere", "id")).to_df())
+needs("encryption", driver_tls)
 needs("iceberg", lambda: penstock.changes.read(spark, "iceberg:a.b"))
 spark.stop()
 store.close()

@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 
 from penstock.continuous.channel import READER, WRITER, CoordinatorAddress, decode, encode
 from penstock.continuous.connectors.protocol import Epoch
@@ -22,7 +21,8 @@ from penstock.continuous.driver.epochs import Epochs
 from penstock.errors import ContinuousFailedError, PenstockError, condition_of
 from penstock.json_text import Json
 from penstock.redaction import shown
-from penstock.spark.driver_endpoint import AuthenticatedListener, shut_down
+from penstock.spark.driver_connection import Connection
+from penstock.spark.driver_endpoint import AuthenticatedListener, DriverNetwork
 
 log = logging.getLogger("penstock.continuous")
 
@@ -57,9 +57,9 @@ class Quota:
 
 
 class EpochCoordinator:
-    """Server for the readers and writers of a run; executors reach it at ``host``, it listens at ``bind``."""
+    """Server for the readers and writers of a run."""
 
-    def __init__(self, host: str, bind: str, epochs: Epochs) -> None:
+    def __init__(self, network: DriverNetwork, epochs: Epochs) -> None:
         self.run = str(uuid.uuid4())
         self._epochs = epochs
         self.tasks = epochs.tasks
@@ -79,8 +79,9 @@ class EpochCoordinator:
         """Readers that report that larger batches, or smaller ones, would suit them better."""
         self._paused: set[int] = set()
         # Last, since a task may connect at once.
-        self._listening = AuthenticatedListener(bind, self._serve, "penstock-epochs")
-        self.address = CoordinatorAddress(host, self._listening.port, self._listening.secret, self.run)
+        self._listening = AuthenticatedListener(network, self._serve, "penstock-epochs")
+        at = self._listening.address
+        self.address = CoordinatorAddress(at.host, at.port, at.secret, at.certificate, self.run)
 
     # For the driver.
 
@@ -164,7 +165,7 @@ class EpochCoordinator:
         self._listening.close()
         with self._changed:
             for line in self._lines.values():
-                shut_down(line)
+                line.shut_down()
 
     # Messages from the tasks.
 

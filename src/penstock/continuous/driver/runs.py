@@ -25,7 +25,7 @@ from penstock.continuous.driver.epochs import Epochs
 from penstock.continuous.plan_check import FEW_ROWS, MANY_ROWS, check_plan
 from penstock.continuous.tasks import REPORT, ReadTask, WriteTask
 from penstock.errors import ContinuousFailedError
-from penstock.spark.driver_endpoint import driver_addresses
+from penstock.spark.driver_endpoint import driver_network
 from penstock.spark.internals.sessions import clone_session, task_slots
 from penstock.spark.schemas import to_struct
 from penstock.spark.session import PIPELINED
@@ -79,7 +79,7 @@ class SparkEngine:
         called: str,
     ) -> None:
         self._spark, self._source, self._transforms, self._called = spark, source, transforms, called
-        nowhere = CoordinatorAddress("", 0, b"", "")
+        nowhere = CoordinatorAddress("", 0, b"")
         frame = self._frame(ReadTask(source.readers(), 1, nowhere, 0), {})
         self._plan = check_plan(frame.carried)
         self._plan.require_pipelined(spark.conf.get(PIPELINED, "false") == "true", spark.version)
@@ -93,7 +93,7 @@ class SparkEngine:
             )
 
     def coordinator(self, epochs: Epochs) -> EpochCoordinator:
-        return EpochCoordinator(*driver_addresses(self._spark), epochs)
+        return EpochCoordinator(driver_network(self._spark), epochs)
 
     def tasks(self, partitions: int) -> int:
         """Return how many tasks read so many partitions; one of several task slots is left for other jobs."""

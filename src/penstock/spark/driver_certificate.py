@@ -1,0 +1,83 @@
+"""The certificate by which tasks know their driver, on an application that encrypts its traffic.
+
+A driver makes itself a key, which never leaves its memory but for a moment in a file of its own, and signs
+its certificate itself. Tasks get the certificate with the driver's address and trust no other one: there is
+no authority, no host name and no date to check.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from penstock.extras import missing
+
+_NAME = "Penstock driver"
+_FIRST_DAY = datetime(2000, 1, 1, tzinfo=UTC)
+_LAST_DAY = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+"""A clock that is wrong must not keep a task away (the last day is that of RFC 5280, 4.1.2.5)."""
+
+
+@dataclass(frozen=True)
+class DriverTls:
+    """The driver's end of TLS, and its certificate in PEM."""
+
+    context: ssl.SSLContext
+    certificate: str
+
+
+@lru_cache(maxsize=1)
+def driver_tls() -> DriverTls:
+    """Return this process's key and certificate.
+
+    Raises
+    ------
+    MissingDependencyError
+        When cryptography is not installed.
+    """
+    key, certificate = _signed_by_itself()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # A ticket would make the socket readable without a message.
+    context.num_tickets = 0
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "driver.pem")
+        path.write_text(key + certificate)
+        context.load_cert_chain(path)
+    return DriverTls(context, certificate)
+
+
+def task_context(certificate: str) -> ssl.SSLContext:
+    """Return the end of TLS of a task that trusts one driver alone."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.load_verify_locations(cadata=certificate)
+    return context
+
+
+def _signed_by_itself() -> tuple[str, str]:
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.x509.oid import NameOID
+    except ModuleNotFoundError:
+        raise missing(
+            "cryptography", "on an application whose RPC is encrypted, the traffic between tasks and driver"
+        ) from None
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _NAME)])
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(_FIRST_DAY)
+        .not_valid_after(_LAST_DAY)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return secret.decode(), certificate.public_bytes(pem).decode()
