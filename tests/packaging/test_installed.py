@@ -71,7 +71,7 @@ def test_without_extras_only_pyarrow_is_installed(
     distributions: Distributions, house: Path, empty: Environment, tmp_path: Path, pg_url: str
 ) -> None:
     install(empty, house, _asked(distributions))
-    assert set(empty.packages(tmp_path)) - {"pip", "setuptools"} == {"penstock", "pyarrow"}
+    assert set(empty.packages(tmp_path)) - {"pip", "setuptools"} == {"penstock-spark", "pyarrow"}
     _smokes(empty, (), ["plain", "names"], tmp_path, pg_url)
 
 

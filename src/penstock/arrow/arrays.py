@@ -6,12 +6,14 @@ constants are built from bytes."""
 
 from __future__ import annotations
 
+import binascii
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
@@ -101,3 +103,34 @@ def grouped(batches: Iterable[pa.RecordBatch], rows: int, size: int) -> Iterator
             group, group_rows, group_bytes = [], 0, 0
     if group:
         yield group
+
+
+def lists_of(values: pa.Array, sizes: pa.Array) -> pa.ListArray:
+    """Return values as lists of some sizes, one for each row; null for an empty one."""
+    empty = pa.concat_arrays([pc.equal(sizes, zeros(sizes.type)[0]), pc.is_null(zeros(pa.int8()))])
+    ends = pc.if_else(empty, pa.nulls(len(empty), pa.int32()), _ends(sizes))
+    return pa.ListArray.from_arrays(ends, values)
+
+
+def bytes_from_hex(text: pa.StringArray) -> pa.BinaryArray:
+    """Decode pairs of hex digits; raise ``pa.ArrowInvalid`` for other text."""
+    sizes = pc.binary_length(text).fill_null(0)
+    if pc.max(pc.bit_wise_and(sizes, 1)).as_py():
+        raise pa.ArrowInvalid("an odd number of hex digits")
+    whole = pa.ListArray.from_arrays(pa.array([0, len(text)], pa.int32()), text.fill_null(""))
+    try:
+        data = binascii.unhexlify(pc.binary_join(whole, "")[0].as_py())
+    except ValueError:
+        raise pa.ArrowInvalid("an invalid hex digit") from None
+    return binary_array(text, pa.py_buffer(data), pc.divide(sizes, 2))
+
+
+def binary_array(like: pa.Array, data: pa.Buffer, sizes: pa.Array) -> pa.BinaryArray:
+    """Return values of some sizes, which lie one after another; null where another array is null."""
+    valid = pc.is_valid(like).buffers()[1]
+    return pa.Array.from_buffers(pa.binary(), len(like), [valid, _ends(sizes).buffers()[1], data])
+
+
+def _ends(sizes: pa.Array) -> pa.Array:
+    """Return where each value begins, and where the last one ends."""
+    return pa.concat_arrays([zeros(pa.int32()), pc.cumulative_sum(sizes).cast(pa.int32())])

@@ -7,16 +7,12 @@ it.
 
 from __future__ import annotations
 
-import binascii
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import DataLostError, FeedUnavailableError
@@ -252,34 +248,6 @@ def change_rows(
             column = pa.nulls(rows, field.type) if index < 0 else data.column(index)
             arrays.append(column if column.type.equals(field.type) else column.cast(field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def lists_of(values: pa.Array, sizes: NDArray[np.integer]) -> pa.ListArray:
-    """Return values as lists of some sizes, one for each row; null for an empty one."""
-    ends = np.r_[0, np.cumsum(sizes)].astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(ends, mask=np.r_[sizes == 0, False]), values)
-
-
-def bytes_from_hex(text: pa.StringArray) -> pa.BinaryArray:
-    """Decode pairs of hex digits; raise ``pa.ArrowInvalid`` for other text."""
-    sizes = pc.binary_length(text).fill_null(0).to_numpy(zero_copy_only=False)
-    if (sizes % 2).any():
-        raise pa.ArrowInvalid("an odd number of hex digits")
-    whole = pa.ListArray.from_arrays(pa.array([0, len(text)], pa.int32()), text.fill_null(""))
-    try:
-        data = binascii.unhexlify(pc.binary_join(whole, "")[0].as_py())
-    except ValueError:
-        raise pa.ArrowInvalid("an invalid hex digit") from None
-    return binary_array(text, data, sizes // 2)
-
-
-def binary_array(
-    like: pa.Array, data: bytes | NDArray[np.uint8], sizes: NDArray[np.integer]
-) -> pa.BinaryArray:
-    """Return values of some sizes, which lie one after another; null where another array is null."""
-    ends = np.r_[0, np.cumsum(sizes)].astype(np.int32)
-    valid = pa.array(like.is_valid().to_numpy(zero_copy_only=False)).buffers()[1]
-    return pa.Array.from_buffers(pa.binary(), len(like), [valid, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
 def check_reserved(names: Iterable[str], what: str, more: Iterable[str] = ()) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from penstock.feeds.protocol import binary_array, bytes_from_hex
+from penstock.arrow.arrays import binary_array, bytes_from_hex
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Sizes: TypeAlias = NDArray[np.int64]
@@ -47,7 +47,7 @@ def from_base64(column: pa.Array) -> pa.Array:
         raise pa.ArrowInvalid("base64 ends with bits of no byte")
     triples = np.stack([whole >> 16, whole >> 8, whole], axis=1).astype(np.uint8)
     data = triples[np.arange(3) < count[:, None]]
-    return binary_array(column, data, sizes // 4 * 3 - _sums(pads, sizes))
+    return binary_array(column, pa.py_buffer(data), pa.array(sizes // 4 * 3 - _sums(pads, sizes)))
 
 
 def binary_reader(encoding: str) -> Callable[[pa.Array], pa.Array]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from penstock.arrow.arrays import lists_of
 from penstock.changes.options import COMMIT, EVER, ChangeOptions
 from penstock.changes.passes.rows import ChangeRows, Groups, Mask, Numbers, column_at
 from penstock.changes.passes.violations import (
@@ -23,7 +24,6 @@ from penstock.changes.passes.violations import (
     unknown_value,
 )
 from penstock.feeds.contract import IS_DELETE, IS_INSERT, IS_POSTIMAGE, IS_PREIMAGE, ChangeContract
-from penstock.feeds.protocol import lists_of
 from penstock.spark.factorize import Codes, combine_codes, factorize, rows_equal
 
 
@@ -249,7 +249,7 @@ def filled(rows: ChangeRows, group: Codes) -> ChangeRows:
         remaining[entries] = source[parents[entries]] < 0
     sizes = np.bincount(parents[remaining], minlength=len(rows))
     field = table.schema.field(path[0])
-    remaining_names = lists_of(names.filter(pa.array(remaining)), sizes).cast(field.type)
+    remaining_names = lists_of(names.filter(pa.array(remaining)), pa.array(sizes)).cast(field.type)
     table = table.set_column(path[0], field, remaining_names)
     return rows.with_table(table)
 

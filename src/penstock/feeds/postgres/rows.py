@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from penstock.arrow.arrays import lists_of
 from penstock.errors import FeedUnavailableError
 from penstock.feeds.contract import (
     CHANGE_TYPE,
@@ -28,7 +29,7 @@ from penstock.feeds.postgres.pgoutput import Changes, Decoder, Integers, Item, M
 from penstock.feeds.postgres.schema_changes import Fit, SchemaChange
 from penstock.feeds.postgres.settings import FeedSettings
 from penstock.feeds.postgres.values import fits_type, from_text
-from penstock.feeds.protocol import INSTANT, lists_of
+from penstock.feeds.protocol import INSTANT
 
 log = logging.getLogger("penstock.feeds")
 _TYPES = pa.array(TYPES)
@@ -274,7 +275,8 @@ class _TableColumns:
         if not names:
             return pa.nulls(self.count, pa.list_(pa.string()))
         row, column = np.nonzero(np.stack([masks[name] for name in names], axis=1))
-        return lists_of(pa.array(names).take(pa.array(column)), np.bincount(row, minlength=self.count))
+        sizes = pa.array(np.bincount(row, minlength=self.count))
+        return lists_of(pa.array(names).take(pa.array(column)), sizes)
 
     def key_json(self) -> pa.StringArray:
         """Return each row's key as a JSON object."""

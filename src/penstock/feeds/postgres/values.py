@@ -6,7 +6,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from penstock.feeds.protocol import INSTANT, bytes_from_hex
+from penstock.arrow.arrays import bytes_from_hex
+from penstock.feeds.protocol import INSTANT
 
 _SIMPLE = {
     16: pa.bool_(),
