@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 CHECKPOINTS = Path(__file__).parent / "golden/0.1.0/sqlite/checkpoints"
-MOST_MIB = 1536
-"""A segment may unpack to 1 GiB."""
+MOST_MIB = 256
+"""A small segment may unpack to 64 MiB."""
 
 
 def mutate(kind: str, folder: Path, first: int, count: int) -> None:

@@ -6,6 +6,7 @@ None takes more memory than a segment is allowed, or makes a reader access data 
 from __future__ import annotations
 
 import gc
+import random
 import struct
 from collections.abc import Callable
 from contextlib import suppress
@@ -51,13 +52,25 @@ def test_a_decompression_bomb_is_refused_before_it_is_unpacked(
     payload = encode(batch).to_pybytes()
     assert len(payload) < 4096
     assert read(payload, batch.schema).equals(batch)
-    monkeypatch.setattr(segments, "MAX_UNPACKED", 7 << 20)
+    monkeypatch.setattr(segments, "_ALWAYS_ALLOWED", 7 << 20)
     gc.collect()  # what other tests left behind is not to go in between
     before = pa.total_allocated_bytes()
     with pytest.raises(StoreError, match="would take 83") as caught:
         read(payload, batch.schema)
     assert caught.value.condition == "SEGMENT_UNREADABLE"
     assert pa.total_allocated_bytes() <= before
+
+
+@reads
+def test_a_large_row_that_compresses_too_well_is_stored_such_that_it_can_be_read(read: Read) -> None:
+    batch = pa.record_batch({"v": pa.array([bytes(100 << 20)])})
+    payload = encode(batch)
+    assert payload.size > 100 << 20
+    assert read(payload.to_pybytes(), batch.schema).equals(batch)
+    varied = pa.record_batch({"v": pa.array([random.Random(1).randbytes(1 << 20) + bytes(99 << 20)])})
+    payload = encode(varied)
+    assert payload.size < 2 << 20
+    assert read(payload.to_pybytes(), varied.schema).equals(varied)
 
 
 @reads

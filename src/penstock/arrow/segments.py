@@ -24,8 +24,12 @@ from penstock.arrow.schema import unknown_column
 from penstock.errors import StoreError
 
 MAX_UNPACKED = 1 << 30
-"""The most bytes that a segment or a kept table may take when it is decompressed. Penstock writes segments
-of about 32 MiB, or of one row."""
+"""The most bytes that a segment or a kept table may take when it is decompressed."""
+_ALWAYS_ALLOWED = 64 << 20
+"""The bytes that any segment may take; Penstock writes segments of at most about 32 MiB, or of one row."""
+_MAX_RATIO = 128
+"""How many times its size a larger segment may take, so that who stores little cannot make readers allocate
+much."""
 
 # Below this an LZ4 frame for each buffer costs more than it saves, and setting the writer up costs more
 # than both.
@@ -43,7 +47,8 @@ _ZSTD = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1)
 
 
 def encode(batch: pa.RecordBatch) -> pa.Buffer:
-    """Return a batch as one IPC record-batch message, which is compressed unless it is tiny.
+    """Return a batch as one IPC record-batch message, which is compressed unless it is tiny, or large and
+    almost all the same, which readers would refuse.
 
     Of a slice, only the slice's rows are written.
     """
@@ -51,7 +56,19 @@ def encode(batch: pa.RecordBatch) -> pa.Buffer:
     if plain is not None and plain.size <= _TINY_BYTES:
         return plain
     compressed = _compress(batch)
-    return plain if plain is not None and plain.size <= compressed.size else compressed
+    if plain is not None and plain.size <= compressed.size:
+        return plain
+    if batch.nbytes > _ALWAYS_ALLOWED // 2 and _unpacks_to_too_much(compressed):
+        return batch.serialize()
+    return compressed
+
+
+def _unpacks_to_too_much(segment: pa.Buffer) -> bool:
+    return unpacked_size(pa.ipc.read_message(segment)) > _most_unpacked(segment)
+
+
+def _most_unpacked(segment: pa.Buffer) -> int:
+    return min(max(_ALWAYS_ALLOWED, int(segment.size) * _MAX_RATIO), MAX_UNPACKED)
 
 
 def _may_be_tiny(batch: pa.RecordBatch) -> bool:
@@ -152,11 +169,11 @@ def _check_frame(buffer: pa.Buffer) -> None:
     size = _PREFIX.size + metadata_size + (message.body.size if message.body is not None else 0)
     if message.type != "record batch" or size != buffer.size:
         raise _unreadable(buffer, f"it holds a {message.type} message of {size} bytes")
-    unpacked = unpacked_size(message)
-    if unpacked > MAX_UNPACKED:
+    unpacked, most = unpacked_size(message), _most_unpacked(buffer)
+    if unpacked > most:
         raise _unreadable(
             buffer,
-            f"it would take {unpacked} bytes when it is unpacked; no segment has more than {MAX_UNPACKED}",
+            f"it would take {unpacked} bytes when it is unpacked, and a segment of its size may take {most}",
         )
 
 
