@@ -19,6 +19,7 @@ from penstock.errors import (
     CheckpointRewoundError,
     InvalidInputError,
     InvalidNameError,
+    StoreUnsafeError,
 )
 from penstock.store.url import parse_url
 from penstock.tables import exactly_once
@@ -267,3 +268,40 @@ def test_a_search_path_without_a_schema_is_refused(pg_url: str) -> None:
             penstock.exactly_once(own, "t", "app", 0),
         ):
             raise AssertionError("not reached")
+
+
+@pytest.mark.parametrize("what", ["schema", "table"])
+def test_a_ledger_that_a_stranger_has_created_is_refused(pg_url: str, what: str) -> None:
+    """Its triggers would run with the rights of this connection."""
+    with psycopg.connect(pg_url) as own:
+        own.execute("create role exactly_once_stranger")
+        owner = " authorization exactly_once_stranger" if what == "schema" else ""
+        own.execute(f"create schema prepared{owner}".encode())
+        own.execute("grant all on schema prepared to exactly_once_stranger")
+        own.execute("set local search_path to prepared")
+        if what == "table":
+            own.execute("set local role exactly_once_stranger")
+            own.execute(exactly_once._CREATE.format(ledger="penstock_exactly_once").encode())
+            own.execute("set local role none")
+        with (
+            pytest.raises(StoreUnsafeError, match="role 'exactly_once_stranger'") as caught,
+            penstock.exactly_once(own, "t", "app", 0),
+        ):
+            raise AssertionError("not reached")
+        assert caught.value.condition == "STORE_UNSAFE.LEDGER_OWNER"
+        with penstock.exactly_once(own, "t", "app", 0, ledger_owner="exactly_once_stranger") as batch:
+            assert batch.new
+        own.rollback()
+
+
+def test_a_ledger_of_a_role_that_one_is_a_member_of_is_used(pg_url: str) -> None:
+    with psycopg.connect(pg_url) as own:
+        for role in ("owning", "writing"):
+            own.execute(f"create role exactly_once_{role}".encode())
+        own.execute("create schema shared authorization exactly_once_owning")
+        own.execute("grant exactly_once_owning to exactly_once_writing")
+        own.execute("set local role exactly_once_writing")
+        own.execute("set local search_path to shared")
+        with penstock.exactly_once(own, "t", "app", 0) as batch:
+            assert batch.new
+        own.rollback()

@@ -13,12 +13,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.arguments import refusal
+from penstock.arguments import in_quotes, refusal
 from penstock.errors import (
     CheckpointMismatchError,
     CheckpointRewoundError,
     InvalidInputError,
     InvalidNameError,
+    StoreUnsafeError,
 )
 from penstock.json_text import Json
 from penstock.queue.checks import check_name
@@ -54,6 +55,27 @@ _SCHEMA_OF = (
     "select n.nspname from pg_class as c join pg_namespace as n on n.oid = c.relnamespace "
     "where c.oid = cast(:oid as oid)"
 )
+# Whose triggers would run with the rights of this connection's role. Members of a role trust it; a superuser
+# is a member of none by that alone.
+_FOREIGN_OWNER = """
+with recursive mine (oid) as (
+    select oid from pg_roles where rolname in (current_user, session_user)
+    union
+    select m.roleid from pg_auth_members as m join mine on m.member = mine.oid
+), owned (owner) as (
+    select nspowner from pg_namespace where nspname = cast(:schema as text)
+    union
+    select relowner from pg_class where oid = cast(:oid as oid)
+)
+select cast(r.rolname as text)
+from owned
+join pg_roles as r on r.oid = owned.owner
+where not r.rolsuper
+    and r.rolname not in (cast(:trusted as text), 'pg_database_owner')
+    and r.oid not in (select mine.oid from mine)
+    and r.oid not in (select datdba from pg_database where datname = current_database())
+limit 1
+"""
 _OF_APP = "sink = :sink and app_id = :app_id"
 _NEWEST = f"select batch_id, query_id from {{ledger}} where {_OF_APP}"
 _FIRST = (
@@ -101,6 +123,7 @@ def exactly_once(
     *,
     query_id: str | None = None,
     new_sink: bool = False,
+    ledger_owner: str | None = None,
 ) -> Iterator[Batch]:
     """Commit the statements of a micro-batch together with its ledger row, once.
 
@@ -127,6 +150,10 @@ def exactly_once(
     new_sink
         Whether the first micro-batch of the app may have any number rather than 0: for a query that has run
         before without this function, or under another ``app_id``.
+    ledger_owner
+        In PostgreSQL a role that may own the ledger and its schema, besides the connection's own role, those
+        that it is a member of, superusers and the database's owner. An owner's triggers run with the rights
+        of whoever writes.
 
     Returns
     -------
@@ -143,20 +170,25 @@ def exactly_once(
         When micro-batches are missing before this one, or another query has used the ``app_id``.
     InvalidInputError
         When an argument has the wrong type.
+    StoreUnsafeError
+        When the ledger or its schema belongs to a role that is not trusted.
     """
     check_name("sink", sink)
     check_name("app", app_id)
     if query_id is not None:
         check_name("query", query_id)
+    if ledger_owner is not None:
+        check_name("owner", ledger_owner)
     if type(batch_id) is not int or batch_id < 0:
         raise refusal("batch_id", batch_id, "the number of a micro-batch, from 0")
     adapted = wrap_connection(connection)
     with adapted.transaction():
-        new = _enter(adapted, _Entry(sink, app_id, batch_id, query_id), new_sink=new_sink)
+        entry = _Entry(sink, app_id, batch_id, query_id)
+        new = _enter(adapted, entry, new_sink=new_sink, ledger_owner=ledger_owner)
         yield Batch(sink, app_id, batch_id, new)
 
 
-def _enter(connection: CallerConnection, entry: _Entry, *, new_sink: bool) -> bool:
+def _enter(connection: CallerConnection, entry: _Entry, *, new_sink: bool, ledger_owner: str | None) -> bool:
     """Enter the micro-batch; False when it is the newest one already."""
     located = connection.row(_LOCATE) if connection.dialect == "postgres" else None
     with connection.trusted_search_path():
@@ -165,15 +197,17 @@ def _enter(connection: CallerConnection, entry: _Entry, *, new_sink: bool) -> bo
             ledger.create()
         else:
             oid, first = located
-            ledger = _Ledger(connection, _qualified(connection, oid, first))
+            schema = _schema_of(connection, oid, first)
+            _require_trusted_owner(connection, schema, oid, ledger_owner)
+            ledger = _Ledger(connection, _qualified(schema))
             if oid is None:
                 _wait_for_other_creators(connection)
                 ledger.create()
         return ledger.enter(entry, new_sink=new_sink)
 
 
-def _qualified(connection: CallerConnection, oid: int | None, first: str | None) -> str:
-    """Return the name of the ledger in its schema, by default the first one of the search path."""
+def _schema_of(connection: CallerConnection, oid: int | None, first: str | None) -> str:
+    """Return the ledger's schema, by default the first one of the search path."""
     row = None if oid is None else connection.row(_SCHEMA_OF, oid=oid)
     schema = first if row is None else str(row[0])
     if schema is None:
@@ -182,6 +216,25 @@ def _qualified(connection: CallerConnection, oid: int | None, first: str | None)
             "`set search_path to orders`",
             condition="INVALID_NAME.NO_SCHEMA",
         )
+    return schema
+
+
+def _require_trusted_owner(
+    connection: CallerConnection, schema: str, oid: int | None, trusted: str | None
+) -> None:
+    foreign = connection.row(_FOREIGN_OWNER, schema=schema, oid=oid, trusted=trusted or "")
+    if foreign is not None:
+        raise StoreUnsafeError(
+            f"the ledger {schema}.{LEDGER}, or its schema, belongs to the role {in_quotes(foreign[0])}, "
+            "which could run code with the rights of this connection's role. Set another search_path, or "
+            "pass ledger_owner= to trust that role",
+            condition="STORE_UNSAFE.LEDGER_OWNER",
+            schema=schema,
+            owner=foreign[0],
+        )
+
+
+def _qualified(schema: str) -> str:
     if ":" not in schema:
         return f"{quoted(schema)}.{LEDGER}"
     # A colon would be read as a parameter.
