@@ -3,71 +3,28 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from penstock.testing.stores import with_schema
 from tests.support.crash.cases import Case, check_complete
 from tests.support.crash.children import Children, Fault, release
-from tests.support.postgres import PostgresServer, start_postgres
-from tests.support.postgres_guard import server_identity
+from tests.support.crashing_postgres import CrashingPostgres, crashing_postgres
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 
 
-class Server:
-    """A PostgreSQL server that can be stopped hard and started again."""
-
-    def __init__(self, server: PostgresServer) -> None:
-        self.url = server.url
-        self._pid_file = server.directory / "data" / "postmaster.pid"
-        self._process = psutil.Process(int(self._pid_file.read_text().split()[0]))
-        self._command = self._process.cmdline()
-        self._log = server.directory / "log"
-
-    def stop(self) -> None:
-        """As in a crash: nobody gets an answer, nothing is written in order."""
-        children = self._process.children()
-        self._process.send_signal(3)  # SIGQUIT: PostgreSQL's immediate shutdown
-        wait_until(lambda: not any(map(_runs, [self._process, *children])), 30, "the server is gone")
-        self._pid_file.unlink(missing_ok=True)
-
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            popen = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", **server_identity()
-            )
-        self._process = psutil.Process(popen.pid)
-        self._popen = popen
-
-    def wait(self) -> None:
-        if _runs(self._process):
-            self.stop()
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 @pytest.fixture
-def server() -> Iterator[Server]:
-    guarded = start_postgres()
-    server = Server(guarded)
-    yield server
-    server.wait()
-    guarded.stop()
+def server() -> Iterator[CrashingPostgres]:
+    with crashing_postgres() as made:
+        yield made
 
 
-def make(server: Server, folder: Path, kind: str, guarantee: str) -> Case:
+def make(server: CrashingPostgres, folder: Path, kind: str, guarantee: str) -> Case:
     case = Case(f"{kind} {guarantee}", with_schema(server.url, "gone"), kind, guarantee, str(folder))
     case.create()
     case.append(0)
@@ -77,7 +34,7 @@ def make(server: Server, folder: Path, kind: str, guarantee: str) -> Case:
 
 @pytest.mark.crash_full
 def test_a_query_waits_for_a_server_that_comes_back(
-    server: Server, children: Children, tmp_path: Path
+    server: CrashingPostgres, children: Children, tmp_path: Path
 ) -> None:
     """Unavailable while the driver commits one query's micro-batch, and a task of another one has just
     written.
@@ -100,7 +57,7 @@ def test_a_query_waits_for_a_server_that_comes_back(
 
 @pytest.mark.crash_full
 def test_a_server_that_stays_unavailable_fails_the_query_without_partial_results(
-    server: Server, children: Children, tmp_path: Path
+    server: CrashingPostgres, children: Children, tmp_path: Path
 ) -> None:
     case = make(server, tmp_path, "watermark", "exactly_once")
     child = children.start([case], {case.name: Fault("STAGED")})

@@ -74,6 +74,8 @@ class Server:
         self._locks: dict[Key, dict[SimTransaction, str]] = {}
         self._released = Gate()
         self._writer: SimTransaction | None = None
+        self._volatile: list[bytes] = []
+        """What undoes each of the last commits that have not waited for the disk, the newest last."""
 
     # Backups.
 
@@ -95,6 +97,7 @@ class Server:
         self._leave()
         self._connection = _fresh(backup[0])
         self._block = backup[1]
+        self._volatile.clear()
         self.commits += 1
         self.restores += 1
         self.changed.open()
@@ -113,6 +116,16 @@ class Server:
         _spare.append(connection)
 
     # Failures.
+
+    def crash(self) -> None:
+        """The machine fails: what is not on its disk is gone, and all connections are broken."""
+        self.break_all(lambda tx: True)
+        self.owners.clear()
+        self._leave()
+        for undoing in reversed(self._volatile):
+            apsw.Changeset.apply(undoing, self._connection, flags=apsw.SQLITE_CHANGESETAPPLY_FKNOACTION)
+        self._volatile.clear()
+        self.changed.open()
 
     def break_all(self, which: Callable[[SimTransaction], bool]) -> None:
         """Break connections: their transactions are undone, and their next statements tell it."""
@@ -151,6 +164,10 @@ class Server:
     def commit(self, tx: SimTransaction) -> None:
         if tx.write:
             self._enter(tx)
+            if tx.durable:
+                self._volatile.clear()
+            else:
+                self._volatile.append(apsw.Changeset.invert(self._session.changeset()))
             if tx.began:
                 self._connection.execute("commit")
             self._active = self._session = None
@@ -301,8 +318,9 @@ class SimTransaction(Transaction):
 
     dialect = "sqlite"
 
-    def __init__(self, database: SimDatabase, *, write: bool) -> None:
+    def __init__(self, database: SimDatabase, *, write: bool, durable: bool) -> None:
         super().__init__("main", write=write)
+        self.durable = durable
         self.database, self.server = database, database.server
         self.process = database.process
         self.task = database.server.world.task if database.server.world.running else None
@@ -454,10 +472,12 @@ class SimDatabase(Database):
         process.at_death.append(lambda: server.gone(process))
 
     @contextmanager
-    def transaction(self, *, write: bool = True, single: bool = False) -> Iterator[Transaction]:
+    def transaction(
+        self, *, write: bool = True, single: bool = False, durable: bool = True
+    ) -> Iterator[Transaction]:
         server, world = self.server, self.server.world
         world.step(f"begin {'' if write else 'read '}on {server.name}")
-        tx = SimTransaction(self, write=write)
+        tx = SimTransaction(self, write=write, durable=durable)
         server.begin(tx)
         try:
             yield tx
@@ -503,7 +523,7 @@ class SimDatabase(Database):
     def disconnect(self, connection: Any) -> None:
         raise NotImplementedError
 
-    def _begin(self, connection: Any, *, write: bool) -> Transaction:
+    def _begin(self, connection: Any, *, write: bool, durable: bool = True) -> Transaction:
         raise NotImplementedError
 
     def _rollback(self, connection: Any) -> None:

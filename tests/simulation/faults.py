@@ -71,6 +71,18 @@ FAULTS = [
         "        if next(tries) < 0:\n",
     ),
     Fault(
+        "a commit does not wait for the disk",
+        "commit/protocol.py",
+        "lambda tx: _commit(tx, database.uuid, batch), idempotent=True)",
+        "lambda tx: _commit(tx, database.uuid, batch), durable=False, idempotent=True)",
+    ),
+    Fault(
+        "an append does not wait for the disk",
+        "queue/queue.py",
+        "self._database.run(work, idempotent=idempotent)",
+        "self._database.run(work, durable=False, idempotent=idempotent)",
+    ),
+    Fault(
         "an at-least-once sink that lacks the micro-batch before takes the next one",
         "commit/protocol.py",
         "            refuse_gap(tx, key, new_sink=new_sink)\n            ledger.prune(tx, key)\n",
@@ -428,8 +440,8 @@ FAULTS = [
     Fault(
         "a continuous writer stages each group of segments over the one before",
         "continuous/connectors/queue.py",
-        "queue, attempt, group, staged)\n",
-        "queue, attempt, group, 0)\n",
+        "queue, attempt, group, staged, durable=False)\n",
+        "queue, attempt, group, 0, durable=False)\n",
     ),
     Fault(
         "partitions beyond the number of tasks are read by nobody",

@@ -61,6 +61,11 @@ def cut_power(op: Operator, rng: random.Random) -> None:
     What Spark wrote last may be gone.
     """
     op.kill_all()
+    for server in {op.source, op.sink}:
+        if not server.rows:
+            # Its file is on that machine.
+            op.lose_locks(server)
+            server.crash()
     files = rng.randrange(4)
     if not (op.history.restored and op.scenario.two_stores):
         # Else only the checkpoint remembers what the restored store had.
@@ -206,10 +211,14 @@ def lose_reply(op: Operator, rng: random.Random) -> None:
 
 
 def restart_server(op: Operator, rng: random.Random) -> None:
+    """In good order, or by a failure of its machine."""
     server = rng.choice([op.source, op.sink])
     if server.rows:
-        server.break_all(lambda tx: True)
         op.lose_locks(server)
+        if rng.random() < 0.5:
+            server.break_all(lambda tx: True)
+        else:
+            server.crash()
 
 
 def clock(op: Operator, rng: random.Random) -> None:
@@ -312,6 +321,7 @@ MOVES: dict[str, Move] = {
 }
 _OFTEN = {
     "aim": 12,
+    "restart_server": 3,
     "restore": 3,
     "seek": 3,
     "take_backup": 2,

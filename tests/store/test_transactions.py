@@ -189,3 +189,14 @@ def test_driver_errors_are_the_cause_of_store_errors(store: penstock.Store) -> N
         tx.execute("select nonsense from nowhere")
     assert isinstance(caught.value.__cause__, driver)
     assert "nowhere" in str(caught.value)
+
+
+def test_only_a_transaction_that_may_be_lost_does_not_wait_for_the_disk(store: penstock.Store) -> None:
+    show, waits = (
+        ("pragma synchronous", {True: 2, False: 1})
+        if store.database.dialect == "sqlite"
+        else ("show synchronous_commit", {True: "on", False: "off"})
+    )
+    for durable in (True, False, False, True):
+        found = store.database.run(lambda tx: tx.query(show), durable=durable)
+        assert found[0][0] == waits[durable]

@@ -216,7 +216,8 @@ class Publisher(Forkable):
 
     def _write(self, notes: list[_Note]) -> None:
         database = self._opened()
-        database.run(lambda tx: _write(tx, notes, self.secrets), idempotent=True, timeout=0)
+        # Reports may be lost with the machine: no commit waits for a disk.
+        database.run(lambda tx: _write(tx, notes, self.secrets), durable=False, idempotent=True, timeout=0)
 
     def _opened(self) -> Database:
         if self._database is None:
@@ -269,9 +270,6 @@ class Publisher(Forkable):
 
 
 def _write(tx: Transaction, notes: list[_Note], secrets: list[str]) -> None:
-    if tx.dialect == "postgres":
-        # Reports may be lost with the machine: no commit waits for a disk.
-        tx.execute("set local synchronous_commit to off")
     for note in notes:
         followed = note.followed
         run = followed.run

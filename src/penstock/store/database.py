@@ -191,7 +191,7 @@ class Database(ABC):
     def disconnect(self, connection: Connection) -> None: ...
 
     @abstractmethod
-    def _begin(self, connection: Connection, *, write: bool) -> Transaction: ...
+    def _begin(self, connection: Connection, *, write: bool, durable: bool = True) -> Transaction: ...
 
     def _single(self, connection: Connection, *, write: bool) -> Transaction:
         """A transaction for a single statement."""
@@ -232,17 +232,27 @@ class Database(ABC):
     # What all dialects share.
 
     @contextmanager
-    def transaction(self, *, write: bool = True, single: bool = False) -> Iterator[Transaction]:
+    def transaction(
+        self, *, write: bool = True, single: bool = False, durable: bool = True
+    ) -> Iterator[Transaction]:
         """One transaction, committed when the block ends, rolled back when it raises.
 
         One that only reads sees the store as it was at one moment. ``single`` promises a single statement
         which only reads or may be repeated; a server commits it at once, even if the block raises after it.
+        One that is not ``durable`` does not wait for the disk: until a durable one is committed after it, it
+        may be lost with the database's machine.
         """
         with self._pool.lease() as lease:
             connection = lease.connection
-            begin = self._single if single else self._begin
             try:
-                with self.translating(), closing(begin(connection, write=write)) as transaction:
+                with (
+                    self.translating(),
+                    closing(
+                        self._single(connection, write=write)
+                        if single
+                        else self._begin(connection, write=write, durable=durable)
+                    ) as transaction,
+                ):
                     yield transaction
             except BaseException as error:
                 undone = self._undone(connection)
@@ -272,6 +282,7 @@ class Database(ABC):
         *,
         write: bool = True,
         single: bool = False,
+        durable: bool = True,
         idempotent: bool = False,
         timeout: float | None = None,
     ) -> T:
@@ -279,11 +290,12 @@ class Database(ABC):
 
         ``work`` may be called several times, only the last of which is committed; ``idempotent`` work also
         when it is unknown whether a commit happened. ``timeout`` is in seconds, 20 by default; with 0, a
-        lock that is not free is not waited for a second time either. ``single`` as for :meth:`transaction`.
+        lock that is not free is not waited for a second time either. ``single`` and ``durable`` as for
+        :meth:`transaction`.
         """
 
         def once() -> T:
-            with self.transaction(write=write, single=single) as transaction:
+            with self.transaction(write=write, single=single, durable=durable) as transaction:
                 return work(transaction)
 
         return self.retried(once, idempotent=idempotent or not write, timeout=timeout)

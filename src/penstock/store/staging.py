@@ -44,10 +44,19 @@ class StagingLost(CommitRefusedError):
 
 
 def stage_segments(
-    database: Database, place: Place, attempt: Attempt, segments: Sequence[Segment], first: int
+    database: Database,
+    place: Place,
+    attempt: Attempt,
+    segments: Sequence[Segment],
+    first: int,
+    *,
+    durable: bool = True,
 ) -> int:
     """Stage segments of an attempt, numbered from ``first``, in a transaction of their own; return how
     many.
+
+    Those that are not ``durable`` become so with the commit of their micro-batch, which finds them lost if
+    the database's machine fails before it.
     """
     tries = count()
 
@@ -56,7 +65,7 @@ def stage_segments(
             _unstage(tx, attempt, first)
         stage(tx, place, attempt, segments, first)
 
-    database.run(work, idempotent=True)
+    database.run(work, durable=durable, idempotent=True)
     return len(segments)
 
 
@@ -105,8 +114,9 @@ def promote(
     if len(rows) != sum(attempts.values()):
         raise StagingLost(
             f"{app_id!r} staged {sum(attempts.values())} segments for its batch {batch_id}, and {len(rows)} "
-            "are left: maintenance removed the others as too old. Nothing of the batch is visible. Restart "
-            "the query, which repeats the micro-batch, or run the batch write again",
+            "are left: maintenance removed the others as too old, or the database's machine has failed. "
+            "Nothing of the batch is visible. Restart the query, which repeats the micro-batch, or run the "
+            "batch write again",
             batch_id=batch_id,
         )
     kept = {row.payload_id for row in rows}

@@ -80,7 +80,7 @@ class TableStagingWriter(StagingWriter):
         encoder, before = self._encoder, staged
         stage = SegmentStage.of(encoder.layout, encoder.columns, attempt.app_id, attempt.batch_id)
         for chunk in chunked(iter(rows)):
-            staged += stage.add(self._database, attempt, encoder.encode(chunk), staged)
+            staged += stage.add(self._database, attempt, encoder.encode(chunk), staged, durable=False)
         return staged - before
 
     def close(self) -> None:

@@ -422,5 +422,5 @@ class QueueStagingWriter(StagingWriter):
     def stage(self, rows: Sequence[pa.RecordBatch], attempt: Attempt, staged: int) -> int:
         database, queue, before = self._segments.store.database, self._segments.queue, staged
         for group in self._segments.of(rows):
-            staged += staging.stage_segments(database, queue, attempt, group, staged)
+            staged += staging.stage_segments(database, queue, attempt, group, staged, durable=False)
         return staged - before

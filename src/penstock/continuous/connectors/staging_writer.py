@@ -28,7 +28,10 @@ class StagingWriter(SinkWriter):
 
     @abstractmethod
     def stage(self, rows: Sequence[pa.RecordBatch], attempt: Attempt, staged: int) -> int:
-        """Stage rows of an attempt that has ``staged`` parts already; return how many were added."""
+        """Stage rows of an attempt that has ``staged`` parts already; return how many were added.
+
+        They need not be durable before their epoch is: a run whose staged rows are gone repeats them.
+        """
 
     def write(self, rows: list[pa.RecordBatch], epoch: int) -> None:
         self._held += rows

@@ -72,6 +72,8 @@ _LOOK_UP_SAFELY = (
 _NOTIFY = b"select pg_catalog.pg_notify($1::pg_catalog.text, ''::pg_catalog.text)"
 # Under a lock a write sees what the lock's last holder committed; a read sees one moment, as in SQLite.
 _BEGIN_WRITE = b"begin isolation level read committed"
+_BEGIN_LAX = _BEGIN_WRITE + b"; set local synchronous_commit to off"
+"""Any later commit that waits for the disk, in whichever session, waits for this one too: the log is one."""
 _BEGIN_READ = b"begin isolation level repeatable read read only"
 _NO_SUCH = ("42P01", "42704", "42883")
 _TRIES, _PAUSE = 10, 0.05
@@ -279,8 +281,8 @@ class PostgresDatabase(Database):
     def disconnect(self, connection: PgConnection) -> None:
         connection.close()
 
-    def _begin(self, connection: PgConnection, *, write: bool) -> Transaction:
-        begin = _BEGIN_WRITE if write else _BEGIN_READ
+    def _begin(self, connection: PgConnection, *, write: bool, durable: bool = True) -> Transaction:
+        begin = (_BEGIN_WRITE if durable else _BEGIN_LAX) if write else _BEGIN_READ
         transaction = PostgresTransaction(connection, self.url.schema, write=write, steered=True)
         transaction.begin(begin if self._transactions is None else begin + b"; " + self._transactions)
         self._look_for_holders(transaction)

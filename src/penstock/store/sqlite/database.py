@@ -129,6 +129,8 @@ class _Connection(sqlite3.Connection):
     """A connection with its place in the line of writers."""
 
     write_lock: WriteLock
+    durable = True
+    """Whether its next commit waits for the disk, as far as the store's do."""
 
 
 def file_at(path: str) -> tuple[int, int] | None:
@@ -155,6 +157,10 @@ class SqliteDatabase(Database):
     @property
     def _lock_timeout(self) -> float:
         return int(self.url.options.get("busy_timeout", _BUSY_MS)) / 1000
+
+    @property
+    def _synchronous(self) -> str:
+        return self.url.options.get("synchronous", "full")
 
     @property
     def _busy_timeout(self) -> float:
@@ -188,7 +194,7 @@ class SqliteDatabase(Database):
             connection.text_factory = lambda data: data.decode(errors="replace")
         try:
             connection.execute(f"pragma page_size = {_PAGE_SIZE}")
-            connection.execute(f"pragma synchronous = {self.url.options.get('synchronous', 'full')}")
+            connection.execute(f"pragma synchronous = {self._synchronous}")
             connection.execute("pragma foreign_keys = on")
             connection.execute("pragma secure_delete = off")
             # Views and triggers of another user's file may only call functions that SQLite marks as harmless.
@@ -231,9 +237,12 @@ class SqliteDatabase(Database):
         connection.close()
         connection.write_lock.close()
 
-    def _begin(self, connection: _Connection, *, write: bool) -> Transaction:
+    def _begin(self, connection: _Connection, *, write: bool, durable: bool = True) -> Transaction:
         self.require_same_file()
         if write:
+            if connection.durable is not durable:
+                connection.execute(f"pragma synchronous = {self._synchronous if durable else 'normal'}")
+                connection.durable = durable
             self._begin_write(connection)
         else:
             connection.execute("begin")

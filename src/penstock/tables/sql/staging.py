@@ -185,10 +185,18 @@ class SegmentStage(Stage):
             staged += self.add(database, own, chunk, staged)
         return {own.attempt: staged} if staged else {}
 
-    def add(self, database: Database, attempt: Attempt, chunk: pa.RecordBatch, staged: int) -> int:
+    def add(
+        self,
+        database: Database,
+        attempt: Attempt,
+        chunk: pa.RecordBatch,
+        staged: int,
+        *,
+        durable: bool = True,
+    ) -> int:
         """Stage rows after ``staged`` segments of the attempt, and return the number of their segments."""
-        owner = _SegmentOwner(self.sink)
-        return staging.stage_segments(database, owner, attempt, to_segments(chunk, 0), staged)
+        owner, segments = _SegmentOwner(self.sink), to_segments(chunk, 0)
+        return staging.stage_segments(database, owner, attempt, segments, staged, durable=durable)
 
     def prepare(self, tx: Transaction, attempts: Mapping[str, int]) -> None:
         staged = staging.find(tx, _SegmentOwner(self.sink), self.app_id, self.batch_id)

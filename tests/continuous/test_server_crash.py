@@ -1,0 +1,47 @@
+"""The server of a continuous query's store crashes, with what has not reached its disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from penstock.store.staging import StagingLost
+from penstock.testing.stores import with_schema
+from tests.continuous.copying import Copy, Pause
+from tests.support.crashing_postgres import crashing_postgres
+from tests.support.waiting import wait_until
+
+# The server writes its log as late as it can.
+LATE = {"wal_writer_delay": "10s", "wal_writer_flush_after": "0", "bgwriter_lru_maxpages": "0"}
+
+
+@pytest.mark.timeout(120)
+def test_an_epoch_whose_staged_rows_a_crash_has_lost_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with crashing_postgres(**LATE) as server:
+        copy = Copy(with_schema(server.url, "crash"), tmp_path)
+        query = copy.add().query()
+        copy.through(query)
+        committing = Pause(monkeypatch, query.sink, "commit")
+        copy.add(1)
+        committing.reached()
+        server.stop()
+        server.start()
+        wait_until(lambda: _answers(server.url), 60, "the server answers")
+        committing.wake()
+        copy.through(query)
+        assert query.stop()
+        assert copy.ids() == copy.all()
+        copy.close()
+    assert StagingLost.condition in caplog.text
+
+
+def _answers(url: str) -> bool:
+    try:
+        psycopg.connect(url, connect_timeout=5).close()
+    except psycopg.OperationalError:
+        return False
+    return True
