@@ -254,3 +254,22 @@ def test_taking_from_a_union_moves_no_consumer(
     both = stream(spark, store_url, consumer="a").union(stream(spark, store_url, consumer="b"))
     assert sorted(row.id for row in penstock.take(both, 10)) == sorted([*range(5), *range(5)])
     assert [consumer.registration("orders") for consumer in consumers] == before
+
+
+def test_a_micro_batch_that_the_end_of_the_time_interrupts_is_no_error(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, stopping, stop = threading.Event(), threading.Event(), query._stop
+
+    def stops(queries: list[Any]) -> None:
+        stopping.set()
+        stop(queries)
+
+    def interrupted(batch: DataFrame, number: int) -> None:
+        begun.set()
+        assert stopping.wait(30)
+        raise RuntimeError("interrupted")
+
+    monkeypatch.setattr(query, "_stop", stops)
+    query.run_query(rate(spark), interrupted, query.Deadline(5), folder=None, available_now=False)
+    assert begun.is_set()

@@ -151,12 +151,15 @@ def run_query(
     enough = enough or threading.Event()
     started: list[StreamingQuery] = []
     errors: list[Exception] = []
+    stopping = threading.Event()
 
     def on_batch_keeping_errors(batch: DataFrame, number: int) -> None:
         try:
             on_batch(batch, number)
         except Exception as error:
-            errors.append(original_error(error))
+            # Spark interrupts the micro-batch in which a query is stopped.
+            if not stopping.is_set():
+                errors.append(original_error(error))
             raise
 
     with _checkpoint(spark, folder, name) as place:
@@ -181,6 +184,7 @@ def run_query(
                         break
                 failure: StreamingQueryException | None = query.exception()
             finally:
+                stopping.set()
                 worker.submit(_stop, started).result()
     if failure is not None:
         errors.append(original_error(failure))
