@@ -8,6 +8,7 @@ import hmac
 import logging
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from penstock.continuous.driver.coordinator import EpochCoordinator
 from penstock.continuous.driver.epochs import Epochs
 from penstock.errors import StoreUnavailableError
 from penstock.spark import driver_certificate, driver_endpoint
+from penstock.spark.driver_certificate import task_context
 from penstock.spark.driver_connection import Connection
 from penstock.spark.driver_endpoint import LOOPBACK, Address, AuthenticatedListener, DriverNetwork
 from tests.support.waiting import wait_until
@@ -362,7 +364,7 @@ def test_a_task_does_not_speak_to_a_driver_that_does_not_encrypt(
 ) -> None:
     monkeypatch.setattr(driver_endpoint, "_CONNECT_SECONDS", 0.5)
     with closing(AuthenticatedListener(PLAIN, mirror, "penstock-plain")) as plain:
-        with pytest.raises(StoreUnavailableError):
+        with pytest.raises(StoreUnavailableError, match="is not the driver"):
             replace(address, port=plain.address.port, secret=plain.address.secret).ask(b"abc")
         with pytest.raises(StoreUnavailableError):
             replace(address, certificate=None).ask(b"abc")
@@ -428,3 +430,58 @@ def test_a_message_that_is_too_long_is_refused(network: DriverNetwork) -> None:
         pytest.raises(OSError, match="11 bytes"),
     ):
         connection.recv_bytes(10)
+
+
+def test_a_task_tries_again_when_its_driver_was_paused_at_the_end_of_the_handshake(
+    network: DriverNetwork, address: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task has proved that it knows the secret, and the driver has closed the connection since."""
+    real, paused = driver_endpoint.prove, []
+
+    def prove(connection: Connection, secret: bytes, side: bytes) -> None:
+        real(connection, secret, side)
+        if side == driver_endpoint.DRIVER and not paused:
+            paused.append(connection)
+            time.sleep(1.5 * driver_endpoint.HANDSHAKE_SECONDS)
+
+    monkeypatch.setattr(driver_endpoint, "prove", prove)
+    assert address.ask(b"abc") == b"cba"
+    assert paused
+
+
+@pytest.mark.parametrize("network", [ENCRYPTED])
+def test_who_does_not_speak_the_version_of_tls_is_told_so(address: Address) -> None:
+    assert address.certificate is not None
+    old = task_context(address.certificate)
+    old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_2
+    with Connection(stranger(address.port)) as connection, pytest.raises(ssl.SSLError, match=r"(?i)version"):
+        connection.encrypt(old, server=False)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="the machine has no IPv6")
+def test_a_driver_may_have_an_address_of_ipv6() -> None:
+    six = DriverNetwork("::1", "::1")
+    with closing(AuthenticatedListener(six, mirror, "penstock-test")) as listening:
+        assert listening.address.ask(b"abc") == b"cba"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, DriverNetwork("h", "h")),
+        ({"spark.network.crypto.enabled": " TRUE "}, DriverNetwork("h", "h", encrypted=True)),
+        ({"spark.ssl.rpc.enabled": "true"}, DriverNetwork("h", "h", encrypted=True)),
+        ({"spark.driver.host": "[::1]", "spark.driver.bindAddress": "[::]"}, DriverNetwork("::1", "::")),
+    ],
+)
+def test_the_network_follows_sparks_settings(settings: dict[str, str], expected: DriverNetwork) -> None:
+    class Context:
+        master = "yarn"
+
+        def getConf(self) -> dict[str, str]:  # noqa: N802 - Spark's name
+            return {"spark.driver.host": "h", **settings}
+
+    class Session:
+        sparkContext = Context()  # noqa: N815 - Spark's name
+
+    assert driver_endpoint.driver_network(Session()) == expected  # type: ignore[arg-type]

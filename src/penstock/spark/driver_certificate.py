@@ -1,12 +1,13 @@
 """The certificate by which tasks know their driver, on an application that encrypts its traffic.
 
-A driver makes itself a key, which never leaves its memory but for a moment in a file of its own, and signs
-its certificate itself. Tasks get the certificate with the driver's address and trust no other one: there is
-no authority, no host name and no date to check.
+A driver makes itself a key and signs its certificate itself. The key does not leave its memory, except where
+``ssl`` can read it from a file only. Tasks get the certificate with the driver's address and trust no other
+one: there is no authority, no host name and no date to check.
 """
 
 from __future__ import annotations
 
+import os
 import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -44,11 +45,21 @@ def driver_tls() -> DriverTls:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     # A ticket would make the socket readable without a message.
     context.num_tickets = 0
+    _load(context, key + certificate)
+    return DriverTls(context, certificate)
+
+
+def _load(context: ssl.SSLContext, pem: str) -> None:
+    if hasattr(os, "memfd_create"):
+        with os.fdopen(os.memfd_create("penstock driver"), "w") as file:
+            file.write(pem)
+            file.flush()
+            context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+        return
     with TemporaryDirectory() as folder:
         path = Path(folder, "driver.pem")
-        path.write_text(key + certificate)
+        path.write_text(pem)
         context.load_cert_chain(path)
-    return DriverTls(context, certificate)
 
 
 def task_context(certificate: str) -> ssl.SSLContext:

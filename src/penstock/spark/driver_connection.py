@@ -17,8 +17,10 @@ from contextlib import suppress
 from multiprocessing import AuthenticationError
 
 _HEAD = struct.Struct("!i")
+_MOST_BYTES = 0x7FFFFFFF
 _RECORD_HEAD_BYTES = 5
-"""Of a record of TLS, with the length of the rest in its last two (RFC 8446, 5.1)."""
+"""Of a record of TLS: its kind, its version, and the length of the rest in two bytes (RFC 8446, 5.1)."""
+_RECORD_KINDS = range(20, 25)
 
 
 class Connection:
@@ -32,9 +34,15 @@ class Connection:
     def encrypt(self, context: ssl.SSLContext, *, server: bool) -> None:
         """Encrypt what follows; raise an ``ssl.SSLError`` if the peer does not, or cannot be trusted."""
         tls = _Tls(context, server=server)
-        while not tls.handshake_done():
-            self._socket.sendall(tls.to_send())
-            tls.received(self._record())
+        try:
+            while not tls.handshake_done():
+                self._socket.sendall(tls.to_send())
+                tls.received(self._record())
+        except ssl.SSLError:
+            # An alert says why to the peer.
+            with suppress(OSError):
+                self._socket.sendall(tls.to_send())
+            raise
         self._socket.sendall(tls.to_send())
         self._tls = tls
 
@@ -55,11 +63,13 @@ class Connection:
         return bool(waiting.poll(timeout * 1000))
 
     def send_bytes(self, message: bytes) -> None:
+        if len(message) > _MOST_BYTES:
+            raise OSError(f"a message of {len(message)} bytes is too long")
         framed = _HEAD.pack(len(message)) + message
         with self._sending:
             self._socket.sendall(framed if self._tls is None else self._tls.encrypted(framed))
 
-    def recv_bytes(self, most: int = 0x7FFFFFFF) -> bytes:
+    def recv_bytes(self, most: int = _MOST_BYTES) -> bytes:
         """Return the next message; raise an OSError if it is longer than ``most`` bytes."""
         (length,) = _HEAD.unpack(self._receive(_HEAD.size))
         if not 0 <= length <= most:
@@ -93,6 +103,8 @@ class Connection:
         No more than that: what has come is then either in the socket, where ``select`` sees it, or taken.
         """
         head = self._exactly(_RECORD_HEAD_BYTES)
+        if head[0] not in _RECORD_KINDS:
+            raise ssl.SSLError("the peer does not encrypt")
         return head + self._exactly(int.from_bytes(head[3:]))
 
     def _exactly(self, count: int) -> bytes:

@@ -16,6 +16,7 @@ import secrets
 import selectors
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -48,6 +49,10 @@ _BACKLOG = 128
 _CONNECT_SECONDS = 60.0
 """How long a task tries to reach its driver, which may be busy or paused."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+_SEND_SECONDS = 30
+"""How long a driver waits for a task that receives nothing."""
+_READY = b"ready"
+"""The end of a handshake: without it, the driver was too slow, and the task tries again."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,10 @@ def driver_network(spark: SparkSession) -> DriverNetwork:
         return DriverNetwork(LOOPBACK, LOOPBACK)
     settings = context.getConf()
     host = str(settings.get("spark.driver.host"))
-    encrypted = any(str(settings.get(name, "false")).lower() == "true" for name in _ENCRYPT)
-    return DriverNetwork(host, str(settings.get("spark.driver.bindAddress", host)), encrypted)
+    bind = str(settings.get("spark.driver.bindAddress", host))
+    encrypted = any(str(settings.get(name, "false")).strip().lower() == "true" for name in _ENCRYPT)
+    # Spark puts brackets around an address of IPv6.
+    return DriverNetwork(host.strip("[]"), bind.strip("[]"), encrypted)
 
 
 @dataclass(frozen=True)
@@ -153,6 +160,8 @@ def _connect_once(address: Address, deadline: float) -> Connection:
             connection.encrypt(task_context(address.certificate), server=False)
         prove(connection, address.secret, TASK)
         require_proof(connection, address.secret, DRIVER)
+        if connection.recv_bytes(256) != _READY:
+            raise AuthenticationError("the peer speaks another protocol")
         connection.set_timeout(None)
     except BaseException:
         connection.close()
@@ -192,6 +201,7 @@ class _Handshakes:
             raise TimeoutError(
                 f"not done within {HANDSHAKE_SECONDS:.0f} s, or {MAX_HANDSHAKES} others have come since"
             )
+        connection.send_bytes(_READY)
 
     def expire(self) -> float | None:
         """Close expired connections, and return the seconds until the next one expires."""
@@ -220,7 +230,8 @@ class AuthenticatedListener:
         tls = driver_tls() if network.encrypted else None
         secret = secrets.token_bytes(32)
         self._handshakes = _Handshakes(secret, tls)
-        self._socket = socket.create_server((network.bind, 0), backlog=_BACKLOG)
+        family = socket.getaddrinfo(network.bind, 0, type=socket.SOCK_STREAM)[0][0]
+        self._socket = socket.create_server((network.bind, 0), family=family, backlog=_BACKLOG)
         self._socket.setblocking(False)
         port: int = self._socket.getsockname()[1]
         self.address = Address(network.host, port, secret, None if tls is None else tls.certificate)
@@ -265,6 +276,7 @@ class AuthenticatedListener:
             return
         incoming.setblocking(True)
         send_at_once(incoming)
+        incoming.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_SECONDS, 0))
         connection = Connection(incoming)
         if not self._handshakes.begin(connection) and not self._crowded:
             self._crowded = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
@@ -14,6 +13,7 @@ from penstock.errors import InvalidUrlError, StoreError
 from penstock.redaction import without
 
 _FORMS = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database?schema=penstock"
+_LONGEST_PASSWORD = 65_535
 _SQLITE_OPTIONS = ("synchronous", "busy_timeout", "mode", "trust")
 CONNECTION_OPTIONS = ("direct", "password_env", "password_file")
 """Options of ours that say how to connect to the server, whatever is read there."""
@@ -78,19 +78,22 @@ class StoreUrl:
         """
         variable, file = self.options.get("password_env"), self.options.get("password_file")
         if variable is not None:
-            found = os.environ.get(variable, "")
+            found = os.environ.get(variable, "").rstrip("\r\n")
             place = f"the environment variable {in_quotes(variable)}"
         elif file is not None:
             place = f"the file {in_quotes(file)}"
             try:
                 # Editors end the last line.
-                found = Path(file).read_text(encoding="utf-8").rstrip("\r\n")
+                with open(file, encoding="utf-8") as opened:
+                    found = opened.read(_LONGEST_PASSWORD + 1).rstrip("\r\n")
             except (OSError, ValueError) as error:
                 raise _no_password(self, f"{place} cannot be read ({type(error).__name__})") from None
         else:
             return {}
         if not found:
             raise _no_password(self, f"{place} is empty, or is not there")
+        if len(found) > _LONGEST_PASSWORD or "\0" in found:
+            raise _no_password(self, f"{place} has something else than a password")
         return {"password": found}
 
     def direct(self) -> dict[str, Any]:
