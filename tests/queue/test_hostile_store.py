@@ -12,10 +12,11 @@ from penstock import Consumer, QueueFeed, Store
 from penstock.arrow.segments import encode
 from penstock.errors import StoreError
 from penstock.feeds.contract import ChangeContract
+from penstock.queue import consumer as consumer_module
 from penstock.store.log import partition_log
 from penstock.store.statements import qualify
 from tests.support.queues import SCHEMA, rows
-from tests.support.raw_sql import raw_connection
+from tests.support.raw_sql import raw_connection, run_sql
 
 
 def put(store: Store, column: str, value: object) -> None:
@@ -24,7 +25,7 @@ def put(store: Store, column: str, value: object) -> None:
     table, name = column.split(".")
     mark = "?" if database.dialect == "sqlite" else "%s"
     text = qualify(f"update penstock.{table} set {name} = {mark}", database.dialect, database.url.schema)
-    connection = raw_connection(database)
+    connection = raw_connection(database, checks=False)
     connection.execute(text, (value,))
     connection.close()
 
@@ -186,3 +187,40 @@ def test_a_partition_whose_end_was_moved_is_refused_where_its_rows_are_read(stor
     with pytest.raises(StoreError, match=r"lacks rows \[3, 1000000000000\)") as caught:
         queue.read(0, 0)
     assert caught.value.condition == "SEGMENT_MISSING"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "first_index = next_index + 10",
+        "first_index = -1",
+        "next_index = -5",
+        "next_index = 9223372036854775807",
+        "last_timestamp = 9223372036854775807",
+        "bytes = 9223372036854775807",
+    ],
+)
+def test_nobody_puts_a_partition_into_a_state_that_no_append_leaves_behind(store: Store, state: str) -> None:
+    """A role that may append may write these columns."""
+    store.create_queue("q", pa.schema([("n", pa.int64())])).append([{"n": 1}])
+    with pytest.raises(Exception, match=r"(?i)check constraint"):
+        run_sql(store.database, f"update penstock.partition set {state}")
+    assert store.queue("q").append([{"n": 2}]).rows == 1
+    assert store.queue("q").read(0, 0)["n"].to_pylist() == [1, 2]
+
+
+def test_a_pull_of_rows_that_unpack_to_much_returns_fewer(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_module, "_PULL_BYTES", 2 << 20)
+    queue = store.create_queue("q", pa.schema([("v", pa.binary())]))
+    consumer = store.create_consumer("c")
+    consumer.register("q")
+    for _ in range(5):
+        queue.append([{"v": bytes(1 << 20)}])
+    found = []
+    while (pulled := consumer.pull("q", 0)).end > pulled.start:
+        assert pulled.table.num_rows == pulled.end - pulled.start
+        found.append(pulled.table.num_rows)
+        consumer.advance("q", 0, old=pulled.start, new=pulled.end)
+    assert found == [2, 2, 1]

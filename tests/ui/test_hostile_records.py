@@ -44,7 +44,7 @@ def filled(store: penstock.Store) -> penstock.Store:
 def put(store: penstock.Store, change: str, *values: object) -> None:
     database = store.database
     text = qualify(f"update penstock.{change}", database.dialect, database.url.schema)
-    connection = raw_connection(database)
+    connection = raw_connection(database, checks=False)
     connection.execute(text if database.dialect == "sqlite" else text.replace("?", "%s"), values)
     connection.close()
 

@@ -35,6 +35,9 @@ PULL_ROWS = 10_000
 Position = str | datetime | Mapping[int, int]
 
 
+_PULL_BYTES = 256 << 20
+
+
 @dataclass(frozen=True)
 class Pull:
     """Rows [start, end) for a consumer to process; pass both indexes to ``advance`` afterwards."""
@@ -205,7 +208,7 @@ class Consumer:
         partition
             The partition's number, from 0.
         max_rows
-            The most rows to return.
+            The most rows to return. Fewer are returned when these take more than 256 MiB.
 
         Raises
         ------
@@ -231,9 +234,15 @@ class Consumer:
 
         generation, record, start, end = self._database.run(work, write=False)
         self._pulled[queue, partition] = generation
-        chunks = partition_log.read(self._database, record, partition, start, end)
-        table = pa.Table.from_batches([chunk.batch for chunk in chunks], schema=record.schema)
-        return Pull(table, start, end)
+        batches: list[pa.RecordBatch] = []
+        size = 0
+        for chunk in partition_log.read(self._database, record, partition, start, end):
+            batches.append(chunk.batch)
+            size += chunk.batch.get_total_buffer_size()
+            if size >= _PULL_BYTES:
+                end = chunk.end
+                break
+        return Pull(pa.Table.from_batches(batches, schema=record.schema), start, end)
 
     def advance(self, queue: str, partition: int, *, old: int, new: int, connection: object = None) -> None:
         """Move the offset of a partition from ``old`` to ``new``, by compare-and-set.

@@ -259,7 +259,8 @@ class Queue:
         start, end
             Row indexes; None reads to the newest row.
         max_rows, max_bytes
-            Stop after so many rows, or so many bytes of Arrow data (but return one row at least).
+            Stop after so many rows, or so many bytes of Arrow data (but return one row at least). Without a
+            limit the whole range is read into memory.
         columns
             The column or columns to read; None reads all. Rows from before a column was added have nulls in
             it.

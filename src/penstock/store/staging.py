@@ -114,9 +114,9 @@ def promote(
     if len(rows) != sum(attempts.values()):
         raise StagingLost(
             f"{app_id!r} staged {sum(attempts.values())} segments for its batch {batch_id}, and {len(rows)} "
-            "are left: maintenance removed the others as too old, or the database's machine has failed. "
-            "Nothing of the batch is visible. Restart the query, which repeats the micro-batch, or run the "
-            "batch write again",
+            "are left: maintenance removed the others as too old, or they were lost when the database's "
+            "machine failed. Nothing of the batch is visible. Restart the query, which repeats the "
+            "micro-batch, or run the batch write again",
             batch_id=batch_id,
         )
     kept = {row.payload_id for row in rows}

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _MEASURED_ROWS = 10_000
 """Fewer rows say nothing about the speed."""
 _BLOCK_ROWS = 1000
+_BLOCK_BYTES = 16 << 20
 _CHECK_SECONDS = 1.0
 _PLACE_COLUMNS = (
     Column("_partition", "partition", as_json_text),
@@ -300,15 +301,18 @@ class QueuePrinter:
         """Print rows [start, end), a block at a time."""
         from penstock.cli.load.wire import plain_rows
 
-        for first in range(start, end, _BLOCK_ROWS):
+        first = start
+        while first < end:
             stop = min(first + _BLOCK_ROWS, end)
-            rows = plain_rows(self._queue.read(partition, first, stop, columns=self._names))
+            block = self._queue.read(partition, first, stop, columns=self._names, max_bytes=_BLOCK_BYTES)
+            rows = plain_rows(block)
             if self._with_place:
                 rows = [
                     {**row, "_partition": partition, "_row_index": index}
                     for index, row in enumerate(rows, first)
                 ]
             self._print(rows)
+            first += block.num_rows
         self.next_indexes[partition] = end
 
     def show_new(self, parts: list[PartitionInfo]) -> None:

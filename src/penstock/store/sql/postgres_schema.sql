@@ -49,7 +49,11 @@ create table penstock.partition (
     bytes          bigint not null default 0,
     segments       bigint not null default 0,
     total          bigint not null,
-    primary key (queue_id, partition)
+    primary key (queue_id, partition),
+    -- A role that may append may write these columns, and not what no append leaves behind.
+    check (0 <= first_index and first_index <= next_index and next_index < 4611686018427387904),
+    check (-4611686018427387904 < last_timestamp and last_timestamp < 4611686018427387904),
+    check (0 <= bytes and bytes < 4611686018427387904 and 0 <= segments)
 ) with (fillfactor = 50);
 
 -- width is the number of the queue's columns that the rows have; runs belong to compacted segments.
