@@ -25,6 +25,7 @@ PIECES = (
     "a", "x", "a://", "//", ":", "@", "/", "?", "&", "=", " ", "\n", "\t", ".", "-", "$", "'", '"', ",", ")",
     "password", "sslpassword", "password=", "?password=", "password =", "token", "secret", "secret:",
     "access_key=", "pwd", "penstock.", " at ", "://", "é", "1f",
+    "http://", "--", "('", "E", "Cookie: ", "-key", "%", "%3D", "-----BEGIN PRIVATE KEY-----",
 )  # fmt: skip
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
 SECRET = "QZ7hush9"
@@ -79,6 +80,35 @@ def test_passwords_in_urls_are_removed_as_the_earlier_pattern_did(text: str) -> 
             "sent Bearer {}",
             "environment: PGPASSWORD {}",
             "PGPASSWORD={}",
+            "https://{}@github.com/x",
+            "git+HTTP://{}:@host/x",
+            "https://{}:x-oauth-basic@github.com",
+            "create role x with password E'it\\'s {}'",
+            "create role x password U&'{} x' login",
+            "token=b'a {}'",
+            "('password', '{}')",
+            '["x.secret", "a {}"]',
+            "[(b'Cookie', b'a={}')]",
+            "['psql', '--password', '{}', 'x']",
+            "run --password {}",
+            "run --password '{} x'",
+            "run --password=a {}",
+            "run --api-token\t{} x",
+            "run -secret={}",
+            'Authorization: Digest username="a", response="{}"',
+            "Proxy-Authorization: Negotiate {}",
+            "Cookie: a=b; session={}",
+            "set-cookie: session={}; HttpOnly",
+            '{{"Cookie": "session={}"}}',
+            "-----BEGIN PRIVATE KEY-----\nMII\n{}\n-----END PRIVATE KEY-----\n",
+            "password: -----BEGIN RSA PRIVATE KEY-----\nMII\n{}",
+            "Ocp-Apim-Subscription-Key: {}",
+            "'x-functions-key': '{}'",
+            "X-Auth-Token: {}",
+            "https://host/?a=1&subscription-key={}&b",
+            "https://host/?next=a%3Fpassword%3D{}%26b",
+            "password%253D{}",
+            "sv%3D1%26sig%3D{}",
         ]
     ),
     behind=TEXTS,
@@ -126,13 +156,53 @@ def test_an_unclosed_quoted_secret_is_removed_to_the_end() -> None:
         ("the role has no password, or another one", "the role has no password, or another one"),
         ("set PGPASSWORD or PGPASSFILE", "set PGPASSWORD or PGPASSFILE"),
         ("https://h/?design=a&sigma=2&a_sig=x&b=1", "https://h/?design=a&sigma=2&a_sig=***&b=1"),
-        ("Authorization: Bearer abcdefgh, and more", "Authorization: Bearer ***, and more"),
+        ("Authorization: Bearer abcdefgh, and more\nHost: h", "Authorization: ***\nHost: h"),
+        ('{"Authorization": "Basic x", "n": 1}', '{"Authorization": ***, "n": 1}'),
+        ("Cookie: a=b; c=d\r\nHost: h", "Cookie: ***\nHost: h"),
+        ("X-Key-Id: a\nx-functions-key: b\nHost: h", "X-Key-Id: a\nx-functions-key: ***\nHost: h"),
+        ("get https://x@h/a?b=c now", "get https://***@h/a?b=c now"),
+        ("create role a password E'x' login", "create role a password *** login"),
+        ("[('user', 'me'), ('password', 'x'), ('n', 1)]", "[('user', 'me'), ('password', ***), ('n', 1)]"),
+        ("['psql', '--password', 'x', '-l']", "['psql', '--password', ***, '-l']"),
+        ("psql --password x --host h", "psql --password *** --host h"),
+        (
+            "a\n-----BEGIN EC PRIVATE KEY-----\nx\n-----END EC PRIVATE KEY-----\nb",
+            "a\n-----BEGIN EC PRIVATE KEY-----***-----END EC PRIVATE KEY-----\nb",
+        ),
+        ("next=%2Fa%3Ftoken%3Dx%26b%3D1", "next=%2Fa%3Ftoken%3D***%26b%3D1"),
         ("the bearer of a token", "the bearer of a token"),
         ("https://h//a:b", "https://h//a:b"),
     ],
 )
 def test_the_text_around_a_password_is_kept(text: str, shown: str) -> None:
     assert redact(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the password is wrong",
+        "A token of at least 16 characters",
+        "--token is needed, or --password",
+        "usage: run [--token TOKEN] [--password <password>]",
+        "Pass --token or --password, and start again. See --token",
+        "give --token --password --host h",
+        "--password-file /run/secrets/a --token-env SHOP_TOKEN --no-password shop",
+        "write to a@b.c, or see https://h.example/x?mail=a@b.c",
+        "see https://h.example:8080/a and https://h.example/@b, or a@b.c",
+        '["https://h.example","a@b.c"]',
+        "postgresql://me@host/shop and amqp://me@host and abfss://container@account/x",
+        "sslkey=/home/me/client.key sslmode=verify-full",
+        "cannot open /home/me/password/token.txt, or ~/.ssh/secret-key",
+        "columns ('user', 'password', 'host'): the password and the token, 'x'",
+        "primary-key: id, partition-key: day, key: a, monkey: b, my_key: c",
+        "the cookie was refused; authorization failed",
+        "-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----",
+        "a 100%3D sign, and a name%3Dvalue",
+    ],
+)
+def test_texts_without_a_secret_are_shown_unchanged(text: str) -> None:
+    assert redact(text) == text
 
 
 @pytest.mark.parametrize(
@@ -181,7 +251,15 @@ REPEATED = (
     "a.", "a", "a$", "$.", "pwd:", "; ", "SQLSTATE: ",
     "\n at a.", "\n at ", "Caused by: ", "penstock.", "\npenstock.", "é", "accesskey-", "://", "a:",
     "$a$", "$a", "$$", "e'", "e'\\", "e'\\'", "''", "?sig", "?sig=", "&a-", "sig", "Bearer ", "bearer",
-    "PGPASSWORD ", "PGPASSWORD",
+    "PGPASSWORD ", "PGPASSWORD", "http://", "https://a", "http://:", "password E'", "token=U&'",
+    "password U&",
+    "('token', ", "('token', '", "('token', \"", "[\"token\", '", "('token', '\\", "( ", "'--token', '",
+    "'--",
+    "--token ", "--token --", "--", "-token", "--token \"", "Cookie: ", "Cookie:\n", "cookie", "'cookie': '",
+    "'cookie': \"'", "authorization: ", "-----BEGIN PRIVATE KEY-----", "-----BEGIN ", "-----BEGIN A",
+    "-----END ",
+    "-----BEGIN PRIVATE KEY----------END ", "-key", "-key: ", "a-key:\n", "%", "%25", "token%25", "token%3D",
+    "token%3D%", "%26sig",
 )  # fmt: skip
 SHORTER = 10_000
 

@@ -18,8 +18,16 @@ SEARCHED_CHARACTERS = 1 << 18
 _RUN = re.compile(r"\S+")
 # Also without a scheme, as in //user:password@host.
 _USER = re.compile(r"//[^\s/:@]*:")
-# A quote that is not closed is redacted to the end of the text.
-_QUOTED = r"""(?:"(?:[^"\\]|\\.)*+"?|'(?:[^'\\]|\\.)*+'?)"""
+# The user info of these URLs is often a token without a password, or with one that means nothing. Of other
+# schemes it is the name of a user.
+_USER_INFO = r"""(\bhttps?://)[^\s/?#@:"'<>,\\]++(?=@|:(?:x-oauth-basic)?@"""
+_TOKEN_IN_URL = re.compile(rf"{_USER_INFO})", re.IGNORECASE)
+_TOKEN_IN_CUT_URL = re.compile(rf"{_USER_INFO}|(?::[a-z-]{{0,13}}+)?\Z)", re.IGNORECASE)
+_PEM = r"[A-Z0-9 ]{0,40}?PRIVATE KEY(?: BLOCK)?-----"
+_PRIVATE_KEY = re.compile(rf"(-----BEGIN {_PEM}).*?(?=-----END {_PEM}|\Z)", re.DOTALL)
+# With the prefix of a literal in SQL or Python. A quote that is not closed is redacted to the end of the
+# text.
+_QUOTED = r"""(?:(?:[BEFNRUX]|[BR]{2}|U&)?(?:"(?:[^"\\]|\\.)*+"?|'(?:[^'\\]|\\.)*+'?))"""
 
 
 def _named(words: str) -> str:
@@ -33,10 +41,14 @@ _PASSWORD = re.compile(
     rf"({_named('password|passphrase')}(?::[ \t]*+)?+){_QUOTED}|({_named('password|passphrase')}[=:])[^\n]*",
     re.IGNORECASE | re.DOTALL,
 )
-# The last one is that of Azure's signed URLs; as part of a longer word it means something else.
+# The first line is of names that are also options of commands. Then headers such as
+# Ocp-Apim-Subscription-Key, but not the keys of tables. The last one is that of Azure's signed URLs; as part
+# of a longer word it means something else.
+_OPTIONS = "secret|token|credential|passwd|pwd|(?:access|api|private|account)[._-]?key"
 _KEYS = (
-    "secret|token|credential|passwd|pwd|authorization|signature|(?:access|api|private|account)[._-]?key"
-    r"|(?<![^\W_])sig(?![^\W_])"
+    rf"{_OPTIONS}|authorization|signature"
+    r"|(?<!primary)(?<!foreign)(?<!partition)(?<!sort)(?<!row)(?<!public)(?<!unique)-key(?![\w.-])"
+    r"|(?:(?<![^\W_])|(?<=%26|%3F))sig(?![^\W_])"
 )
 _OTHER = re.compile(
     rf"({_named(_KEYS)}[=:]\s*+(?:(?:bearer|basic)\s++)?+)(?:{_QUOTED}|[^\s,;&)}}\]]+)",
@@ -44,6 +56,40 @@ _OTHER = re.compile(
 )
 _IN_QUERY = re.compile(
     rf"([?&](?=[\w.-]{{0,100}}?(?:password|{_KEYS}))[\w.-]{{1,200}}=)[^\s&'\")]*", re.IGNORECASE
+)
+# Headers whose whole value is secret, to the end of the line unless it is quoted with its name.
+_HEADER_NAME = r"(?<![\w.?&-])(?:(?:proxy-)?authorization|(?:set-)?cookie)"
+_HEADER = re.compile(
+    rf"""((?<=["']){_HEADER_NAME}["'][ \t]*+[=:][ \t]*+){_QUOTED}"""
+    rf"""|({_HEADER_NAME}["']?+[ \t]*+[=:][ \t]*+)[^\n]+""",
+    re.IGNORECASE | re.DOTALL,
+)
+# One that names a file or a variable is readable.
+_OPTION_NAME = (
+    rf"--?+(?!no-)(?=[\w.-]*?(?:password|passphrase|{_OPTIONS}))[\w.-]++"
+    r"(?<!file)(?<!path)(?<!dir)(?<!env)(?<!name)(?<!id)(?<!url)"
+)
+# A name and its value in a tuple or a list of two, and an option and its value in the list of a command.
+_PAIR = re.compile(
+    rf"""([(\[]\s*+[bu]?["'](?=[\w.-]*?(?:password|passphrase|cookie|{_KEYS}))[\w.-]++["']\s*+,\s*+)"""
+    rf"""{_QUOTED}(?=\s*+(?:[)\]]|\Z))"""
+    rf"""|(["']{_OPTION_NAME}["']\s*+,\s*+){_QUOTED}""",
+    re.IGNORECASE | re.DOTALL,
+)
+# An option with its value, which no word of a sentence or of a usage message is.
+_OPTION = re.compile(
+    rf"((?<![\w.?&-]){_OPTION_NAME}[ \t]++)"
+    r"(?![-<]|(?:a|an|and|are|as|at|because|but|by|can|cannot|does|for|from|has|have|if|in|instead|is|it|may|must"
+    r"|needs?|not|of|on|options?|or|password|requires?|secret|should|takes|than|that|the|to|token|was|were|when"
+    r"|which|with|without)(?![^\s.,;:!?)\]]))"
+    rf"(?:{_QUOTED}|\S++)",
+    re.IGNORECASE | re.DOTALL,
+)
+# Percent-encoded as part of a URL, even twice; the value ends with an encoded &.
+_ENCODED = re.compile(
+    rf"""((?<![\w.-])(?=[\w.-]*?(?:password|passphrase|{_KEYS}))[\w.-]++%(?:25)*+3D)"""
+    r"""(?:[^\s&'")%]|%(?!(?:25)*+26))*+""",
+    re.IGNORECASE,
 )
 # A header's value without its name, which may be cut off, and libpq's variable as some programs print it.
 # Words of a sentence are no secrets.
@@ -83,9 +129,12 @@ def redact(text: str, secrets: Sequence[str] = ()) -> str:
     for secret in secrets:
         text = without(text, secret)
     cut = len(text) > SEARCHED_CHARACTERS
-    shown = without_user_info(text[:SEARCHED_CHARACTERS], cut=cut)
-    shown = _PASSWORD.sub(_starred, _IN_QUERY.sub(r"\1***", shown))
-    shown = _ALONE.sub(_starred, _OTHER.sub(r"\1***", shown))
+    # Private keys first: a name whose value ends with its line would leave their further lines.
+    shown = _PRIVATE_KEY.sub(r"\1***", text[:SEARCHED_CHARACTERS])
+    shown = without_user_info(shown, cut=cut)
+    shown = _ENCODED.sub(r"\1***", _IN_QUERY.sub(r"\1***", shown))
+    for pattern in (_PAIR, _PASSWORD, _HEADER, _OTHER, _OPTION, _ALONE):
+        shown = pattern.sub(_starred, shown)
     return f"{shown}…" if cut else shown
 
 
@@ -95,12 +144,13 @@ def without_literals(query: str) -> str:
 
 
 def _starred(match: re.Match[str]) -> str:
-    return f"{match[1] or match[2]}***"
+    return f"{match[match.lastindex or 1]}***"
 
 
 def without_user_info(text: str, *, cut: bool = False) -> str:
-    """Return a text without the passwords of its URLs; each ends at the last @ before a blank, as it may
-    contain one.
+    """Return a text without the passwords of its URLs, and without the tokens before the @ of those of HTTP.
+
+    A password ends at the last @ before a blank, as it may contain one.
     """
 
     def starred(run: re.Match[str]) -> str:
@@ -110,7 +160,8 @@ def without_user_info(text: str, *, cut: bool = False) -> str:
         user = _USER.search(run[0], 0, end) if end > 0 else None
         return run[0] if user is None else f"{run[0][: user.end()]}***{run[0][end:]}"
 
-    return _RUN.sub(starred, text)
+    tokens = _TOKEN_IN_CUT_URL if cut else _TOKEN_IN_URL
+    return _RUN.sub(starred, tokens.sub(r"\1***", text))
 
 
 def sentence(text: str, most: int, secrets: Sequence[str] = ()) -> str:
