@@ -181,7 +181,7 @@ def test_a_token_is_accepted_as_a_header_or_once_in_the_address(serve: Serve) ->
 
 
 @one_store
-def test_wrong_tokens_are_limited_and_signed_in_viewers_are_not(serve: Serve) -> None:
+def test_wrong_tokens_are_limited_and_right_ones_are_not(serve: Serve) -> None:
     served = serve(token=TOKEN)
     cookie = served.get("/", params={"token": TOKEN}).headers["set-cookie"].partition(";")[0]
     right = {"Authorization": b"Bearer " + TOKEN.encode()}
@@ -189,10 +189,14 @@ def test_wrong_tokens_are_limited_and_signed_in_viewers_are_not(serve: Serve) ->
         wrong = {"headers": {"Authorization": f"Bearer {number}"}}
         answer = served.get("/", **({"params": {"token": "wrong"}} if number % 2 else wrong))
         assert answer.status_code == 401
-    for path in ("/?token=wrong", "/api/snapshot"):
-        answer = served.get(path, headers=right)
+    for path, headers in (("/?token=wrong", {}), ("/api/snapshot", {"Authorization": "Bearer wrong"})):
+        answer = served.get(path, headers=headers)
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "60")
+    assert served.get("/api/snapshot", headers=right).status_code == 200
+    assert served.get("/", params={"token": TOKEN}).status_code == 303
     assert served.get("/api/snapshot", headers={"Cookie": cookie}).status_code == 200
+    # The right token does not reset the count.
+    assert served.get("/?token=wrong").status_code == 429
     # A page without a token is no attempt.
     assert served.get("/api/snapshot").status_code == 401
 

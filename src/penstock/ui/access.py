@@ -69,8 +69,7 @@ class WrongTokens:
 class Access:
     host: str
     token: str | None = field(default=None, repr=False)
-    # The cookie cannot be guessed, whatever the token, so that only tokens are counted, and viewers who have
-    # signed in are not shut out by somebody else behind their proxy.
+    # The cookie cannot be guessed, whatever the token, so only tokens are counted.
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     wrong: WrongTokens = field(default_factory=WrongTokens, repr=False)
 
@@ -92,21 +91,21 @@ class Access:
         token = bearer if bearer is not None else request.query_params.get("token") if at_once else None
         if token is None:
             return PlainTextResponse(_NO_TOKEN, 401, {"WWW-Authenticate": "Bearer"})
-        if self.wrong.too_many_from(address):
-            return PlainTextResponse(_TOO_MANY, 429, {"Retry-After": "60"})
+        # The right token passes first, so that nobody's wrong ones shut out those who know it.
         if not self._matches(token):
+            if self.wrong.too_many_from(address):
+                return PlainTextResponse(_TOO_MANY, 429, {"Retry-After": "60"})
             self.wrong.add(address)
-        elif bearer is not None:
+            return PlainTextResponse(_NO_TOKEN, 401, {"WWW-Authenticate": "Bearer"})
+        if bearer is not None:
             return None
-        else:
-            response = RedirectResponse("/", 303)
-            # A proxy on this machine may set the scheme.
-            encrypted = request.url.scheme == "https"
-            response.set_cookie(
-                COOKIE, self._cookie(), httponly=True, samesite="strict", secure=encrypted, path="/"
-            )
-            return response
-        return PlainTextResponse(_NO_TOKEN, 401, {"WWW-Authenticate": "Bearer"})
+        response = RedirectResponse("/", 303)
+        # A proxy on this machine may set the scheme.
+        encrypted = request.url.scheme == "https"
+        response.set_cookie(
+            COOKIE, self._cookie(), httponly=True, samesite="strict", secure=encrypted, path="/"
+        )
+        return response
 
     def _has_cookie(self, request: Request) -> bool:
         return secrets.compare_digest(request.cookies.get(COOKIE, "").encode(), self._cookie().encode())
