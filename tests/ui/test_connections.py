@@ -18,7 +18,7 @@ import pytest
 
 import penstock
 from penstock.store.statements import qualify
-from penstock.ui import server
+from penstock.ui import server, snapshots
 from tests.support.raw_sql import run_sql
 from tests.support.spark_queues import one_store
 from tests.support.waiting import wait_until
@@ -170,19 +170,24 @@ def test_one_machine_leaves_connections_for_others(
     assert served.server.stream.viewers == 3
 
 
+def pad_snapshots(served: Served, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every snapshot longer by some bytes."""
+    real = type(served.server.stream).newest
+
+    async def padded(self: object) -> object:
+        taken = await real(self)  # type: ignore[arg-type]
+        return type(taken)(taken.snapshot, taken.text + b" " * size, taken.at)
+
+    monkeypatch.setattr(type(served.server.stream), "newest", padded)
+
+
 def test_a_viewer_that_reads_nothing_is_disconnected(
     serve: Serve, strangers: ExitStack, store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "WRITE_SECONDS", 0.5)
     served = serve(every=0.1)
     # Large snapshots, so that the buffers on the way are full soon.
-    real = type(served.server.stream).newest
-
-    async def large(self: object) -> object:
-        taken = await real(self)  # type: ignore[arg-type]
-        return type(taken)(taken.snapshot, taken.text + b" " * (4 << 20), taken.at)
-
-    monkeypatch.setattr(type(served.server.stream), "newest", large)
+    pad_snapshots(served, 4 << 20, monkeypatch)
     idle = strangers.enter_context(connected(served))
     idle.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
     wait_until(lambda: served.server.stream.viewers == 1, timeout=5)
@@ -190,17 +195,63 @@ def test_a_viewer_that_reads_nothing_is_disconnected(
     wait_until(lambda: open_connections(served) == 0, timeout=5)
 
 
+def viewer_with_small_buffer(served: Served) -> socket.socket:
+    """Return a connection that has requested the events, and whose system buffers few of them."""
+    parts = urlsplit(served.url)
+    viewer = socket.socket()
+    viewer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    viewer.settimeout(10)
+    viewer.connect((parts.hostname, parts.port))
+    viewer.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    return viewer
+
+
+def test_viewers_that_do_not_read_small_snapshots_make_room_for_others(
+    serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small snapshots fit into the system's send buffer for minutes."""
+    monkeypatch.setattr(server, "WRITE_SECONDS", 1.0)
+    monkeypatch.setattr(snapshots, "MOST_VIEWERS", 5)
+    served = serve(every=0.1)
+    pad_snapshots(served, 3000, monkeypatch)
+    for _ in range(5):
+        strangers.enter_context(viewer_with_small_buffer(served))
+    wait_until(lambda: served.server.stream.viewers == 5, timeout=10)
+    wait_until(lambda: served.server.stream.viewers == 0, timeout=20)
+    wait_until(lambda: open_connections(served) == 0, timeout=5)
+    with httpx.stream("GET", f"{served.url}api/events", timeout=10) as answer:
+        assert answer.status_code == 200
+
+
+def test_a_viewer_that_reads_slowly_stays_connected(
+    serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some bytes are always on their way to it, but never the same ones."""
+    monkeypatch.setattr(server, "WRITE_SECONDS", 1.5)
+    served = serve(every=0.1)
+    pad_snapshots(served, 60_000, monkeypatch)
+    viewer = strangers.enter_context(viewer_with_small_buffer(served))
+    began, received = time.monotonic(), 0
+    while time.monotonic() - began < 4:
+        part = viewer.recv(2048)
+        assert part
+        received += len(part)
+        time.sleep(0.01)
+    assert received > 100_000
+    assert served.server.stream.viewers == 1
+
+
 def test_a_viewer_that_reads_stays_connected(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "REQUEST_SECONDS", 0.3)
     monkeypatch.setattr(server, "WRITE_SECONDS", 0.3)
     served = serve(every=0.1)
-    began, snapshots = time.monotonic(), 0
+    began, events = time.monotonic(), 0
     with httpx.stream("GET", f"{served.url}api/events", timeout=10) as answer:
         for line in answer.iter_lines():
-            snapshots += line.startswith("data:")
+            events += line.startswith("data:")
             if time.monotonic() - began > 1.2:
                 break
-    assert snapshots > 5
+    assert events > 5
 
 
 ELSEWHERE = [

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -27,6 +29,10 @@ from penstock.ui.access import Access, Guard, is_loopback
 from penstock.ui.metrics import exposition
 from penstock.ui.snapshots import Collector, SnapshotStream
 
+if sys.platform == "linux":
+    import fcntl
+    import termios
+
 MOST_CONNECTIONS = 200
 """More than the most viewers, since each also loads the page and its parts."""
 MOST_FROM_ADDRESS = 80
@@ -35,7 +41,44 @@ others."""
 REQUEST_SECONDS = 5.0
 """The time for a request to arrive, from the start of the connection or from the last response."""
 WRITE_SECONDS = 30.0
-"""The time for a viewer to read what was sent."""
+"""The time for a viewer to read what was sent, and the longest time in which nothing more may reach it."""
+SEND_BUFFER_BYTES = 65_536
+"""The size of a connection's send buffer in the system. By default it grows to megabytes, enough for minutes
+of snapshots that nobody reads."""
+WRITE_BUFFER_BYTES = 16_384
+"""How much may wait for space in the send buffer before an event stream pauses."""
+_CHECKS_IN_WRITE_SECONDS = 10
+
+
+class CountingTransport:
+    """A transport that counts the bytes written to it."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.written = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self.written += len(data)
+        self._transport.write(data)
+
+    def acknowledged(self) -> int | None:
+        """Return how many bytes have reached the other side; None where the system does not report it."""
+        missing = _unacknowledged(self._transport.get_extra_info("socket"))
+        return None if missing is None else self.written - self._transport.get_write_buffer_size() - missing
+
+
+def _unacknowledged(connection: socket.socket) -> int | None:
+    """Return how many bytes in the send buffer the other side has not acknowledged; None except on Linux."""
+    if sys.platform != "linux":
+        return None
+    try:
+        return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except (OSError, ValueError):
+        # The connection is closed.
+        return None
 
 
 class BoundedProtocol(H11Protocol):
@@ -45,6 +88,11 @@ class BoundedProtocol(H11Protocol):
     """The other machine; None for this one, where a proxy may have any number of viewers."""
     _request_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
+    _progress_timer: asyncio.TimerHandle | None = None
+    _counting: CountingTransport
+    _acknowledged = 0
+    _progress_at = 0.0
+    """When more bytes were last acknowledged, or none were missing."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # always a transport
         self._peer = machine_of(transport)
@@ -54,8 +102,16 @@ class BoundedProtocol(H11Protocol):
             _make_room(own, transport)
         elif len(self.connections) >= MOST_CONNECTIONS:
             _make_room(bounded, transport)
-        super().connection_made(transport)
+        with suppress(OSError):
+            # The other side may have closed it already.
+            connection = transport.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._counting = CountingTransport(transport)
+        super().connection_made(self._counting)  # type: ignore[arg-type]  # passes everything on
         self._wait_for_request()
+        self._progress_at = self.loop.time()
+        self._check_progress()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -77,7 +133,25 @@ class BoundedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._request_timer, self._write_timer = _cancel(self._request_timer), _cancel(self._write_timer)
+        self._progress_timer = _cancel(self._progress_timer)
         super().connection_lost(exc)
+
+    def _check_progress(self) -> None:
+        """Close the connection if it has not acknowledged any of the missing bytes for too long.
+
+        What is small fits into the send buffer, so that writing does not pause although nobody reads.
+        """
+        acknowledged = self._counting.acknowledged()
+        if acknowledged is None or acknowledged == self._counting.written:
+            self._progress_at = self.loop.time()
+        elif acknowledged > self._acknowledged:
+            self._acknowledged, self._progress_at = acknowledged, self.loop.time()
+        elif self.loop.time() - self._progress_at >= WRITE_SECONDS:
+            self._abort()
+            return
+        self._progress_timer = self.loop.call_later(
+            WRITE_SECONDS / _CHECKS_IN_WRITE_SECONDS, self._check_progress
+        )
 
     def _wait_for_request(self) -> None:
         _cancel(self._request_timer)
