@@ -65,7 +65,9 @@ def with_schema(database: str, schema: str) -> str:
 
 
 def drop_schema(database: str, schema: str) -> None:
-    """Drop a schema; sessions that hold it locked, because a test left a transaction open, are terminated."""
+    """Drop a schema; sessions that lock it are terminated: a test has left a transaction open, or a thread
+    running.
+    """
     from psycopg import errors, sql
 
     from penstock.store.postgres.connection import connect as connect_to_server
@@ -76,7 +78,7 @@ def drop_schema(database: str, schema: str) -> None:
         connection.execute("SET lock_timeout = '3s'")
         try:
             connection.execute(drop)
-        except errors.LockNotAvailable:
+        except (errors.LockNotAvailable, errors.DeadlockDetected):
             connection.execute(
                 "SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_class c ON c.oid = l.relation"
                 " WHERE c.relnamespace = %s::regnamespace AND l.pid <> pg_backend_pid()",
