@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from penstock.store.staging import StagingLost
 from penstock.testing.stores import with_schema
 from tests.continuous.copying import Copy, Pause
 from tests.support.crashing_postgres import crashing_postgres
+from tests.support.postgres import answers
 from tests.support.waiting import wait_until
 
 # The server writes its log as late as it can.
@@ -33,7 +33,7 @@ def test_an_epoch_whose_staged_rows_a_crash_has_lost_is_read_again(
             committing.reached()
             server.stop()
             server.start()
-            wait_until(lambda: _answers(server.url), 60, "the server answers")
+            wait_until(lambda: answers(server.url), 60, "the server answers")
             committing.wake()
             copy.through(query)
             # Anything else that waits for the disk, such as a new safe offset, keeps the staged rows, too.
@@ -43,11 +43,3 @@ def test_an_epoch_whose_staged_rows_a_crash_has_lost_is_read_again(
         assert copy.ids() == copy.all()
         copy.close()
     assert StagingLost.condition in caplog.text
-
-
-def _answers(url: str) -> bool:
-    try:
-        psycopg.connect(url, connect_timeout=5).close()
-    except psycopg.OperationalError:
-        return False
-    return True

@@ -11,8 +11,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from multiprocessing import AuthenticationError
 
@@ -55,6 +55,16 @@ def listening(network: DriverNetwork) -> Iterator[AuthenticatedListener]:
 @pytest.fixture
 def address(listening: AuthenticatedListener) -> Address:
     return listening.address
+
+
+@contextmanager
+def connected(network: DriverNetwork, serve: Callable[[Connection], None]) -> Iterator[Connection]:
+    """Yield a task's end of a connection whose other end a driver serves."""
+    with (
+        closing(AuthenticatedListener(network, serve, "penstock-test")) as listening,
+        listening.address.connect() as connection,
+    ):
+        yield connection
 
 
 @pytest.fixture
@@ -109,10 +119,7 @@ def test_small_messages_are_not_held_back_until_the_one_before_is_acknowledged(
         with connection:
             found.append(sends_at_once(connection))
 
-    with (
-        closing(AuthenticatedListener(network, serve, "penstock-test")) as listening,
-        listening.address.connect() as connection,
-    ):
+    with connected(network, serve) as connection:
         found.append(sends_at_once(connection))
         wait_until(lambda: len(found) == 2, timeout=5)
     assert found == [True, True]
@@ -388,10 +395,7 @@ def test_messages_of_any_length_arrive_whole_while_others_are_sent(network: Driv
         with connection:
             found.extend(exchange(connection))
 
-    with (
-        closing(AuthenticatedListener(network, serve, "penstock-test")) as listening,
-        listening.address.connect() as connection,
-    ):
+    with connected(network, serve) as connection:
         assert exchange(connection) == sent
         wait_until(lambda: found == sent, timeout=10)
 
@@ -406,10 +410,7 @@ def test_a_connection_is_ready_exactly_when_a_message_has_come(network: DriverNe
             connection.send_bytes(b"two")
             turns.acquire()
 
-    with (
-        closing(AuthenticatedListener(network, serve, "penstock-test")) as listening,
-        listening.address.connect() as connection,
-    ):
+    with connected(network, serve) as connection:
         assert not connection.poll(0.1)
         turns.release()
         for expected in (b"one", b"two"):
@@ -425,8 +426,7 @@ def test_a_connection_is_ready_exactly_when_a_message_has_come(network: DriverNe
 
 def test_a_message_that_is_too_long_is_refused(network: DriverNetwork) -> None:
     with (
-        closing(AuthenticatedListener(network, lambda line: line.send_bytes(bytes(11)), "test")) as listening,
-        listening.address.connect() as connection,
+        connected(network, lambda line: line.send_bytes(bytes(11))) as connection,
         pytest.raises(OSError, match="11 bytes"),
     ):
         connection.recv_bytes(10)

@@ -12,9 +12,7 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psycopg
-
-from tests.support.postgres import free_port
+from tests.support.postgres import answers, free_port
 from tests.support.postgres_guard import server_identity
 from tests.support.waiting import wait_until
 
@@ -80,7 +78,7 @@ def pgbouncer(url: str, *, size: int = 2, mode: str = "transaction") -> Iterator
     pooled = parts._replace(netloc=netloc, query=query).geturl()
     try:
         wait_until(
-            lambda: _answers(parts._replace(netloc=netloc, query="").geturl()), message="pgbouncer answers"
+            lambda: answers(parts._replace(netloc=netloc, query="").geturl()), message="pgbouncer answers"
         )
         yield pooled
     finally:
@@ -96,11 +94,3 @@ def _readable(libraries: str, directory: Path) -> str:
         copy.write_bytes(library.read_bytes())
         copy.chmod(0o755)
     return str(directory)
-
-
-def _answers(url: str) -> bool:
-    try:
-        psycopg.connect(url, connect_timeout=5).close()
-    except psycopg.OperationalError:
-        return False
-    return True

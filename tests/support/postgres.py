@@ -93,7 +93,7 @@ def _start(directory: Path, settings: dict[str, str]) -> PostgresServer:
         )  # fmt: skip
     server = PostgresServer(f"postgresql://penstock:{password}@127.0.0.1:{port}/postgres", directory, guard)
     try:
-        wait_until(lambda: _answers(server, log), timeout=60, message="PostgreSQL accepts connections")
+        wait_until(lambda: _started(server, log), timeout=60, message="PostgreSQL accepts connections")
         _hash_quickly(server)
     except BaseException:
         server.stop()
@@ -111,13 +111,18 @@ def _hash_quickly(server: PostgresServer) -> None:
             connection.execute(f"ALTER ROLE penstock PASSWORD '{connection.info.password}'".encode())
 
 
-def _answers(server: PostgresServer, log: Path) -> bool:
-    import psycopg
-
+def _started(server: PostgresServer, log: Path) -> bool:
     if server.guard.poll() is not None:
         raise AssertionError(f"PostgreSQL did not start:\n{log.read_text()}")
+    return answers(server.url)
+
+
+def answers(url: str) -> bool:
+    """Return whether a server or a pooler lets one in."""
+    import psycopg
+
     try:
-        psycopg.connect(server.url, connect_timeout=5).close()
+        psycopg.connect(url, connect_timeout=5).close()
     except psycopg.OperationalError:
         return False
     return True

@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from penstock.errors import (
@@ -244,15 +245,9 @@ class Database(ABC):
         """
         with self._pool.lease() as lease:
             connection = lease.connection
+            begin = self._single if single else partial(self._begin, durable=durable)
             try:
-                with (
-                    self.translating(),
-                    closing(
-                        self._single(connection, write=write)
-                        if single
-                        else self._begin(connection, write=write, durable=durable)
-                    ) as transaction,
-                ):
+                with self.translating(), closing(begin(connection, write=write)) as transaction:
                     yield transaction
             except BaseException as error:
                 undone = self._undone(connection)

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from penstock.arguments import in_quotes, refusal
@@ -24,7 +25,7 @@ from penstock.errors import (
 from penstock.json_text import Json
 from penstock.queue.checks import check_name
 from penstock.store.postgres.session import LOCK_WAIT, SEARCH_PATH
-from penstock.store.statements import bind
+from penstock.store.statements import bind, parse, read
 from penstock.tables.names import quoted
 
 if TYPE_CHECKING:
@@ -55,27 +56,6 @@ _SCHEMA_OF = (
     "select n.nspname from pg_class as c join pg_namespace as n on n.oid = c.relnamespace "
     "where c.oid = cast(:oid as oid)"
 )
-# Whose triggers would run with the rights of this connection's role. Members of a role trust it; a superuser
-# is a member of none by that alone.
-_FOREIGN_OWNER = """
-with recursive mine (oid) as (
-    select oid from pg_roles where rolname in (current_user, session_user)
-    union
-    select m.roleid from pg_auth_members as m join mine on m.member = mine.oid
-), owned (owner) as (
-    select nspowner from pg_namespace where nspname = cast(:schema as text)
-    union
-    select relowner from pg_class where oid = cast(:oid as oid)
-)
-select cast(r.rolname as text)
-from owned
-join pg_roles as r on r.oid = owned.owner
-where not r.rolsuper
-    and r.rolname not in (cast(:trusted as text), 'pg_database_owner')
-    and r.oid not in (select mine.oid from mine)
-    and r.oid not in (select datdba from pg_database where datname = current_database())
-limit 1
-"""
 _OF_APP = "sink = :sink and app_id = :app_id"
 _NEWEST = f"select batch_id, query_id from {{ledger}} where {_OF_APP}"
 _FIRST = (
@@ -198,7 +178,7 @@ def _enter(connection: CallerConnection, entry: _Entry, *, new_sink: bool, ledge
         else:
             oid, first = located
             schema = _schema_of(connection, oid, first)
-            _require_trusted_owner(connection, schema, oid, ledger_owner)
+            _require_trusted_owner(connection, schema, ledger_owner)
             ledger = _Ledger(connection, _qualified(schema))
             if oid is None:
                 _wait_for_other_creators(connection)
@@ -219,10 +199,14 @@ def _schema_of(connection: CallerConnection, oid: int | None, first: str | None)
     return schema
 
 
-def _require_trusted_owner(
-    connection: CallerConnection, schema: str, oid: int | None, trusted: str | None
-) -> None:
-    foreign = connection.row(_FOREIGN_OWNER, schema=schema, oid=oid, trusted=trusted or "")
+@cache
+def _foreign_owner() -> str:
+    """The store's own statement: its owner's triggers could run code in the same way."""
+    return parse(read("sql", "postgres.sql"))["foreign_owner"]
+
+
+def _require_trusted_owner(connection: CallerConnection, schema: str, trusted: str | None) -> None:
+    foreign = connection.row(_foreign_owner(), schema=schema, relations=[LEDGER], trusted=trusted or "")
     if foreign is not None:
         raise StoreUnsafeError(
             f"the ledger {schema}.{LEDGER}, or its schema, belongs to the role {in_quotes(foreign[0])}, "

@@ -22,7 +22,7 @@ with recursive mine (oid) as (
     select c.relowner, c.relname
     from pg_class as c
     join pg_namespace as n on n.oid = c.relnamespace
-    where n.nspname = :schema and c.relname = any(:relations::text[]) and c.relkind in ('r', 'v', 'm', 'f', 'p', 'S')
+    where n.nspname = :schema and c.relname = any(cast(:relations as text[]))
 )
 select r.rolname::text as owner, owned.what::text as what
 from owned
