@@ -13,8 +13,8 @@ from tests.support.crashing_postgres import crashing_postgres
 from tests.support.postgres import answers
 from tests.support.waiting import wait_until
 
-# The server writes its log as late as it can.
-LATE = {"wal_writer_delay": "10s", "wal_writer_flush_after": "0", "bgwriter_lru_maxpages": "0"}
+# The server writes its log as late as it can: "0" for wal_writer_flush_after would write it at once.
+LATE = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB", "bgwriter_lru_maxpages": "0"}
 
 _TRIES = 6
 
