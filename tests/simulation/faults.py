@@ -43,6 +43,27 @@ TIMES_OF_ROWS = Change(
 )
 """The times of a queue's last rows tell it from one that was restored, or recreated, and has grown again."""
 
+SAME_INPUT = Change(
+    "commit/protocol.py",
+    "        _same(batch, before.ranges)\n        _settle(tx, batch, locked)\n",
+    "        _settle(tx, batch, locked)\n",
+)
+"""A micro-batch that the sink has already committed with other input is refused."""
+
+COMPARE_AND_SET = Change(
+    "store/sql/common.sql",
+    "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old\n",
+    "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and (next_index = :old or :safe < :new)\n",
+)
+"""A consumer moves only from where the micro-batch begins."""
+
+STAGED_COUNT = Change(
+    "store/staging.py",
+    "    if len(rows) != sum(attempts.values()):\n",
+    "    if len(rows) < sum(attempts.values()):\n",
+)
+"""A micro-batch is refused if more is staged for it than its tasks have told."""
+
 
 FAULTS = [
     # Commits: one transaction for the rows, the ledger and the consumers.
@@ -69,6 +90,7 @@ FAULTS = [
         "store/staging.py",
         "        if next(tries):\n",
         "        if next(tries) < 0:\n",
+        without=STAGED_COUNT,
     ),
     Fault(
         "a commit does not wait for the disk",
@@ -153,6 +175,7 @@ FAULTS = [
         "commit/protocol.py",
         "    if previous is not None:\n        _refuse_jump(batch, previous)\n",
         "",
+        without=SAME_INPUT,
     ),
     # Owners, and the plan of the micro-batch in flight.
     Fault(
@@ -160,12 +183,14 @@ FAULTS = [
         "commit/owner.py",
         "    require_owner(registration, end.epoch, end.owner, end.generation)\n",
         "",
+        without=COMPARE_AND_SET,
     ),
     Fault(
         "an epoch is committed whatever rows the queue has by now",
         "commit/owner.py",
         "    require_owner(registration, end.epoch, end.owner, end.generation)\n    _require_there(tx, registration, end)\n",
         "    require_owner(registration, end.epoch, end.owner, end.generation)\n",
+        without=COMPARE_AND_SET,
     ),
     Fault(
         "an owner that was overtaken is not refused",
@@ -730,6 +755,7 @@ FAULTS = [
         "spark/queue_readers.py",
         "        if task.last is not None:\n",
         "        if False:\n",
+        without=TIMES_OF_ROWS,
     ),
     Fault(
         "the generation of a registration is the time, whatever there was before",
