@@ -73,6 +73,7 @@ class Pair:
             tuple(start),
             tuple(end),
             moved_by_sink=owner.moved_by_sink,
+            owner=owner.identity,
         )
 
     def planned(self, owner: Owner, start: Sequence[int], end: Sequence[int]) -> QueueOffset:

@@ -91,20 +91,21 @@ def test_a_query_that_has_been_idle_since_its_start_does_not_drain_the_one_that_
 
 
 @one_store
-@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("now", ["its own", "a later one", "one of the same epoch in a restored store"])
 def test_a_query_stopped_in_its_first_micro_batch_drains_only_its_own_owner(
-    store: penstock.Store, store_url: str, tmp_path: Path, ours: bool
+    store: penstock.Store, store_url: str, tmp_path: Path, now: str
 ) -> None:
     make_queue(store, "in").register(store.create_consumer("c").name)
     source = OwnedConsumer(store_url, "in", "c")
     expected = expected_epochs([source])
     owner = Owner(store.database, "c", "in")
-    if not ours:
+    if now == "a later one":
         owner = Owner(store.database, "c", "in")
-    offset = QueueOffset(store.uuid, "in", "c", 0, owner.epoch, (0,), (1,))
+    identity = owner.identity if now != "one of the same epoch in a restored store" else "before the restore"
+    offset = QueueOffset(store.uuid, "in", "c", 0, owner.epoch, (0,), (1,), owner=identity)
     (tmp_path / "ck/offsets").mkdir(parents=True)
     (tmp_path / "ck/offsets/0").write_text("\n".join(["v1", "{}", json.dumps(offset.to_dict())]))
     spark = running()
     assert MicroBatchQuery(spark, str(tmp_path / "ck"), [source], expected=expected).stop() is True
-    assert store.consumer("c").registration("in").draining is ours
+    assert store.consumer("c").registration("in").draining is (now == "its own")
     owner.release()

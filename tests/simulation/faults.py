@@ -238,8 +238,8 @@ FAULTS = [
     Fault(
         "a query that stops drains whoever owns its consumer",
         "commit/owner.py",
-        "        if epoch == registration.epoch:\n",
-        "        if epoch <= registration.epoch:\n",
+        "        if (made.epoch, made.owner) == (registration.epoch, registration.owner):\n",
+        "        if made.epoch <= registration.epoch:\n",
     ),
     Fault(
         "an owner does not hold its lock",

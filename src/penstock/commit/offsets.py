@@ -34,7 +34,9 @@ class QueueOffset:
     moved_by_sink: bool = False
     """Whether the sink's own transaction moves the consumer, as far as the source knew when it planned."""
     owner: str | None = None
-    """The owner's identity, if the transaction of the sink checks it and no plan is stored before."""
+    """The identity of the consumer's owner; a restored store may give an epoch to another owner again."""
+    unplanned: bool = False
+    """Whether the store keeps no plan of it, so that the transaction of the sink checks the owner."""
     times: tuple[int | None, ...] = ()
     """When the last row of each partition's range was appended, in microseconds since 1970; None for a
     partition without one. A restored store that has grown again has other rows there.
@@ -56,6 +58,8 @@ class QueueOffset:
             fields["movedBySink"] = True
         if self.owner is not None:
             fields["owner"] = self.owner
+        if self.unplanned:
+            fields["unplanned"] = True
         if any(time is not None for time in self.times):
             fields["times"] = list(self.times)
         return fields
@@ -78,6 +82,7 @@ class QueueOffset:
             value.get("rowsPerTask"),
             value.get("movedBySink", False),
             value.get("owner"),
+            value.get("unplanned", False),
             tuple(value.get("times", ())),
         )
 
@@ -159,7 +164,7 @@ def _require_offset(value: Mapping[str, Any]) -> None:
         and len(start) <= len(end)
         and all(type(number) is int and number >= 0 for number in [*start, *end, *numbers])
         and all(isinstance(text, str) for text in texts)
-        and isinstance(value.get("movedBySink", False), bool)
+        and all(isinstance(value.get(name, False), bool) for name in ("movedBySink", "unplanned"))
         and isinstance(times, list)
         and len(times) <= len(end)
         and all(time is None or type(time) is int for time in times)

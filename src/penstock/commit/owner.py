@@ -313,14 +313,14 @@ def follow(database: Database, committed: QueueOffset) -> None:
     database.run(work, idempotent=True)
 
 
-def drain(database: Database, consumer: str, queue: str, epoch: int) -> None:
-    """Ask the owner of a consumer to plan nothing more, if it has this epoch; another owner is another
+def drain(database: Database, made: QueueOffset) -> None:
+    """Ask the owner of a consumer to plan nothing more, if it has made this offset: another is of another
     query.
     """
 
     def work(tx: Transaction) -> None:
-        registration = consumers.find_registration(tx, consumer, queue, lock=True)
-        if epoch == registration.epoch:
+        registration = consumers.find_registration(tx, made.consumer or "", made.queue, lock=True)
+        if (made.epoch, made.owner) == (registration.epoch, registration.owner):
             tx.run("set_draining", **registration.keys)
 
     database.run(work, idempotent=True)

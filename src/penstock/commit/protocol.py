@@ -190,7 +190,7 @@ def _settle(
     """
     batch.sink.discard(tx, batch)
     for source, registration in locked:
-        if source.owner is not None:
+        if source.unplanned:
             require_owner(registration, source.epoch, source.owner, source.generation)
         if registration.plan == plan_text(source):
             tx.run("close_plan", **registration.keys)
@@ -306,19 +306,19 @@ def _move_consumer(
     tx: Transaction, batch: BatchCommit[T], source: QueueOffset, registration: Registration
 ) -> None:
     """Move a consumer of this store from the start of a micro-batch to its end."""
-    if source.owner is not None:
+    if source.unplanned:
         require_owned(tx, registration, source)
     source.require(source.store, registration.queue, registration.consumer, registration.generation)
     if source.empty:
         _require_there(tx, source, registration)
         _bind(tx, batch, source, registration)
         return
-    if source.owner is None:
+    if not source.unplanned:
         _require_planned(batch, source, registration)
     _bind(tx, batch, source, registration)
     try:
         # An owner that stores no plan has logged everything up to the start.
-        consumers.advance(tx, registration, source.moves(), safe=None if source.owner is None else "old")
+        consumers.advance(tx, registration, source.moves(), safe="old" if source.unplanned else None)
     except OffsetConflictError as conflict:
         partition, old, found = (conflict.parameters[name] for name in ("partition", "expected", "found"))
         raise _moved(source, {partition: old}, {partition: found}) from None

@@ -174,24 +174,24 @@ class MicroBatchQuery(Query):
         Another query may own the consumer by now, so only an owner that is known to be this query's is asked.
         A query that has not begun a micro-batch yet has no owner to ask.
         """
-        epochs, left = self._epochs(sources), []
+        offsets, left = self._planned(sources), []
         for source in sources:
-            epoch = epochs.get((source.queue, source.consumer))
-            if epoch is None:
+            offset = offsets.get((source.queue, source.consumer))
+            if offset is None:
                 left.append(source)
                 continue
             with connect(source.url, create=False) as store:
-                drain(store.database, source.consumer, source.queue, epoch)
+                drain(store.database, offset)
         return left
 
-    def _epochs(self, sources: Sequence[OwnedConsumer]) -> dict[tuple[str, str | None], int]:
-        """Return the owner epochs of this run from its progress, or before that from the checkpoint."""
+    def _planned(self, sources: Sequence[OwnedConsumer]) -> dict[tuple[str, str | None], QueueOffset]:
+        """Return an offset of each source that an owner of this run has made, from the run's progress, or
+        before that from the checkpoint.
+        """
         progress = self._query.lastProgress
         if progress is not None:
             reported = [QueueOffset.of(_json(source.latestOffset)) for source in progress.sources]
-            return {
-                (offset.queue, offset.consumer): offset.epoch for offset in reported if offset is not None
-            }
+            return {(offset.queue, offset.consumer): offset for offset in reported if offset is not None}
         expected = {
             (source.queue, source.consumer): self._expected[source]
             for source in sources
@@ -201,7 +201,7 @@ class MicroBatchQuery(Query):
             return {}
         checkpoint = Checkpoint(self._checkpoint)
         return {
-            (offset.queue, offset.consumer): offset.epoch
+            (offset.queue, offset.consumer): offset
             for offset in checkpoint.ranges(checkpoint.last_planned())
             if expected.get((offset.queue, str(offset.consumer))) == offset.epoch
         }

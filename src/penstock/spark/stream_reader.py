@@ -201,6 +201,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end=tuple(end),
             rows_per_task=self._options.rows_per_task,
             moved_by_sink=owner is not None and owner.moved_by_sink,
+            owner=None if owner is None else owner.identity,
         )
 
 

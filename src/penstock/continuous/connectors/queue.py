@@ -129,7 +129,8 @@ class QueueSourceDriver(SourceDriver):
             start=_listed(start, len(end)),
             end=_listed(end, len(end)),
             moved_by_sink=owner is not None and owner.moved_by_sink,
-            owner=owner.identity if owner is not None and self.advanced_by_sink else None,
+            owner=None if owner is None else owner.identity,
+            unplanned=self.advanced_by_sink,
             times=tuple(last_times.get(partition) for partition in range(len(end))),
         )
         if owner is None:
