@@ -57,6 +57,13 @@ class CheckpointLog(Checkpoint):
         begun, following = self.last_planned(), _next(self.last_commit())
         return begun if begun is not None and begun >= following else None
 
+    def committed_before(self) -> int:
+        """Return the number before which everything is committed: an epoch begins after the one before it.
+
+        A driver that died while it logged what its sink has may have left an offset without its commit.
+        """
+        return max(_next(self.last_commit()), self.last_planned() or 0)
+
     def begun(self) -> dict[int, bytes]:
         """Return the entries of epochs that were begun and not committed, by number: one, as a rule."""
         following = _next(self.last_commit())
@@ -304,7 +311,8 @@ def catch_up(
     if newest is None:
         return None
     last = logs.last_commit()
-    _require_same_time(sink, newest, last, limited=limited)
+    _require_not_behind(sink, newest, logs.committed_before())
+    _require_not_rewound(sink, newest, _next(last), limited=limited)
     if newest.offset is not None:
         follow(newest.offset)
         if newest.number > _last(last) or logs.offset_entry(newest.number) is None:
@@ -343,7 +351,7 @@ def require_not_behind(logs: CheckpointLog, sink: SinkRecord) -> None:
         # Another checkpoint has written under the same id: rows are repeated, and none are lost.
         return
     if newest is not None:
-        _require_not_behind(sink, newest, _next(logs.last_commit()))
+        _require_not_behind(sink, newest, logs.committed_before())
 
 
 def _last(last: int | None) -> int:
@@ -359,10 +367,8 @@ def _require_not_behind(sink: SinkRecord, newest: SinkEpoch, following: int) -> 
         raise sink_behind(sink.description, following, None if newest.number < 0 else newest.number)
 
 
-def _require_same_time(sink: SinkRecord, newest: SinkEpoch, last: int | None, *, limited: bool) -> None:
+def _require_not_rewound(sink: SinkRecord, newest: SinkEpoch, following: int, *, limited: bool) -> None:
     """Refuse a checkpoint that lacks more than the sink knows: it is an old copy."""
-    following = _next(last)
-    _require_not_behind(sink, newest, following)
     known = newest.offset is not None and newest.before is not None and not limited
     if newest.number > following and not known:
         raise CheckpointRewoundError(
