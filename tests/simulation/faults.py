@@ -137,7 +137,7 @@ FAULTS = [
     Fault(
         "a micro-batch is committed whether its owner has planned it or not",
         "commit/protocol.py",
-        "    if source.owner is None:\n        _require_planned(batch, source, registration)\n",
+        "    if not source.unplanned:\n        _require_planned(batch, source, registration)\n",
         "",
     ),
     Fault(
@@ -149,7 +149,7 @@ FAULTS = [
     Fault(
         "the safe offset moves with the sink's commit, before the checkpoint logs it",
         "commit/protocol.py",
-        'safe=None if source.owner is None else "old")',
+        'safe="old" if source.unplanned else None)',
         'safe="new")',
     ),
     Fault(
@@ -717,7 +717,7 @@ FAULTS = [
     Fault(
         "an epoch that another owner has committed with the same rows is taken for one's own",
         "commit/protocol.py",
-        "        if source.owner is not None:\n            require_owner(",
+        "        if source.unplanned:\n            require_owner(",
         "        if False:\n            require_owner(",
     ),
     Fault(
