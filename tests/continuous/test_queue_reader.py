@@ -6,8 +6,11 @@ import pytest
 
 from penstock import Store
 from penstock.continuous.connectors.queue import QueueReaderFactory
+from penstock.errors import CheckpointMismatchError
 from penstock.store.log.trim import time_of
+from tests.support.raw_sql import run_sql
 from tests.support.spark_queues import SCHEMA, fill, make_queue
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("compacted", [False, True])
@@ -26,5 +29,27 @@ def test_the_time_of_the_last_row_is_its_own(
         assert reader.offsets() == {0: rows}
         appended = store.database.run(lambda tx: time_of(tx, queue.record, 0, rows - 1), write=False)
         assert reader.last_times() == {0: appended}
+    finally:
+        reader.close()
+
+
+def test_an_epoch_whose_first_rows_were_replaced_before_its_last_were_read_is_refused(
+    store: Store, store_url: str
+) -> None:
+    """The store was restored in between. The commit checks the last row alone, which is there."""
+    queue = make_queue(store, partitions=1)
+    fill(queue, range(3))
+    reader = QueueReaderFactory(store_url, queue.record, SCHEMA).open({0: 0})
+    try:
+        wait_until(lambda: reader.read(10) is not None, 10, "the first rows")
+        run_sql(
+            store.database,
+            "update penstock.segment set first_timestamp = first_timestamp - 1, "
+            "last_timestamp = last_timestamp - 1",
+        )
+        fill(queue, range(3, 6))
+        wait_until(lambda: reader.read(10) is not None, 10, "the other rows")
+        with pytest.raises(CheckpointMismatchError, match="partition 0, up to 3"):
+            reader.offsets()
     finally:
         reader.close()

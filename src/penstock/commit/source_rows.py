@@ -7,7 +7,7 @@ They were appended at other times, so an offset has the time of the last row of 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import NoReturn
 
@@ -17,6 +17,9 @@ from penstock.store.database import Transaction
 from penstock.store.log.segmenting import Runs
 from penstock.store.records import catalog
 from penstock.store.records.catalog import PartitionRecord, QueueRecord
+
+GONE = -1
+"""Stands in an offset for the time of a row that was not in the store any more."""
 
 
 class SourceRows:
@@ -87,30 +90,45 @@ def row_times(
         if part.first_index < end < part.next_index
     ]
     if asked:
-        for partition, time in _inner_times(tx, queue, asked).items():
+        for (partition, _), time in _inner_times(tx, queue, asked).items():
             known[partition] = time
     return tuple(known)
 
 
-def require_row(tx: Transaction, queue: QueueRecord, partition: int, end: int, time: int) -> None:
-    """Refuse what was read of a partition if the row before ``end`` was not appended at a time; a row that
-    was trimmed is not missed.
+def times_before(tx: Transaction, queue: QueueRecord, starts: Sequence[int]) -> tuple[int | None, ...]:
+    """When the rows before the start of a query were appended: :data:`GONE` for those that were trimmed.
+
+    A store that has them again was restored.
+    """
+    asked = [(partition, start) for partition, start in enumerate(starts) if start]
+    found = _inner_times(tx, queue, asked) if asked else {}
+    return tuple(found.get(place, GONE) if place[1] else None for place in enumerate(starts))
+
+
+def require_read(tx: Transaction, queue: QueueRecord, read: Mapping[tuple[int, int], int]) -> None:
+    """Refuse what was read of a queue if it has other rows by now; rows that were trimmed are not missed.
+
+    ``read`` says for a partition and an end of what was read when the row before the end was appended.
 
     Raises
     ------
     CheckpointMismatchError
         ``CHECKPOINT_MISMATCH.SOURCE_BEHIND``
     """
-    found = _inner_times(tx, queue, [(partition, end)]).get(partition, time)
-    if found != time:
-        raise _other_rows(queue.name, f"partition {partition}, up to {end}", [end])
+    for (partition, end), time in _inner_times(tx, queue, list(read)).items():
+        if time != read[partition, end]:
+            raise _other_rows(queue.name, f"partition {partition}, up to {end}", [end])
 
 
-def _inner_times(tx: Transaction, queue: QueueRecord, ends: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """When the row before each end of a partition was appended, by partition; without rows that are gone."""
+def _inner_times(
+    tx: Transaction, queue: QueueRecord, ends: Sequence[tuple[int, int]]
+) -> dict[tuple[int, int], int]:
+    """When the row before each end of a partition was appended; without rows that are gone."""
     rows = tx.all("row_times", queue_id=queue.queue_id, ends=json.dumps(ends))
     return {
-        row.partition: row.last_timestamp if row.runs is None else _time_at(row.runs, row.place)
+        (row.partition, row.row_end): row.last_timestamp
+        if row.runs is None
+        else _time_at(row.runs, row.place)
         for row in rows
     }
 

@@ -8,7 +8,7 @@ Spark offers no filter on the values of columns with a collation (4.2 and 4.3).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import and_
@@ -35,7 +35,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from penstock.commit.source_rows import require_row
+from penstock.commit.source_rows import require_read
 from penstock.queue.store import open_store
 from penstock.spark.error_boundary import without_tracebacks
 from penstock.spark.internals.python_workers import check_reach, freeze_imports
@@ -95,9 +95,11 @@ class Scan:
             yield batch
         if task.last is not None:
             end, time = task.last
-            open_store(self.url).database.run(
-                lambda tx: require_row(tx, self.queue, task.partition, end, time), write=False
-            )
+            self.require_read({(task.partition, end): time})
+
+    def require_read(self, read: Mapping[tuple[int, int], int]) -> None:
+        """Refuse rows that were read if the queue has others by now: its store was restored meanwhile."""
+        open_store(self.url).database.run(lambda tx: require_read(tx, self.queue, read), write=False)
 
     def chunks(
         self, partition: int, start: int, end: int, *, with_runs: bool = False

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 
 from penstock.commit.offsets import QueueOffset, pad
 from penstock.commit.owner import Owner
-from penstock.commit.source_rows import SourceRows, row_times
+from penstock.commit.source_rows import SourceRows, row_times, times_before
 from penstock.errors import condition_of
 from penstock.json_text import Json
 from penstock.queue.store import Store, open_store
@@ -77,11 +77,13 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the start of a query with a new checkpoint."""
         owner = self._own()
 
-        def work(tx: Transaction) -> list[int]:
-            return start_positions(tx, self._options, self._queue, catalog.partitions(tx, self._queue))
+        def work(tx: Transaction) -> tuple[list[int], tuple[int | None, ...]]:
+            start = start_positions(tx, self._options, self._queue, catalog.partitions(tx, self._queue))
+            # A consumer is restored with its queue.
+            return start, times_before(tx, self._queue, start) if owner is None else ()
 
-        start = self._store().database.run(work, write=False)
-        return self._offset(start, start, owner).to_dict()
+        start, times = self._store().database.run(work, write=False)
+        return replace(self._offset(start, start, owner), times=times).to_dict()
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
         """Return the end of the next micro-batch; ``start`` itself if there are no rows for one."""

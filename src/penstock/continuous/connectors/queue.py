@@ -18,7 +18,7 @@ from penstock.commit.micro_batch import QueueTarget
 from penstock.commit.offsets import QueueOffset, pad
 from penstock.commit.owner import Owner, follow, level
 from penstock.commit.protocol import append_task
-from penstock.commit.source_rows import SourceRows
+from penstock.commit.source_rows import SourceRows, times_before
 from penstock.continuous.channel import Channel
 from penstock.continuous.connectors.ledger import Commits
 from penstock.continuous.connectors.protocol import (
@@ -96,7 +96,10 @@ class QueueSourceDriver(SourceDriver):
         def work(tx: Transaction) -> Positions:
             partitions = catalog.partitions(tx, queue)
             if logged is None and (begun is None or self.options.consumer is not None):
-                return dict(enumerate(start_positions(tx, self.options, queue, partitions)))
+                first = start_positions(tx, self.options, queue, partitions)
+                if self.options.consumer is None:
+                    self._last = self._offset(first, first, times_before(tx, queue, first))
+                return dict(enumerate(first))
             offset = parse_offset(begun() if begun is not None and logged is None else logged)
             offset.require(store.uuid, queue.name, self.options.consumer, self._generation(queue))
             self._source_rows.require(tx, queue.queue_id, offset)
@@ -120,19 +123,11 @@ class QueueSourceDriver(SourceDriver):
 
     def plan(self, start: Positions, end: Positions, last_times: Mapping[int, int]) -> JsonValue:
         owner = self._owner
-        offset = QueueOffset(
-            store=self._store().uuid,
-            queue=self.options.queue,
-            consumer=self.options.consumer,
-            generation=self._generation(self._queue()),
-            epoch=0 if owner is None else owner.epoch,
-            start=_listed(start, len(end)),
-            end=_listed(end, len(end)),
-            moved_by_sink=owner is not None and owner.moved_by_sink,
-            owner=None if owner is None else owner.identity,
-            unplanned=self.advanced_by_sink,
-            times=tuple(last_times.get(partition) for partition in range(len(end))),
-        )
+        ends = _listed(end, len(end))
+        times = [last_times.get(partition) for partition in range(len(end))]
+        if owner is None:
+            times = self._with_earlier_times(ends, times)
+        offset = self._offset(_listed(start, len(end)), ends, times)
         if owner is None:
             # No consumer shows that the queue is older than the last epoch.
             for each in (self._last, offset):
@@ -141,6 +136,39 @@ class QueueSourceDriver(SourceDriver):
         elif not self.advanced_by_sink:
             owner.plan(offset)
         return offset.to_dict()
+
+    def _with_earlier_times(self, ends: Sequence[int], times: list[int | None]) -> list[int | None]:
+        """Add the times of partitions of which an epoch has read nothing: they are known from before, or
+        the epoch has skipped lost rows.
+        """
+        known = (
+            {} if self._last is None else dict(zip(enumerate(self._last.end), self._last.times, strict=False))
+        )
+        times = [
+            known.get(place) if time is None else time
+            for place, time in zip(enumerate(ends), times, strict=True)
+        ]
+        if all(time is not None or not end for end, time in zip(ends, times, strict=True)):
+            return times
+        queue = self._queue()
+        found = self._store().database.run(lambda tx: times_before(tx, queue, ends), write=False)
+        return [there if time is None else time for time, there in zip(times, found, strict=True)]
+
+    def _offset(self, start: Sequence[int], end: Sequence[int], times: Sequence[int | None]) -> QueueOffset:
+        owner = self._owner
+        return QueueOffset(
+            store=self._store().uuid,
+            queue=self.options.queue,
+            consumer=self.options.consumer,
+            generation=self._generation(self._queue()),
+            epoch=0 if owner is None else owner.epoch,
+            start=tuple(start),
+            end=tuple(end),
+            moved_by_sink=owner is not None and owner.moved_by_sink,
+            owner=None if owner is None else owner.identity,
+            unplanned=self.advanced_by_sink,
+            times=tuple(times),
+        )
 
     @property
     def advanced_by_sink(self) -> bool:
@@ -296,6 +324,8 @@ class QueueReader(SourceReader):
         """The last ends that were found."""
         self._held: deque[_Ahead] = deque()
         """Rows that were read ahead."""
+        self._pages: dict[tuple[int, int], int] = {}
+        """When the last row of each transaction that has read rows was appended, by partition and end."""
         self._times: list[tuple[int, int]] = []
         self._last_times: dict[int, int] = {}
 
@@ -325,10 +355,10 @@ class QueueReader(SourceReader):
         for partition, end in ends.items():
             start = self._positions[partition]
             upto = min(end, start + _AHEAD_ROWS)
-            self._held.extend(
-                _Ahead(partition, chunk, chunk.start, rows)
-                for chunk, rows in self._source.chunks(partition, start, upto, with_runs=True)
-            )
+            for chunk, rows in self._source.chunks(partition, start, upto, with_runs=True):
+                self._held.append(_Ahead(partition, chunk, chunk.start, rows))
+                if chunk.ends_page:
+                    self._pages[partition, chunk.end] = chunk.timestamp_of(chunk.end - 1)
             if not self._held or self._held[-1].partition != partition:
                 # All of them are lost; the next rows come after them.
                 self._positions[partition], self.skipped = upto, True
@@ -352,7 +382,19 @@ class QueueReader(SourceReader):
 
     def offsets(self) -> dict[int, int]:
         self.skipped = False
+        self._require_pages()
         return dict(self._positions)
+
+    def _require_pages(self) -> None:
+        """Check at the end of an epoch that no other store was restored between two reads of its rows: its
+        commit checks the last row alone.
+        """
+        inner = {place: time for place, time in self._pages.items() if place[1] < self._positions[place[0]]}
+        if inner:
+            self._source.require_read(inner)
+        self._pages = {
+            place: time for place, time in self._pages.items() if place[1] > self._positions[place[0]]
+        }
 
     @property
     def grown(self) -> bool:

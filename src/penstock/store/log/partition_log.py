@@ -35,6 +35,8 @@ class Chunk:
     """The time of the segment's first row, and of all its rows unless it is compacted; microseconds since
     1970.
     """
+    ends_page: bool = False
+    """Whether what follows is read in another transaction."""
 
     @property
     def end(self) -> int:
@@ -291,7 +293,7 @@ def read(
                     condition="SEGMENT_MISSING",
                 )
             try:
-                chunk = _chunk(row, decoder, position, end)
+                chunk = _chunk(row, decoder, position, end, ends_page=row is rows[-1])
             except StoreError as error:
                 raise unreadable(queue, partition, row.start_index, row.end_index, error) from error
             position = chunk.end
@@ -356,11 +358,11 @@ def segments_from(tx: Transaction, queue: QueueRecord, partition: int, start: in
         start = page[-1].end_index
 
 
-def _chunk(row: Row, decoder: Decoder, position: int, end: int) -> Chunk:
+def _chunk(row: Row, decoder: Decoder, position: int, end: int, *, ends_page: bool) -> Chunk:
     batch = decoder.rows(row)
     require_rows(row, batch)
     runs = Runs.from_bytes(row.runs, batch.num_rows) if row.runs is not None else None
-    whole = Chunk(row.start_index, batch, runs, row.first_timestamp)
+    whole = Chunk(row.start_index, batch, runs, row.first_timestamp, ends_page)
     offset = max(position - row.start_index, 0)
     length = min(end, row.end_index) - row.start_index - offset
     if offset == 0 and length == batch.num_rows:

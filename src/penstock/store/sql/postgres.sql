@@ -342,7 +342,7 @@ join penstock.partition as t on t.queue_id = :queue_id and t.partition = :partit
 where s.bytes_before < :max_bytes
 order by s.end_index;
 
--- The partitions that end before a planned end, or have another last row there, or may have: those come with the segment
+-- The partitions that are missing, or end before a planned end, or have another last row there, or may have: those come with the segment
 -- of the row, whose runs tell when it was appended. :last_rows has for each partition the end, when the row before it was
 -- appended, or null, and the last_timestamp of the segment in which it was found before, or null.
 -- name: other_rows
@@ -362,7 +362,7 @@ left join lateral (
     limit 1
 ) as s on true
 left join penstock.payload as d on d.payload_id = s.payload_id and last_time between s.first_timestamp and s.last_timestamp
-where coalesce(p.next_index, 0) < row_end or last_time is not null and s.start_index < row_end and (
+where coalesce(p.next_index, -1) < row_end or last_time is not null and s.start_index < row_end and (
     last_time not between s.first_timestamp and s.last_timestamp
     or s.first_timestamp < s.last_timestamp and known_segment is distinct from s.last_timestamp
 );
@@ -370,7 +370,7 @@ where coalesce(p.next_index, 0) < row_end or last_time is not null and s.start_i
 -- When the row before each of :ends, pairs of partition and index, was appended: the runs of its segment tell it where it
 -- is inside a compacted one. Rows that are gone are left out.
 -- name: row_times
-select asked.partition, row_end - 1 - s.start_index as place, s.last_timestamp, d.runs
+select asked.partition, row_end, row_end - 1 - s.start_index as place, s.last_timestamp, d.runs
 from (
     select cast(value ->> 0 as integer) as partition, cast(value ->> 1 as bigint) as row_end
     from jsonb_array_elements(cast(:ends as jsonb)) as each (value)

@@ -70,7 +70,7 @@ where t.queue_id = :queue_id and t.partition = :partition and s.queue_id = :queu
 order by s.end_index
 limit :max_segments;
 
--- The partitions that end before a planned end, or have another last row there, or may have: those come with the segment
+-- The partitions that are missing, or end before a planned end, or have another last row there, or may have: those come with the segment
 -- of the row, whose runs tell when it was appended. :last_rows has for each partition the end, when the row before it was
 -- appended, or null, and the last_timestamp of the segment in which it was found before, or null.
 -- name: other_rows
@@ -86,7 +86,7 @@ left join penstock.segment as s on s.queue_id = :queue_id and s.partition = plan
     where queue_id = :queue_id and partition = planned.partition and end_index >= row_end
 )
 left join penstock.payload as d on d.payload_id = s.payload_id and last_time between s.first_timestamp and s.last_timestamp
-where coalesce(p.next_index, 0) < row_end or last_time is not null and s.start_index < row_end and (
+where coalesce(p.next_index, -1) < row_end or last_time is not null and s.start_index < row_end and (
     last_time not between s.first_timestamp and s.last_timestamp
     or s.first_timestamp < s.last_timestamp and known_segment is distinct from s.last_timestamp
 );
@@ -94,7 +94,7 @@ where coalesce(p.next_index, 0) < row_end or last_time is not null and s.start_i
 -- When the row before each of :ends, pairs of partition and index, was appended: the runs of its segment tell it where it
 -- is inside a compacted one. Rows that are gone are left out.
 -- name: row_times
-select asked.partition, row_end - 1 - s.start_index as place, s.last_timestamp, d.runs
+select asked.partition, row_end, row_end - 1 - s.start_index as place, s.last_timestamp, d.runs
 from (
     select json_extract(value, '$[0]') as partition, json_extract(value, '$[1]') as row_end
     from json_each(:ends)
