@@ -16,6 +16,7 @@ from penstock.errors import (
     CheckpointMismatchError,
     ConsumerInUseError,
     NotRegisteredError,
+    OffsetConflictError,
     OwnerFencedError,
     StoreError,
 )
@@ -438,3 +439,17 @@ def test_an_epoch_without_a_plan_is_refused_where_the_store_lacks_the_one_before
         pair.commit(pair.batch("app", 0, replace(times, times=(1, 1)), ids=None))
     assert caught.value.condition == "CHECKPOINT_MISMATCH.SOURCE_BEHIND"
     assert (pair.offsets(), pair.sink.info().rows) == ([0, 0], 0)
+
+
+def test_a_consumer_that_a_program_has_moved_into_a_committed_micro_batch_is_told_from_a_restored_one(
+    pair: Pair,
+) -> None:
+    owner = pair.own(moved_by_sink=True)
+    ended = pair.offset(owner, (0, 0), (5, 5))
+    with pytest.raises(CheckpointMismatchError, match="restored from an older backup"):
+        owner.observe(ended)
+    owner.release()  # as if it had lost its connection
+    pair.store.consumer("billing").advance("orders", 0, old=0, new=2)
+    with pytest.raises(OffsetConflictError, match=r"Seek it to \[5, 5\]") as caught:
+        owner.observe(ended)
+    assert caught.value.condition == "OFFSET_CONFLICT.CHECKPOINT"

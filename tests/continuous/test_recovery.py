@@ -370,3 +370,24 @@ def test_a_limit_that_micro_batches_have_counted_is_refused(place: Place) -> Non
     keep_record(place.logs, 7)
     with pytest.raises(CheckpointMismatchError, match=r"LIMIT_TRIGGER\].*a trigger of micro-batches"):
         place.logs.passed(0)
+
+
+def test_the_offset_of_a_recreated_sink_replaces_that_of_the_dropped_one(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A driver logged its last epoch after its sink was dropped, and another one has committed the number."""
+    newest = SinkEpoch(1, {"to": [17]}, 7)
+    assert place.committed(1).settle(newest, limited=True) == 1
+    assert place.files == ([0, 1], [0, 1])
+    assert (place.logs.only_offset(1), place.logs.passed(1)) == ({"to": [17]}, 17)
+    assert [getattr(record, "action", "") for record in caplog.records] == ["offset_replaced"]
+    caplog.clear()
+    assert place.settle(newest) == 1
+    assert not caplog.records
+
+
+def test_a_begun_epoch_says_that_the_one_before_it_is_committed(place: Place) -> None:
+    """Also where a driver died before it had logged that one's commit, and the sink was restored."""
+    with pytest.raises(CheckpointMismatchError) as caught:
+        place.begun(1).settle(NOTHING)
+    assert caught.value.condition == "CHECKPOINT_MISMATCH.SINK_BEHIND"

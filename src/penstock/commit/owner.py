@@ -8,7 +8,14 @@ from collections.abc import Sequence
 
 from penstock.commit.offsets import QueueOffset, pad, plan_text
 from penstock.commit.source_rows import SourceRows
-from penstock.errors import CheckpointMismatchError, OwnerFencedError, StoreUnavailableError, condition_of
+from penstock.errors import (
+    CheckpointMismatchError,
+    OffsetConflictError,
+    OwnerFencedError,
+    PenstockError,
+    StoreUnavailableError,
+    condition_of,
+)
 from penstock.json_text import parse_record
 from penstock.store.database import Database, Transaction
 from penstock.store.records import catalog, consumers
@@ -123,7 +130,7 @@ class Owner:
         if _ahead(tx, registration, logged, expects_move=expects_move) and not (
             self._was_fenced(tx, registration, logged)
         ):
-            raise _source_behind(tx, registration, logged.end)
+            raise _not_at(tx, registration, logged)
         consumers.raise_safe(tx, registration, logged.end)
 
     def _was_fenced(self, tx: Transaction, registration: Registration, logged: QueueOffset) -> bool:
@@ -266,6 +273,29 @@ def _follows(tx: Transaction, registration: Registration, end: QueueOffset) -> b
         return True
     offsets = consumers.read_offsets(tx, registration)[0]
     return all(have >= begins for have, begins in zip(offsets, end.start, strict=False))
+
+
+def _not_at(tx: Transaction, registration: Registration, logged: QueueOffset) -> PenstockError:
+    """Make the error for a consumer that lags behind a committed micro-batch."""
+    offsets = consumers.read_offsets(tx, registration)[0]
+    inside = any(
+        start < have < end
+        for start, have, end in zip(pad(logged.start, len(offsets)), offsets, logged.end, strict=False)
+    )
+    if not inside:
+        return _source_behind(tx, registration, logged.end)
+    # No micro-batch has ended there, so no backup has it there either.
+    return OffsetConflictError(
+        f"consumer {registration.consumer!r} on queue {registration.queue!r} is at {offsets}, inside the "
+        f"micro-batch from {list(logged.start)} to {list(logged.end)} that this query has committed: another "
+        f"program or query moved the consumer. Seek it to {list(logged.end)}, and start the query with a new "
+        "checkpoint",
+        condition="OFFSET_CONFLICT.CHECKPOINT",
+        consumer=registration.consumer,
+        queue=registration.queue,
+        expected=list(logged.end),
+        found=list(offsets),
+    )
 
 
 def _source_behind(

@@ -12,6 +12,7 @@ disk when it is written.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 import uuid
@@ -35,6 +36,8 @@ from penstock.spark.checkpoint import (
     Checkpoint,
     is_batch_number,
 )
+
+log = logging.getLogger("penstock.continuous")
 
 _COMMITTED = 'v1\n{"nextBatchWatermarkMs":0}'
 
@@ -102,11 +105,18 @@ class CheckpointLog(Checkpoint):
         return rows
 
     def write_offset(
-        self, number: int, offset: object, passed: int | None = None, *, instead: bytes | None = None
+        self,
+        number: int,
+        offset: object,
+        passed: int | None = None,
+        *,
+        instead: bytes | None = None,
+        committed: bool = False,
     ) -> None:
         """Log the offset of an epoch that the sink has, and the rows that a limit has let through.
 
-        ``instead`` is the entry of an epoch that was begun and never committed, which this one replaces.
+        ``instead`` is the entry which this one replaces, of an epoch that was begun and never committed, or
+        ``committed`` to a sink that is gone.
         """
         conf = {} if passed is None else {LIMIT_PASSED_SETTING: str(passed)}
         about = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": conf}
@@ -116,7 +126,8 @@ class CheckpointLog(Checkpoint):
             return
 
         def still_there() -> bool:
-            return self.read(name) == instead and self.read(f"commits/{number}") is None
+            done = self.read(f"commits/{number}") is not None
+            return self.read(name) == instead and done == committed
 
         self._replace(name, text, still_there)
 
@@ -322,7 +333,26 @@ def catch_up(
             log_epoch(
                 logs, newest.number, newest.offset, logs.passed(before) + newest.rows if limited else None
             )
+        elif newest.number == last and newest.identified and logs.only_offset(last) != newest.offset:
+            _follow_new_sink(logs, newest, limited=limited)
     return newest
+
+
+def _follow_new_sink(logs: CheckpointLog, newest: SinkEpoch, *, limited: bool) -> None:
+    """Replace the last committed offset with the sink's: the driver that logged it had committed to a sink
+    that was dropped right then, and its successor the same number to the new one.
+    """
+    number, found = newest.number, logs.offset_entry(newest.number)
+    before = number - 1 if number else None
+    passed = logs.passed(before) + newest.rows if limited else None
+    with suppress(OwnerFencedError):
+        logs.write_offset(number, newest.offset, passed, instead=found, committed=True)
+    log.warning(
+        "epoch %d of the checkpoint at %r had other rows than the sink, which counts: the sink was recreated",
+        number,
+        logs.shown,
+        extra={"action": "offset_replaced", "checkpoint": logs.shown, "epoch": number},
+    )
 
 
 def drop_commit_without_offset(logs: CheckpointLog, newest: SinkEpoch | None) -> None:
