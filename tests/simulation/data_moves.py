@@ -71,7 +71,7 @@ def recreate_sink(op: Operator, rng: random.Random) -> None:
         op.history.foreign.clear()
         with suppress(CommitOutcomeUnknownError):
             store.drop_queue(SINK)
-        op.history.may_lack.update(each for rows in op.reader().source for each in rows)
+        op.pass_over({each for rows in op.reader().source for each in rows})
         op.create_sink(store)
 
     # A driver that wakes writes to the checkpoint what it has committed to the queue that was dropped; its
@@ -85,7 +85,7 @@ def recreate_source(op: Operator, rng: random.Random) -> None:
     """The source is dropped and recreated with the same name; the query keeps its checkpoint."""
 
     def work(store: Any) -> None:
-        op.history.may_lack.update(each for rows in op.reader().source for each in rows)
+        op.pass_over({each for rows in op.reader().source for each in rows})
         op.history.recreated = True
         with suppress(CommitOutcomeUnknownError):
             store.drop_queue(SOURCE, force=True)
@@ -238,9 +238,8 @@ def advance(op: Operator, rng: random.Random) -> None:
             history.may_lack -= added - op.passed
             raise
         history.taken |= added
-        history.may_lack |= ids
         # Another program that has pulled the same rows is refused.
-        op.passed |= ids
+        op.pass_over(ids)
         if op.source.restores != restores:
             # A backup came in between, and other rows may be there by now.
             now = op.reader()

@@ -97,11 +97,11 @@ class Operator:
         self.refused: Exception | None = None
         """What the query is refused with, again and again."""
         self.may_refuse: set[str] = set()
+        """The conditions of refusals that are right, for what has been done."""
         self.trimming = False
         """Whether it trims by hand, which it does once at a time."""
-        """The conditions of refusals that are right, for what has been done."""
         self.passed: set[int] = set()
-        """Ids past which programs have moved the query's consumer."""
+        """Ids past which programs have moved the query's consumer, or that went with a dropped queue."""
         self.producers: list[Producer] = []
         self.programs: list[Program] = []
         self.backup: Backup | None = None
@@ -294,6 +294,11 @@ class Operator:
     def committed(self) -> bool:
         """Whether the query has committed anything with the checkpoint that it has now."""
         return bool(self.machine.disk.numbers(f"{self.checkpoint}/commits"))
+
+    def pass_over(self, ids: set[int]) -> None:
+        """Note rows that the sink may lack from now on, whatever is found out later."""
+        self.history.may_lack |= ids
+        self.passed |= ids
 
     def may_begin_late(self) -> None:
         """A query that has committed nothing, by its checkpoint, begins at the first row that is left."""
