@@ -12,7 +12,9 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock import Store
+from penstock.commit.owner import drain
 from penstock.json_text import Json
+from penstock.spark.checkpoint import Checkpoint
 from penstock.testing import replay_last_batch
 from tests.support.spark_queues import (
     batches,
@@ -401,15 +403,15 @@ def test_a_query_continues_after_every_row_was_trimmed(
 def test_a_drained_consumer_receives_no_new_rows(
     spark: SparkSession, store: Store, store_url: str, tmp_path: Path
 ) -> None:
-    from penstock.commit.owner import drain
-
     queue, out = make_queue(store), make_queue(store, "out")
     queue.register(store.create_consumer("billing").name)
     frame = stream(spark, store_url, consumer="billing")
     query = start(frame, store_url, "out", tmp_path / "ck", trigger={"processingTime": "0 seconds"})
     fill(queue, [1])
     query.processAllAvailable()
-    drain(store.database, "billing", "orders", store.consumer("billing").registration("orders").epoch)
+    checkpoint = Checkpoint(str(tmp_path / "ck"))
+    [planned] = checkpoint.ranges(checkpoint.last_planned())
+    drain(store.database, planned)
     queue.append(table([2]))
     query.processAllAvailable()
     assert ids_in(out) == [1]
