@@ -8,7 +8,7 @@ from penstock import Store
 from penstock.continuous.connectors.queue import QueueReaderFactory
 from penstock.errors import CheckpointMismatchError
 from penstock.store.log.trim import time_of
-from tests.support.raw_sql import run_sql
+from tests.support.queues import backdate
 from tests.support.spark_queues import SCHEMA, fill, make_queue
 from tests.support.waiting import wait_until
 
@@ -42,11 +42,7 @@ def test_an_epoch_whose_first_rows_were_replaced_before_its_last_were_read_is_re
     reader = QueueReaderFactory(store_url, queue.record, SCHEMA).open({0: 0})
     try:
         wait_until(lambda: reader.read(10) is not None, 10, "the first rows")
-        run_sql(
-            store.database,
-            "update penstock.segment set first_timestamp = first_timestamp - 1, "
-            "last_timestamp = last_timestamp - 1",
-        )
+        backdate(store, 1)
         fill(queue, range(3, 6))
         wait_until(lambda: reader.read(10) is not None, 10, "the other rows")
         with pytest.raises(CheckpointMismatchError, match="partition 0, up to 3"):

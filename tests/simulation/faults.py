@@ -57,13 +57,6 @@ COMPARE_AND_SET = Change(
 )
 """A consumer moves only from where the micro-batch begins."""
 
-STAGED_COUNT = Change(
-    "store/staging.py",
-    "    if len(rows) != sum(attempts.values()):\n",
-    "    if len(rows) < sum(attempts.values()):\n",
-)
-"""A micro-batch is refused if more is staged for it than its tasks have told."""
-
 
 FAULTS = [
     # Commits: one transaction for the rows, the ledger and the consumers.
@@ -75,9 +68,9 @@ FAULTS = [
     ),
     Fault(
         "a replay with other input passes for a repeat",
-        "commit/protocol.py",
-        "        _same(batch, before.ranges)\n        _settle(tx, batch, locked)\n",
-        "        _settle(tx, batch, locked)\n",
+        SAME_INPUT.file,
+        SAME_INPUT.text,
+        SAME_INPUT.instead,
     ),
     Fault(
         "a sink that lacks the micro-batch before takes the next one",
@@ -90,7 +83,6 @@ FAULTS = [
         "store/staging.py",
         "        if next(tries):\n",
         "        if next(tries) < 0:\n",
-        without=STAGED_COUNT,
     ),
     Fault(
         "a commit does not wait for the disk",
@@ -261,9 +253,9 @@ FAULTS = [
     ),
     Fault(
         "a commit moves a consumer without compare-and-set",
-        "store/sql/common.sql",
-        "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old\n",
-        "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and (next_index = :old or :safe < :new)\n",
+        COMPARE_AND_SET.file,
+        COMPARE_AND_SET.text,
+        COMPARE_AND_SET.instead,
     ),
     Fault(
         "a consumer does not follow its safe offset",
@@ -711,7 +703,7 @@ FAULTS = [
     Fault(
         "an epoch that was begun with other rows stands in the way of the one that the sink has",
         "continuous/driver/checkpoint_log.py",
-        "offset, passed, instead=found)\n",
+        "offset, passed, instead=found, committed=committed)\n",
         "offset, passed)\n",
     ),
     Fault(

@@ -39,7 +39,8 @@ class QueueOffset:
     """Whether the store keeps no plan of it, so that the transaction of the sink checks the owner."""
     times: tuple[int | None, ...] = ()
     """When the last row of each partition's range was appended, in microseconds since 1970; None for a
-    partition without one. A restored store that has grown again has other rows there.
+    partition without one, and -1 for one that was trimmed. A restored store that has grown again has other
+    rows there.
     """
 
     def to_dict(self) -> Json:

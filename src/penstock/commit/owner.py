@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 from penstock.commit.offsets import QueueOffset, pad, plan_text
 from penstock.commit.source_rows import SourceRows
@@ -130,7 +131,7 @@ class Owner:
         if _ahead(tx, registration, logged, expects_move=expects_move) and not (
             self._was_fenced(tx, registration, logged)
         ):
-            raise _not_at(tx, registration, logged)
+            raise _lagging(tx, registration, logged)
         consumers.raise_safe(tx, registration, logged.end)
 
     def _was_fenced(self, tx: Transaction, registration: Registration, logged: QueueOffset) -> bool:
@@ -196,6 +197,31 @@ class Owner:
     def release(self) -> None:
         """Give up the ownership, as the process's death does."""
         self._lock.release()
+
+
+def offset_of(
+    owner: Owner | None,
+    store: str,
+    queue: QueueRecord,
+    start: Sequence[int],
+    end: Sequence[int],
+    **more: Any,
+) -> QueueOffset:
+    """Return the offset of a range that a query reads of a queue, through its consumer if it has one."""
+    if owner is None:
+        return QueueOffset(store, queue.name, None, queue.generation, 0, tuple(start), tuple(end), **more)
+    return QueueOffset(
+        store,
+        queue.name,
+        owner.consumer,
+        owner.generation,
+        owner.epoch,
+        tuple(start),
+        tuple(end),
+        moved_by_sink=owner.moved_by_sink,
+        owner=owner.identity,
+        **more,
+    )
 
 
 def require_owned(tx: Transaction, registration: Registration, end: QueueOffset) -> None:
@@ -275,7 +301,7 @@ def _follows(tx: Transaction, registration: Registration, end: QueueOffset) -> b
     return all(have >= begins for have, begins in zip(offsets, end.start, strict=False))
 
 
-def _not_at(tx: Transaction, registration: Registration, logged: QueueOffset) -> PenstockError:
+def _lagging(tx: Transaction, registration: Registration, logged: QueueOffset) -> PenstockError:
     """Make the error for a consumer that lags behind a committed micro-batch."""
     offsets = consumers.read_offsets(tx, registration)[0]
     inside = any(
@@ -344,8 +370,8 @@ def follow(database: Database, committed: QueueOffset) -> None:
 
 
 def drain(database: Database, made: QueueOffset) -> None:
-    """Ask the owner of a consumer to plan nothing more, if it has made this offset: another is of another
-    query.
+    """Ask the owner of a consumer to plan nothing more, if it has made this offset; any other owner belongs
+    to another query.
     """
 
     def work(tx: Transaction) -> None:

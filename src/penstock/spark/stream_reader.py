@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
 from penstock.commit.offsets import QueueOffset, pad
-from penstock.commit.owner import Owner
+from penstock.commit.owner import Owner, offset_of
 from penstock.commit.source_rows import SourceRows, row_times, times_before
 from penstock.errors import condition_of
 from penstock.json_text import Json
@@ -83,7 +83,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start, times_before(tx, self._queue, start) if owner is None else ()
 
         start, times = self._store().database.run(work, write=False)
-        return replace(self._offset(start, start, owner), times=times).to_dict()
+        return self._offset(start, start, owner, times).to_dict()
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
         """Return the end of the next micro-batch; ``start`` itself if there are no rows for one."""
@@ -112,7 +112,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first = pad(last.end, len(end))
         if end == first:
             return start
-        return replace(self._offset(first, end, owner), times=times).to_dict()
+        return self._offset(first, end, owner, times).to_dict()
 
     def reportLatestOffset(self) -> Json | None:
         """Return the end of the queue, for the query's progress."""
@@ -192,18 +192,16 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         return self._store().database.run(work, write=False)
 
-    def _offset(self, start: Sequence[int], end: Sequence[int], owner: Owner | None) -> QueueOffset:
-        return QueueOffset(
-            store=self._store().uuid,
-            queue=self._queue.name,
-            consumer=self._options.consumer,
-            generation=self._queue.generation if owner is None else owner.generation,
-            epoch=0 if owner is None else owner.epoch,
-            start=tuple(start),
-            end=tuple(end),
-            rows_per_task=self._options.rows_per_task,
-            moved_by_sink=owner is not None and owner.moved_by_sink,
-            owner=None if owner is None else owner.identity,
+    def _offset(
+        self,
+        start: Sequence[int],
+        end: Sequence[int],
+        owner: Owner | None,
+        times: Sequence[int | None] = (),
+    ) -> QueueOffset:
+        rows = self._options.rows_per_task
+        return offset_of(
+            owner, self._store().uuid, self._queue, start, end, rows_per_task=rows, times=tuple(times)
         )
 
 

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from penstock.arguments import in_quotes
 from penstock.commit.micro_batch import QueueTarget
 from penstock.commit.offsets import QueueOffset, pad
-from penstock.commit.owner import Owner, follow, level
+from penstock.commit.owner import Owner, follow, level, offset_of
 from penstock.commit.protocol import append_task
 from penstock.commit.source_rows import SourceRows, times_before
 from penstock.continuous.channel import Channel
@@ -62,7 +62,7 @@ class QueueSourceDriver(SourceDriver):
     _pinned: QueueRecord | None = field(default=None, init=False)
     """The queue that the current run reads: another one may have its name by the time an epoch is planned."""
     _last: QueueOffset | None = field(default=None, init=False)
-    """The last offset, if there is one."""
+    """The last offset, or where a query without a consumer has begun."""
     _source_rows: SourceRows = field(default_factory=SourceRows, init=False, repr=False)
 
     @property
@@ -122,28 +122,27 @@ class QueueSourceDriver(SourceDriver):
         return QueueReaderFactory(self.options.url, queue, self.schema, self.options.fail_on_data_loss)
 
     def plan(self, start: Positions, end: Positions, last_times: Mapping[int, int]) -> JsonValue:
-        owner = self._owner
-        ends = _listed(end, len(end))
+        owner, begins, ends = self._owner, _listed(start, len(end)), _listed(end, len(end))
         times = [last_times.get(partition) for partition in range(len(end))]
-        if owner is None:
-            times = self._with_earlier_times(ends, times)
-        offset = self._offset(_listed(start, len(end)), ends, times)
-        if owner is None:
-            # No consumer shows that the queue is older than the last epoch.
-            for each in (self._last, offset):
-                self._require_rows(each)
-            self._last = offset
-        elif not self.advanced_by_sink:
-            owner.plan(offset)
+        if owner is not None:
+            offset = self._offset(begins, ends, times)
+            if not self.advanced_by_sink:
+                owner.plan(offset)
+            return offset.to_dict()
+        # No consumer shows that the queue is older than the last epoch.
+        assert self._last is not None, "`start` has set it"
+        offset = self._offset(begins, ends, self._with_earlier_times(self._last, ends, times))
+        self._require_rows(self._last, offset)
+        self._last = offset
         return offset.to_dict()
 
-    def _with_earlier_times(self, ends: Sequence[int], times: list[int | None]) -> list[int | None]:
+    def _with_earlier_times(
+        self, last: QueueOffset, ends: Sequence[int], times: Sequence[int | None]
+    ) -> Sequence[int | None]:
         """Add the times of partitions of which an epoch has read nothing: they are known from before, or
         the epoch has skipped lost rows.
         """
-        known = (
-            {} if self._last is None else dict(zip(enumerate(self._last.end), self._last.times, strict=False))
-        )
+        known = dict(zip(enumerate(last.end), last.times, strict=False))
         times = [
             known.get(place) if time is None else time
             for place, time in zip(enumerate(ends), times, strict=True)
@@ -155,32 +154,21 @@ class QueueSourceDriver(SourceDriver):
         return [there if time is None else time for time, there in zip(times, found, strict=True)]
 
     def _offset(self, start: Sequence[int], end: Sequence[int], times: Sequence[int | None]) -> QueueOffset:
-        owner = self._owner
-        return QueueOffset(
-            store=self._store().uuid,
-            queue=self.options.queue,
-            consumer=self.options.consumer,
-            generation=self._generation(self._queue()),
-            epoch=0 if owner is None else owner.epoch,
-            start=tuple(start),
-            end=tuple(end),
-            moved_by_sink=owner is not None and owner.moved_by_sink,
-            owner=None if owner is None else owner.identity,
-            unplanned=self.advanced_by_sink,
-            times=tuple(times),
-        )
+        store, queue, by_sink = self._store().uuid, self._queue(), self.advanced_by_sink
+        return offset_of(self._owner, store, queue, start, end, unplanned=by_sink, times=tuple(times))
 
     @property
     def advanced_by_sink(self) -> bool:
         return self.options.consumer is not None and self.options.moved_by_sink
 
-    def _require_rows(self, offset: QueueOffset | None) -> None:
-        if offset is None:
-            return
+    def _require_rows(self, *offsets: QueueOffset) -> None:
         queue = self._queue()
-        self._store().database.run(
-            lambda tx: self._source_rows.require(tx, queue.queue_id, offset), write=False
-        )
+
+        def work(tx: Transaction) -> None:
+            for offset in offsets:
+                self._source_rows.require(tx, queue.queue_id, offset)
+
+        self._store().database.run(work, write=False)
 
     def follow(self, offset: JsonValue) -> None:
         parsed = QueueOffset.of(offset)

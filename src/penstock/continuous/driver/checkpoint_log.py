@@ -327,31 +327,29 @@ def catch_up(
     if newest.offset is not None:
         follow(newest.offset)
         if newest.number > _last(last) or logs.offset_entry(newest.number) is None:
-            before = newest.number - 1 if newest.number else None
-            if before is not None and before > _last(last):
-                log_offset(logs, before, newest.before)
-            log_epoch(
-                logs, newest.number, newest.offset, logs.passed(before) + newest.rows if limited else None
-            )
+            if newest.number - 1 > _last(last):
+                log_offset(logs, newest.number - 1, newest.before)
+            log_epoch(logs, newest.number, newest.offset, _passed(logs, newest, limited=limited))
         elif newest.number == last and newest.identified and logs.only_offset(last) != newest.offset:
             _follow_new_sink(logs, newest, limited=limited)
     return newest
+
+
+def _passed(logs: CheckpointLog, newest: SinkEpoch, *, limited: bool) -> int | None:
+    """The rows that a limit has let through at the end of the sink's last epoch; None without a limit."""
+    return logs.passed(newest.number - 1 if newest.number else None) + newest.rows if limited else None
 
 
 def _follow_new_sink(logs: CheckpointLog, newest: SinkEpoch, *, limited: bool) -> None:
     """Replace the last committed offset with the sink's: the driver that logged it had committed to a sink
     that was dropped right then, and its successor the same number to the new one.
     """
-    number, found = newest.number, logs.offset_entry(newest.number)
-    before = number - 1 if number else None
-    passed = logs.passed(before) + newest.rows if limited else None
-    with suppress(OwnerFencedError):
-        logs.write_offset(number, newest.offset, passed, instead=found, committed=True)
+    log_offset(logs, newest.number, newest.offset, _passed(logs, newest, limited=limited), committed=True)
     log.warning(
         "epoch %d of the checkpoint at %r had other rows than the sink, which counts: the sink was recreated",
-        number,
+        newest.number,
         logs.shown,
-        extra={"action": "offset_replaced", "checkpoint": logs.shown, "epoch": number},
+        extra={"action": "offset_replaced", "checkpoint": logs.shown, "epoch": newest.number},
     )
 
 
@@ -416,9 +414,16 @@ def log_epoch(logs: CheckpointLog, number: int, offset: JsonValue, passed: int |
         logs.write_commit(number)
 
 
-def log_offset(logs: CheckpointLog, number: int, offset: JsonValue, passed: int | None = None) -> None:
+def log_offset(
+    logs: CheckpointLog,
+    number: int,
+    offset: JsonValue,
+    passed: int | None = None,
+    *,
+    committed: bool = False,
+) -> None:
     """Log the offset of an epoch that the sink has, in place of one that was begun with other rows and never
-    committed.
+    committed, or ``committed`` to a sink that is gone.
 
     A driver that was suspended after its commit to the sink may just have logged it itself.
 
@@ -428,9 +433,10 @@ def log_offset(logs: CheckpointLog, number: int, offset: JsonValue, passed: int 
         If another epoch has been committed under its number.
     """
     found = logs.offset_entry(number)
-    if found is None or (number >= _next(logs.last_commit()) and logs.only_offset(number) != offset):
+    replaceable = committed or found is None or number >= _next(logs.last_commit())
+    if found is None or (replaceable and logs.only_offset(number) != offset):
         with suppress(OwnerFencedError):
-            logs.write_offset(number, offset, passed, instead=found)
+            logs.write_offset(number, offset, passed, instead=found, committed=committed)
     if logs.only_offset(number) != offset:
         raise OwnerFencedError(
             f"epoch {number} has other rows in the checkpoint at {logs.shown!r} than in the sink: "

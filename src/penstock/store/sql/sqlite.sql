@@ -70,9 +70,9 @@ where t.queue_id = :queue_id and t.partition = :partition and s.queue_id = :queu
 order by s.end_index
 limit :max_segments;
 
--- The partitions that are missing, or end before a planned end, or have another last row there, or may have: those come with the segment
--- of the row, whose runs tell when it was appended. :last_rows has for each partition the end, when the row before it was
--- appended, or null, and the last_timestamp of the segment in which it was found before, or null.
+-- The partitions that are missing, or end before a planned end, or have another last row there, or may have: those come
+-- with the segment of the row, whose runs tell when it was appended. :last_rows has for each partition the end, when the
+-- row before it was appended, or null, and the last_timestamp of the segment in which it was found before, or null.
 -- name: other_rows
 select planned.partition, s.start_index, s.last_timestamp, d.runs
 from (
