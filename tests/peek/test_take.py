@@ -175,7 +175,7 @@ def test_sparks_executors_search_a_backlog_for_rare_rows(
     """A few rows show how many more to read; the result is taken from all available rows, each of them
     once.
     """
-    for name, value in {"_MOST": 200, "_ESTIMATE_ROWS": 100, "_FIRST_ROWS": 50, "_MAX_FACTOR": 4}.items():
+    for name, value in {"_MOST": 200, "_ESTIMATE_ROWS": 100, "_FIRST_ROWS": 50}.items():
         monkeypatch.setattr(penstock_reads, name, value)
     orders = make_queue(store, partitions=2)
     for partition in range(2):
