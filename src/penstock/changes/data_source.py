@@ -31,7 +31,6 @@ from penstock.feeds.protocol import (
 from penstock.feeds.urls import parse
 from penstock.json_text import Json
 from penstock.spark.error_boundary import without_tracebacks
-from penstock.spark.internals.python_workers import freeze_imports
 from penstock.spark.options import OptionReader, parse_boolean, parse_positive
 from penstock.spark.schemas import projection, to_struct
 
@@ -137,7 +136,6 @@ class FeedReader:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Spark passes an empty partition if there are none.
         if isinstance(partition, ChangesTask):
-            freeze_imports()
             with closing(self._feed.open()) as opened:
                 yield from opened.read(partition.task, self._described()[1])
 

@@ -23,7 +23,7 @@ from penstock.changes.passes.violations import check_rows
 from penstock.errors import PenstockError, UnsupportedTypeError, error_class
 from penstock.json_text import parse_json
 from penstock.spark.driver_endpoint import Address
-from penstock.spark.error_boundary import iterate_without_tracebacks
+from penstock.spark.error_boundary import iterate_in_worker
 from penstock.spark.shuffle_batches import pack, unpack
 
 CHUNK_ROWS = 1_000_000
@@ -169,7 +169,7 @@ class FirstPass:
     """Packs the rows for the shuffle; they are not packed when None."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return iterate_without_tracebacks(self._rows(batches))
+        return iterate_in_worker(self._rows(batches))
 
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         commits: list[pa.Table] = []
@@ -207,7 +207,7 @@ class AllPasses:
     packed: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return iterate_without_tracebacks(self._rows(batches))
+        return iterate_in_worker(self._rows(batches))
 
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held = list(unpack(batches) if self.packed else batches)

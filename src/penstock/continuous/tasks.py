@@ -28,8 +28,7 @@ from penstock.continuous.channel import (
 from penstock.continuous.connectors.protocol import ReaderFactory, SinkWriter, SourceReader, WriterFactory
 from penstock.errors import ContinuousFailedError
 from penstock.instants import now_micros
-from penstock.spark.error_boundary import iterate_without_tracebacks
-from penstock.spark.internals.python_workers import freeze_imports
+from penstock.spark.error_boundary import iterate_in_worker
 from penstock.spark.internals.udf_wrapper import ROW
 
 MOST_TIMES = 1000
@@ -59,7 +58,7 @@ class ReadTask:
     """Whether later stages work in large batches, for throughput rather than latency."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return iterate_without_tracebacks(self._run())
+        return iterate_in_worker(self._run())
 
     def _run(self) -> Iterator[pa.RecordBatch]:
         with closing(self.address.open(READER, _task_number())) as channel:
@@ -72,7 +71,6 @@ class ReadTask:
 def _task_number() -> int:
     context = TaskContext.get()
     assert context is not None
-    freeze_imports()
     return int(context.partitionId())
 
 
@@ -214,7 +212,7 @@ class WriteTask:
     """Whether the driver grants how many rows may be written."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return iterate_without_tracebacks(self._run(iter(batches)))
+        return iterate_in_worker(self._run(iter(batches)))
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = _task_number()

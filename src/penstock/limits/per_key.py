@@ -29,7 +29,7 @@ from penstock.errors import CheckpointMismatchError, InvalidInputError, InvalidO
 from penstock.instants import interval_micros
 from penstock.limits.rows import check_rows
 from penstock.spark import shuffle_batches
-from penstock.spark.error_boundary import iterate_without_tracebacks
+from penstock.spark.error_boundary import iterate_in_worker
 from penstock.spark.factorize import cumcount, factorize
 from penstock.spark.schemas import is_case_sensitive, to_struct
 from penstock.spark.shuffle_batches import PLACE, ROWS, SCHEMA, unpack
@@ -216,7 +216,7 @@ class PackRows:
     rows: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return iterate_without_tracebacks(self._packed(batches))
+        return iterate_in_worker(self._packed(batches))
 
     def _packed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -282,7 +282,7 @@ class FirstRowsOfBatch:
     rows: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return iterate_without_tracebacks(self._rows(batches))
+        return iterate_in_worker(self._rows(batches))
 
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         packed_rows: list[tuple[int, int, pa.Scalar]] = []

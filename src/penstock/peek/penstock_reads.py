@@ -29,7 +29,7 @@ from penstock.changes.data_source import STREAM, ChangesStreamReader, read_optio
 from penstock.json_text import Json
 from penstock.peek.query import Deadline, RowCollector
 from penstock.queue.store import open_store
-from penstock.spark.error_boundary import iterate_without_tracebacks, original_error
+from penstock.spark.error_boundary import iterate_in_worker, original_error
 from penstock.spark.internals.operators import Trait, traits_of
 from penstock.spark.internals.plan_text import plan_tree
 from penstock.spark.internals.plans import StreamingRead, replace_reads
@@ -164,9 +164,7 @@ class _ReadRanges:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         numbers = (number for batch in batches for number in batch.column(0).to_pylist())
-        return iterate_without_tracebacks(
-            rows for number in numbers for rows in self.reader.read(self.tasks[number])
-        )
+        return iterate_in_worker(rows for number in numbers for rows in self.reader.read(self.tasks[number]))
 
 
 def _without_consumer(spark: SparkSession, options: Mapping[str, str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import ParamSpec, TypeVar
 from pyspark.errors import AnalysisException
 
 from penstock.errors import PenstockError, QueryFailedError, error_class
+from penstock.spark.internals.python_workers import freeze_imports
 from penstock.spark.internals.sessions import JvmError, JvmException, cause_of
 
 C = TypeVar("C", bound=type)
@@ -46,13 +47,18 @@ def _without_traceback(method: Callable[P, T]) -> Callable[P, T | Iterator[objec
             result = method(*arguments, **named)
         except PenstockError as error:
             raise error.with_traceback(None) from None
-        return iterate_without_tracebacks(result) if isinstance(result, Iterator) else result
+        return iterate_in_worker(result) if isinstance(result, Iterator) else result
 
     return call
 
 
-def iterate_without_tracebacks(rows: Iterator[T]) -> Iterator[T]:
-    """Yield the same rows; Penstock's errors leave the iteration without their traceback."""
+def iterate_in_worker(rows: Iterator[T]) -> Iterator[T]:
+    """Yield the same rows, as one of Spark's Python workers asks for them.
+
+    Penstock's errors leave the iteration without their traceback, and the worker's garbage collection after
+    its task leaves out what it has imported.
+    """
+    freeze_imports()
     try:
         yield from rows
     except PenstockError as error:

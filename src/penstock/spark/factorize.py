@@ -109,6 +109,8 @@ def cumcount(values: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def combine_codes(left: Codes, right: Codes) -> Codes:
+    if left.size == 1 or right.size == 1:
+        return left if right.size == 1 else right
     if left.size * right.size >= _MAX_CODES:
         left, right = left.dense(), right.dense()
     return Codes(left.values * right.size + right.values, left.size * right.size)
@@ -122,7 +124,7 @@ def _with_nulls(column: pa.Array, below: Codes) -> Codes:
 
 
 def _narrow(column: pa.Array) -> Codes | None:
-    """Return codes by subtracting the smallest value, if the values lie close enough together."""
+    """Return codes from the values themselves, if they lie close enough together."""
     if pat.is_integer(column.type):
         if column.type.bit_width == 64 and pat.is_unsigned_integer(column.type):
             return None
@@ -134,7 +136,15 @@ def _narrow(column: pa.Array) -> Codes | None:
     if low is None or high - low >= _MAX_RANGE:
         return None
     values = (numbers.fill_null(low) if numbers.null_count else numbers).to_numpy()
-    return _with_nulls(column, Codes(values - low, high - low + 1))
+    if low == high:
+        # Most columns with the version of a commit. These zeros cost nothing while nobody reads them.
+        codes = Codes(np.zeros(len(values), np.int64), 1)
+    elif 0 <= low <= high - low:
+        # Subtracting it would make a copy, and the codes at most half as large.
+        codes = Codes(values, high + 1)
+    else:
+        codes = Codes(values - low, high - low + 1)
+    return _with_nulls(column, codes)
 
 
 def _encoded(column: pa.Array) -> Codes:

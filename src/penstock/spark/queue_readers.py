@@ -38,7 +38,7 @@ from pyspark.sql.datasource import (
 from penstock.commit.source_rows import require_read
 from penstock.queue.store import open_store
 from penstock.spark.error_boundary import without_tracebacks
-from penstock.spark.internals.python_workers import check_reach, freeze_imports
+from penstock.spark.internals.python_workers import check_reach
 from penstock.spark.options import SourceOptions
 from penstock.spark.ranges import end_positions, report_loss, skip_trimmed, split_into_tasks, start_positions
 from penstock.spark.schemas import to_output_batch
@@ -84,7 +84,6 @@ class Scan:
             # Spark passes an empty partition if there is none.
             return iter(())
         check_reach(self.url, None)
-        freeze_imports()
         return self._filtered(_coalesced(self._planned(task)))
 
     def _planned(self, task: RangePartition) -> Iterator[pa.RecordBatch]:

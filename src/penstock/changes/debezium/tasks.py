@@ -27,7 +27,7 @@ from penstock.feeds.contract import (
     REASON,
 )
 from penstock.queue.store import open_store
-from penstock.spark.error_boundary import iterate_without_tracebacks
+from penstock.spark.error_boundary import iterate_in_worker
 from penstock.spark.internals.python_workers import check_reach
 from penstock.spark.internals.sessions import context_of
 from penstock.spark.options import SinkOptions
@@ -114,7 +114,7 @@ class EventConverter:
     letters: Letters | None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return iterate_without_tracebacks(self._rows(batches))
+        return iterate_in_worker(self._rows(batches))
 
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         refused: list[pa.RecordBatch] = []

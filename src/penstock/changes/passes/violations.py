@@ -46,12 +46,11 @@ def check_rows(rows: ChangeRows, *, needs_content: bool) -> None:
 def _check_timestamps(rows: ChangeRows) -> None:
     field = rows.table.schema.field(rows.layout.timestamp)
     column = column_at(rows.table, (rows.layout.timestamp,))
-    bad = column.is_null()
     if not field.nullable:
         # Spark reads a NULL in a column that is declared NOT NULL as zero.
-        bad = pc.or_(bad, pc.equal(column.cast(pa.int64()), 0).fill_null(True))
-    if pc.any(bad).as_py():
-        place = pc.index(bad, True).as_py()
+        column = pc.if_else(pc.equal(column.cast(pa.int64()), 0), None, column)
+    if column.null_count:
+        place = pc.index(column.is_null(), True).as_py()
         raise _violation(
             "NULL_COMMIT_TIMESTAMP", rows, place, f"{COMMIT_TIMESTAMP} is NULL: give every commit its time"
         )

@@ -18,7 +18,7 @@ from pyspark import TaskContext
 from penstock.arrow.coerce import conform
 from penstock.errors import CommitRefusedError, PenstockError, condition_of
 from penstock.lake.storage import DeltaPlace
-from penstock.spark.error_boundary import iterate_without_tracebacks
+from penstock.spark.error_boundary import iterate_in_worker
 from penstock.tables.delta.schema import DeltaLayout
 from penstock.tables.names import digest
 from penstock.tables.row_checks import require_key_value
@@ -158,7 +158,7 @@ class DeltaStageTask:
     stage: DeltaStage = field(repr=False)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return iterate_without_tracebacks(self._run(iter(batches)))
+        return iterate_in_worker(self._run(iter(batches)))
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()

@@ -11,8 +11,8 @@ from pyspark import TaskContext
 from penstock.arrow.coerce import conform
 from penstock.errors import TableRefusedError
 from penstock.queue.store import open_store
-from penstock.spark.error_boundary import iterate_without_tracebacks
-from penstock.spark.internals.python_workers import check_reach, freeze_imports
+from penstock.spark.error_boundary import iterate_in_worker
+from penstock.spark.internals.python_workers import check_reach
 from penstock.store.database import Database, Transaction
 from penstock.tables.columns import Layout
 from penstock.tables.row_checks import first_repeated_key, require_changes, require_key_value
@@ -69,11 +69,10 @@ class StageTask:
     stage: TaskWriter
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return iterate_without_tracebacks(self._run(iter(batches)))
+        return iterate_in_worker(self._run(iter(batches)))
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         check_reach(self.url, None)
-        freeze_imports()
         context = TaskContext.get()
         assert context is not None
         self._rows = 0
