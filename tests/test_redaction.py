@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from penstock import redaction
-from penstock.errors import InvalidUrlError
+from penstock.errors import InvalidUrlError, QueueNotFoundError
 from penstock.lake.storage import without_secrets
 from penstock.modes.previewing.run import _refusal
 from penstock.pipeline.progress_format import ends_of, error_of
@@ -46,6 +47,7 @@ def test_passwords_in_urls_are_removed_as_the_earlier_pattern_did(text: str) -> 
 
 
 @settings(max_examples=500, deadline=None)
+@example("http://a@", "a://me:{}@host", "")
 @given(
     before=TEXTS,
     form=st.sampled_from(
@@ -130,6 +132,24 @@ def test_a_known_secret_is_removed_before_a_text_is_truncated(monkeypatch: pytes
     for cap in range(1, 30):
         monkeypatch.setattr(redaction, "SEARCHED_CHARACTERS", cap)
         assert "hush" not in redact(f"the word is {SECRET}, and it is long", [SECRET])
+
+
+def test_an_error_is_shown_without_the_passwords_of_urls_that_were_passed_as_something_else() -> None:
+    error = QueueNotFoundError(
+        "there is no queue 'postgresql://app:s3@cret@db/shop?sslpassword=s3cret&schema=x'",
+        queue="postgresql://app:s3cret@db/shop",
+        known=["//app:s3cret@db"],
+    )
+    assert str(error).endswith("'postgresql://app:***@db/shop?sslpassword=***&schema=x'")
+    assert error.parameters == {"queue": "postgresql://app:***@db/shop", "known": ["//app:***@db"]}
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+@pytest.mark.parametrize("name", ["password", "client_secret", "Authorization", "apiKey"])
+@pytest.mark.parametrize("escapes", ["", "\\", "\\\\\\"])
+def test_a_secret_in_json_inside_json_is_removed(name: str, escapes: str) -> None:
+    text = f'{{"error":"{{{escapes}"{name}{escapes}": {escapes}"Basic hunter22{escapes}"}}"}}'
+    assert "hunter22" not in redact(text)
 
 
 def test_text_beyond_the_search_limit_is_not_shown() -> None:

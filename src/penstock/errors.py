@@ -56,10 +56,25 @@ that says what failed, with which value, and what to do, and a ``help_url``, whi
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
 DOCS_URL = "https://penstock-spark.github.io/penstock/"
+
+# A URL can be anywhere where its user has mistaken one argument for another.
+_PASSWORD_IN_URL = re.compile(r"(//[^\s/:@]*:)\S+@|([?&](?:ssl)?password=)[^\s&'\"]*")
+
+
+def _without_passwords(value: Any) -> Any:
+    """Return a text, or a list of texts, without the passwords of the URLs in it."""
+    if isinstance(value, str):
+        return _PASSWORD_IN_URL.sub(_starred, value)
+    return [_without_passwords(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _starred(match: re.Match[str]) -> str:
+    return f"{match[1]}***@" if match[1] else f"{match[2]}***"
 
 
 class PenstockError(Exception):
@@ -68,7 +83,7 @@ class PenstockError(Exception):
     Parameters
     ----------
     message
-        What failed and what to do, in one or two sentences; never with a secret in it.
+        What failed and what to do, in one or two sentences. Passwords of URLs in it are removed.
     condition
         A more specific condition than the class's.
     parameters
@@ -78,9 +93,11 @@ class PenstockError(Exception):
     condition: str = "PENSTOCK_ERROR"
 
     def __init__(self, message: str, *, condition: str | None = None, **parameters: object) -> None:
-        super().__init__(message)
-        self.message = message
-        self.parameters: dict[str, Any] = parameters
+        self.message = _without_passwords(message)
+        super().__init__(self.message)
+        self.parameters: dict[str, Any] = {
+            name: _without_passwords(value) for name, value in parameters.items()
+        }
         if condition is not None:
             self.condition = condition
         if self.help_url is not None:

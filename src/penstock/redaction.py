@@ -28,11 +28,13 @@ _PRIVATE_KEY = re.compile(rf"(-----BEGIN {_PEM}).*?(?=-----END {_PEM}|\Z)", re.D
 # With the prefix of a literal in SQL or Python. A quote that is not closed is redacted to the end of the
 # text.
 _QUOTED = r"""(?:(?:[BEFNRUX]|[BR]{2}|U&)?(?:"(?:[^"\\]|\\.)*+"?|'(?:[^'\\]|\\.)*+'?))"""
+# JSON inside JSON has backslashes before its quotes.
+_ESCAPED = r"""(?:\\++["'][^"'\\]*+(?:\\++["'])?+)"""
 
 
 def _named(words: str) -> str:
     """Return a pattern for a name that contains one of the words, with the quote around it."""
-    return rf"""(?<![\w.?&-])(?=[\w.-]*?(?:{words}))[\w.-]++["']?+[ \t]*+"""
+    return rf"""(?<![\w.?&-])(?=[\w.-]*?(?:{words}))[\w.-]++\\*+["']?+[ \t]*+"""
 
 
 # A quoted value, as in JSON and SQL, ends with its quote. Any other may contain blanks, as in libpq's
@@ -51,7 +53,7 @@ _KEYS = (
     r"|(?:(?<![^\W_])|(?<=%26|%3F))sig(?![^\W_])"
 )
 _OTHER = re.compile(
-    rf"({_named(_KEYS)}[=:]\s*+(?:(?:bearer|basic)\s++)?+)(?:{_QUOTED}|[^\s,;&)}}\]]+)",
+    rf"({_named(_KEYS)}[=:]\s*+(?:(?:bearer|basic)\s++)?+)(?:{_QUOTED}|{_ESCAPED}|[^\s,;&)}}\]]+)",
     re.IGNORECASE | re.DOTALL,
 )
 _IN_QUERY = re.compile(
@@ -61,7 +63,7 @@ _IN_QUERY = re.compile(
 _HEADER_NAME = r"(?<![\w.?&-])(?:(?:proxy-)?authorization|(?:set-)?cookie)"
 _HEADER = re.compile(
     rf"""((?<=["']){_HEADER_NAME}["'][ \t]*+[=:][ \t]*+){_QUOTED}"""
-    rf"""|({_HEADER_NAME}["']?+[ \t]*+[=:][ \t]*+)[^\n]+""",
+    rf"""|({_HEADER_NAME}\\*+["']?+[ \t]*+[=:][ \t]*+)[^\n]+""",
     re.IGNORECASE | re.DOTALL,
 )
 # One that names a file or a variable is readable.
@@ -153,15 +155,16 @@ def without_user_info(text: str, *, cut: bool = False) -> str:
     A password ends at the last @ before a blank, as it may contain one.
     """
 
+    tokenless = (_TOKEN_IN_CUT_URL if cut else _TOKEN_IN_URL).sub(r"\1***", text)
+
     def starred(run: re.Match[str]) -> str:
         # The last @ is searched for once, not from each place where a URL may begin.
-        open_ended = cut and run.end() == len(text)
+        open_ended = cut and run.end() == len(tokenless)
         end = len(run[0]) if open_ended else run[0].rfind("@")
         user = _USER.search(run[0], 0, end) if end > 0 else None
         return run[0] if user is None else f"{run[0][: user.end()]}***{run[0][end:]}"
 
-    tokens = _TOKEN_IN_CUT_URL if cut else _TOKEN_IN_URL
-    return _RUN.sub(starred, tokens.sub(r"\1***", text))
+    return _RUN.sub(starred, tokenless)
 
 
 def sentence(text: str, most: int, secrets: Sequence[str] = ()) -> str:

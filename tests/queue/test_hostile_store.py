@@ -92,6 +92,74 @@ def test_times_of_other_rows_are_refused_and_take_no_memory(store: Store, ends: 
     assert pa.total_allocated_bytes() < before + (1 << 20)
 
 
+def claim(store: Store, batch: pa.RecordBatch, width: int | None = None) -> None:
+    """Make the only segment one of these rows."""
+    put(store, "payload.data", encode(batch).to_pybytes())
+    put(store, "payload.width", batch.num_columns if width is None else width)
+    put(store, "segment.end_index", batch.num_rows)
+    put(store, "partition.next_index", batch.num_rows)
+
+
+@pytest.mark.parametrize("width", [0, 1])
+def test_a_segment_with_fewer_columns_than_its_queue_ever_had_is_refused(store: Store, width: int) -> None:
+    """Its rows would have no bytes, so that it could claim any number of them."""
+    queue = store.create_queue("q", pa.schema([("nothing", pa.null()), ("id", pa.int64())]))
+    queue.append([{"id": 1}])
+    consumer = store.create_consumer("c")
+    consumer.register("q")
+    nothing = pa.StructArray.from_arrays([pa.nulls(10**9)] * width, ["nothing"] * width)
+    claim(store, pa.RecordBatch.from_struct_array(nothing if width else no_columns(10**9)))
+    before = pa.total_allocated_bytes()
+    for read in (
+        lambda: queue.read(0, 0),
+        lambda: queue.read(0, 0, max_rows=1),
+        lambda: queue.read(0, 0, max_rows=1, columns=["nothing"]),
+        lambda: consumer.pull("q", 0, max_rows=1),
+    ):
+        with pytest.raises(StoreError, match=rf"rows \[0, 1000000000\): the segment has {width} columns"):
+            read()
+    assert pa.total_allocated_bytes() <= before
+
+
+def no_columns(rows: int) -> pa.StructArray:
+    return pa.StructArray.from_buffers(pa.struct([]), rows, [None])
+
+
+def test_compaction_does_not_fill_a_segment_of_more_rows_than_the_log_says(store: Store) -> None:
+    queue = store.create_queue("q", pa.schema([("flag", pa.bool_())]))
+    for _ in range(2):
+        queue.append([{"flag": True}])
+    queue.add_columns([("amount", pa.decimal128(38, 0))])
+    queue.append([{"flag": True, "amount": 1}])
+    many = pa.record_batch({"flag": pa.array([True]).take(pa.repeat(0, 1 << 24))})
+    put(store, "payload.data", encode(many).to_pybytes())
+    put(store, "payload.width", 1)
+    before, peak = pa.total_allocated_bytes(), pa.default_memory_pool().max_memory()
+    with pytest.raises(StoreError, match=f"has {1 << 24} rows"):
+        queue.compact()
+    assert max(pa.default_memory_pool().max_memory() - peak, pa.total_allocated_bytes() - before) < 64 << 20
+
+
+def test_columns_that_came_later_are_filled_for_the_rows_that_are_read(store: Store) -> None:
+    """A few bytes can be a hundred million rows, and the nulls of each take more."""
+    queue = store.create_queue("q", pa.schema([("flag", pa.bool_())]))
+    queue.append([{"flag": True}])
+    queue.add_columns([(f"amount{place}", pa.decimal128(38, 0)) for place in range(8)])
+    queue.refresh()
+    claim(store, pa.record_batch({"flag": pa.array([True]).take(pa.repeat(0, 1 << 24))}))
+    before = pa.total_allocated_bytes()
+    expected = {"flag": True} | dict.fromkeys(queue.schema.names[1:])
+    assert queue.read(0, 5, max_rows=2).to_pylist() == [expected] * 2
+    ends, largest = [], 0
+    for chunk in partition_log.read(store.database, queue._record, 0, 3, 1 << 24, with_runs=True):
+        ends.append(chunk.end)
+        largest = max(largest, pa.total_allocated_bytes() - before)
+    assert ends[-1] == 1 << 24
+    assert len(ends) > 16
+    assert ends == sorted(set(ends))
+    assert largest < 128 << 20
+
+
 def test_triggers_and_views_of_the_file_can_only_call_sqlites_own_functions(store: Store) -> None:
     if store.database.dialect == "sqlite":
         with store.database.transaction(write=False) as tx:
@@ -146,6 +214,18 @@ def test_a_record_with_other_json_is_refused_by_name(
     with pytest.raises(StoreError, match="is not what Penstock writes") as caught:
         read(store, store_url)
     assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("partitions", [10**9, 10_001, 0, -1])
+def test_a_number_of_partitions_that_no_queue_can_have_is_refused(store: Store, partitions: int) -> None:
+    """Maintenance would not end, and no row could be placed."""
+    store.create_queue("q", SCHEMA).append(rows(1, 2, 3))
+    put(store, "queue.partitions", partitions)
+    for work in (lambda: store.queue("q"), store.maintain):
+        with pytest.raises(StoreError, match=f"it is {partitions}, and a queue has 1 to 10000") as caught:
+            work()
+        assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
 
 
 @pytest.mark.parametrize("index", [10**12, 2**63 - 1, -5])

@@ -515,8 +515,8 @@ FAULTS = [
     Fault(
         "a read goes on to the end of its last segment",
         "store/log/partition_log.py",
-        "    length = min(end, row.end_index) - row.start_index - offset\n",
-        "    length = row.end_index - row.start_index - offset\n",
+        "max(start, row.start_index), min(end, row.end_index)\n",
+        "max(start, row.start_index), row.end_index\n",
     ),
     Fault(
         "a read skips rows that were trimmed although it is to fail",

@@ -14,9 +14,11 @@ from urllib.parse import urlsplit
 import psutil
 import psycopg
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import penstock
+from penstock.errors import InvalidUrlError
 from penstock.spark.session import default_url
 from tests.support.exposure import error_text, event_log, explained, files_in
 from tests.support.spark_queues import SCHEMA, batch, run, stream, table
@@ -114,6 +116,29 @@ def test_the_url_setting_of_a_session_is_replaced_by_one_without_the_password(
     assert default_url(session) == "sqlite:///x.db"
     session.conf.unset("spark.penstock.url")
     assert default_url(session) is None
+
+
+def test_a_malformed_url_setting_is_refused_and_removed(spark: SparkSession) -> None:
+    """Its password cannot be told from the rest, and Spark would log it with each job."""
+    session = spark.newSession()
+    session.conf.set("spark.penstock.url", "postgresql://app:s3cret/x@db/shop")
+    with pytest.raises(InvalidUrlError) as caught:
+        penstock.register(session)
+    assert "s3cret" not in str(caught.value)
+    assert session.conf.get("spark.penstock.url", None) is None
+
+
+@pytest.mark.parametrize("place", ["path", "queue"])
+def test_a_url_in_the_place_of_a_name_is_shown_without_its_password(
+    spark: SparkSession, url: str, events: Path, place: str
+) -> None:
+    penstock.connect(url).create_queue("orders", SCHEMA)
+    wrong = url.replace("://", "://app:s3cret@", 1) if "@" not in url else url.replace("@", ":s3cret@", 1)
+    options = {"url": url, "queue": "orders", place: wrong}
+    with pytest.raises(PySparkException, match=r"INVALID_NAME|CONFLICT") as caught:
+        spark.readStream.format("penstock").options(**options).load()
+    assert "s3cret" not in str(caught.value)
+    assert b"s3cret" not in b"".join(files_in(events).values())
 
 
 def test_a_marked_password_is_nowhere_after_a_run_of_everything(url: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock
-from penstock.errors import InvalidInputError
+from penstock.errors import InvalidInputError, InvalidUrlError
 from penstock.pipeline.initial_batch import InitialBatchSource
 from penstock.spark import session
 from penstock.spark.internals.sessions import jvm_of
@@ -97,6 +97,13 @@ def test_the_store_url_is_not_in_the_command_line(made: dict[str, dict[str, str]
         "spark.penstock.url": "postgresql://app:s3cret@host/db",
         "spark.penstock.guarantee": "idempotent",
     }
+
+
+def test_a_malformed_url_is_refused_before_spark_starts(made: dict[str, dict[str, str]]) -> None:
+    with pytest.raises(InvalidUrlError) as caught:
+        penstock.session(url="postgresql://app:s3cret/x@host/db")
+    assert "s3cret" not in str(caught.value)
+    assert not made["start"]
 
 
 @one_store

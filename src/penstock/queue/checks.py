@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from penstock.arguments import in_quotes
 from penstock.errors import InvalidInputError, InvalidNameError, InvalidPositionError
 from penstock.store.records.catalog import QueueRecord
 
 MAX_CHARACTERS = 255
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 METADATA_COLUMNS = ("_queue", "_generation", "_partition", "_row_index", "_timestamp")
 """The metadata columns that a Spark read can add to a queue's columns."""
 
@@ -20,6 +23,12 @@ def check_name(kind: str, name: object) -> str:
     if "\0" in name or any(0xD800 <= ord(character) <= 0xDFFF for character in name):
         raise InvalidNameError(
             f"the name of a {kind} may not contain NUL or lone surrogates: {in_quotes(name)}"
+        )
+    if _URL.match(name):
+        # A mistake, with which the URL's password would be stored and shown.
+        raise InvalidNameError(
+            f"the name of a {kind} may not be a URL: pass that of the store to penstock.connect, or as the "
+            "option url"
         )
     return name
 

@@ -22,9 +22,7 @@ from penstock.queue.placement import Hashes, Home, home_of
 from penstock.store.database import Database, Transaction
 from penstock.store.log import partition_log
 from penstock.store.records import catalog, consumers
-from penstock.store.records.catalog import QueueRecord
-
-MAX_PARTITIONS = 10_000
+from penstock.store.records.catalog import MAX_PARTITIONS, QueueRecord
 
 _RESERVED_PREFIXES = ("__penstock_", "__spark_cdc_")
 """Prefixes of the columns that continuous queries and change feeds add."""

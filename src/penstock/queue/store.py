@@ -16,7 +16,6 @@ from penstock.arrow.schema import canonical_schema
 from penstock.errors import ConsumerInUseError, InvalidInputError, StoreError
 from penstock.queue.checks import check_name
 from penstock.queue.consumer import Consumer
-from penstock.queue.evolution import MAX_PARTITIONS
 from penstock.queue.maintenance import (
     STAGING_AGE,
     Maintainer,
@@ -123,8 +122,10 @@ class Store:
         AlreadyExistsError, UnsupportedTypeError, SchemaMismatchError, InvalidNameError, InvalidInputError
         """
         check_name("queue", name)
-        if type(partitions) is not int or not 1 <= partitions <= MAX_PARTITIONS:
-            raise InvalidInputError(f"a queue has 1 to {MAX_PARTITIONS} partitions, not {partitions!r}")
+        if type(partitions) is not int or not 1 <= partitions <= catalog.MAX_PARTITIONS:
+            raise InvalidInputError(
+                f"a queue has 1 to {catalog.MAX_PARTITIONS} partitions, not {partitions!r}"
+            )
         canonical = canonical_schema(schema)
         columns = column_names("key", key)
         if columns:

@@ -80,10 +80,14 @@ def session(
     ------
     InvalidInputError
         When a session is running already: the settings can only be made at the start.
+    InvalidUrlError
+        When ``url`` is malformed.
     MissingDependencyError
         When the Python of Spark's workers lacks a package.
     """
     _refuse_second()
+    if url is not None:
+        parse_url(url)
     settings = (
         _settings(stateful, pipelined)
         | ({"spark.driver.memory": memory} if memory else {})
@@ -187,6 +191,8 @@ def register(spark: SparkSession) -> None:
         When the Python of Spark's workers lacks a package, or Penstock does not support the version of Spark.
     InvalidOptionError
         For an unknown setting ``spark.penstock.…``.
+    InvalidUrlError
+        When ``spark.penstock.url`` is malformed. The setting is removed, since it may contain a password.
     """
     check_session(spark)
     check_version(spark)
@@ -214,18 +220,21 @@ def _url_with_password(redacted: str | None) -> str | None:
 def _hide_password(spark: SparkSession) -> None:
     """Move the password from the session's setting into this process's memory."""
     url = spark.conf.get(URL_SETTING, None)
-    redacted = None if url is None else _without_password(url)
-    if redacted is not None and redacted != url:
+    if url is None:
+        return
+    try:
+        redacted = _without_password(url)
+    except InvalidUrlError:
+        # Nobody knows which part of it is the password.
+        spark.conf.unset(URL_SETTING)
+        raise
+    if redacted != url:
         spark.conf.set(URL_SETTING, redacted)
 
 
 def _without_password(url: str) -> str:
     """Return a URL for the session's setting, and remember its password."""
-    try:
-        parsed = parse_url(url)
-    except InvalidUrlError:
-        # The error is raised where the URL is used.
-        return url
+    parsed = parse_url(url)
     if not parsed.secrets:
         return url
     _urls_with_password[parsed.redacted] = url

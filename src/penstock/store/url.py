@@ -288,7 +288,7 @@ def _direct(parameters: dict[str, str]) -> dict[str, str]:
         return {}
     if not _HOST.fullmatch(direct) or direct.startswith(":") or not direct:
         raise InvalidUrlError(
-            f"direct is the server's own address, such as db:5432, not {in_quotes(direct)}",
+            "direct is the server's own address, its host and port alone, such as db:5432",
             condition="INVALID_URL.VALUE",
             option="direct",
         )

@@ -283,7 +283,7 @@ class Server(uvicorn.Server):
 def _access(host: str, token: str | None) -> Access:
     if token is None and not is_loopback(host):
         raise InvalidOptionError(
-            f"other machines can reach the page at {host!r}, so it needs a token: set "
+            f"other machines can reach the page at {host!r}, so it needs a token. Set "
             "PENSTOCK_UI_TOKEN, or --token",
             condition="INVALID_OPTION.MISSING",
             option="token",

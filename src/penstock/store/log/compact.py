@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from penstock.errors import StoreError
 from penstock.store.database import Database, Row, Transaction
-from penstock.store.log.decode import decode_together, require_rows, unreadable
+from penstock.store.log.decode import decode_together, unreadable
 from penstock.store.log.partition_log import MERGE_FAN_IN, PAGE_SEGMENTS, store_payloads
 from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, SEGMENT_ROWS, Part, Runs, Segment
 from penstock.store.records.catalog import QueueRecord, lock_partition, reread
@@ -134,9 +134,7 @@ def _within_memory(queue: QueueRecord, rows: Sequence[Row]) -> list[pa.RecordBat
     """The decoded segments as far as they fit into memory together; the first one at least."""
     batches: list[pa.RecordBatch] = []
     size = 0
-    for row, batch in zip(rows, decode_together(queue, rows), strict=True):
-        # Compacted with its neighbours, a segment of other rows would make theirs unreadable too.
-        require_rows(row, batch)
+    for batch in decode_together(queue, rows):
         # Whole buffers, since none is a slice.
         size += batch.get_total_buffer_size()
         if batches and size > SEGMENT_RAW_BYTES:

@@ -17,6 +17,14 @@ from penstock.errors import StoreError
 from penstock.store.database import Row
 from penstock.store.records.catalog import QueueRecord
 
+MOST_ROWS = 1 << 20
+"""The most rows of a batch. A segment of a few bytes may claim any number of rows, and what a reader adds to
+them, such as their times, takes memory.
+"""
+_MOST_NULLS = 32 << 20
+"""The most bytes of nulls in a batch."""
+_SAMPLE = 1024
+
 
 class _NullFiller:
     """Adds the columns that rows lack, as nulls."""
@@ -28,6 +36,10 @@ class _NullFiller:
         ]
         self._nulls: dict[pa.DataType, pa.Array] = {}
         self._rows = -1
+        added = [pa.nulls(_SAMPLE, kind) for index, kind in self._columns if index is None]
+        size = sum(nulls.nbytes for nulls in added)
+        self.most_rows = max(_MOST_NULLS * _SAMPLE // max(size, 1), 1)
+        """How many rows may be filled at once."""
 
     def filled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if batch.num_rows != self._rows:
@@ -64,14 +76,20 @@ class Decoder:
         self._queue, self._schema, self._columns = queue, schema, columns
         self._plans: dict[int, _Plan] = {}
 
-    def rows(self, row: Row) -> pa.RecordBatch:
-        """The rows of a segment of a page."""
+    def rows(self, row: Row, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Yield rows [start, end) of a segment of a page, in pieces if they are many."""
+        _require_width(self._queue, row.width)
         width = min(row.width, len(self._schema))
         plan = self._plans.get(width)
         if plan is None:
             plan = self._plans[width] = self._plan(width)
         batch = decode(row.data, plan.schema, plan.columns)
-        return batch if plan.filler is None else plan.filler.filled(batch)
+        require_rows(row, batch)
+        most = MOST_ROWS if plan.filler is None else min(plan.filler.most_rows, MOST_ROWS)
+        for place in range(start, end, most):
+            piece = batch.slice(place - row.start_index, min(most, end - place))
+            # After the slice: a reader of few rows does not wait for the nulls of all.
+            yield piece if plan.filler is None else plan.filler.filled(piece)
 
     def _plan(self, width: int) -> _Plan:
         if width == len(self._schema):
@@ -89,6 +107,8 @@ def decode_together(queue: QueueRecord, rows: Sequence[Row]) -> Iterator[pa.Reco
     all of these columns.
     """
     widths = [int(row.width) for row in rows]
+    for width in set(widths):
+        _require_width(queue, width)
     widest = queue.first_columns(max(widths))
     # One decoder for all segments of a width: single ones cost several times as much.
     batches = {
@@ -99,9 +119,25 @@ def decode_together(queue: QueueRecord, rows: Sequence[Row]) -> Iterator[pa.Reco
         for width in set(widths)
     }
     fillers = {width: _NullFiller(queue.first_columns(width).names, widest) for width in batches}
-    for width in widths:
+    for row, width in zip(rows, widths, strict=True):
         batch = next(batches[width])
+        # Compacted with its neighbours, a segment of other rows would make theirs unreadable too.
+        require_rows(row, batch)
         yield batch if width == len(widest) else fillers[width].filled(batch)
+
+
+def _require_width(queue: QueueRecord, width: int) -> None:
+    """Refuse a segment with fewer columns than the queue was created with, which nobody has written.
+
+    A segment without columns has no bytes for its rows, and could claim any number of them.
+    """
+    if width < queue.first_width:
+        raise StoreError(
+            f"the segment has {width} columns, and the queue was created with {queue.first_width}: the store "
+            "is damaged; restore a backup",
+            condition="SEGMENT_UNREADABLE",
+            columns=width,
+        )
 
 
 def require_rows(row: Row, batch: pa.RecordBatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.errors import DataLostError, StoreError
 from penstock.store.database import Database, Row, Transaction
-from penstock.store.log.decode import Decoder, require_rows, unreadable
+from penstock.store.log.decode import Decoder, unreadable
 from penstock.store.log.segmenting import Runs, Segment
 from penstock.store.records.catalog import QueueRecord, dropped, grown
 
@@ -292,12 +292,9 @@ def read(
                     f"{row.start_index}): the store is damaged; restore a backup",
                     condition="SEGMENT_MISSING",
                 )
-            try:
-                chunk = _chunk(row, decoder, position, end, ends_page=row is rows[-1])
-            except StoreError as error:
-                raise unreadable(queue, partition, row.start_index, row.end_index, error) from error
-            position = chunk.end
-            yield chunk
+            for chunk in _chunks(queue, partition, row, decoder, position, end, ends_page=row is rows[-1]):
+                position = chunk.end
+                yield chunk
 
 
 def lost(queue: str, partition: int, start: int, end: int) -> DataLostError:
@@ -358,18 +355,20 @@ def segments_from(tx: Transaction, queue: QueueRecord, partition: int, start: in
         start = page[-1].end_index
 
 
-def _chunk(row: Row, decoder: Decoder, position: int, end: int, *, ends_page: bool) -> Chunk:
-    batch = decoder.rows(row)
-    require_rows(row, batch)
-    runs = Runs.from_bytes(row.runs, batch.num_rows) if row.runs is not None else None
-    whole = Chunk(row.start_index, batch, runs, row.first_timestamp, ends_page)
-    offset = max(position - row.start_index, 0)
-    length = min(end, row.end_index) - row.start_index - offset
-    if offset == 0 and length == batch.num_rows:
-        return whole
-    return replace(
-        whole,
-        start=row.start_index + offset,
-        batch=batch.slice(offset, length),
-        runs=runs.slice(offset, length) if runs else None,
-    )
+def _chunks(
+    queue: QueueRecord, partition: int, row: Row, decoder: Decoder, start: int, end: int, *, ends_page: bool
+) -> Iterator[Chunk]:
+    """Yield the rows of a segment that are in [start, end)."""
+    rows, runs = row.end_index - row.start_index, None
+    first, last = max(start, row.start_index), min(end, row.end_index)
+    try:
+        for batch in decoder.rows(row, first, last):
+            if runs is None and row.runs is not None:
+                runs = Runs.from_bytes(row.runs, rows)
+            own, count = runs, int(batch.num_rows)
+            if runs is not None and count < rows:
+                own = runs.slice(first - row.start_index, count)
+            yield Chunk(first, batch, own, row.first_timestamp, ends_page and first + count == last)
+            first += count
+    except StoreError as error:
+        raise unreadable(queue, partition, row.start_index, row.end_index, error) from error

@@ -68,6 +68,9 @@ class QueueRecord:
         return _prefix(self.schema_bytes, self.added_bytes, width)
 
 
+MAX_PARTITIONS = 10_000
+
+
 @dataclass(frozen=True)
 class PartitionRecord:
     """One partition, with rows [first_index, next_index)."""
@@ -107,12 +110,20 @@ def _record(row: Row) -> QueueRecord:
         name=row.name,
         schema_bytes=bytes(row.schema or b""),
         key=_key(row),
-        partitions=row.partitions,
+        partitions=_partitions(row),
         retention=RetentionLimits(row.retention_rows, row.retention_age, row.retention_bytes),
         created_at=row.created_at,
         contract=row.contract,
         added_bytes=None if row.added_columns is None else bytes(row.added_columns),
     )
+
+
+def _partitions(row: Row) -> int:
+    """Refuse a number that would keep maintenance busy for ever, or that no row can be placed with."""
+    if not 1 <= row.partitions <= MAX_PARTITIONS:
+        reason = ValueError(f"it is {row.partitions}, and a queue has 1 to {MAX_PARTITIONS}")
+        raise unreadable_record(f"the number of partitions of queue {row.name!r}", reason)
+    return int(row.partitions)
 
 
 def _key(row: Row) -> tuple[str, ...]:
