@@ -20,7 +20,7 @@ from penstock.queue.checks import refuse_feed
 from penstock.queue.store import open_store
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.error_boundary import without_tracebacks
-from penstock.spark.internals.python_workers import check_reach
+from penstock.spark.internals.python_workers import check_reach, freeze_imports
 from penstock.spark.options import SinkOptions, SourceOptions, sink_options, source_options
 from penstock.spark.queue_readers import FilteringQueueReader, QueueReader
 from penstock.spark.queue_writers import QueueStreamWriter, QueueWriter
@@ -82,6 +82,7 @@ class PenstockDataSource(DataSource):
         return QueueStreamWriter(options, self._sink(options, schema))
 
     def _queue(self, options: SourceOptions | SinkOptions) -> QueueRecord:
+        freeze_imports()
         check_reach(options.url, self.master)
         return open_store(options.url, verify=True).queue(options.queue).record
 

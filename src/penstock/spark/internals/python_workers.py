@@ -9,9 +9,10 @@ are converted as PySpark does it (``pyspark.sql.pandas.types``).
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
-from functools import cache
+from functools import cache, lru_cache
 
 import pyarrow as pa
 from pyspark import SparkContext, TaskContext
@@ -23,6 +24,8 @@ from penstock.errors import InvalidOptionError, MissingDependencyError
 from penstock.spark.internals.sessions import is_classic, is_local
 from penstock.store.url import parse_url
 
+_REUSED = "SPARK_REUSE_WORKER"
+"""The variable by which Spark tells a worker to wait for another task (4.2, 4.3)."""
 _WORKER_PACKAGES = ("penstock", "pyarrow")
 _PROBE = "import importlib.util as u, sys; print(','.join(n for n in sys.argv[1:] if not u.find_spec(n)))"
 
@@ -91,13 +94,19 @@ def check_reach(url: str, master: str | None) -> None:
 
 
 def freeze_imports() -> None:
-    """Exclude what this worker holds so far from garbage collection."""
-    if TaskContext.get() is not None:
-        _freeze()
+    """Exclude what this worker holds so far from garbage collection; elsewhere do nothing.
+
+    Spark's workers run tasks, and what a data source does on the driver, such as its commits.
+    """
+    if TaskContext.get() is not None or _REUSED in os.environ:
+        _freeze(len(sys.modules))
 
 
-@cache
-def _freeze() -> None:
+@lru_cache(maxsize=1)
+def _freeze(_modules: int) -> None:
+    """Freeze once for a number of modules: the first tasks of a worker import more. Each time would keep
+    garbage.
+    """
     gc.freeze()
 
 
