@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterable, Iterator
+from types import ModuleType
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import SparkSession
 
-import penstock
+from penstock.spark.error_boundary import iterate_in_worker
 from penstock.spark.internals.python_workers import freeze_imports
-from penstock.spark.queue_readers import RangePartition, Scan
-from tests.support.spark_queues import fill, make_queue
 
 
 def looked_at(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -39,20 +40,29 @@ def test_nothing_is_frozen_outside_a_task() -> None:
     assert gc.get_freeze_count() == before
 
 
-def test_a_task_that_reads_a_queue_freezes_its_imports(
-    spark: SparkSession, store: penstock.Store, store_url: str
-) -> None:
-    fill(make_queue(store), range(3))
-
+def test_a_stage_of_penstock_freezes_its_imports_and_again_those_that_come_later(spark: SparkSession) -> None:
     def frozen(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         freeze = freeze_imports.__globals__["_freeze"]
         freeze.cache_clear()
-        record = penstock.connect(store_url).queue("orders").record
-        rows = sum(
-            part.num_rows
-            for _ in batches
-            for part in Scan(store_url, record, record.schema).read(RangePartition(0, 0, 3))
-        )
-        yield pa.RecordBatch.from_pydict({"n": [rows, freeze.cache_info().currsize]})
+        counts = []
+        for _ in iterate_in_worker(iter(batches)):
+            for name in ("penstock_first", "penstock_first", "penstock_second"):
+                sys.modules[name] = ModuleType(name)
+                freeze_imports()
+                counts.append(freeze.cache_info().misses)
+        yield pa.RecordBatch.from_pydict({"n": counts})
 
-    assert [row.n for row in spark.range(0, 1, 1, 1).mapInArrow(frozen, "n long").collect()] == [3, 1]
+    found = [row.n for row in spark.range(0, 1, 1, 1).mapInArrow(frozen, "n long").collect()]
+    assert found == [2, 2, 3]
+
+
+def test_a_worker_that_commits_freezes_its_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs no task."""
+    called = []
+    monkeypatch.setattr(gc, "freeze", lambda: called.append(True))
+    freeze_imports.__globals__["_freeze"].cache_clear()
+    freeze_imports()
+    assert not called
+    monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
+    freeze_imports()
+    assert called
