@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -127,6 +128,35 @@ def test_a_task_of_a_forgotten_micro_batch_is_refused_before_it_appends(
     with pytest.raises(CheckpointRewoundError):
         write(pair, 0, [1])
     assert rows_of(pair.sink) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_suspended_task_whose_micro_batch_is_committed_meanwhile_appends_nothing(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, forgotten: bool
+) -> None:
+    """It wakes after its checks; a driver has divided the micro-batch otherwise, or the ledger forgot it."""
+    if pair.store.database.dialect == "sqlite":
+        pytest.skip("nobody commits while a transaction of SQLite writes")
+    monkeypatch.setattr(ledger, "KEEP", 1)
+    monkeypatch.setattr(ledger, "PRUNE_EVERY", 1)
+    checked = ledger.task_input
+
+    def suspended(*arguments: Any) -> Any:
+        monkeypatch.setattr(ledger, "task_input", checked)
+        found = checked(*arguments)
+        with ThreadPoolExecutor(1) as others:
+            others.submit(commit_meanwhile).result()
+        return found
+
+    def commit_meanwhile() -> None:
+        for batch_id in range(4 if forgotten else 1):
+            write(pair, 0, [batch_id], batch_id=batch_id)
+            pair.commit(pair.batch("app", batch_id, tasks={0: 1}))
+
+    monkeypatch.setattr(ledger, "task_input", suspended)
+    with pytest.raises(CheckpointRewoundError if forgotten else CommitRefusedError):
+        write(pair, 0 if forgotten else 1, [0])
+    assert rows_of(pair.sink) == list(range(4 if forgotten else 1))
 
 
 def test_a_task_is_refused_if_the_micro_batch_before_is_missing(pair: Pair) -> None:

@@ -174,7 +174,7 @@ def _replacements() -> dict[str, Any]:
         "penstock.queue.maintenance.Maintainer.close": lambda self: None,
         "penstock.spark.queue_writers.TaskContext": _TaskContext,
         "penstock.spark.internals.python_workers.TaskContext": _TaskContext,
-        "penstock.spark.internals.python_workers._freeze": lambda: None,
+        "penstock.spark.internals.python_workers._freeze": lambda modules: None,
         "penstock.spark.checkpoint._open": lambda location: (DiskFiles(machine().disk), location.rstrip("/")),
         "penstock.tables.sql.writer.project_rows": lambda frame, layout: frame,
         "penstock.pipeline.micro_batches.connect": lambda url, **_: _Borrowed(url),

@@ -152,7 +152,7 @@ HOT: dict[str, Parameters] = {
     "lock_producer": {"queue_id": 7, "session": "s1", "epoch": 1, "owner": "o"},
     "set_sequence": {"queue_id": 7, "session": "s1", "sequence": 1},
     "find_ledger": LEDGER | {"task": -1},
-    "newest_batch": LEDGER,
+    "newest_batch": {**LEDGER, "task": 1},
     "ledger_around": LEDGER,
     "newest_ledger": {"sink": "s3", "app_id": "a1", "before": 100},
     "forget_logged": LEDGER | {"first": 480, "last": 498},

@@ -273,6 +273,11 @@ def _appended_before(
         _same_input(key, written, origin, covers)
     before = ledger.enter(tx, key, f"{origin} {covers}", rows)
     if before is None:
+        # The checks above may be of long ago, in a task that was suspended. Another driver may have committed
+        # the micro-batch since, and the ledger may have forgotten it.
+        _refuse_rewound(tx, key)
+        if ledger.find(tx, key.whole) is not None:
+            raise _unrepeatable(key, {}, {key.task: rows})
         refuse_gap(tx, key, new_sink=new_sink)
         return False
     if before.rows != rows:

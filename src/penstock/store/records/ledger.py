@@ -101,10 +101,10 @@ def task_input(tx: Transaction, key: LedgerKey) -> str | None:
 
 
 def rewound(tx: Transaction, key: LedgerKey) -> int | None:
-    """The newest micro-batch of the sink and app if the ledger only has newer ones, and may have forgotten
-    this one.
+    """The newest micro-batch of the sink and app if the ledger only has newer ones beside this entry, and may
+    have forgotten this one.
     """
-    row = tx.one("newest_batch", sink=key.sink, app_id=key.app_id, batch_id=key.batch_id)
+    row = tx.one("newest_batch", **key.fields())
     return None if row is None else int(row.batch_id)
 
 

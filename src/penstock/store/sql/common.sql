@@ -405,10 +405,13 @@ where sink = :sink and app_id = :app_id and batch_id = :batch_id and task >= 0
 order by task
 limit 1;
 
+-- A task may have entered itself.
 -- name: newest_batch
 select l.batch_id from penstock.ledger as l
 where l.sink = :sink and l.app_id = :app_id and l.batch_id > :batch_id and not exists (
-    select 1 from penstock.ledger as e where e.sink = :sink and e.app_id = :app_id and e.batch_id <= :batch_id
+    select 1 from penstock.ledger as e
+    where e.sink = :sink and e.app_id = :app_id and e.batch_id <= :batch_id
+    and not (e.batch_id = :batch_id and e.task = :task)
 )
 order by l.batch_id desc
 limit 1;
