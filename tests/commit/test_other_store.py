@@ -147,8 +147,8 @@ def test_a_query_that_lost_its_lock_cannot_commit_after_its_successor(
     assert sorted(rows_of(pair.sink)) == [*range(20), *range(1000, 1020)], "each row once"
 
 
-def test_a_seek_is_newer_than_every_mark_in_another_store(pair: Pair) -> None:
-    """Even if the consumer's store is a backup from before the registration that the sink knows."""
+def test_a_store_restored_to_before_a_registration_is_refused_until_a_seek(pair: Pair) -> None:
+    """A seek is newer than every mark in another store, and so the error's advice helps."""
     earlier = pair.registration()
     register_again(pair)
     owner = pair.own()
@@ -156,6 +156,12 @@ def test_a_seek_is_newer_than_every_mark_in_another_store(pair: Pair) -> None:
     owner.release()
     name = "penstock_registration" if pair.store.database.dialect == "sqlite" else "penstock.registration"
     pair.store.database.run(lambda tx: tx.execute(f"update {name} set generation = {earlier.generation}"))
+    restored = pair.own()
+    batch = pair.batch("new", 0, pair.planned(restored, (0, 0), (5, 2)), ids=None)
+    with pytest.raises(CheckpointMismatchError, match="seek the consumer to where") as caught:
+        pair.commit(batch)
+    assert caught.value.condition == "CHECKPOINT_MISMATCH.CONSUMER_MOVED"
+    restored.release()
     pair.store.consumer("billing").seek("orders", to={0: 5, 1: 2})
     again = pair.own()
     assert pair.commit(pair.batch("new", 0, pair.planned(again, (5, 2), (7, 2)), ids=None)).rows == 2

@@ -31,6 +31,7 @@ MISMATCH, SOURCE_BEHIND, SINK_BEHIND, OTHER_INPUT = (
     "CHECKPOINT_MISMATCH.SINK_BEHIND",
     "CHECKPOINT_MISMATCH.OTHER_INPUT",
 )
+CONSUMER_MOVED = "CHECKPOINT_MISMATCH.CONSUMER_MOVED"
 REWOUND, CONFLICT, LOST = "CHECKPOINT_REWOUND", "OFFSET_CONFLICT", "DATA_LOST"
 NO_QUEUE, REFUSED = "QUEUE_NOT_FOUND", "COMMIT_REFUSED"
 """Conditions that a query may be refused with."""
@@ -358,5 +359,8 @@ def restore(op: Operator, rng: random.Random) -> None:
     op.later(0.0, op.create_missing)
     op.history.restored = True
     op.may_refuse |= {MISMATCH, SOURCE_BEHIND, SINK_BEHIND, OTHER_INPUT, REWOUND, CONFLICT}
+    if op.scenario.two_stores and op.sink not in which:
+        # The sink may know of a seek, or of a registration, that the source's backup is older than.
+        op.may_refuse.add(CONSUMER_MOVED)
     # Whoever restores goes on producing.
     op.produce_later(0.0, op.fresh_ids(), 2 + rng.randrange(6))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from penstock.queue.store import open_store
 from tests.simulation.clients import Reader
 from tests.simulation.database import Server
 from tests.simulation.operator import Backup, Operator
-from tests.simulation.scenario import CONTINUOUS, MICRO_BATCH, SOURCE, Scenario
+from tests.simulation.scenario import CONSUMER, CONTINUOUS, MICRO_BATCH, SOURCE, Scenario
 from tests.simulation.scheduler import Choices, World
 from tests.simulation.virtual import Machine, use
 from tests.support import auditor
@@ -95,6 +96,18 @@ class Life:
             done.append(True)
 
         self.operator.later(0.0, work)
+        self.until(lambda: bool(done))
+
+    def seek(self) -> None:
+        """Seek the consumer to where it is."""
+        done = []
+
+        def work(store: Any) -> None:
+            consumer = store.consumer(CONSUMER)
+            consumer.seek(SOURCE, to=consumer.offsets(SOURCE))
+            done.append(True)
+
+        self.operator.with_store(self.servers["the source's"], work)
         self.until(lambda: bool(done))
 
     def refusal(self) -> object:
@@ -218,3 +231,33 @@ def test_stores_and_checkpoint_of_one_moment_go_on(engine: str, two_stores: bool
         query.until(lambda: query.caught_up)
         assert query.operator.refused is None
         assert auditor.missing(query.history, query.reader.snapshot()) == []
+
+
+@pytest.mark.parametrize("engine", [MICRO_BATCH, CONTINUOUS])
+def test_a_source_older_than_the_last_seek_is_refused_until_another_seek(engine: str) -> None:
+    """Each new checkpoint is refused, since the sink has rows from after the seek."""
+    scenario = replace(SIMPLE, engine=engine, guarantee="exactly_once", consumer=True, two_stores=True)
+    with life(scenario) as query:
+        operator = query.operator
+        operator.prepare()
+        query.until(lambda: query.caught_up)
+        backup = operator.copied()
+        query.kill()
+        query.seek()
+        operator.new_checkpoint()
+        query.produce(1_000)
+        query.until(lambda: query.caught_up)
+        query.kill()
+        operator.new_checkpoint()
+        before_start = query.restore_and_produce(query.servers["the source's"], backup)
+        operator.quiet = True
+        refused = query.refusal()
+        assert getattr(refused, "condition", "").endswith("CONSUMER_MOVED"), refused
+        assert query.reader.snapshot().sink == before_start, "nothing is written"
+        query.seek()
+        operator.new_checkpoint()
+        operator.refused = None
+        operator.start()
+        query.until(lambda: query.caught_up)
+        assert operator.current is not None
+        assert operator.current[1].failure is None

@@ -265,7 +265,6 @@ def append_task(
 def _appended_before(
     tx: Transaction, key: LedgerKey, origin: str, covers: str, rows: int, new_sink: bool
 ) -> bool:
-    _refuse_rewound(tx, key)
     if ledger.find(tx, key.whole) is not None:
         return True
     written = ledger.task_input(tx, key)
@@ -407,7 +406,9 @@ def _fence_mark(tx: Transaction, batch: BatchCommit[T], source: QueueOffset, nam
     raise CheckpointMismatchError(
         f"consumer {source.consumer!r} on queue {source.queue!r} was moved by a seek, or registered again, "
         f"and {batch.sink} has rows from after that: start the query with a new checkpoint, which resumes "
-        "at the consumer's offset",
+        "at the consumer's offset. If that is refused as well, the source's store was restored from a backup "
+        "that is older than the move: seek the consumer to where the query is to resume, and start it with "
+        "another new checkpoint",
         condition="CHECKPOINT_MISMATCH.CONSUMER_MOVED",
         consumer=source.consumer,
         queue=source.queue,
