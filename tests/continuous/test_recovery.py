@@ -110,6 +110,16 @@ def test_a_complete_checkpoint_is_unchanged_and_the_source_follows(place: Place)
     assert place.followed == [(offset(1), 1)], "its driver may have died before that"
 
 
+def test_the_source_does_not_follow_the_offset_of_a_driver_whose_successor_has_committed_the_checkpoint(
+    place: Place,
+) -> None:
+    """A sink that may repeat rows keeps the offset of whichever driver came first."""
+    earlier = SinkEpoch(1, {"to": [15]}, 5, identified=False)
+    assert place.committed(1).settle(earlier) == 1
+    assert place.logs.only_offset(1) == offset(1)
+    assert place.followed == []
+
+
 REPEATED = SinkEpoch(2, None, 10, identified=False)
 """A micro-batch of a sink that may repeat rows."""
 
