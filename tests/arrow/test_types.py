@@ -236,6 +236,19 @@ def test_a_collation_is_dropped_as_in_pyspark() -> None:
     assert canonical_schema(schema).equals(to_arrow_schema(schema, timezone="UTC"), check_metadata=True)
 
 
-def test_bytes_that_are_not_a_schema_message_are_refused() -> None:
+@pytest.mark.parametrize("damaged", ["", "alpha", "gamma", "delta", "UTC"])
+def test_bytes_that_are_not_a_schema_message_are_refused(damaged: str) -> None:
+    """Also where only a name or a time zone is not UTF-8, which Arrow decodes when it is used."""
+    schema = pa.schema(
+        [
+            ("alpha", pa.int64()),
+            ("b", pa.struct([("gamma", pa.string())])),
+            ("m", pa.map_(pa.string(), pa.list_(pa.struct([("delta", pa.int8())])))),
+            ("t", pa.timestamp("us", "UTC")),
+        ]
+    )
+    data = b"nonsense"
+    if damaged:
+        data = schema_to_bytes(schema).replace(damaged.encode(), b"\xe4" * len(damaged))
     with pytest.raises(StoreError, match=r"UNREADABLE_RECORD\].*the schema of a queue is not what Penstock"):
-        schema_from_bytes(b"nonsense")
+        schema_from_bytes(data)
