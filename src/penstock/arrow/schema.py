@@ -91,10 +91,9 @@ def schema_to_bytes(schema: pa.Schema) -> bytes:
 def schema_from_bytes(data: bytes) -> pa.Schema:
     """Return the schema in an Arrow IPC schema message of a store, or raise StoreError."""
     try:
-        schema = pa.ipc.read_schema(pa.py_buffer(data))
-        # Names and time zones are decoded when they are used: those that are not UTF-8 are found here.
-        canonical_schema(schema)
-        return schema
+        # A store has the canonical form already. To make it decodes every name and time zone, which may not
+        # be UTF-8.
+        return canonical_schema(pa.ipc.read_schema(pa.py_buffer(data)))
     except (pa.ArrowException, OSError, UnicodeDecodeError, SchemaMismatchError) as error:
         raise unreadable_record("the schema of a queue", error) from None
 

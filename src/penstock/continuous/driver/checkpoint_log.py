@@ -324,30 +324,23 @@ def catch_up(
     last = logs.last_commit()
     _require_not_behind(sink, newest, logs.committed_before())
     _require_not_rewound(sink, newest, _next(last), limited=limited)
-    if newest.offset is not None and _counts(logs, newest, last):
-        follow(newest.offset)
-        if newest.number > _last(last) or logs.offset_entry(newest.number) is None:
-            if newest.number - 1 > _last(last):
-                log_offset(logs, newest.number - 1, newest.before)
-            log_epoch(logs, newest.number, newest.offset, _passed(logs, newest, limited=limited))
-        elif newest.number == last and logs.only_offset(last) != newest.offset:
-            _follow_new_sink(logs, newest, limited=limited)
+    if newest.offset is None:
+        return newest
+    number = newest.number
+    lacking = number > _last(last) or logs.offset_entry(number) is None
+    other = not lacking and number == last and logs.only_offset(number) != newest.offset
+    if other and not newest.identified:
+        # Of several drivers, a sink that may repeat rows keeps the first one's offset, which may end before
+        # the one that the checkpoint has committed.
+        return newest
+    follow(newest.offset)
+    if lacking:
+        if number - 1 > _last(last):
+            log_offset(logs, number - 1, newest.before)
+        log_epoch(logs, number, newest.offset, _passed(logs, newest, limited=limited))
+    elif other:
+        _follow_new_sink(logs, newest, limited=limited)
     return newest
-
-
-def _counts(logs: CheckpointLog, newest: SinkEpoch, last: int | None) -> bool:
-    """Whether the sink's offset counts, and not the one that the checkpoint has committed.
-
-    Of several drivers, a sink that may repeat rows keeps the first one's offset, which may end before the
-    offset that another one has committed to the checkpoint.
-    """
-    entry = logs.offset_entry(newest.number)
-    return (
-        newest.identified
-        or newest.number != last
-        or entry is None
-        or logs.only_offset(newest.number) == newest.offset
-    )
 
 
 def _passed(logs: CheckpointLog, newest: SinkEpoch, *, limited: bool) -> int | None:
