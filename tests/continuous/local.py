@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
+from penstock.continuous.catch_up import Backlog, BacklogReader, write_backlog
 from penstock.continuous.channel import READER, WRITER
-from penstock.continuous.connectors.protocol import Positions, SourceDriver, WriterFactory
+from penstock.continuous.connectors.protocol import Epoch, Positions, SourceDriver, WriterFactory
 from penstock.continuous.driver.coordinator import EpochCoordinator
-from penstock.continuous.driver.epochs import Epochs
+from penstock.continuous.driver.epochs import Epochs, TaskPart, epoch_of
 from penstock.continuous.tasks import ReadLoop, WriteLoop, await_start
 from penstock.spark.driver_endpoint import LOOPBACK, DriverNetwork
 
@@ -36,33 +37,31 @@ class LocalEngine:
         return min(partitions, self.slots)
 
     def job(
-        self,
-        coordinator: EpochCoordinator,
-        tasks: int,
-        sink: WriterFactory,
-        *,
-        large_batches: bool,
-        limited: bool,
+        self, coordinator: EpochCoordinator, tasks: int, sink: WriterFactory, *, limited: bool
     ) -> LocalJob:
-        self.jobs.append(LocalJob(self, coordinator, tasks, sink, large_batches, limited))
-        return self.jobs[-1]
+        job = RunJob(self, coordinator, tasks, sink, limited)
+        self.jobs.append(job)
+        return job
+
+    def catch_up_job(self, backlogs: Sequence[Backlog], sink: WriterFactory, epoch: int) -> LocalCatchUp:
+        job = LocalCatchUp(self, backlogs, sink, epoch)
+        self.jobs.append(job)
+        return job
 
 
 class LocalJob:
-    def __init__(
-        self,
-        engine: LocalEngine,
-        coordinator: EpochCoordinator,
-        tasks: int,
-        sink: WriterFactory,
-        large_batches: bool,
-        limited: bool,
-    ) -> None:
-        self._sink, self.large_batches, self._limited = sink, large_batches, limited
-        self._engine, self._address = engine, coordinator.address
-        self.groups: list[Positions] = [{}] * tasks
+    """A job of tasks in threads."""
+
+    def __init__(self, engine: LocalEngine, groups: Sequence[Positions], sink: WriterFactory) -> None:
+        self._engine, self._sink = engine, sink
+        self.groups = list(groups)
+        """What each task reads."""
         self._failure: Exception | None = None
         self._threads: list[threading.Thread] = []
+
+    @property
+    def catches_up(self) -> bool:
+        return isinstance(self, LocalCatchUp)
 
     def start(self) -> None:
         source, sink = self._engine.source.readers(), self._sink
@@ -72,24 +71,7 @@ class LocalJob:
             thread.start()
 
     def _task(self, source: Any, sink: Any, task: int) -> None:
-        try:
-            reader, writer = self._address.open(READER, task), self._address.open(WRITER, task)
-        except Exception as error:
-            self._failure = self._failure or error
-            return
-        try:
-            epoch, self.groups[task] = await_start(reader)
-            with closing(source.open(self.groups[task])) as rows, closing(sink.open(task)) as writes:
-                reading = ReadLoop(rows, reader, epoch, 2, large_batches=self.large_batches)
-                WriteLoop(writes, writer, limited=self._limited).all(
-                    [batch] for batch in self._transformed(reading.batches())
-                )
-            writer.send("done")
-        except Exception as error:
-            self._failure = self._failure or error
-        finally:
-            reader.close()
-            writer.close()
+        raise NotImplementedError
 
     def _transformed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return map(self._engine.transform, batches)
@@ -103,7 +85,68 @@ class LocalJob:
         return not self.alive()
 
     def cancel(self) -> None:
-        """Do nothing: the coordinator closes the connections."""
+        """Do nothing: the coordinator closes the connections, and a job that catches up ends."""
 
     def failure(self) -> Exception | None:
         return self._failure
+
+
+class RunJob(LocalJob):
+    """The job of a run."""
+
+    def __init__(
+        self,
+        engine: LocalEngine,
+        coordinator: EpochCoordinator,
+        tasks: int,
+        sink: WriterFactory,
+        limited: bool,
+    ) -> None:
+        super().__init__(engine, [{}] * tasks, sink)
+        self._limited, self._address = limited, coordinator.address
+
+    def _task(self, source: Any, sink: Any, task: int) -> None:
+        try:
+            reader, writer = self._address.open(READER, task), self._address.open(WRITER, task)
+        except Exception as error:
+            self._failure = self._failure or error
+            return
+        try:
+            epoch, self.groups[task] = await_start(reader)
+            with closing(source.open(self.groups[task])) as rows, closing(sink.open(task)) as writes:
+                reading = ReadLoop(rows, reader, epoch, 2)
+                WriteLoop(writes, writer, limited=self._limited).all(
+                    [batch] for batch in self._transformed(reading.batches())
+                )
+            writer.send("done")
+        except Exception as error:
+            self._failure = self._failure or error
+        finally:
+            reader.close()
+            writer.close()
+
+
+class LocalCatchUp(LocalJob):
+    """A job that reads a backlog as one epoch."""
+
+    def __init__(
+        self, engine: LocalEngine, backlogs: Sequence[Backlog], sink: WriterFactory, epoch: int
+    ) -> None:
+        super().__init__(engine, [backlog.positions for backlog in backlogs], sink)
+        self._backlogs, self._epoch = backlogs, epoch
+        self._parts: list[TaskPart] = []
+
+    def _task(self, source: Any, sink: Any, task: int) -> None:
+        backlog = self._backlogs[task]
+        try:
+            with closing(source.open(backlog.positions)) as rows, closing(sink.open(task)) as writes:
+                reader = BacklogReader(rows, backlog.rows, 60.0)
+                written = write_backlog(
+                    writes, self._epoch, ([batch] for batch in self._transformed(reader.batches()))
+                )
+                self._parts.append(TaskPart.of(reader.report(), written))
+        except Exception as error:
+            self._failure = self._failure or error
+
+    def epoch(self) -> Epoch:
+        return epoch_of(self._epoch, self._parts)

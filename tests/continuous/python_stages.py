@@ -17,10 +17,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 import penstock
+from penstock.continuous.driver import execution
 from tests.support.sparks import make_spark
 
 SOURCE, SINK = pa.schema([("id", pa.int64())]), pa.schema([("value", pa.int64())])
 APPENDS, ROWS = 20, 50
+CAUGHT_UP = "caught up "
+"""Begin of the names of queries for which all rows are a backlog."""
 
 
 def doubled(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -58,11 +61,15 @@ def work(name: str) -> Any:
     }[name]
 
 
-def run(spark: SparkSession, store: penstock.Store, url: str, folder: Path, name: str) -> list[int]:
+def run(
+    spark: SparkSession, store: penstock.Store, url: str, folder: Path, name: str, behind: int
+) -> list[int]:
+    """Return what comes, where so many rows are a backlog."""
+    execution.BEHIND_ROWS = behind
     out = store.create_queue(name, SINK)
     stream = penstock.stream(
         spark, penstock.QueueSource("in", url=url, options={"startingOffsets": "earliest"})
-    ).transform(work(name))
+    ).transform(work(name.removeprefix(CAUGHT_UP)))
     pipeline = stream.write(penstock.QueueSink(name, url), guarantee="exactly_once")
     query = pipeline.start(checkpoint=folder / name, trigger=penstock.Trigger.continuous("50 ms"))
     query.processAllAvailable()
@@ -86,7 +93,9 @@ def main(folder: str) -> None:
             "pickled udf",
             "exploded",
         ):
-            print("CAME", json.dumps([name, run(spark, store, url, Path(folder), name)]), flush=True)
+            for begin, behind in ("", 10**9), (CAUGHT_UP, 1):
+                came = run(spark, store, url, Path(folder), begin + name, behind)
+                print("CAME", json.dumps([begin + name, came]), flush=True)
     spark.stop()
 
 

@@ -268,7 +268,7 @@ def test_a_transform_must_return_a_frame_derived_from_its_input(
 def test_the_whole_plan_is_checked_and_adds_no_python_stage(frame: ContinuousFrame) -> None:
     plan = check_plan(frame.where("id > 1").select("*", F.explode("a")).carried)
     assert plan.python_stages == ()
-    assert plan.filler_rows(64) == 66
+    assert plan.filler_rows == 66
     assert plan.notes == ()
     plan.require_pipelined(False, "4.3.0")
 

@@ -293,7 +293,7 @@ def frame(spark: SparkSession, plain: DataFrame) -> ContinuousFrame:
 def test_a_plan_names_its_python_stages_and_their_cost(frame: ContinuousFrame, kind: str, stage: str) -> None:
     plan = check_plan(frame.select(functions()[kind]).carried)
     assert plan.python_stages == (stage,)
-    assert plan.filler_rows(64) == 130
+    assert plan.filler_rows == 130
     assert len(plan.notes) == (stage in ("pickled UDF", "pandas UDF"))
     plan.require_pipelined(True, "4.3.0")
     with pytest.raises(

@@ -229,29 +229,28 @@ def test_partitions_that_are_added_are_read(copy: Copy) -> None:
     assert [len(job.groups) for job in copy.engine.jobs] == [2, 4]
 
 
-def test_a_query_far_behind_uses_large_batches_until_it_has_caught_up(
+def test_a_query_far_behind_catches_up_with_a_job_that_ends(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tasks, "BEHIND_ROWS", 8)
     monkeypatch.setattr(queue_connector, "_AHEAD_ROWS", 2)
+    monkeypatch.setattr(module, "LITTLE_LEFT", 8)
     query = copy.add(60).query()
     copy.through(query)
-    wait_until(lambda: [job.large_batches for job in copy.engine.jobs] == [False, True, False])
+    wait_until(lambda: [job.catches_up for job in copy.engine.jobs] == [False, True, False])
     copy.through(copy.add() and query)
     assert copy.ids() == copy.all()
     assert len(copy.engine.jobs) == 3
 
 
-def test_a_query_that_starts_far_behind_uses_large_batches_from_the_first_row(
-    copy: Copy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_query_that_starts_far_behind_catches_up_first(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BEHIND_ROWS", 30)
     query = copy.add(60).query()
     copy.through(query)
-    wait_until(lambda: [job.large_batches for job in copy.engine.jobs] == [True, False])
+    wait_until(lambda: [job.catches_up for job in copy.engine.jobs] == [True, False])
     query.stop()
     copy.through(copy.add() and copy.query())
-    assert copy.engine.jobs[-1].large_batches is False
+    assert copy.engine.jobs[-1].catches_up is False
     assert copy.ids() == copy.all()
 
 

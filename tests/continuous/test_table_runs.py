@@ -59,55 +59,61 @@ def table(store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     found.close()
 
 
-def test_a_run_with_the_other_batch_size_keeps_staged_rows_of_open_epochs(
-    table: TableCopy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few rows are a backlog, for a query that runs, and those of one of its tasks."""
     monkeypatch.setattr(tasks, "BEHIND_ROWS", 8)
     monkeypatch.setattr(queue_connector, "_AHEAD_ROWS", 2)
-    running = table.add(60).query(start=False, interval=PATIENCE)
-    made, staged = running._plan_run, []
-
-    def while_rows_are_staged(tasks: int, *, large_batches: bool) -> Any:
-        if running.coordinator is not None:
-            staged.append(wait_until(table.staged, PATIENCE, "rows of the run in flight are staged"))
-        return made(tasks, large_batches=large_batches)
-
-    monkeypatch.setattr(running, "_plan_run", while_rows_are_staged)
-    running.start()
-    wait_until(lambda: running.failure or len(table.engine.jobs) > 1, PATIENCE, "the pace is changed")
-    assert running.stop()
-    assert staged
-    assert running.failure is None
-    assert len(set(table.ids())) == len(table.ids()) > 0
-    assert table.staged() == 0
-    again = table.add().query()
-    table.through(again)
-    assert table.ids() == table.all()
-
-
-def test_a_query_that_changes_its_batch_size_writes_each_row_once_and_repeats_no_run(
-    table: TableCopy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tasks, "BEHIND_ROWS", 8)
-    monkeypatch.setattr(queue_connector, "_AHEAD_ROWS", 2)
+    monkeypatch.setattr(module, "LITTLE_LEFT", 8)
     monkeypatch.setattr(module, "_RESTARTS", 0)
+
+
+@pytest.mark.usefixtures("far_behind")
+def test_a_query_that_catches_up_writes_each_row_once(table: TableCopy) -> None:
     running = table.add(60).query()
     table.through(running)
-    wait_until(lambda: [job.large_batches for job in table.engine.jobs] == [False, True, False], PATIENCE)
+    wait_until(lambda: [job.catches_up for job in table.engine.jobs] == [False, True, False], PATIENCE)
     table.through(table.add() and running)
     assert table.ids() == table.all()
     assert running.state is State.ACTIVE
     assert len(table.engine.jobs) == 3
 
 
-def test_a_query_that_starts_far_behind_changes_its_batch_size_and_writes_each_row_once(
+@pytest.mark.usefixtures("far_behind")
+def test_rows_that_a_job_that_catches_up_has_staged_are_dropped_when_it_fails(
+    table: TableCopy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = table.add(60).query(start=False)
+    monkeypatch.setattr(module, "_RESTARTS", 5)
+    monkeypatch.setattr(module, "_BACK_OFF", 0.001)
+    made, staged = running._engine.catch_up_job, []
+
+    def fails_once(*arguments: Any) -> Any:
+        job = made(*arguments)
+        if not staged:
+            monkeypatch.setattr(job, "epoch", fail)
+        return job
+
+    def fail() -> Any:
+        staged.append(table.staged())
+        raise RuntimeError("the job has failed")
+
+    monkeypatch.setattr(running._engine, "catch_up_job", fails_once)
+    running.start()
+    table.through(running)
+    assert staged[0] > 0
+    assert table.staged() == 0
+    assert table.ids() == table.all()
+
+
+def test_a_query_that_starts_far_behind_catches_up_first_and_writes_each_row_once(
     table: TableCopy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BEHIND_ROWS", 30)
     monkeypatch.setattr(module, "_RESTARTS", 0)
     running = table.add(60).query()
     table.through(running)
-    wait_until(lambda: [job.large_batches for job in table.engine.jobs] == [True, False], PATIENCE)
+    wait_until(lambda: [job.catches_up for job in table.engine.jobs] == [True, False], PATIENCE)
     table.through(table.add() and running)
     assert table.ids() == table.all()
     assert running.state is State.ACTIVE

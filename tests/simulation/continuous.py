@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from penstock.continuous.catch_up import Backlog, BacklogReader, write_backlog
 from penstock.continuous.channel import READER, WRITER
-from penstock.continuous.connectors.protocol import SinkDriver, WriterFactory
+from penstock.continuous.connectors.protocol import Epoch, SinkDriver, WriterFactory
 from penstock.continuous.connectors.queue import QueueSourceDriver
 from penstock.continuous.driver.checkpoint_log import CheckpointLog
 from penstock.continuous.driver.coordinator import EpochCoordinator
-from penstock.continuous.driver.epochs import Epochs
+from penstock.continuous.driver.epochs import Epochs, TaskPart, epoch_of
 from penstock.continuous.driver.execution import ContinuousExecution, Settings
 from penstock.continuous.tasks import ReadLoop, WriteLoop, await_start
 from penstock.errors import ContinuousFailedError
@@ -86,13 +87,16 @@ class ContinuousRun:
     @property
     def owned(self) -> bool:
         """Whether it has taken its consumer over."""
-        return self.execution is not None and self.execution.coordinator is not None
+        execution = self.execution
+        return execution is not None and (execution.coordinator or execution._job) is not None
 
     @property
     def busy(self) -> bool:
         """Whether an epoch is open."""
-        coordinator = None if self.execution is None else self.execution.coordinator
-        return not self.ended and coordinator is not None and not coordinator._epochs.idle
+        if self.ended or self.execution is None:
+            return False
+        coordinator = self.execution.coordinator
+        return self.execution._job is not None or (coordinator is not None and not coordinator._epochs.idle)
 
     def at_rest(self, ends: list[int]) -> bool:
         """Whether everything that is there is committed."""
@@ -122,6 +126,8 @@ class ContinuousRun:
 class Engine:
     """Tasks are simulated ones of the executors' process."""
 
+    slots = SLOTS
+
     def __init__(self, run: ContinuousRun, source: QueueSourceDriver) -> None:
         self.owner, self.source = run, source
 
@@ -131,41 +137,28 @@ class Engine:
     def tasks(self, partitions: int) -> int:
         return min(partitions, SLOTS)
 
-    def job(
-        self,
-        coordinator: EpochCoordinator,
-        tasks: int,
-        sink: WriterFactory,
-        *,
-        large_batches: bool,
-        limited: bool,
-    ) -> Job:
+    def job(self, coordinator: EpochCoordinator, tasks: int, sink: WriterFactory, *, limited: bool) -> Job:
+        self._need_executors()
+        return RunJob(self, coordinator, tasks, sink)
+
+    def catch_up_job(self, backlogs: Sequence[Backlog], sink: WriterFactory, epoch: int) -> Job:
+        self._need_executors()
+        return CatchUpJob(self, backlogs, sink, epoch)
+
+    def _need_executors(self) -> None:
         run = self.owner
         if not run.executors.alive:
             run._machine.repeats += 1
             run.executors = run._world.start(f"executors of {run.driver}")
-        return Job(self, coordinator, tasks, sink, large_batches)
 
 
 class Job:
     """A Spark job that ends when its tasks do."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        coordinator: EpochCoordinator,
-        tasks: int,
-        sink: WriterFactory,
-        large_batches: bool,
-    ) -> None:
+    def __init__(self, engine: Engine, tasks: int, sink: WriterFactory) -> None:
         self._run, self._source = engine.owner, engine.source.readers()
         self._executors = self._run.executors
-        self._address, self._tasks, self._sink, self._large_batches = (
-            coordinator.address,
-            tasks,
-            sink,
-            large_batches,
-        )
+        self._tasks, self._sink = tasks, sink
         self._failure: Exception | None = None
         self._left = 0
         self._cancelled = False
@@ -189,25 +182,7 @@ class Job:
         self._changed.open()
 
     def _work(self, number: int) -> None:
-        reader = writer = None
-        try:
-            reader = self._address.open(READER, number)
-            writer = self._address.open(WRITER, number)
-            epoch, positions = await_start(reader)
-            source = self._source.open(positions)
-            reading = ReadLoop(source, reader, epoch, 2, large_batches=self._large_batches)
-            sink = self._sink.open(number)
-            try:
-                WriteLoop(sink, writer).all([batch] for batch in self._transformed(reading.batches()))
-            except Exception as error:
-                with contextlib.suppress(ContinuousFailedError):
-                    writer.send("failed", error=str(error))
-                raise
-            writer.send("done")
-        finally:
-            for link in (reader, writer):
-                if link is not None:
-                    link.close()
+        raise NotImplementedError
 
     def _transformed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for each in batches:
@@ -243,3 +218,64 @@ class Job:
 
     def failure(self) -> Exception | None:
         return self._failure
+
+
+class RunJob(Job):
+    """The job of a run."""
+
+    def __init__(
+        self, engine: Engine, coordinator: EpochCoordinator, tasks: int, sink: WriterFactory
+    ) -> None:
+        super().__init__(engine, tasks, sink)
+        self._address = coordinator.address
+
+    def _work(self, number: int) -> None:
+        reader = writer = None
+        try:
+            reader = self._address.open(READER, number)
+            writer = self._address.open(WRITER, number)
+            epoch, positions = await_start(reader)
+            source = self._source.open(positions)
+            reading = ReadLoop(source, reader, epoch, 2)
+            sink = self._sink.open(number)
+            try:
+                WriteLoop(sink, writer).all([batch] for batch in self._transformed(reading.batches()))
+            except Exception as error:
+                with contextlib.suppress(ContinuousFailedError):
+                    writer.send("failed", error=str(error))
+                raise
+            writer.send("done")
+        finally:
+            for link in (reader, writer):
+                if link is not None:
+                    link.close()
+
+
+class CatchUpJob(Job):
+    """The job that reads a backlog as one epoch; a task that fails is repeated once, as Spark does it."""
+
+    def __init__(self, engine: Engine, backlogs: Sequence[Backlog], sink: WriterFactory, epoch: int) -> None:
+        super().__init__(engine, len(backlogs), sink)
+        self._backlogs, self._epoch = backlogs, epoch
+        self._parts: list[TaskPart] = []
+
+    def _work(self, number: int) -> None:
+        try:
+            self._attempt(number)
+        except Exception:
+            self._run._machine.repeats += 1
+            self._attempt(number)
+
+    def _attempt(self, number: int) -> None:
+        backlog = self._backlogs[number]
+        reader = BacklogReader(self._source.open(backlog.positions), backlog.rows, 5.0)
+        batches = ([batch] for batch in self._transformed(reader.batches()))
+        written = write_backlog(self._sink.open(number), self._epoch, batches)
+        self._parts.append(TaskPart.of(reader.report(), written))
+
+    def failure(self) -> Exception | None:
+        """With its executors, the job is lost."""
+        return super().failure() or (RuntimeError("lost") if self._left > 0 else None)
+
+    def epoch(self) -> Epoch:
+        return epoch_of(self._epoch, self._parts)

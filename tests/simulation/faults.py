@@ -334,8 +334,8 @@ FAULTS = [
     Fault(
         "a continuous query does not begin another run when its source grows",
         "continuous/driver/execution.py",
-        "changes = run.coordinator.grown or self._next is not None",
-        "changes = self._next is not None",
+        "return self._stopping or run.coordinator.grown or behind",
+        "return self._stopping or behind",
     ),
     Fault(
         "an epoch that the sink has refused counts as committed",
@@ -397,8 +397,8 @@ FAULTS = [
     Fault(
         "an epoch has the offsets of its first task alone",
         "continuous/driver/epochs.py",
-        "            {partition: end for part in parts for partition, end in (part.offsets or {}).items()},\n",
-        "            {partition: end for part in [*parts][:1] for partition, end in (part.offsets or {}).items()},\n",
+        "        {partition: end for part in parts for partition, end in (part.offsets or {}).items()},\n",
+        "        {partition: end for part in [*parts][:1] for partition, end in (part.offsets or {}).items()},\n",
     ),
     Fault(
         "an epoch has the staged segments of its first task alone",
@@ -433,8 +433,20 @@ FAULTS = [
     Fault(
         "a marker overtakes rows that wait in the writer",
         "continuous/tasks.py",
-        "        self._flush()\n        written, self._written = self._written, []\n",
-        "        written, self._written = self._written, []\n",
+        "        self._flush()\n        self._channel.send(\"wrote\"",
+        "        self._channel.send(\"wrote\"",
+    ),
+    Fault(
+        "a job that catches up leaves its last rows out",
+        "continuous/catch_up.py",
+        "    writer.write(epoch)\n    return writer.end(epoch)",
+        "    return writer.end(epoch)",
+    ),
+    Fault(
+        "a job that catches up begins where the run before it has begun",
+        "continuous/driver/execution.py",
+        "        starts = {part: at for part, at in self.committed.positions.items() if unread[part] > 0}\n",
+        "        starts = {part: max(at - 1, 0) for part, at in self.committed.positions.items()}\n",
     ),
     Fault(
         "rows after the last marker of a batch are dropped",

@@ -28,7 +28,7 @@ from tests.simulation.scheduler import Task, World
 from tests.simulation.threads import Clock, Threads
 
 SMALL = 8
-"""Rows that count as a backlog worth another pace."""
+"""Rows that count as a backlog."""
 
 
 class Machine:
@@ -185,9 +185,12 @@ def _replacements() -> dict[str, Any]:
         "penstock.continuous.driver.execution.time": clock,
         "penstock.continuous.driver.execution.threading": threads,
         "penstock.continuous.driver.execution.BEHIND_ROWS": SMALL,
+        "penstock.continuous.driver.execution.LITTLE_LEFT": 3,
         "penstock.continuous.tasks.BEHIND_ROWS": SMALL,
         "penstock.continuous.tasks.BATCH_ROWS": 3,
         "penstock.continuous.tasks.time": clock,
+        "penstock.continuous.catch_up.time": clock,
+        "penstock.continuous.catch_up.BATCH_ROWS": 3,
         "penstock.continuous.tasks.TaskContext": _TaskContext,
         "penstock.continuous.tasks.FLUSH_ROWS": 4,
         "penstock.continuous.connectors.queue._AHEAD_ROWS": 5,

@@ -70,9 +70,8 @@ _SLOW = {
     "pickled UDF": "A pickled Python UDF holds each row back for most of a second; an Arrow UDF for a few "
     "milliseconds.",
 }
-MANY_ROWS, FEW_ROWS = 8192, 64
-"""Rows of a batch for Python (``spark.sql.execution.arrow.maxRecordsPerBatch``): for throughput, and for
-latency."""
+BATCH_ROWS = 64
+"""Rows of a batch for Python (``spark.sql.execution.arrow.maxRecordsPerBatch``), for latency."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +82,11 @@ class CheckedPlan:
     """The stages that send rows through a Python worker of their own, in order. UDFs that Spark runs together
     are one stage."""
 
-    def filler_rows(self, batch: int) -> int:
-        """Return how many rows push the ones before them through all stages, in batches of ``batch`` rows."""
+    @property
+    def filler_rows(self) -> int:
+        """How many rows push the ones before them through all stages."""
         # The JVM asks for one more row before it closes a batch, and another one pushes the last bytes out.
-        return batch * (1 + len(self.python_stages)) + 2
+        return BATCH_ROWS * (1 + len(self.python_stages)) + 2
 
     @property
     def notes(self) -> tuple[str, ...]:

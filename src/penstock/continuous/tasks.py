@@ -28,6 +28,7 @@ from penstock.continuous.channel import (
 from penstock.continuous.connectors.protocol import ReaderFactory, SinkWriter, SourceReader, WriterFactory
 from penstock.errors import ContinuousFailedError
 from penstock.instants import now_micros
+from penstock.json_text import Json
 from penstock.spark.error_boundary import iterate_in_worker
 from penstock.spark.internals.udf_wrapper import ROW
 
@@ -36,7 +37,7 @@ MOST_TIMES = 1000
 BATCH_ROWS = 10_000
 """Rows between two checks for messages of the driver."""
 BEHIND_ROWS = 1_000_000
-"""With so many unread rows a restart of the tasks with larger batches pays off."""
+"""With so many unread rows a job that only reads these pays off (`catch_up`)."""
 _LONGEST_PAUSE = 1.0
 _GAP = 0.001
 """Seconds from one send to the next read, while no further rows are known: those that come meanwhile take
@@ -54,21 +55,19 @@ class ReadTask:
     address: CoordinatorAddress
     filler_rows: int
     """How many rows push the ones before them through all later buffers."""
-    large_batches: bool = False
-    """Whether later stages work in large batches, for throughput rather than latency."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return iterate_in_worker(self._run())
 
     def _run(self) -> Iterator[pa.RecordBatch]:
-        with closing(self.address.open(READER, _task_number())) as channel:
+        with closing(self.address.open(READER, task_number())) as channel:
             epoch, positions = await_start(channel)
             with closing(self.source.open(positions)) as source:
-                reading = ReadLoop(source, channel, epoch, self.filler_rows, large_batches=self.large_batches)
+                reading = ReadLoop(source, channel, epoch, self.filler_rows)
                 yield from with_whole_batches(reading.batches())
 
 
-def _task_number() -> int:
+def task_number() -> int:
     context = TaskContext.get()
     assert context is not None
     return int(context.partitionId())
@@ -83,15 +82,7 @@ def await_start(channel: Channel) -> tuple[int, dict[int, int]]:
 class ReadLoop:
     """The loop that sends rows, markers and fillers; not thread-safe."""
 
-    def __init__(
-        self,
-        source: SourceReader,
-        channel: Channel,
-        epoch: int,
-        filler_rows: int,
-        *,
-        large_batches: bool = False,
-    ) -> None:
+    def __init__(self, source: SourceReader, channel: Channel, epoch: int, filler_rows: int) -> None:
         self._source, self._channel, self._epoch = source, channel, epoch
         # The last row, as many times.
         self._places = pa.repeat(0, filler_rows)
@@ -104,7 +95,6 @@ class ReadLoop:
         """Whether later buffers may hold rows back."""
         self._paused = False
         """Whether the driver has paused it."""
-        self._large_batches = large_batches
         self._reported: set[str] = set()
         """What has been reported in this run, or for skipped rows in this epoch."""
         self._times: list[tuple[int, int, int]] = []
@@ -133,7 +123,6 @@ class ReadLoop:
             else:
                 # An epoch without rows moves the offsets past lost rows.
                 self._report("sent", not self._rows and self._source.skipped)
-                self._report("pace", self._large_batches)
                 self._report("grown", self._source.grown)
                 self._source.wait(self._channel)
         self._channel.send("done")
@@ -157,7 +146,7 @@ class ReadLoop:
         enough = len(self._places)
         behind = self._source.behind() if rows.num_rows >= enough else 0
         self._held = behind >= enough
-        self._report("pace", not self._large_batches and behind >= BEHIND_ROWS)
+        self._report("behind", behind >= BEHIND_ROWS)
         sent = self._labelled(rows, ROW, self._epoch)
         # One batch arrives sooner than two.
         return sent if self._held else pa.concat_batches([sent, self._fillers()])
@@ -180,16 +169,15 @@ class ReadLoop:
             assert self._last is not None
             self._rows = 0
             marker = self._labelled(self._last, MARKER, number)
-            # Large batches of fillers would take longer than the next rows, which are there already.
-            self._held = self._large_batches
-            yield marker if self._held else pa.concat_batches([marker, self._fillers()])
+            self._held = False
+            yield pa.concat_batches([marker, self._fillers()])
 
     def _fillers(self) -> pa.RecordBatch:
         assert self._last is not None
         return self._labelled(self._last.take(self._places), FILLER, self._epoch)
 
     def _report(self, kind: str, applies: bool) -> None:
-        """Report once: skipped rows, that other batches suit better, or that the source grew."""
+        """Report once: skipped rows, that the reader is far behind, or that the source grew."""
         if applies and kind not in self._reported:
             self._reported.add(kind)
             self._channel.send(kind)
@@ -215,7 +203,7 @@ class WriteTask:
         return iterate_in_worker(self._run(iter(batches)))
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = _task_number()
+        task = task_number()
         with closing(self.address.open(WRITER, task)) as channel:
             with closing(self.sink.open(task)) as sink:
                 try:
@@ -230,18 +218,63 @@ class WriteTask:
         yield pa.RecordBatch.from_pydict({"epochs": [ended]}, schema=_REPORT)
 
 
+class EpochWriter:
+    """Writer of one task's rows of an epoch, in few writes."""
+
+    def __init__(self, sink: SinkWriter) -> None:
+        self._sink = sink
+        self._waiting: list[pa.RecordBatch] = []
+        self.waiting_rows = self._waiting_bytes = self._rows = 0
+        self._written: list[int] = []
+        """The instants of the epoch's writes."""
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        self._waiting.append(rows)
+        self.waiting_rows += rows.num_rows
+        self._waiting_bytes += rows.nbytes
+
+    @property
+    def full(self) -> bool:
+        """Whether the waiting rows are to be written although more rows are coming."""
+        return self.waiting_rows >= FLUSH_ROWS or self._waiting_bytes >= FLUSH_BYTES
+
+    def keep(self, most: int) -> None:
+        """Drop waiting rows beyond so many."""
+        kept: list[pa.RecordBatch] = []
+        for batch in self._waiting:
+            kept.append(batch.slice(0, most))
+            most -= kept[-1].num_rows
+        self._waiting = [batch for batch in kept if batch.num_rows]
+        self.waiting_rows = sum(batch.num_rows for batch in self._waiting)
+
+    def write(self, epoch: int) -> None:
+        """Write the waiting rows."""
+        if self._waiting:
+            self._sink.write(self._waiting, epoch)
+            self._rows += self.waiting_rows
+            # Beyond the limit, the last instant stands for several.
+            del self._written[MOST_TIMES - 1 :]
+            self._written.append(now_micros())
+            self._waiting = []
+            self.waiting_rows = self._waiting_bytes = 0
+
+    def end(self, epoch: int) -> Json:
+        """End an epoch whose rows are all written; return the task's report."""
+        attempts = self._sink.end(epoch)
+        report = {"attempts": attempts, "rows": self._rows, "written": self._written}
+        self._rows, self._written = 0, []
+        return report
+
+
 class WriteLoop:
     """The loop that writes rows and ends epochs; not thread-safe."""
 
     def __init__(self, sink: SinkWriter, channel: Channel, *, limited: bool = False) -> None:
-        self._sink, self._channel = sink, channel
+        self._writer, self._channel = EpochWriter(sink), channel
         self._limited, self._may_write = limited, True
-        self._waiting: list[pa.RecordBatch] = []
-        self._rows = self._waiting_rows = self._waiting_bytes = self._epoch = self._ended = 0
+        self._epoch = self._ended = 0
         self._due = False
         """Whether the waiting rows are to be written, since no others followed them."""
-        self._written: list[int] = []
-        """The instants of the epoch's writes."""
 
     def all(self, groups: Iterable[Sequence[pa.RecordBatch]]) -> int:
         """Write everything to the end of the run; return the number of epochs.
@@ -275,49 +308,31 @@ class WriteLoop:
 
     def _add(self, batch: pa.RecordBatch) -> None:
         """Take rows between two markers, which are all of one epoch."""
-        if not batch.num_rows:
-            return
-        self._epoch = batch.column(EPOCH)[0].as_py()
-        rows = batch.drop_columns([KIND, EPOCH])
-        self._waiting.append(rows)
-        self._waiting_rows += rows.num_rows
-        self._waiting_bytes += rows.nbytes
-        if self._waiting_rows >= FLUSH_ROWS or self._waiting_bytes >= FLUSH_BYTES:
-            self._flush()
+        if batch.num_rows:
+            self._epoch = batch.column(EPOCH)[0].as_py()
+            self._writer.add(batch.drop_columns([KIND, EPOCH]))
+            if self._writer.full:
+                self._flush()
 
     def _flush(self) -> None:
         self._due = False
         if self._limited:
             self._cut()
-        if self._waiting:
-            self._sink.write(self._waiting, self._epoch)
-            self._rows += self._waiting_rows
-            # Beyond the limit, the last instant stands for several.
-            del self._written[MOST_TIMES - 1 :]
-            self._written.append(now_micros())
-            self._waiting = []
-            self._waiting_rows = self._waiting_bytes = 0
+        self._writer.write(self._epoch)
 
     def _cut(self) -> None:
         """Drop rows beyond the limit."""
-        left = 0
-        if self._waiting and self._may_write:
-            self._channel.send("want", number=self._epoch, rows=self._waiting_rows)
+        left, wanted = 0, self._writer.waiting_rows
+        if wanted and self._may_write:
+            self._channel.send("want", number=self._epoch, rows=wanted)
             left = int(self._channel.await_message()["rows"])
-        self._may_write = left >= self._waiting_rows
-        kept = []
-        for batch in self._waiting:
-            kept.append(batch.slice(0, left))
-            left -= kept[-1].num_rows
-        self._waiting = [batch for batch in kept if batch.num_rows]
-        self._waiting_rows = sum(batch.num_rows for batch in self._waiting)
+        self._may_write = left >= wanted
+        self._writer.keep(left)
 
     def _end_epoch(self, number: int) -> None:
         self._flush()
-        written, self._written = self._written, []
-        attempts = self._sink.end(number)
-        self._channel.send("wrote", number=number, attempts=attempts, rows=self._rows, written=written)
-        self._rows, self._ended = 0, self._ended + 1
+        self._channel.send("wrote", number=number, **self._writer.end(number))
+        self._ended += 1
 
 
 def _failure_text(task: int, error: Exception) -> str:

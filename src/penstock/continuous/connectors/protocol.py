@@ -236,8 +236,7 @@ class SinkDriver(SinkRecord):
     """The driver side of a sink, for all runs of a query.
 
     Calls come in this order: ``check`` once; then for each run ``clear``, ``newest`` and ``writers``, and
-    ``commit`` for each of its epochs. A run with another batch size asks for its ``writers`` while the
-    previous run is still active.
+    ``commit`` for each of its epochs. A job that catches up is a run of one epoch.
     """
 
     @property

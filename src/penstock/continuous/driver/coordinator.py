@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from penstock.continuous.channel import READER, WRITER, CoordinatorAddress, decode, encode
 from penstock.continuous.connectors.protocol import Epoch
-from penstock.continuous.driver.epochs import Epochs
+from penstock.continuous.driver.epochs import Epochs, by_partition
 from penstock.errors import ContinuousFailedError, PenstockError, condition_of
 from penstock.json_text import Json
 from penstock.redaction import shown
@@ -75,8 +75,8 @@ class EpochCoordinator:
         self._failure: Exception | None = None
         self.grown = False
         """Whether a reader reports that the source has got more partitions."""
-        self.need_other_batches: set[int] = set()
-        """Readers that report that larger batches, or smaller ones, would suit them better."""
+        self.behind = False
+        """Whether a reader reports that it is far behind."""
         self._paused: set[int] = set()
         # Last, since a task may connect at once.
         self._listening = AuthenticatedListener(network, self._serve, "penstock-epochs")
@@ -238,8 +238,8 @@ class EpochCoordinator:
                     self._epochs.sent(task)
                 elif kind == "read":
                     offsets, last_times = (
-                        {int(partition): int(value) for partition, value in message[name].items()}
-                        for name in ("offsets", "last_times")
+                        by_partition(message["offsets"]),
+                        by_partition(message["last_times"]),
                     )
                     self._epochs.read(
                         task, message["number"], offsets, message["rows"], message["times"], last_times
@@ -252,8 +252,8 @@ class EpochCoordinator:
                     self.grown = True
                 elif kind == "want":
                     self._wants[task] = message["number"], message["rows"]
-                elif kind == "pace":
-                    self.need_other_batches.add(task)
+                elif kind == "behind":
+                    self.behind = True
                 elif kind == "paused":
                     self._paused.add(task)
                 elif kind == "failed":

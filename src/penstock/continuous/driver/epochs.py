@@ -10,7 +10,7 @@ nothing in flight between the tasks, and in Spark's EpochCoordinator.)
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.continuous.connectors.protocol import Epoch, Times
@@ -18,8 +18,13 @@ from penstock.errors import ContinuousFailedError
 from penstock.json_text import Json
 
 
+def by_partition(values: Mapping[str, int]) -> dict[int, int]:
+    """Return what a task reports of each partition, whose numbers are texts in JSON."""
+    return {int(partition): int(value) for partition, value in values.items()}
+
+
 @dataclass
-class _Task:
+class TaskPart:
     """A task's part of an epoch."""
 
     offsets: dict[int, int] | None = None
@@ -29,6 +34,28 @@ class _Task:
     read_times: Sequence[Sequence[int]] = ()
     last_times: dict[int, int] = field(default_factory=dict)
     written: Sequence[int] = ()
+
+    def read(
+        self,
+        offsets: Mapping[int, int],
+        rows: int,
+        times: Sequence[Sequence[int]],
+        last_times: Mapping[int, int],
+    ) -> None:
+        self.offsets, self.rows_in, self.read_times = dict(offsets), rows, times
+        self.last_times = dict(last_times)
+
+    def wrote(self, attempts: Json, rows: int, written: Sequence[int]) -> None:
+        self.attempts, self.rows_out, self.written = dict(attempts), rows, written
+
+    @classmethod
+    def of(cls, read: Json, wrote: Json) -> TaskPart:
+        """Return the part that a task's reader and writer report."""
+        part = cls()
+        last_times = by_partition(read["last_times"])
+        part.read(by_partition(read["offsets"]), read["rows"], read["times"], last_times)
+        part.wrote(wrote["attempts"], wrote["rows"], wrote["written"])
+        return part
 
     def times(self) -> Iterator[Times]:
         """Yield the times of rows: they were written at the writer's next write after they were read."""
@@ -42,6 +69,19 @@ class _Task:
         return self.offsets is not None and (self.rows_in == 0 or self.attempts is not None)
 
 
+def epoch_of(number: int, parts: Collection[TaskPart]) -> Epoch:
+    """Return the epoch that complete parts make."""
+    return Epoch(
+        number,
+        {partition: end for part in parts for partition, end in (part.offsets or {}).items()},
+        {attempt: count for part in parts for attempt, count in (part.attempts or {}).items()},
+        sum(part.rows_in for part in parts),
+        sum(part.rows_out for part in parts),
+        tuple(times for part in parts for times in part.times()),
+        {partition: time for part in parts for partition, time in part.last_times.items()},
+    )
+
+
 @dataclass
 class Epochs:
     """What the tasks of a run, numbered from 0, have reported; not thread-safe."""
@@ -51,7 +91,7 @@ class Epochs:
     backlog: int
     """How many epochs may be in flight."""
     _sent: set[int] = field(default_factory=set)
-    _open: dict[int, dict[int, _Task]] = field(default_factory=dict)
+    _open: dict[int, dict[int, TaskPart]] = field(default_factory=dict)
 
     @property
     def idle(self) -> bool:
@@ -84,7 +124,7 @@ class Epochs:
             )
         number = self.next_epoch
         self.next_epoch += 1
-        self._open[number] = {task: _Task() for task in range(self.tasks)}
+        self._open[number] = {task: TaskPart() for task in range(self.tasks)}
         self._sent.clear()
         return number
 
@@ -101,8 +141,7 @@ class Epochs:
         part = self._part(task, number)
         if part.offsets is not None:
             raise _broken(f"task {task} has reported its offsets of epoch {number} twice")
-        part.offsets, part.rows_in, part.read_times = dict(offsets), rows, times
-        part.last_times = dict(last_times or {})
+        part.read(offsets, rows, times, last_times or {})
         # Its earlier "sent" was for rows of this epoch.
         self._sent.discard(task)
 
@@ -113,7 +152,7 @@ class Epochs:
             raise _broken(f"task {task} has written epoch {number} twice")
         if part.offsets is not None and not part.rows_in:
             raise _broken(f"task {task} has written an epoch {number} for which it has read nothing")
-        part.attempts, part.rows_out, part.written = dict(attempts), rows, written
+        part.wrote(attempts, rows, written)
 
     def complete(self) -> Epoch | None:
         """Return the next epoch to commit; None while it is not complete."""
@@ -123,15 +162,7 @@ class Epochs:
         parts = self._open[number].values()
         if not all(part.complete for part in parts):
             return None
-        return Epoch(
-            number,
-            {partition: end for part in parts for partition, end in (part.offsets or {}).items()},
-            {attempt: count for part in parts for attempt, count in (part.attempts or {}).items()},
-            sum(part.rows_in for part in parts),
-            sum(part.rows_out for part in parts),
-            tuple(times for part in parts for times in part.times()),
-            {partition: time for part in parts for partition, time in part.last_times.items()},
-        )
+        return epoch_of(number, parts)
 
     def committed(self, number: int) -> None:
         if not self._open or number != min(self._open):
@@ -142,7 +173,7 @@ class Epochs:
         if not 0 <= task < self.tasks:
             raise _broken(f"there is no task {task}")
 
-    def _part(self, task: int, number: int) -> _Task:
+    def _part(self, task: int, number: int) -> TaskPart:
         self._known(task)
         if number not in self._open:
             raise _broken(f"task {task} reports epoch {number}, which is not in flight")

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from penstock.commit.protocol import OTHER_INPUT
-from penstock.continuous.connectors.protocol import Epoch, Positions, SinkDriver, SourceDriver
+from penstock.continuous.catch_up import Backlog
+from penstock.continuous.connectors.protocol import Epoch, Positions, SinkDriver, SourceDriver, WriterFactory
 from penstock.continuous.driver.checkpoint_log import CheckpointLog
 from penstock.continuous.driver.committed_epochs import CommittedEpochs
 from penstock.continuous.driver.coordinator import EpochCoordinator, Limit, Quota
 from penstock.continuous.driver.epochs import Epochs
 from penstock.continuous.driver.progress import ListenerDispatch, Progress, timestamp
-from penstock.continuous.driver.runs import Run, SparkEngine, partitions_by_task
+from penstock.continuous.driver.runs import Run, SparkEngine, SparkJob, partitions_by_task
 from penstock.continuous.tasks import BEHIND_ROWS
 from penstock.errors import ContinuousFailedError, PenstockError, condition_of
 from penstock.redaction import shown
@@ -34,6 +36,8 @@ _FINISHING_SECONDS = 0.02
 """Between two attempts to begin the last epoch."""
 _JOB_FAILURE_SECONDS = 2.0
 _LISTENER_SECONDS = 2.0
+LITTLE_LEFT = BEHIND_ROWS / 10
+"""So many rows at least are worth another job that catches up: a run of epochs takes a moment to begin."""
 _REST_SECONDS = 0.25
 """Between two checks of the source and the job while no rows come."""
 _IDLE_SECONDS = 5.0
@@ -98,10 +102,11 @@ class ContinuousExecution:
         """The error that ended it, if one did."""
         self._stopping = self._started = False
         self.coordinator: EpochCoordinator | None = None
-        self._next: Run | None = None
-        """The next run, with another batch size, planned while the current one is still active."""
+        self._job: SparkJob | None = None
         self._fresh = True
         """Whether the current run has committed nothing yet."""
+        self._worth = float(BEHIND_ROWS)
+        """For how many unread rows the next run is a job that catches up."""
         self._thread = threading.Thread(target=self._run, name=f"continuous {name or self.id}", daemon=True)
 
     # For the query's users.
@@ -126,6 +131,8 @@ class ContinuousExecution:
             return self.failure is None
         if (coordinator := self.coordinator) is not None:
             coordinator.close()
+        if (job := self._job) is not None:
+            job.cancel()
         self._thread.join(timeout)
         return False
 
@@ -164,7 +171,6 @@ class ContinuousExecution:
             self._end()
 
     def _end(self) -> None:
-        self._drop_next()
         try:
             self.committed.release()
         except Exception as error:
@@ -201,7 +207,6 @@ class ContinuousExecution:
                 self._one_run()
             except Exception as error:
                 failures = failures + 1 if self._fresh else 1
-                self._drop_next()
                 # A query that does not even start fails: its user has to act.
                 if not self._started or not _may_be_repeated(error) or failures > _RESTARTS:
                     raise
@@ -237,8 +242,56 @@ class ContinuousExecution:
         self.sink.clear()
         if self._end_by_limit():
             return
-        run = self._next_run()
-        job, coordinator = run.job, run.coordinator
+        backlogs = self._backlogs()
+        if backlogs:
+            self._catch_up(backlogs)
+        else:
+            self._run_epochs()
+
+    def _backlogs(self) -> Sequence[Backlog]:
+        """Return what the tasks of a job that catches up are to read; nothing unless much is to be read."""
+        least, self._worth = self._worth, float(BEHIND_ROWS)
+        if self._limit is not None:
+            # Few of the rows may be needed.
+            return ()
+        ends = self.source.ends()
+        unread = {part: ends.get(part, at) - at for part, at in self.committed.positions.items()}
+        if sum(unread.values()) < least:
+            return ()
+        starts = {part: at for part, at in self.committed.positions.items() if unread[part] > 0}
+        groups = partitions_by_task(starts, min(len(starts), self._engine.slots))
+        return [Backlog(group, sum(unread[part] for part in group)) for group in groups]
+
+    def _catch_up(self, backlogs: Sequence[Backlog]) -> None:
+        """Commit a backlog, or what can be read of it in some seconds, as one epoch."""
+        writers, before = self.sink.writers(), self.committed.positions
+        job = self._job = self._engine.catch_up_job(backlogs, writers, self.committed.last + 1)
+        try:
+            job.start()
+            self._become(State.ACTIVE)
+            self.progress.tasks_connected()
+            while not job.join(_REST_SECONDS):
+                self._check_source()
+            if (failure := job.failure()) is not None:
+                raise failure
+            epoch = job.epoch()
+            if any(before[part] != at for part, at in epoch.offsets.items()):
+                self._commit(writers, epoch)
+                self._worth = LITTLE_LEFT
+            else:
+                # A run of epochs may find more, or waits.
+                self._worth = math.inf
+        finally:
+            job.cancel()
+            job.join(_FINISH_SECONDS)
+            self._job = None
+
+    def _run_epochs(self) -> None:
+        tasks = self._engine.tasks(len(self.committed.positions))
+        coordinator = self._engine.coordinator(Epochs(tasks, 0, self._settings.backlog))
+        writers = self.sink.writers()
+        job = self._engine.job(coordinator, tasks, writers, limited=self._limit is not None)
+        run = Run(coordinator, job, writers)
         self.coordinator = coordinator
         if self._limit is not None:
             coordinator.quota = Quota(self._limit.rows - self.committed.rows)
@@ -264,35 +317,6 @@ class ContinuousExecution:
             job.join(_FINISH_SECONDS)
             self.coordinator = None
 
-    def _next_run(self) -> Run:
-        """Return the run that was planned during the last one if it still fits, else a new one."""
-        run, tasks = self._next, self._engine.tasks(len(self.committed.positions))
-        if run is None or run.coordinator.tasks != tasks:
-            self._drop_next()
-            return self._plan_run(tasks, large_batches=self._has_backlog(tasks))
-        self._next = None
-        return run
-
-    def _has_backlog(self, tasks: int) -> bool:
-        """Return whether a task is so far behind that throughput counts more than latency."""
-        ends = self.source.ends()
-        return any(
-            sum(ends.get(partition, at) - at for partition, at in group.items()) >= BEHIND_ROWS
-            for group in partitions_by_task(self.committed.positions, tasks)
-        )
-
-    def _plan_run(self, tasks: int, *, large_batches: bool) -> Run:
-        writers = self.sink.writers()
-        coordinator = self._engine.coordinator(Epochs(tasks, 0, self._settings.backlog))
-        limited = self._limit is not None
-        job = self._engine.job(coordinator, tasks, writers, large_batches=large_batches, limited=limited)
-        return Run(coordinator, job, writers, large_batches)
-
-    def _drop_next(self) -> None:
-        run, self._next = self._next, None
-        if run is not None:
-            run.coordinator.close()
-
     def _become(self, state: State) -> None:
         with self._changed:
             self.state, self._started = state, True
@@ -314,16 +338,14 @@ class ContinuousExecution:
             if late >= 0 and run.coordinator.begin() is not None:
                 # As many epochs a second on a busy source, although each begins a little late.
                 next_at += interval + (late if late >= interval else 0.0)
-            if _needs_other_batches(run) and not self._to_end(run):
-                # Planned before this one ends, started after it: its tasks take over the slots and the Python
-                # workers.
-                self._next = self._plan_run(run.coordinator.tasks, large_batches=not run.large_batches)
             if not run.job.alive():
                 raise run.job.failure() or ContinuousFailedError(
                     "the tasks of the query have ended without an error while it was running, as when "
                     "Spark's job is cancelled: to end a query, call its stop()",
                     condition="CONTINUOUS_FAILED.TASKS_ENDED",
                 )
+        if run.coordinator.behind:
+            self._worth = LITTLE_LEFT
         if not (self._stopping or self._reached_limit(run)):
             self._become(State.RECONFIGURING)
         self._finish(run)
@@ -331,8 +353,8 @@ class ContinuousExecution:
 
     def _to_end(self, run: Run) -> bool:
         """Return whether the run has to end, for good or for another one."""
-        changes = run.coordinator.grown or self._next is not None
-        return self._stopping or changes or self._reached_limit(run)
+        behind = run.coordinator.behind and self._limit is None
+        return self._stopping or run.coordinator.grown or behind or self._reached_limit(run)
 
     def _reached_limit(self, run: Run) -> bool:
         """Return whether a limit that ends the query is used up."""
@@ -372,19 +394,19 @@ class ContinuousExecution:
     def _commit_next(self, run: Run, timeout: float) -> None:
         epoch = run.coordinator.complete(timeout)
         if epoch is not None:
-            self._commit(run, epoch)
+            self._commit(run.sink, epoch)
             run.coordinator.committed(epoch.number)
-            with self._changed:
-                self._changed.notify_all()
 
-    def _commit(self, run: Run, epoch: Epoch) -> None:
+    def _commit(self, writers: WriterFactory, epoch: Epoch) -> None:
         began = self._clock()
-        offset = self.committed.commit(run.sink, epoch)
+        offset = self.committed.commit(writers, epoch)
         self._fresh = False
         progress = self.progress.committed(epoch, offset, began, at_once=self.sink.at_once)
         self._listeners.progressed(progress)
         if not self.source.advanced_by_sink:
             self._notify_source()
+        with self._changed:
+            self._changed.notify_all()
 
     def _check_source(self) -> None:
         """Notify the source of epochs that it has not been told of, and check it now and then without any:
@@ -396,12 +418,6 @@ class ContinuousExecution:
     def _notify_source(self) -> None:
         if self.committed.notify_source():
             self._stopping = True
-
-
-def _needs_other_batches(run: Run) -> bool:
-    """Return whether one reader is far behind or, in a run with large batches, all have caught up."""
-    wanted = run.coordinator.tasks if run.large_batches else 1
-    return len(run.coordinator.need_other_batches) >= wanted
 
 
 def _may_be_repeated(error: Exception) -> bool:

@@ -237,7 +237,7 @@ def patch_continuous_tasks(module: ModuleType) -> None:
 
     def ending_writing(self: Any, number: int) -> None:
         end_writing(self, number)
-        stop(_case(self._sink), "REPORTED", from_epoch(number))
+        stop(_case(self._writer._sink), "REPORTED", from_epoch(number))
 
     reading._end_epoch, writing._end_epoch = ending_reading, ending_writing
 
