@@ -433,8 +433,8 @@ FAULTS = [
     Fault(
         "a marker overtakes rows that wait in the writer",
         "continuous/tasks.py",
-        "        self._flush()\n        self._channel.send(\"wrote\"",
-        "        self._channel.send(\"wrote\"",
+        '        self._flush()\n        self._channel.send("wrote"',
+        '        self._channel.send("wrote"',
     ),
     Fault(
         "a job that catches up leaves its last rows out",
