@@ -27,9 +27,11 @@ from penstock.errors import (
     InvalidInputError,
     QueueNotFoundError,
     SchemaMismatchError,
+    StoreError,
 )
 from penstock.feeds.protocol import Feed
 from penstock.store.records import feed_commits
+from tests.support.raw_sql import run_sql
 
 DATA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string())])
 CONTRACT = penstock.ChangeContract("id", intermediate_changes=True)
@@ -301,6 +303,60 @@ def test_a_contract_that_does_not_fit_the_schema_is_refused(store_url: str, feed
         )
     with pytest.raises(AlreadyExistsError):
         penstock.QueueFeed.create("feed", DATA, CONTRACT, store=store_url)
+
+
+@pytest.mark.parametrize(
+    "contract",
+    [
+        '{"a": NaN}',
+        '{"a": 1}',
+        '{"self": 1}',
+        "{}",
+        '{"row_id": NaN}',
+        '{"row_id": [["id"]]}',
+        '{"row_id": []}',
+        '{"row_id": "id", "carryover_rows": 1}',
+        '{"row_id": ["gone"]}',
+        '{"row_id": "id", "sequence": "gone"}',
+        f'{{"row_id": "id", "{"x" * 5000}": 1}}',
+    ],
+)
+def test_a_damaged_contract_is_refused_by_name(
+    feed: penstock.QueueFeed, store: penstock.Store, contract: str
+) -> None:
+    run_sql(store.database, f"update penstock.queue set contract = '{contract}' where name = 'feed'")
+    for work in (
+        lambda: feed.open().describe(),
+        lambda: penstock.QueueFeed("feed", feed.store).append_commit(1, at(1), inserts(1)),
+    ):
+        with pytest.raises(StoreError, match="the contract of queue 'feed' is not what Penstock") as caught:
+            work()
+        assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
+        assert len(caught.value.message) < 500
+
+
+def test_a_contract_of_a_queue_without_metadata_columns_is_refused_by_name(
+    store: penstock.Store, store_url: str
+) -> None:
+    store.create_queue("rows", DATA)
+    run_sql(store.database, """update penstock.queue set contract = '{"row_id": "id"}'""")
+    with pytest.raises(StoreError, match="its queue has no column _change_type of type string") as caught:
+        penstock.QueueFeed("rows", store_url).open().describe()
+    assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("ends", ["[1, 1, 1, 1]", "[-1, 0, 0]", "[true, 0, 0]", "[1000000000000, 0, 0]"])
+def test_a_commit_with_rows_that_no_partition_has_is_refused_by_name(
+    feed: penstock.QueueFeed, store: penstock.Store, ends: str
+) -> None:
+    """They would become tasks without end."""
+    for version in range(3):
+        feed.append_commit(version, at(version), inserts(version))
+    run_sql(store.database, f"update penstock.feed_commit set ends = '{ends}' where version = 1")
+    with pytest.raises(StoreError, match="commit 1 of a feed is not what Penstock writes") as caught:
+        rows(feed, 0, 1)
+    assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
 
 
 def test_the_url_gives_the_same_feed(feed: penstock.QueueFeed) -> None:

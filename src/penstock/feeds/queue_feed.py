@@ -14,17 +14,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from penstock.arguments import require
+from penstock.arguments import brief, require
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import (
     ChangelogContractViolationError,
     DataLostError,
     FeedUnavailableError,
     InvalidInputError,
+    PenstockError,
 )
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, TYPES, ChangeContract
 from penstock.feeds.protocol import (
     METADATA_FIELDS,
+    METADATA_NAMES,
     Commit,
     Description,
     OpenFeed,
@@ -36,7 +38,7 @@ from penstock.feeds.protocol import (
 )
 from penstock.feeds.urls import FeedUrl, pairs
 from penstock.instants import micros_of
-from penstock.json_text import parse_record
+from penstock.json_text import parse_record, unreadable_record
 from penstock.queue.checks import check_name
 from penstock.queue.maintenance import Retention
 from penstock.queue.queue import AppendResult, Queue, Rows
@@ -94,8 +96,8 @@ class OpenQueueFeed(OpenFeed):
         def bounds(tx: Transaction, queue: QueueRecord) -> tuple[list[int], list[int]]:
             self._require_kept(tx, queue, after)
             return (
-                feed_commits.starts(tx, queue, after, queue.partitions),
-                feed_commits.starts(tx, queue, upto, queue.partitions),
+                feed_commits.starts(tx, queue, after),
+                feed_commits.starts(tx, queue, upto),
             )
 
         start, end = self._run(bounds)
@@ -118,7 +120,7 @@ class OpenQueueFeed(OpenFeed):
         if after >= oldest:
             return
         kept = [part.first_index for part in catalog.partitions(tx, queue)]
-        starts = feed_commits.starts(tx, queue, after, len(kept))
+        starts = feed_commits.starts(tx, queue, after)
         if any(start < first for start, first in zip(starts, kept, strict=True)):
             raise DataLostError(
                 f"the commits of {self.name} after {after} up to {oldest} have been trimmed: start from "
@@ -203,8 +205,7 @@ class QueueFeed:
         data = canonical_schema(schema)
         what = f"the schema of feed {queue!r}"
         check_reserved(data.names, what)
-        named = [*contract.row_id, contract.row_version, contract.sequence, contract.unchanged]
-        check_columns_exist(data, what, named)
+        _check_fit(contract, data, what)
         open_store(store).create_queue(
             queue,
             pa.schema([*data, *METADATA_FIELDS]),
@@ -306,9 +307,31 @@ def _contract_of(record: QueueRecord) -> ChangeContract:
             condition="FEED_UNAVAILABLE.NOT_A_FEED",
             queue=record.name,
         )
-    # Whatever its creator said: commits are appended whole, and micro-batches hold whole ones.
-    contract = parse_record(record.contract, f"the contract of queue {record.name!r}", dict)
-    return ChangeContract(**contract | {"whole_commits": True})
+    what = f"the contract of queue {record.name!r}"
+    stored = parse_record(record.contract, what, dict)
+    try:
+        # Whatever its creator said: commits are appended whole, and micro-batches hold whole ones.
+        contract = ChangeContract(**stored | {"whole_commits": True})
+        _check_fit(contract, _data_columns(record.schema), "its queue")
+    except (PenstockError, TypeError, ValueError) as error:
+        # Texts in it may be long.
+        why = error.message if isinstance(error, PenstockError) else brief(str(error))
+        raise unreadable_record(what, ValueError(why)) from None
+    return contract
+
+
+def _check_fit(contract: ChangeContract, data: pa.Schema, what: str) -> None:
+    """Refuse a contract that names columns which the data does not have."""
+    named = [*contract.row_id, contract.row_version, contract.sequence, contract.unchanged]
+    check_columns_exist(data, what, named)
+
+
+def _data_columns(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of a feed's queue without the metadata columns, which it must have."""
+    for wanted in METADATA_FIELDS:
+        if wanted.name not in schema.names or schema.field(wanted.name).type != wanted.type:
+            raise ValueError(f"its queue has no column {wanted.name} of type {wanted.type}")
+    return pa.schema([column for column in schema if column.name not in METADATA_NAMES])
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,7 @@ from penstock.errors import CommitOutOfOrderError
 from penstock.json_text import parse_record, unreadable_record
 from penstock.store.database import Row, Transaction
 from penstock.store.records import catalog
-from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
 PAGE = 1024
 _PRUNED_AT_ONCE = 64
@@ -73,19 +73,22 @@ def close_commit(tx: Transaction, queue: QueueRecord, version: int, timestamp: i
     _prune(tx, queue, [record.first_index for record in records])
 
 
-def starts(tx: Transaction, queue: QueueRecord, after: int, partitions: int) -> list[int]:
+def starts(tx: Transaction, queue: QueueRecord, after: int) -> list[int]:
     """The first row index after a version, by partition."""
+    partitions = catalog.partitions(tx, queue)
     last = newest(tx, queue, after)
-    ends = [] if last is None else list(last.ends)
-    return ends + [0] * (partitions - len(ends))
+    ends = [] if last is None else _checked_ends(last, partitions)
+    return ends + [0] * (len(partitions) - len(ends))
 
 
 def oldest(tx: Transaction, queue: QueueRecord) -> int:
     """The version after which nothing has been trimmed; -1 if nothing has been trimmed at all."""
-    first = [part.first_index for part in catalog.partitions(tx, queue)]
+    partitions = catalog.partitions(tx, queue)
+    first = [part.first_index for part in partitions]
     if not any(first):
         return -1
-    return next((each.version for each in _commits(tx, queue) if _covers(each.ends, first)), _EVER)
+    covering = (each for each in _commits(tx, queue) if _covers(_checked_ends(each, partitions), first))
+    return next((each.version for each in covering), _EVER)
 
 
 def _commits(tx: Transaction, queue: QueueRecord) -> Iterator[FeedCommit]:
@@ -117,9 +120,25 @@ def _beyond(ends: Sequence[int], first: Sequence[int]) -> bool:
     return any(end > bound for end, bound in zip(ends, first, strict=False))
 
 
+def _checked_ends(commit: FeedCommit, partitions: Sequence[PartitionRecord]) -> list[int]:
+    """The ends of a commit; refused if rows that are not there would be read."""
+    known = len(commit.ends) <= len(partitions) and all(
+        0 <= end <= part.next_index for end, part in zip(commit.ends, partitions, strict=False)
+    )
+    if not known:
+        raise unreadable_record(
+            _named(commit.version), ValueError("its ends are not those of rows in the queue's partitions")
+        )
+    return list(commit.ends)
+
+
+def _named(version: int) -> str:
+    return f"commit {version} of a feed"
+
+
 def _commit(row: Row) -> FeedCommit:
-    what = f"commit {row.version} of a feed"
+    what = _named(row.version)
     ends = parse_record(row.ends, what, list)
-    if not all(isinstance(end, int) for end in ends):
+    if not all(type(end) is int for end in ends):
         raise unreadable_record(what, ValueError("it is no list of row indexes"))
     return FeedCommit(row.version, row.timestamp, row.row_count, tuple(ends))
