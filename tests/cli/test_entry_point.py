@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.cli.app import warn_of_secrets
 
 PROGRAM = [sys.executable, "-m", "penstock"]
 
@@ -134,6 +135,31 @@ def test_characters_missing_from_the_encoding_are_escaped(tmp_path: Path) -> Non
     listed = run("queue", "list", "--json", env=environment)
     assert json.loads(listed.stdout)["queues"][0]["name"] == "\u017cagle"
     assert "\\u017cagle" in run("queue", "list", env=environment).stdout
+
+
+@pytest.mark.parametrize(
+    ("word", "warned"),
+    [
+        ("queue:q?store=postgresql%3A%2F%2Fme%3AQZ7hush9%40h%2Fd", True),
+        ("queue:q?store=postgresql%3A%2F%2Fme%40h%2Fd%3Fpassword%3DQZ7hush9", True),
+        ("iceberg:shop.orders?uri=http%3A%2F%2Fme%3AQZ7hush9%40h", True),
+        ("iceberg:shop.orders?s3.secret-access-key=QZ7hush9", True),
+        ("delta:https%3A%2F%2Fme%3AQZ7hush9%40h/orders", True),
+        ("postgresql://me@h/d?sslpassword=QZ%377hush9", True),
+        ("postgresql://me:QZ7?hush9@h/d", True),
+        ("--url=postgresql://me:QZ7hush9@h/d", True),
+        ("queue:q?store=postgresql%3A%2F%2Fme%40h%2Fd%3Fpassword_env%3DSHOP_PASSWORD", False),
+        ("postgresql://me@h/d?password_file=/run/secrets/shop", False),
+        ("postgresql://me%3Ayou@h/d", False),
+        ("snapshots:/data/orders?row_id=secret_key", False),
+        ("queue:q?" + "a=?" * 5000, False),
+    ],
+)
+def test_a_password_anywhere_in_a_url_is_warned_about(
+    capsys: pytest.CaptureFixture[str], word: str, warned: bool
+) -> None:
+    warn_of_secrets(["changes", "show", word])
+    assert ("every user of this machine can read a password" in capsys.readouterr().err) == warned
 
 
 @pytest.mark.parametrize(

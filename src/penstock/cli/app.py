@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, TextIO
+from urllib.parse import parse_qsl, unquote
 
 import typer
 
@@ -31,8 +33,12 @@ from penstock.cli.commands.shared import (
 from penstock.cli.output import checked, one_line, silence
 from penstock.errors import PenstockError
 from penstock.extras import load
-from penstock.redaction import redact
+from penstock.redaction import redact, without_user_info
+from penstock.store.url import CONNECTION_OPTIONS
 
+_URL = re.compile(r"://|%3A%2F%2F|:[^\s?]+\?", re.IGNORECASE)
+"""What an argument has that is a URL, of a store or of a change feed."""
+_MOST_NESTED = 5
 app = typer.Typer(
     name="penstock",
     help="Durable queues with consumers, in SQLite or PostgreSQL; change feeds; output modes; and "
@@ -162,8 +168,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def warn_of_secrets(arguments: Sequence[str]) -> None:
     """Warn if a program's arguments hold a secret, since every user of the machine can read them."""
-    urls = [word for word in arguments if "://" in word]
-    if any(redact(url) != url for url in urls):
+    if any(_URL.search(word) and _has_secret(word) for word in arguments):
         _warn(
             "a password in an argument",
             "leave it out of the URL, and set PGPASSFILE or PGPASSWORD; or set PENSTOCK_URL",
@@ -171,6 +176,21 @@ def warn_of_secrets(arguments: Sequence[str]) -> None:
         )
     if any(word.partition("=")[0] == "--token" for word in arguments):
         _warn("a token in an argument", "set PENSTOCK_UI_TOKEN instead", arguments)
+
+
+def _has_secret(url: str, depth: int = 0) -> bool:
+    """Whether a URL has a secret, or one in its parameters, such as that of a feed's store."""
+    place, _, query = url.partition("?")
+    # A feed's target may be percent-encoded.
+    place = place if "://" in place else unquote(place)
+    if redact(place) != place or without_user_info(url) != url:
+        return True
+    return depth < _MOST_NESTED and any(
+        redact(f"?{name}=x") != f"?{name}=x" or _has_secret(value, depth + 1)
+        for name, value in parse_qsl(query)
+        # The place of a password is no secret.
+        if name not in CONNECTION_OPTIONS
+    )
 
 
 def _warn(what: str, instead: str, arguments: Sequence[str]) -> None:
