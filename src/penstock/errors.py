@@ -271,8 +271,8 @@ class StoreTooNewError(StoreError):
 
 
 class StoreUnsafeError(StoreError):
-    """Other users could replace, read or lock the store's files, or own its schema; the sub-condition says
-    how.
+    """Other users could replace, read or lock the store's files, read its password, or own its schema or
+    tables; the sub-condition says how.
     """
 
     condition = "STORE_UNSAFE"

@@ -24,6 +24,8 @@ from penstock.errors import (
 from penstock.store.url import parse_url
 from penstock.tables import exactly_once
 from tests.support.sql_tables import query
+from tests.support.strangers import shared_database
+from tests.support.waiting import wait_until
 
 Connect = Callable[[], Any]
 
@@ -292,6 +294,38 @@ def test_a_ledger_that_a_stranger_has_created_is_refused(pg_url: str, what: str)
         with penstock.exactly_once(own, "t", "app", 0, ledger_owner="exactly_once_stranger") as batch:
             assert batch.new
         own.rollback()
+
+
+def test_a_ledger_that_a_stranger_creates_while_the_app_waits_is_refused(pg_url: str) -> None:
+    """Any role that may connect can hold the lock that the app waits for before it creates the ledger."""
+    caught: list[BaseException] = []
+
+    def enter() -> None:
+        try:
+            with (
+                psycopg.connect(database.as_role("app")) as own,
+                penstock.exactly_once(own, "t", "app", 0),
+            ):
+                raise AssertionError("not reached")
+        except BaseException as error:
+            caught.append(error)
+
+    with shared_database(pg_url, "app", "stranger") as database:
+        database.run("grant all on schema public to public")
+        with psycopg.connect(database.as_role("stranger"), autocommit=True) as stranger:
+            stranger.execute("select pg_advisory_lock(%s)", [exactly_once._LOCK])
+            entering = threading.Thread(target=enter)
+            entering.start()
+            waiting = "select count(*) from pg_stat_activity where query like '%pg_try_advisory_xact_lock(%'"
+            wait_until(lambda: database.run(f"{waiting} and pid <> pg_backend_pid()") == [(1,)], 30)
+            stranger.execute(exactly_once._CREATE.format(ledger="public.penstock_exactly_once").encode())
+            database.trap("stranger", "public.penstock_exactly_once")
+        entering.join()
+        (error,) = caught
+        assert isinstance(error, StoreUnsafeError), error
+        assert error.condition == "STORE_UNSAFE.LEDGER_OWNER"
+        assert f"ledger_owner='{database.role('stranger')}'" in error.message
+        assert database.trapped() == []
 
 
 def test_a_ledger_of_a_role_that_one_is_a_member_of_is_used(pg_url: str) -> None:

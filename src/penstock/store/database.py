@@ -137,6 +137,18 @@ class Transaction(ABC):
         parameters.
         """
 
+    def require_trusted_owner(self, schema: str, relation: str) -> None:  # noqa: B027
+        """Refuse a table, if it exists, whose owner could run code with the rights of this session's role.
+
+        SQLite has no such roles.
+        """
+
+    def hold(self, schema: str, table: str) -> None:  # noqa: B027
+        """Keep a table from being replaced until the transaction ends, and refuse one as above.
+
+        A SQLite transaction that writes has the whole database.
+        """
+
     def home_schema(self) -> str | None:
         """The schema of a user's table whose name is not qualified, if there is one."""
         return None
@@ -215,6 +227,12 @@ class Database(ABC):
     def _notified(self, connection: Connection, channels: Iterable[str]) -> bool:
         """Wake listeners after a commit; False when the connection is no longer usable."""
         return True
+
+    def require_trusted_owner(self, tx: Transaction) -> None:  # noqa: B027
+        """Refuse a store whose tables belong to a role that this session's role does not trust.
+
+        The files of a SQLite store are checked when they are opened.
+        """
 
     def tidy(self) -> None:  # noqa: B027 - there may be nothing to do
         """Do work that commits would otherwise do from time to time; for a background thread."""

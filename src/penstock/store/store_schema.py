@@ -6,21 +6,18 @@ import contextlib
 import logging
 import shlex
 import uuid
-from urllib.parse import quote
 
-from penstock.arguments import in_quotes
 from penstock.errors import (
     StoreError,
     StoreNotFoundError,
     StoreReadOnlyError,
     StoreTooNewError,
     StoreUnavailableError,
-    StoreUnsafeError,
 )
 from penstock.store.database import Database, Transaction
 from penstock.store.postgres.database import PostgresDatabase
 from penstock.store.sqlite.database import SqliteDatabase
-from penstock.store.statements import create_statements, own_relations
+from penstock.store.statements import create_statements
 from penstock.store.url import parse_url, with_options
 
 log = logging.getLogger("penstock.store")
@@ -117,7 +114,7 @@ def _missing(database: Database) -> StoreNotFoundError:
 
 def _identity(tx: Transaction, database: Database) -> str | None:
     """The identity of the store that the database has; None if it has none."""
-    _require_trusted_owner(tx, database)
+    database.require_trusted_owner(tx)
     if not tx.one("store_exists", **_named_schema(database)).found:
         return None
     row = tx.one("read_store")
@@ -147,27 +144,6 @@ def require_version(database: Database, version: int) -> None:
             found=version,
             known=VERSION,
         )
-
-
-def _require_trusted_owner(tx: Transaction, database: Database) -> None:
-    """Refuse a schema that belongs to a stranger, who could run code with the rights of the store's users."""
-    if database.dialect != "postgres":
-        return
-    trusted = database.url.options.get("owner", "")
-    relations = sorted(own_relations("postgres"))
-    foreign = tx.one("foreign_owner", **_named_schema(database), relations=relations, trusted=trusted)
-    if foreign is None:
-        return
-    schema = f"the schema {database.url.schema}"
-    what = schema if foreign.what is None else f"{foreign.what} in {schema}"
-    raise StoreUnsafeError(
-        f"{database.url}: {what} belongs to the role {in_quotes(foreign.owner)}, which could run code with "
-        "the rights of whoever uses the store. Name another schema, or add "
-        f"owner={quote(foreign.owner, safe='')} to the URL to trust that role",
-        condition="STORE_UNSAFE.SCHEMA_OWNER",
-        schema=database.url.options["schema"],
-        owner=foreign.owner,
-    )
 
 
 def _named_schema(database: Database) -> dict[str, str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import stat
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.errors import InvalidUrlError, StoreError
+from penstock.errors import InvalidUrlError, StoreError, StoreUnsafeError
 from penstock.redaction import without
 
 _FORMS = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user@host/database?schema=penstock"
@@ -57,6 +59,8 @@ class StoreUrl:
     schema: str
     redacted: str
     options: dict[str, str] = field(default_factory=dict)
+    owners: tuple[str, ...] = ()
+    """Other roles that are trusted with the schema, and with tables that are written."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """The texts that no message may contain."""
 
@@ -75,6 +79,8 @@ class StoreUrl:
         ------
         StoreError
             ``STORE_ERROR.NO_PASSWORD`` if there is none.
+        StoreUnsafeError
+            If others can read or write its file.
         """
         variable, file = self.options.get("password_env"), self.options.get("password_file")
         if variable is not None:
@@ -85,6 +91,7 @@ class StoreUrl:
             try:
                 # Editors end the last line.
                 with open(file, encoding="utf-8") as opened:
+                    _require_private(self, file, opened.fileno())
                     found = opened.read(_LONGEST_PASSWORD + 1).rstrip("\r\n")
             except (OSError, ValueError) as error:
                 raise _no_password(self, f"{place} cannot be read ({type(error).__name__})") from None
@@ -119,10 +126,11 @@ def parse_url(url: str) -> StoreUrl:
     ``sqlite:///file`` has the options ``synchronous`` (``full``, the default, or ``normal``),
     ``busy_timeout`` (milliseconds, 60000), ``mode`` (of a created file, ``0600``) and ``trust`` (``own``, the
     default, or ``folder``, which trusts everybody who may write in the store's folder). ``postgresql://…``
-    has ``schema`` (``penstock``), ``owner`` (another role that is trusted with it), ``lock_wait`` (``60s``)
-    and, where its host is a pooler that shares connections between transactions, ``direct``, the server's own
-    ``host:port``. ``password_env`` names an environment variable that has the password, and ``password_file``
-    a file; both are read when a connection is made. Its other query parameters are libpq's.
+    has ``schema`` (``penstock``), ``owner`` (another role that is trusted with it, and with the tables of
+    sinks; several times for several roles), ``lock_wait`` (``60s``) and, where its host is a pooler that
+    shares connections between transactions, ``direct``, the server's own ``host:port``. ``password_env``
+    names an environment variable that has the password, and ``password_file`` a file that others cannot
+    read; both are read when a connection is made. Its other query parameters are libpq's.
     """
     if not isinstance(url, str) or not _SCHEME.match(url):
         raise InvalidUrlError(f"a store URL is one of {_FORMS}, not {_shown(url)}")
@@ -219,6 +227,22 @@ def _no_password(url: StoreUrl, why: str) -> StoreError:
     )
 
 
+def _require_private(url: StoreUrl, path: str, file: int) -> None:
+    """Refuse a file with a password that its group can write, or that others can use."""
+    mode = stat.S_IMODE(os.fstat(file).st_mode)
+    # A group may read it: so are secrets mounted for a user who is not root.
+    if not mode & (stat.S_IWGRP | stat.S_IRWXO):
+        return
+    raise StoreUnsafeError(
+        f"{url}: others can {'write' if mode & 0o022 else 'read'} the file {in_quotes(path)}, which has the "
+        f"password (mode {mode:04o}): run chmod 0600 {shlex.quote(path)}; for a mounted secret, set the mode "
+        "0440 where it is mounted",
+        condition="STORE_UNSAFE.PASSWORD_FILE",
+        file=path,
+        mode=f"{mode:04o}",
+    )
+
+
 def with_options(url: StoreUrl, **options: str) -> str:
     """The URL of a SQLite store with its options and ``options``."""
     query = urlencode({**url.options, **options})
@@ -235,6 +259,9 @@ def _postgres(url: str) -> StoreUrl:
             "a PostgreSQL URL has : and a port number after its host: postgresql://user@host:5432/database"
         )
     user, _, password = credentials.partition(":")
+    if "@" in user:
+        # Most likely a password: the @ was typed in the place of a colon.
+        _refuse_unencoded()
     parameters = parse_qsl(query, keep_blank_values=True)
     schema = dict(parameters).get("schema") or "penstock"
     if "\0" in schema or len(schema.encode(errors="replace")) > 63:
@@ -249,8 +276,6 @@ def _postgres(url: str) -> StoreUrl:
         )
     options = {"schema": schema, **_lock_wait(dict(parameters)), **_direct(dict(parameters))}
     options |= _password_place(dict(parameters), password)
-    if dict(parameters).get("owner"):
-        options["owner"] = dict(parameters)["owner"]
     libpq = [(name, value) for name, value in parameters if name not in _POSTGRES_OPTIONS]
     encoded = quote(unquote(password), safe="")
     secrets = {
@@ -265,6 +290,7 @@ def _postgres(url: str) -> StoreUrl:
         '"' + schema.replace('"', '""') + '"',
         f"postgresql://{user}{at if user else ''}{hosts}{path}{_query(shown)}",
         options,
+        tuple(value for name, value in parameters if name == "owner" and value),
         tuple(sorted(filter(None, secrets), key=len, reverse=True)),
     )
 
@@ -333,8 +359,9 @@ def _parts(rest: str) -> tuple[str, str, str]:
 
 def _refuse_unencoded() -> NoReturn:
     raise InvalidUrlError(
-        "the PostgreSQL URL has one of / ? # @ in its user or password: percent-encode them, such as %2F for "
-        "/"
+        "the PostgreSQL URL has one of / ? # @ in its user or password, or an @ instead of the colon between "
+        "them: write postgresql://user:password@host/database, with such characters percent-encoded (%2F for "
+        "/)"
     )
 
 

@@ -11,10 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from penstock.arguments import in_quotes, refusal
+from penstock.arguments import refusal
 from penstock.errors import (
     CheckpointMismatchError,
     CheckpointRewoundError,
@@ -25,7 +24,8 @@ from penstock.errors import (
 from penstock.json_text import Json
 from penstock.queue.checks import check_name
 from penstock.store.postgres.session import LOCK_WAIT, SEARCH_PATH
-from penstock.store.statements import bind, parse, read
+from penstock.store.postgres.trusted_owners import find_foreign_owner
+from penstock.store.statements import bind
 from penstock.tables.names import quoted
 
 if TYPE_CHECKING:
@@ -183,6 +183,8 @@ def _enter(connection: CallerConnection, entry: _Entry, *, new_sink: bool, ledge
             if oid is None:
                 _wait_for_other_creators(connection)
                 ledger.create()
+                # Somebody else may have created it during the wait.
+                _require_trusted_owner(connection, schema, ledger_owner)
         return ledger.enter(entry, new_sink=new_sink)
 
 
@@ -199,22 +201,16 @@ def _schema_of(connection: CallerConnection, oid: int | None, first: str | None)
     return schema
 
 
-@cache
-def _foreign_owner() -> str:
-    """The store's own statement: its owner's triggers could run code in the same way."""
-    return parse(read("sql", "postgres.sql"))["foreign_owner"]
-
-
-def _require_trusted_owner(connection: CallerConnection, schema: str, trusted: str | None) -> None:
-    foreign = connection.row(_foreign_owner(), schema=schema, relations=[LEDGER], trusted=trusted or "")
+def _require_trusted_owner(connection: CallerConnection, schema: str, ledger_owner: str | None) -> None:
+    trusted = () if ledger_owner is None else (ledger_owner,)
+    foreign = find_foreign_owner(connection.row, schema, [LEDGER], trusted=trusted)
     if foreign is not None:
         raise StoreUnsafeError(
-            f"the ledger {schema}.{LEDGER}, or its schema, belongs to the role {in_quotes(foreign[0])}, "
-            "which could run code with the rights of this connection's role. Set another search_path, or "
-            "pass ledger_owner= to trust that role",
+            f"the ledger of exactly_once: {foreign}. Set another search_path, or pass "
+            f"ledger_owner={foreign.owner!r} to trust that role",
             condition="STORE_UNSAFE.LEDGER_OWNER",
             schema=schema,
-            owner=foreign[0],
+            owner=foreign.owner,
         )
 
 

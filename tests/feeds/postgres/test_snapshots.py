@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
 from penstock.errors import DataLostError, FeedUnavailableError
 from penstock.feeds.postgres import snapshot
+from penstock.feeds.postgres.feed import OpenPostgresFeed
 from tests.feeds.postgres.source import Row, Source, apply, changes, everything, source_at
+from tests.support.strangers import RAN, SharedDatabase, shared_database
 
 
 def copies(source: Source) -> int:
@@ -274,34 +275,106 @@ def test_a_reader_that_stalls_in_the_snapshot_does_not_block_the_query_forever(
     assert feed.oldest() == start + 1
 
 
-def test_a_schema_for_snapshots_created_by_another_role_is_refused(pg_url: str) -> None:
+@pytest.fixture
+def shared(pg_url: str) -> Iterator[SharedDatabase]:
+    """A database without snapshots, which a stranger uses too."""
+    with shared_database(pg_url, "stranger") as made:
+        yield made
+
+
+def refused_owner(shared: SharedDatabase, feed: OpenPostgresFeed, what: str) -> None:
+    with pytest.raises(FeedUnavailableError) as caught:
+        everything(feed)
+    assert caught.value.condition == "FEED_UNAVAILABLE.SCHEMA_OWNER"
+    assert f"{what} belongs to the role '{shared.role('stranger')}'" in caught.value.message
+
+
+def test_a_schema_for_snapshots_created_by_another_role_is_refused(shared: SharedDatabase) -> None:
     """The feed's role is one that may read everything, and a table's owner may give it a trigger, or make a
     view of it."""
-    name = f"first_{uuid.uuid4().hex[:8]}"
-    with psycopg.connect(pg_url, autocommit=True) as admin:
-        admin.execute(f"create database {name}".encode())
-        admin.execute(f"create role {name} login password 'pw'".encode())
-        admin.execute(f"grant create on database {name} to {name}".encode())
-    try:
-        url = urlsplit(pg_url)._replace(path=f"/{name}").geturl()
-        with source_at(url) as source:
-            source.table("id int primary key")
-            source.run(f"set role {name}", "create schema penstock_snapshots", "reset role")
-            for view in (False, True):
-                if view:
-                    source.run(
-                        f"set role {name}",
-                        "create view penstock_snapshots.slots as select 'x' as slot, 'read' as state, "
-                        "1::bigint as consistent_point, 1::bigint as copied_at, '[]'::jsonb as tables",
-                        "reset role",
-                    )
-                with pytest.raises(FeedUnavailableError, match=f"belongs to the role '{name}'") as caught:
-                    everything(source.open(snapshot="initial"))
-                assert caught.value.condition == "FEED_UNAVAILABLE.SCHEMA_OWNER"
-    finally:
-        with psycopg.connect(pg_url, autocommit=True) as admin:
-            admin.execute(f"drop database {name} with (force)".encode())
-            admin.execute(f"drop role {name}".encode())
+    with source_at(shared.url) as source:
+        source.table("id int primary key")
+        shared.run("create schema penstock_snapshots", role="stranger")
+        refused_owner(shared, source.open(snapshot="initial"), "the schema penstock_snapshots")
+        shared.run(
+            "create view penstock_snapshots.slots as select 'x' as slot, 'read' as state, "
+            "1::bigint as consistent_point, 1::bigint as copied_at, '[]'::jsonb as tables",
+            role="stranger",
+        )
+        refused_owner(shared, source.open(snapshot="initial"), "the schema penstock_snapshots")
+
+
+def test_a_table_of_slots_that_another_role_creates_at_the_same_time_is_refused(
+    shared: SharedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = snapshot.run
+
+    def overtaken(connection: Any, statement: str, /, **parameters: object) -> list[Any]:
+        if statement == "create_slots":
+            shared.run(
+                "create table penstock_snapshots.slots (slot text primary key, state text, "
+                "consistent_point bigint, copied_at bigint, tables jsonb, publication jsonb)",
+                role="stranger",
+            )
+            shared.trap("stranger", "penstock_snapshots.slots")
+        return run(connection, statement, **parameters)
+
+    monkeypatch.setattr(snapshot, "run", overtaken)
+    with source_at(shared.url) as source:
+        source.table("id int primary key")
+        shared.run("create schema penstock_snapshots", "grant all on schema penstock_snapshots to public")
+        refused_owner(shared, source.open(snapshot="initial"), "penstock_snapshots.slots")
+    assert shared.trapped() == []
+
+
+def test_a_copy_that_another_role_has_put_in_the_place_of_a_dropped_one_is_not_read(
+    shared: SharedDatabase,
+) -> None:
+    """A view's functions run with the rights of its reader."""
+    with source_at(shared.url) as source:
+        source.run(f"insert into {source.table('id int primary key')} values (1)")
+        feed = source.open(snapshot="initial")
+        feed.prepare()
+        ((place,),) = source.rows("select tables -> 0 ->> 'place' from penstock_snapshots.slots")
+        source.run(
+            f"drop table penstock_snapshots.{place}", "grant all on schema penstock_snapshots to public"
+        )
+        view = f"penstock_snapshots.{place}"
+        shared.run(
+            f"create view {view} as select 1::bigint as n, ''::bytea as change",
+            f"grant select on {view} to public",
+            role="stranger",
+        )
+        refused_owner(shared, feed, view)
+
+
+def test_a_view_that_takes_the_place_of_a_table_during_the_copy_is_not_read(
+    shared: SharedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog in the copy's transaction still has the table, and its name leads to the view already."""
+
+    class Overtaken(snapshot.Session):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            shared.run(
+                f"drop table {table}",
+                f"create function {trap}() returns int language plpgsql as "
+                f"$$ begin insert into {RAN} values (current_user); return 1; end $$",
+                f"create view {table} as select {trap}() as id",
+                role="stranger",
+            )
+
+    monkeypatch.setattr(snapshot, "Session", Overtaken)
+    with source_at(shared.url) as source:
+        table, trap = source.table("id int primary key"), f"{source.name}.trap"
+        for what in (f"table {table}", f"schema {source.name}"):
+            source.run(f"alter {what} owner to {shared.role('stranger')}")
+        assert shared.trapped() == []
+        source.run(f"grant all on {RAN} to public")
+        with pytest.raises(FeedUnavailableError) as caught:
+            source.open(snapshot="initial").prepare()
+        assert caught.value.condition == "FEED_UNAVAILABLE.TABLE_RECREATED"
+        assert shared.trapped() == []
 
 
 def test_a_promoted_standby_has_the_slot(source: Source) -> None:

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 import penstock
-from penstock.errors import InvalidUrlError, StoreError
+from penstock.errors import InvalidUrlError, StoreError, StoreUnsafeError
 from penstock.feeds.postgres import settings
 from penstock.store.url import parse_url
 from penstock.testing import temporary_store_url
@@ -32,7 +32,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     if request.param == "password_env":
         return "password_env=SHOP_PASSWORD", lambda password: monkeypatch.setenv("SHOP_PASSWORD", password)
     file = tmp_path / "the password"
-    return f"password_file={quote(str(file))}", lambda password: file.write_text(f"{password}\n")
+
+    def put(password: str) -> None:
+        file.write_text(f"{password}\n")
+        file.chmod(0o600)
+
+    return f"password_file={quote(str(file))}", put
 
 
 places = pytest.mark.parametrize("place", ["password_env", "password_file"], indirect=True)
@@ -55,6 +60,43 @@ def test_a_place_without_a_password_is_named(pg_url: str, place: Place) -> None:
     with pytest.raises(StoreError, match="the driver and each executor need it") as caught:
         penstock.connect(url, timeout=0)
     assert caught.value.condition == "STORE_ERROR.NO_PASSWORD"
+
+
+@pytest.mark.parametrize(
+    ("mode", "can"),
+    [
+        (0o604, "read"),
+        (0o644, "read"),
+        (0o602, "write"),
+        (0o620, "write"),
+        (0o660, "write"),
+        (0o777, "write"),
+    ],
+)
+def test_a_file_that_others_can_use_is_refused(pg_url: str, tmp_path: Path, mode: int, can: str) -> None:
+    file = tmp_path / "the password"
+    url, password = without_password(pg_url, f"password_file={quote(str(file))}")
+    file.write_text(password)
+    file.chmod(mode)
+    feed = penstock.PostgresFeed(url, publication="p", slot="s")
+    for connect in (lambda: penstock.connect(url, create=False), lambda: feed.open().describe()):
+        with pytest.raises(StoreUnsafeError, match=f"others can {can} .*run chmod 0600 '{file}'") as caught:
+            connect()
+        assert caught.value.condition == "STORE_UNSAFE.PASSWORD_FILE"
+        assert caught.value.parameters["mode"] == f"{mode:04o}"
+        assert password not in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o600, 0o440, 0o640])
+def test_a_file_that_only_its_group_can_read_too_is_used(pg_url: str, tmp_path: Path, mode: int) -> None:
+    """So are the secrets that Kubernetes mounts for a user who is not root, behind a symbolic link."""
+    file = tmp_path / "password"
+    with temporary_store_url(pg_url) as given:
+        url, password = without_password(given, f"password_file={tmp_path}/mounted")
+        file.write_text(password)
+        file.chmod(mode)
+        (tmp_path / "mounted").symlink_to(file)
+        penstock.connect(url).close()
 
 
 @pytest.mark.parametrize(

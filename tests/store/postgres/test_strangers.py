@@ -19,43 +19,30 @@ import penstock
 from penstock.errors import StoreUnsafeError
 from penstock.store.postgres import staging_relations
 from penstock.store.postgres.locks import DRAWN_BITS, advisory_key
+from tests.support.strangers import SharedDatabase, shared_database
 from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64())])
 NAME = "somebody's consumer"
-ROLES = ("app", "friend", "stranger")
 As = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def database(pg_url: str) -> Iterator[str]:
+def shared(pg_url: str) -> Iterator[SharedDatabase]:
     """A database of its own, which any role may connect to and make schemas in."""
-    name = f"strangers_{uuid.uuid4().hex[:8]}"
-    with psycopg.connect(pg_url, autocommit=True) as admin:
-        admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
-        for role in ROLES:
-            admin.execute(
-                sql.SQL("create role {} login password 'pw'").format(sql.Identifier(f"{name}_{role}"))
-            )
-        admin.execute(sql.SQL("grant create on database {} to public").format(sql.Identifier(name)))
-        try:
-            yield urlsplit(pg_url)._replace(path=f"/{name}").geturl()
-        finally:
-            admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
-            for role in ROLES:
-                admin.execute(sql.SQL("drop role {}").format(sql.Identifier(f"{name}_{role}")))
+    with shared_database(pg_url, "app", "friend", "stranger") as made:
+        yield made
 
 
 @pytest.fixture
-def as_role(database: str) -> As:
+def database(shared: SharedDatabase) -> str:
+    return shared.url
+
+
+@pytest.fixture
+def as_role(shared: SharedDatabase) -> As:
     """`as_role("app", "schema=s")`: the URL of a role."""
-
-    def url(role: str, query: str = "") -> str:
-        parts = urlsplit(database)
-        login = f"{parts.path[1:]}_{role}:pw@{parts.hostname}:{parts.port}"
-        return parts._replace(netloc=login, query=query).geturl()
-
-    return url
+    return shared.as_role
 
 
 def run(url: str, text: str) -> list[tuple[object, ...]]:
@@ -129,6 +116,27 @@ def test_roles_that_the_user_is_a_member_of_are_trusted(database: str, as_role: 
     finally:
         run(database, f"revoke {name}_friend from {name}_app")
     refused(as_role("app", f"schema={schema}"), "friend")
+
+
+def test_a_store_is_not_written_through_a_connection_whose_role_does_not_trust_its_owner(
+    shared: SharedDatabase, store: penstock.Store, schema: str
+) -> None:
+    """The store's role trusts itself, and its triggers would run with the rights of the connection's."""
+    queue = store.create_queue("q", SCHEMA)
+    shared.run(f"grant usage on schema {schema} to public", role="app")
+    shared.trap("app", f"{schema}.segment")
+    shared.run(f"grant all on all tables in schema {schema} to public", role="app")
+    shared.run(f"grant all on all sequences in schema {schema} to public", role="app")
+    with psycopg.connect(shared.as_role("friend")) as connection:
+        with pytest.raises(StoreUnsafeError, match=f"the rights of the role '{shared.role('friend')}'"):
+            queue.append([{"id": 1}], connection=connection)
+        connection.commit()
+        assert shared.trapped() == []
+        trusting = shared.as_role("app", f"schema={schema}&owner={shared.role('app')}")
+        with penstock.connect(trusting) as theirs:
+            theirs.queue("q").append([{"id": 1}], connection=connection)
+        connection.commit()
+    assert queue.info().rows == 1
 
 
 @pytest.fixture

@@ -16,16 +16,18 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
-from penstock.arguments import in_quotes
 from penstock.errors import DataLostError
 from penstock.feeds.postgres.catalog import SNAPSHOT_SCHEMA, Table
 from penstock.feeds.postgres.pgoutput import INSERT, NEW, NULL, TEXT, Relation
 from penstock.feeds.postgres.server import Connection, Row, Server, Session, SlotInUse, quoted, run
 from penstock.feeds.postgres.slot import FAILOVER_SINCE, OpenTransaction, Slot
 from penstock.json_text import Json
+from penstock.store.postgres.trusted_owners import find_foreign_owner
+from penstock.store.statements import bind
 
 log = logging.getLogger("penstock.feeds")
 _SYNTAX_15 = 150_000
+_SLOTS = "slots"
 _LOCK_WAIT = 60.0
 """Seconds to wait for another process that creates, drops or reads the snapshot."""
 
@@ -164,6 +166,9 @@ class Snapshots:
         exists = self._server.on_connection(
             lambda connection: connection.execute("SELECT to_regclass(%s) IS NOT NULL", [table]).fetchone()
         )
+        self._server.on_connection(
+            lambda connection: self._require_trusted_owner(connection, piece.copy.place)
+        )
         if not exists or not exists[0]:
             raise DataLostError(
                 f"the initial copy of {piece.copy.relation.name} of slot {self._slot.name!r} was dropped, "
@@ -179,7 +184,7 @@ class Snapshots:
         (table,) = self._server.fetch("snapshots_table")
         if not table.exists or not (table.visible or self._required):
             return None
-        self._require_trusted_owner(self._server.fetch("foreign_owner"))
+        self._server.on_connection(self._require_trusted_owner)
         return next(iter(self._server.fetch("snapshot", slot=self._slot.name)), None)
 
     @contextmanager
@@ -214,17 +219,23 @@ class Snapshots:
             # Two queries with different slots may start at the same moment.
             run(connection, "lock_schema")
             run(connection, "create_schema")
-            self._require_trusted_owner(run(connection, "foreign_owner"))
+            self._require_trusted_owner(connection)
             run(connection, "create_slots")
+            # Somebody else may have created the table meanwhile.
+            self._require_trusted_owner(connection)
 
-    def _require_trusted_owner(self, foreign: Sequence[Row]) -> None:
-        for row in foreign:
+    def _require_trusted_owner(self, connection: Connection, *copies: str) -> None:
+        """Refuse the schema, its table of slots or some copies if they are another role's."""
+
+        def first_row(text: str, **parameters: object) -> Row | None:
+            return connection.execute(bind(text, "postgres").encode(), parameters).fetchone()
+
+        foreign = find_foreign_owner(first_row, SNAPSHOT_SCHEMA, [_SLOTS, *copies])
+        if foreign is not None:
             raise self._server.unavailable(
                 "SCHEMA_OWNER",
-                f"the schema penstock_snapshots belongs to the role {in_quotes(row.owner)}, which could run "
-                "code with the rights of this feed's role: alter schema penstock_snapshots owner to …, and "
-                "its tables too, or drop it",
-                owner=row.owner,
+                f"{foreign}: alter schema {SNAPSHOT_SCHEMA} owner to …, and its tables too, or drop it",
+                owner=foreign.owner,
             )
 
     def _copy_all(
@@ -287,11 +298,35 @@ class Snapshots:
         digest = hashlib.sha256(self._slot.name.encode()).hexdigest()[:16]
         place = f"rows_{digest}_{number}"
         target = f"{SNAPSHOT_SCHEMA}.{quoted(place)}"
+        self._hold(connection, table)
         connection.execute(f"CREATE TABLE {target} AS {_select(table)}".encode())
         connection.execute(f"ALTER TABLE {target} ADD PRIMARY KEY (n)".encode())
         row = connection.execute(f"SELECT count(*) FROM {target}".encode()).fetchone()
         assert row is not None
         return Copy(place, table.relation, row[0])
+
+    def _hold(self, connection: Connection, table: Table) -> None:
+        """Lock a table, and refuse what has taken its place: a view's functions run with its reader's rights.
+
+        The transaction's snapshot of the catalog does not show it yet.
+        """
+        # Analysing a query locks its table, for which no privilege is needed, and runs nothing.
+        connection.execute(f"PREPARE penstock_hold AS SELECT FROM {_source(table)}".encode())
+        connection.execute("DEALLOCATE penstock_hold")
+        (held,) = run(
+            connection,
+            "is_table",
+            name=_qualified(table),
+            oid=table.relation.oid,
+            partitioned=table.partitioned,
+        )
+        if not held.same:
+            raise self._server.unavailable(
+                "TABLE_RECREATED",
+                f"{table.relation.name} was dropped or replaced while the snapshot was created: start the "
+                "query again",
+                table=table.relation.name,
+            )
 
 
 def _select(table: Table) -> str:
@@ -309,13 +344,19 @@ def _select(table: Table) -> str:
         f"coalesce('\\x{TEXT:02x}'::bytea || int4send(octet_length(c{place})) || c{place}, '\\x{NULL:02x}')"
         for place in range(len(columns))
     ]
-    source = f"{quoted(table.relation.schema)}.{quoted(table.relation.table)}"
-    only = "" if table.partitioned else "ONLY "
     condition = f" WHERE {table.filter}" if table.filter else ""
     # Without OFFSET each text would be computed twice.
-    inner = f"SELECT {', '.join(texts) or 'NULL'} FROM {only}{source}{condition} OFFSET 0"
+    inner = f"SELECT {', '.join(texts) or 'NULL'} FROM {_source(table)}{condition} OFFSET 0"
     change = " || ".join([f"'\\x{head.hex()}'::bytea", *values])
     return f"SELECT row_number() OVER () AS n, {change} AS change FROM ({inner}) AS rows"
+
+
+def _source(table: Table) -> str:
+    return _qualified(table) if table.partitioned else f"ONLY {_qualified(table)}"
+
+
+def _qualified(table: Table) -> str:
+    return f"{quoted(table.relation.schema)}.{quoted(table.relation.table)}"
 
 
 def _drop(connection: Connection, tables: Sequence[Json]) -> None:

@@ -331,26 +331,6 @@ SELECT pg_advisory_xact_lock(hashtextextended('penstock_snapshots', 0));
 -- name: create_schema
 CREATE SCHEMA IF NOT EXISTS penstock_snapshots;
 
--- Another role that owns the schema or the table: the owner of a table can give it a trigger, which runs with the rights of
--- whoever writes to it.
--- name: foreign_owner
-WITH RECURSIVE mine (oid) AS (
-    SELECT oid FROM pg_roles WHERE rolname IN (current_user, session_user)
-    UNION
-    SELECT m.roleid FROM pg_auth_members AS m JOIN mine ON m.member = mine.oid
-), owned (owner) AS (
-    SELECT nspowner FROM pg_namespace WHERE nspname = 'penstock_snapshots'
-    UNION
-    SELECT relowner FROM pg_class WHERE oid = to_regclass('penstock_snapshots.slots')
-)
-SELECT r.rolname::text AS owner
-FROM owned
-JOIN pg_roles AS r ON r.oid = owned.owner
-WHERE NOT r.rolsuper
-    AND r.oid NOT IN (SELECT mine.oid FROM mine)
-    AND r.oid NOT IN (SELECT datdba FROM pg_database WHERE datname = current_database())
-LIMIT 1;
-
 -- name: create_slots
 CREATE TABLE IF NOT EXISTS penstock_snapshots.slots (
     slot text PRIMARY KEY,
@@ -368,6 +348,12 @@ FROM penstock_snapshots.slots WHERE slot = :slot;
 -- name: begin_snapshot
 INSERT INTO penstock_snapshots.slots (slot, state) VALUES (:slot, 'copying')
 ON CONFLICT (slot) DO UPDATE SET state = 'copying', consistent_point = NULL, copied_at = NULL, tables = '[]';
+
+-- Both functions look at the catalog as it is now, and not as the transaction's snapshot has it. A view has no file.
+-- name: is_table
+SELECT (
+    to_regclass(:name)::oid = :oid::oid AND (:partitioned::boolean OR pg_relation_filenode(:oid::oid) IS NOT NULL)
+) IS TRUE AS same;
 
 -- name: end_snapshot
 UPDATE penstock_snapshots.slots

@@ -21,6 +21,7 @@ from penstock.errors import (
     StoreLockedError,
     StoreReadOnlyError,
     StoreUnavailableError,
+    StoreUnsafeError,
 )
 from penstock.store.database import Columns, Database, OwnerLock, Row, Transaction
 from penstock.store.postgres.connection import Failure, connect, driver, failure_of
@@ -41,7 +42,8 @@ from penstock.store.postgres.session import (
     set_up,
     set_up_transaction,
 )
-from penstock.store.statements import bind
+from penstock.store.postgres.trusted_owners import ForeignOwner, find_foreign_owner
+from penstock.store.statements import bind, own_relations
 from penstock.store.url import StoreUrl, seconds
 
 if TYPE_CHECKING:
@@ -89,7 +91,13 @@ class PostgresTransaction(Transaction):
     dialect = "postgres"
 
     def __init__(
-        self, connection: PgConnection, schema: str, *, write: bool = True, steered: bool = False
+        self,
+        connection: PgConnection,
+        schema: str,
+        *,
+        write: bool = True,
+        steered: bool = False,
+        trusted: Sequence[str] = (),
     ) -> None:
         from psycopg import Cursor
         from psycopg.rows import namedtuple_row, tuple_row
@@ -99,6 +107,8 @@ class PostgresTransaction(Transaction):
         self._cursor: Cursor[Any] = Cursor(connection, row_factory=namedtuple_row)
         self._plain: Cursor[Any] = Cursor(connection, row_factory=tuple_row)
         self._steered = steered
+        self._trusted = trusted
+        """Roles that the user trusts with the tables."""
         self.merges = connection.info.server_version >= _WITH_MERGE
 
     def begin(self, text: bytes) -> None:
@@ -137,6 +147,35 @@ class PostgresTransaction(Transaction):
         if parameters:
             return self._plain.execute(bind(text, self.dialect).encode(), parameters).fetchall()
         return self._plain.execute(text.encode()).fetchall()
+
+    def foreign_owner(
+        self, schema: str, relations: Sequence[str], *, with_schema: bool
+    ) -> ForeignOwner | None:
+        """The owner of a schema, or of a relation in it, who is not trusted."""
+        return find_foreign_owner(
+            self._first_row, schema, relations, trusted=self._trusted, with_schema=with_schema
+        )
+
+    def _first_row(self, text: str, **parameters: object) -> tuple[Any, ...] | None:
+        return next(iter(self.query(text, **parameters)), None)
+
+    def require_trusted_owner(self, schema: str, relation: str) -> None:
+        foreign = self.foreign_owner(schema, [relation], with_schema=False)
+        if foreign is not None:
+            raise StoreUnsafeError(
+                f"the table {foreign}. Drop it, use another one, or add {foreign.option} to the store's URL "
+                "to trust that role",
+                condition="STORE_UNSAFE.TABLE_OWNER",
+                table=foreign.what,
+                owner=foreign.owner,
+                role=foreign.role,
+            )
+
+    def hold(self, schema: str, table: str) -> None:
+        # The lock first: the schema's owner could replace the table while a statement waits for it.
+        name = ".".join('"' + part.replace('"', '""') + '"' for part in (schema, table))
+        self.execute(f"lock table only {name} in row exclusive mode")
+        self.require_trusted_owner(schema, table)
 
     def home_schema(self) -> str | None:
         # By the search path of the role, the database or the URL.
@@ -281,9 +320,29 @@ class PostgresDatabase(Database):
     def disconnect(self, connection: PgConnection) -> None:
         connection.close()
 
+    def _transaction(
+        self, connection: PgConnection, *, write: bool = True, steered: bool = False
+    ) -> PostgresTransaction:
+        return PostgresTransaction(
+            connection, self.url.schema, write=write, steered=steered, trusted=self.url.owners
+        )
+
+    def require_trusted_owner(self, tx: Transaction) -> None:
+        assert isinstance(tx, PostgresTransaction)
+        schema, relations = self.url.options["schema"], sorted(own_relations("postgres"))
+        foreign = tx.foreign_owner(schema, relations, with_schema=True)
+        if foreign is not None:
+            raise StoreUnsafeError(
+                f"{self.url}: {foreign}. Name another schema, or add {foreign.option} to the URL to trust "
+                "that role",
+                condition="STORE_UNSAFE.SCHEMA_OWNER",
+                schema=schema,
+                owner=foreign.owner,
+            )
+
     def _begin(self, connection: PgConnection, *, write: bool, durable: bool = True) -> Transaction:
         begin = (_BEGIN_WRITE if durable else _BEGIN_LAX) if write else _BEGIN_READ
-        transaction = PostgresTransaction(connection, self.url.schema, write=write, steered=True)
+        transaction = self._transaction(connection, write=write, steered=True)
         transaction.begin(begin if self._transactions is None else begin + b"; " + self._transactions)
         self._look_for_holders(transaction)
         return transaction
@@ -292,7 +351,7 @@ class PostgresDatabase(Database):
         if self._transactions is not None:
             return self._begin(connection, write=write)
         # The connection is in autocommit mode.
-        transaction = PostgresTransaction(connection, self.url.schema, write=write, steered=True)
+        transaction = self._transaction(connection, write=write, steered=True)
         self._look_for_holders(transaction)
         return transaction
 
@@ -432,7 +491,7 @@ class PostgresDatabase(Database):
         return connection if mine else None
 
     def _is_taken(self, connection: PgConnection, name: str) -> bool:
-        looking = PostgresTransaction(connection, self.url.schema, write=False)
+        looking = self._transaction(connection, write=False)
         for _ in range(_TRIES):
             if looking.owners_alive([name]):
                 return False
@@ -462,7 +521,7 @@ class PostgresDatabase(Database):
                 "first",
                 condition="INVALID_INPUT.NO_TRANSACTION",
             )
-        transaction = PostgresTransaction(connection, self.url.schema)
+        transaction = self._transaction(connection)
         path = transaction.look_up_safely()
         try:
             try:
@@ -482,6 +541,8 @@ class PostgresDatabase(Database):
                 transaction.look_up_in(path)
 
     def _check_identity(self, transaction: Transaction) -> None:
+        # With the rights of the connection's role, which may be another one than the URL's.
+        self.require_trusted_owner(transaction)
         exists = transaction.one("store_exists", schema=self.url.options["schema"]).found
         if not exists or transaction.one("read_store").uuid != self.uuid:
             raise InvalidInputError(

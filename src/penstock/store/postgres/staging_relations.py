@@ -84,6 +84,11 @@ def exists(tx: Transaction, name: str) -> bool:
     return any(relation.name == name for relation in listed(tx))
 
 
+def hold(tx: Transaction, name: str) -> None:
+    """Keep a relation until the transaction ends; refuse one that somebody else has put in its place."""
+    tx.hold(_unquoted(tx.schema), name)
+
+
 def drop(tx: Transaction, name: str) -> None:
     tx.execute(f"drop table if exists {qualified(tx, name)}")
 

@@ -9,26 +9,26 @@ where n.nspname = :schema and c.relname = 'store';
 -- name: schema_exists
 select count(*) as found from pg_namespace where nspname = :schema;
 
--- A role that owns the schema or one of the store's relations, and is not trusted. The owner of a table can give it a trigger, which
--- runs with the rights of whoever writes to it.
+-- A role that owns the schema or one of the relations, and is neither this session's own, nor one that it is a member of, nor a
+-- superuser, nor the database's owner, nor one of :trusted. Relations that do not exist are passed over.
 -- name: foreign_owner
 with recursive mine (oid) as (
     select oid from pg_roles where rolname in (current_user, session_user)
     union
     select m.roleid from pg_auth_members as m join mine on m.member = mine.oid
 ), owned (owner, what) as (
-    select n.nspowner, null::name from pg_namespace as n where n.nspname = :schema
+    select n.nspowner, null from pg_namespace as n where n.nspname = :schema and cast(:with_schema as boolean)
     union all
-    select c.relowner, c.relname
+    select c.relowner, cast(cast(c.oid as regclass) as text)
     from pg_class as c
     join pg_namespace as n on n.oid = c.relnamespace
     where n.nspname = :schema and c.relname = any(cast(:relations as text[]))
 )
-select r.rolname::text as owner, owned.what::text as what
+select cast(r.rolname as text) as owner, owned.what, cast(current_user as text) as role
 from owned
 join pg_roles as r on r.oid = owned.owner
 where not r.rolsuper
-    and r.rolname not in (:trusted, 'pg_database_owner')
+    and r.rolname <> all(cast(:trusted as text[]))
     and r.oid not in (select mine.oid from mine)
     and r.oid not in (select datdba from pg_database where datname = current_database())
 order by owned.what nulls first

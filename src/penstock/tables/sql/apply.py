@@ -42,6 +42,7 @@ def apply_changes(tx: Transaction, layout: Layout, source: StagedRows) -> int:
     if tx.dialect == "postgres":
         # Serialises writers, each of which compares its changes with what the one before has applied.
         tx.execute(f"lock table {beside.sql} in share row exclusive mode")
+        tx.require_trusted_owner(beside.schema, beside.table)
     latest = _collect(tx, layout, source)
     if layout.history:
         _drop_known_versions(tx, layout, beside, latest)
@@ -147,13 +148,13 @@ def prepare(tx: Transaction, layout: Layout) -> None:
     if new_table and layout.history:
         ddl.index_current_versions(tx, layout)
     applied = _applied_relation(tx, layout)
-    if new_table:
-        tx.execute(f"drop table if exists {applied.sql}")
     existing = ddl.find_table(tx, applied)
-    if existing is None:
-        _create(tx, layout, applied)
+    if existing is not None and not new_table:
+        _require_same(tx, layout, applied, existing.types)
         return
-    _require_same(tx, layout, applied, existing.types)
+    if existing is not None:
+        tx.execute(f"drop table {applied.sql}")
+    _create(tx, layout, applied)
 
 
 def _require_same(tx: Transaction, layout: Layout, applied: TableName, existing: Mapping[str, str]) -> None:

@@ -45,6 +45,8 @@ _WIDER = {
     "text": ("character varying",),
     "jsonb": ("json",),
 }
+_GONE = ("3F000", "42P01")
+"""There is no such schema, or no such table in it."""
 _NUMERIC = re.compile(r"numeric\((\d+),(\d+)\)")
 
 
@@ -59,7 +61,8 @@ class ExistingTable:
 
 
 def find_table(tx: Transaction, name: TableName) -> ExistingTable | None:
-    """Read the definition of a table; None when it does not exist."""
+    """Read the definition of a table; None when it does not exist. One of a stranger is refused."""
+    tx.require_trusted_owner(name.schema, name.table)
     return _find_sqlite(tx, name) if tx.dialect == "sqlite" else _find_postgres(tx, name)
 
 
@@ -243,13 +246,27 @@ def require_compatible(tx: Transaction, layout: Layout) -> None:
     """Check that the table still exists and takes the rows."""
     existing = find_table(tx, layout.name)
     if existing is None:
-        raise TableRefusedError(
-            f"the table {layout.name.sql} has been dropped or renamed since the query started: put it back, "
-            "or restart the query, which recreates it without its earlier rows",
-            condition="TABLE_REFUSED.TABLE_GONE",
-            table=layout.name.sql,
-        )
+        raise _gone(layout.name)
     _require_compatible(layout, existing)
+
+
+def hold_table(tx: Transaction, name: TableName) -> None:
+    """Keep the table from being replaced while the transaction writes to it; one of a stranger is refused."""
+    try:
+        tx.hold(name.schema, name.table)
+    except Exception as error:
+        if getattr(error, "sqlstate", None) not in _GONE:
+            raise
+        raise _gone(name) from error
+
+
+def _gone(name: TableName) -> TableRefusedError:
+    return TableRefusedError(
+        f"the table {name.sql} has been dropped or renamed since the query started: put it back, or restart "
+        "the query, which recreates it without its earlier rows",
+        condition="TABLE_REFUSED.TABLE_GONE",
+        table=name.sql,
+    )
 
 
 def _require_compatible(layout: Layout, existing: ExistingTable) -> None:

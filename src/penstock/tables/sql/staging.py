@@ -285,6 +285,7 @@ class PostgresStage(Stage):
     def _put(self, database: Database, numbers: count[int], chunk: pa.RecordBatch) -> tuple[str, int]:
         def work(tx: Transaction) -> int:
             number = next(numbers)
+            staging_relations.hold(tx, self.relation)
             piece = pa.repeat(pa.scalar(number, pa.int64()), chunk.num_rows)
             _copy(tx, staging_relations.qualified(tx, self.relation), chunk.add_column(0, "piece", piece))
             return number
@@ -296,6 +297,7 @@ class PostgresStage(Stage):
     def take(self, tx: Transaction, attempts: Mapping[str, int]) -> StagedRows:
         if not staging_relations.exists(tx, self.relation):
             raise self.rows_gone()
+        staging_relations.hold(tx, self.relation)
         numbers = ",".join(str(int(number)) for number in attempts)
         return StagedRows(
             staging_relations.qualified(tx, self.relation),

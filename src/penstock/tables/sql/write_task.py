@@ -17,7 +17,7 @@ from penstock.store.database import Database, Transaction
 from penstock.tables.columns import Layout
 from penstock.tables.row_checks import first_repeated_key, require_changes, require_key_value
 from penstock.tables.row_encoding import chunked, database_schema, projected_schema, to_database_types
-from penstock.tables.sql import upsert
+from penstock.tables.sql import ddl, upsert
 from penstock.tables.sql.staging import (
     StagedRows,
     TaskWriter,
@@ -109,6 +109,7 @@ def insert_chunk(
     columns = relation_columns(layout)
 
     def work(tx: Transaction) -> None:
+        ddl.hold_table(tx, layout.name)
         insert(tx, layout, load(tx, columns, [chunk]))
         clear(tx, columns)
 

@@ -23,7 +23,7 @@ from penstock.tables.columns import Layout
 from penstock.tables.row_encoding import project_rows
 from penstock.tables.sql import ddl, upsert
 from penstock.tables.sql.apply import apply_changes
-from penstock.tables.sql.staging import PostgresStage, SegmentStage, Stage, TaskWriter
+from penstock.tables.sql.staging import PostgresStage, SegmentStage, Stage, StagedRows, TaskWriter
 from penstock.tables.sql.write_task import REPORT, IdempotentInsert, RowEncoder, StageTask
 
 CHANGES = "changes"
@@ -77,18 +77,20 @@ class TableTarget(_Table):
     def _publish(self, tx: Transaction, attempts: Mapping[str, int]) -> int:
         if tx.dialect == "postgres":
             tx.execute(_ALL_PLANS)
-        source = self.stage.take(tx, attempts)
-        if self.mode == "complete":
-            self._recreate_when_changed(tx)
-            written = upsert.replace(tx, self.layout, source)
-        elif self.mode == CHANGES:
-            written = apply_changes(tx, self.layout, source)
-        elif self.mode == "update":
-            written = upsert.upsert(tx, self.layout, source)
-        else:
-            written = upsert.insert(tx, self.layout, source)
+        written = self._write_rows(tx, self.stage.take(tx, attempts))
         self.stage.clear(tx)
         return written
+
+    def _write_rows(self, tx: Transaction, source: StagedRows) -> int:
+        if self.mode == "complete":
+            self._recreate_when_changed(tx)
+            return upsert.replace(tx, self.layout, source)
+        ddl.hold_table(tx, self.layout.name)
+        if self.mode == CHANGES:
+            return apply_changes(tx, self.layout, source)
+        if self.mode == "update":
+            return upsert.upsert(tx, self.layout, source)
+        return upsert.insert(tx, self.layout, source)
 
     def _recreate_when_changed(self, tx: Transaction) -> None:
         """Create the table, or recreate it for other columns, as only output mode complete may."""

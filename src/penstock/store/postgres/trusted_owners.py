@@ -1,0 +1,85 @@
+"""Owners of PostgreSQL's schemas and tables that a session's role trusts.
+
+The owner of a table can give it a trigger, or put a view in its place, and the owner of a schema can replace
+its tables. What these call runs with the rights of whoever uses them.
+
+A role trusts itself, the roles that it is a member of, superusers, the database's owner, and the roles that
+the user names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+from urllib.parse import quote
+
+from penstock.arguments import in_quotes
+from penstock.store.statements import parse, read
+
+FirstRow: TypeAlias = Callable[..., Sequence[Any] | None]
+"""Runs a query with ``:name`` parameters, which are passed by name, and returns its first row."""
+# The role that owns `public`: its only member is the database's owner.
+_TRUSTED = ("pg_database_owner",)
+
+
+@dataclass(frozen=True)
+class ForeignOwner:
+    """The owner of a schema or of a relation, whom the session's role does not trust."""
+
+    owner: str
+    what: str
+    """What it owns, as in ``the schema orders`` or ``public.counts``."""
+    role: str
+    """The session's role."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} belongs to the role {in_quotes(self.owner)}, which could run code with the rights "
+            f"of the role {in_quotes(self.role)}"
+        )
+
+    @property
+    def option(self) -> str:
+        """The option of a store's URL by which that owner is trusted."""
+        return f"owner={quote(self.owner, safe='')}"
+
+
+def find_foreign_owner(
+    first_row: FirstRow,
+    schema: str,
+    relations: Sequence[str],
+    *,
+    trusted: Sequence[str] = (),
+    with_schema: bool = True,
+) -> ForeignOwner | None:
+    """Return an owner of a schema, or of some relations in it, who is not trusted.
+
+    Parameters
+    ----------
+    first_row
+        Runs the query in the session, whose search path has ``pg_catalog`` alone.
+    relations
+        The names of the relations; those that do not exist are passed over.
+    trusted
+        The roles that the user names.
+    with_schema
+        Whether the schema's owner counts.
+    """
+    row = first_row(
+        _statement(),
+        schema=schema,
+        relations=list(relations),
+        trusted=[*_TRUSTED, *trusted],
+        with_schema=with_schema,
+    )
+    if row is None:
+        return None
+    owner, what, role = row
+    return ForeignOwner(owner, f"the schema {schema}" if what is None else what, role)
+
+
+@cache
+def _statement() -> str:
+    return parse(read("sql", "postgres.sql"))["foreign_owner"]
