@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -214,6 +215,35 @@ def test_a_record_with_other_json_is_refused_by_name(
     with pytest.raises(StoreError, match="is not what Penstock writes") as caught:
         read(store, store_url)
     assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("value", [2**53 + 1, -(2**63)])
+def test_numbers_that_lead_to_others_of_more_than_64_bits_are_refused(store: Store, value: int) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    for number in range(3):
+        queue.append(rows(number))
+    if store.database.dialect == "sqlite":
+        put(store, "store.next_block", value)
+        with pytest.raises(StoreError, match="UNREADABLE_RECORD"):
+            queue.append(rows(3))
+        put(store, "store.next_block", 9)
+    put(store, "segment.bytes", value)
+    with contextlib.suppress(StoreError):
+        queue.compact()
+    assert queue.read(0, 0).num_rows == 3
+
+
+@pytest.mark.timeout(60)
+def test_a_segment_that_is_missing_is_named_where_a_time_is_looked_up(store: Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    queue.append(rows(1))
+    store.create_consumer("c").register("q")
+    put(store, "segment.start_index", 50)
+    put(store, "segment.end_index", 60)
+    with pytest.raises(StoreError, match=r"lacks rows \[0, 1\)") as caught:
+        store.consumer("c").seek("q", to=datetime(2020, 1, 1, tzinfo=UTC))
+    assert caught.value.condition == "SEGMENT_MISSING"
 
 
 @pytest.mark.timeout(60)

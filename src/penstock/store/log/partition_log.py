@@ -287,14 +287,18 @@ def read(
             )
         for row in rows:
             if row.start_index > position:
-                raise StoreError(
-                    f"queue {queue.name!r}, partition {partition}, lacks rows [{position}, "
-                    f"{row.start_index}): the store is damaged; restore a backup",
-                    condition="SEGMENT_MISSING",
-                )
+                raise segment_missing(queue, partition, position, row.start_index)
             for chunk in _chunks(queue, partition, row, decoder, position, end, ends_page=row is rows[-1]):
                 position = chunk.end
                 yield chunk
+
+
+def segment_missing(queue: QueueRecord, partition: int, start: int, end: int) -> StoreError:
+    return StoreError(
+        f"queue {queue.name!r}, partition {partition}, lacks rows [{start}, {end}): the store is damaged; "
+        "restore a backup",
+        condition="SEGMENT_MISSING",
+    )
 
 
 def lost(queue: str, partition: int, start: int, end: int) -> DataLostError:

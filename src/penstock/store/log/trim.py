@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from penstock.errors import StoreError
 from penstock.json_text import parse_record
 from penstock.store.database import AHEAD, Row, Transaction
-from penstock.store.log.partition_log import segments_from
+from penstock.store.log.partition_log import segment_missing, segments_from
 from penstock.store.log.segmenting import Runs
 from penstock.store.records.catalog import (
     PartitionRecord,
@@ -146,9 +146,10 @@ def _first_dated(tx: Transaction, queue: QueueRecord, record: PartitionRecord, t
     """The first row whose time is at or after ``timestamp``, by bisection, since times never go back."""
     low, high = record.first_index, record.next_index
     while low < high:
-        segment = tx.one(
-            "segment_at", queue_id=queue.queue_id, partition=record.partition, row_index=(low + high) // 2
-        )
+        middle = (low + high) // 2
+        segment = _segment_at(tx, queue, record.partition, middle)
+        if segment is None:
+            raise segment_missing(queue, record.partition, middle, middle + 1)
         if segment.last_timestamp < timestamp:
             low = int(segment.end_index)
         elif segment.first_timestamp >= timestamp:
@@ -161,12 +162,18 @@ def _first_dated(tx: Transaction, queue: QueueRecord, record: PartitionRecord, t
 
 def time_of(tx: Transaction, queue: QueueRecord, partition: int, row_index: int) -> int | None:
     """When a row was appended, in microseconds; None if there is no such row."""
-    segment = tx.one("segment_at", queue_id=queue.queue_id, partition=partition, row_index=row_index)
+    segment = _segment_at(tx, queue, partition, row_index)
     if segment is None:
         return None
     if segment.first_timestamp == segment.last_timestamp:
         return int(segment.first_timestamp)
     return _runs(tx, segment).timestamp_at(row_index - segment.start_index)
+
+
+def _segment_at(tx: Transaction, queue: QueueRecord, partition: int, row_index: int) -> Row | None:
+    """Return the segment that has a row; None if none has."""
+    segment = tx.one("segment_at", queue_id=queue.queue_id, partition=partition, row_index=row_index)
+    return None if segment is None or segment.start_index > row_index else segment
 
 
 def _runs(tx: Transaction, segment: Row) -> Runs:

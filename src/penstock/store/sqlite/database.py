@@ -23,6 +23,7 @@ from penstock.errors import (
     StoreNotFoundError,
     StoreReadOnlyError,
 )
+from penstock.json_text import unreadable_record
 from penstock.store.database import Columns, Database, OwnerLock, Row, Transaction, rows_of
 from penstock.store.sqlite import locks, wakeups
 from penstock.store.sqlite.files import StoreFiles
@@ -36,6 +37,8 @@ _PAGE_SIZE = 16384
 # A commit empties the log at this number of pages, unless a thread has emptied it before.
 _LOG_PAGES = 8192
 _BUSY_MS = 60_000
+_TOO_LARGE = "SQLite INTEGER"
+"""In the message of sqlite3 for a number of more than 64 bits."""
 _UNAVAILABLE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 
 
@@ -297,6 +300,9 @@ class SqliteDatabase(Database):
         return error
 
     def _translated(self, error: Exception) -> PenstockError | None:
+        if isinstance(error, OverflowError) and _TOO_LARGE in str(error):
+            # What Penstock itself writes is far from it.
+            return unreadable_record("a number", error)
         if not isinstance(error, sqlite3.Error):
             return None
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
