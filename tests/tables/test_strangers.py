@@ -35,7 +35,7 @@ APPLIED = "key_k text not null, sequence bigint not null, present integer not nu
 
 @pytest.fixture(scope="module")
 def database(pg_url: str) -> Iterator[SharedDatabase]:
-    with shared_database(pg_url, "app", "stranger") as made:
+    with shared_database(pg_url, "app", "other", "stranger") as made:
         yield made
 
 
@@ -231,6 +231,35 @@ def test_a_staged_relation_that_was_replaced_is_neither_filled_nor_read(
     database.trap("stranger", relation)
     refused(database, lambda: table.put(stage, ("b", 1)), relation)
     refused(database, lambda: table.write(stage, "append", staged), relation)
+
+
+def test_staged_relations_that_only_other_roles_may_drop_are_left_to_them(
+    database: SharedDatabase, url: str, schema: str
+) -> None:
+    """A stranger's, and those that a dead query of another role has left, do not stop a query."""
+    penstock.connect(url).close()
+    relation, app = f"{schema}.staged_rows_x", database.role("app")
+    what = "all tables", "all sequences"
+    database.run(
+        f"grant all on schema {schema} to public",
+        *(f"grant all on {each} in schema {schema} to public" for each in what),
+    )
+    comment = '{"sink": "t", "app_id": "a", "used_at": 0}'
+    for owner in ("stranger", "other"):
+        database.run(
+            f"create unlogged table {relation}_{owner} (c0 text)",
+            f"comment on table {relation}_{owner} is '{comment}'",
+            role=owner,
+        )
+    prepare(database.as_role("other", f"schema={schema}&owner={app}"), f"{schema}.t", "update")
+    left = (
+        f"select relname from pg_class where relnamespace = '{schema}'::regnamespace "
+        "and relname like 'staged\\_rows\\_x%'"
+    )
+    assert database.run(left) == [("staged_rows_x_stranger",)]
+    with penstock.connect(url) as store:
+        assert store.clean_up() == 1, "the schema's owner may drop them all"
+    assert database.run(left) == []
 
 
 @pytest.mark.parametrize("mode", ["append", "update"])

@@ -165,7 +165,7 @@ def clean_up(database: Database, *, older_than: int) -> int:
         # What was staged under a clock that was far ahead would not become old for long.
         ahead = now + _FAR_AHEAD
         relations, apps = staging_relations.listed(tx), tx.all("staged_apps")
-        aged = [each for each in relations if not before <= each.used_at <= ahead]
+        aged = [each for each in relations if each.droppable and not before <= each.used_at <= ahead]
         old = {row.app_id for row in apps if not before <= row.oldest <= row.newest <= ahead}
         if not old and not aged:
             return 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from penstock.errors import StoreError, condition_of
 from penstock.json_text import parse_json
 from penstock.redaction import shown
-from penstock.store.database import Database, Transaction
+from penstock.store.database import Database, Row, Transaction
 from penstock.store.postgres.database import PostgresDatabase
 
 log = logging.getLogger("penstock.store")
@@ -32,6 +32,8 @@ class Relation:
     app_id: str
     used_at: int
     """When it was created, or later; in microseconds since 1970."""
+    droppable: bool
+    """Whether this session's role may drop it; another query's role may have created it."""
 
 
 def create(tx: Transaction, columns: Sequence[str], *, sink: str, app_id: str) -> str:
@@ -64,14 +66,15 @@ def listed(tx: Transaction) -> list[Relation]:
     if tx.dialect != "postgres":
         return []
     rows = tx.all("list_relations", schema=_unquoted(tx.schema))
-    return [relation for row in rows if (relation := _relation(row.name, row.comment)) is not None]
+    return [relation for row in rows if (relation := _relation(row)) is not None]
 
 
-def _relation(name: str, comment: str | None) -> Relation | None:
+def _relation(row: Row) -> Relation | None:
     """The relation that a comment describes; None if another program created it in the schema."""
     try:
-        about = parse_json(comment or "null")
-        return Relation(name, str(about["sink"]), str(about["app_id"]), int(about["used_at"]))
+        about = parse_json(row.comment or "null")
+        sink, app_id, used_at = str(about["sink"]), str(about["app_id"]), int(about["used_at"])
+        return Relation(row.name, sink, app_id, used_at, row.droppable)
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -100,7 +103,7 @@ def drop_of(database: Database, sink: str, app_id: str) -> None:
     if not isinstance(database, PostgresDatabase):
         return
     for relation in database.run(listed, write=False):
-        if (relation.sink, relation.app_id) == (sink, app_id):
+        if relation.droppable and (relation.sink, relation.app_id) == (sink, app_id):
             _drop_idle(database, relation.name)
 
 

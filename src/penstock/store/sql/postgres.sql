@@ -69,8 +69,11 @@ join pg_stat_activity as a on a.pid = ahead.pid
 where cardinality(pg_blocking_pids(a.pid)) = 0
 order by a.pid;
 
+-- Who may drop a relation: its owner, and the schema's.
 -- name: list_relations
-select c.relname as name, obj_description(c.oid, 'pg_class') as comment
+select
+    c.relname as name, obj_description(c.oid, 'pg_class') as comment,
+    pg_has_role(c.relowner, 'usage') or pg_has_role(n.nspowner, 'usage') as droppable
 from pg_class as c
 join pg_namespace as n on n.oid = c.relnamespace
 where n.nspname = :schema and c.relkind = 'r' and c.relpersistence = 'u' and starts_with(c.relname, 'staged_rows_');
