@@ -33,13 +33,15 @@ def mutate(kind: str, folder: Path, first: int, count: int) -> None:
     assert peak < MOST_MIB
 
 
-@pytest.mark.parametrize(("kind", "count"), [("segments", 1000), ("store", 200), ("checkpoints", 200)])
+@pytest.mark.parametrize(
+    ("kind", "count"), [("segments", 1000), ("sqlite", 200), ("postgresql", 60), ("checkpoints", 200)]
+)
 def test_damaged_data_harms_no_reader(kind: str, count: int, tmp_path: Path) -> None:
     mutate(kind, tmp_path, 0, count)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", ["segments", "store", "checkpoints"])
+@pytest.mark.parametrize("kind", ["segments", "sqlite", "postgresql", "checkpoints"])
 def test_ten_thousand_times_damaged_data_harms_no_reader(kind: str, tmp_path: Path) -> None:
     mutate(kind, tmp_path, 1_000_000, 10_000)
