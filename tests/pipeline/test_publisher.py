@@ -44,7 +44,15 @@ def rows(store: penstock.Store) -> list[Any]:
 
 
 def progress(store: penstock.Store) -> list[Any]:
-    return store.database.run(lambda tx: queries.progress_since(tx, 0), write=False)
+    return store.database.run(
+        lambda tx: queries.progress_since(tx, 0, upto=tx.now(), most=queries.KEPT_PROGRESS), write=False
+    )
+
+
+def newest_texts(store: penstock.Store) -> Any:
+    """The texts of the newest progress of the only query."""
+    (texts,) = store.database.run(lambda tx: queries.newest_texts(tx, 0, upto=tx.now()), write=False)
+    return texts
 
 
 @pytest.fixture
@@ -120,7 +128,7 @@ def test_rows_dropped_as_late_are_counted_for_the_run_and_logged_once(
         )
     publisher.end("run", None)
     assert publisher.settle("run", 10)
-    assert "5 rows have been dropped since this run began" in progress(store)[-1].warnings
+    assert "5 rows have been dropped since this run began" in newest_texts(store).warnings
     (record,) = [each for each in caplog.records if each.name == "penstock.pipeline"]
     assert (record.action, record.rows) == ("rows_late", 2)  # type: ignore[attr-defined] # by extra
 

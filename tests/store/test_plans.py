@@ -15,14 +15,9 @@ import pytest
 import penstock
 from penstock.store.database import Database
 from penstock.store.statements import qualify, statements
-from tests.support.raw_sql import raw_connection
+from tests.support.raw_sql import numbers, raw_connection
 
 SEGMENTS = 30_000
-SERIES = {
-    "sqlite": "(with recursive s(i) as "
-    "(select 0 union all select i + 1 from s where i < {n} - 1) select i from s)",
-    "postgres": "generate_series(0, {n} - 1) as s(i)",
-}
 EMPTY = {"sqlite": "x'00'", "postgres": r"'\x00'"}
 # A queue with its consumers, and one partition in a hundred with a long log: `{rows:N}` stands for the
 # numbers below N.
@@ -175,6 +170,11 @@ MAY_SORT = {
     "newest_commits",
     "list_reported_queries",
     "progress_since",
+    "newest_progress_texts",
+    "registrations_most_behind",
+    "outline_registrations",
+    "partitions_of_queues",
+    "positions_of_registrations",
     "orphaned_mark_apps",
 }
 
@@ -202,12 +202,21 @@ def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 # What reads a small table as a whole, by the aliases of those that it may read so.
 LOOKS: dict[str, tuple[Parameters, set[str]]] = {
-    "all_partitions": ({}, {"p"}),
-    "all_registrations": ({}, {"r"}),
-    "all_positions": ({}, {"o"}),
+    "outline_queues": ({"most": 100}, {"q", "penstock_queue"}),
+    "partitions_of_queues": ({"queues": "[7, 8]"}, set()),
+    "outline_registrations": ({"most": 100}, {"c", "penstock_registration", "a"}),
+    "registrations_most_behind": ({"most": 100}, {"c", "penstock_registration", "b"}),
+    "positions_of_registrations": ({"registrations": "[[7, 8], [8, 9]]"}, set()),
     "newest_commits": ({"most": 50}, {"app", "found"}),
-    "list_reported_queries": ({"most": 1000}, {"main.penstock_query", "Seq"}),
-    "progress_since": ({"since": 17000}, {"q"}),
+    "list_reported_queries": ({"most": 1000}, {"main.penstock_query", "penstock_query", "Seq"}),
+    "progress_since": (
+        {"since": 17000, "upto": 18000, "skipped": 899, "queries": 1000},
+        {"main.penstock_query", "q", "Seq"},
+    ),
+    "newest_progress_texts": (
+        {"since": 17000, "upto": 18000, "queries": 1000},
+        {"main.penstock_query", "q", "Seq"},
+    ),
     "ledger_sinks": ({}, {"found"}),
     "idle_apps": ({"before": 0, "now": 1, "keep": 10, "most": 100}, {"app", "found"}),
     "orphaned_mark_apps": ({"most": 100}, {"found", "m", "Seq"}),
@@ -224,9 +233,8 @@ def as_the_store(database: Database) -> Iterator[Any]:
 
 
 def _sql(database: Database, text: str) -> str:
-    text = re.sub(
-        r"\{rows:(\d+)\}", lambda found: SERIES[database.dialect].format(n=int(found[1])), text
-    ).replace("{empty}", EMPTY[database.dialect])
+    text = re.sub(r"\{rows:(\d+)\}", lambda found: numbers(database, int(found[1])), text)
+    text = text.replace("{empty}", EMPTY[database.dialect])
     return qualify(text, database.dialect, database.url.schema)
 
 

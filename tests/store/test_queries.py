@@ -22,7 +22,14 @@ def _listed(store: penstock.Store) -> list[Row]:
 
 
 def _progress(store: penstock.Store, since: int = 0) -> list[Row]:
-    return store.database.run(lambda tx: queries.progress_since(tx, since), write=False)
+    def read(tx: Transaction) -> list[Row]:
+        return queries.progress_since(tx, since, upto=tx.now(), most=queries.KEPT_PROGRESS)
+
+    return store.database.run(read, write=False)
+
+
+def _texts(store: penstock.Store) -> list[Row]:
+    return store.database.run(lambda tx: queries.newest_texts(tx, 0, upto=tx.now()), write=False)
 
 
 def test_a_run_is_recorded_from_start_to_end(store: penstock.Store) -> None:
@@ -38,9 +45,11 @@ def test_a_run_is_recorded_from_start_to_end(store: penstock.Store) -> None:
     )
     for progress in (first, QueryProgress(8, 5)):
         database.run(lambda tx, progress=progress: queries.report(tx, RUN, progress, source="rate"))
+        (texts,) = _texts(store)
+        assert texts.durations == ('{"addBatch": 5.0}' if progress is first else "{}")
     one, two = _progress(store)
     assert (one.batch_id, one.rows_in, one.rows_out, one.p50, one.max) == (7, 10, 8, 1.5, 4.0)
-    assert (one.duration, one.durations, one.watermark) == (230.0, '{"addBatch": 5.0}', 9)
+    assert (one.duration, one.watermark) == (230.0, 9)
     assert (two.rows_out, two.p50, two.state_rows) == (None, None, None)
     (row,) = _listed(store)
     assert (row.rows_in, row.rows_out, row.source, row.sink) == (15, 8, "rate", "queue 'x'")
@@ -97,6 +106,7 @@ def test_progress_reported_by_a_clock_far_ahead_is_replaced(
         store.database.run(lambda tx, batch=batch: queries.report(tx, RUN, QueryProgress(batch, 1)))
     text = "update penstock.query_progress set reported_at = reported_at + 86400000000"
     run_sql(store.database, text)
+    assert _progress(store) == _texts(store) == []
     for batch in range(3, 5):
         store.database.run(lambda tx, batch=batch: queries.report(tx, RUN, QueryProgress(batch, 1)))
     assert [row.batch_id for row in _progress(store)] == [3, 4]

@@ -45,6 +45,21 @@ def run_sql(database: Database, text: str, *, transaction: bool = True) -> list[
         connection.close()
 
 
+def numbers(database: Database, count: int) -> str:
+    """The SQL of a table with the numbers 0 to ``count`` - 1, in its column ``i``."""
+    if database.dialect == "postgres":
+        return f"generate_series(0, {count} - 1) as s(i)"
+    rows = f"select 0 union all select i + 1 from s where i < {count} - 1"
+    return f"(with recursive s(i) as ({rows}) select i from s)"
+
+
+def long_text(database: Database, characters: int) -> str:
+    """The SQL of a text of this many letters x."""
+    if database.dialect == "postgres":
+        return f"repeat('x', {characters})"
+    return f"replace(hex(zeroblob({characters // 2})), '0', 'x')"
+
+
 def described(database: Database) -> list[tuple[Any, ...]]:
     """Tables, columns, types, keys and indexes, in an order that does not depend on how they came about."""
     if database.dialect == "sqlite":

@@ -23,6 +23,10 @@ Advance = Callable[[int], None]
 JsonT = TypeVar("JsonT")
 
 
+LONGEST_CELL = 300
+"""The most characters of a text in a list. The names that Penstock accepts are shorter."""
+
+
 def as_text(value: object) -> str:
     return "" if value is None else str(value)
 

@@ -13,7 +13,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.output import Advance, Column, Output, PrintRows, Row, Section, one_line, printable
+from penstock.arguments import truncated
+from penstock.cli.output import (
+    LONGEST_CELL,
+    Advance,
+    Column,
+    Output,
+    PrintRows,
+    Row,
+    Section,
+    one_line,
+    printable,
+)
 from penstock.errors import PenstockError
 
 _PIPE_WIDTH = 100_000
@@ -36,7 +47,7 @@ class TextOutput(Output):
 
     def table(self, name: str, columns: Sequence[Column], rows: Sequence[Row]) -> None:
         if rows:
-            self._print_table(columns, rows)
+            self._print_table(columns, rows, longest=LONGEST_CELL)
         else:
             self._print(f"no {name}")
 
@@ -54,12 +65,15 @@ class TextOutput(Output):
             if section.columns:
                 self._print_table(section.columns, section.rows)
 
-    def _print_table(self, columns: Sequence[Column], rows: Sequence[Row]) -> None:
+    def _print_table(
+        self, columns: Sequence[Column], rows: Sequence[Row], longest: int | None = None
+    ) -> None:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for column in columns:
             table.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
         for row in rows:
-            table.add_row(*(Text(printable(column.text(row[column.key]))) for column in columns))
+            texts = [column.text(row[column.key]) for column in columns]
+            table.add_row(*(Text(printable(_cut(text, longest))) for text in texts))
         self._console.print(table)
 
     def done(self, text: str, data: Mapping[str, object]) -> None:
@@ -86,6 +100,11 @@ class TextOutput(Output):
 
     def progress(self, text: str, total: int | None) -> AbstractContextManager[Advance]:
         return _progress_bar(text, total) if sys.stderr.isatty() else super().progress(text, total)
+
+
+def _cut(text: str, longest: int | None) -> str:
+    """Return the text of a cell, cut to the longest that it may have; None for any length."""
+    return text if longest is None else truncated(text, longest)
 
 
 class _RowPrinter:
@@ -122,9 +141,7 @@ class _RowPrinter:
         sys.stdout.flush()
 
     def _cell(self, text: str) -> str:
-        if self._cell_width is not None and len(text) > self._cell_width:
-            text = f"{text[: self._cell_width - 1]}…"
-        return printable(text)
+        return printable(_cut(text, self._cell_width))
 
     def _print(self, cells: Sequence[str], style: str) -> None:
         padded = [

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.json_text import Json
 from penstock.ui.history import History
-from penstock.ui.reading import PartitionRow, PositionRow, RegistrationRow, StoreState, iso, seconds_between
+from penstock.ui.reading import PositionRow, RegistrationRow, StoreState, iso, seconds_between
 from penstock.ui.unreadable import Unreadable, named
 
 STUCK_SECONDS = 60.0
@@ -19,21 +19,21 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class _Offset:
-    """A consumer's offset in a partition, and the partition."""
+    """A consumer's offset in a partition."""
 
     position: PositionRow
-    partition: PartitionRow
 
     @property
     def lag(self) -> int:
-        return max(int(self.partition.next_index) - int(self.position.next_index), 0)
+        return max(int(self.position.log_end) - int(self.position.next_index), 0)
 
     @property
     def lag_bytes(self) -> float:
         """The share of the partition's bytes that the waiting rows have."""
-        rows = self.partition.next_index - self.partition.first_index
-        waiting = self.partition.next_index - self._first_waiting
-        return float(self.partition.bytes * max(waiting, 0) / rows) if rows else 0.0
+        position = self.position
+        rows = position.log_end - position.log_start
+        waiting = position.log_end - self._first_waiting
+        return float(position.log_bytes * max(waiting, 0) / rows) if rows else 0.0
 
     def lag_seconds(self, now: int) -> float:
         """Return the age of the first waiting row, interpolated within a compacted segment."""
@@ -48,7 +48,7 @@ class _Offset:
 
     @property
     def _first_waiting(self) -> int:
-        return max(int(self.position.next_index), int(self.partition.first_index))
+        return max(int(self.position.next_index), int(self.position.log_start))
 
 
 @dataclass
@@ -69,26 +69,23 @@ class Consumers:
 
     def update(self, state: StoreState, unreadable: Unreadable) -> list[Json]:
         """Return the consumers for the page: stuck ones first, then those that are most behind."""
-        queue_names = {record.queue_id: record.name for record in state.queues}
-        query_names = state.query_names
-        offsets = _offsets(state)
+        query_names = state.queries.names
+        offsets = _offsets(state.consumers.positions)
         before, self._tracked = self._tracked, {}
 
-        def row(registration: RegistrationRow) -> Json | None:
+        def row(registration: RegistrationRow) -> Json:
             key = (registration.consumer_id, registration.queue_id)
-            # The queue of a registration may just have been dropped.
-            if registration.queue_id not in queue_names:
-                return None
             self._tracked[key] = before.get(key, _Tracked())
             return {
                 "consumer": registration.consumer,
-                "queue": queue_names[registration.queue_id],
+                "queue": registration.queue,
                 "vital": bool(registration.vital),
-                "owner": _owner(registration, query_names, alive=key in state.owned),
+                "owner": _owner(registration, query_names, alive=key in state.consumers.owned),
                 **self._lag(self._tracked[key], offsets[key], state.now),
             }
 
-        rows = unreadable.each(state.registrations, row, lambda each: named("consumer", each.consumer))
+        registrations = state.consumers.registrations
+        rows = unreadable.each(registrations, row, lambda each: named("consumer", each.consumer))
         rows.sort(key=lambda row: (not row["stuck"], -row["lag_seconds"], row["consumer"], row["queue"]))
         return rows
 
@@ -109,7 +106,7 @@ class Consumers:
                     "partition": offset.position.partition,
                     "offset": offset.position.next_index,
                     "safe_offset": offset.position.safe_index,
-                    "next_index": offset.partition.next_index,
+                    "next_index": offset.position.log_end,
                     "lag_rows": offset.lag,
                 }
                 for offset in offsets
@@ -130,13 +127,10 @@ class Consumers:
         return min((since for _, since in tracked.waiting.values()), default=None)
 
 
-def _offsets(state: StoreState) -> defaultdict[Key, list[_Offset]]:
-    partitions = {(row.queue_id, row.partition): row for row in state.partitions}
+def _offsets(positions: Sequence[PositionRow]) -> defaultdict[Key, list[_Offset]]:
     offsets: defaultdict[Key, list[_Offset]] = defaultdict(list)
-    for position in state.positions:
-        partition = partitions.get((position.queue_id, position.partition))
-        if partition is not None:
-            offsets[position.consumer_id, position.queue_id].append(_Offset(position, partition))
+    for position in positions:
+        offsets[position.consumer_id, position.queue_id].append(_Offset(position))
     return offsets
 
 

@@ -10,24 +10,29 @@ MOST = 900
 """The most points of one history."""
 BUDGET = 12_000
 """The most points of all histories in one snapshot."""
-FEWEST = 60
+FEWEST = 30
 
 
 class History:
-    """Points in time; beyond the most, the oldest is dropped."""
+    """The newest points in time, ``MOST`` of them or each n-th of these."""
 
     def __init__(self) -> None:
-        self._points: deque[tuple[int, Json]] = deque(maxlen=MOST)
+        self._points: deque[tuple[int, Json]] = deque()
         self._count = 0
 
     def add(self, point: Json) -> None:
         self._points.append((self._count, point))
         self._count += 1
+        if self._points[0][0] < self._count - MOST:
+            self._points.popleft()
 
     def every(self, step: int) -> list[Json]:
-        """Return each ``step``-th point, the same ones as they age, and the newest."""
+        """Return each ``step``-th point, the same ones as they age, and the newest; forget all others."""
         newest = self._count - 1
-        return [point for number, point in self._points if number % step == 0 or number == newest]
+        self._points = deque(
+            (number, point) for number, point in self._points if number % step == 0 or number == newest
+        )
+        return [point for _, point in self._points]
 
 
 class Percentiles:
@@ -53,6 +58,8 @@ class Percentiles:
 
 
 def step_for(histories: int) -> int:
-    """Return the step at which this many histories stay within the budget."""
+    """Return the step at which this many histories stay within the budget, a power of two: then what a
+    larger step has left is part of what a smaller one takes.
+    """
     room = max(BUDGET // max(histories, 1), FEWEST)
-    return -(-MOST // room)
+    return 1 << (-(-MOST // room) - 1).bit_length()

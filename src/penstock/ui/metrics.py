@@ -89,6 +89,9 @@ _BATCH_DURATION = _Kind(
     f"Duration of micro-batches, of the newest {RECENT_BATCHES} that were reported; not the latency of rows.",
     "seconds",
 )
+_LEFT_OUT = _Kind(
+    "left_out_records", "Records of a kind that are not shown, because there are too many of them.", "count"
+)
 _LETTERS = _Kind("dead_letter_rows", "Rows in a queue of dead letters.", "rows")
 
 
@@ -119,6 +122,8 @@ def _metrics(snapshot: Snapshot) -> Iterator[Metric]:
         "Records of the store that are not shown, because they are not what Penstock writes.",
         value=float(snapshot["unreadable"]),
     )
+    left_out = [{"kind": kind, "count": count} for kind, count in snapshot["left_out"].items()]
+    yield _LEFT_OUT.of(left_out, ("kind",))
     queues = [{**queue, "queue": queue["name"]} for queue in snapshot["queues"]]
     queries = [{**query, "query": query["name"] or query["id"]} for query in snapshot["queries"]]
     yield from (kind.of(queues, ("queue",)) for kind in _OF_QUEUES)

@@ -9,11 +9,10 @@ from urllib.parse import urlsplit
 from penstock.arguments import in_quotes, truncated
 from penstock.errors import StoreError
 from penstock.json_text import Json, parse_record, unreadable_record
-from penstock.store.database import AHEAD
 from penstock.store.records.queries import CONTINUOUS, FAILED, HEARTBEAT_SECONDS, RUNNING, STOPPED
 from penstock.ui.checkpoints import Checkpoint
 from penstock.ui.history import History, Percentiles
-from penstock.ui.reading import ProgressRow, QueryRow, StoreState, iso
+from penstock.ui.reading import FEWEST_REPORTS, ProgressRow, ProgressTexts, QueriesState, QueryRow, iso
 from penstock.ui.unreadable import Unreadable, finite, named
 
 SILENT = "silent"
@@ -23,10 +22,11 @@ WHOLE_BATCH = "triggerExecution"
 """Spark's name for the whole of a micro-batch among its phases."""
 SILENT_SECONDS = 3 * HEARTBEAT_SECONDS
 """A query that has not reported for so long counts as gone."""
-RECENT_BATCHES = 100
+RECENT_BATCHES = FEWEST_REPORTS
 """How many micro-batches the percentiles of their durations cover."""
 _MOST_PHASES, _PHASE_CHARACTERS = 100, 100
 _MOST_WARNINGS, _NOTE_CHARACTERS = 20, 1000
+_MOST_NOTES = 100
 OVERLAP = 10_000_000
 """Microseconds: two processes may report in another order than they commit."""
 STATES = (FAILED, SILENT, RUNNING, FILES_ONLY, STOPPED)
@@ -46,6 +46,8 @@ class _Tracked:
 
     last: ProgressRow | None = None
     before: ProgressRow | None = None
+    texts: ProgressTexts | None = None
+    """The texts of the last progress."""
     history: History = field(default_factory=History)
     batch_durations: Percentiles = field(default_factory=lambda: Percentiles(RECENT_BATCHES))
     """Milliseconds of the micro-batches that were reported."""
@@ -56,6 +58,7 @@ class _Tracked:
         at = iso(row.reported_at)
         self.before, self.last = self.last, row
         durations = self.batch_durations
+        self.texts = None
         of_batch = _is_micro_batch(row)
         duration = finite(row.duration)
         if of_batch and duration is not None:
@@ -74,6 +77,10 @@ class _Tracked:
             }
         )
 
+    def add_texts(self, texts: ProgressTexts) -> None:
+        if self.last is not None and texts.reported_at == self.last.reported_at:
+            self.texts = texts
+
     def rate(self, state: str, now: int) -> float | None:
         """Return the rows per second since the progress before, or until now if that is longer."""
         last, before = self.last, self.before
@@ -87,7 +94,7 @@ class _Tracked:
 
 def _is_micro_batch(row: ProgressRow) -> bool:
     """Whether progress is that of a micro-batch; a query may have had both engines."""
-    return row.duration is not None and f'"{WHOLE_BATCH}"' in row.durations
+    return row.duration is not None and bool(row.is_micro_batch)
 
 
 class Queries:
@@ -105,23 +112,26 @@ class Queries:
         return max(self._last_report - OVERLAP, 0)
 
     def update(
-        self, state: StoreState, checkpoints: Sequence[Checkpoint], unreadable: Unreadable
+        self, state: QueriesState, now: int, checkpoints: Sequence[Checkpoint], unreadable: Unreadable
     ) -> list[Json]:
-        ids = {row.query_id for row in state.queries}
-        self._tracked = {row.query_id: self._tracked.get(row.query_id, _Tracked()) for row in state.queries}
+        """Return the queries for the page; ``now`` is the time of the state, in microseconds since 1970."""
+        ids = state.names.keys()
+        self._tracked = {query_id: self._tracked.get(query_id, _Tracked()) for query_id in ids}
         for progress in state.progress:
-            # A wrong clock would hide all that is reported until its time has come.
-            if progress.query_id in ids and progress.reported_at <= state.now + AHEAD:
+            if progress.query_id in ids:
                 try:
                     self._tracked[progress.query_id].add(progress)
                 except Exception as error:
                     unreadable.add(named("a report of query", progress.query_id), error)
+        for texts in state.texts:
+            if texts.query_id in ids:
+                self._tracked[texts.query_id].add_texts(texts)
         newest = max((row.reported_at for row in state.queries), default=self._last_report)
-        self._last_report = min(newest, state.now)
+        self._last_report = min(newest, now)
         by_id = {checkpoint.state.query_id: checkpoint for checkpoint in checkpoints}
         rows = unreadable.each(
             state.queries,
-            lambda row: self._row(row, by_id.get(row.query_id), state.now, unreadable),
+            lambda row: self._row(row, by_id.get(row.query_id), now, unreadable),
             lambda row: named("query", row.name or row.query_id),
         )
         rows += unreadable.each(
@@ -129,18 +139,22 @@ class Queries:
             _of_checkpoint,
             lambda unknown: named("checkpoint", unknown.location),
         )
-        self.notes = [note for row in rows for note in self._warnings(row, unreadable)]
         rows.sort(key=lambda row: (STATES.index(row["state"]), row["name"] or "", row["id"]))
+        notes = [note for row in rows for note in self._warnings(row, unreadable)]
+        more = len(notes) - _MOST_NOTES
+        self.notes = [*notes[:_MOST_NOTES], *([f"{more:,} more warnings of queries"] if more > 0 else [])]
         return rows
 
     def _warnings(self, query: Json, unreadable: Unreadable) -> list[str]:
         tracked = self._tracked.get(query["id"], _Tracked())
-        last = tracked.last
-        if last is None or last.run_id != query["run_id"] or query["state"] not in (RUNNING, SILENT):
+        last, texts = tracked.last, tracked.texts
+        if last is None or texts is None or last.run_id != query["run_id"]:
+            return []
+        if query["state"] not in (RUNNING, SILENT):
             return []
         name = query["name"] or query["id"]
         try:
-            warnings = parse_record(last.warnings or "[]", f"a report of query {name}", list)
+            warnings = parse_record(texts.warnings or "[]", f"a report of query {name}", list)
         except StoreError as error:
             unreadable.add(named("the warnings of query", name), error)
             return []
@@ -177,7 +191,7 @@ class Queries:
 
 
 def _progress(tracked: _Tracked, query: Json, now: int) -> Json:
-    last = tracked.last
+    last, texts = tracked.last, tracked.texts
     if last is None:
         return {}
     percentiles = {"p50": last.p50, "p90": last.p90, "p99": last.p99, "max": last.max}
@@ -190,17 +204,17 @@ def _progress(tracked: _Tracked, query: Json, now: int) -> Json:
         "latency_ms": None if latency["p50"] is None else latency,
         # Not a latency: Spark does not report how old a micro-batch's rows are.
         "batch_duration_ms": tracked.batch_durations.summary() if _is_micro_batch(last) else None,
-        "duration_ms": _durations(last.durations, f"a report of query {query['id']}"),
+        "duration_ms": None if texts is None else _durations(texts, f"a report of query {query['id']}"),
         "watermark": iso(last.watermark) or query["watermark"],
         "state_rows": last.state_rows,
         "state_bytes": query["state_bytes"] if last.state_bytes is None else last.state_bytes,
     }
 
 
-def _durations(text: str, what: str) -> dict[str, float]:
+def _durations(texts: ProgressTexts, what: str) -> dict[str, float]:
     """Return the milliseconds of each phase."""
     durations: dict[str, float] = {}
-    for phase, milliseconds in parse_record(text, what, dict).items():
+    for phase, milliseconds in parse_record(texts.durations, what, dict).items():
         number = finite(float(milliseconds)) if type(milliseconds) in (int, float) else None
         if number is None or len(durations) == _MOST_PHASES:
             raise unreadable_record(what, ValueError("its durations are not the milliseconds of phases"))

@@ -33,15 +33,15 @@ class Queues:
         self._tracked: dict[int, _Tracked] = {}
 
     def update(self, state: StoreState, unreadable: Unreadable) -> list[Json]:
-        partitions = state.partitions_by_queue()
-        for error in state.unreadable_queues:
+        records, partitions = state.queues.records, state.queues.partitions_by_queue()
+        for error in state.queues.unreadable:
             unreadable.add("a queue", error)
         rows = unreadable.each(
-            state.queues,
+            records,
             lambda record: self._row(record, partitions[record.queue_id], state.now),
             lambda record: named("queue", record.name),
         )
-        ids = {record.queue_id for record in state.queues}
+        ids = {record.queue_id for record in records}
         self._tracked = {queue: tracked for queue, tracked in self._tracked.items() if queue in ids}
         return rows
 
@@ -122,7 +122,7 @@ class DeadLetters:
         self._newest: dict[int, _Newest] = {}
 
     def update(self, state: StoreState, database: Database, unreadable: Unreadable) -> list[Json]:
-        partitions = state.partitions_by_queue()
+        records, partitions = state.queues.records, state.queues.partitions_by_queue()
         before, self._newest = self._newest, {}
 
         def row(record: QueueRecord) -> Json | None:
@@ -141,7 +141,7 @@ class DeadLetters:
                 "newest": newest.letters,
             }
 
-        return unreadable.each(state.queues, row, lambda record: named("queue", record.name))
+        return unreadable.each(records, row, lambda record: named("queue", record.name))
 
     def _read(
         self,

@@ -1,21 +1,39 @@
-"""The state of a store at one moment, read in a few statements however many queues and consumers it has."""
+"""The state of a store at one moment, read in a few statements however many queues and consumers it has.
+
+Whoever may write to a store can write any number of records, and each of them long. So what is read of one
+kind has a limit, which no ordinary store reaches, and the number of those that were left out is read instead.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 from penstock.errors import PenstockError
 from penstock.instants import moment_of, moment_text
-from penstock.store.database import Database, Transaction
+from penstock.store.database import AHEAD, Database, Row, Transaction
 from penstock.store.records import catalog, queries
-from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.catalog import QueueOutline, QueueRecord
 from penstock.store.records.consumers import owner_name
+from penstock.store.records.queries import KEPT_PROGRESS
 from penstock.store.store_schema import open_database, require_version
 
+MOST_QUEUES = 2000
+"""The most queues that the page shows: the first ones by name."""
+MOST_CONSUMERS = 2000
+"""The most registrations of consumers that the page shows: those that are most behind."""
+MOST_PARTITIONS = 100_000
+"""The most partitions of all queues, and of all consumers, that are read."""
+MOST_REPORTS = 90_000
+"""The most reports of all queries that are read at once, unless more are needed for ``FEWEST_REPORTS``."""
+FEWEST_REPORTS = 100
+"""How many of a query's newest reports are always read: percentiles of micro-batches are of so many."""
 _NEWEST_COMMITS = 50
 _TIMEOUT = 2.0
+
+T = TypeVar("T")
 
 
 class PartitionRow(Protocol):
@@ -30,22 +48,31 @@ class PartitionRow(Protocol):
 
 
 class RegistrationRow(Protocol):
+    """A consumer on a queue, with the number of its offsets."""
+
     consumer_id: int
     queue_id: int
     consumer: str
+    queue: str
     vital: bool
     epoch: int
     app_id: str | None
+    positions: int
 
 
 class PositionRow(Protocol):
-    """A consumer's offset, with the segment of the first row that waits (None without one)."""
+    """A consumer's offset in a partition, the rows [log_start, log_end) that the partition has, and the
+    segment of the first row that waits (None without one).
+    """
 
     consumer_id: int
     queue_id: int
     partition: int
     next_index: int
     safe_index: int
+    log_start: int
+    log_end: int
+    log_bytes: int
     start_index: int
     end_index: int
     first_timestamp: int | None
@@ -70,7 +97,7 @@ class QueryRow(Protocol):
 
 
 class ProgressRow(Protocol):
-    """Progress of a query; ``durations`` and ``warnings`` are JSON."""
+    """Progress of a query, without its texts."""
 
     query_id: str
     run_id: str
@@ -83,10 +110,18 @@ class ProgressRow(Protocol):
     p99: float
     max: float
     duration: float | None
-    durations: str
     watermark: int | None
     state_rows: int | None
     state_bytes: int | None
+    is_micro_batch: bool
+
+
+class ProgressTexts(Protocol):
+    """The texts of a query's newest progress, as JSON."""
+
+    query_id: str
+    reported_at: int
+    durations: str
     warnings: str | None
 
 
@@ -99,32 +134,58 @@ class CommitRow(Protocol):
 
 
 @dataclass(frozen=True)
-class StoreState:
-    uuid: str
-    now: int
-    """Microseconds since 1970, by the store's clock."""
-    queues: tuple[QueueRecord, ...]
-    unreadable_queues: Sequence[PenstockError]
+class QueuesState:
+    outlines: Sequence[QueueOutline]
+    unreadable: Sequence[PenstockError]
     """The errors of the queues whose records cannot be read."""
     partitions: Sequence[PartitionRow]
+    left_out: int
+    """The number of queues that were not read."""
+
+    @property
+    def records(self) -> list[QueueRecord]:
+        return [outline.record for outline in self.outlines]
+
+    def partitions_by_queue(self) -> dict[int, list[PartitionRow]]:
+        partitions: dict[int, list[PartitionRow]] = {record.queue_id: [] for record in self.records}
+        for row in self.partitions:
+            partitions[row.queue_id].append(row)
+        return partitions
+
+
+@dataclass(frozen=True)
+class ConsumersState:
     registrations: Sequence[RegistrationRow]
     positions: Sequence[PositionRow]
     owned: frozenset[tuple[int, int]]
     """Consumer and queue ids of the registrations that a living process owns."""
+    left_out: int
+    """The number of registrations that were not read."""
+
+
+@dataclass(frozen=True)
+class QueriesState:
     queries: Sequence[QueryRow]
     progress: Sequence[ProgressRow]
-    commits: Sequence[CommitRow]
+    texts: Sequence[ProgressTexts]
+    left_out: int
+    """The number of queries that were not read."""
 
     @property
-    def query_names(self) -> dict[str, str | None]:
+    def names(self) -> dict[str, str | None]:
         """The names of the queries by id, which is their app id unless they set another."""
         return {row.query_id: row.name for row in self.queries}
 
-    def partitions_by_queue(self) -> dict[int, list[PartitionRow]]:
-        partitions: dict[int, list[PartitionRow]] = {record.queue_id: [] for record in self.queues}
-        for row in self.partitions:
-            partitions.setdefault(row.queue_id, []).append(row)
-        return partitions
+
+@dataclass(frozen=True)
+class StoreState:
+    uuid: str
+    now: int
+    """Microseconds since 1970, by the store's clock."""
+    queues: QueuesState
+    consumers: ConsumersState
+    queries: QueriesState
+    commits: Sequence[CommitRow]
 
 
 def open_read_only(url: str, *, timeout: float = _TIMEOUT) -> Database:
@@ -138,23 +199,72 @@ def read_store(database: Database, since: int) -> StoreState:
     def read(tx: Transaction) -> StoreState:
         store = tx.one("read_store")
         require_version(database, store.version)
-        registrations = cast("list[RegistrationRow]", tx.all("all_registrations"))
-        records, errors = catalog.outline_queues(tx)
         return StoreState(
             uuid=store.uuid,
             now=tx.now(),
-            queues=tuple(records),
-            unreadable_queues=errors,
-            partitions=cast("list[PartitionRow]", tx.all("all_partitions")),
-            registrations=registrations,
-            positions=cast("list[PositionRow]", tx.all("all_positions")),
-            owned=_owned(tx, store.uuid, registrations),
-            queries=cast("list[QueryRow]", queries.reported_queries(tx)),
-            progress=cast("list[ProgressRow]", queries.progress_since(tx, since)),
+            queues=read_queues(tx, MOST_QUEUES),
+            consumers=_read_consumers(tx, store.uuid),
+            queries=read_queries(tx, since),
             commits=cast("list[CommitRow]", tx.all("newest_commits", most=_NEWEST_COMMITS)),
         )
 
     return database.run(read, write=False, timeout=0)
+
+
+def read_queues(tx: Transaction, most: int) -> QueuesState:
+    """Read the first queues by name."""
+    found = catalog.outline_queues(tx, most)
+    fitting = _fitting(found.outlines, lambda outline: outline.partition_rows)
+    ids = json.dumps([outline.record.queue_id for outline in fitting])
+    return QueuesState(
+        fitting,
+        found.errors,
+        cast("list[PartitionRow]", tx.all("partitions_of_queues", queues=ids)),
+        left_out=found.total - len(found.errors) - len(fitting),
+    )
+
+
+def _read_consumers(tx: Transaction, uuid: str) -> ConsumersState:
+    rows = tx.all("registrations_most_behind", most=MOST_CONSUMERS)
+    fitting = _fitting(cast("list[RegistrationRow]", rows), lambda row: row.positions)
+    ids = json.dumps([(row.consumer_id, row.queue_id) for row in fitting])
+    return ConsumersState(
+        fitting,
+        cast("list[PositionRow]", tx.all("positions_of_registrations", registrations=ids)),
+        _owned(tx, uuid, fitting),
+        left_out=_total(rows) - len(fitting),
+    )
+
+
+def _total(rows: Sequence[Row]) -> int:
+    """Return the number of rows that a list would have without its limit."""
+    return int(rows[0].total) if rows else 0
+
+
+def _fitting(items: Iterable[T], partitions: Callable[[T], int]) -> list[T]:
+    """Return the items, in their order, whose partitions are not too many in all."""
+    fitting, left = [], MOST_PARTITIONS
+    for item in items:
+        if partitions(item) <= left:
+            left -= partitions(item)
+            fitting.append(item)
+    return fitting
+
+
+def read_queries(tx: Transaction, since: int) -> QueriesState:
+    """Read the queries that have reported last, with the newest progress that was reported after ``since``.
+
+    A later time than now is that of a wrong clock: it would hide all that is reported until it has come.
+    """
+    upto = tx.now() + AHEAD
+    rows = queries.reported_queries(tx)
+    most = min(max(MOST_REPORTS // max(len(rows), 1), FEWEST_REPORTS), KEPT_PROGRESS)
+    return QueriesState(
+        cast("list[QueryRow]", rows),
+        cast("list[ProgressRow]", queries.progress_since(tx, since, upto=upto, most=most)),
+        cast("list[ProgressTexts]", queries.newest_texts(tx, since, upto=upto)),
+        left_out=_total(rows) - len(rows),
+    )
 
 
 def _owned(

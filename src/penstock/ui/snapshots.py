@@ -21,18 +21,34 @@ from penstock.errors import PenstockError, StoreNotFoundError, condition_of
 from penstock.instants import now_micros
 from penstock.json_text import Json
 from penstock.redaction import secrets_of, sentence, shown
+from penstock.store.records.queries import KEPT_QUERIES
 from penstock.ui.checkpoints import Checkpoints
 from penstock.ui.consumers import Consumers
 from penstock.ui.history import step_for
 from penstock.ui.queries import Queries
 from penstock.ui.queues import DeadLetters, Queues
-from penstock.ui.reading import CommitRow, StoreState, iso, open_read_only, read_store
+from penstock.ui.reading import (
+    MOST_CONSUMERS,
+    MOST_PARTITIONS,
+    MOST_QUEUES,
+    CommitRow,
+    StoreState,
+    iso,
+    open_read_only,
+    read_store,
+)
 from penstock.ui.unreadable import Unreadable, named
 
 log = logging.getLogger("penstock.ui")
 
 _MESSAGE_CHARACTERS = 500
 _LISTS = ("queues", "consumers", "queries", "ledger", "dead_letters", "notes")
+_SHOWN = {
+    "queues": f"the first {MOST_QUEUES:,} by name, with {MOST_PARTITIONS:,} partitions at most",
+    "consumers": f"the {MOST_CONSUMERS:,} that are most behind, with {MOST_PARTITIONS:,} partitions at most",
+    "queries": f"the {KEPT_QUERIES:,} that have reported last",
+}
+"""Which ones the page shows of each kind."""
 _KINDS = {"sqlite": "sqlite", "postgres": "postgresql"}
 
 Snapshot = Json
@@ -56,7 +72,12 @@ class Collector:
         self._uuid: str | None = None
         self._is_failing = False
         self._reset()
-        self._last: Snapshot = {**self._header(now_micros()), **{key: [] for key in _LISTS}, "unreadable": 0}
+        self._last: Snapshot = {
+            **self._header(now_micros()),
+            **{key: [] for key in _LISTS},
+            "unreadable": 0,
+            "left_out": dict.fromkeys(_SHOWN, 0),
+        }
 
     @property
     def url(self) -> str:
@@ -122,7 +143,7 @@ class Collector:
         unreadable = Unreadable()
         queues = self._queues.update(state, unreadable)
         consumers = self._consumers.update(state, unreadable)
-        queries = self._queries.update(state, self._checkpoints.readable, unreadable)
+        queries = self._queries.update(state.queries, state.now, self._checkpoints.readable, unreadable)
         charted = [*queues, *consumers, *queries]
         step = step_for(len(charted))
         for row in charted:
@@ -136,8 +157,18 @@ class Collector:
             "dead_letters": self._letters.update(state, self._database, unreadable),
         }
         found = [sentence(note, _MESSAGE_CHARACTERS, self._secrets) for note in unreadable.notes]
+        left_out = {
+            "queues": state.queues.left_out,
+            "consumers": state.consumers.left_out,
+            "queries": state.queries.left_out,
+        }
+        found += [
+            f"{kind} that are not shown: {count:,}. The page shows {_SHOWN[kind]}"
+            for kind, count in left_out.items()
+            if count
+        ]
         notes = [*found, *self._queries.notes, *self._checkpoints.notes]
-        return {**snapshot, "notes": notes, "unreadable": unreadable.count}
+        return {**snapshot, "notes": notes, "unreadable": unreadable.count, "left_out": left_out}
 
     def _header(self, now: int) -> Snapshot:
         return {
@@ -149,7 +180,7 @@ class Collector:
 
 
 def _commits(state: StoreState, unreadable: Unreadable) -> list[Json]:
-    names = state.query_names
+    names = state.queries.names
 
     def row(commit: CommitRow) -> Json:
         return {

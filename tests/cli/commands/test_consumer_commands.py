@@ -10,6 +10,7 @@ from penstock.cli.commands.consumer import parse_position
 from penstock.errors import InvalidPositionError
 from penstock.queue.store import connect
 from tests.support.commands import Penstock
+from tests.support.raw_sql import long_text, run_sql
 
 
 @pytest.fixture
@@ -91,6 +92,64 @@ def test_list(filled: Penstock, store_url: str) -> None:
         {"consumer": "idle", "queue": None, "vital": None, "live": None, "app_id": None},
     ]
     assert filled("consumer", "list").out.splitlines()[1].split() == ["c", "q", "yes", "no"]
+
+
+def test_a_list_has_the_first_rows_and_counts_the_others(
+    filled: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.cli.commands.consumer.MOST_LISTED", 3)
+    filled("queue", "create", "r", "--schema", "id int")
+    for name in ("a", "b"):
+        filled("consumer", "create", name)
+        for queue in ("q", "r"):
+            filled("consumer", "register", name, queue)
+    listed = filled("consumer", "list", "--json")
+    found = [(row["consumer"], row["queue"]) for row in listed.json["consumers"]]
+    assert found == [("a", "q"), ("a", "r"), ("b", "q")]
+    note = "consumers that are not listed: 2. The list has the first ones by name"
+    assert listed.error == {"note": note}
+    lag = filled("consumer", "lag")
+    assert [line.split()[:2] for line in lag.out.splitlines()[1:]] == [["a", "q"], ["a", "r"], ["b", "q"]]
+    assert lag.err == f"{note}\n"
+
+
+def test_the_lags_of_too_many_partitions_are_counted(
+    filled: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.ui.reading.MOST_PARTITIONS", 3)
+    for name in ("a", "b", "c"):
+        if name != "c":
+            filled("consumer", "create", name)
+        filled("consumer", "register", name, "q")
+    lag = filled("consumer", "lag", "--json")
+    assert [row["consumer"] for row in lag.json["lags"]] == ["a", "b"]
+    assert "consumers that are not listed: 1" in lag.error["note"]
+
+
+def test_long_names_that_others_have_written_are_cut(filled: Penstock, store_url: str) -> None:
+    """The longest name that Penstock accepts is whole."""
+    whole = "w" * 255
+    for name in (whole, "n"):
+        filled("consumer", "create", name)
+        filled("consumer", "register", name, "q")
+    with connect(store_url) as store:
+        for table, column in (("consumer", "name"), ("registration", "app_id"), ("queue", "name")):
+            where = "where name = 'n'" if table == "consumer" else ""
+            long = f"'n' || {long_text(store.database, 200_000)}"
+            run_sql(store.database, f"update penstock.{table} set {column} = {long} {where}")
+    listed = filled("consumer", "list")
+    assert len(listed.out) < 5000
+    cut = "n" + "x" * 299
+    assert [row.split()[0] for row in listed.out.splitlines()] == ["consumer", "c", cut, whole]
+    rows = filled("consumer", "list", "--json").json["consumers"]
+    assert [row["consumer"] for row in rows] == ["c", cut, whole]
+    assert rows[1] == {"consumer": cut, "queue": cut, "vital": False, "live": False, "app_id": cut}
+    assert filled("queue", "list", "--json").json["queues"][0]["name"] == cut
+    assert len(filled("queue", "list").out) < 2000
+    lag = filled("consumer", "lag")
+    assert lag.out == "no lags\n"
+    assert "consumer 'nxxx" in lag.err
+    assert "cannot be shown" in lag.err
 
 
 def test_lag(filled: Penstock) -> None:

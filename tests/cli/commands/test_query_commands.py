@@ -8,7 +8,7 @@ from penstock.queue.store import connect
 from penstock.store.records import queries
 from penstock.store.records.queries import CONTINUOUS, MICRO_BATCH, QueryError, QueryProgress, QueryRun
 from tests.support.commands import Penstock
-from tests.support.raw_sql import run_sql
+from tests.support.raw_sql import long_text, run_sql
 
 
 def report(store_url: str, run: QueryRun, *progress: QueryProgress, error: QueryError | None = None) -> None:
@@ -62,6 +62,21 @@ def test_a_query_that_has_stopped_reporting_is_silent(penstock: Penstock, store_
     assert query["state"] == "silent"
     assert 3_600 <= query["reported_seconds"] < 3_700
     assert "1 h" in penstock("query", "list").out
+
+
+def test_long_texts_that_others_have_written_are_cut(penstock: Penstock, store_url: str) -> None:
+    report(store_url, QueryRun("1", "run", "totals", MICRO_BATCH, 5), QueryProgress(1, 1))
+    with connect(store_url) as store:
+        long = long_text(store.database, 1_000_000)
+        columns = ("name", "engine", "source", "sink", "checkpoint", "error_message", "run_id")
+        run_sql(
+            store.database, f"update penstock.query set {', '.join(f'{name} = {long}' for name in columns)}"
+        )
+        run_sql(store.database, f"update penstock.query_progress set durations = {long}, warnings = {long}")
+    assert len(penstock("query", "list").out) < 3000
+    listed = penstock("query", "list", "--json")
+    assert len(listed.out) < 5000
+    assert listed.json["queries"][0]["name"] == "x" * 300
 
 
 def test_the_last_reports_show_how_fast_a_query_reads(penstock: Penstock, store_url: str) -> None:

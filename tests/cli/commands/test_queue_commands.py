@@ -12,6 +12,7 @@ import pytest
 from penstock.arrow.schema import spark_json
 from penstock.queue.store import connect
 from tests.support.commands import Penstock
+from tests.support.raw_sql import run_sql
 
 DDL = "id bigint not null, name string, tags array<struct<a:int not null>>"
 
@@ -55,6 +56,46 @@ def test_list(penstock: Penstock) -> None:
     assert header.split()[:4] == ["queue", "partitions", "rows", "size"]
     assert first.split()[:3] == ["a", "1", "2"]
     assert "5 rows" in second
+
+
+def test_a_list_has_the_first_queues_and_counts_the_others(
+    penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.cli.commands.queue.MOST_LISTED", 2)
+    for name in ("c", "a", "b"):
+        penstock("queue", "create", name, "--schema", "id int", "--key", "id", "--partitions", 2)
+    penstock("consumer", "create", "x")
+    penstock("consumer", "register", "x", "a")
+    listed = penstock("queue", "list", "--json")
+    first, second = listed.json["queues"]
+    assert (first["name"], first["consumers"], first["key"], first["partitions"]) == ("a", 1, ["id"], 2)
+    assert (second["name"], second["consumers"]) == ("b", 0)
+    assert listed.error == {"note": "queues that are not listed: 1. The list has the first ones by name"}
+    shown = penstock("queue", "show", "a", "--json").json
+    assert first == {name: shown[name] for name in first} | {"consumers": 1, "partitions": 2}
+
+
+def test_a_queue_that_cannot_be_read_does_not_hide_the_others(penstock: Penstock, store_url: str) -> None:
+    for name in ("bad", "good"):
+        penstock("queue", "create", name, "--schema", "id int")
+    with connect(store_url) as store:
+        run_sql(store.database, "update penstock.queue set key_columns = '5' where name = 'bad'")
+    listed = penstock("queue", "list")
+    assert [line.split()[0] for line in listed.out.splitlines()] == ["queue", "good"]
+    assert "cannot be shown" in listed.err
+
+
+def test_of_very_many_consumers_of_a_queue_the_first_ones_are_shown(
+    penstock: Penstock, store_url: str
+) -> None:
+    penstock("queue", "create", "q", "--schema", "id int")
+    with connect(store_url) as store:
+        for number in range(103):
+            store.create_consumer(f"c{number:03}").register("q")
+    text = penstock("queue", "show", "q").out
+    assert "c099, and 3 more" in text
+    assert "c100" not in text
+    assert len(penstock("queue", "show", "q", "--json").json["consumers"]) == 103
 
 
 def test_add_columns(penstock: Penstock) -> None:

@@ -9,17 +9,33 @@ import typer
 
 from penstock.arguments import in_quotes
 from penstock.cli.commands.queue import QueueName
-from penstock.cli.commands.shared import Run, YesOption, argument, command, option
+from penstock.cli.commands.shared import (
+    MOST_LISTED,
+    Run,
+    YesOption,
+    argument,
+    command,
+    note_missing,
+    option,
+)
 from penstock.cli.output import Column, Section, values_of
 from penstock.cli.units import age_text, count_text, counted, size_text
-from penstock.errors import InvalidPositionError, QueueNotFoundError
+from penstock.errors import (
+    ConsumerNotFoundError,
+    InvalidNameError,
+    InvalidPositionError,
+    NotRegisteredError,
+    QueueNotFoundError,
+    StoreError,
+)
 from penstock.json_text import parse_json_object
 
 if TYPE_CHECKING:
     from penstock.json_text import Json
     from penstock.queue.consumer import Lag
     from penstock.queue.store import Store
-    from penstock.store.database import Transaction
+    from penstock.store.database import Row, Transaction
+    from penstock.ui.unreadable import Unreadable
 
 group = typer.Typer(help="Create consumers, see how far behind they are, move them.", no_args_is_help=True)
 
@@ -143,30 +159,36 @@ def list_consumers(run: Run) -> None:
     """List the consumers and the queues that they are registered on.
 
     "query runs" says whether a query that owns the consumer is running. "app" is the id of the query that was
-    the last to commit with the consumer, if its sink is in this store, as in the query's checkpoint.
+    the last to commit with the consumer, if its sink is in this store, as in the query's checkpoint. The list
+    has the first 5,000 rows by name, and a note says how many are left out.
     """
+    from penstock.store.records.consumers import outline_registrations, owner_name
+    from penstock.ui.unreadable import Unreadable
+
     with run.connect() as store:
-        registrations = store.registrations()
 
-        def owners_alive(tx: Transaction) -> list[bool]:
-            return [tx.owner_alive(registration.lock_name(store.uuid)) for registration in registrations]
+        def read(tx: Transaction) -> tuple[list[Row], list[str], set[str]]:
+            rows = outline_registrations(tx, MOST_LISTED)
+            locks = [owner_name(store.uuid, row.consumer, row.queue_id) for row in rows]
+            return rows, locks, tx.owners_alive(locks)
 
-        live = store.database.run(owners_alive, write=False)
-        rows: list[Json] = [
-            {
-                "consumer": registration.consumer,
-                "queue": registration.queue,
-                "vital": registration.vital,
-                "live": is_live,
-                "app_id": registration.app_id,
-            }
-            for registration, is_live in zip(registrations, live, strict=True)
-        ]
-        registered = {registration.consumer for registration in registrations}
-        unregistered = {"queue": None, "vital": None, "live": None, "app_id": None}
-        rows += [{"consumer": name, **unregistered} for name in store.consumers() if name not in registered]
-    rows.sort(key=lambda row: (row["consumer"], row["queue"] or ""))
+        listed, locks, alive = store.database.run(read, write=False)
+    rows: list[Json] = [
+        {
+            "consumer": row.consumer,
+            "queue": row.queue,
+            "vital": None if row.queue is None else bool(row.vital),
+            "live": None if row.queue is None else lock in alive,
+            "app_id": row.app_id,
+        }
+        for row, lock in zip(listed, locks, strict=True)
+    ]
+    note_missing(run.output, Unreadable(), _left_out(listed), "consumers", "the first ones by name")
     run.output.table("consumers", _LIST_COLUMNS, rows)
+
+
+def _left_out(rows: list[Row]) -> int:
+    return int(rows[0].total) - len(rows) if rows else 0
 
 
 _LAG_COLUMNS = (
@@ -190,15 +212,58 @@ def lag(
     consumer: Annotated[str | None, argument("[CONSUMER]", "Only this consumer.")] = None,
     queue: Annotated[str | None, argument("[QUEUE]", "Only this queue.")] = None,
 ) -> None:
-    """Show how far behind consumers are: the number, size and age of the unprocessed rows."""
+    """Show how far behind consumers are: the number, size and age of the unprocessed rows.
+
+    Without a consumer the list has the first 5,000 rows by name, and a note says how many are left out.
+    """
+    from penstock.store.records.consumers import outline_registrations
+    from penstock.ui.unreadable import Unreadable
+
+    unreadable, left_out = Unreadable(), 0
     with run.connect() as store:
         if consumer is not None and queue is not None:
             data = _lag_data(consumer, queue, store.consumer(consumer).lag(queue))
             run.output.describe({"lags": [data]}, _lag_sections(data))
             return
-        names = store.consumers() if consumer is None else [store.consumer(consumer).name]
-        lags = [data for name in names for data in _lags(store, name)]
+        if consumer is not None:
+            lags = _lags(store, store.consumer(consumer).name)
+        else:
+            listed = store.database.run(lambda tx: outline_registrations(tx, MOST_LISTED), write=False)
+            lags, more = _all_lags(store, listed, unreadable)
+            left_out = _left_out(listed) + more
+    note_missing(run.output, unreadable, left_out, "consumers", "the first ones by name")
     run.output.table("lags", _LAG_COLUMNS, lags)
+
+
+def _all_lags(store: Store, listed: list[Row], unreadable: Unreadable) -> tuple[list[Json], int]:
+    """Return the lags of registrations, and how many of them were left out since they have too many
+    partitions in all.
+    """
+    from penstock.ui.reading import MOST_PARTITIONS
+    from penstock.ui.unreadable import named
+
+    lags: list[Json] = []
+    partitions = left_out = 0
+    for row in listed:
+        if row.queue is None:
+            continue
+        if partitions >= MOST_PARTITIONS:
+            left_out += 1
+            continue
+        try:
+            data = _lag_data(row.consumer, row.queue, store.consumer(row.consumer).lag(row.queue))
+        except (QueueNotFoundError, ConsumerNotFoundError, NotRegisteredError):
+            # Dropped since it was listed.
+            continue
+        except (InvalidNameError, StoreError) as error:
+            # Others may have written a name that no consumer can have, and any offset.
+            if error.condition not in ("INVALID_NAME", "STORE_ERROR.UNREADABLE_RECORD"):
+                raise
+            unreadable.add(named("consumer", row.consumer), error)
+        else:
+            lags.append(data)
+            partitions += len(data["partitions"])
+    return lags, left_out
 
 
 def _lags(store: Store, name: str) -> list[Json]:

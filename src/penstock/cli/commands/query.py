@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from penstock.cli.commands.shared import Run, command
+from penstock.cli.commands.shared import Run, command, note_missing
 from penstock.cli.output import Column
 from penstock.cli.units import age_text, count_text
 from penstock.store.records.queries import FAILED
 
 if TYPE_CHECKING:
     from penstock.json_text import Json
+    from penstock.store.database import Transaction
+    from penstock.ui.reading import QueriesState
 
 group = typer.Typer(help="See what the streaming queries of a store do.", no_args_is_help=True)
 
@@ -48,17 +50,20 @@ def list_queries(run: Run) -> None:
     store), running or stopped. "batch" is the last micro-batch or epoch. "reported" is the time since the
     last report, which a running query makes every 10 seconds. "error" is the code of the error that ended
     this run; --json has the last error of any run, with its message. "id" is the query id in the checkpoint.
+    The list has the 1,000 that have reported last, and a note says how many are left out.
     """
     from penstock.ui.queries import Queries
-    from penstock.ui.reading import read_store
+    from penstock.ui.reading import read_queries
     from penstock.ui.unreadable import Unreadable
 
+    def read(tx: Transaction) -> tuple[int, QueriesState]:
+        return tx.now(), read_queries(tx, since=0)
+
     with run.connect() as store:
-        state = read_store(store.database, since=0)
+        now, state = store.database.run(read, write=False)
     unreadable = Unreadable()
-    rows = [_row(query, state.now) for query in Queries().update(state, (), unreadable)]
-    for note in unreadable.notes:
-        run.output.note(note)
+    rows = [_row(query, now) for query in Queries().update(state, now, (), unreadable)]
+    note_missing(run.output, unreadable, state.left_out, "queries", "those that have reported last")
     run.output.table("queries", _COLUMNS, rows)
 
 

@@ -8,20 +8,33 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.commands.shared import Run, YesOption, argument, command, option
-from penstock.cli.output import Column, Section, values_of
+from penstock.arguments import truncated
+from penstock.cli.commands.shared import (
+    MOST_LISTED,
+    Run,
+    YesOption,
+    argument,
+    command,
+    note_missing,
+    option,
+)
+from penstock.cli.output import LONGEST_CELL, Column, Section, values_of
 from penstock.cli.units import age_text, count_text, counted, parse_age, parse_count, parse_size, size_text
-from penstock.errors import InvalidInputError, PartitionNotFoundError, QueueNotFoundError
-from penstock.instants import moment_text
+from penstock.errors import InvalidInputError, PartitionNotFoundError
+from penstock.instants import moment_of, moment_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.json_text import Json
     from penstock.queue.info import QueueInfo
     from penstock.queue.maintenance import Retention
-    from penstock.queue.store import Store
+    from penstock.store.records.catalog import QueueOutline
+    from penstock.ui.reading import PartitionRow
 
 group = typer.Typer(help="Create queues, fill them, look into them.", no_args_is_help=True)
 
+_MOST_NAMES = 100
 QueueName = Annotated[str, argument("QUEUE", "The queue's name.")]
 PartitionOption = Annotated[int | None, option("--partition", "NUMBER", "Only this partition.")]
 KeepRows = Annotated[str | None, option("--retention-rows", "ROWS", "How many rows to keep: 1000000, 10M.")]
@@ -170,18 +183,41 @@ def _details(info: QueueInfo) -> Json:
 
 @command(group, "list", "penstock queue list --json")
 def list_queues(run: Run) -> None:
-    """List the queues."""
+    """List the queues.
+
+    The list has the first 5,000 by name, and a note says how many are left out.
+    """
+    from penstock.ui.reading import read_queues
+    from penstock.ui.unreadable import Unreadable, named
+
     with run.connect() as store:
-        infos = [info for name in store.queues() if (info := _info(store, name)) is not None]
-    run.output.table("queues", _SUMMARY_COLUMNS, [_summary(info) for info in infos])
+        state = store.database.run(lambda tx: read_queues(tx, MOST_LISTED), write=False)
+    unreadable, partitions = Unreadable(), state.partitions_by_queue()
+    for error in state.unreadable:
+        unreadable.add("a queue", error)
+    rows = unreadable.each(
+        state.outlines,
+        lambda outline: _outline(outline, partitions[outline.record.queue_id]),
+        lambda outline: named("queue", outline.record.name),
+    )
+    note_missing(run.output, unreadable, state.left_out, "queues", "the first ones by name")
+    run.output.table("queues", _SUMMARY_COLUMNS, rows)
 
 
-def _info(store: Store, name: str) -> QueueInfo | None:
-    try:
-        return store.queue(name).info()
-    except QueueNotFoundError:
-        # Dropped since it was listed.
-        return None
+def _outline(outline: QueueOutline, partitions: Sequence[PartitionRow]) -> Json:
+    from penstock.queue.maintenance import Retention
+
+    record = outline.record
+    return {
+        "name": record.name,
+        "partitions": len(partitions),
+        "rows": sum(row.next_index - row.first_index for row in partitions),
+        "bytes": sum(row.bytes for row in partitions),
+        "key": list(record.key),
+        "retention": _retention_json(Retention.of(record.retention)),
+        "consumers": outline.registrations,
+        "created_at": moment_text(moment_of(record.created_at)),
+    }
 
 
 @command(group, "show", "penstock queue show orders")
@@ -199,11 +235,18 @@ def show(run: Run, name: QueueName) -> None:
         ("size", size_text(info.bytes)),
         ("key", ", ".join(info.key) or "none: rows go to any partition"),
         ("keeps", _retention_text(data["retention"])),
-        ("consumers", ", ".join(info.consumers) or "none"),
+        ("consumers", _names_text(info.consumers) or "none"),
         ("schema", "\n".join(schema_ddl(info.schema))),
     ]
     partitions = Section("", columns=_PARTITION_COLUMNS, rows=data["partitions"])
     run.output.describe(data, [Section("", pairs), partitions])
+
+
+def _names_text(names: Sequence[str]) -> str:
+    """Return names for a person to read, the first ones if there are very many."""
+    shown = [truncated(name, LONGEST_CELL) for name in names[:_MOST_NAMES]]
+    more = len(names) - len(shown)
+    return ", ".join([*shown, *([f"and {more:,} more"] if more else [])])
 
 
 @command(

@@ -22,6 +22,7 @@ from penstock.logs import JsonFormatter
 
 if TYPE_CHECKING:
     from penstock.queue.store import Store
+    from penstock.ui.unreadable import Unreadable
 
 URL_VARIABLE = "PENSTOCK_URL"
 DEFAULT_URL = "sqlite:///penstock.db"
@@ -170,6 +171,22 @@ def make_output(url: str, json: bool) -> Output:
     from penstock.cli.text_output import TextOutput
 
     return TextOutput(url)
+
+
+MOST_LISTED = 5_000
+"""The most rows of a list: anybody who can write to the store can write any number of records."""
+
+
+def note_missing(output: Output, unreadable: Unreadable, left_out: int, kind: str, listed: str) -> None:
+    """Print notes about the records that are not in a list: those that cannot be read, and how many were
+    left out.
+
+    ``kind`` is the plural of what the list has, and ``listed`` says which ones it has.
+    """
+    for note in unreadable.notes:
+        output.note(note)
+    if left_out:
+        output.note(f"{kind} that are not listed: {left_out:,}. The list has {listed}")
 
 
 class CommandLog(logging.Handler):

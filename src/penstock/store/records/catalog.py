@@ -264,15 +264,35 @@ def list_queues(tx: Transaction) -> list[QueueRecord]:
     return [_record(row) for row in tx.all("list_queues")]
 
 
-def outline_queues(tx: Transaction) -> tuple[list[QueueRecord], list[StoreError]]:
-    """The queues without contracts and long schemas, and the errors of those whose records cannot be read."""
-    records, errors = [], []
-    for row in tx.all("outline_queues"):
+@dataclass(frozen=True)
+class QueueOutline:
+    """A queue in a list: without its contract and a long schema, and with the rows that belong to it."""
+
+    record: QueueRecord
+    partition_rows: int
+    registrations: int
+
+
+@dataclass(frozen=True)
+class QueueOutlines:
+    """The first queues by name."""
+
+    outlines: list[QueueOutline]
+    errors: list[StoreError]
+    """Those of the queues whose records cannot be read."""
+    total: int
+    """The number of all queues."""
+
+
+def outline_queues(tx: Transaction, most: int) -> QueueOutlines:
+    rows = tx.all("outline_queues", most=most)
+    found = QueueOutlines([], [], rows[0].total if rows else 0)
+    for row in rows:
         try:
-            records.append(_record(row))
+            found.outlines.append(QueueOutline(_record(row), row.partition_rows, row.registrations))
         except StoreError as error:
-            errors.append(error)
-    return records, errors
+            found.errors.append(error)
+    return found
 
 
 def set_retention(tx: Transaction, queue: QueueRecord, limits: RetentionLimits) -> None:

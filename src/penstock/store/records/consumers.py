@@ -124,6 +124,13 @@ def list_registrations(tx: Transaction) -> list[Registration]:
     return [_registration(row) for row in tx.all("list_registrations")]
 
 
+def outline_registrations(tx: Transaction, most: int) -> list[Row]:
+    """Rows for a list of consumers and their registrations: the first ones by name, with texts of bounded
+    length. A consumer without a registration has one row, without a queue. ``total`` is the number of all.
+    """
+    return tx.all("outline_registrations", most=most)
+
+
 def registrations_of(tx: Transaction, queue: QueueRecord) -> list[Registration]:
     return [_registration(row) for row in tx.all("registrations_of_queue", queue_id=queue.queue_id)]
 

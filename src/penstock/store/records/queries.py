@@ -144,9 +144,16 @@ def reported_queries(tx: Transaction) -> list[Row]:
     return tx.all("list_reported_queries", most=KEPT_QUERIES)
 
 
-def progress_since(tx: Transaction, since: int) -> list[Row]:
-    """The rows of all progress that was reported later, by query and time."""
-    return tx.all("progress_since", since=since)
+def progress_since(tx: Transaction, since: int, *, upto: int, most: int) -> list[Row]:
+    """The rows of progress that was reported after ``since``, and not after ``upto``, by query and time: the
+    ``most`` newest of each query.
+    """
+    return tx.all("progress_since", since=since, upto=upto, skipped=most - 1, queries=KEPT_QUERIES)
+
+
+def newest_texts(tx: Transaction, since: int, *, upto: int) -> list[Row]:
+    """The durations and warnings of the newest progress of each query in that time."""
+    return tx.all("newest_progress_texts", since=since, upto=upto, queries=KEPT_QUERIES)
 
 
 def rows_committed(tx: Transaction, sink: str, query_id: str, after: int, upto: int) -> int | None:

@@ -25,14 +25,18 @@ select * from penstock.queue where queue_id = :queue_id;
 -- name: list_queues
 select * from penstock.queue order by name;
 
--- For the monitor page, which needs no contract, and no schema that is longer than that of dead letters by far.
+-- For the monitor page and lists, which need no contract, and no schema that is longer than that of dead letters by far. Whoever may
+-- write here can write long texts, and many rows; `total` is the number without the limit.
 -- name: outline_queues
 select
-    queue_id, substr(name, 1, 300) as name, case when length(schema) <= 65536 then schema end as schema,
-    case when length(added_columns) <= 65536 then added_columns end as added_columns,
-    substr(key_columns, 1, 20000) as key_columns, partitions, retention_rows, retention_age, retention_bytes,
-    cast(null as text) as contract, created_at
-from penstock.queue order by name;
+    q.queue_id, substr(q.name, 1, 300) as name, case when length(q.schema) <= 4096 then q.schema end as schema,
+    case when length(q.added_columns) <= 4096 then q.added_columns end as added_columns,
+    substr(q.key_columns, 1, 4000) as key_columns, q.partitions, q.retention_rows, q.retention_age, q.retention_bytes,
+    cast(null as text) as contract, q.created_at,
+    (select count(*) from penstock.partition as p where p.queue_id = q.queue_id) as partition_rows,
+    (select count(*) from penstock.registration as r where r.queue_id = q.queue_id) as registrations,
+    (select count(*) from penstock.queue as a) as total
+from penstock.queue as q order by q.name limit :most;
 
 -- name: insert_partition
 insert into penstock.partition (queue_id, partition, total) values (:queue_id, :partition, :total);
@@ -591,22 +595,48 @@ delete from penstock.query where reported_at < :before;
 -- Texts are cut in what the monitor page reads: whoever may write here can write long ones.
 -- name: list_reported_queries
 select
-    substr(query_id, 1, 300) as query_id, substr(run_id, 1, 300) as run_id, substr(name, 1, 300) as name,
-    substr(engine, 1, 300) as engine, substr(state, 1, 300) as state, substr(source, 1, 2000) as source,
-    substr(sink, 1, 2000) as sink, substr(checkpoint, 1, 2000) as checkpoint, substr(spark_ui, 1, 2000) as spark_ui,
+    substr(query_id, 1, 64) as query_id, substr(run_id, 1, 64) as run_id, substr(name, 1, 300) as name,
+    substr(engine, 1, 64) as engine, substr(state, 1, 64) as state, substr(source, 1, 300) as source,
+    substr(sink, 1, 300) as sink, substr(checkpoint, 1, 300) as checkpoint, substr(spark_ui, 1, 300) as spark_ui,
     started_at, reported_at, rows_in, rows_out, substr(error_condition, 1, 300) as error_condition,
-    substr(error_message, 1, 2000) as error_message, error_at
+    substr(error_message, 1, 600) as error_message, error_at, (select count(*) from penstock.query as a) as total
 from penstock.query order by reported_at desc limit :most;
 
+-- The newest reports of each query, without their long texts: all but the first :skipped + 1 of them are left out.
 -- name: progress_since
+with listed as (
+    select q.query_id, coalesce((
+        select n.reported_at from penstock.query_progress as n
+        where n.query_id = q.query_id and n.reported_at > :since and n.reported_at <= :upto
+        order by n.reported_at desc
+        limit 1 offset :skipped
+    ), :since + 1) as first_at
+    from (
+        select query_id from penstock.query where reported_at > :since order by reported_at desc limit :queries
+    ) as q
+)
 select
-    substr(p.query_id, 1, 300) as query_id, p.reported_at, substr(p.run_id, 1, 300) as run_id, p.batch_id, p.rows_in,
-    p.rows_out, p.p50, p.p90, p.p99, p.max, p.duration, substr(p.durations, 1, 20000) as durations, p.watermark,
-    p.state_rows, p.state_bytes, substr(p.warnings, 1, 20000) as warnings
-from penstock.query as q
+    substr(p.query_id, 1, 64) as query_id, p.reported_at, substr(p.run_id, 1, 64) as run_id, p.batch_id, p.rows_in, p.rows_out,
+    p.p50, p.p90, p.p99, p.max, p.duration, p.watermark, p.state_rows, p.state_bytes,
+    substr(p.durations, 1, 4000) like '%"triggerExecution"%' as is_micro_batch
+from listed as l
 cross join penstock.query_progress as p
-where q.reported_at > :since and p.query_id = q.query_id and p.reported_at > :since
+where p.query_id = l.query_id and p.reported_at >= l.first_at and p.reported_at <= :upto
 order by p.query_id, p.reported_at;
+
+-- The long texts of the newest report of each query.
+-- name: newest_progress_texts
+select
+    substr(p.query_id, 1, 64) as query_id, p.reported_at, substr(p.durations, 1, 4000) as durations,
+    substr(p.warnings, 1, 10000) as warnings
+from (
+    select query_id from penstock.query where reported_at > :since order by reported_at desc limit :queries
+) as q
+cross join penstock.query_progress as p
+where p.query_id = q.query_id and p.reported_at = (
+    select max(n.reported_at) from penstock.query_progress as n
+    where n.query_id = q.query_id and n.reported_at > :since and n.reported_at <= :upto
+);
 
 -- The rows that committed micro-batches wrote to a sink.
 -- name: rows_committed
@@ -615,37 +645,50 @@ where sink = :sink and app_id = :app_id and batch_id > :after and batch_id <= :u
 
 -- everything at once, for monitoring
 
--- The oldest row of each partition is dated by the first one of its segment.
--- name: all_partitions
+-- Consumers with their registrations, if they have any.
+-- name: outline_registrations
 select
-    p.queue_id, p.partition, p.first_index, p.next_index, p.last_timestamp, p.bytes, p.segments,
+    substr(c.name, 1, 300) as consumer, substr(q.name, 1, 300) as queue, r.queue_id, r.vital,
+    substr(r.app_id, 1, 300) as app_id,
+    (select count(*) from penstock.registration as a) + (
+        select count(*) from penstock.consumer as a
+        where not exists (select 1 from penstock.registration as b where b.consumer_id = a.consumer_id)
+    ) as total
+from penstock.consumer as c
+left join penstock.registration as r on r.consumer_id = c.consumer_id
+left join penstock.queue as q on q.queue_id = r.queue_id
+order by c.name, q.name
+limit :most;
+
+-- The registrations for which the most rows wait; the rows are counted only if there are too many registrations. As whole numbers,
+-- what others may have written could be too large to add up.
+-- name: registrations_most_behind
+select
+    b.*,
     (
-        select s.first_timestamp from penstock.segment as s
-        where s.queue_id = p.queue_id and s.partition = p.partition and s.end_index > p.first_index
-        order by s.end_index limit 1
-    ) as oldest
-from penstock.partition as p
-order by p.queue_id, p.partition;
-
--- name: all_registrations
-select
-    r.consumer_id, r.queue_id, r.vital, r.epoch, substr(r.app_id, 1, 300) as app_id, substr(c.name, 1, 300) as consumer
-from penstock.registration as r
-join penstock.consumer as c on c.consumer_id = r.consumer_id
-order by r.consumer_id, r.queue_id;
-
--- With the segment of the first unread row.
--- name: all_positions
-select
-    o.consumer_id, o.queue_id, o.partition, o.next_index, o.safe_index, s.start_index, s.end_index, s.first_timestamp,
-    s.last_timestamp
-from penstock.position as o
-left join penstock.segment as s
-    on s.queue_id = o.queue_id and s.partition = o.partition and s.end_index = (
-        select min(n.end_index) from penstock.segment as n
-        where n.queue_id = o.queue_id and n.partition = o.partition and n.end_index > o.next_index
-    )
-order by o.consumer_id, o.queue_id, o.partition;
+        select count(*) from penstock.position as o
+        where o.consumer_id = b.consumer_id and o.queue_id = b.queue_id
+    ) as positions,
+    (select count(*) from penstock.registration as a) as total
+from (
+    select
+        r.consumer_id, r.queue_id, r.vital, r.epoch, substr(r.app_id, 1, 300) as app_id,
+        substr(c.name, 1, 300) as consumer, substr(q.name, 1, 300) as queue,
+        case when (select count(*) from penstock.registration as a) > :most then coalesce((
+            select sum(
+                case when p.next_index > o.next_index then cast(p.next_index as double precision) - o.next_index else 0 end
+            )
+            from penstock.position as o
+            join penstock.partition as p on p.queue_id = o.queue_id and p.partition = o.partition
+            where o.consumer_id = r.consumer_id and o.queue_id = r.queue_id
+        ), 0) else 0 end as waiting
+    from penstock.registration as r
+    join penstock.consumer as c on c.consumer_id = r.consumer_id
+    join penstock.queue as q on q.queue_id = r.queue_id
+    order by waiting desc, c.name, q.name
+    limit :most
+) as b
+order by b.waiting desc, b.consumer, b.queue;
 
 -- The newest micro-batches. Steps from one sink and app to the next, since each may have a thousand rows.
 -- name: newest_commits

@@ -387,3 +387,36 @@ cross join lateral (
 left join penstock.payload as d on d.payload_id = s.payload_id
     and row_end < s.end_index and s.first_timestamp < s.last_timestamp
 where s.start_index < row_end;
+
+-- for monitoring
+
+-- The partitions of :queues, a list of ids. The oldest row of each partition is dated by the first one of its segment.
+-- name: partitions_of_queues
+select
+    p.queue_id, p.partition, p.first_index, p.next_index, p.last_timestamp, p.bytes, p.segments,
+    (
+        select s.first_timestamp from penstock.segment as s
+        where s.queue_id = p.queue_id and s.partition = p.partition and s.end_index > p.first_index
+        order by s.end_index limit 1
+    ) as oldest
+from jsonb_array_elements(cast(:queues as jsonb)) as listed (queue_id)
+cross join penstock.partition as p
+where p.queue_id = cast(listed.queue_id as bigint)
+order by p.queue_id, p.partition;
+
+-- The offsets of :registrations, a list of pairs of consumer and queue ids, with what their partitions hold, and the segment of the
+-- first unread row.
+-- name: positions_of_registrations
+select
+    o.consumer_id, o.queue_id, o.partition, o.next_index, o.safe_index, p.first_index as log_start, p.next_index as log_end,
+    p.bytes as log_bytes, s.start_index, s.end_index, s.first_timestamp, s.last_timestamp
+from jsonb_array_elements(cast(:registrations as jsonb)) as listed (pair)
+cross join penstock.position as o
+join penstock.partition as p on p.queue_id = o.queue_id and p.partition = o.partition
+left join penstock.segment as s
+    on s.queue_id = o.queue_id and s.partition = o.partition and s.end_index = (
+        select min(n.end_index) from penstock.segment as n
+        where n.queue_id = o.queue_id and n.partition = o.partition and n.end_index > o.next_index
+    )
+where o.consumer_id = cast(listed.pair -> 0 as bigint) and o.queue_id = cast(listed.pair -> 1 as bigint)
+order by o.consumer_id, o.queue_id, o.partition;

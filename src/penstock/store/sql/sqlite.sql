@@ -106,3 +106,36 @@ join penstock.segment as s on s.queue_id = :queue_id and s.partition = asked.par
 left join penstock.payload as d on d.payload_id = s.payload_id
     and row_end < s.end_index and s.first_timestamp < s.last_timestamp
 where s.start_index < row_end;
+
+-- for monitoring
+
+-- The partitions of :queues, a list of ids. The oldest row of each partition is dated by the first one of its segment.
+-- name: partitions_of_queues
+select
+    p.queue_id, p.partition, p.first_index, p.next_index, p.last_timestamp, p.bytes, p.segments,
+    (
+        select s.first_timestamp from penstock.segment as s
+        where s.queue_id = p.queue_id and s.partition = p.partition and s.end_index > p.first_index
+        order by s.end_index limit 1
+    ) as oldest
+from json_each(:queues) as listed
+cross join penstock.partition as p
+where p.queue_id = listed.value
+order by p.queue_id, p.partition;
+
+-- The offsets of :registrations, a list of pairs of consumer and queue ids, with what their partitions hold, and the segment of the
+-- first unread row.
+-- name: positions_of_registrations
+select
+    o.consumer_id, o.queue_id, o.partition, o.next_index, o.safe_index, p.first_index as log_start, p.next_index as log_end,
+    p.bytes as log_bytes, s.start_index, s.end_index, s.first_timestamp, s.last_timestamp
+from json_each(:registrations) as listed
+cross join penstock.position as o
+join penstock.partition as p on p.queue_id = o.queue_id and p.partition = o.partition
+left join penstock.segment as s
+    on s.queue_id = o.queue_id and s.partition = o.partition and s.end_index = (
+        select min(n.end_index) from penstock.segment as n
+        where n.queue_id = o.queue_id and n.partition = o.partition and n.end_index > o.next_index
+    )
+where o.consumer_id = json_extract(listed.value, '$[0]') and o.queue_id = json_extract(listed.value, '$[1]')
+order by o.consumer_id, o.queue_id, o.partition;
