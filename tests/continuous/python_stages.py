@@ -22,6 +22,8 @@ from tests.support.sparks import make_spark
 
 SOURCE, SINK = pa.schema([("id", pa.int64())]), pa.schema([("value", pa.int64())])
 APPENDS, ROWS = 20, 50
+NAMES = ("mapInArrow", "mapInPandas", "counts", "arrow udf", "pandas udf", "pickled udf", "exploded")
+CATCHING_UP = ("mapInArrow", "counts", "pandas udf", "exploded")
 CAUGHT_UP = "caught up "
 """Begin of the names of queries for which all rows are a backlog."""
 
@@ -84,18 +86,10 @@ def main(folder: str) -> None:
         queue = store.create_queue("in", SOURCE)
         for first in range(0, APPENDS * ROWS, ROWS):
             queue.append([{"id": i} for i in range(first, first + ROWS)])
-        for name in (
-            "mapInArrow",
-            "mapInPandas",
-            "counts",
-            "arrow udf",
-            "pandas udf",
-            "pickled udf",
-            "exploded",
-        ):
-            for begin, behind in ("", 10**9), (CAUGHT_UP, 1):
-                came = run(spark, store, url, Path(folder), begin + name, behind)
-                print("CAME", json.dumps([begin + name, came]), flush=True)
+        queries = [(name, 10**9) for name in NAMES] + [(CAUGHT_UP + name, 1) for name in CATCHING_UP]
+        for name, behind in queries:
+            came = run(spark, store, url, Path(folder), name, behind)
+            print("CAME", json.dumps([name, came]), flush=True)
     spark.stop()
 
 

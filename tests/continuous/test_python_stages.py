@@ -9,7 +9,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from tests.continuous.python_stages import APPENDS, CAUGHT_UP, ROWS
+from tests.continuous.python_stages import APPENDS, CATCHING_UP, CAUGHT_UP, NAMES, ROWS
 from tests.support.processes import ChildProcess
 
 TOTAL = APPENDS * ROWS
@@ -26,8 +26,9 @@ def test_python_stages_pass_on_all_rows_once_in_order_and_nothing_else(
     lines = [line.removeprefix("CAME ") for line in child.output.splitlines() if line.startswith("CAME ")]
     came: dict[str, list[int]] = dict(map(json.loads, lines))
     doubled = [2 * i for i in range(TOTAL)]
-    for begin in "", CAUGHT_UP:
-        for name in ("mapInArrow", "mapInPandas", "arrow udf", "pandas udf", "pickled udf"):
-            assert came[begin + name] == doubled, begin + name
-        assert came[begin + "exploded"] == [value for twice in doubled for value in (twice, -1)]
-        assert sum(came[begin + "counts"]) == TOTAL, "the user's function counts its own rows alone"
+    exploded = [value for twice in doubled for value in (twice, -1)]
+    for name in [*NAMES, *(CAUGHT_UP + name for name in CATCHING_UP)]:
+        if name.endswith("counts"):
+            assert sum(came[name]) == TOTAL, "the user's function counts its own rows alone"
+        else:
+            assert came[name] == (exploded if name.endswith("exploded") else doubled), name
