@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -49,8 +50,10 @@ class LocalEngine:
         return job
 
 
-class LocalJob:
+class LocalJob(ABC):
     """A job of tasks in threads."""
+
+    catches_up = False
 
     def __init__(self, engine: LocalEngine, groups: Sequence[Positions], sink: WriterFactory) -> None:
         self._engine, self._sink = engine, sink
@@ -59,10 +62,6 @@ class LocalJob:
         self._failure: Exception | None = None
         self._threads: list[threading.Thread] = []
 
-    @property
-    def catches_up(self) -> bool:
-        return isinstance(self, LocalCatchUp)
-
     def start(self) -> None:
         source, sink = self._engine.source.readers(), self._sink
         for task in range(len(self.groups)):
@@ -70,8 +69,8 @@ class LocalJob:
             self._threads.append(thread)
             thread.start()
 
-    def _task(self, source: Any, sink: Any, task: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _task(self, source: Any, sink: Any, task: int) -> None: ...
 
     def _transformed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return map(self._engine.transform, batches)
@@ -84,7 +83,7 @@ class LocalJob:
             thread.join(timeout)
         return not self.alive()
 
-    def cancel(self) -> None:
+    def cancel(self) -> None:  # noqa: B027 - there is nothing to do
         """Do nothing: the coordinator closes the connections, and a job that catches up ends."""
 
     def failure(self) -> Exception | None:
@@ -128,6 +127,8 @@ class RunJob(LocalJob):
 
 class LocalCatchUp(LocalJob):
     """A job that reads a backlog as one epoch."""
+
+    catches_up = True
 
     def __init__(
         self, engine: LocalEngine, backlogs: Sequence[Backlog], sink: WriterFactory, epoch: int

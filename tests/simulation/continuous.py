@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -152,7 +153,7 @@ class Engine:
             run.executors = run._world.start(f"executors of {run.driver}")
 
 
-class Job:
+class Job(ABC):
     """A Spark job that ends when its tasks do."""
 
     def __init__(self, engine: Engine, tasks: int, sink: WriterFactory) -> None:
@@ -181,8 +182,8 @@ class Job:
         self._left -= 1
         self._changed.open()
 
-    def _work(self, number: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _work(self, number: int) -> None: ...
 
     def _transformed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for each in batches:

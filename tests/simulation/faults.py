@@ -427,7 +427,7 @@ FAULTS = [
     Fault(
         "a reader does not report that it has skipped rows",
         "continuous/tasks.py",
-        '                self._report("sent", not self._rows and self._source.skipped)\n',
+        '                self._report("sent", not self._reader.rows and self._source.skipped)\n',
         "",
     ),
     Fault(

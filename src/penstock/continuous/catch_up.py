@@ -12,10 +12,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
-from pyspark import AccumulatorParam
+from pyspark import Accumulator, AccumulatorParam
 
 from penstock.continuous.arriving import ArrivingBatches
 from penstock.continuous.connectors.protocol import (
@@ -25,8 +24,7 @@ from penstock.continuous.connectors.protocol import (
     SourceReader,
     WriterFactory,
 )
-from penstock.continuous.tasks import BATCH_ROWS, FLUSH_BYTES, MOST_TIMES, EpochWriter, task_number
-from penstock.instants import now_micros
+from penstock.continuous.tasks import BATCH_ROWS, FLUSH_BYTES, EpochReader, EpochWriter, task_number
 from penstock.json_text import Json
 from penstock.spark.error_boundary import iterate_in_worker
 
@@ -49,30 +47,21 @@ class BacklogReader:
 
     def __init__(self, source: SourceReader, rows: int, seconds: float) -> None:
         self._source, self._most, self._seconds = source, rows, seconds
-        self._rows = 0
-        self._times: list[tuple[int, int, int]] = []
+        self._reader = EpochReader(source)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         until = time.monotonic() + self._seconds
-        while self._rows < self._most and (not self._rows or time.monotonic() < until):
+        while self._reader.rows < self._most and (not self._reader.rows or time.monotonic() < until):
             rows = self._source.read(BATCH_ROWS)
             if rows is not None and rows.num_rows:
-                self._rows += rows.num_rows
-                if len(self._times) < MOST_TIMES:
-                    now = now_micros()
-                    self._times += [(made, now, count) for made, count in self._source.times()]
+                self._reader.note(rows)
                 yield rows
             elif not self._source.behind():
                 return
 
     def report(self) -> Json:
         """Return the task's part of the epoch, as far as it was read."""
-        return {
-            "offsets": {str(partition): end for partition, end in self._source.offsets().items()},
-            "rows": self._rows,
-            "times": self._times[:MOST_TIMES],
-            "last_times": {str(partition): time for partition, time in self._source.last_times().items()},
-        }
+        return self._reader.end()
 
 
 def write_backlog(sink: SinkWriter, epoch: int, groups: Iterable[Sequence[pa.RecordBatch]]) -> Json:
@@ -113,8 +102,7 @@ class CatchUpReader:
     """For how long it reads, at most."""
     job: str
     """The id of the job."""
-    reports: Any
-    """The accumulator of reports."""
+    reports: Accumulator[list[str]]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return iterate_in_worker(self._run())

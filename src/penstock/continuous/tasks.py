@@ -79,6 +79,33 @@ def await_start(channel: Channel) -> tuple[int, dict[int, int]]:
     return message["epoch"], {int(partition): at for partition, at in message["positions"].items()}
 
 
+class EpochReader:
+    """What one task has read of an epoch."""
+
+    def __init__(self, source: SourceReader) -> None:
+        self._source = source
+        self.rows = 0
+        self._times: list[tuple[int, int, int]] = []
+
+    def note(self, rows: pa.RecordBatch) -> None:
+        """Count rows that the source has just returned."""
+        self.rows += rows.num_rows
+        if len(self._times) < MOST_TIMES:
+            now = now_micros()
+            self._times += [(made, now, count) for made, count in self._source.times()]
+
+    def end(self) -> Json:
+        """End an epoch; return the task's report."""
+        report = {
+            "offsets": {str(partition): end for partition, end in self._source.offsets().items()},
+            "rows": self.rows,
+            "times": self._times[:MOST_TIMES],
+            "last_times": {str(partition): time for partition, time in self._source.last_times().items()},
+        }
+        self.rows, self._times = 0, []
+        return report
+
+
 class ReadLoop:
     """The loop that sends rows, markers and fillers; not thread-safe."""
 
@@ -88,8 +115,8 @@ class ReadLoop:
         self._places = pa.repeat(0, filler_rows)
         self._last: pa.RecordBatch | None = None
         self._labels: Labels | None = None
-        self._rows = 0
-        """Rows sent since the last marker."""
+        self._reader = EpochReader(source)
+        """What has been sent since the last marker."""
         self._sent_at = -_GAP
         self._held = False
         """Whether later buffers may hold rows back."""
@@ -97,7 +124,6 @@ class ReadLoop:
         """Whether the driver has paused it."""
         self._reported: set[str] = set()
         """What has been reported in this run, or for skipped rows in this epoch."""
-        self._times: list[tuple[int, int, int]] = []
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         while True:
@@ -122,7 +148,7 @@ class ReadLoop:
                 self._channel.wait(_LONGEST_PAUSE)
             else:
                 # An epoch without rows moves the offsets past lost rows.
-                self._report("sent", not self._rows and self._source.skipped)
+                self._report("sent", not self._reader.rows and self._source.skipped)
                 self._report("grown", self._source.grown)
                 self._source.wait(self._channel)
         self._channel.send("done")
@@ -134,13 +160,10 @@ class ReadLoop:
         return self._source.read(BATCH_ROWS)
 
     def _sent(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        if not self._rows:
+        if not self._reader.rows:
             self._channel.send("sent")
-        self._rows += rows.num_rows
         self._sent_at = time.monotonic()
-        if len(self._times) < MOST_TIMES:
-            now = now_micros()
-            self._times += [(made, now, count) for made, count in self._source.times()]
+        self._reader.note(rows)
         self._last = rows.slice(rows.num_rows - 1)
         # So many rows push these ones through all buffers. After fewer there is no time lost in looking.
         enough = len(self._places)
@@ -157,17 +180,12 @@ class ReadLoop:
         return self._labels.beside(rows, kind, epoch)
 
     def _end_epoch(self, number: int) -> Iterator[pa.RecordBatch]:
-        offsets = {str(partition): end for partition, end in self._source.offsets().items()}
-        times, self._times = self._times[:MOST_TIMES], []
-        last_times = {str(partition): time for partition, time in self._source.last_times().items()}
-        self._channel.send(
-            "read", number=number, offsets=offsets, rows=self._rows, times=times, last_times=last_times
-        )
+        has_rows = self._reader.rows > 0
+        self._channel.send("read", number=number, **self._reader.end())
         self._epoch = number + 1
         self._reported.discard("sent")
-        if self._rows:
+        if has_rows:
             assert self._last is not None
-            self._rows = 0
             marker = self._labelled(self._last, MARKER, number)
             self._held = False
             yield pa.concat_batches([marker, self._fillers()])
