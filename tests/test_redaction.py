@@ -112,6 +112,22 @@ def test_passwords_in_urls_are_removed_as_the_earlier_pattern_did(text: str) -> 
             "https://host/?next=a%3Fpassword%3D{}%26b",
             "password%253D{}",
             "sv%3D1%26sig%3D{}",
+            "alter role app password $$a {}$$",
+            "alter role app password $x$a\n{}$x$ login",
+            "create user app identified by '{} x'",
+            "CREATE USER app IDENTIFIED BY {};",
+            "db_password:\n  a {}",
+            "password: |\n    {}\n",
+            "<db:password type='x'>a {}</db:password>",
+            "<ClientSecret>{}",
+            "<password>\n  {}\n</password>",
+            "DB_PASS={} x",
+            "?user=a&pass={}&b",
+            "sent ghp_{}",
+            "xoxb-{}-1",
+            "glpat-1{}",
+            "sk_live_{}",
+            "a eyJhbGci.eyJzdWIi{}.x",
         ]
     ),
     behind=TEXTS,
@@ -193,6 +209,12 @@ def test_an_unclosed_quoted_secret_is_removed_to_the_end() -> None:
         ("next=%2Fa%3Ftoken%3Dx%26b%3D1", "next=%2Fa%3Ftoken%3D***%26b%3D1"),
         ("the bearer of a token", "the bearer of a token"),
         ("https://h//a:b", "https://h//a:b"),
+        ("alter role a password $$x$$ login", "alter role a password *** login"),
+        ("create user a identified by 'x' account lock", "create user a identified by *** account lock"),
+        ("db:\n  password:\n    x y\n  host: h", "db:\n  password:\n    ***\n  host: h"),
+        ("<user>a</user><password>x</password>", "<user>a</user><password>***</password>"),
+        ("DB_PASS=x DB_HOST=h", "DB_PASS=*** DB_HOST=h"),
+        ("the token ghp_abc, and more", "the token ghp_***, and more"),
     ],
 )
 def test_the_text_around_a_password_is_kept(text: str, shown: str) -> None:
@@ -220,6 +242,9 @@ def test_the_text_around_a_password_is_kept(text: str, shown: str) -> None:
         "the cookie was refused; authorization failed",
         "-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----",
         "a 100%3D sign, and a name%3Dvalue",
+        "the second pass: 3 rows; bypass=1, compass=2, passes=3",
+        "rows are identified by their key, eyJhbGci",
+        "<p>the password</p> <passwords/> run --password <password> --host <host>",
     ],
 )
 def test_texts_without_a_secret_are_shown_unchanged(text: str) -> None:
@@ -281,6 +306,9 @@ REPEATED = (
     "-----END ",
     "-----BEGIN PRIVATE KEY----------END ", "-key", "-key: ", "a-key:\n", "%", "%25", "token%25", "token%3D",
     "token%3D%", "%26sig",
+    "<password>", "<password", "<password ", "<token", "pass=", "password:\n ", "password: |\n ",
+    "password $a$", "<password>\n", "identified by ", "identified by '", "eyJ", "eyJ.", "eyJa.eyJ",
+    "ghp_", "sk_live_",
 )  # fmt: skip
 SHORTER = 10_000
 

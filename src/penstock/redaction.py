@@ -27,7 +27,10 @@ _PEM = r"[A-Z0-9 ]{0,40}?PRIVATE KEY(?: BLOCK)?-----"
 _PRIVATE_KEY = re.compile(rf"(-----BEGIN {_PEM}).*?(?=-----END {_PEM}|\Z)", re.DOTALL)
 # With the prefix of a literal in SQL or Python. A quote that is not closed is redacted to the end of the
 # text.
-_QUOTED = r"""(?:(?:[BEFNRUX]|[BR]{2}|U&)?(?:"(?:[^"\\]|\\.)*+"?|'(?:[^'\\]|\\.)*+'?))"""
+_QUOTED = (
+    r"""(?:(?:[BEFNRUX]|[BR]{2}|U&)?(?:"(?:[^"\\]|\\.)*+"?|'(?:[^'\\]|\\.)*+'?)"""
+    r"""|\$\w*+\$[^$]*+(?:\$\w*+\$)?+)"""
+)
 # JSON inside JSON has backslashes before its quotes.
 _ESCAPED = r"""(?:\\++["'][^"'\\]*+(?:\\++["'])?+)"""
 
@@ -38,9 +41,12 @@ def _named(words: str) -> str:
 
 
 # A quoted value, as in JSON and SQL, ends with its quote. Any other may contain blanks, as in libpq's
-# keyword strings and in YAML, so that it is redacted to the end of the line.
+# keyword strings and in YAML, so that it is redacted to the end of the line, which in YAML may be the next
+# one.
 _PASSWORD = re.compile(
-    rf"({_named('password|passphrase')}(?::[ \t]*+)?+){_QUOTED}|({_named('password|passphrase')}[=:])[^\n]*",
+    rf"({_named('password|passphrase')}(?::[ \t]*+)?+){_QUOTED}"
+    rf"|({_named('password|passphrase')}:[ \t]*+(?:[|>][+-]?+)?+\r?\n[ \t]++)[^\n]*"
+    rf"|({_named('password|passphrase')}[=:])[^\n]*",
     re.IGNORECASE | re.DOTALL,
 )
 # The first line is of names that are also options of commands. Then headers such as
@@ -98,6 +104,21 @@ _ENCODED = re.compile(
 _ALONE = re.compile(
     r"(\b(?i:bearer)[ \t]++)(?:[\w.~+/=-]{8,}+|[\w.~+/=-]++\Z)"
     r"|(\bPGPASSWORD[ \t]++)(?!(?:and|for|from|in|is|or|to)\b)\S++"
+    # MySQL's and Oracle's password of a user, and that of a setting such as DB_PASS.
+    rf"|(\b(?i:identified[ \t]++by[ \t]++(?:password[ \t]++)?+))(?i:{_QUOTED})"
+    r"|(\b(?i:user[ \t]++[\w.@%-]++[ \t]++identified[ \t]++by[ \t]++))[^\s;]++"
+    r"|((?<![^\W_])(?i:pass)=)[^\s,;&)}\]]++"
+)
+# Tokens that are known by their beginning: of GitHub, GitLab, Slack, Stripe and OpenAI, and JSON Web Tokens.
+_TOKEN = re.compile(
+    r"(\b(?:gh[oprsu]_|github_pat_|glpat-|xox[abeprs]-|[rs]k[-_](?:live|proj|test|ant)[-_]|eyJ(?=[\w-]*+\.eyJ)))"
+    r"[\w.-]++"
+)
+# An element of XML. A usage message has names in such brackets, too.
+_XML = re.compile(
+    rf"(<(?=[\w:.-]*?(?:password|passphrase|{_OPTIONS}))[\w:.-]++[^<>/]*+>)"
+    r"(?:(?![\s\])|])[^<]++|[ \t\r]*+\n[^<]++(?=</|\Z))",
+    re.IGNORECASE,
 )
 # The literals of PostgreSQL's SQL; one that is not closed is cut off there.
 _LITERAL = re.compile(
@@ -135,7 +156,7 @@ def redact(text: str, secrets: Sequence[str] = ()) -> str:
     shown = _PRIVATE_KEY.sub(r"\1***", text[:SEARCHED_CHARACTERS])
     shown = without_user_info(shown, cut=cut)
     shown = _ENCODED.sub(r"\1***", _IN_QUERY.sub(r"\1***", shown))
-    for pattern in (_PAIR, _PASSWORD, _HEADER, _OTHER, _OPTION, _ALONE):
+    for pattern in (_XML, _PAIR, _PASSWORD, _HEADER, _OTHER, _OPTION, _ALONE, _TOKEN):
         shown = pattern.sub(_starred, shown)
     return f"{shown}…" if cut else shown
 

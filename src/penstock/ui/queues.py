@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import pyarrow.compute as pc
+
 from penstock.errors import PenstockError
 from penstock.feeds.contract import DEAD_LETTERS, REASON, VALUE
 from penstock.json_text import Json
-from penstock.redaction import sentence
+from penstock.redaction import SEARCHED_CHARACTERS, sentence
 from penstock.store.database import Database
 from penstock.store.log import partition_log
 from penstock.store.records.catalog import QueueRecord
@@ -168,7 +170,7 @@ class DeadLetters:
     def _letter(self, at: int, reason: str, value: str | None) -> Json:
         """Return a letter with its value as it is, and its reason without passwords, keys and tokens."""
         reason = sentence(reason, CHARACTERS, self._secrets)
-        return {"at": iso(at), "reason": reason, "value": None if value is None else value[:CHARACTERS]}
+        return {"at": iso(at), "reason": reason, "value": value}
 
 
 def _last(
@@ -187,6 +189,11 @@ def _last(
         with_runs=True,
     )
     for chunk in chunks:
-        for row_index, values in enumerate(chunk.batch.to_pylist(), chunk.start):
-            letters.append((chunk.timestamp_of(row_index), values[REASON], values[VALUE]))
+        # Cut before they become Python objects, as anybody's rows can be long.
+        reasons, values = (
+            pc.utf8_slice_codeunits(chunk.batch.column(name), 0, most).to_pylist()
+            for name, most in ((REASON, SEARCHED_CHARACTERS + 1), (VALUE, CHARACTERS))
+        )
+        times = map(chunk.timestamp_of, range(chunk.start, chunk.end))
+        letters += zip(times, reasons, values, strict=True)
     return letters
