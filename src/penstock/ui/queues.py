@@ -178,7 +178,7 @@ def _last(
 ) -> list[tuple[int, str, str | None]]:
     """Return the last letters of a partition: when each was appended, its reason and its value."""
     start = max(partition.first_index, partition.next_index - NEWEST)
-    letters = []
+    letters: list[tuple[int, str, str | None]] = []
     chunks = partition_log.read(
         database,
         record,
