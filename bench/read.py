@@ -55,7 +55,7 @@ def merged(url: str, name: str) -> tuple[Result, float]:
         table = rows(SMALL_APPENDS)
         one, many = store.create_queue("one", SCHEMA), store.create_queue("many", SCHEMA)
         one.append(table)
-        store._maintainer.close()
+        store.maintainer.close()
         _one_by_one(many)
         merging = timed(many.compact)
         result = speed(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock import redaction
 from penstock.errors import InvalidUrlError, QueueNotFoundError
 from penstock.lake.storage import without_secrets
-from penstock.modes.previewing.run import _refusal
+from penstock.modes.previewing.run import refusal
 from penstock.pipeline.progress_format import ends_of, error_of
 from penstock.redaction import redact, sentence, without_literals, without_user_info
 from penstock.spark.checkpoint import redact_location, redacted_cause
@@ -287,7 +287,7 @@ LOOKS: dict[str, Callable[[str], object]] = {
     "a library's error": lambda text: without_secrets(OSError(text), {}),
     "a query's error": lambda text: error_of(RuntimeError(text)),
     "Spark's account": lambda text: original_error(RuntimeError(text)),
-    "a refusal of Spark's": lambda text: _refusal(RuntimeError(text)),
+    "a refusal of Spark's": lambda text: refusal(RuntimeError(text)),
     "Spark's names": lambda text: ends_of({"sink": {"description": text}}, ()),
 }
 REPEATED = (

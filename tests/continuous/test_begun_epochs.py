@@ -80,7 +80,7 @@ def test_its_driver_may_resume_and_commit_it(
     pause = Pause(monkeypatch, query.logs, "write_commit")
     query.start()
     pause.reached()
-    query.logs._add("commits/0", "v1\n{}")
+    query.logs.add("commits/0", "v1\n{}")
     pause.wake()
     assert query.join(PATIENCE)
     assert isinstance(query.failure, OwnerFencedError), query.failure

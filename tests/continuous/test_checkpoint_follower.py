@@ -33,7 +33,7 @@ def offset(number: int) -> dict[str, list[int]]:
 
 
 def logged(logs: CheckpointLog) -> tuple[list[int], list[int]]:
-    return logs._numbers("offsets"), logs._numbers("commits")
+    return logs.numbers("offsets"), logs.numbers("commits")
 
 
 class Disk:
@@ -115,7 +115,7 @@ def test_another_epoch_under_the_same_number_is_told_to_the_query(
         "newest": follower.newest,
     }
     if told != "flush":
-        wait_until(lambda: follower._failure is not None)
+        wait_until(lambda: follower.failure is not None)
     with pytest.raises(OwnerFencedError, match="has other rows in the checkpoint"):
         actions[told]()
     assert logs.only_offset(0) == {"to": [99]}
@@ -154,5 +154,5 @@ def test_it_logs_everything_before_it_ends(logs: CheckpointLog, monkeypatch: pyt
     for number in range(5):
         made.add(number, offset(number))
     made.end()
-    assert max(logs._numbers("commits")) == 4
-    wait_until(lambda: made._thread is not None and not made._thread.is_alive())
+    assert max(logs.numbers("commits")) == 4
+    wait_until(lambda: made.thread is not None and not made.thread.is_alive())

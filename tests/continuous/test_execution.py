@@ -151,7 +151,7 @@ def test_a_query_stopped_while_its_run_fails_ends_and_repeats_the_rest_when_rest
     query = copy.add().query(start=False)
 
     def grown(*_: object) -> None:
-        query._stopping = True
+        query.stopping = True
         raise QueueGrown("it has more partitions by now")
 
     monkeypatch.setattr(query.sink, "commit", grown)
@@ -204,13 +204,13 @@ def test_an_idle_query_polls_its_source_rarely(copy: Copy, monkeypatch: pytest.M
     query = copy.add().query()
     copy.through(query)
     asked: list[Any] = []
-    looks, look = [], query._check_source
+    looks, look = [], query.check_source
 
     def looking() -> None:
         look()
         looks.append(len(asked))
 
-    monkeypatch.setattr(query, "_check_source", looking)
+    monkeypatch.setattr(query, "check_source", looking)
     # By the first one the last commit has told the source of its offset.
     wait_until(lambda: looks, PATIENCE, "it is idle")
     monkeypatch.setattr(query.source, "logged", asked.append)
@@ -279,7 +279,7 @@ def test_partitions_share_the_available_slots(copy: Copy) -> None:
 def test_tasks_that_do_not_start_are_an_error(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BACK_OFF", 0.001)
     query = copy.query(start=False)
-    query._settings = Settings(0.01, start_timeout=0.05)
+    query.settings = Settings(0.01, start_timeout=0.05)
     monkeypatch.setattr(copy.engine, "job", lambda *_, **__: _Nothing())
     query.start()
     assert query.join(PATIENCE)

@@ -48,7 +48,7 @@ def test_a_limit_may_be_reached_before_the_driver_is_informed_of_the_rows(
     copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Readers and writers have separate connections."""
-    hear, settled, looked = EpochCoordinator._receive, EpochCoordinator.settled, threading.Event()
+    hear, settled, looked = EpochCoordinator.receive, EpochCoordinator.settled, threading.Event()
 
     def late(self: EpochCoordinator, role: str, task: int, message: Json) -> bool:
         if message["kind"] == "sent":
@@ -60,7 +60,7 @@ def test_a_limit_may_be_reached_before_the_driver_is_informed_of_the_rows(
         looked.set()
         return bool(found)
 
-    monkeypatch.setattr(EpochCoordinator, "_receive", late)
+    monkeypatch.setattr(EpochCoordinator, "receive", late)
     monkeypatch.setattr(EpochCoordinator, "settled", property(look))
     ended(copy.add(40), 11)
     check(copy, 11)

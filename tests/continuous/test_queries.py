@@ -150,19 +150,19 @@ def test_the_micro_batch_engine_finds_an_epoch_that_only_the_sink_has(
     if not first:
         copy.add()
         query.processAllAvailable()
-    will_die_behind(monkeypatch, query._execution, query._execution.sink, "commit")
+    will_die_behind(monkeypatch, query.execution, query.execution.sink, "commit")
     copy.add()
-    assert query._execution.join(PATIENCE)
-    assert isinstance(query._execution.failure, Died)
-    committed = query._execution.logs.last_commit()
-    assert query._execution.sink.newest().number == (0 if committed is None else committed + 1)
+    assert query.execution.join(PATIENCE)
+    assert isinstance(query.execution.failure, Died)
+    committed = query.execution.logs.last_commit()
+    assert query.execution.sink.newest().number == (0 if committed is None else committed + 1)
     copy.add()
     again = copy.start(NOW)
     again.awaitTermination()
     assert copy.rows() == copy.expected()
     assert again.id == query.id
     # The epoch, and a micro-batch for the rest.
-    assert query._execution.logs.last_commit() == (1 if committed is None else committed + 2)
+    assert query.execution.logs.last_commit() == (1 if committed is None else committed + 2)
     assert copy.store.consumer("c").lag("in").rows == 0
 
 
@@ -196,7 +196,7 @@ def test_a_micro_batch_missing_from_the_checkpoint_is_found_in_the_sink(
 @one_store
 def test_a_query_without_a_checkpoint_uses_a_temporary_one(copy: Copy) -> None:
     query = copy.start(checkpoint=None)
-    place = Path(query._execution.logs.location)
+    place = Path(query.execution.logs.location)
     assert (place / "metadata").exists()
     copy.add()
     query.processAllAvailable()

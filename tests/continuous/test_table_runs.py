@@ -86,7 +86,7 @@ def test_rows_that_a_job_that_catches_up_has_staged_are_dropped_when_it_fails(
     running = table.add(60).query(start=False)
     monkeypatch.setattr(module, "_RESTARTS", 5)
     monkeypatch.setattr(module, "_BACK_OFF", 0.001)
-    made, staged = running._engine.catch_up_job, []
+    made, staged = running.engine.catch_up_job, []
 
     def fails_once(*arguments: Any) -> Any:
         job = made(*arguments)
@@ -98,7 +98,7 @@ def test_rows_that_a_job_that_catches_up_has_staged_are_dropped_when_it_fails(
         staged.append(table.staged())
         raise RuntimeError("the job has failed")
 
-    monkeypatch.setattr(running._engine, "catch_up_job", fails_once)
+    monkeypatch.setattr(running.engine, "catch_up_job", fails_once)
     running.start()
     table.through(running)
     assert staged[0] > 0

@@ -113,17 +113,17 @@ def test_the_micro_batch_engine_finds_an_epoch_that_only_the_table_has(
     if not first:
         filled.add_ids(0, 3)
         running.processAllAvailable()
-    will_die_behind(monkeypatch, running._execution, running._execution.sink, "commit")
+    will_die_behind(monkeypatch, running.execution, running.execution.sink, "commit")
     filled.add_ids(3, 6)
-    assert running._execution.join(PATIENCE)
-    assert isinstance(running._execution.failure, Died)
-    committed = running._execution.logs.last_commit()
-    assert running._execution.sink.newest().number == (0 if committed is None else committed + 1)
+    assert running.execution.join(PATIENCE)
+    assert isinstance(running.execution.failure, Died)
+    committed = running.execution.logs.last_commit()
+    assert running.execution.sink.newest().number == (0 if committed is None else committed + 1)
     filled.add_ids(6, 9)
     filled.start(trigger=NOW).awaitTermination()
     assert rows(filled.url, "t", "id") == [(i,) for i in range(3 if first else 0, 9)]
     # The epoch, and a micro-batch for the rest.
-    assert running._execution.logs.last_commit() == (1 if committed is None else committed + 2)
+    assert running.execution.logs.last_commit() == (1 if committed is None else committed + 2)
     assert filled.store.consumer("c").lag("in").rows == 0
 
 

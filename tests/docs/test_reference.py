@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock.errors import PenstockError
-from penstock.spark.session import _settings
+from penstock.spark.session import session_settings
 from scripts import option_tables, reference
 from tests.support.pages import DOCS
 
@@ -58,7 +58,7 @@ def test_every_option_has_a_row(table: str) -> None:
 
 def test_the_options_page_has_every_session_setting() -> None:
     page = (DOCS / "options.md").read_text()
-    for name in _settings(stateful=False, pipelined=True):
+    for name in session_settings(stateful=False, pipelined=True):
         assert f"`{name}`" in page
 
 

@@ -59,7 +59,7 @@ def newest_texts(store: penstock.Store) -> Any:
 def publisher(store: penstock.Store, store_url: str) -> Iterator[Publisher]:
     found = Publisher(store_url)
     yield found
-    for run_id in list(found._followed):
+    for run_id in list(found.followed):
         found.end(run_id, None)
     found.settle_all(10)
 
@@ -195,12 +195,12 @@ def test_a_store_that_does_not_respond_is_logged_once_and_reported_to_later(
     for batch in range(1000):
         publisher.progressed("run", progress_report(batch, 1))
     assert time.monotonic() - began < 1
-    wait_until(lambda: publisher._unavailable, 20)
+    wait_until(lambda: publisher.unavailable, 20)
     assert not publisher.settle("run", 5)
     publisher.progressed("run", progress_report(1000, 1))
     for _ in range(3):
-        again = publisher._again_at
-        wait_until(lambda again=again: publisher._again_at > again, 20)
+        again = publisher.again_at
+        wait_until(lambda again=again: publisher.again_at > again, 20)
     with penstock.connect(store_url) as store:
         wait_until(lambda: progress(store), 20)
         publisher.end("run", None)
@@ -218,7 +218,7 @@ def test_reporting_the_end_to_an_unavailable_store_is_given_up(
     monkeypatch.setattr(module, "GIVEN_UP_SECONDS", 0.2)
     publisher = Publisher(f"sqlite:///{tmp_path}/none.db")
     publisher.begin(RUN)
-    thread = publisher._thread
+    thread = publisher.thread
     publisher.end("run", None)
     assert thread is not None
     thread.join(20)
@@ -230,7 +230,7 @@ def test_the_thread_stops_with_the_last_query_and_starts_with_the_next(
 ) -> None:
     for number in range(2):
         publisher.begin(QueryRun("id", f"run {number}", None, "continuous", 5))
-        thread = publisher._thread
+        thread = publisher.thread
         assert thread is not None
         publisher.end(f"run {number}", None)
         assert publisher.settle(f"run {number}", 10)
@@ -308,5 +308,5 @@ def test_a_child_process_does_not_report_its_parents_queries(tmp_path: Path) -> 
     publisher = Publisher(f"sqlite:///{tmp_path}/none.db")
     publisher.begin(RUN)
     publisher.after_fork_in_child()
-    assert publisher._followed == {}
-    assert publisher._thread is None
+    assert publisher.followed == {}
+    assert publisher.thread is None

@@ -48,7 +48,7 @@ def append_under(clock: Clock, queue: penstock.Queue, ahead: int, *values: int, 
     clock.set(ahead)
     queue.append(rows(*values), partition)
     clock.set(0)
-    database = queue._database
+    database = queue.database
     if database.dialect == "postgres":  # its server's clock cannot be set
         where = f"queue_id = {queue.record.queue_id} and partition = {partition}"
         newest = f"end_index = (select max(end_index) from penstock.segment where {where})"
@@ -68,7 +68,7 @@ def times(queue: penstock.Queue, partition: int = 0) -> list[int]:
         "where queue_id = {} and partition = {} order by end_index"
     )
     text = text.format(queue.record.queue_id, partition)
-    database = queue._database
+    database = queue.database
     found = run_sql(database, text)
     return [timestamp for count, timestamp in found for _ in range(count)]
 
@@ -85,7 +85,7 @@ def poisoned(
 
     There is no background maintenance.
     """
-    store._maintainer.close()
+    store.maintainer.close()
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(0, 1), 0)
     append_under(clock, queue, ahead, 2)
@@ -222,7 +222,7 @@ def test_retention_works_until_the_clock_has_reached_the_newest_row(
     store: penstock.Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each append is dated a little after the one before it, so the last one is later than the first."""
-    monkeypatch.setattr(partition_log, "_gap", lambda: DAY)
+    monkeypatch.setattr(partition_log, "gap_after_last", lambda: DAY)
     queue = poisoned(store, clock, 10 * DAY)
     for value in range(3, 23):
         queue.append(rows(value), 0)
@@ -246,7 +246,7 @@ def test_an_append_to_several_partitions_does_not_spread_a_wrong_time(
 
 
 def _home(queue: penstock.Queue, n: int) -> int:
-    _, placement = queue._current_placement()
+    _, placement = queue.current_placement()
     import pyarrow as pa
 
     return int(placement.targets(pa.table({"n": [n], "s": pa.array([None], pa.string())}, SCHEMA))[0].as_py())

@@ -88,7 +88,7 @@ def test_times_of_other_rows_are_refused_and_take_no_memory(store: Store, ends: 
     put(store, "payload.runs", encode(pa.RecordBatch.from_arrays(columns, schema=schema)).to_pybytes())
     before = pa.total_allocated_bytes()
     with pytest.raises(StoreError, match="are stored for other rows") as caught:
-        list(partition_log.read(store.database, queue._record, 0, 0, 3, with_runs=True))
+        list(partition_log.read(store.database, queue.record, 0, 0, 3, with_runs=True))
     assert caught.value.condition == "SEGMENT_UNREADABLE"
     assert pa.total_allocated_bytes() < before + (1 << 20)
 
@@ -152,7 +152,7 @@ def test_columns_that_came_later_are_filled_for_the_rows_that_are_read(store: St
     expected = {"flag": True} | dict.fromkeys(queue.schema.names[1:])
     assert queue.read(0, 5, max_rows=2).to_pylist() == [expected] * 2
     ends, largest = [], 0
-    for chunk in partition_log.read(store.database, queue._record, 0, 3, 1 << 24, with_runs=True):
+    for chunk in partition_log.read(store.database, queue.record, 0, 3, 1 << 24, with_runs=True):
         ends.append(chunk.end)
         largest = max(largest, pa.total_allocated_bytes() - before)
     assert ends[-1] == 1 << 24

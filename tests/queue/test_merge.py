@@ -17,7 +17,7 @@ from tests.support.queues import SCHEMA, backdate, numbers, rows, settle
 
 
 def _segments(queue: penstock.Queue, partition: int = 0) -> list[Any]:
-    return queue._database.run(
+    return queue.database.run(
         lambda tx: tx.all(
             "read_segments",
             queue_id=queue.record.queue_id,
@@ -34,7 +34,7 @@ def _appends(queue: penstock.Queue) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     segments = {segment.start_index: segment for segment in _segments(queue)}
     end = queue.info().partitions[0].next_index
-    for chunk in partition_log.read(queue._database, queue.record, 0, 0, end, with_runs=True):
+    for chunk in partition_log.read(queue.database, queue.record, 0, 0, end, with_runs=True):
         count = chunk.end - chunk.start
         if chunk.runs is None:
             segment = segments[chunk.start]
@@ -124,7 +124,7 @@ def test_the_number_of_segments_stays_low_and_rows_are_rarely_rewritten(
         segments.append(Fake(end, end + size))
         end += size
         if len(segments) // MERGE_FAN_IN > (len(segments) - 1) // MERGE_FAN_IN:
-            for group in compact._groups(compact._crowd(segments[: -compact._NEWEST - 1 : -1])):
+            for group in compact.groups(compact.crowd(segments[: -compact.NEWEST - 1 : -1])):
                 if len(group) > 1:
                     first = segments.index(group[0])
                     segments[first : first + len(group)] = [Fake(group[0].start_index, group[-1].end_index)]
@@ -168,10 +168,10 @@ def test_a_merge_that_comes_too_late_changes_nothing(store: penstock.Store) -> N
         queue.append(rows(n))
     run = _segments(queue)
     queue.trim(0, 3)
-    assert compact._merge_run(store.database, queue.record, 0, run) == 0
+    assert compact.merge_run(store.database, queue.record, 0, run) == 0
     run = _segments(queue)
     assert queue.compact() == 6
-    assert compact._merge_run(store.database, queue.record, 0, run) == 0
+    assert compact.merge_run(store.database, queue.record, 0, run) == 0
     assert numbers(queue.read(0, 3)) == list(range(3, 10))
 
 
@@ -180,9 +180,9 @@ def test_a_replacement_of_segments_that_comes_too_late_changes_nothing(store: pe
     for n in range(4):
         queue.append(rows(n))
     run = _segments(queue)
-    _, loaded = compact._payloads(store.database, queue.record, 0, run)
+    _, loaded = compact.payloads(store.database, queue.record, 0, run)
     queue.trim(0, 1)
-    batches = compact._within_memory(queue.record, loaded)
+    batches = compact.within_memory(queue.record, loaded)
     assert not compact._replace(store.database, queue.record, 0, loaded, batches)
     assert numbers(queue.read(0, 1)) == [1, 2, 3]
 
@@ -194,8 +194,8 @@ def test_segments_of_a_restored_backup_are_not_replaced_by_a_merge_of_earlier_on
     queue = store.create_queue("q", SCHEMA)
     for n in range(4):
         queue.append(rows(n))
-    _, loaded = compact._payloads(store.database, queue.record, 0, _segments(queue))
-    batches = compact._within_memory(queue.record, loaded)
+    _, loaded = compact.payloads(store.database, queue.record, 0, _segments(queue))
+    batches = compact.within_memory(queue.record, loaded)
     backdate(store, 1)
     assert not compact._replace(store.database, queue.record, 0, loaded, batches)
     assert len(_segments(queue)) == 4
@@ -297,6 +297,6 @@ def test_maintenance_of_a_dropped_queue_is_skipped(
     queue.append(rows(1))
     store.drop_queue("q")
     settle(store)
-    store._maintainer.after_change(queue.record, [0])
+    store.maintainer.after_change(queue.record, [0])
     settle(store)
     assert caplog.text == ""

@@ -190,7 +190,7 @@ def test_background_maintenance_sweeps_old_staged_rows_now_and_then(store: penst
     queue.append(rows(1))
     settle(store)
     assert store.info().staged_segments == 2, "not with every maintenance"
-    store._maintainer._cleaning_due -= CLEANING_SECONDS
+    store.maintainer.cleaning_due -= CLEANING_SECONDS
     queue.append(rows(2))
     settle(store)
     assert store.info().staged_segments == 1

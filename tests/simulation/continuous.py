@@ -89,7 +89,7 @@ class ContinuousRun:
     def owned(self) -> bool:
         """Whether it has taken its consumer over."""
         execution = self.execution
-        return execution is not None and (execution.coordinator or execution._job) is not None
+        return execution is not None and (execution.coordinator or execution.job) is not None
 
     @property
     def busy(self) -> bool:
@@ -97,7 +97,7 @@ class ContinuousRun:
         if self.ended or self.execution is None:
             return False
         coordinator = self.execution.coordinator
-        return self.execution._job is not None or (coordinator is not None and not coordinator._epochs.idle)
+        return self.execution.job is not None or (coordinator is not None and not coordinator.epochs.idle)
 
     def at_rest(self, ends: list[int]) -> bool:
         """Whether everything that is there is committed."""
@@ -105,7 +105,7 @@ class ContinuousRun:
             return self.failure is None
         execution = self.execution
         coordinator = None if execution is None else execution.coordinator
-        if coordinator is None or execution is None or not coordinator._epochs.idle:
+        if coordinator is None or execution is None or not coordinator.epochs.idle:
             return False
         return all(execution.committed.positions.get(part, 0) >= end for part, end in enumerate(ends))
 

@@ -93,8 +93,8 @@ FAULTS = [
     Fault(
         "an append does not wait for the disk",
         "queue/queue.py",
-        "self._database.run(work, idempotent=idempotent)",
-        "self._database.run(work, durable=False, idempotent=idempotent)",
+        "self.database.run(work, idempotent=idempotent)",
+        "self.database.run(work, durable=False, idempotent=idempotent)",
     ),
     Fault(
         "an at-least-once sink that lacks the micro-batch before takes the next one",
@@ -334,8 +334,8 @@ FAULTS = [
     Fault(
         "a continuous query does not begin another run when its source grows",
         "continuous/driver/execution.py",
-        "return self._stopping or run.coordinator.grown or behind",
-        "return self._stopping or behind",
+        "return self.stopping or run.coordinator.grown or behind",
+        "return self.stopping or behind",
     ),
     Fault(
         "an epoch that the sink has refused counts as committed",
@@ -409,8 +409,8 @@ FAULTS = [
     Fault(
         "a run ends before its readers rest",
         "continuous/driver/coordinator.py",
-        "            return len(self._paused) == self.tasks and self._epochs.idle\n",
-        "            return self._epochs.idle\n",
+        "            return len(self._paused) == self.tasks and self.epochs.idle\n",
+        "            return self.epochs.idle\n",
     ),
     Fault(
         "rows after a marker are those of the epoch before it",

@@ -197,7 +197,7 @@ def test_strangers_who_reconnect_repeatedly_block_nobody(
 
 
 def test_a_task_retries_when_the_driver_is_busy(monkeypatch: pytest.MonkeyPatch, address: Address) -> None:
-    real, tries = driver_endpoint._connect_once, []
+    real, tries = driver_endpoint.connect_once, []
 
     def late(address: Address, deadline: float) -> Connection:
         tries.append(address)
@@ -207,7 +207,7 @@ def test_a_task_retries_when_the_driver_is_busy(monkeypatch: pytest.MonkeyPatch,
             raise EOFError
         return real(address, deadline)
 
-    monkeypatch.setattr(driver_endpoint, "_connect_once", late)
+    monkeypatch.setattr(driver_endpoint, "connect_once", late)
     assert address.ask(b"abc") == b"cba"
     assert len(tries) == 2
 

@@ -114,13 +114,17 @@ def test_a_second_session_is_refused(spark: SparkSession, store_url: str) -> Non
 
 def test_spark_knows_every_setting_of_a_session(spark: SparkSession) -> None:
     """A setting with a wrong name would silently do nothing."""
-    keys = [key for key in session._settings(stateful=False, pipelined=False) if key.startswith("spark.sql.")]
+    keys = [
+        key
+        for key in session.session_settings(stateful=False, pipelined=False)
+        if key.startswith("spark.sql.")
+    ]
     assert {key for key in keys if not spark.conf.isModifiable(key)} == {_READ_FROM_HADOOPS}
 
 
 def test_a_local_checkpoint_starts_no_process_for_each_file_link(spark: SparkSession, tmp_path: Path) -> None:
     """The class has to exist, and queries of the session have to write their checkpoints with it."""
-    chosen = session._settings(stateful=False, pipelined=False)[_READ_FROM_HADOOPS]
+    chosen = session.session_settings(stateful=False, pipelined=False)[_READ_FROM_HADOOPS]
     checkpointing = jvm_of(spark).org.apache.spark.sql.execution.streaming.checkpointing
     files = checkpointing.CheckpointFileManager
     conf = spark._jsparkSession.sessionState().newHadoopConf()

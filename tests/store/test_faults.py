@@ -27,7 +27,7 @@ def test_a_full_disk_is_reported_and_earlier_appends_stay(tmp_path: Path) -> Non
         queue = store.create_queue("q", SCHEMA)
         table = _big(500)
         queue.append(table)
-        (connection,) = store.database._pool.idle
+        (connection,) = store.database.pool.idle
         pages = connection.execute("pragma page_count").fetchone()[0]
         connection.execute(f"pragma max_page_count = {pages + 10}")
         with pytest.raises(StoreFullError, match="free some disk space; nothing of this was written"):

@@ -153,8 +153,8 @@ def test_a_fork_does_not_wait_for_a_thread_that_is_connecting(store_url: str) ->
             time.sleep(0.3)
             return connect()
 
-        store.database._pool._connect = slowly
-        store.database._pool.drain()
+        store.database.pool.connect = slowly
+        store.database.pool.drain()
         thread = threading.Thread(target=store.queues)
         thread.start()
         assert connecting.wait(20)

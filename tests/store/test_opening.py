@@ -199,7 +199,7 @@ def test_an_open_store_whose_file_was_removed_refuses_all_use(tmp_path: Path, re
             with pytest.raises(StoreNotFoundError, match="removed or replaced"):
                 use()
         # A new connection neither makes the file anew nor takes another store for this one.
-        store.database._pool.drain()
+        store.database.pool.drain()
         with pytest.raises(StoreError):
             store.queues()
     assert (tmp_path / "x.db").exists() == replaced

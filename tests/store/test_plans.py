@@ -227,7 +227,7 @@ LOOKS: dict[str, tuple[Parameters, set[str]]] = {
 
 @contextmanager
 def as_the_store(database: Database) -> Iterator[Any]:
-    connection = database._connect()
+    connection = database.connected()
     yield connection
     connection.close()
 

@@ -90,7 +90,7 @@ def test_no_store_is_created_with_create_false(store_url: str, tmp_path) -> None
 
 def test_the_error_for_a_missing_store_has_no_password() -> None:
     url = parse_url("postgresql://app:hunter22@db/shop?schema=a&sslmode=prefer")
-    assert str(store_schema._missing(PostgresDatabase(url))) == (
+    assert str(store_schema.missing(PostgresDatabase(url))) == (
         "[STORE_NOT_FOUND] there is no store at postgresql://app@db/shop?schema=a&sslmode=prefer: create "
         "one with `penstock store init --url 'postgresql://app@db/shop?schema=a&sslmode=prefer'`, with its "
         "password in the URL"

@@ -81,17 +81,17 @@ def test_threads_share_few_connections(store: penstock.Store) -> None:
         thread.join()
     assert failures == []
     assert len({row["n"] for row in queue.read(0, 0).to_pylist()}) == 10 * pool.SIZE
-    assert len(store.database._pool.idle) <= pool.SIZE
+    assert len(store.database.pool.idle) <= pool.SIZE
 
 
 def test_connections_that_nobody_uses_are_closed(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "IDLE_SECONDS", 0.05)
-    monkeypatch.setattr(pool, "_cleaner", pool._Cleaner())
+    monkeypatch.setattr(pool, "cleaner", pool.Cleaner())
     closed, disconnect = [], store.database.disconnect
     monkeypatch.setattr(
-        store.database._pool, "_disconnect", lambda each: (closed.append(each), disconnect(each))
+        store.database.pool, "disconnect", lambda each: (closed.append(each), disconnect(each))
     )
     with store.database.transaction() as outer:
         with store.database.transaction(write=False):
@@ -99,7 +99,7 @@ def test_connections_that_nobody_uses_are_closed(
         wait_until(lambda: len(closed) == 1)
         _add(outer, "a")  # whose connection is in use, and stays open
     wait_until(lambda: len(closed) == 2)
-    wait_until(lambda: not pool._cleaner._running)
+    wait_until(lambda: not pool.cleaner.running)
     assert _consumers(store) == ["a"]
     wait_until(lambda: len(closed) == 3)
 
@@ -108,27 +108,27 @@ def test_a_connection_that_is_used_again_and_again_stays_open(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.consumers()
-    (before,) = store.database._pool.idle
+    (before,) = store.database.pool.idle
     for _ in range(5):
-        assert store.database._pool.close_unused()
+        assert store.database.pool.close_unused()
         store.consumers()
-    assert store.database._pool.idle == [before]
+    assert store.database.pool.idle == [before]
 
 
 def test_an_error_of_the_caller_keeps_the_connection(store: penstock.Store) -> None:
     store.consumers()
-    (before,) = store.database._pool.idle
+    (before,) = store.database.pool.idle
     for _ in range(3):
         with pytest.raises(penstock.errors.ConsumerNotFoundError):
             store.consumer("nobody")
-    assert store.database._pool.idle == [before]
+    assert store.database.pool.idle == [before]
 
 
 def test_a_transaction_open_when_the_store_is_closed_can_still_commit(store: penstock.Store) -> None:
     with store.database.transaction() as tx:
         store.close()
         _add(tx, "a")
-    assert store.database._pool.idle == []
+    assert store.database.pool.idle == []
     with penstock.connect(_url(store)) as again:
         assert _consumers(again) == ["a"]
 

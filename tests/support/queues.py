@@ -37,7 +37,7 @@ def everything(queue: penstock.Queue) -> dict[int, list[Any]]:
 
 def settle(store: penstock.Store) -> None:
     """Let the maintenance that was asked for end."""
-    thread = store._maintainer._thread
+    thread = store.maintainer.thread
     if thread is not None:
         thread.join(30)
 

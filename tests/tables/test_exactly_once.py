@@ -163,7 +163,7 @@ def test_a_paused_driver_that_was_overtaken_writes_nothing(
     assert write(connect, 0)
     if parse_url(database).dialect == "sqlite":
         return  # only one at a time is in its transaction
-    real = exactly_once._Ledger._newest
+    real = exactly_once.Ledger.newest
     looked: list[Any] = []
 
     def look(*arguments: Any) -> Any:
@@ -175,7 +175,7 @@ def test_a_paused_driver_that_was_overtaken_writes_nothing(
             assert write(connect, 2)
         return found
 
-    monkeypatch.setattr(exactly_once._Ledger, "_newest", look)
+    monkeypatch.setattr(exactly_once.Ledger, "newest", look)
     with pytest.raises(CheckpointRewoundError):
         write(connect, 1)
     assert ids(database) == [0, 1, 2]
@@ -253,7 +253,7 @@ def test_waiting_for_a_lock_held_by_another_role_times_out(
     """Any role that may connect can hold an advisory lock."""
     monkeypatch.setattr(exactly_once, "LOCK_WAIT", 0.3)
     with psycopg.connect(pg_url, autocommit=True) as stranger, psycopg.connect(pg_url) as own:
-        stranger.execute("select pg_advisory_lock(%s)", [exactly_once._LOCK])
+        stranger.execute("select pg_advisory_lock(%s)", [exactly_once.LOCK])
         own.execute("create schema held")
         own.execute("set local search_path to held")
         with penstock.exactly_once(own, "t", "app", 0) as batch:
@@ -283,7 +283,7 @@ def test_a_ledger_that_a_stranger_has_created_is_refused(pg_url: str, what: str)
         own.execute("set local search_path to prepared")
         if what == "table":
             own.execute("set local role exactly_once_stranger")
-            own.execute(exactly_once._CREATE.format(ledger="penstock_exactly_once").encode())
+            own.execute(exactly_once.CREATE.format(ledger="penstock_exactly_once").encode())
             own.execute("set local role none")
         with (
             pytest.raises(StoreUnsafeError, match="role 'exactly_once_stranger'") as caught,
@@ -313,12 +313,12 @@ def test_a_ledger_that_a_stranger_creates_while_the_app_waits_is_refused(pg_url:
     with shared_database(pg_url, "app", "stranger") as database:
         database.run("grant all on schema public to public")
         with psycopg.connect(database.as_role("stranger"), autocommit=True) as stranger:
-            stranger.execute("select pg_advisory_lock(%s)", [exactly_once._LOCK])
+            stranger.execute("select pg_advisory_lock(%s)", [exactly_once.LOCK])
             entering = threading.Thread(target=enter)
             entering.start()
             waiting = "select count(*) from pg_stat_activity where query like '%pg_try_advisory_xact_lock(%'"
             wait_until(lambda: database.run(f"{waiting} and pid <> pg_backend_pid()") == [(1,)], 30)
-            stranger.execute(exactly_once._CREATE.format(ledger="public.penstock_exactly_once").encode())
+            stranger.execute(exactly_once.CREATE.format(ledger="public.penstock_exactly_once").encode())
             database.trap("stranger", "public.penstock_exactly_once")
         entering.join()
         (error,) = caught

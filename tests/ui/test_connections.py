@@ -213,7 +213,7 @@ def test_viewers_that_do_not_read_small_snapshots_make_room_for_others(
     """Small snapshots fit into a large send buffer for minutes."""
     if system == "other":
         # It does not report what has been acknowledged, so only the small buffers help.
-        monkeypatch.setattr(server, "_unacknowledged", lambda connection: None)
+        monkeypatch.setattr(server, "unacknowledged", lambda connection: None)
     monkeypatch.setattr(server, "WRITE_SECONDS", 1.0)
     monkeypatch.setattr(snapshots, "MOST_VIEWERS", 5)
     served = serve(every=0.1)

@@ -209,7 +209,7 @@ def test_a_history_keeps_no_points_that_are_not_shown() -> None:
         history.add({"n": number})
         if number % 10 == 0:
             shown = history.every(step_for(100_000))
-    assert len(history._points) <= len(shown) + 10
+    assert len(history.points) <= len(shown) + 10
     assert FEWEST - 5 <= len(shown) <= FEWEST + 1
     # A smaller step shows what is left.
     assert [point["n"] for point in history.every(2)][-1] == 10 * MOST - 1

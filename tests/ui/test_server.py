@@ -221,7 +221,7 @@ def test_wrong_tokens_are_forgotten_after_a_minute_and_take_bounded_memory() -> 
     assert not wrong.too_many_from("a")
     for number in range(5000):
         wrong.add(str(number))
-    assert len(wrong._by_address) == 1000
+    assert len(wrong.by_address) == 1000
 
 
 @one_store

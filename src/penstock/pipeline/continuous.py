@@ -154,50 +154,50 @@ class ContinuousQuery(Query):
     """A query of a pipeline that runs with the continuous trigger."""
 
     def __init__(self, execution: ContinuousExecution, source: SourceDriver) -> None:
-        self._execution, self._source = execution, source
+        self.execution, self._source = execution, source
 
     @property
     def id(self) -> str:
-        return self._execution.id
+        return self.execution.id
 
     @property
     def runId(self) -> str:
-        return self._execution.run_id
+        return self.execution.run_id
 
     @property
     def name(self) -> str | None:
-        return self._execution.name
+        return self.execution.name
 
     @property
     def state(self) -> str:
         """INITIALIZING, ACTIVE, RECONFIGURING or TERMINATED."""
-        return self._execution.state.value
+        return self.execution.state.value
 
     @property
     def isActive(self) -> bool:
-        return self._execution.state is not State.TERMINATED
+        return self.execution.state is not State.TERMINATED
 
     @property
     def status(self) -> Json:
-        active = self._execution.state is State.ACTIVE
-        ending = self._execution.ending
+        active = self.execution.state is State.ACTIVE
+        ending = self.execution.ending
         message = self.state if ending is None else f"{self.state}: {ending}"
         return {"message": message, "isDataAvailable": active, "isTriggerActive": active}
 
     @property
     def lastProgress(self) -> StreamingQueryProgress | None:
-        return self._execution.progress.last
+        return self.execution.progress.last
 
     @property
     def recentProgress(self) -> list[StreamingQueryProgress]:
-        return self._execution.progress.recent
+        return self.execution.progress.recent
 
     def exception(self) -> Exception | None:
-        error = self._execution.failure
+        error = self.execution.failure
         return None if error is None else original_error(error)
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
-        ended = wait_in_slices(self._execution.join, timeout)
+        ended = wait_in_slices(self.execution.join, timeout)
         self._raise()
         return None if timeout is None else ended
 
@@ -211,17 +211,17 @@ class ContinuousQuery(Query):
         timeout
             Seconds to wait; for ever when None.
         """
-        reached = self._execution.await_epoch(number, timeout)
+        reached = self.execution.await_epoch(number, timeout)
         self._raise()
         return reached
 
     def processAllAvailable(self) -> None:
         ends = self._source.ends()
-        self._execution.await_offsets(lambda at: all(at.get(part, 0) >= end for part, end in ends.items()))
+        self.execution.await_offsets(lambda at: all(at.get(part, 0) >= end for part, end in ends.items()))
         self._raise()
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
-        return self._execution.stop(timeout)
+        return self.execution.stop(timeout)
 
     def _raise(self) -> None:
         error = self.exception()

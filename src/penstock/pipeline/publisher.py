@@ -108,11 +108,11 @@ class Publisher(Forkable):
 
     def _reset(self) -> None:
         self._changed = threading.Condition()
-        self._followed: dict[str, _Followed] = {}
-        self._thread: threading.Thread | None = None
+        self.followed: dict[str, _Followed] = {}
+        self.thread: threading.Thread | None = None
         self._database: Database | None = None
-        self._again_at = 0.0
-        self._unavailable = False
+        self.again_at = 0.0
+        self.unavailable = False
 
     def after_fork_in_child(self) -> None:
         """Forget the queries, which the parent reports."""
@@ -122,16 +122,16 @@ class Publisher(Forkable):
 
     def begin(self, run: QueryRun, ledger_name: LedgerName = in_no_ledger) -> None:
         with self._changed:
-            self._followed[run.run_id] = _Followed(run, ledger_name)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="penstock-publisher", daemon=True)
-                self._thread.start()
+            self.followed[run.run_id] = _Followed(run, ledger_name)
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._run, name="penstock-publisher", daemon=True)
+                self.thread.start()
             self._changed.notify_all()
 
     def progressed(self, run_id: str, progress: Json) -> None:
         """Report a run's progress, in the form of Spark's JSON."""
         with self._changed:
-            followed = self._followed.get(run_id)
+            followed = self.followed.get(run_id)
             if followed is None:
                 return
             self._add_late(followed, late_of(progress))
@@ -154,7 +154,7 @@ class Publisher(Forkable):
 
     def end(self, run_id: str, error: QueryError | None) -> None:
         with self._changed:
-            followed = self._followed.get(run_id)
+            followed = self.followed.get(run_id)
             if followed is not None and not followed.ended:
                 followed.ended_at, followed.error = time.monotonic(), error
                 self._changed.notify_all()
@@ -162,19 +162,19 @@ class Publisher(Forkable):
     def settle(self, run_id: str, timeout: float) -> bool:
         """Wait until the end of a run is written; return whether it is, within ``timeout`` seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: run_id not in self._followed or self._unavailable, timeout)
-            return run_id not in self._followed
+            self._changed.wait_for(lambda: run_id not in self.followed or self.unavailable, timeout)
+            return run_id not in self.followed
 
     def settle_all(self, timeout: float) -> None:
         """Wait until nothing is left to be written for now."""
 
         def written() -> bool:
-            return self._unavailable or all(
-                run.begun and run.news is None and not run.ended for run in self._followed.values()
+            return self.unavailable or all(
+                run.begun and run.news is None and not run.ended for run in self.followed.values()
             )
 
         with self._changed:
-            for followed in self._followed.values():
+            for followed in self.followed.values():
                 followed.written_at = 0.0 if followed.news is not None else followed.written_at
             self._changed.notify_all()
             self._changed.wait_for(written, timeout)
@@ -186,8 +186,8 @@ class Publisher(Forkable):
             with self._changed:
                 while (pause := self._pause()) > 0:
                     self._changed.wait(pause)
-                if not self._followed:
-                    self._thread = None
+                if not self.followed:
+                    self.thread = None
                     self._close()
                     return
                 notes = self._notes()
@@ -200,15 +200,15 @@ class Publisher(Forkable):
 
     def _pause(self) -> float:
         """Return the seconds until there is something to write."""
-        due = min((followed.due() for followed in self._followed.values()), default=0.0)
-        if self._followed:
-            due = max(due, self._again_at)
+        due = min((followed.due() for followed in self.followed.values()), default=0.0)
+        if self.followed:
+            due = max(due, self.again_at)
         return due - time.monotonic()
 
     def _notes(self) -> list[_Note]:
         """Take what is due; what comes meanwhile is left for the next time."""
         now, notes = time.monotonic(), []
-        for followed in self._followed.values():
+        for followed in self.followed.values():
             if followed.due() <= now:
                 notes.append(_Note(followed, not followed.begun, followed.news, followed.ended))
                 followed.news = None
@@ -222,7 +222,7 @@ class Publisher(Forkable):
     def _opened(self) -> Database:
         if self._database is None:
             # Whoever reads or writes the store has created it.
-            self._database = open_database(_without_waits(self._url), create=False, timeout=0)
+            self._database = open_database(without_waits(self._url), create=False, timeout=0)
         return self._database
 
     def _written(self, notes: list[_Note]) -> None:
@@ -233,11 +233,11 @@ class Publisher(Forkable):
                 followed.begun, followed.written_at = True, now
                 if note.news is not None:
                     followed.batch = int(note.news.progress["batchId"])
-                if note.ends and self._followed.get(followed.run.run_id) is followed:
-                    del self._followed[followed.run.run_id]
-            if self._unavailable:
+                if note.ends and self.followed.get(followed.run.run_id) is followed:
+                    del self.followed[followed.run.run_id]
+            if self.unavailable:
                 log.info("queries report to the monitor page again", extra={"action": "published_again"})
-            self._unavailable = False
+            self.unavailable = False
             self._changed.notify_all()
 
     def _failed(self, notes: list[_Note], error: Exception) -> None:
@@ -246,19 +246,19 @@ class Publisher(Forkable):
                 if note.news is not None:
                     note.followed.news = note.news.merged_with(note.followed.news)
             now = time.monotonic()
-            self._again_at = now + RETRY_SECONDS
-            for run_id, followed in list(self._followed.items()):
+            self.again_at = now + RETRY_SECONDS
+            for run_id, followed in list(self.followed.items()):
                 if followed.ended_at is not None and now - followed.ended_at > GIVEN_UP_SECONDS:
-                    del self._followed[run_id]
+                    del self.followed[run_id]
             # Once for each outage.
-            if not self._unavailable:
+            if not self.unavailable:
                 kind = "" if isinstance(error, PenstockError) else f"{type(error).__name__}: "
                 log.warning(
                     "queries run on without reports to the monitor page for now: %s",
                     f"{kind}{shown(error)}",
                     extra={"action": "monitor_failed", "error": condition_of(error)},
                 )
-            self._unavailable = True
+            self.unavailable = True
             self._close()
             self._changed.notify_all()
 
@@ -307,7 +307,7 @@ def _rows_out(tx: Transaction, followed: _Followed, upto: int) -> int | None:
     return queries.rows_committed(tx, sink, followed.run.query_id, after, upto)
 
 
-def _without_waits(url: str) -> str:
+def without_waits(url: str) -> str:
     """Return the URL with options for commits that wait neither for the disk nor long for other processes."""
     parsed = parse_url(url)
     if parsed.dialect != "sqlite":

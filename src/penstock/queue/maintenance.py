@@ -109,8 +109,8 @@ class Maintainer(Forkable):
         # The partitions, or None for the retention of the whole queue, and when they are due.
         self._pending: dict[_Key, tuple[QueueRecord, float]] = {}
         self._retention_due: dict[int, float] = {}
-        self._cleaning_due = self._tidy_due = -math.inf
-        self._thread: threading.Thread | None = None
+        self.cleaning_due = self._tidy_due = -math.inf
+        self.thread: threading.Thread | None = None
 
     def after_change(self, queue: QueueRecord, crowded: Iterable[int]) -> None:
         """Request compaction of crowded partitions now, and retention at most once a second."""
@@ -122,7 +122,7 @@ class Maintainer(Forkable):
                 self._pending[queue.queue_id, partition] = queue, now
             if not queue.retention.unlimited:
                 self._plan_retention(queue, now)
-            if self._pending and self._thread is None:
+            if self._pending and self.thread is None:
                 self._start()
             self._wake.notify_all()
 
@@ -135,7 +135,7 @@ class Maintainer(Forkable):
             log.debug("no maintenance now: %s", error, extra={"action": "maintenance_postponed"})
             self._pending.clear()
         else:
-            self._thread = thread
+            self.thread = thread
 
     def _plan_retention(self, queue: QueueRecord, now: float) -> None:
         last = self._retention_due.get(queue.queue_id, now - RETENTION_SECONDS)
@@ -149,7 +149,7 @@ class Maintainer(Forkable):
         with self._wake:
             self._closing = True
             self._wake.notify_all()
-            thread = self._thread
+            thread = self.thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -187,8 +187,8 @@ class Maintainer(Forkable):
 
     def _clean_now_and_then(self) -> None:
         now = time.monotonic()
-        if now >= self._cleaning_due:
-            self._cleaning_due = now + CLEANING_SECONDS
+        if now >= self.cleaning_due:
+            self.cleaning_due = now + CLEANING_SECONDS
             clean_staging(self._database, STAGING_AGE)
             # Roles that only append may not clean the ledger.
             with contextlib.suppress(StoreReadOnlyError):
@@ -203,7 +203,7 @@ class Maintainer(Forkable):
                     del self._pending[key]
                     return queue, key[1]
                 self._wake.wait(left)
-            self._thread = None
+            self.thread = None
             return None
 
     def after_fork_in_child(self) -> None:

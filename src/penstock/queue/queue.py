@@ -71,7 +71,7 @@ class Queue:
     """
 
     def __init__(self, database: Database, record: QueueRecord, maintainer: Maintainer) -> None:
-        self._database = database
+        self.database = database
         self._record = record
         self._maintainer = maintainer
         self._placed: tuple[QueueRecord, Placement] | None = None
@@ -102,7 +102,7 @@ class Queue:
         return self._record
 
     def __repr__(self) -> str:
-        return f"Queue({self.name!r}, {self.partitions} partitions, {self._database.url})"
+        return f"Queue({self.name!r}, {self.partitions} partitions, {self.database.url})"
 
     def append(self, rows: Rows, partition: int | None = None, *, connection: object = None) -> AppendResult:
         """Append rows in one transaction.
@@ -149,9 +149,9 @@ class Queue:
         if partition is not None:
             self._check_partition(partition)
         for _ in range(_PLACEMENT_ATTEMPTS):
-            record, placement = self._current_placement()
+            record, placement = self.current_placement()
             # In SQLite a writer blocks all others, so compress before the transaction.
-            lazy = self._database.dialect != "sqlite"
+            lazy = self.database.dialect != "sqlite"
             segments = placement.segments(table, partition, next(self._round_robin), lazy=lazy)
             if not segments and around is None:
                 return Appended({})
@@ -193,9 +193,9 @@ class Queue:
             return around(tx, lambda: partition_log.append(tx, record, segments))
 
         if connection is not None:
-            with self._database.borrowed(connection) as tx:
+            with self.database.borrowed(connection) as tx:
                 return work(tx)
-        appended = self._database.run(work, idempotent=idempotent)
+        appended = self.database.run(work, idempotent=idempotent)
         # Building the fields takes longer than the check.
         if appended.ranges and logger.isEnabledFor(logging.DEBUG):
             logger.debug(
@@ -212,10 +212,10 @@ class Queue:
         self._maintainer.after_change(record, appended.crowded)
         return appended
 
-    def _current_placement(self) -> tuple[QueueRecord, Placement]:
+    def current_placement(self) -> tuple[QueueRecord, Placement]:
         if self._placed is None:
             record = self._record
-            self._placed = record, placement_of(self._database, record)
+            self._placed = record, placement_of(self.database, record)
         return self._placed
 
     def refresh(self) -> None:
@@ -226,7 +226,7 @@ class Queue:
         QueueNotFoundError
             When the queue was dropped, even if another one with its name exists now.
         """
-        self._record = self._database.run(lambda tx: catalog.reread(tx, self._record), write=False)
+        self._record = self.database.run(lambda tx: catalog.reread(tx, self._record), write=False)
         self._placed = None
 
     def _check_partition(self, partition: int) -> None:
@@ -295,11 +295,11 @@ class Queue:
             self.refresh()
         record = self._record
         schema = record.schema if named is None else _selected(record.schema, named)
-        chunks = partition_log.read(self._database, record, partition, start, stop, columns=named)
+        chunks = partition_log.read(self.database, record, partition, start, stop, columns=named)
         return pa.Table.from_batches(_within(chunks, max_bytes), schema=schema)
 
     def _partition(self, partition: int) -> PartitionRecord:
-        return self._database.run(lambda tx: catalog.lock_partition(tx, self._record, partition), write=False)
+        return self.database.run(lambda tx: catalog.lock_partition(tx, self._record, partition), write=False)
 
     def watch(self, partitions: Collection[int] | None = None) -> Watch:
         """Return a watch that wakes when rows are appended; close it after use.
@@ -309,7 +309,7 @@ class Queue:
         partitions
             The partitions to watch; None watches all.
         """
-        return watch(self._database, self._record, partitions)
+        return watch(self.database, self._record, partitions)
 
     def register(self, consumer: str, *, vital: bool | None = None, start: Position = "earliest") -> Consumer:
         """Register a consumer on this queue, as ``Consumer.register`` does.
@@ -329,7 +329,7 @@ class Queue:
         ConsumerNotFoundError
         """
         check_name("consumer", consumer)
-        registered = Consumer(self._database, consumer, self._maintainer)
+        registered = Consumer(self.database, consumer, self._maintainer)
         registered.register(self.name, vital=vital, start=start)
         return registered
 
@@ -351,18 +351,18 @@ class Queue:
         if partition is not None:
             self._check_partition(partition)
         partitions = range(self.partitions) if partition is None else [partition]
-        trimmed = [trim_partition(self._database, self._record, p, before) for p in partitions]
+        trimmed = [trim_partition(self.database, self._record, p, before) for p in partitions]
         return sum(end - start for start, end in trimmed)
 
     def compact(self) -> int:
         """Compact small segments into large ones, and return how many segments fewer there are."""
         self.refresh()
-        return sum(compact.merge_all(self._database, self._record, p) for p in range(self.partitions))
+        return sum(compact.merge_all(self.database, self._record, p) for p in range(self.partitions))
 
     def maintain(self) -> None:
         """Run the maintenance of the background now: compact segments, apply the retention."""
         self.refresh()
-        maintain_partitions(self._database, self._record, range(self.partitions))
+        maintain_partitions(self.database, self._record, range(self.partitions))
 
     def set_retention(self, retention: Retention) -> None:
         """Replace the queue's retention.
@@ -373,7 +373,7 @@ class Queue:
             How many rows to keep; ``Retention()`` keeps everything.
         """
         limits = limits_of(retention)
-        self._database.run(lambda tx: catalog.set_retention(tx, self._record, limits), idempotent=True)
+        self.database.run(lambda tx: catalog.set_retention(tx, self._record, limits), idempotent=True)
         self.refresh()
 
     def add_partitions(self, count: int) -> int:
@@ -395,7 +395,7 @@ class Queue:
         if type(count) is not int or count < 1:
             raise InvalidInputError(f"the number of partitions to add is 1 or more, not {count!r}")
         self.refresh()
-        grow(self._database, self._record, count)
+        grow(self.database, self._record, count)
         self.refresh()
         logger.info(
             "queue %r has %d partitions now",
@@ -424,13 +424,13 @@ class Queue:
             When a column is not nullable, has a reserved name, or exists with another type.
         UnsupportedTypeError, InvalidInputError
         """
-        add_columns(self._database, self._record, new_columns(columns))
+        add_columns(self.database, self._record, new_columns(columns))
         self.refresh()
         return self.schema
 
     def info(self) -> QueueInfo:
         """Return the queue's settings and size."""
-        return self._database.run(lambda tx: queue_info(tx, self._record), write=False)
+        return self.database.run(lambda tx: queue_info(tx, self._record), write=False)
 
 
 def _rereadable(rows: Rows) -> Rows:

@@ -60,7 +60,7 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._maintainer = Maintainer(database)
+        self.maintainer = Maintainer(database)
 
     @property
     def uuid(self) -> str:
@@ -87,7 +87,7 @@ class Store:
 
     def close(self) -> None:
         """Finish pending maintenance and close the connections."""
-        self._maintainer.close()
+        self.maintainer.close()
         self._database.close()
 
     def create_queue(
@@ -214,7 +214,7 @@ class Store:
             )
 
     def _queue(self, record: catalog.QueueRecord) -> Queue:
-        return Queue(self._database, record, self._maintainer)
+        return Queue(self._database, record, self.maintainer)
 
     def create_consumer(self, name: str) -> Consumer:
         """Create a consumer; register it on queues next.
@@ -287,7 +287,7 @@ class Store:
         log.info("consumer %r is dropped", name, extra={"action": "consumer_dropped", "consumer": name})
 
     def _consumer(self, name: str) -> Consumer:
-        return Consumer(self._database, name, self._maintainer)
+        return Consumer(self._database, name, self.maintainer)
 
     def producer(self, queue: str, session: str) -> Producer:
         """Open a producer session; programs that opened it earlier are fenced.
@@ -310,7 +310,7 @@ class Store:
         """Start the maintenance that is due after an append, in the background; ``crowded`` partitions are
         compacted.
         """
-        self._maintainer.after_change(queue, crowded)
+        self.maintainer.after_change(queue, crowded)
 
     def maintain(self) -> None:
         """Run all maintenance now: compact small segments, apply retentions, clean up old staging and

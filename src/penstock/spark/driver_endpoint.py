@@ -138,7 +138,7 @@ def connect(address: Address) -> Connection:
     deadline, pause = time.monotonic() + _CONNECT_SECONDS, _FIRST_PAUSE
     while True:
         try:
-            return _connect_once(address, deadline)
+            return connect_once(address, deadline)
         except ConnectionRefusedError:
             raise
         except (EOFError, ConnectionError):
@@ -148,7 +148,7 @@ def connect(address: Address) -> Connection:
         pause = min(pause * 2, _LONGEST_PAUSE)
 
 
-def _connect_once(address: Address, deadline: float) -> Connection:
+def connect_once(address: Address, deadline: float) -> Connection:
     left = max(deadline - time.monotonic(), 1.0)
     sock = socket.create_connection((address.host, address.port), timeout=left)
     send_at_once(sock)

@@ -89,7 +89,7 @@ def session(
     if url is not None:
         parse_url(url)
     settings = (
-        _settings(stateful, pipelined)
+        session_settings(stateful, pipelined)
         | ({"spark.driver.memory": memory} if memory else {})
         | dict(conf or {})
     )
@@ -137,7 +137,7 @@ def _register_or_stop(spark: SparkSession, defaults: Mapping[str, str]) -> Spark
     return spark
 
 
-def _settings(stateful: bool, pipelined: bool) -> dict[str, str]:
+def session_settings(stateful: bool, pipelined: bool) -> dict[str, str]:
     settings = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",

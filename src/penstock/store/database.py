@@ -189,7 +189,7 @@ class Database(ABC):
         """Whether connecting may create the database's file."""
         self.uuid = ""
         """The store's identity, whichever URL leads to it; empty until it is known."""
-        self._pool = Pool(self.connected, self.disconnect, str(url))
+        self.pool = Pool(self.connected, self.disconnect, str(url))
 
     # What a dialect implements.
 
@@ -261,7 +261,7 @@ class Database(ABC):
         One that is not ``durable`` does not wait for the disk: until a durable one is committed after it, it
         may be lost with the database's machine.
         """
-        with self._pool.lease() as lease:
+        with self.pool.lease() as lease:
             connection = lease.connection
             begin = self._single if single else partial(self._begin, durable=durable)
             try:
@@ -342,7 +342,7 @@ class Database(ABC):
 
     def close(self) -> None:
         """Close the idle connections; those in use are closed when they are returned."""
-        self._pool.close()
+        self.pool.close()
 
     def connected(self) -> Connection:
         """A new connection; the caller closes it with :meth:`disconnect`."""

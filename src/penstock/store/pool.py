@@ -43,8 +43,8 @@ class Pool(Forkable):
     def __init__(
         self, connect: Callable[[], Connection], disconnect: Callable[[Connection], None], name: str
     ) -> None:
-        self._connect = connect
-        self._disconnect = disconnect
+        self.connect = connect
+        self.disconnect = disconnect
         self._name = name
         self._closed = False
         self._reset()
@@ -84,7 +84,7 @@ class Pool(Forkable):
                 connection = self.idle.pop()
                 self._unused = min(self._unused, len(self.idle))
                 return connection
-        return self._connect()
+        return self.connect()
 
     def _checkin(self, lease: Lease) -> None:
         with self._guard:
@@ -92,9 +92,9 @@ class Pool(Forkable):
             if kept:
                 self.idle.append(lease.connection)
         if kept:
-            _cleaner.watch(self)
+            cleaner.watch(self)
             return
-        self._disconnect(lease.connection)
+        self.disconnect(lease.connection)
         if not lease.sound:
             # The idle ones are usually broken too: a server that went away took them all.
             self.drain()
@@ -106,7 +106,7 @@ class Pool(Forkable):
             self.idle.clear()
             self._unused = 0
         for connection in idle:
-            self._disconnect(connection)
+            self.disconnect(connection)
 
     def close_unused(self) -> bool:
         """Close the connections that were idle since the last call; return whether others are left."""
@@ -119,7 +119,7 @@ class Pool(Forkable):
             for connection in unused:
                 # One that cannot be closed is of no use either.
                 with suppress(Exception):
-                    self._disconnect(connection)
+                    self.disconnect(connection)
         return self._unused > 0
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class Pool(Forkable):
         self._reset()
 
 
-class _Cleaner(Forkable):
+class Cleaner(Forkable):
     """A thread that closes the unused connections of all pools, and ends when there are none left."""
 
     def __init__(self) -> None:
@@ -160,20 +160,20 @@ class _Cleaner(Forkable):
     def _reset(self) -> None:
         self._guard = threading.Lock()
         self._pools: WeakSet[Pool] = WeakSet()
-        self._running = False
+        self.running = False
 
     def watch(self, pool: Pool) -> None:
         """Close what the pool does not use."""
-        if self._running and pool in self._pools:
+        if self.running and pool in self._pools:
             return
         with self._guard:
             self._pools.add(pool)
-            if self._running:
+            if self.running:
                 return
             # At the program's end no thread can be started, and none is needed.
             with suppress(RuntimeError):
                 threading.Thread(target=self._run, name="penstock-idle-connections", daemon=True).start()
-                self._running = True
+                self.running = True
 
     def _run(self) -> None:
         while True:
@@ -185,7 +185,7 @@ class _Cleaner(Forkable):
             with self._guard:
                 self._pools.update(kept)
                 if not self._pools:
-                    self._running = False
+                    self.running = False
                     return
             del pools, kept
 
@@ -193,7 +193,7 @@ class _Cleaner(Forkable):
         self._reset()
 
 
-_cleaner = _Cleaner()
+cleaner = Cleaner()
 
 
 def _close_all(connections: list[Connection]) -> None:

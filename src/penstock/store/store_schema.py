@@ -59,7 +59,7 @@ def _open(database: Database, create: bool, timeout: float | None, as_it_is: boo
     if database.exists():
         found = database.run(lambda tx: _identity(tx, database), write=False, timeout=timeout)
     if found is None and not create:
-        raise _missing(database)
+        raise missing(database)
     if isinstance(database, SqliteDatabase) and not as_it_is:
         _use_wal(database, found is None, timeout)
     return _create(database, timeout) if found is None else found
@@ -104,7 +104,7 @@ def _use_wal(database: SqliteDatabase, new: bool, timeout: float | None) -> None
         database.use_wal()
 
 
-def _missing(database: Database) -> StoreNotFoundError:
+def missing(database: Database) -> StoreNotFoundError:
     url = database.url
     hidden = ", with its password in the URL" if url.secrets else ""
     named = with_options(url) if url.dialect == "sqlite" else url.redacted

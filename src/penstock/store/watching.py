@@ -64,7 +64,7 @@ class Watch(Forkable, ABC):
         self._wanted = {"queue_id": queue.queue_id, "first": first, "last": last}
         self._connect = connect
         self._translating = translating
-        self._connection: Any = None
+        self.connection: Any = None
         self._guard = threading.Lock()
         self._closed = False
         self._away = False
@@ -109,7 +109,7 @@ class Watch(Forkable, ABC):
             left = 0.0 if ahead else min(deadline, self._due) - time.monotonic()
             heard, ready = self._listened(also, max(left, 0.0))
             if not ahead and (heard or time.monotonic() >= self._due):
-                self._look(heard)
+                self.look(heard)
                 ahead = self._ahead(positions)
             if ahead or ready or time.monotonic() >= deadline:
                 return Wake(ahead, ready)
@@ -135,7 +135,7 @@ class Watch(Forkable, ABC):
         ready = [file for file, _ in poller.poll(seconds * 1000)]
         return not set(own).isdisjoint(ready), tuple(files[file] for file in ready if file in files)
 
-    def _look(self, heard: bool) -> None:
+    def look(self, heard: bool) -> None:
         with self._guard:
             if self._closed:
                 raise self._ended()

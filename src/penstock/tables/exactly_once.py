@@ -37,10 +37,10 @@ _LOOK_UP = "select pg_catalog.set_config('search_path', :path, true)"
 _KINDS = "an open connection of psycopg 3, of sqlite3, or of SQLAlchemy to PostgreSQL or SQLite"
 LEDGER = "penstock_exactly_once"
 # Creation is serialised: of two concurrent CREATE TABLEs one fails.
-_LOCK = 7235416081274634
+LOCK = 7235416081274634
 _PAUSE_SECONDS = 0.05
 # One row for each sink and app: its newest micro-batch. A replay never repeats an earlier one.
-_CREATE = """
+CREATE = """
 create table if not exists {ledger} (
     sink varchar(255) not null,
     app_id varchar(255) not null,
@@ -173,13 +173,13 @@ def _enter(connection: CallerConnection, entry: _Entry, *, new_sink: bool, ledge
     located = connection.row(_LOCATE) if connection.dialect == "postgres" else None
     with connection.trusted_search_path():
         if located is None:
-            ledger = _Ledger(connection, LEDGER)
+            ledger = Ledger(connection, LEDGER)
             ledger.create()
         else:
             oid, first = located
             schema = _schema_of(connection, oid, first)
             _require_trusted_owner(connection, schema, ledger_owner)
-            ledger = _Ledger(connection, _qualified(schema))
+            ledger = Ledger(connection, _qualified(schema))
             if oid is None:
                 _wait_for_other_creators(connection)
                 ledger.create()
@@ -226,25 +226,25 @@ def _wait_for_other_creators(connection: CallerConnection) -> None:
     """Take the creation lock. Any role that may connect can hold it, so the wait has a limit."""
     deadline = time.monotonic() + LOCK_WAIT
     while time.monotonic() < deadline:
-        row = connection.row("select pg_try_advisory_xact_lock(:lock)", lock=_LOCK)
+        row = connection.row("select pg_try_advisory_xact_lock(:lock)", lock=LOCK)
         if row is not None and row[0]:
             return
         time.sleep(_PAUSE_SECONDS)
 
 
 @dataclass(frozen=True)
-class _Ledger:
+class Ledger:
     """The ledger table, accessed through the caller's connection."""
 
     connection: CallerConnection
     name: str
 
     def create(self) -> None:
-        self._change(_CREATE)
+        self._change(CREATE)
 
     def enter(self, entry: _Entry, *, new_sink: bool) -> bool:
         while True:
-            newest = self._newest(entry)
+            newest = self.newest(entry)
             if newest is None:
                 if entry.batch_id and not new_sink:
                     raise _nothing_before(entry)
@@ -258,7 +258,7 @@ class _Ledger:
             if entered:
                 return True
 
-    def _newest(self, entry: _Entry) -> tuple[int, str | None] | None:
+    def newest(self, entry: _Entry) -> tuple[int, str | None] | None:
         """Return the newest micro-batch of the sink and app, and its query."""
         row = self.connection.row(_NEWEST.format(ledger=self.name), **entry.app())
         return None if row is None else (row[0], row[1])

@@ -46,10 +46,10 @@ class WrongTokens:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._by_address: dict[str, deque[float]] = {}
+        self.by_address: dict[str, deque[float]] = {}
 
     def too_many_from(self, address: str) -> bool:
-        times = self._by_address.get(address)
+        times = self.by_address.get(address)
         return (
             times is not None
             and len(times) == MOST_WRONG_TOKENS
@@ -58,11 +58,11 @@ class WrongTokens:
 
     def add(self, address: str) -> None:
         # The newest address is the last one, and the oldest is forgotten first.
-        times = self._by_address.pop(address, None) or deque(maxlen=MOST_WRONG_TOKENS)
+        times = self.by_address.pop(address, None) or deque(maxlen=MOST_WRONG_TOKENS)
         times.append(self._clock())
-        self._by_address[address] = times
-        if len(self._by_address) > _MOST_ADDRESSES:
-            del self._by_address[next(iter(self._by_address))]
+        self.by_address[address] = times
+        if len(self.by_address) > _MOST_ADDRESSES:
+            del self.by_address[next(iter(self.by_address))]
 
 
 @dataclass(frozen=True)

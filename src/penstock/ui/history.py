@@ -17,22 +17,22 @@ class History:
     """The newest points in time, ``MOST`` of them or each n-th of these."""
 
     def __init__(self) -> None:
-        self._points: deque[tuple[int, Json]] = deque()
+        self.points: deque[tuple[int, Json]] = deque()
         self._count = 0
 
     def add(self, point: Json) -> None:
-        self._points.append((self._count, point))
+        self.points.append((self._count, point))
         self._count += 1
-        if self._points[0][0] < self._count - MOST:
-            self._points.popleft()
+        if self.points[0][0] < self._count - MOST:
+            self.points.popleft()
 
     def every(self, step: int) -> list[Json]:
         """Return each ``step``-th point, the same ones as they age, and the newest; forget all others."""
         newest = self._count - 1
-        self._points = deque(
-            (number, point) for number, point in self._points if number % step == 0 or number == newest
+        self.points = deque(
+            (number, point) for number, point in self.points if number % step == 0 or number == newest
         )
-        return [point for _, point in self._points]
+        return [point for _, point in self.points]
 
 
 class Percentiles:

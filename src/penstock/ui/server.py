@@ -66,11 +66,11 @@ class CountingTransport:
 
     def acknowledged(self) -> int | None:
         """Return how many bytes have reached the other side; None where the system does not report it."""
-        missing = _unacknowledged(self._transport.get_extra_info("socket"))
+        missing = unacknowledged(self._transport.get_extra_info("socket"))
         return None if missing is None else self.written - self._transport.get_write_buffer_size() - missing
 
 
-def _unacknowledged(connection: socket.socket) -> int | None:
+def unacknowledged(connection: socket.socket) -> int | None:
     """Return how many bytes in the send buffer the other side has not acknowledged; None except on Linux."""
     if sys.platform != "linux":
         return None

@@ -50,7 +50,7 @@ def _finds_none(*_: object, **__: object) -> list[Any]:
     return []
 
 
-_values = rows._TableColumns.values
+_values = rows.TableColumns.values
 
 
 def _with_nulls(columns: Any, field: pa.Field) -> pa.Array:
@@ -60,7 +60,7 @@ def _with_nulls(columns: Any, field: pa.Field) -> pa.Array:
 
 def _as_they_come(columns: Any, field: pa.Field) -> pa.Array:
     """A column's values, without a name for those that its type cannot hold."""
-    return from_text(columns._kept_text(columns._places[field.name]), field.type)
+    return from_text(columns.kept_text(columns.places[field.name]), field.type)
 
 
 FAULTS = (
@@ -70,7 +70,7 @@ FAULTS = (
             (Fit, "_other_key", _passes),
             (Lookahead, "_other_primary_key", _passes),
             (lookahead, "other_identities", _finds_none),
-            (rows._TableColumns, "values", _with_nulls),
+            (rows.TableColumns, "values", _with_nulls),
         ),
     ),
     Fault(
@@ -115,7 +115,7 @@ FAULTS = (
         ("attach", "detach", "partition"),
         ("partitioned",),
     ),
-    Fault("a value that a type cannot hold is not named", ((rows._TableColumns, "values", _as_they_come),)),
+    Fault("a value that a type cannot hold is not named", ((rows.TableColumns, "values", _as_they_come),)),
     Fault("rows outlive a TRUNCATE", ((schema_changes, "truncated", _passes),)),
 )
 

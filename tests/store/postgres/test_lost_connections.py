@@ -158,7 +158,7 @@ def _use_connections(store: penstock.Store, count: int) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(store.database._pool.idle) == count
+    assert len(store.database.pool.idle) == count
 
 
 def _backends(database: Database, state: str) -> list[int]:

@@ -88,7 +88,7 @@ def test_appends_neither_hold_nor_wait_for_watch_locks(pg_store: penstock.Store)
         with queue.watch() as watch:
             assert not watch.wait({0: 0}, 0.2)
             assert isinstance(watch, PostgresWatch)
-            assert not watch._settled, "that transaction does not know of us"
+            assert not watch.settled, "that transaction does not know of us"
     connection.close()
 
 
@@ -115,14 +115,14 @@ def test_a_watch_continues_after_its_session_is_killed(
     with queue.watch() as watch, caplog.at_level(logging.INFO, "penstock.store"):
         for round_ in range(3):
             positions = ready(watch, queue)
-            backend = watch._connection.info.backend_pid
+            backend = watch.connection.info.backend_pid
             run_sql(pg_store.database, f"select pg_terminate_backend({backend}, 10000)")
             if round_:
                 queue.append([{"n": 1}])
                 assert watch.wait(positions, LONG).ends
             else:
                 assert not watch.wait(positions, 0.2)
-                assert watch._connection.info.backend_pid != backend
+                assert watch.connection.info.backend_pid != backend
             positions = ready(watch, queue)
             appender = later(lambda: queue.append([{"n": 1}]))
             assert watch.wait(positions, LONG).ends

@@ -18,7 +18,7 @@ import pytest
 
 import penstock
 from penstock.errors import InvalidUrlError, StoreNotFoundError, StoreUnsafeError
-from penstock.pipeline.publisher import _without_waits
+from penstock.pipeline.publisher import without_waits
 from penstock.store.sqlite import files, wakeups
 from penstock.store.url import parse_url
 from tests.store.programs import SCHEMA
@@ -134,7 +134,7 @@ def test_an_invalid_trust_is_refused() -> None:
 
 def test_derived_urls_keep_mode_and_trust(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/x.db?mode=0640&trust=folder"
-    hurried = parse_url(_without_waits(url))
+    hurried = parse_url(without_waits(url))
     assert hurried.options == {
         "mode": "0640",
         "trust": "folder",
@@ -207,7 +207,7 @@ def test_a_group_writable_folder_is_refused_unless_the_group_is_private_to_the_u
     os.chown(made.parent, -1, STRANGER)
     made.parent.chmod(0o770)
     refused(f"sqlite:///{made}", "FOLDER_WRITABLE")
-    monkeypatch.setattr(files, "_is_own_group", lambda gid: gid == STRANGER)
+    monkeypatch.setattr(files, "is_own_group", lambda gid: gid == STRANGER)
     penstock.connect(f"sqlite:///{made}", create=False).close()
     monkeypatch.undo()
     os.chown(made.parent, -1, 0)
@@ -215,8 +215,8 @@ def test_a_group_writable_folder_is_refused_unless_the_group_is_private_to_the_u
 
 
 def test_a_group_without_members_is_not_private_to_the_user() -> None:
-    assert files._is_own_group(0)
-    assert not files._is_own_group(2**31 - 7)
+    assert files.is_own_group(0)
+    assert not files.is_own_group(2**31 - 7)
 
 
 @as_root

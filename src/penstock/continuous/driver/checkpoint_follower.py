@@ -29,9 +29,9 @@ class CheckpointFollower:
         self._waiting: deque[tuple[int, JsonValue]] = deque(maxlen=2)
         """The last epochs that are not logged yet."""
         self._writing = self._hurried = self._ended = False
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
         self._logged: tuple[int, JsonValue] | None = None
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
 
     def add(self, number: int, offset: JsonValue) -> None:
         """Have an epoch logged that the sink has committed; raise the error that an earlier one has met."""
@@ -39,9 +39,9 @@ class CheckpointFollower:
             self._raise_failure()
             self._waiting.append((number, offset))
             self._changed.notify_all()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="checkpoint follower", daemon=True)
-                self._thread.start()
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._run, name="checkpoint follower", daemon=True)
+                self.thread.start()
 
     @property
     def logged(self) -> tuple[int, JsonValue] | None:
@@ -76,7 +76,7 @@ class CheckpointFollower:
                 self._changed.notify_all()
 
     def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
+        failure, self.failure = self.failure, None
         if failure is not None:
             raise failure
 
@@ -95,7 +95,7 @@ class CheckpointFollower:
             wrote_at = time.monotonic()
             failure = self._log(epochs)
             with self._changed:
-                self._writing, self._failure = False, failure or self._failure
+                self._writing, self.failure = False, failure or self.failure
                 if failure is None:
                     self._logged = epochs[-1]
                 self._changed.notify_all()

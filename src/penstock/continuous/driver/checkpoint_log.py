@@ -70,7 +70,7 @@ class CheckpointLog(Checkpoint):
     def begun(self) -> dict[int, bytes]:
         """Return the entries of epochs that were begun and not committed, by number: one, as a rule."""
         following = _next(self.last_commit())
-        entries = {number: self.offset_entry(number) for number in self._numbers("offsets", following)}
+        entries = {number: self.offset_entry(number) for number in self.numbers("offsets", following)}
         return {number: entry for number, entry in entries.items() if entry is not None}
 
     def offset_entry(self, number: int) -> bytes | None:
@@ -122,7 +122,7 @@ class CheckpointLog(Checkpoint):
         about = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": conf}
         name, text = f"offsets/{number}", "\n".join(["v1", json.dumps(about), json.dumps(offset)])
         if instead is None:
-            self._add(name, text)
+            self.add(name, text)
             return
 
         def still_there() -> bool:
@@ -132,7 +132,7 @@ class CheckpointLog(Checkpoint):
         self._replace(name, text, still_there)
 
     def write_commit(self, number: int) -> None:
-        self._add(f"commits/{number}", _COMMITTED)
+        self.add(f"commits/{number}", _COMMITTED)
 
     def drop_commit(self, number: int) -> None:
         self._delete(f"commits/{number}")
@@ -144,14 +144,14 @@ class CheckpointLog(Checkpoint):
             self._oldest[folder] = max(oldest, last - keep + 1)
 
     def _first(self, folder: str) -> int:
-        return min(self._numbers(folder), default=0)
+        return min(self.numbers(folder), default=0)
 
-    def _numbers(self, folder: str, first: int = 0) -> list[int]:
+    def numbers(self, folder: str, first: int = 0) -> list[int]:
         entries = self.files.get_file_info(fs.FileSelector(f"{self.root}/{folder}"))
         numbers = (int(info.base_name) for info in entries if is_batch_number(info.base_name))
         return sorted(number for number in numbers if number >= first)
 
-    def _add(self, name: str, text: str) -> None:
+    def add(self, name: str, text: str) -> None:
         try:
             self._create(name, text)
         except FileExistsError:

@@ -61,7 +61,7 @@ class EpochCoordinator:
 
     def __init__(self, network: DriverNetwork, epochs: Epochs) -> None:
         self.run = str(uuid.uuid4())
-        self._epochs = epochs
+        self.epochs = epochs
         self.tasks = epochs.tasks
         self.quota: Quota | None = None
         """What a row limit leaves."""
@@ -86,7 +86,7 @@ class EpochCoordinator:
     # For the driver.
 
     def await_tasks(self, timeout: float, alive: Callable[[], bool]) -> None:
-        wanted = {(role, task) for role in (READER, WRITER) for task in range(self._epochs.tasks)}
+        wanted = {(role, task) for role in (READER, WRITER) for task in range(self.epochs.tasks)}
         deadline = time.monotonic() + timeout
         with self._changed:
             while wanted - self._lines.keys():
@@ -107,7 +107,7 @@ class EpochCoordinator:
     def assign(self, epoch: int, groups: Sequence[Mapping[int, int]]) -> None:
         """Send each reader, by task, its partitions with their offsets, and the number of the first epoch."""
         with self._changed:
-            self._epochs.next_epoch = epoch
+            self.epochs.next_epoch = epoch
             for task, positions in enumerate(groups):
                 self._send(READER, task, encode("start", epoch=epoch, positions=positions))
 
@@ -115,7 +115,7 @@ class EpochCoordinator:
         """End the current epoch if it has rows; return its number."""
         with self._changed:
             self._require()
-            number = self._epochs.begin()
+            number = self.epochs.begin()
             if number is not None:
                 self._send_to_readers(encode("epoch", number=number))
         return number
@@ -136,11 +136,11 @@ class EpochCoordinator:
                 self._changed.wait(timeout)
             self._news = False
             self._require()
-            return self._epochs.complete()
+            return self.epochs.complete()
 
     def committed(self, number: int) -> None:
         with self._changed:
-            self._epochs.committed(number)
+            self.epochs.committed(number)
             self._notify()
 
     def wake(self) -> None:
@@ -155,7 +155,7 @@ class EpochCoordinator:
     def settled(self) -> bool:
         """Whether the readers are paused, and all rows that they have read are committed."""
         with self._changed:
-            return len(self._paused) == self.tasks and self._epochs.idle
+            return len(self._paused) == self.tasks and self.epochs.idle
 
     @property
     def exhausted(self) -> bool:
@@ -190,7 +190,7 @@ class EpochCoordinator:
             if who is None:
                 return
             try:
-                while self._receive(*who, decode(line.recv_bytes(_MAX_MESSAGE_BYTES))):
+                while self.receive(*who, decode(line.recv_bytes(_MAX_MESSAGE_BYTES))):
                     pass
             except Exception as error:
                 # The connection has broken, or what it carried is no message.
@@ -229,23 +229,23 @@ class EpochCoordinator:
             self._notify()
         return who
 
-    def _receive(self, role: str, task: int, message: Json) -> bool:
+    def receive(self, role: str, task: int, message: Json) -> bool:
         """Handle a message; return False after the last one."""
         kind = message["kind"]
         with self._changed:
             try:
                 if kind == "sent":
-                    self._epochs.sent(task)
+                    self.epochs.sent(task)
                 elif kind == "read":
                     offsets, last_times = (
                         by_partition(message["offsets"]),
                         by_partition(message["last_times"]),
                     )
-                    self._epochs.read(
+                    self.epochs.read(
                         task, message["number"], offsets, message["rows"], message["times"], last_times
                     )
                 elif kind == "wrote":
-                    self._epochs.wrote(
+                    self.epochs.wrote(
                         task, message["number"], message["attempts"], message["rows"], message["written"]
                     )
                 elif kind == "grown":
@@ -274,7 +274,7 @@ class EpochCoordinator:
         if self.quota is None:
             return
         for task, (epoch, rows) in list(self._wants.items()):
-            if epoch <= self._epochs.first or self.quota.exhausted:
+            if epoch <= self.epochs.first or self.quota.exhausted:
                 del self._wants[task]
                 self._send(WRITER, task, encode("granted", rows=self.quota.take(rows)))
 

@@ -87,8 +87,8 @@ class ContinuousExecution:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name, self.id, self.run_id = name, logs.query_id(), run_id or str(uuid.uuid4())
-        self.source, self.sink, self._engine, self.logs = source, sink, engine, logs
-        self._settings, self._clock, self._limit, self._clean_up = settings, clock, limit, clean_up
+        self.source, self.sink, self.engine, self.logs = source, sink, engine, logs
+        self.settings, self._clock, self._limit, self._clean_up = settings, clock, limit, clean_up
         self.progress = Progress(self.id, self.run_id, name, clock, source.description, sink.description)
         self._listeners = listeners or ListenerDispatch(name or self.id, None)
         self.committed = CommittedEpochs(
@@ -100,9 +100,9 @@ class ContinuousExecution:
         self.state = State.INITIALIZING
         self.failure: Exception | None = None
         """The error that ended it, if one did."""
-        self._stopping = self._started = False
+        self.stopping = self._started = False
         self.coordinator: EpochCoordinator | None = None
-        self._job: SparkJob | None = None
+        self.job: SparkJob | None = None
         self._fresh = True
         """Whether the current run has committed nothing yet."""
         self._worth = float(BEHIND_ROWS)
@@ -121,7 +121,7 @@ class ContinuousExecution:
 
     def stop(self, timeout: float = _FINISH_SECONDS) -> bool:
         """Finish the epoch in flight, then end; return whether it was finished."""
-        self._stopping = True
+        self.stopping = True
         with self._changed:
             self._changed.notify_all()
         if (coordinator := self.coordinator) is not None:
@@ -131,7 +131,7 @@ class ContinuousExecution:
             return self.failure is None
         if (coordinator := self.coordinator) is not None:
             coordinator.close()
-        if (job := self._job) is not None:
+        if (job := self.job) is not None:
             job.cancel()
         self._thread.join(timeout)
         return False
@@ -201,7 +201,7 @@ class ContinuousExecution:
 
     def _runs(self) -> None:
         failures = 0
-        while not self._stopping:
+        while not self.stopping:
             self._fresh = True
             try:
                 self._one_run()
@@ -221,11 +221,11 @@ class ContinuousExecution:
                 )
                 with self._changed:
                     wait = min(_BACK_OFF * 2**failures, _LONGEST_BACK_OFF)
-                    self._changed.wait_for(lambda: self._stopping, wait)
+                    self._changed.wait_for(lambda: self.stopping, wait)
 
     def _stops_short(self, error: Exception) -> bool:
         """Return whether the query is being stopped, so that its next start repeats what has failed."""
-        if self._stopping:
+        if self.stopping:
             log.warning(
                 "query %s stops after epoch %s, and its next start repeats the rest: %s",
                 self._called,
@@ -233,7 +233,7 @@ class ContinuousExecution:
                 shown(error),
                 extra={"action": "stopped_short", **self._with_error(error)},
             )
-        return self._stopping
+        return self.stopping
 
     def _one_run(self) -> None:
         self.progress.run_started()
@@ -259,19 +259,19 @@ class ContinuousExecution:
         if sum(unread.values()) < least:
             return ()
         starts = {part: at for part, at in self.committed.positions.items() if unread[part] > 0}
-        groups = partitions_by_task(starts, min(len(starts), self._engine.slots))
+        groups = partitions_by_task(starts, min(len(starts), self.engine.slots))
         return [Backlog(group, sum(unread[part] for part in group)) for group in groups]
 
     def _catch_up(self, backlogs: Sequence[Backlog]) -> None:
         """Commit a backlog, or what can be read of it in some seconds, as one epoch."""
         writers, before = self.sink.writers(), self.committed.positions
-        job = self._job = self._engine.catch_up_job(backlogs, writers, self.committed.last + 1)
+        job = self.job = self.engine.catch_up_job(backlogs, writers, self.committed.last + 1)
         try:
             job.start()
             self._become(State.ACTIVE)
             self.progress.tasks_connected()
             while not job.join(_REST_SECONDS):
-                self._check_source()
+                self.check_source()
             if (failure := job.failure()) is not None:
                 raise failure
             epoch = job.epoch()
@@ -284,20 +284,20 @@ class ContinuousExecution:
         finally:
             job.cancel()
             job.join(_FINISH_SECONDS)
-            self._job = None
+            self.job = None
 
     def _run_epochs(self) -> None:
-        tasks = self._engine.tasks(len(self.committed.positions))
-        coordinator = self._engine.coordinator(Epochs(tasks, 0, self._settings.backlog))
+        tasks = self.engine.tasks(len(self.committed.positions))
+        coordinator = self.engine.coordinator(Epochs(tasks, 0, self.settings.backlog))
         writers = self.sink.writers()
-        job = self._engine.job(coordinator, tasks, writers, limited=self._limit is not None)
+        job = self.engine.job(coordinator, tasks, writers, limited=self._limit is not None)
         run = Run(coordinator, job, writers)
         self.coordinator = coordinator
         if self._limit is not None:
             coordinator.quota = Quota(self._limit.rows - self.committed.rows)
         try:
             job.start()
-            coordinator.await_tasks(self._settings.start_timeout, job.alive)
+            coordinator.await_tasks(self.settings.start_timeout, job.alive)
             positions = partitions_by_task(self.committed.positions, coordinator.tasks)
             coordinator.assign(self.committed.last + 1, positions)
             self._become(State.ACTIVE)
@@ -329,11 +329,11 @@ class ContinuousExecution:
 
         An epoch begins with the first rows, but not before the interval since the last one began is over.
         """
-        next_at, interval = self._clock(), self._settings.interval
+        next_at, interval = self._clock(), self.settings.interval
         while not self._to_end(run):
             early = next_at - self._clock()
             self._commit_next(run, early if early > 0 else _REST_SECONDS)
-            self._check_source()
+            self.check_source()
             late = self._clock() - next_at
             if late >= 0 and run.coordinator.begin() is not None:
                 # As many epochs a second on a busy source, although each begins a little late.
@@ -346,7 +346,7 @@ class ContinuousExecution:
                 )
         if run.coordinator.behind:
             self._worth = LITTLE_LEFT
-        if not (self._stopping or self._reached_limit(run)):
+        if not (self.stopping or self._reached_limit(run)):
             self._become(State.RECONFIGURING)
         self._finish(run)
         self._end_by_limit()
@@ -354,7 +354,7 @@ class ContinuousExecution:
     def _to_end(self, run: Run) -> bool:
         """Return whether the run has to end, for good or for another one."""
         behind = run.coordinator.behind and self._limit is None
-        return self._stopping or run.coordinator.grown or behind or self._reached_limit(run)
+        return self.stopping or run.coordinator.grown or behind or self._reached_limit(run)
 
     def _reached_limit(self, run: Run) -> bool:
         """Return whether a limit that ends the query is used up."""
@@ -375,7 +375,7 @@ class ContinuousExecution:
             self.ending,
             extra={"action": "limit_reached", **self._fields, "limit": limit.rows},
         )
-        self._stopping = True
+        self.stopping = True
         return True
 
     def _finish(self, run: Run) -> None:
@@ -408,7 +408,7 @@ class ContinuousExecution:
         with self._changed:
             self._changed.notify_all()
 
-    def _check_source(self) -> None:
+    def check_source(self) -> None:
         """Notify the source of epochs that it has not been told of, and check it now and then without any:
         another query may own it, or it may ask this one to end.
         """
@@ -417,7 +417,7 @@ class ContinuousExecution:
 
     def _notify_source(self) -> None:
         if self.committed.notify_source():
-            self._stopping = True
+            self.stopping = True
 
 
 def _may_be_repeated(error: Exception) -> bool:

@@ -113,7 +113,7 @@ class RowReader:
     def _rows(self, changes: Changes) -> tuple[pa.RecordBatch, Integers]:
         table = self._table_of[changes.relation]
         assert table is not None
-        columns = _TableColumns(self, table, changes)
+        columns = TableColumns(self, table, changes)
         kinds, keep = columns.kinds()
         version, sequence = self._last
         if changes.version[0] <= version:
@@ -126,7 +126,7 @@ class RowReader:
         return rows, columns.kept(changes.place)
 
     def _array(
-        self, field: pa.Field, table: Table, columns: _TableColumns, kinds: NDArray[np.int8]
+        self, field: pa.Field, table: Table, columns: TableColumns, kinds: NDArray[np.int8]
     ) -> pa.Array:
         changes = columns.changes
         if field.name == CHANGE_TYPE:
@@ -185,12 +185,12 @@ class RowReader:
         )
 
 
-class _TableColumns:
+class TableColumns:
     """The columns of some changes of one table."""
 
     def __init__(self, rows: RowReader, table: Table, changes: Changes) -> None:
         self._rows, self._table, self.changes = rows, table, changes
-        self._places = {column.name: place for place, column in enumerate(changes.relation.columns)}
+        self.places = {column.name: place for place, column in enumerate(changes.relation.columns)}
         self._text: dict[int, pa.StringArray] = {}
         self.keep: Mask | None = None
 
@@ -225,7 +225,7 @@ class _TableColumns:
         """Return the mask of the pairs of tuples whose keys differ."""
         differs = np.zeros(len(before), bool)
         for name in self._table.key:
-            text = self.text(self._places[name])
+            text = self.text(self.places[name])
             left, right = text.take(pa.array(before)), text.take(pa.array(after))
             same = pc.fill_null(pc.equal(left, right), False)
             both_null = pc.and_(pc.is_null(left), pc.is_null(right))
@@ -239,7 +239,7 @@ class _TableColumns:
 
     def values(self, field: pa.Field) -> pa.Array:
         """Return a column in the type of the read."""
-        text = self._kept_text(self._places[field.name])
+        text = self.kept_text(self.places[field.name])
         try:
             values = from_text(text, field.type)
         except pa.ArrowInvalid as error:
@@ -260,16 +260,16 @@ class _TableColumns:
             raise self._rows.invalid_value(self._table, field, value, version, why)
         return pc.if_else(valid, text, pa.scalar(None, pa.string()))
 
-    def _kept_text(self, place: int) -> pa.StringArray:
+    def kept_text(self, place: int) -> pa.StringArray:
         text = self.text(place)
         return text if self.keep is None else text.filter(pa.array(self.keep))
 
     def unchanged(self) -> pa.ListArray:
         """Return the names of each row's columns with unchanged TOAST values; null if it has none."""
         masks = {
-            column.name: self.kept(self.changes.unchanged(self._places[column.name]))
+            column.name: self.kept(self.changes.unchanged(self.places[column.name]))
             for column in self._table.relation.columns
-            if column.name in self._places
+            if column.name in self.places
         }
         names = [name for name, mask in masks.items() if mask.any()]
         if not names:
@@ -284,8 +284,8 @@ class _TableColumns:
             return pa.repeat("{}", self.count)
         parts: list[pa.Array | str] = []
         for name in self._table.key:
-            place = self._places[name]
-            text = self._kept_text(place)
+            place = self.places[name]
+            text = self.kept_text(place)
             if self._table.keyed and text.null_count:
                 raise self._rows.missing_key(self._table, name)
             if self.changes.relation.columns[place].type not in _WHOLE_NUMBERS:

@@ -69,7 +69,7 @@ def run(frame: DataFrame, mode: str, inputs: list[Input], checkpoint: Path) -> M
     try:
         query = writer.trigger(availableNow=True).foreachBatch(emitted.collect).start()
     except _REFUSALS as error:
-        return ModePreview(mode, refusal=_refusal(error))
+        return ModePreview(mode, refusal=refusal(error))
     emitted.started(query)
     try:
         while not query.awaitTermination(_CUT_POLL):
@@ -123,13 +123,13 @@ def _cause(error: StreamingQueryException, emitted: _EmittedRows, mode: str) -> 
     """Return why a query failed; Spark may refuse the mode as late as it plans the first micro-batch."""
     cause = cause_of(error)
     if emitted.error is None and not emitted.tables and isinstance(cause, _REFUSALS):
-        return _refusal(cause)
+        return refusal(cause)
     raised = error if emitted.error is None else emitted.error
     raised.add_note(f"in the preview of {mode} mode, in micro-batch {len(emitted.tables)}")
     return raised
 
 
-def _refusal(error: Exception) -> Refusal:
+def refusal(error: Exception) -> Refusal:
     text = str(error)
     condition = _CONDITION.match(text)
     return Refusal(condition[1] if condition else None, " ".join(_PLAN.sub("", text).split()))

@@ -25,7 +25,7 @@ from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, SEGMENT_ROWS, Part,
 from penstock.store.records.catalog import QueueRecord, lock_partition, reread
 
 SEGMENT_BYTES = 8 << 20
-_NEWEST = 4 * MERGE_FAN_IN
+NEWEST = 4 * MERGE_FAN_IN
 _PASSES = 10
 
 
@@ -33,11 +33,11 @@ def merge_crowd(database: Database, queue: QueueRecord, partition: int) -> int:
     """Compact the newest segments if many are small; the number of segments that are gone."""
     newest = database.run(
         lambda tx: tx.all(
-            "read_last_segments", queue_id=queue.queue_id, partition=partition, max_segments=_NEWEST
+            "read_last_segments", queue_id=queue.queue_id, partition=partition, max_segments=NEWEST
         ),
         write=False,
     )
-    return sum(_merge_run(database, queue, partition, run) for run in _groups(_crowd(newest)))
+    return sum(merge_run(database, queue, partition, run) for run in groups(crowd(newest)))
 
 
 def merge_all(database: Database, queue: QueueRecord, partition: int) -> int:
@@ -51,12 +51,12 @@ def merge_all(database: Database, queue: QueueRecord, partition: int) -> int:
         if runs == before:
             break
         # A run that was compacted or trimmed meanwhile is listed again, as it is now.
-        gone += sum(_merge_run(database, queue, partition, run) for run in runs)
+        gone += sum(merge_run(database, queue, partition, run) for run in runs)
         before = runs
     return gone
 
 
-def _crowd(newest: Sequence[Row]) -> list[Row]:
+def crowd(newest: Sequence[Row]) -> list[Row]:
     """The longest run of small segments that is worth compacting, oldest first; ``newest`` has the newest
     first.
     """
@@ -85,7 +85,7 @@ def _small_runs(database: Database, queue: QueueRecord, partition: int) -> Itera
     pending: list[Row] = []
     while True:
         page = database.run(read, write=False)
-        *complete, pending = [*_groups(pending + page)] or [[]]
+        *complete, pending = [*groups(pending + page)] or [[]]
         yield from complete
         if len(page) < PAGE_SEGMENTS:
             yield pending
@@ -93,7 +93,7 @@ def _small_runs(database: Database, queue: QueueRecord, partition: int) -> Itera
         position = page[-1].end_index
 
 
-def _groups(segments: Sequence[Row]) -> Iterator[list[Row]]:
+def groups(segments: Sequence[Row]) -> Iterator[list[Row]]:
     """Adjacent segments that fit into one."""
     group: list[Row] = []
     rows = size = 0
@@ -109,17 +109,17 @@ def _groups(segments: Sequence[Row]) -> Iterator[list[Row]]:
         yield group
 
 
-def _merge_run(database: Database, queue: QueueRecord, partition: int, run: Sequence[Row]) -> int:
+def merge_run(database: Database, queue: QueueRecord, partition: int, run: Sequence[Row]) -> int:
     """Compact adjacent segments, into several if one would take too much memory; the number of segments that
     are gone.
     """
     gone = 0
     while len(run) > 1:
-        queue, rows = _payloads(database, queue, partition, run)
+        queue, rows = payloads(database, queue, partition, run)
         if not rows or [row.payload_id for row in rows] != [old.payload_id for old in run[: len(rows)]]:
             break
         try:
-            batches = _within_memory(queue, rows)
+            batches = within_memory(queue, rows)
         except StoreError as error:
             raise unreadable(queue, partition, rows[0].start_index, rows[-1].end_index, error) from error
         if len(batches) > 1:
@@ -130,7 +130,7 @@ def _merge_run(database: Database, queue: QueueRecord, partition: int, run: Sequ
     return gone
 
 
-def _within_memory(queue: QueueRecord, rows: Sequence[Row]) -> list[pa.RecordBatch]:
+def within_memory(queue: QueueRecord, rows: Sequence[Row]) -> list[pa.RecordBatch]:
     """The decoded segments as far as they fit into memory together; the first one at least."""
     batches: list[pa.RecordBatch] = []
     size = 0
@@ -159,7 +159,7 @@ def _replace(
     return database.run(lambda tx: _exchange(tx, queue, rows, segment, runs), idempotent=True)
 
 
-def _payloads(
+def payloads(
     database: Database, queue: QueueRecord, partition: int, run: Sequence[Row]
 ) -> tuple[QueueRecord, list[Row]]:
     """The queue with all columns of the segments, and the segments with their payloads."""

@@ -143,7 +143,7 @@ def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Append
         bytes=segment.bytes,
         data=memoryview(segment.payload),
         width=segment.width,
-        gap=_gap(),
+        gap=gap_after_last(),
     )
     if row is None:
         raise dropped(queue)
@@ -152,7 +152,7 @@ def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Append
     return Appended(ranges, (segment.partition,) if _is_crowded(row.segments, 1) else ())
 
 
-def _gap() -> int:
+def gap_after_last() -> int:
     """Microseconds by which an append is dated after the one before if the clock does not show a later time.
 
     At random, so that the times of a queue's rows tell it from one that was restored from a backup and has
@@ -175,7 +175,7 @@ def publish(
     now = tx.stamp()
     stamp = {} if now is None else {"now": now}
     # The partitions are locked in ascending order.
-    found = tx.each("advance_partition", totals, queue_id=queue.queue_id, gap=_gap(), **stamp)
+    found = tx.each("advance_partition", totals, queue_id=queue.queue_id, gap=gap_after_last(), **stamp)
     heads = {row.partition: row for row in found}
     if len(heads) < len(totals["partition"]):
         raise dropped(queue)

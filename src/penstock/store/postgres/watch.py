@@ -35,30 +35,30 @@ class PostgresWatch(Watch):
         self._statements = statements("postgres", database.url.schema)
         self._listened_since: int | None = None
         """A transaction after all those that may have missed this listener; None before it listens."""
-        self._settled = False
+        self.settled = False
         self._notified = False
         self._last_pause = _SHORTEST
         super().__init__(queue, partitions, database.lasting_connection, database.translating)
 
     def _descriptors(self) -> Sequence[int]:
-        return [] if self._connection is None else [self._connection.fileno()]
+        return [] if self.connection is None else [self.connection.fileno()]
 
     def _read(self, heard: bool) -> list[tuple[int, int, int]]:
-        if self._connection is None:
-            self._connection = self._connect()
-            self._connection.add_notify_handler(self._on_notify)
-            self._listened_since, self._settled, self._last_pause = None, False, _SHORTEST
-        if not self._settled:
+        if self.connection is None:
+            self.connection = self._connect()
+            self.connection.add_notify_handler(self._on_notify)
+            self._listened_since, self.settled, self._last_pause = None, False, _SHORTEST
+        if not self.settled:
             self._settle()
         self._notified = False
         rows = [(row[0], row[1], row[2]) for row in self._rows("read_ends", **self._wanted)]
         # A notification that arrived with the answer may be of a later commit.
-        while self._connection.pgconn.notifies() is not None:
+        while self.connection.pgconn.notifies() is not None:
             self._notified = True
         return rows
 
     def _rows(self, name: str, **parameters: int) -> list[tuple[int, ...]]:
-        rows: list[tuple[int, ...]] = self._connection.execute(
+        rows: list[tuple[int, ...]] = self.connection.execute(
             self._statements[name], parameters, binary=True
         ).fetchall()
         return rows
@@ -69,34 +69,34 @@ class PostgresWatch(Watch):
     def _settle(self) -> None:
         ((channel,),) = self._rows("watch_channel", queue_id=self._queue.queue_id)
         if self._listened_since is None:
-            self._connection.execute(f'listen "{channel}"')
+            self.connection.execute(f'listen "{channel}"')
             ((held,),) = self._rows("hold_watch", queue_id=self._queue.queue_id)
             if held:
                 ((self._listened_since,),) = self._rows("newest_transaction")
         if self._listened_since is not None:
             ((oldest,),) = self._rows("oldest_transaction")
-            self._settled = oldest > self._listened_since
+            self.settled = oldest > self._listened_since
 
     def _pause(self, changed: bool) -> float:
         if self._notified:
             return 0.0
-        if self._settled:
+        if self.settled:
             return PAUSE
         self._last_pause = min(self._last_pause * 2, PAUSE)
         return self._last_pause
 
     def _lose(self, error: StoreUnavailableError) -> None:
         super()._lose(error)
-        self._notified = self._settled = False
+        self._notified = self.settled = False
         self._disconnect()
 
     def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
+        connection, self.connection = self.connection, None
         if connection is not None:
             connection.close()
 
     def after_fork_in_child(self) -> None:
         super().after_fork_in_child()
-        connection, self._connection = self._connection, None
+        connection, self.connection = self.connection, None
         if connection is not None:
             abandon(connection)

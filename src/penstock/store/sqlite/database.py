@@ -223,7 +223,7 @@ class SqliteDatabase(Database):
 
     def use_wal(self) -> None:
         """Switch the file to write-ahead logging, so that readers and the writer do not block each other."""
-        with self._pool.lease() as lease, self.translating():
+        with self.pool.lease() as lease, self.translating():
             if lease.connection.execute("pragma journal_mode").fetchone()[0] != "wal":
                 lease.connection.execute(f"pragma busy_timeout = {int(self._lock_timeout * 1000)}")
                 lease.connection.execute("pragma journal_mode = wal")
@@ -232,7 +232,7 @@ class SqliteDatabase(Database):
 
     def tidy(self) -> None:
         """Copy the write-ahead log into the file, as far as nobody reads it; appends continue meanwhile."""
-        with self._pool.lease() as lease, self.translating():
+        with self.pool.lease() as lease, self.translating():
             lease.connection.execute("pragma wal_checkpoint(passive)").fetchall()
             lease.sound = True
 

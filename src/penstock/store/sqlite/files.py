@@ -258,10 +258,10 @@ def _is_trusted(uid: int) -> bool:
 def _others_write(folder: os.stat_result) -> bool:
     if folder.st_mode & stat.S_IWOTH:
         return True
-    return bool(folder.st_mode & stat.S_IWGRP) and not _is_own_group(folder.st_gid)
+    return bool(folder.st_mode & stat.S_IWGRP) and not is_own_group(folder.st_gid)
 
 
-def _is_own_group(gid: int) -> bool:
+def is_own_group(gid: int) -> bool:
     """Whether a group is root's, or has only this process's user."""
     import grp
     import pwd

@@ -41,7 +41,7 @@ class SqliteWatch(Watch):
         self._text = statements("sqlite", "main")["read_ends"]
         self._version: int | None = None
         self._wakeups = wakeups.listen(database.path, queue.queue_id, database.files)
-        self._writes = _writes(database.path)
+        self._writes = writes_to(database.path)
         self._reliable = self._writes is not None
         """Whether there was an event for the last change; not every file system has them."""
         self._first = True
@@ -67,15 +67,15 @@ class SqliteWatch(Watch):
         self._notified = self._wakeups is not None and heard and self._wakeups.heard()
         self._written = self._writes is not None and not self._notified and self._writes.heard()
         self._database.require_same_file()
-        if self._connection is None:
-            self._connection = self._connect()
-            self._connection.execute(f"pragma busy_timeout = {_BUSY_MS}")
+        if self.connection is None:
+            self.connection = self._connect()
+            self.connection.execute(f"pragma busy_timeout = {_BUSY_MS}")
             self._version, self._first = None, True
         # Changes with each commit of another connection.
-        ((version,),) = self._connection.execute("pragma data_version").fetchall()
+        ((version,),) = self.connection.execute("pragma data_version").fetchall()
         if version == self._version:
             return None
-        rows: list[tuple[int, int, int]] = self._connection.execute(self._text, self._wanted).fetchall()
+        rows: list[tuple[int, int, int]] = self.connection.execute(self._text, self._wanted).fetchall()
         self._version = version
         return rows
 
@@ -103,7 +103,7 @@ class SqliteWatch(Watch):
         return min(self._last_pause * 2, LONGEST_PAUSE if self._reliable and quiet and not woken else PAUSE)
 
     def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
+        connection, self.connection = self.connection, None
         if connection is not None:
             self._database.disconnect(connection)
 
@@ -126,7 +126,7 @@ class SqliteWatch(Watch):
         self._close_events()
 
 
-def _writes(path: str) -> FileEvents | None:
+def writes_to(path: str) -> FileEvents | None:
     folder, name = os.path.split(path)
     try:
         return FileEvents(folder, [name, f"{name}-wal"], WRITTEN)
