@@ -242,6 +242,7 @@ def test_the_text_around_a_password_is_kept(text: str, shown: str) -> None:
         "the cookie was refused; authorization failed",
         "-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----",
         "a 100%3D sign, and a name%3Dvalue",
+        "postgresql://me@h/d?password_file=/run/a others can read it; password_env=SHOP is not set",
         "the second pass: 3 rows; bypass=1, compass=2, passes=3",
         "rows are identified by their key, eyJhbGci",
         "<p>the password</p> <passwords/> run --password <password> --host <host>",

@@ -35,9 +35,13 @@ _QUOTED = (
 _ESCAPED = r"""(?:\\++["'][^"'\\]*+(?:\\++["'])?+)"""
 
 
+# Names such as password_file and password_env, whose value is readable.
+_OF_NO_PLACE = r"(?<!_file)(?<!_env)"
+
+
 def _named(words: str) -> str:
     """Return a pattern for a name that contains one of the words, with the quote around it."""
-    return rf"""(?<![\w.?&-])(?=[\w.-]*?(?:{words}))[\w.-]++\\*+["']?+[ \t]*+"""
+    return rf"""(?<![\w.?&-])(?=[\w.-]*?(?:{words}))[\w.-]++{_OF_NO_PLACE}\\*+["']?+[ \t]*+"""
 
 
 # A quoted value, as in JSON and SQL, ends with its quote. Any other may contain blanks, as in libpq's
@@ -63,7 +67,7 @@ _OTHER = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _IN_QUERY = re.compile(
-    rf"([?&](?=[\w.-]{{0,100}}?(?:password|{_KEYS}))[\w.-]{{1,200}}=)[^\s&'\")]*", re.IGNORECASE
+    rf"([?&](?=[\w.-]{{0,100}}?(?:password|{_KEYS}))[\w.-]{{1,200}}{_OF_NO_PLACE}=)[^\s&'\")]*", re.IGNORECASE
 )
 # Headers whose whole value is secret, to the end of the line unless it is quoted with its name.
 _HEADER_NAME = r"(?<![\w.?&-])(?:(?:proxy-)?authorization|(?:set-)?cookie)"

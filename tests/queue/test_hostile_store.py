@@ -15,6 +15,7 @@ from penstock.errors import StoreError
 from penstock.feeds.contract import ChangeContract
 from penstock.queue import consumer as consumer_module
 from penstock.store.log import partition_log
+from penstock.store.records import catalog
 from penstock.store.statements import qualify
 from tests.support.queues import SCHEMA, rows
 from tests.support.raw_sql import raw_connection, run_sql
@@ -91,6 +92,39 @@ def test_times_of_other_rows_are_refused_and_take_no_memory(store: Store, ends: 
         list(partition_log.read(store.database, queue.record, 0, 0, 3, with_runs=True))
     assert caught.value.condition == "SEGMENT_UNREADABLE"
     assert pa.total_allocated_bytes() < before + (1 << 20)
+
+
+def test_a_partition_of_more_rows_than_fit_is_refused_where_it_is_read(store: Store) -> None:
+    """To plan tasks for them would take all memory."""
+    queue = store.create_queue("q", SCHEMA)
+    queue.append(rows(1))
+    put(store, "partition.next_index", (1 << 62) - 1)
+    for read in (
+        lambda: queue.read(0, 0),
+        queue.info,
+        lambda: store.database.run(lambda tx: catalog.partitions(tx, queue.record), write=False),
+    ):
+        with pytest.raises(StoreError, match=r"partition 0 of a queue is not what Penstock writes") as caught:
+            read()
+        assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
+
+
+@pytest.mark.parametrize("column", ["retention_rows", "retention_age", "retention_bytes"])
+def test_a_negative_retention_is_not_the_callers_mistake(store: Store, column: str) -> None:
+    store.create_queue("q", SCHEMA)
+    put(store, f"queue.{column}", -1)
+    with pytest.raises(StoreError, match="the retention of queue 'q' is not what Penstock writes") as caught:
+        store.queue("q")
+    assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
+
+
+def test_a_generation_that_has_no_successor_is_refused_by_name(store: Store) -> None:
+    store.create_queue("q", SCHEMA)
+    consumer = store.create_consumer("c")
+    put(store, "store.last_generation", (1 << 63) - 1)
+    with pytest.raises(StoreError, match="the last generation is not what Penstock writes") as caught:
+        consumer.register("q")
+    assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
 
 
 def claim(store: Store, batch: pa.RecordBatch, width: int | None = None) -> None:

@@ -764,7 +764,7 @@ FAULTS = [
     Fault(
         "the generation of a registration is the time, whatever there was before",
         "store/records/consumers.py",
-        '    return int(tx.one("new_generation", now=tx.now()).last_generation)\n',
+        "    return int(row.last_generation)\n",
         "    return tx.now()\n",
     ),
     Fault(

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as fn
 
 from penstock import Store
+from penstock.spark.ranges import MOST_TASKS
 from tests.support.spark_queues import batch, column, fill, make_queue, table
 from tests.support.waiting import wait_until
 
@@ -220,6 +221,13 @@ def test_large_partitions_are_split_into_tasks(spark: SparkSession, store: Store
         frame.withColumn("task", fn.spark_partition_id()).groupBy("task").agg(fn.collect_list("id")).collect()
     )
     assert sorted(sorted(row[1]) for row in tasks) == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9], [10, 11]]
+
+
+def test_a_read_of_very_many_tasks_is_refused(spark: SparkSession, store: Store, store_url: str) -> None:
+    fill(make_queue(store), range(MOST_TASKS + 1))
+    with pytest.raises(Exception, match=r"INVALID_OPTION.TOO_MANY_TASKS\].*raise rowsPerTask"):
+        batch(spark, store_url, rowsPerTask=1).count()
+    assert batch(spark, store_url, rowsPerTask=MOST_TASKS).count() == MOST_TASKS + 1
 
 
 def test_many_small_appends_are_read_in_few_batches(

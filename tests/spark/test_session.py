@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -104,6 +105,23 @@ def test_a_malformed_url_is_refused_before_spark_starts(made: dict[str, dict[str
         penstock.session(url="postgresql://app:s3cret/x@host/db")
     assert "s3cret" not in str(caught.value)
     assert not made["start"]
+
+
+def test_a_password_that_spark_was_started_with_is_warned_of(tmp_path: Path) -> None:
+    """It is on the command line of the JVM by then."""
+    program = (
+        "import penstock\n"
+        "from tests.support.sparks import make_spark\n"
+        "from pathlib import Path\n"
+        f"spark = make_spark(Path({str(tmp_path)!r}), spark__penstock__url='postgresql://app:s3cret@host/db')\n"
+        "penstock.register(spark)\n"
+        "assert spark.conf.get('spark.penstock.url') == 'postgresql://app@host/db'\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True
+    )
+    assert "the password in spark.penstock.url was set before Spark started" in found.stderr
+    assert "s3cret" not in found.stderr
 
 
 @one_store

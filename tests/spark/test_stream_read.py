@@ -15,7 +15,9 @@ from penstock import Store
 from penstock.commit.owner import drain
 from penstock.json_text import Json
 from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.ranges import MOST_TASKS
 from penstock.testing import replay_last_batch
+from tests.support.raw_sql import run_sql
 from tests.support.spark_queues import (
     batches,
     failure,
@@ -123,6 +125,35 @@ def test_micro_batches_respect_the_limits(
     query = run(stream(spark, store_url, **options), store_url, "out", tmp_path / "ck")
     assert batches(query) == expected
     assert sorted(ids_in(out)) == list(range(12))
+
+
+@one_store
+def test_a_micro_batch_of_very_many_tasks_is_refused_before_it_is_logged(
+    spark: SparkSession, store: Store, store_url: str, tmp_path: Path
+) -> None:
+    fill(make_queue(store), range(MOST_TASKS + 1))
+    out = make_queue(store, "out")
+    with pytest.raises(Exception, match=r"INVALID_OPTION.TOO_MANY_TASKS\].*raise rowsPerTask"):
+        run(stream(spark, store_url, rowsPerTask=1), store_url, "out", tmp_path / "ck")
+    run(stream(spark, store_url), store_url, "out", tmp_path / "ck")
+    assert len(ids_in(out)) == MOST_TASKS + 1
+
+
+@one_store
+def test_a_segment_without_rows_is_an_error_by_name(
+    spark: SparkSession, store: Store, store_url: str, tmp_path: Path
+) -> None:
+    """Whoever may append could plant one."""
+    fill(make_queue(store), range(4), each=2)
+    make_queue(store, "out")
+    columns = "first_append, last_append, first_timestamp, last_timestamp, bytes, payload_id"
+    run_sql(
+        store.database,
+        f"insert into penstock.segment (queue_id, partition, start_index, end_index, {columns}) "
+        f"select queue_id, 0, 1, 1, {columns} from penstock.segment where end_index = 2",
+    )
+    with pytest.raises(Exception, match="SEGMENT_MISSING"):
+        run(stream(spark, store_url, maxBytesPerTrigger=1 << 20), store_url, "out", tmp_path / "ck")
 
 
 def test_available_now_leaves_rows_that_arrive_later(

@@ -124,7 +124,7 @@ def test_a_wrong_password_fails_without_retries_and_is_never_shown(
     with caplog.at_level(logging.DEBUG):
         shown = _failure(url)
     assert time.monotonic() - began < 5
-    assert "refused the login: check user, password and pg_hba.conf" in shown
+    assert "refused the login: check the user, its password or passfile, and pg_hba.conf" in shown
     assert "s3cr3t" not in shown + caplog.text
 
 

@@ -17,6 +17,7 @@ from penstock.feeds.contract import DEAD_LETTERS
 from penstock.store.records import queries
 from penstock.store.records.queries import QueryProgress, QueryRun
 from penstock.store.statements import qualify
+from penstock.ui import queues
 from penstock.ui.metrics import exposition
 from penstock.ui.snapshots import Collector, TakenSnapshot
 from tests.support.commands import run_penstock
@@ -83,6 +84,12 @@ QUERY = "query set {} = ? where query_id = 'bad'"
         ),
         (PROGRESS.format("durations"), '{"a": 1%s}' % ("0" * 400)),
         (PROGRESS.format("durations"), json.dumps(dict.fromkeys(map(str, range(1000)), 1))),
+        (PROGRESS.format("durations"), '{"a": 1e308, "b": 1e308}'),
+        (PROGRESS.format("durations"), '{"a": 1%s}' % ("0" * 308)),
+        (PROGRESS.format("durations"), '{"a": -1}'),
+        ("position set next_index = ?", HUGE),
+        ("position set next_index = ?", 2),
+        ("queue set retention_rows = ? where name = 'bad'", -1),
         *((PROGRESS.format("warnings"), value) for value in ("x", DEEP, "5")),
         (PROGRESS.format("watermark"), HUGE),
         (PROGRESS.format("watermark"), -HUGE),
@@ -120,7 +127,6 @@ def test_a_record_that_cannot_be_read_is_named_and_hides_nothing_else(
         ("consumer set name = ? where name = 'bad'", "x" * 10**5),
         ("queue set schema = ? where name = 'bad'", bytes(10**7)),
         ("partition set next_index = ?", 10**12),
-        ("position set next_index = ?", HUGE),
         (PROGRESS.format("reported_at"), 250_000_000_000_000_000),
     ],
 )  # fmt: skip
@@ -135,7 +141,48 @@ def test_odd_values_are_bounded_and_hide_nothing(
 def test_text_of_a_file_that_is_not_utf8_is_shown(filled: penstock.Store, store_url: str) -> None:
     if filled.database.dialect == "sqlite":
         run_sql(filled.database, "update penstock_query set name = cast(x'ff' as text) where name = 'bad'")
-        assert {query["name"] for query in shown(store_url)["queries"]} == {"\ufffd", "good"}
+        assert {query["name"] for query in shown(store_url)["queries"]} == {"\\xff", "good"}
+        listed = run_penstock("query", "list", "--url", store_url)
+        assert listed.code == 0
+        assert "good" in listed.out
+
+
+def test_names_that_are_equal_once_they_are_cut_are_one_series(
+    filled: penstock.Store, store_url: str
+) -> None:
+    """Prometheus refuses all metrics of a page on which a series occurs twice."""
+    for name in ("bad", "good"):
+        put(filled, "queue set name = ? where name = ?", "x" * 300 + name, name)
+        run = QueryRun("y" * 64 + name, "run", name, "continuous", 5)
+        filled.database.run(lambda tx, run=run: queries.begin(tx, run))
+        filled.database.run(lambda tx, run=run: queries.report(tx, run, PROGRESS_MADE))
+    snapshot = shown(store_url)
+    assert [len(snapshot[kind]) for kind in ("queues", "queries")] == [2, 2]
+    assert "its id is longer than 64 characters" in str(snapshot["notes"])
+    series = [line.rpartition(" ")[0] for line in exposition(snapshot).decode().splitlines()]
+    assert len(series) == len(set(series))
+
+
+def test_dead_letters_are_read_from_the_partitions_that_were_appended_to_last(
+    store: penstock.Store, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a queue of many partitions would be read as a whole."""
+    queue = store.create_queue("letters", DEAD_LETTERS, partitions=20)
+    for number in range(20):
+        letter = {"reason": str(number), "topic": None, "partition": None, "offset": None, "value": "v"}
+        queue.append([letter], partition=number)
+    read, seen = queues.partition_log.read, []
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        seen.append(arguments[2])
+        return read(*arguments, **more)
+
+    monkeypatch.setattr(queues.partition_log, "read", counted)
+    collector = Collector(store_url)
+    (letters,) = collector.collect()["dead_letters"]
+    collector.close()
+    assert [each["reason"] for each in letters["newest"]] == ["19", "18", "17", "16", "15"]
+    assert len(seen) == 5
 
 
 def test_what_is_reported_after_a_wrong_time_is_shown(filled: penstock.Store, store_url: str) -> None:

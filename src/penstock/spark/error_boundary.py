@@ -99,8 +99,8 @@ def _has_jvm_ended(error: Exception) -> bool:
 
 def _shut_down() -> QueryFailedError:
     return QueryFailedError(
-        "Spark was shut down in the middle of a micro-batch, which the next run repeats: to stop a query, "
-        "send the signal to the driver's process alone, not to its process group (timeout --foreground, "
-        "systemd's KillMode=mixed)",
+        "Spark was shut down in the middle of a micro-batch or epoch, which the next run repeats. If you "
+        "meant to stop the query, send the signal to the driver's process alone, not to its process group "
+        "(timeout --foreground, systemd's KillMode=mixed)",
         condition="QUERY_FAILED.SPARK_SHUT_DOWN",
     )

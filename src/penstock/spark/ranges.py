@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.commit.offsets import QueueOffset, pad
-from penstock.errors import CheckpointMismatchError, DataLostError, InvalidPositionError
+from penstock.errors import CheckpointMismatchError, DataLostError, InvalidOptionError, InvalidPositionError
 from penstock.json_text import JsonValue
 from penstock.spark.options import SourceOptions
 from penstock.store.database import Transaction
@@ -22,6 +22,9 @@ from penstock.store.records import catalog, consumers
 from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
 log = logging.getLogger("penstock.spark")
+
+MOST_TASKS = 100_000
+"""The most tasks of one micro-batch or batch read: a driver plans so many in seconds."""
 
 
 def parse_offset(offset: JsonValue) -> QueueOffset:
@@ -223,6 +226,9 @@ def _cut_bytes(tx: Transaction, queue: QueueRecord, backlog: Backlog, budget: fl
     position = backlog.start
     for segment in segments_from(tx, queue, backlog.partition, position):
         rows = min(segment.end_index, backlog.end) - max(segment.start_index, position)
+        if rows <= 0:
+            # The backlog's rows were trimmed meanwhile, or somebody has planted a segment without rows.
+            continue
         cost = segment.bytes * rows / (segment.end_index - segment.start_index)
         if cost > budget:
             return backlog.upto(position + int(rows * budget / cost))
@@ -298,8 +304,22 @@ def _segment(tx: Transaction, queue: QueueRecord, partition: int, row: int) -> _
     return segment
 
 
+def require_few_tasks(start: Sequence[int], end: Sequence[int], rows_per_task: int) -> None:
+    """Refuse a range that would be split into more tasks than Spark's driver can hold."""
+    sizes = [last - first for first, last in zip(pad(start, len(end)), end, strict=True)]
+    tasks = sum(-(-size // rows_per_task) for size in sizes)
+    if tasks > MOST_TASKS:
+        raise InvalidOptionError(
+            f"{sum(sizes)} rows in tasks of {rows_per_task} would be {tasks} tasks, more than {MOST_TASKS}: "
+            "raise rowsPerTask, or read fewer rows at a time",
+            condition="INVALID_OPTION.TOO_MANY_TASKS",
+            option="rowsPerTask",
+        )
+
+
 def split_into_tasks(start: Sequence[int], end: Sequence[int], rows_per_task: int) -> list[list[int]]:
     """Split a range into tasks (partition, start, end) of about equal size, at most ``rows_per_task``."""
+    require_few_tasks(start, end, rows_per_task)
     tasks = []
     for partition, (first, last) in enumerate(zip(pad(start, len(end)), end, strict=True)):
         pieces = -(-(last - first) // rows_per_task)

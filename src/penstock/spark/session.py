@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -27,6 +28,8 @@ from penstock.spark.internals.sessions import (
 )
 from penstock.spark.options import ALL_OPTIONS, CONF_PREFIX
 from penstock.store.url import parse_url
+
+log = logging.getLogger("penstock.spark")
 
 # Spark's own default (4.2, 4.3), and the setting that may contain a password.
 _REDACTED = r"(?i)secret|password|token|access[.]?key|credential|^spark\.penstock\.url$"
@@ -230,6 +233,14 @@ def _hide_password(spark: SparkSession) -> None:
         raise
     if redacted != url:
         spark.conf.set(URL_SETTING, redacted)
+        if is_classic(spark) and spark.sparkContext.getConf().contains(URL_SETTING):
+            log.warning(
+                "the password in %s was set before Spark started, so it is on the command line of the JVM, "
+                "which every user of this machine can read, and in the event log: set it with spark.conf.set "
+                "after the start, use penstock.session, or name its place (password_env, password_file)",
+                URL_SETTING,
+                extra={"action": "password_exposed", "setting": URL_SETTING},
+            )
 
 
 def _without_password(url: str) -> str:

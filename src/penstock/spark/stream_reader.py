@@ -24,6 +24,7 @@ from penstock.spark.queue_readers import RangePartition, Scan
 from penstock.spark.ranges import (
     next_end,
     parse_offset,
+    require_few_tasks,
     skip_trimmed,
     split_into_tasks,
     start_positions,
@@ -112,6 +113,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first = pad(last.end, len(end))
         if end == first:
             return start
+        # Before Spark logs the range, and every restart would fail.
+        require_few_tasks(first, end, self._options.rows_per_task)
         return self._offset(first, end, owner, times).to_dict()
 
     def reportLatestOffset(self) -> Json | None:

@@ -41,7 +41,6 @@ def open_database(
     database: Database
     if parsed.dialect == "sqlite":
         database = SqliteDatabase(parsed)
-        database.any_text = as_it_is
     else:
         database = PostgresDatabase(parsed)
     database.may_create = create

@@ -90,7 +90,9 @@ class StoreUrl:
             place = f"the file {in_quotes(file)}"
             try:
                 # Editors end the last line.
-                with open(file, encoding="utf-8") as opened:
+                with open(file, encoding="utf-8", opener=_without_waiting) as opened:
+                    if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+                        raise _no_password(self, f"{place} is not a regular file")
                     _require_private(self, file, opened.fileno())
                     found = opened.read(_LONGEST_PASSWORD + 1).rstrip("\r\n")
             except (OSError, ValueError) as error:
@@ -220,6 +222,11 @@ def is_trusting(url: StoreUrl) -> bool:
     return url.options.get("trust") == "folder"
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; a named pipe too, which would wait for a writer otherwise."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _no_password(url: StoreUrl, why: str) -> StoreError:
     return StoreError(
         f"{url}: {why} on this machine: the driver and each executor need it",
@@ -253,10 +260,11 @@ def _postgres(url: str) -> StoreUrl:
     rest = url.split("://", 1)[1]
     authority, path, query = _parts(rest)
     credentials, at, hosts = authority.rpartition("@")
-    if not all(_HOST.fullmatch(host) for host in hosts.split(",")):
+    if not all(map(_is_address, hosts.split(","))):
         # Not shown, since it may be a password without a host.
         raise InvalidUrlError(
-            "a PostgreSQL URL has : and a port number after its host: postgresql://user@host:5432/database"
+            "a PostgreSQL URL has : and a port number, 65535 at most, after its host: "
+            "postgresql://user@host:5432/database"
         )
     user, _, password = credentials.partition(":")
     if "@" in user:
@@ -271,8 +279,8 @@ def _postgres(url: str) -> StoreUrl:
     shown = [(name, value) for name, value in parameters if name in _SHOWN]
     if any(re.search(r"password\s*=", text, re.IGNORECASE) for text in (user, path, *dict(shown).values())):
         raise InvalidUrlError(
-            "the PostgreSQL URL has a password where none belongs: write "
-            "postgresql://user:password@host/database"
+            "the PostgreSQL URL has a password where none belongs: write it between a colon and the @, after "
+            "the user"
         )
     options = {"schema": schema, **_lock_wait(dict(parameters)), **_direct(dict(parameters))}
     options |= _password_place(dict(parameters), password)
@@ -312,7 +320,7 @@ def _direct(parameters: dict[str, str]) -> dict[str, str]:
     direct = parameters.get("direct")
     if direct is None:
         return {}
-    if not _HOST.fullmatch(direct) or direct.startswith(":") or not direct:
+    if not _is_address(direct) or direct.startswith(":") or not direct:
         raise InvalidUrlError(
             "direct is the server's own address, its host and port alone, such as db:5432",
             condition="INVALID_URL.VALUE",
@@ -347,6 +355,12 @@ def seconds(text: str) -> float:
     return int(match[1]) * _UNITS[match[2]]
 
 
+def _is_address(text: str) -> bool:
+    """Whether a text is a host, with a port or without."""
+    match = _HOST.fullmatch(text)
+    return match is not None and int((match[2] or "").lstrip(":") or 0) <= 65535
+
+
 def _parts(rest: str) -> tuple[str, str, str]:
     match = re.fullmatch(r"([^/?#]*)(/[^?#]*)?(?:\?([^#]*))?", rest, flags=re.DOTALL)
     if match is None:
@@ -360,8 +374,8 @@ def _parts(rest: str) -> tuple[str, str, str]:
 def _refuse_unencoded() -> NoReturn:
     raise InvalidUrlError(
         "the PostgreSQL URL has one of / ? # @ in its user or password, or an @ instead of the colon between "
-        "them: write postgresql://user:password@host/database, with such characters percent-encoded (%2F for "
-        "/)"
+        "them: write user, colon and password before the last @, with such characters percent-encoded (%2F "
+        "for /)"
     )
 
 

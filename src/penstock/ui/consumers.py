@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from penstock.json_text import Json
+from penstock.json_text import Json, unreadable_record
 from penstock.ui.history import History
 from penstock.ui.reading import PositionRow, RegistrationRow, StoreState, iso, seconds_between
 from penstock.ui.unreadable import Unreadable, named
@@ -22,6 +22,15 @@ class _Offset:
     """A consumer's offset in a partition."""
 
     position: PositionRow
+
+    def require_reachable(self) -> None:
+        """Refuse an offset past the newest row, with which the consumer would seem to have caught up."""
+        position = self.position
+        if not 0 <= position.next_index <= position.log_end:
+            raise unreadable_record(
+                f"its offset in partition {position.partition}",
+                ValueError(f"it is {position.next_index}, and the next row is {position.log_end}"),
+            )
 
     @property
     def lag(self) -> int:
@@ -75,6 +84,8 @@ class Consumers:
 
         def row(registration: RegistrationRow) -> Json:
             key = (registration.consumer_id, registration.queue_id)
+            for offset in offsets[key]:
+                offset.require_reachable()
             self._tracked[key] = before.get(key, _Tracked())
             return {
                 "consumer": registration.consumer,

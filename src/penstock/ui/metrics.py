@@ -30,10 +30,14 @@ class _Kind:
         family: CounterMetricFamily | GaugeMetricFamily
         make = CounterMetricFamily if self.is_counter else GaugeMetricFamily
         family = make(f"penstock_{self.name}", self.text, labels=labels)
+        seen: set[tuple[str, ...]] = set()
         for row in rows:
             number = row[self.number] if isinstance(self.number, str) else self.number(row)
-            if number is not None:
-                family.add_metric([str(row[label]) for label in labels], float(number))
+            values = tuple(str(row[label]) for label in labels)
+            # Names that were cut may be equal, and Prometheus refuses a page with two of one series.
+            if number is not None and values not in seen:
+                seen.add(values)
+                family.add_metric(values, float(number))
         return family
 
 

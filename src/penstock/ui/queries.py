@@ -25,6 +25,9 @@ SILENT_SECONDS = 3 * HEARTBEAT_SECONDS
 RECENT_BATCHES = FEWEST_REPORTS
 """How many micro-batches the percentiles of their durations cover."""
 _MOST_PHASES, _PHASE_CHARACTERS = 100, 100
+_LONGEST_MILLISECONDS = 1 << 53
+QUERY_ID_CHARACTERS = 64
+"""Of longer ids only the beginning is read, which other queries may share. Spark's have 36."""
 _MOST_WARNINGS, _NOTE_CHARACTERS = 20, 1000
 _MOST_NOTES = 100
 OVERLAP = 10_000_000
@@ -115,7 +118,12 @@ class Queries:
         self, state: QueriesState, now: int, checkpoints: Sequence[Checkpoint], unreadable: Unreadable
     ) -> list[Json]:
         """Return the queries for the page; ``now`` is the time of the state, in microseconds since 1970."""
-        ids = state.names.keys()
+        for row in state.queries:
+            if len(row.query_id) > QUERY_ID_CHARACTERS:
+                why = ValueError(f"its id is longer than {QUERY_ID_CHARACTERS} characters")
+                unreadable.add(named("query", row.query_id), why)
+        queries = [row for row in state.queries if len(row.query_id) <= QUERY_ID_CHARACTERS]
+        ids = {row.query_id for row in queries}
         self._tracked = {query_id: self._tracked.get(query_id, _Tracked()) for query_id in ids}
         for progress in state.progress:
             if progress.query_id in ids:
@@ -126,11 +134,11 @@ class Queries:
         for texts in state.texts:
             if texts.query_id in ids:
                 self._tracked[texts.query_id].add_texts(texts)
-        newest = max((row.reported_at for row in state.queries), default=self._last_report)
+        newest = max((row.reported_at for row in queries), default=self._last_report)
         self._last_report = min(newest, now)
         by_id = {checkpoint.state.query_id: checkpoint for checkpoint in checkpoints}
         rows = unreadable.each(
-            state.queries,
+            queries,
             lambda row: self._row(row, by_id.get(row.query_id), now, unreadable),
             lambda row: named("query", row.name or row.query_id),
         )
@@ -215,8 +223,8 @@ def _durations(texts: ProgressTexts, what: str) -> dict[str, float]:
     """Return the milliseconds of each phase."""
     durations: dict[str, float] = {}
     for phase, milliseconds in parse_record(texts.durations, what, dict).items():
-        number = finite(float(milliseconds)) if type(milliseconds) in (int, float) else None
-        if number is None or len(durations) == _MOST_PHASES:
+        is_number = type(milliseconds) in (int, float) and 0 <= milliseconds <= _LONGEST_MILLISECONDS
+        if not is_number or len(durations) == _MOST_PHASES:
             raise unreadable_record(what, ValueError("its durations are not the milliseconds of phases"))
         durations[truncated(phase, _PHASE_CHARACTERS)] = milliseconds
     return durations

@@ -156,7 +156,9 @@ class DeadLetters:
         if before is not None and before.ends == ends:
             return before
         try:
-            letters = [letter for row in partitions for letter in _last(database, record, row)]
+            # The newest ones are in the partitions that were appended to last.
+            last = sorted(partitions, key=lambda row: row.last_timestamp, reverse=True)[:NEWEST]
+            letters = [letter for row in last for letter in _last(database, record, row)]
             letters.sort(key=lambda letter: letter[0], reverse=True)
             return _Newest(ends, [self._letter(*letter) for letter in letters[:NEWEST]])
         except PenstockError as error:

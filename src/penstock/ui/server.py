@@ -194,7 +194,7 @@ def make_app(stream: SnapshotStream, access: Access, page: Path = PAGE) -> FastA
     app = FastAPI(title="Penstock", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard, access=access)
 
-    @app.get("/api/snapshot")
+    @app.api_route("/api/snapshot", methods=["GET", "HEAD"])
     async def snapshot() -> Response:
         return Response((await stream.newest()).text, media_type="application/json")
 
@@ -206,7 +206,7 @@ def make_app(stream: SnapshotStream, access: Access, page: Path = PAGE) -> FastA
             stream.events(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
         )
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=["GET", "HEAD"])
     async def metrics() -> Response:
         text = exposition((await stream.newest()).snapshot)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})

@@ -41,9 +41,10 @@ class Unreadable:
     def add(self, what: str, error: Exception) -> None:
         self.count += 1
         if len(self._notes) < _MOST_NOTES:
-            why = error.message if isinstance(error, PenstockError) else type(error).__name__
+            why = error.message if isinstance(error, PenstockError) else brief(str(error))
             self._notes.append(
-                f"{what} cannot be shown, because its record in the store is not what Penstock writes: {why}"
+                f"{what} cannot be shown, because its record in the store is not what Penstock writes: "
+                f"{why or type(error).__name__}"
             )
 
     @property

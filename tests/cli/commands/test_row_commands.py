@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
+import pyarrow as pa
 import pytest
 
 from penstock.cli.commands import queue_rows
@@ -39,6 +40,22 @@ def filled(penstock: Penstock, store_url: str) -> Penstock:
 
 def ids(penstock: Penstock, *words: object) -> list[int]:
     return [row["id"] for row in penstock("queue", *words, "--json").lines]
+
+
+def test_text_that_is_not_utf8_is_shown_with_replacements(penstock: Penstock, store_url: str) -> None:
+    """A queue keeps text as it was written, by Spark for instance."""
+    penstock("queue", "create", "q", "--schema", "name string, list array<struct<t: string>>")
+    text = pa.Array.from_buffers(pa.string(), 2, pa.array([b"a\xff", b"b"]).buffers())
+    with connect(store_url) as store:
+        structs = pa.StructArray.from_arrays([text], ["t"])
+        rows = pa.table({"name": text, "list": pa.ListArray.from_arrays([0, 1, 2], structs)})
+        store.queue("q").append(rows)
+    shown = [json.loads(line) for line in penstock("queue", "peek", "q", "--json").out.splitlines()]
+    assert shown == [
+        {"name": "a\ufffd", "list": [{"t": "a\ufffd"}]},
+        {"name": "b", "list": [{"t": "b"}]},
+    ]
+    assert "a\ufffd" in penstock("queue", "peek", "q").out
 
 
 def test_peek_shows_each_partition_from_its_oldest_row(filled: Penstock) -> None:

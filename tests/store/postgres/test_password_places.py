@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -85,6 +86,14 @@ def test_a_file_that_others_can_use_is_refused(pg_url: str, tmp_path: Path, mode
         assert caught.value.condition == "STORE_UNSAFE.PASSWORD_FILE"
         assert caught.value.parameters["mode"] == f"{mode:04o}"
         assert password not in str(caught.value)
+
+
+@pytest.mark.timeout(60)
+def test_a_named_pipe_is_refused_instead_of_waited_for(pg_url: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    url, _ = without_password(pg_url, f"password_file={tmp_path}/pipe")
+    with pytest.raises(StoreError, match=f"the file '{tmp_path}/pipe' is not a regular file"):
+        penstock.connect(url, create=False)
 
 
 @pytest.mark.parametrize("mode", [0o400, 0o600, 0o440, 0o640])

@@ -143,7 +143,19 @@ def _encoded_leaf(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return pc.utf8_slice_codeunits(array.cast(pa.string()), 0, len("00:00:00.000000"))
     if pat.is_date(kind) or pat.is_decimal(kind):
         return array.cast(pa.string())
+    if pat.is_string(kind):
+        return _valid_text(array)
     return array.cast(pa.int64()) if pat.is_duration(kind) else array
+
+
+def _valid_text(array: pa.Array) -> pa.Array:
+    """Replace what is not UTF-8, as Spark does when it shows text: a queue keeps text as it was written."""
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        texts = array.cast(pa.binary()).to_pylist()
+        return pa.array([None if text is None else text.decode(errors="replace") for text in texts])
+    return array
 
 
 Finish = Callable[[Any], JsonValue]

@@ -404,7 +404,7 @@ class PostgresDatabase(Database):
         text = self.url.scrubbed(str(error))
         if failure is Failure.LOGIN:
             return StoreError(
-                f"{self.url} refused the login: check user, password and pg_hba.conf",
+                f"{self.url} refused the login: check the user, its password or passfile, and pg_hba.conf",
                 condition="STORE_ERROR.LOGIN_REFUSED",
             )
         if failure is Failure.NO_DATABASE:

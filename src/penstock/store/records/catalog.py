@@ -69,6 +69,8 @@ class QueueRecord:
 
 
 MAX_PARTITIONS = 10_000
+MOST_ROWS = 1 << 40
+"""More rows than a partition can hold."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +113,18 @@ def _record(row: Row) -> QueueRecord:
         schema_bytes=bytes(row.schema or b""),
         key=_key(row),
         partitions=_partitions(row),
-        retention=RetentionLimits(row.retention_rows, row.retention_age, row.retention_bytes),
+        retention=_limits(row),
         created_at=row.created_at,
         contract=row.contract,
         added_bytes=None if row.added_columns is None else bytes(row.added_columns),
     )
+
+
+def _limits(row: Row) -> RetentionLimits:
+    limits = (row.retention_rows, row.retention_age, row.retention_bytes)
+    if any(limit is not None and limit < 0 for limit in limits):
+        raise unreadable_record(f"the retention of queue {row.name!r}", ValueError(f"it is {limits}"))
+    return RetentionLimits(*limits)
 
 
 def _partitions(row: Row) -> int:
@@ -320,7 +329,7 @@ def partitions(tx: Transaction, queue: QueueRecord) -> list[PartitionRecord]:
 
 
 def _partition(row: Row) -> PartitionRecord:
-    if not 0 <= row.first_index <= row.next_index:
+    if not 0 <= row.next_index - row.first_index <= MOST_ROWS or row.first_index < 0:
         raise unreadable_record(
             f"partition {row.partition} of a queue",
             ValueError(f"it has the rows [{row.first_index}, {row.next_index})"),

@@ -227,7 +227,10 @@ def seek(tx: Transaction, registration: Registration, offsets: Sequence[int], ge
 
 def new_generation(tx: Transaction) -> int:
     """Return a generation above all others of the store; called before anything else is locked."""
-    return int(tx.one("new_generation", now=tx.now()).last_generation)
+    row = tx.one("new_generation", now=tx.now())
+    if row is None:
+        raise unreadable_record("the last generation", ValueError("no later one is possible"))
+    return int(row.last_generation)
 
 
 def lock_registrations(tx: Transaction, queue: QueueRecord) -> list[Registration]:

@@ -321,6 +321,7 @@ update penstock.registration set app_id = :app_id where consumer_id = :consumer_
 -- Higher than any before: also after the clock was set back, and where the store is an older backup, and another store
 -- knows later generations.
 update penstock.store set last_generation = case when last_generation < :now then :now else last_generation + 1 end
+where last_generation < 4611686018427387904
 returning last_generation;
 
 -- name: set_generation
@@ -595,7 +596,7 @@ delete from penstock.query where reported_at < :before;
 -- Texts are cut in what the monitor page reads: whoever may write here can write long ones.
 -- name: list_reported_queries
 select
-    substr(query_id, 1, 64) as query_id, substr(run_id, 1, 64) as run_id, substr(name, 1, 300) as name,
+    substr(query_id, 1, 65) as query_id, substr(run_id, 1, 64) as run_id, substr(name, 1, 300) as name,
     substr(engine, 1, 64) as engine, substr(state, 1, 64) as state, substr(source, 1, 300) as source,
     substr(sink, 1, 300) as sink, substr(checkpoint, 1, 300) as checkpoint, substr(spark_ui, 1, 300) as spark_ui,
     started_at, reported_at, rows_in, rows_out, substr(error_condition, 1, 300) as error_condition,
@@ -616,7 +617,7 @@ with listed as (
     ) as q
 )
 select
-    substr(p.query_id, 1, 64) as query_id, p.reported_at, substr(p.run_id, 1, 64) as run_id, p.batch_id, p.rows_in, p.rows_out,
+    substr(p.query_id, 1, 65) as query_id, p.reported_at, substr(p.run_id, 1, 64) as run_id, p.batch_id, p.rows_in, p.rows_out,
     p.p50, p.p90, p.p99, p.max, p.duration, p.watermark, p.state_rows, p.state_bytes,
     substr(p.durations, 1, 4000) like '%"triggerExecution"%' as is_micro_batch
 from listed as l
@@ -627,7 +628,7 @@ order by p.query_id, p.reported_at;
 -- The long texts of the newest report of each query.
 -- name: newest_progress_texts
 select
-    substr(p.query_id, 1, 64) as query_id, p.reported_at, substr(p.durations, 1, 4000) as durations,
+    substr(p.query_id, 1, 65) as query_id, p.reported_at, substr(p.durations, 1, 4000) as durations,
     substr(p.warnings, 1, 10000) as warnings
 from (
     select query_id from penstock.query where reported_at > :since order by reported_at desc limit :queries

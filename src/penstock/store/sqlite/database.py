@@ -124,6 +124,11 @@ def _cursor(connection: sqlite3.Connection) -> sqlite3.Cursor:
     return cursor
 
 
+def _text(data: bytes) -> str:
+    """Read text with escapes for what is not UTF-8, so that one such name does not hide all others."""
+    return data.decode(errors="backslashreplace")
+
+
 def _owners(path: str) -> Path:
     return Path(f"{path}-owners")
 
@@ -153,8 +158,6 @@ class SqliteDatabase(Database):
         self.path = os.path.realpath(url.target)
         self.files = StoreFiles(self.path, file_mode(url), is_trusting(url))
         self._file: tuple[int, int] | None = None
-        self.any_text = False
-        """Whether text that is not UTF-8 is read, with replacement characters, instead of refused."""
         super().__init__(url)
 
     @property
@@ -193,8 +196,7 @@ class SqliteDatabase(Database):
         )
         connection.write_lock = WriteLock(f"{self.path}-lock", self.files)
         self._file = self._file or file_at(self.path)
-        if self.any_text:
-            connection.text_factory = lambda data: data.decode(errors="replace")
+        connection.text_factory = _text
         try:
             connection.execute(f"pragma page_size = {_PAGE_SIZE}")
             connection.execute(f"pragma synchronous = {self._synchronous}")
