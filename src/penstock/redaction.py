@@ -121,7 +121,7 @@ _TOKEN = re.compile(
 # An element of XML. A usage message has names in such brackets, too.
 _XML = re.compile(
     rf"(<(?=[\w:.-]*?(?:password|passphrase|{_OPTIONS}))[\w:.-]++[^<>/]*+>)"
-    r"(?:(?![\s\])|])[^<]++|[ \t\r]*+\n[^<]++(?=</|\Z))",
+    r"(?:(?![\s\])|])[^<]++|[ \t\r]*+\n[^<]++(?=</|<?\Z))",
     re.IGNORECASE,
 )
 # The literals of PostgreSQL's SQL; one that is not closed is cut off there.

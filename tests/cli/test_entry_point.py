@@ -39,8 +39,8 @@ def test_the_version_is_shown_without_loading_anything_heavy() -> None:
 def test_the_program_starts_fast() -> None:
     bare = min(_seconds([sys.executable, "-c", "import typer"]) for _ in range(5))
     version = min(_seconds([*PROGRAM, "--version"]) for _ in range(5))
-    # Beyond typer itself, so that a busy machine does not decide.
-    assert version - bare < 0.2
+    # Next to typer itself, so that the machine does not decide.
+    assert version < 3 * bare
 
 
 def _seconds(command: list[str]) -> float:

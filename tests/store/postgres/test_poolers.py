@@ -133,7 +133,7 @@ def test_an_owner_is_seen_as_long_as_it_lives(pooled: penstock.Store) -> None:
 
 
 def test_an_error_names_who_holds_a_lock(pooler: str) -> None:
-    with temporary_store(f"{pooler}&lock_wait=1s") as store:
+    with temporary_store(f"{pooler}&lock_wait=4s") as store:
         store.create_queue("q", SCHEMA)
         held, done = threading.Event(), threading.Event()
 
