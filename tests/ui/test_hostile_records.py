@@ -89,6 +89,7 @@ QUERY = "query set {} = ? where query_id = 'bad'"
         (PROGRESS.format("durations"), '{"a": -1}'),
         ("position set next_index = ?", HUGE),
         ("position set next_index = ?", 2),
+        ("partition set partition = ?", 7),
         ("queue set retention_rows = ? where name = 'bad'", -1),
         *((PROGRESS.format("warnings"), value) for value in ("x", DEEP, "5")),
         (PROGRESS.format("watermark"), HUGE),

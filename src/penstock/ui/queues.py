@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import PenstockError
 from penstock.feeds.contract import DEAD_LETTERS, REASON, VALUE
-from penstock.json_text import Json
+from penstock.json_text import Json, require_numbered
 from penstock.redaction import SEARCHED_CHARACTERS, sentence
 from penstock.store.database import Database
 from penstock.store.log import partition_log
@@ -48,6 +48,7 @@ class Queues:
         return rows
 
     def _row(self, record: QueueRecord, partitions: Sequence[PartitionRow], now: int) -> Json:
+        require_numbered(sorted(row.partition for row in partitions), f"queue {record.name!r}")
         rows = sum(row.next_index - row.first_index for row in partitions)
         size = sum(row.bytes for row in partitions)
         rate = self._rate(record.queue_id, sum(row.next_index for row in partitions), now)
