@@ -90,18 +90,16 @@ class Column:
     """One column of a canonical schema."""
 
     field: pa.Field
+    name: str
+    type: pa.DataType
     required: bool
     """Whether it takes no nulls."""
     required_below: bool
     """Whether something in its nested values takes no nulls."""
 
-    @property
-    def name(self) -> str:
-        return str(self.field.name)
-
-    @property
-    def type(self) -> pa.DataType:
-        return self.field.type
+    @classmethod
+    def of(cls, field: pa.Field) -> Column:
+        return cls(field, field.name, field.type, not field.nullable, _forbids_nulls_below(field))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +113,7 @@ class Target:
 
     @classmethod
     def of(cls, schema: pa.Schema) -> Target:
-        columns = tuple(Column(field, not field.nullable, _forbids_nulls_below(field)) for field in schema)
+        columns = tuple(Column.of(field) for field in schema)
         checked = tuple((i, each) for i, each in enumerate(columns) if each.required or each.required_below)
         return cls(columns, tuple(schema), frozenset(schema.names), checked)
 
