@@ -121,7 +121,8 @@ def merge_run(database: Database, queue: QueueRecord, partition: int, run: Seque
         try:
             batches = within_memory(queue, rows)
         except StoreError as error:
-            raise unreadable(queue, partition, rows[0].start_index, rows[-1].end_index, error) from error
+            bad = _first_unreadable(queue, rows)
+            raise unreadable(queue, partition, bad[0].start_index, bad[-1].end_index, error) from error
         if len(batches) > 1:
             if not _replace(database, queue, partition, rows[: len(batches)], batches):
                 break
@@ -141,6 +142,16 @@ def within_memory(queue: QueueRecord, rows: Sequence[Row]) -> list[pa.RecordBatc
             break
         batches.append(batch)
     return batches
+
+
+def _first_unreadable(queue: QueueRecord, rows: Sequence[Row]) -> Sequence[Row]:
+    """The first segment that cannot be read alone; all of them if only their runs cannot be joined."""
+    for place in range(len(rows)):
+        try:
+            within_memory(queue, rows[place : place + 1])
+        except StoreError:
+            return rows[place : place + 1]
+    return rows
 
 
 def _replace(
