@@ -16,6 +16,11 @@ JsonValue: TypeAlias = Json | list[Any] | str | int | float | bool | None
 """Any JSON value."""
 
 
+MOST_CHARACTERS = 4 << 20
+"""Characters of a record: several times as many as the plan of a queue with the most partitions has. Parsed,
+they take more than twenty times as many bytes."""
+
+
 def parse_json(text: str | bytes) -> Any:
     """Parse a JSON text, or raise ValueError; the caller checks the kind of the value."""
     try:
@@ -43,6 +48,8 @@ def parse_record(text: str, what: str, kind: type = object) -> Any:
         The type of the value, if it has to have one.
     """
     try:
+        if len(text) > MOST_CHARACTERS:
+            raise ValueError(f"it has {len(text)} characters")
         value = parse_json(text)
         if not isinstance(value, kind):
             raise ValueError(f"it is a JSON {type(value).__name__}")

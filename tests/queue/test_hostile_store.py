@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
 
-from penstock import Consumer, QueueFeed, Store
+from penstock import Consumer, QueueFeed, Retention, Store
 from penstock.arrow.segments import encode
 from penstock.errors import StoreError
 from penstock.feeds.contract import ChangeContract
+from penstock.json_text import MOST_CHARACTERS
 from penstock.queue import consumer as consumer_module
 from penstock.store.log import partition_log
 from penstock.store.records import catalog
@@ -125,6 +126,93 @@ def test_a_generation_that_has_no_successor_is_refused_by_name(store: Store) -> 
     with pytest.raises(StoreError, match="the last generation is not what Penstock writes") as caught:
         consumer.register("q")
     assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
+
+
+@pytest.mark.parametrize("claimed", [0, -5])
+def test_a_page_is_bounded_by_the_payloads_whatever_the_log_says(store: Store, claimed: int) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    for number in range(20):
+        queue.append(rows(*range(number, number + 1000)))
+    run_sql(store.database, f"update penstock.segment set bytes = {claimed}")
+    size = len(bytes(run_sql(store.database, "select data from penstock.payload limit 1")[0][0]))
+    chunks = list(partition_log.read(store.database, queue.record, 0, 0, 20_000, page_bytes=3 * size))
+    assert sum(chunk.ends_page for chunk in chunks) >= 4
+    assert chunks[-1].end == 20_000
+
+
+def test_a_record_of_very_many_characters_is_not_parsed(store: Store) -> None:
+    store.create_queue("q", SCHEMA)
+    put(store, "queue.key_columns", "[" + "[]," * (MOST_CHARACTERS // 3) + "[]]")
+    with pytest.raises(StoreError, match=r"the key of queue 'q' is not what Penstock writes .*characters"):
+        store.queue("q")
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("hashes", b""), ("hashes", bytes(10_000)), ("hashes", bytes((1 << 24) + 1)), ("partitions", 0)],
+)
+def test_key_homes_that_penstock_did_not_write_are_refused_by_name(
+    store: Store, column: str, value: object
+) -> None:
+    queue = store.create_queue("q", SCHEMA, key="n")
+    queue.append(rows(1))
+    queue.add_partitions(1)
+    put(store, f"key_home.{column}", value)
+    with pytest.raises(StoreError, match="the keys that queue 'q' had when it grew"):
+        store.queue("q").append(rows(2))
+
+
+def test_a_key_of_no_column_is_refused_by_name(store: Store) -> None:
+    store.create_queue("q", SCHEMA, key="n")
+    put(store, "queue.key_columns", '["nope"]')
+    with pytest.raises(StoreError, match="the key of queue 'q' is not what Penstock writes"):
+        store.queue("q").append(rows(1))
+
+
+def test_a_bad_queue_does_not_keep_the_others_from_being_maintained(store: Store) -> None:
+    for name in ("a bad one", "good"):
+        store.create_queue(name, SCHEMA, retention=Retention(rows=1)).append(rows(1))
+    queue = store.queue("good")
+    for number in range(3):
+        queue.append(rows(number))
+    run_sql(store.database, "update penstock.queue set partitions = 0 where name = 'a bad one'")
+    assert store.queues() == ["a bad one", "good"]
+    with pytest.raises(StoreError, match="the number of partitions of queue 'a bad one'"):
+        store.maintain()
+    assert queue.info().partitions[0].rows == 1
+
+
+def test_a_time_beyond_any_date_does_not_stop_retention(store: Store) -> None:
+    keeps = Retention(rows=1, age=timedelta(days=1))
+    queue = store.create_queue("q", SCHEMA, retention=keeps)
+    for number in range(3):
+        queue.append(rows(number))
+    put(store, "partition.last_timestamp", 4_611_686_018_427_380_000)
+    queue.maintain()
+    (part,) = store.database.run(lambda tx: catalog.partitions(tx, queue.record), write=False)
+    assert part.rows == 1
+
+
+def test_sums_of_what_others_have_written_do_not_overflow(store: Store) -> None:
+    queue = store.create_queue("q", SCHEMA)
+    queue.append(rows(1))
+    columns = (
+        "app_id, batch_id, attempt, task, ordinal, queue_id, partition, row_count, bytes, payload_id, "
+        "created_at"
+    )
+    for ordinal in range(2):
+        run_sql(
+            store.database,
+            f"insert into penstock.staged ({columns}) select 'a', 0, 'x', 0, {ordinal}, queue_id, 0, 1, "
+            f"9223372036854775807, {ordinal}, 1 from penstock.queue",
+        )
+        run_sql(
+            store.database,
+            "insert into penstock.ledger (sink, app_id, batch_id, task, ranges, row_count, committed_at) "
+            f"values ('table:t', 'a', {ordinal}, -1, '[]', 9223372036854775807, 1)",
+        )
+    assert store.info().staged_segments == 2
+    assert store.clean_up() == 2
 
 
 def claim(store: Store, batch: pa.RecordBatch, width: int | None = None) -> None:

@@ -223,6 +223,45 @@ def test_the_command_lists_the_other_queries(filled: penstock.Store, store_url: 
     assert "'bad' cannot be shown" in found.err
 
 
+def test_a_commit_far_below_zero_hides_nothing(filled: penstock.Store, store_url: str) -> None:
+    run_sql(
+        filled.database,
+        "insert into penstock.ledger (sink, app_id, batch_id, task, ranges, row_count, committed_at) "
+        "values ('table:t', 'a', -9223372036854775808, -1, '[]', 1, 1)",
+    )
+    assert len(shown(store_url)["queues"]) == 2
+
+
+def test_the_list_of_lags_leaves_out_a_consumer_that_cannot_be_read(
+    filled: penstock.Store, store_url: str
+) -> None:
+    run_sql(
+        filled.database,
+        "update penstock.segment set first_timestamp = first_timestamp - 1 "
+        "where queue_id = (select queue_id from penstock.queue where name = 'bad')",
+    )
+    found = run_penstock("consumer", "lag", "--url", store_url)
+    assert found.code == 0
+    assert "good" in found.out
+    assert "'bad' cannot be shown" in found.err
+
+
+def test_long_and_odd_texts_of_a_checkpoint_are_cut(
+    store: penstock.Store, store_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "ck" / "offsets").mkdir(parents=True)
+    queue = "x" * 10**6
+    offset = {"store": "s", "queue": queue, "generation": 1, "from": [0], "to": [1]}
+    (tmp_path / "ck" / "metadata").write_text(json.dumps({"id": "\ud800" + "y" * 10**6}))
+    (tmp_path / "ck" / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(offset)}")
+    collector = Collector(store_url, [str(tmp_path / "ck")])
+    snapshot = collector.collect()
+    collector.close()
+    assert len(snapshot["queries"]) == 1
+    assert len(TakenSnapshot.of(snapshot).text) < MOST_BYTES
+    assert len(exposition(snapshot)) < MOST_BYTES
+
+
 def test_a_deeply_nested_checkpoint_is_a_note(store: penstock.Store, store_url: str, tmp_path: Path) -> None:
     (tmp_path / "ck" / "offsets").mkdir(parents=True)
     (tmp_path / "ck" / "metadata").write_text(DEEP)

@@ -43,7 +43,7 @@ def unsupported(path: str, found: object, instead: str) -> UnsupportedTypeError:
 def check_names(names: Sequence[str], path: str) -> None:
     """Refuse empty names and names that differ in case alone."""
     where = f"struct {in_quotes(path)}" if path else "schema"
-    seen: dict[str, str] = {}
+    seen: dict[str, tuple[int, str]] = {}
     for position, name in enumerate(names):
         if not name:
             raise SchemaMismatchError(
@@ -51,8 +51,8 @@ def check_names(names: Sequence[str], path: str) -> None:
                 condition="SCHEMA_MISMATCH.INVALID_SCHEMA",
                 column=join(path, name),
             )
-        earlier = seen.setdefault(name.lower(), name)
-        if earlier is not name or names.index(name) != position:
+        first, earlier = seen.setdefault(name.lower(), (position, name))
+        if first != position:
             raise SchemaMismatchError(
                 f"the {where} has the columns {in_quotes(earlier)} and {in_quotes(name)}, which are one name "
                 "to Spark: rename one",

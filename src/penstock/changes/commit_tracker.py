@@ -11,11 +11,12 @@ from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 from numpy.typing import NDArray
 from pyarrow import fs
 from pyspark.sql import SparkSession
 
-from penstock.arrow.segments import MAX_UNPACKED, kept_table
+from penstock.arrow.segments import kept_table
 from penstock.changes.passes.rows import EVENT_TIME
 from penstock.changes.stage import Scope, SeenCommits, ipc_stream, refusal
 from penstock.errors import (
@@ -26,7 +27,7 @@ from penstock.errors import (
     condition_of,
 )
 from penstock.instants import moment_of
-from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.checkpoint import MAX_FILE_BYTES, Checkpoint
 from penstock.spark.driver_endpoint import Address, DriverEndpoint
 from penstock.spark.internals.plans import watermarks_above
 from penstock.spark.internals.sessions import running_checkpoint, running_plan
@@ -343,9 +344,14 @@ class Journal:
 
     def _load(self, name: str) -> pa.Table:
         with self._files.open_input_stream(f"{self._folder}/{name}") as stream:
-            content = stream.read(MAX_UNPACKED + 1)
+            content = stream.read(MAX_FILE_BYTES + 1)
         try:
-            return kept_table(content)
+            if len(content) > MAX_FILE_BYTES:
+                raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
+            found = kept_table(content)
+            if any(pat.is_null(field.type) or pat.is_nested(field.type) for field in found.schema):
+                raise ValueError("its columns are not those of commits")
+            return found
         except ValueError as error:
             raise CommitRefusedError(
                 f"the checkpoint's file {name} of a feed's commits is damaged ({error}): restore it from a "

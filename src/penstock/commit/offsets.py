@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from penstock.errors import CheckpointMismatchError
 from penstock.json_text import Json
+from penstock.store.records.catalog import MAX_PARTITIONS
 
 T = TypeVar("T")
 
@@ -158,13 +159,15 @@ def _require_offset(value: Mapping[str, Any]) -> None:
     start, end, per_task = value["from"], value["to"], value.get("rowsPerTask")
     times = value.get("times", [])
     numbers = [value["generation"], value.get("epoch", 0), 0 if per_task is None else per_task]
-    texts = [value["store"], value["queue"], value.get("consumer") or "", value.get("owner") or ""]
+    texts = [value["store"], value["queue"]]
+    optional = [value.get("consumer"), value.get("owner")]
     sound = (
         isinstance(start, list)
         and isinstance(end, list)
-        and len(start) <= len(end)
+        and len(start) <= len(end) <= MAX_PARTITIONS
         and all(type(number) is int and number >= 0 for number in [*start, *end, *numbers])
         and all(isinstance(text, str) for text in texts)
+        and all(text is None or isinstance(text, str) for text in optional)
         and all(isinstance(value.get(name, False), bool) for name in ("movedBySink", "unplanned"))
         and isinstance(times, list)
         and len(times) <= len(end)

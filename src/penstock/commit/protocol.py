@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from penstock.arguments import brief
 from penstock.commit.binding import bound_error, mark_name
 from penstock.commit.micro_batch import BatchCommit
 from penstock.commit.offsets import QueueOffset, pad, plan_text
@@ -20,7 +21,7 @@ from penstock.errors import (
     OffsetConflictError,
     PlanMismatchError,
 )
-from penstock.json_text import parse_record
+from penstock.json_text import parse_record, unreadable_record
 from penstock.store.database import Database, Transaction
 from penstock.store.log import partition_log
 from penstock.store.log.segmenting import Segment
@@ -116,15 +117,20 @@ def _refuse_jump(batch: BatchCommit[T], previous: LedgerEntry) -> None:
     A suspended driver may take the micro-batch that another one has committed for its own: it resumes
     where its own would have ended.
     """
-    _, covered, *_ = parse_record(previous.ranges, f"the ledger of {batch.sink}", list)
-    ends = {tuple(line[:4]): line[5] for line in covered}
+    what = f"the ledger of {batch.sink}"
+    covered = parse_record(previous.ranges, what, list)
+    try:
+        ends = {tuple(line[:4]): tuple(map(int, line[5])) for line in covered[1]}
+    except (IndexError, TypeError, ValueError, OverflowError) as error:
+        raise unreadable_record(what, error) from None
     for source in batch.sources:
         end = ends.get(source.identity)
         if end is not None and pad(end, len(source.start)) != source.start:
             raise CheckpointMismatchError(
-                f"micro-batch {batch.batch_id} of app {batch.app_id!r} begins at {list(source.start)} of "
-                f"queue {source.queue!r}, and {batch.sink} has the micro-batch before up to {end}: another "
-                "driver of the query has committed that one. Restart the query, and run it once",
+                f"micro-batch {batch.batch_id} of app {batch.app_id!r} begins at "
+                f"{brief(str(list(source.start)))} of queue {source.queue!r}, and {batch.sink} has the "
+                f"micro-batch before up to {brief(str(list(end)))}: another driver of the query has "
+                "committed that one. Restart the query, and run it once",
                 condition=OTHER_INPUT,
                 app_id=batch.app_id,
                 batch_id=batch.batch_id,

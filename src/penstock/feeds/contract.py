@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -94,7 +95,7 @@ class ChangeContract:
                 f"a contract needs the columns that identify rows (row_id), not {in_quotes(self.row_id)}",
                 condition="INVALID_CHANGELOG_SCHEMA.MISSING_ROW_ID",
             )
-        duplicate = next((column for column in columns if columns.count(column) > 1), None)
+        duplicate = next((column for column, count in Counter(columns).items() if count > 1), None)
         if duplicate is not None:
             raise InvalidChangelogSchemaError(
                 f"row_id names the column {in_quotes(duplicate)} twice: name it once", column=duplicate

@@ -160,7 +160,12 @@ class KeyCounts:
     @classmethod
     def from_bytes(cls, kept: bytes) -> KeyCounts:
         try:
-            return cls(kept_table(kept))
+            table = kept_table(kept)
+            # Columns without values could claim any number of rows.
+            last = [(field.name, field.type) for field in list(table.schema)[-2:]]
+            if last != [(_COUNT, pa.int32()), (_LAST, pa.int64())]:
+                raise ValueError("its columns are not those of counted keys")
+            return cls(table)
         except ValueError as error:
             raise CheckpointMismatchError(
                 f"the state of the limit is malformed ({error}): restore the checkpoint from a copy, or "

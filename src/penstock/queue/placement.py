@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from penstock.arrow.arrays import Rows, u32, u32_array
 from penstock.arrow.key_hash import key_hash
 from penstock.errors import InvalidInputError
-from penstock.store.database import Database
+from penstock.json_text import unreadable_record
+from penstock.store.database import Database, Row
 from penstock.store.log.segmenting import SEGMENT_ROWS, Segment, to_segments
 from penstock.store.records.catalog import QueueRecord
 
@@ -159,10 +160,21 @@ def placement_of(database: Database, record: QueueRecord) -> Placement:
     if not record.key:
         return Placement((), record.partitions)
     rows = database.run(lambda tx: tx.all("read_key_homes", queue_id=record.queue_id), write=False)
-    homes = tuple(
-        Home(row.partitions, bytes(row.hashes)) for row in rows if row.partitions < record.partitions
-    )
+    unknown = set(record.key).difference(record.schema.names)
+    if unknown:
+        why = ValueError("it is no column of the queue")
+        raise unreadable_record(f"the key of queue {record.name!r}", why)
+    homes = tuple(_home(record, row) for row in rows if row.partitions < record.partitions)
     return Placement(record.key, record.partitions, homes)
+
+
+def _home(record: QueueRecord, row: Row) -> Home:
+    bits = bytes(row.hashes or b"")
+    size = len(bits) * 8
+    if row.partitions < 1 or not _SMALLEST <= size <= _LARGEST or size & (size - 1):
+        why = ValueError(f"{row.partitions} partitions with {len(bits)} bytes")
+        raise unreadable_record(f"the keys that queue {record.name!r} had when it grew", why)
+    return Home(row.partitions, bits)
 
 
 def _cut(ordered: pa.Table, partitions: Sequence[int], counts: Sequence[int]) -> list[tuple[int, pa.Table]]:

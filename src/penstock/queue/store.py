@@ -319,10 +319,17 @@ class Store:
         The ledger loses the entries of dropped queues, and all but the newest of queries that stopped 30
         days ago.
         """
+        failed: list[StoreError] = []
         for name in self.queues():
-            self.queue(name).maintain()
+            try:
+                self.queue(name).maintain()
+            except StoreError as error:
+                # One record that others have written does not keep the rest from being maintained.
+                failed.append(error)
         self.clean_up()
         clean_ledger(self._database)
+        if failed:
+            raise failed[0]
 
     def clean_up(self, older_than: timedelta = STAGING_AGE) -> int:
         """Delete what dead tasks have staged, and return the number of deleted segments.
@@ -352,11 +359,11 @@ class Store:
                 version=VERSION,
                 queues=len(tx.all("list_queues")),
                 consumers=len(consumers.list_consumers(tx)),
-                rows=totals.row_count,
-                bytes=totals.bytes,
+                rows=int(totals.row_count),
+                bytes=int(totals.bytes),
                 commits=tx.one("count_ledger").commits,
                 staged_segments=sum(app.segments for app in staged),
-                staged_bytes=sum(app.bytes for app in staged),
+                staged_bytes=sum(int(app.bytes) for app in staged),
             )
 
         return self._database.run(work, write=False)

@@ -141,7 +141,7 @@ class Checkpoint:
             metadata = text.split("\n")[1]
             passed = parse_json(metadata).get("conf", {}).get(LIMIT_PASSED_SETTING) if metadata else None
             return None if passed is None else int(passed)
-        except (IndexError, ValueError, AttributeError, TypeError) as error:
+        except (IndexError, ValueError, AttributeError, TypeError, OverflowError) as error:
             raise self._malformed(name, error) from error
 
     def _malformed(self, name: str, error: Exception) -> CommitRefusedError:

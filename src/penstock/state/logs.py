@@ -7,6 +7,7 @@ Spark's micro-batches have its settings in them (Spark 4.2 and 4.3).
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -314,8 +315,14 @@ def _sources(text: str, before: Sequence[JsonValue]) -> tuple[Source, ...]:
     version, _, *lines = text.split("\n")
     named = [line.partition(":")[0] for line in lines if line]
     names: list[str | None] = [*named] if version == "v2" else [None] * len(named)
+    known = {json.dumps(offset, sort_keys=True) for offset in before}
     return tuple(
-        Source(place, name, offset, repeated=offset is not None and offset in before)
+        Source(
+            place,
+            name,
+            offset,
+            repeated=offset is not None and json.dumps(offset, sort_keys=True) in known,
+        )
         for place, (name, offset) in enumerate(zip(names, parse_offsets(text), strict=True))
     )
 

@@ -26,6 +26,7 @@ RECENT_BATCHES = FEWEST_REPORTS
 """How many micro-batches the percentiles of their durations cover."""
 _MOST_PHASES, _PHASE_CHARACTERS = 100, 100
 _LONGEST_MILLISECONDS = 1 << 53
+_NAME_CHARACTERS = 300
 QUERY_ID_CHARACTERS = 64
 """Of longer ids only the beginning is read, which other queries may share. Spark's have 36."""
 _MOST_WARNINGS, _NOTE_CHARACTERS = 20, 1000
@@ -255,13 +256,18 @@ def _web_address(url: str | None) -> str | None:
         return None
 
 
+def _shown(text: str | None) -> str | None:
+    """Return a text of a file as it can be shown: cut, and without lone surrogates."""
+    return None if text is None else truncated(text, _NAME_CHARACTERS).encode(errors="replace").decode()
+
+
 def _of_checkpoint(checkpoint: Checkpoint) -> Json:
     """Return what is known of a query that only its checkpoint reports."""
     state = checkpoint.state
     last = state.planned or state.committed
     return {
         **_UNKNOWN,
-        "id": state.query_id or checkpoint.location,
+        "id": _shown(state.query_id or checkpoint.location),
         "engine": state.engine,
         "state": FILES_ONLY,
         "batch": state.last_planned,
@@ -270,7 +276,7 @@ def _of_checkpoint(checkpoint: Checkpoint) -> Json:
         "watermark": checkpoint.watermark,
         "state_bytes": checkpoint.state_bytes,
         "checkpoint": checkpoint.location,
-        "source": checkpoint.source,
+        "source": _shown(checkpoint.source),
         "updated_at": iso(checkpoint.written_at),
         "history": History(),
     }

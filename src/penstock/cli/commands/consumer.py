@@ -27,6 +27,7 @@ from penstock.errors import (
     NotRegisteredError,
     QueueNotFoundError,
     StoreError,
+    StoreUnavailableError,
 )
 from penstock.json_text import parse_json_object
 
@@ -226,7 +227,7 @@ def lag(
             run.output.describe({"lags": [data]}, _lag_sections(data))
             return
         if consumer is not None:
-            lags = _lags(store, store.consumer(consumer).name)
+            lags = _lags(store, store.consumer(consumer).name, unreadable)
         else:
             listed = store.database.run(lambda tx: outline_registrations(tx, MOST_LISTED), write=False)
             lags, more = _all_lags(store, listed, unreadable)
@@ -257,7 +258,7 @@ def _all_lags(store: Store, listed: list[Row], unreadable: Unreadable) -> tuple[
             continue
         except (InvalidNameError, StoreError) as error:
             # Others may have written a name that no consumer can have, and any offset.
-            if error.condition not in ("INVALID_NAME", "STORE_ERROR.UNREADABLE_RECORD"):
+            if isinstance(error, StoreUnavailableError):
                 raise
             unreadable.add(named("consumer", row.consumer), error)
         else:
@@ -266,7 +267,9 @@ def _all_lags(store: Store, listed: list[Row], unreadable: Unreadable) -> tuple[
     return lags, left_out
 
 
-def _lags(store: Store, name: str) -> list[Json]:
+def _lags(store: Store, name: str, unreadable: Unreadable) -> list[Json]:
+    from penstock.ui.unreadable import named
+
     consumer, lags = store.consumer(name), []
     for queue in consumer.queues():
         try:
@@ -274,6 +277,10 @@ def _lags(store: Store, name: str) -> list[Json]:
         except QueueNotFoundError:
             # Dropped since it was listed.
             continue
+        except StoreError as error:
+            if isinstance(error, StoreUnavailableError):
+                raise
+            unreadable.add(named("queue", queue), error)
     return lags
 
 

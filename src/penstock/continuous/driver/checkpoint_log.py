@@ -39,6 +39,7 @@ from penstock.spark.checkpoint import (
 
 log = logging.getLogger("penstock.continuous")
 
+_MOST_NUMBERS = 1000
 _COMMITTED = 'v1\n{"nextBatchWatermarkMs":0}'
 
 
@@ -139,9 +140,13 @@ class CheckpointLog(Checkpoint):
 
     def prune(self, last: int, keep: int) -> None:
         for folder, oldest in self._oldest.items():
-            for number in range(oldest, last - keep + 1):
-                self._delete(f"{folder}/{number}")
-            self._oldest[folder] = max(oldest, last - keep + 1)
+            end = last - keep + 1
+            # Of a checkpoint that lacks very many numbers, only the files that are there.
+            numbers = range(oldest, end) if end - oldest <= _MOST_NUMBERS else self.numbers(folder, oldest)
+            for number in numbers:
+                if number < end:
+                    self._delete(f"{folder}/{number}")
+            self._oldest[folder] = max(oldest, end)
 
     def _first(self, folder: str) -> int:
         return min(self.numbers(folder), default=0)

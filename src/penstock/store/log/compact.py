@@ -135,9 +135,10 @@ def within_memory(queue: QueueRecord, rows: Sequence[Row]) -> list[pa.RecordBatc
     """The decoded segments as far as they fit into memory together; the first one at least."""
     batches: list[pa.RecordBatch] = []
     size = 0
-    for batch in decode_together(queue, rows):
-        # Whole buffers, since none is a slice.
-        size += batch.get_total_buffer_size()
+    columns = len(queue.schema)
+    for row, batch in zip(rows, decode_together(queue, rows), strict=False):
+        # Nulls of columns that were added later share one buffer until they are joined.
+        size += batch.nbytes if row.width < columns else batch.get_total_buffer_size()
         if batches and size > SEGMENT_RAW_BYTES:
             break
         batches.append(batch)

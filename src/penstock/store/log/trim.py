@@ -248,4 +248,8 @@ def _warn_ahead(queue: QueueRecord, record: PartitionRecord, now: int) -> None:
 
 
 def _moment(microseconds: int) -> str:
-    return (_EPOCH + timedelta(microseconds=microseconds)).isoformat(" ", "seconds")
+    try:
+        return (_EPOCH + timedelta(microseconds=microseconds)).isoformat(" ", "seconds")
+    except OverflowError:
+        # Others may have written it: retention goes on.
+        return f"{microseconds} microseconds after 1970"

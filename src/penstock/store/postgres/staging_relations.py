@@ -75,7 +75,7 @@ def _relation(row: Row) -> Relation | None:
         about = parse_json(row.comment or "null")
         sink, app_id, used_at = str(about["sink"]), str(about["app_id"]), int(about["used_at"])
         return Relation(row.name, sink, app_id, used_at, row.droppable)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
 
 

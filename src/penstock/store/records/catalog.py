@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -269,8 +269,16 @@ def dropped(queue: QueueRecord) -> QueueNotFoundError:
     return QueueNotFoundError(f"queue {queue.name!r} was dropped", queue=queue.name)
 
 
-def list_queues(tx: Transaction) -> list[QueueRecord]:
-    return [_record(row) for row in tx.all("list_queues")]
+class ListedQueue(NamedTuple):
+    """What identifies a queue."""
+
+    name: str
+    generation: int
+
+
+def list_queues(tx: Transaction) -> list[ListedQueue]:
+    """All queues, without the rest of their records, which may be long or unreadable."""
+    return [ListedQueue(row.name, row.queue_id) for row in tx.all("list_queues")]
 
 
 @dataclass(frozen=True)

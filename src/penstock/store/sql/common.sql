@@ -23,7 +23,7 @@ select * from penstock.queue where name = :name;
 select * from penstock.queue where queue_id = :queue_id;
 
 -- name: list_queues
-select * from penstock.queue order by name;
+select queue_id, name, created_at from penstock.queue order by name;
 
 -- For the monitor page and lists, which need no contract, and no schema that is longer than that of dead letters by far. Whoever may
 -- write here can write long texts, and many rows; `total` is the number without the limit.
@@ -81,12 +81,14 @@ delete from penstock.queue where queue_id = :queue_id;
 insert into penstock.key_home (queue_id, partitions, hashes) values (:queue_id, :partitions, :hashes);
 
 -- name: read_key_homes
-select partitions, hashes from penstock.key_home where queue_id = :queue_id order by partitions;
+-- Longer ones than Penstock writes, which others may have written, are not read.
+select partitions, case when length(hashes) <= 16777216 then hashes end as hashes
+from penstock.key_home where queue_id = :queue_id order by partitions;
 
 -- name: store_totals
 select
-    cast(coalesce(sum(next_index - first_index), 0) as bigint) as row_count,
-    cast(coalesce(sum(bytes), 0) as bigint) as bytes
+    coalesce(sum(cast(next_index - first_index as double precision)), 0) as row_count,
+    coalesce(sum(cast(bytes as double precision)), 0) as bytes
 from penstock.partition;
 
 -- change feeds
@@ -172,7 +174,7 @@ select data from penstock.payload where payload_id = :payload_id;
 select runs from penstock.payload where payload_id = :payload_id;
 
 -- name: bytes_after
-select cast(coalesce(sum(bytes), 0) as bigint) as bytes
+select coalesce(sum(cast(bytes as double precision)), 0) as bytes
 from penstock.segment
 where queue_id = :queue_id and partition = :partition and end_index > :row_index;
 
@@ -250,7 +252,8 @@ delete from penstock.staged where app_id = :app_id and (created_at < :created_at
 returning payload_id;
 
 -- name: staged_apps
-select app_id, min(created_at) as oldest, max(created_at) as newest, count(*) as segments, cast(sum(bytes) as bigint) as bytes
+select app_id, min(created_at) as oldest, max(created_at) as newest, count(*) as segments,
+    sum(cast(bytes as double precision)) as bytes
 from penstock.staged group by app_id;
 
 -- consumers
@@ -505,7 +508,8 @@ group by sink, app_id
 order by sink, app_id;
 
 -- name: count_ledger
-select count(*) as commits, cast(coalesce(sum(row_count), 0) as bigint) as row_count from penstock.ledger where task = -1;
+select count(*) as commits, coalesce(sum(cast(row_count as double precision)), 0) as row_count
+from penstock.ledger where task = -1;
 
 -- Holds the row's lock until the commit; touches nothing if another generation is the newest.
 -- name: lock_marked_source
@@ -714,7 +718,10 @@ select
 from app
 cross join penstock.ledger as l
 where l.sink = app.sink and l.app_id = app.app_id and l.task = -1 and l.batch_id > (
-    select max(n.batch_id) from penstock.ledger as n where n.sink = app.sink and n.app_id = app.app_id
+    -- Others may have written one far below zero.
+    select case when max(n.batch_id) > 0 then max(n.batch_id) else 0 end
+    from penstock.ledger as n
+    where n.sink = app.sink and n.app_id = app.app_id
 ) - :most
 order by l.committed_at desc, l.sink, l.app_id, l.batch_id desc
 limit :most;

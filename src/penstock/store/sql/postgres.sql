@@ -322,27 +322,34 @@ values
      coalesce(:now::bigint, (extract(epoch from clock_timestamp()) * 1000000)::bigint));
 
 -- One page of a range: the segments from the one that holds row `start`, while their payloads stay within max_bytes, each
--- with the partition's first row index.
+-- with the partition's first row index. Others may have written the column bytes, so the payloads count, too.
 -- name: read_page
 select
     s.start_index, s.end_index, s.first_append, s.last_append, s.first_timestamp, s.last_timestamp, s.bytes,
-    s.payload_id, p.data, p.width, case when :with_runs = 1 then p.runs end as runs, t.first_index
+    s.payload_id, s.data, s.width, case when :with_runs = 1 then s.runs end as runs, t.first_index
 from (
-    select *, sum(bytes) over (order by end_index) - bytes as bytes_before
+    select
+        claimed.*, p.data, p.width, p.runs,
+        sum(cast(octet_length(p.data) + coalesce(octet_length(p.runs), 0) as bigint)) over (order by claimed.end_index)
+            - octet_length(p.data) - coalesce(octet_length(p.runs), 0) as size_before
     from (
-        select * from penstock.segment
-        where queue_id = :queue_id and partition = :partition and end_index > :start_index
-            and end_index <= (
-                select min(end_index) from penstock.segment
-                where queue_id = :queue_id and partition = :partition and end_index >= :end_index
-            )
-        order by end_index
-        limit :max_segments
-    ) as ahead
+        select *, sum(bytes) over (order by end_index) - bytes as bytes_before
+        from (
+            select * from penstock.segment
+            where queue_id = :queue_id and partition = :partition and end_index > :start_index
+                and end_index <= (
+                    select min(end_index) from penstock.segment
+                    where queue_id = :queue_id and partition = :partition and end_index >= :end_index
+                )
+            order by end_index
+            limit :max_segments
+        ) as ahead
+    ) as claimed
+    join penstock.payload as p on p.payload_id = claimed.payload_id
+    where claimed.bytes_before < :max_bytes
 ) as s
-join penstock.payload as p on p.payload_id = s.payload_id
 join penstock.partition as t on t.queue_id = :queue_id and t.partition = :partition
-where s.bytes_before < :max_bytes
+where s.size_before < :max_bytes
 order by s.end_index;
 
 -- The partitions that are missing, or end before a planned end, or have another last row there, or may have: those come

@@ -80,8 +80,9 @@ class SqliteTransaction(Transaction):
             rows: list[Row] = []
             size = 0
             for values in cursor:
-                rows.append(make(values))
-                size += rows[-1].bytes
+                rows.append(row := make(values))
+                # Not the segment's column, which others may have written.
+                size += len(row.data) + len(row.runs or b"")
                 if size >= max_bytes:
                     break
         return rows
