@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from penstock import Consumer, QueueFeed, Retention, Store
-from penstock.arrow.segments import encode
-from penstock.errors import StoreError
+from penstock.arrow.segments import MOST_WITHOUT_BYTES, encode
+from penstock.errors import InvalidInputError, StoreError
 from penstock.feeds.contract import ChangeContract
 from penstock.json_text import MOST_CHARACTERS
 from penstock.queue import consumer as consumer_module
@@ -138,6 +138,29 @@ def test_a_page_is_bounded_by_the_payloads_whatever_the_log_says(store: Store, c
     chunks = list(partition_log.read(store.database, queue.record, 0, 0, 20_000, page_bytes=3 * size))
     assert sum(chunk.ends_page for chunk in chunks) >= 4
     assert chunks[-1].end == 20_000
+
+
+@pytest.mark.parametrize("kind", [pa.null(), pa.struct([]), pa.struct([("a", pa.null())])])
+def test_values_without_bytes_may_not_be_claimed_in_any_number(store: Store, kind: pa.DataType) -> None:
+    """A list of two thousand million nulls takes two hundred bytes, until it is a list of Python."""
+
+    def lists(count: int) -> pa.Table:
+        values = pa.nulls(count)
+        if pa.types.is_struct(kind):
+            values = pa.StructArray.from_buffers(kind, count, [None], children=[values] * kind.num_fields)
+        offsets = pa.array([0, count], pa.int32())
+        array = pa.ListArray.from_arrays(offsets, values, type=queue.schema.field("l").type)
+        return pa.table([array], schema=queue.schema)
+
+    queue = store.create_queue("q", pa.schema([("l", pa.list_(kind))]))
+    queue.append(lists(1000))
+    assert len(queue.read(0, 0).to_pylist()[0]["l"]) == 1000
+    with pytest.raises(InvalidInputError, match="values without any bytes, more than a reader accepts"):
+        queue.append(lists(MOST_WITHOUT_BYTES + 1))
+    (batch,) = lists(2**31 - 1).to_batches()
+    put(store, "payload.data", encode(batch).to_pybytes())
+    with pytest.raises(StoreError, match="it claims 2147483647 values without any bytes"):
+        queue.read(0, 0)
 
 
 def test_a_record_of_very_many_characters_is_not_parsed(store: Store) -> None:

@@ -8,15 +8,37 @@ from __future__ import annotations
 
 import binascii
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+T = TypeVar("T")
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
+
+
+class PerSchema(Generic[T]):
+    """What is derived from schemas, cached by their identity.
+
+    A queue keeps one schema object, and hashing a schema takes longer than appending a row.
+    """
+
+    def __init__(self, make: Callable[[pa.Schema], T]) -> None:
+        self._make = make
+        self._made: dict[int, tuple[weakref.ref[pa.Schema], T]] = {}
+
+    def __call__(self, schema: pa.Schema) -> T:
+        key = id(schema)
+        known = self._made.get(key)
+        if known is not None and known[0]() is schema:
+            return known[1]
+        made = self._make(schema)
+        self._made[key] = (weakref.ref(schema, lambda _: self._made.pop(key, None)), made)
+        return made
 
 
 def u32_array(values: Sequence[int]) -> pa.Array:

@@ -7,21 +7,18 @@ a zone to an instant) are refused.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NoReturn, TypeVar
+from typing import NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from penstock.arguments import did_you_mean, in_quotes
-from penstock.arrow.arrays import Rows, map_entries, nested_fields, zeros
+from penstock.arrow.arrays import PerSchema, Rows, map_entries, nested_fields, zeros
 from penstock.arrow.spark_json import join
 from penstock.errors import SchemaMismatchError
-
-T = TypeVar("T")
 
 UNKNOWN_COLUMN = "SCHEMA_MISMATCH.UNKNOWN_COLUMN"
 
@@ -116,26 +113,6 @@ class Target:
         columns = tuple(Column.of(field) for field in schema)
         checked = tuple((i, each) for i, each in enumerate(columns) if each.required or each.required_below)
         return cls(columns, tuple(schema), frozenset(schema.names), checked)
-
-
-class PerSchema(Generic[T]):
-    """What is derived from schemas, cached by their identity.
-
-    A queue keeps one schema object, and hashing a schema takes longer than appending a row.
-    """
-
-    def __init__(self, make: Callable[[pa.Schema], T]) -> None:
-        self._make = make
-        self._made: dict[int, tuple[weakref.ref[pa.Schema], T]] = {}
-
-    def __call__(self, schema: pa.Schema) -> T:
-        key = id(schema)
-        known = self._made.get(key)
-        if known is not None and known[0]() is schema:
-            return known[1]
-        made = self._make(schema)
-        self._made[key] = (weakref.ref(schema, lambda _: self._made.pop(key, None)), made)
-        return made
 
 
 target_of = PerSchema(Target.of)

@@ -17,10 +17,10 @@ from typing import SupportsFloat, SupportsIndex, TypeVar
 import pyarrow as pa
 
 from penstock.arguments import in_quotes
+from penstock.arrow.arrays import PerSchema
 from penstock.arrow.coerce import (
     Column,
     Misfit,
-    PerSchema,
     Target,
     conform,
     kind_of,

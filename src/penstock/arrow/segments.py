@@ -20,11 +20,14 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.types as pat
 
+from penstock.arrow.arrays import PerSchema, nested_fields
 from penstock.arrow.schema import unknown_column
 from penstock.errors import StoreError
 
 MAX_UNPACKED = 1 << 30
 """The most bytes that a segment or a kept table may take when it is decompressed."""
+MOST_WITHOUT_BYTES = 1 << 24
+"""The most values inside the lists of a segment that have no bytes, such as those of ``array<void>``."""
 _ALWAYS_ALLOWED = 64 << 20
 """The bytes that any segment may take; Penstock writes segments of at most about 32 MiB, or of one row."""
 _MAX_RATIO = 128
@@ -107,6 +110,8 @@ def decode(
             _read(buffer, any_values(schema), columns).validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(buffer, str(error)) from error
+    if _any_may_lack_bytes(schema) and (claimed := values_without_bytes(batch)) > MOST_WITHOUT_BYTES:
+        raise _unreadable(buffer, f"it claims {claimed} values without any bytes")
     return batch
 
 
@@ -119,11 +124,11 @@ def decode_each(
     for payload in payloads:
         _check_frame(pa.py_buffer(payload))
     stream = pa.py_buffer(b"".join((schema.serialize(), *payloads, _END_OF_STREAM)))
-    done = 0
+    done, may_lack_bytes = 0, _any_may_lack_bytes(schema)
     try:
         with pa.ipc.open_stream(stream) as reader:
             for batch in reader:
-                if not _is_sound(batch):
+                if not _is_sound(batch) or may_lack_bytes:
                     decode(payloads[done], schema)
                 yield batch
                 done += 1
@@ -212,6 +217,46 @@ def _kept_table(data: pa.Buffer) -> pa.Table:
         if not _is_sound(batch):
             pa.ipc.read_record_batch(message, any_values(schema)).validate(full=True)
     return pa.Table.from_batches(batches, schema)
+
+
+def values_without_bytes(batch: pa.RecordBatch) -> int:
+    """Return the length of the longest array inside lists and maps whose values have no bytes, so that a few
+    bytes can claim any number of them: those of ``array<void>`` and ``array<struct<>>``.
+    """
+    return max(
+        (_without_bytes(column) for column in batch.columns if _may_lack_bytes(column.type)), default=0
+    )
+
+
+@PerSchema
+def _any_may_lack_bytes(schema: pa.Schema) -> bool:
+    return any(_may_lack_bytes(field.type) for field in schema)
+
+
+def _may_lack_bytes(kind: pa.DataType) -> bool:
+    """Return whether a list or a map in the type has values without bytes."""
+    if not pat.is_nested(kind):
+        return False
+    if pat.is_struct(kind):
+        return any(_may_lack_bytes(field.type) for field in kind)
+    below = [field.type for field in nested_fields(kind)]
+    return any(_has_no_bytes(each) or _may_lack_bytes(each) for each in below)
+
+
+def _has_no_bytes(kind: pa.DataType) -> bool:
+    return pat.is_null(kind) or (pat.is_struct(kind) and all(_has_no_bytes(field.type) for field in kind))
+
+
+def _without_bytes(array: pa.Array) -> int:
+    kind = array.type
+    if pat.is_struct(kind):
+        children, counted = [array.field(place) for place in range(kind.num_fields)], []
+    else:
+        children = (
+            [array.keys, array.items] if pat.is_map(kind) else [array.values] if pat.is_list(kind) else []
+        )
+        counted = [len(child) for child in children if _has_no_bytes(child.type)]
+    return max([*counted, *map(_without_bytes, children)], default=0)
 
 
 def _is_sound(batch: pa.RecordBatch) -> bool:

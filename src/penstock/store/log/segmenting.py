@@ -10,7 +10,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.arrow.segments import MAX_UNPACKED, decode, encode
+from penstock.arrow.segments import (
+    MAX_UNPACKED,
+    MOST_WITHOUT_BYTES,
+    decode,
+    encode,
+    values_without_bytes,
+)
 from penstock.errors import InvalidInputError, StoreError
 
 _SCHEMA = pa.schema([("end", pa.int64()), ("append", pa.int64()), ("timestamp", pa.int64())])
@@ -205,6 +211,14 @@ def _payload(batch: pa.RecordBatch) -> pa.Buffer:
     # The size of the whole buffers is an upper bound, and quicker to compute.
     if batch.get_total_buffer_size() > _MAX_ROW and batch.nbytes > _MAX_ROW:
         raise _too_large(batch.nbytes, _MAX_ROW, "a reader unpacks")
+    if (count := values_without_bytes(batch)) > MOST_WITHOUT_BYTES:
+        raise InvalidInputError(
+            f"the lists of these rows have {count} values without any bytes, more than a reader accepts: "
+            "append fewer rows at a time, or give the values a type",
+            condition="INVALID_INPUT.ROW_TOO_LARGE",
+            size=count,
+            limit=MOST_WITHOUT_BYTES,
+        )
     payload = encode(batch)
     if payload.size > MAX_PAYLOAD:
         raise _too_large(payload.size, MAX_PAYLOAD, "a database holds in one value")
