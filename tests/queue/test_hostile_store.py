@@ -170,6 +170,16 @@ def test_a_record_of_very_many_characters_is_not_parsed(store: Store) -> None:
         store.queue("q")
 
 
+def test_plans_that_penstock_did_not_write_are_not_read_by_lists(store: Store) -> None:
+    """Each may be as long as a value of the database."""
+    store.create_queue("q", SCHEMA)
+    for name in ("a", "b"):
+        store.create_consumer(name).register("q")
+    put(store, "registration.plan", "x" * (MOST_CHARACTERS + 1))
+    assert [each.plan for each in store.registrations()] == [None, None]
+    assert store.queue("q").info().consumers == ("a", "b")
+
+
 @pytest.mark.parametrize(
     ("column", "value"),
     [("hashes", b""), ("hashes", bytes(10_000)), ("hashes", bytes((1 << 24) + 1)), ("partitions", 0)],

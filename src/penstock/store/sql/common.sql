@@ -290,15 +290,20 @@ join penstock.consumer as c on c.consumer_id = r.consumer_id
 join penstock.queue as q on q.queue_id = r.queue_id
 where c.name = :consumer and q.name = :queue;
 
+-- Longer plans than Penstock writes, which others may have written, are not read.
 -- name: list_registrations
-select r.*, c.name as consumer, q.name as queue
+select
+    r.consumer_id, r.queue_id, r.vital, r.generation, r.epoch, r.owner, r.app_id, r.plan_epoch,
+    case when length(r.plan) <= 4194304 then r.plan end as plan, r.draining, c.name as consumer, q.name as queue
 from penstock.registration as r
 join penstock.consumer as c on c.consumer_id = r.consumer_id
 join penstock.queue as q on q.queue_id = r.queue_id
 order by c.name, q.name;
 
 -- name: registrations_of_queue
-select r.*, c.name as consumer, q.name as queue
+select
+    r.consumer_id, r.queue_id, r.vital, r.generation, r.epoch, r.owner, r.app_id, r.plan_epoch,
+    case when length(r.plan) <= 4194304 then r.plan end as plan, r.draining, c.name as consumer, q.name as queue
 from penstock.registration as r
 join penstock.consumer as c on c.consumer_id = r.consumer_id
 join penstock.queue as q on q.queue_id = r.queue_id
