@@ -27,6 +27,17 @@ def test_an_existing_file_is_not_changed(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["0"], "nothing half-written is left"
 
 
+@pytest.mark.timeout(60)
+def test_pruning_takes_no_time_for_numbers_that_are_not_there(tmp_path: Path) -> None:
+    """Whoever may write to the checkpoint can leave any gap."""
+    logs = CheckpointLog(str(tmp_path / "ck"))
+    for number in (0, 5, 10**12):
+        (tmp_path / "ck/offsets" / str(number)).touch()
+    logs = CheckpointLog(str(tmp_path / "ck"))
+    logs.prune(10**12, 10)
+    assert logs.numbers("offsets") == [10**12]
+
+
 def test_content_is_synced_before_the_file_gets_its_name_and_the_name_is_synced_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

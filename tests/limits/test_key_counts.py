@@ -8,15 +8,27 @@ from collections import Counter
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import CheckpointMismatchError
 from penstock.limits.per_key import KeyCounts
 
 KEYS = st.tuples(
     st.sampled_from(["a", "b", "ä", None]), st.sampled_from([0.0, -0.0, float("nan"), 1.5, None])
 )
 LOTS = st.lists(st.lists(KEYS, min_size=1, max_size=12), max_size=5)
+
+
+def test_columns_without_values_are_refused() -> None:
+    """They could claim any number of rows."""
+    sound = KeyCounts.nothing([pa.array(["a"])])
+    assert KeyCounts.from_bytes(sound.to_bytes()).table.num_rows == 0
+    for names in (["key_0", "count", "last"], ["key_0"]):
+        bad = KeyCounts(pa.table({name: pa.nulls(1 << 20) for name in names}))
+        with pytest.raises(CheckpointMismatchError, match="the state of the limit is malformed"):
+            KeyCounts.from_bytes(bad.to_bytes())
 
 
 def columns(lot: list[tuple[Any, ...]]) -> list[pa.Array]:

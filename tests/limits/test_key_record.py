@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import CheckpointMismatchError, CommitRefusedError
-from penstock.limits.record import KeyRecord, keep_key_record, keep_record
+from penstock.limits.record import KeyRecord, keep_key_record, keep_record, read_record
 from penstock.spark.checkpoint import Checkpoint
 
 LIMIT = KeyRecord(("a",), 2, None)
@@ -25,6 +25,14 @@ def commit(folder: Path) -> None:
     """As Spark ends it."""
     (folder / "commits").mkdir()
     (folder / "commits/0").touch()
+
+
+@pytest.mark.parametrize("rows", ["Infinity", "NaN", "1e999"])
+def test_a_limit_that_is_no_number_of_rows_is_a_named_error(tmp_path: Path, rows: str) -> None:
+    (tmp_path / "penstock").mkdir()
+    (tmp_path / "penstock/limit.json").write_text(f'{{"version": 1, "rows": {rows}}}')
+    with pytest.raises(CommitRefusedError, match=r"limit.json of the checkpoint .* is malformed"):
+        read_record(Checkpoint(str(tmp_path)))
 
 
 def test_other_columns_are_refused_once_rows_have_been_counted(tmp_path: Path) -> None:
