@@ -128,7 +128,9 @@ def decode_each(
     try:
         with pa.ipc.open_stream(stream) as reader:
             for batch in reader:
-                if not _is_sound(batch) or may_lack_bytes:
+                if not _is_sound(batch) or (
+                    may_lack_bytes and values_without_bytes(batch) > MOST_WITHOUT_BYTES
+                ):
                     decode(payloads[done], schema)
                 yield batch
                 done += 1

@@ -256,10 +256,10 @@ def _all_lags(store: Store, listed: list[Row], unreadable: Unreadable) -> tuple[
         except (QueueNotFoundError, ConsumerNotFoundError, NotRegisteredError):
             # Dropped since it was listed.
             continue
+        except StoreUnavailableError:
+            raise
         except (InvalidNameError, StoreError) as error:
             # Others may have written a name that no consumer can have, and any offset.
-            if isinstance(error, StoreUnavailableError):
-                raise
             unreadable.add(named("consumer", row.consumer), error)
         else:
             lags.append(data)
@@ -277,9 +277,9 @@ def _lags(store: Store, name: str, unreadable: Unreadable) -> list[Json]:
         except QueueNotFoundError:
             # Dropped since it was listed.
             continue
+        except StoreUnavailableError:
+            raise
         except StoreError as error:
-            if isinstance(error, StoreUnavailableError):
-                raise
             unreadable.add(named("queue", queue), error)
     return lags
 
