@@ -23,7 +23,7 @@ WITH_PG = $(if $(PG),PENSTOCK_TEST_PG_HOME="$$(scripts/ensure_postgres.sh $(PG))
 WITH_CHROMIUM = PENSTOCK_TEST_CHROMIUM="$$(scripts/ensure_chromium.sh || true)" && export PENSTOCK_TEST_CHROMIUM &&
 NPM = scripts/ensure_page_modules.sh && npm --prefix frontend run --silent
 
-.PHONY: help demo test test-crash test-packaging test-soak test-spark-versions simulate faults histories history-faults docs site notebooks lint format bench page page-test page-shots clean env-demo env-dev
+.PHONY: help demo test test-crash test-objects test-packaging test-soak test-spark-versions simulate faults histories history-faults docs site notebooks lint format bench page page-test page-shots clean env-demo env-dev
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -36,6 +36,9 @@ test: env-dev ## run the tests; ARGS="-k sqlite" is for pytest, SPARK=4.2.1 and 
 
 test-crash: env-dev ## run every crash test, the slow cross product included
 	@$(WITH_JAVA) $(WITH_PG) $(BIN)/python -m pytest -m "crash or crash_full" $(ARGS)
+
+test-objects: env-dev ## run the tests of queues and of commits with the rows of all queues in objects, however few
+	@folder=$$(mktemp -d) && PENSTOCK_TEST_PAYLOADS="$$folder" $(WITH_JAVA) $(WITH_PG) $(BIN)/python -m pytest tests/queue tests/commit $(ARGS); status=$$?; rm -rf "$$folder"; exit $$status
 
 test-packaging: env-dev ## install the wheel into empty environments, with each extra, with the lowest and the newest versions; asks the index
 	@$(WITH_JAVA) $(WITH_PG) $(BIN)/python -m pytest -m packaging -n 1 $(ARGS)

@@ -27,6 +27,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(ROOT / "src"), str(ROOT), str(STARTUP), os.environ.get("PYTHONPATH")])
 )
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+if "PENSTOCK_TEST_PAYLOADS" in os.environ:
+    from tests.support import payloads_everywhere
+
+    payloads_everywhere.apply()
 
 # A shared machine stalls now and then: how long an example took says nothing about the code.
 settings.register_profile("penstock", deadline=None)

@@ -24,8 +24,8 @@ def test_the_contract_against_spark_lists_every_module_below_it() -> None:
     below = {
         f"penstock.{name}"
         for name in (
-            *("errors", "arguments", "instants", "json_text", "logs", "extras", "redaction", "arrow"),
-            *("store", "queue", "commit"),
+            *("errors", "arguments", "instants", "json_text", "logs", "extras", "parallel", "redaction"),
+            *("arrow", "objects", "store", "queue", "commit"),
         )
     }
     present = grimp.build_graph("penstock", cache_dir=None).find_children("penstock")

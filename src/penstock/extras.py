@@ -15,6 +15,7 @@ EXTRAS = {
     "deltalake": "delta",
     "fastapi": "ui",
     "numpy": "spark",
+    "obstore": "objects",
     "pandas": "spark",
     "prometheus_client": "ui",
     "psycopg": "postgres",

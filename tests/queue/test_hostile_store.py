@@ -19,7 +19,7 @@ from penstock.store.log import partition_log
 from penstock.store.records import catalog
 from penstock.store.statements import qualify
 from tests.support.queues import SCHEMA, rows
-from tests.support.raw_sql import raw_connection, run_sql
+from tests.support.raw_sql import long_text, raw_connection, run_sql
 
 
 def put(store: Store, column: str, value: object) -> None:
@@ -178,6 +178,51 @@ def test_plans_that_penstock_did_not_write_are_not_read_by_lists(store: Store) -
     put(store, "registration.plan", "x" * (MOST_CHARACTERS + 1))
     assert [each.plan for each in store.registrations()] == [None, None]
     assert store.queue("q").info().consumers == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("table", "values"),
+    [
+        ("registration", "owner = {long}"),
+        ("registration", "app_id = {long}"),
+        ("registration", "plan = {longest}"),
+        ("mark", "app_id = {long}"),
+        ("mark", "source = {long}"),
+        ("marked_source", "app_id = {long}"),
+        ("ledger", "sink = {long}"),
+        ("ledger", "app_id = {long}"),
+        ("ledger", "ranges = {longest}"),
+        ("ledger", "logged = {longest}"),
+        ("producer", "session = {long}"),
+        ("producer", "owner = {long}"),
+        ("staged", "app_id = {long}"),
+        ("staged", "attempt = {long}"),
+        ("feed_commit", "ends = {longest}"),
+    ],
+)
+def test_nobody_writes_longer_texts_than_penstock_does(store: Store, table: str, values: str) -> None:
+    """Whoever reads them, and many of them, would need any amount of memory."""
+    queue = store.create_queue("q", SCHEMA)
+    store.create_consumer("c").register("q")
+    store.producer("q", "s")
+    number = queue.record.queue_id
+    for row in (
+        "mark (source, app_id, partition, next_index) values ('s', 'a', 0, 0)",
+        "marked_source (source, app_id, generation) values ('s', 'a', 0)",
+        (
+            "ledger (sink, app_id, batch_id, task, ranges, row_count, committed_at) "
+            "values ('s', 'a', 0, -1, '', 0, 0)"
+        ),
+        (
+            "staged (app_id, batch_id, attempt, task, ordinal, queue_id, partition, row_count, bytes, "
+            f"payload_id, created_at) values ('a', 0, 't', 0, 0, {number}, 0, 1, 1, 1, 0)"
+        ),
+        f"feed_commit (queue_id, version, timestamp, row_count, ends) values ({number}, 1, 1, 1, '[]')",
+    ):
+        run_sql(store.database, f"insert into penstock.{row}")
+    long, longest = (long_text(store.database, characters) for characters in (10_000, (1 << 24) + 2))
+    with pytest.raises(Exception, match=r"(?i)check constraint"):
+        run_sql(store.database, f"update penstock.{table} set {values.format(long=long, longest=longest)}")
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ import apsw.ext
 from greenlet import GreenletExit
 
 from penstock.errors import CommitOutcomeUnknownError, StoreError, StoreLockedError, StoreUnavailableError
+from penstock.objects.opened import OpenedStorages
 from penstock.store.database import Columns, Database, OwnerLock, Transaction, rows_of
 from penstock.store.statements import create_statements, statements
 from penstock.store.store_schema import VERSION
@@ -469,6 +470,7 @@ class SimDatabase(Database):
         self.url = parse_url(server.url)
         self.uuid = server.uuid
         self.may_create = False
+        self.storages = OpenedStorages()
         process.at_death.append(lambda: server.gone(process))
 
     @contextmanager

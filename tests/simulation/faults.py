@@ -594,7 +594,7 @@ FAULTS = [
     Fault(
         "keys that come while a queue grows are not remembered",
         "queue/evolution.py",
-        "            _remember(tx, current, _gather(_Inside(tx), current, seen.copy(), upto)[0])\n",
+        "            _remember(tx, current, _gather(_Inside(database, tx), current, seen.copy(), upto)[0])\n",
         "            _remember(tx, current, seen)\n",
     ),
     Fault(

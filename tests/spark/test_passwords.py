@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import penstock
-from penstock.errors import InvalidUrlError
+from penstock.errors import InvalidOptionError, InvalidUrlError
 from penstock.spark.session import default_url
 from tests.support.exposure import error_text, event_log, explained, files_in
 from tests.support.spark_queues import SCHEMA, batch, run, stream, table
@@ -101,31 +101,43 @@ def test_the_password_is_never_shown(
     assert sum(name.endswith("offsets/0") for name in written) == 3
 
 
+@pytest.mark.parametrize("setting", ["spark.penstock.url", "spark.penstock.URL"])
 def test_the_url_setting_of_a_session_is_replaced_by_one_without_the_password(
-    spark: SparkSession, url: str
+    spark: SparkSession, url: str, setting: str
 ) -> None:
     session = spark.newSession()
-    session.conf.set("spark.penstock.url", url)
+    session.conf.set(setting, url)
     assert default_url(session) == url
     for _ in range(2):
         penstock.register(session)
-        assert session.conf.get("spark.penstock.url") != url
+        assert session.conf.get(setting) != url
         assert default_url(session) == url
-    session.conf.set("spark.penstock.url", "sqlite:///x.db")
+    session.conf.set(setting, "sqlite:///x.db")
     penstock.register(session)
     assert default_url(session) == "sqlite:///x.db"
-    session.conf.unset("spark.penstock.url")
+    session.conf.unset(setting)
     assert default_url(session) is None
 
 
-def test_a_malformed_url_setting_is_refused_and_removed(spark: SparkSession) -> None:
+@pytest.mark.parametrize("setting", ["spark.penstock.url", "spark.penstock.Url"])
+def test_a_malformed_url_setting_is_refused_and_removed(spark: SparkSession, setting: str) -> None:
     """Its password cannot be told from the rest, and Spark would log it with each job."""
     session = spark.newSession()
-    session.conf.set("spark.penstock.url", "postgresql://app:s3cret/x@db/shop")
+    session.conf.set(setting, "postgresql://app:s3cret/x@db/shop")
     with pytest.raises(InvalidUrlError) as caught:
         penstock.register(session)
     assert "s3cret" not in str(caught.value)
-    assert session.conf.get("spark.penstock.url", None) is None
+    assert session.conf.get(setting, None) is None
+
+
+@pytest.mark.parametrize("setting", ["spark.penstock.ulr", "spark.penstock.limitUrl"])
+def test_an_unknown_setting_is_refused_and_removed(spark: SparkSession, setting: str) -> None:
+    session = spark.newSession()
+    session.conf.set(setting, "postgresql://app:s3cret@db/shop")
+    with pytest.raises(InvalidOptionError, match="unknown setting") as caught:
+        penstock.register(session)
+    assert "s3cret" not in str(caught.value)
+    assert session.conf.get(setting, None) is None
 
 
 @pytest.mark.parametrize("place", ["path", "queue"])

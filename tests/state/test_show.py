@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -405,6 +406,21 @@ def test_a_path_without_a_checkpoint_is_refused(spark: SparkSession, tmp_path: P
         show(spark, str(path))
     assert refused.value.condition == "CHECKPOINT_NOT_FOUND"
     assert path.exists() == (what != "nothing")
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "abfss://c@acc.dfs.core.windows.net/p?sv=1&sig=s3cret/+x%2Fy",
+        "s3a://key:s3cret/x@bucket/ck",
+        "nowhere://host/ck?token=s3cret&a=1",
+    ],
+)
+def test_the_error_of_a_location_shows_no_signature_or_password(location: str) -> None:
+    with pytest.raises(StateRefusedError) as refused:
+        show(None, location)
+    shown = "".join(traceback.format_exception(refused.value))
+    assert "s3cret" not in shown
 
 
 def test_an_unknown_file_system_is_reported() -> None:

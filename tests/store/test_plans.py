@@ -78,6 +78,14 @@ FILL = [
         "insert into penstock.query_progress (query_id, reported_at, run_id, batch_id, rows_in, durations) "
         "select 'q' || (i % 20), i, 'r', i, 1, '{{}}' from {rows:18000}"
     ),
+    (
+        "insert into penstock.payload (payload_id, width, object_id, start_byte, length, checksum) "
+        f"select {SEGMENTS} + i, 1, i / 2, 0, 1, 0 from {{rows:20000}}"
+    ),
+    (
+        "insert into penstock.object (object_id, suffix, queue_id, size, created_at, unused_at) "
+        "select i, i, i % 20, 1, 0, case when i % 100 = 0 then i end from {rows:20000}"
+    ),
     "insert into penstock.key_home (queue_id, partitions, hashes) select 1 + i, 2, {empty} from {rows:1000}",
 ]
 IN_QUEUE = {"queue_id": 7, "partition": 0}
@@ -161,6 +169,12 @@ HOT: dict[str, Parameters] = {
     "find_staged": {"app_id": "a", "batch_id": 1, "queue_id": 7},
     "delete_staged_batch": STAGED | {"queue_id": 7},
     "delete_staged_from": STAGED | {"attempt": "t3", "ordinal": 0},
+    "insert_object": {"object_id": 7, "suffix": 7, "queue_id": 7, "size": 1, "now": 1},
+    "mark_unused": {"queue_id": 7, "now": 1, "most": 1000},
+    "mark_used": {"queue_id": 7},
+    "delete_unused": {"queue_id": 7, "before": 700, "most": 1000},
+    "list_objects": {"queue_id": 7, "after": 700, "most": 1000},
+    "forget_dropped_payloads": {"queue_id": 7, "before": 700},
 }
 # An order that people see, over a handful of rows.
 MAY_SORT = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import pytest
 
 from penstock.errors import InvalidUrlError
@@ -85,6 +87,13 @@ def test_no_text_form_of_a_url_contains_the_password(url: str) -> None:
     for text in (str(parsed), repr(parsed), parsed.redacted, f"{parsed}"):
         assert SECRET not in text
     assert SECRET not in parsed.scrubbed(f"failed\n  in {parsed.target}")
+
+
+@pytest.mark.parametrize("blanks", ["\t", "  ", "\n"])
+def test_a_password_with_blanks_is_found_before_a_message_is_put_on_one_line(blanks: str) -> None:
+    password = f"one{blanks}two"
+    parsed = parse_url(f"postgresql://me:{quote(password)}@host/db")
+    assert parsed.scrubbed(f"cannot log in\n with {password}.") == "cannot log in. with ***."
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ _MORE_ROWS = (
 """Rows of the tables that only streaming queries and feeds fill."""
 
 
-def fill(url: str) -> None:
-    """Make a store with rows in every table."""
+def fill(url: str, objects: Path) -> None:
+    """Make a store with rows in every table, and a folder of objects."""
     with penstock.connect(url) as store:
         rows = pa.schema([("id", pa.int64()), ("name", pa.string())])
         for name in ("q", "other"):
@@ -54,6 +54,10 @@ def fill(url: str) -> None:
         store.producer("q", session="web").append([{"id": 1, "name": "x"}], sequence=1)
         letter = {"reason": "r", "topic": None, "partition": None, "offset": None, "value": "v"}
         store.create_queue("dead", DEAD_LETTERS).append([letter])
+        for name in ("kept", "dropped"):
+            large = store.create_queue(name, pa.schema([("data", pa.binary())]), payloads=objects)
+            large.append([{"data": random.Random(0).randbytes(100_000)}])
+        store.drop_queue("dropped")
         for name in ("a", "b"):
             run = QueryRun(
                 name, "run", name, "continuous", 5, "queue 'q'", "queue 'other'", "/ck", "http://h:1"
@@ -89,7 +93,7 @@ class SqliteCopies:
     def __init__(self, folder: Path, name: str) -> None:
         self._whole, self._copy = folder / "whole.db", folder / f"{name}.db"
         if not self._whole.exists():
-            fill(f"sqlite:///{self._whole}")
+            fill(f"sqlite:///{self._whole}", folder / "objects")
             with contextlib.closing(sqlite3.connect(self._whole, isolation_level=None)) as connection:
                 for statement in _MORE_ROWS:
                     connection.execute(statement.format_map(_Named("penstock_")))
@@ -136,12 +140,12 @@ class SqliteCopies:
 class PostgresqlCopies:
     """Copies of a database, whose owner has dropped the checks of its tables."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         self._server = start_postgres()
         self._admin = psycopg.connect(self._server.url, autocommit=True)
         self._copied = 0
         self._admin.execute("create database whole")
-        fill(self._url("whole"))
+        fill(self._url("whole"), folder / "objects")
         with psycopg.connect(self._url("whole"), autocommit=True) as connection:
             for statement in _MORE_ROWS:
                 connection.execute(statement.format_map(_Named("penstock.")))
@@ -260,5 +264,5 @@ def damage_sqlite(folder: Path, numbers: range) -> Iterator[tuple[int, str]]:
 
 
 def damage_postgresql(folder: Path, numbers: range) -> Iterator[tuple[int, str]]:
-    with contextlib.closing(PostgresqlCopies()) as copies:
+    with contextlib.closing(PostgresqlCopies(folder)) as copies:
         yield from _damage(copies, folder, numbers)

@@ -42,3 +42,7 @@ def start() -> None:
     # Spark puts archives in front of the path of its Python workers: its own code, which has no bytecode
     # there. The installed packages are the same code; compiling it anew takes each process most of a second.
     sys.path[:] = [path for path in sys.path if not path.endswith((".zip", ".jar"))]
+    if "PENSTOCK_TEST_PAYLOADS" in os.environ:
+        from tests.support.payloads_everywhere import install
+
+        install()

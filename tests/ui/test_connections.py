@@ -127,6 +127,22 @@ def test_new_connections_are_refused_if_all_others_are_viewers(
     assert served.server.stream.viewers == 3
 
 
+def test_viewers_that_come_at_once_are_counted_before_they_are_sent_anything(
+    serve: Serve, strangers: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "MOST_VIEWERS", 5)
+    served = serve()
+    viewers = [strangers.enter_context(connected(served)) for _ in range(20)]
+    for viewer in viewers:
+        viewer.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    answers = [viewer.recv(12) for viewer in viewers]
+    assert answers.count(b"HTTP/1.1 200") == 5
+    assert answers.count(b"HTTP/1.1 503") == 15
+    for viewer in viewers:
+        viewer.close()
+    wait_until(lambda: served.server.stream.viewers == 0, timeout=10)
+
+
 def test_bad_clients_do_not_fill_the_log(
     serve: Serve, strangers: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -202,6 +202,24 @@ def test_wrong_tokens_are_limited_and_right_ones_are_not(serve: Serve) -> None:
 
 
 @one_store
+def test_a_claimed_address_does_not_get_round_the_limit(serve: Serve) -> None:
+    served = serve(token=TOKEN)
+    for number in range(MOST_WRONG_TOKENS):
+        headers = {"Authorization": "Bearer wrong", "X-Forwarded-For": f"192.0.2.{number}"}
+        assert served.get("/api/snapshot", headers=headers).status_code == 401
+    headers = {"Authorization": "Bearer wrong", "X-Forwarded-For": "198.51.100.1"}
+    assert served.get("/api/snapshot", headers=headers).status_code == 429
+
+
+@one_store
+def test_the_cookie_is_for_encrypted_connections_if_a_proxy_here_encrypts(serve: Serve) -> None:
+    served = serve(token=TOKEN)
+    for scheme, secure in (("https", True), ("http", False)):
+        answer = served.get("/", params={"token": TOKEN}, headers={"X-Forwarded-Proto": scheme})
+        assert ("secure" in answer.headers["set-cookie"].lower()) is secure
+
+
+@one_store
 def test_requests_without_a_token_are_no_attempts(serve: Serve) -> None:
     served = serve(token=TOKEN)
     for _ in range(2 * MOST_WRONG_TOKENS):

@@ -13,6 +13,7 @@ from penstock.commit.offsets import QueueOffset
 from penstock.store import staging
 from penstock.store.database import Transaction
 from penstock.store.log.partition_log import Appended
+from penstock.store.log.payloads import Written
 from penstock.store.records.catalog import QueueRecord, queue_sink
 from penstock.store.records.ledger import LedgerKey
 
@@ -71,6 +72,10 @@ class BatchCommit(Generic[T]):
     """The offsets of other sources, in whatever form."""
     attempts: Mapping[str, int] = field(default_factory=dict)
     """The segments or rows, as the target counts, that each acknowledged attempt staged."""
+    written: Sequence[Written] | None = None
+    """What each acknowledged task has written without the database, in the order of the tasks; None if they
+    staged or appended.
+    """
     tasks: Mapping[int, int] | None = None
     """The rows of each task if the tasks appended directly; None if they staged."""
     stateful: bool = False
@@ -118,6 +123,8 @@ class QueueTarget(Target[Appended]):
         return f"queue {self.record.name!r}"
 
     def publish(self, tx: Transaction, batch: BatchCommit[Appended]) -> Appended:
+        if batch.written is not None:
+            return staging.publish_written(tx, self.record, batch.app_id, batch.batch_id, batch.written)
         return staging.promote(tx, self.record, batch.app_id, batch.batch_id, batch.attempts)
 
     def discard(self, tx: Transaction, batch: BatchCommit[Appended]) -> None:

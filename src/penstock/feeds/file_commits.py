@@ -23,7 +23,7 @@ from penstock.feeds.contract import CHANGE_TYPE
 from penstock.feeds.protocol import METADATA_NAMES, PLAN, OpenFeed, change_rows
 from penstock.json_text import parse_json
 from penstock.lake.parquet import Piece, count_rows, fitted, pieces, read_piece
-from penstock.lake.storage import in_parallel
+from penstock.parallel import in_parallel
 
 _BYTES_PER_ROW = 32
 """Assumed if no file of the range has a row count."""

@@ -64,6 +64,9 @@ class SnapshotFeed:
     path: str
     row_id: str | Sequence[str]
 
+    def __repr__(self) -> str:
+        return f"SnapshotFeed({self.name!r}, row_id={self.row_id!r})"
+
     def __post_init__(self) -> None:
         if not self.row_id:
             raise InvalidChangelogSchemaError(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import pyarrow as pa
@@ -26,6 +25,7 @@ from penstock.errors import (
     TableRefusedError,
 )
 from penstock.extras import deltalake
+from penstock.parallel import in_parallel
 from penstock.redaction import redact
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _SCHEME = "delta:"
 _OPTION = "storage."
 _NOT_IN_NAMES = re.compile(r"[/\\%\0]")
-_THREADS = 16
 _PATHS_PER_CALL = 64
 _MAX_CHARACTERS = 500
 _SHORTEST_SECRET = 4
@@ -44,9 +43,6 @@ _DENIED = re.compile(
     r"|signature.?does.?not.?match|(expired|invalid).?token|authorization.?expired",
     re.IGNORECASE,
 )
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def is_url(path: str) -> bool:
@@ -278,14 +274,6 @@ class Storage:
     def message(self, error: Exception) -> str:
         """Return an error message on one line, without the values of storage options."""
         return one_line(str(error), self._options)
-
-
-def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Map a function over items in threads, since most of the time is spent waiting for the storage."""
-    if len(items) < 2:
-        return [work(item) for item in items]
-    with ThreadPoolExecutor(min(_THREADS, len(items))) as pool:
-        return list(pool.map(work, items))
 
 
 def is_denied(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ from penstock.errors import InvalidInputError, InvalidNameError, InvalidPosition
 from penstock.store.records.catalog import QueueRecord
 
 MAX_CHARACTERS = 255
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_URL = re.compile(r"([a-z][a-z0-9+.-]*:)+//", re.IGNORECASE)
 METADATA_COLUMNS = ("_queue", "_generation", "_partition", "_row_index", "_timestamp")
 """The metadata columns that a Spark read can add to a queue's columns."""
 

@@ -58,7 +58,7 @@ def grow(database: Database, queue: QueueRecord, count: int) -> None:
         registrations = consumers.lock_registrations(tx, current)
         catalog.lock_partitions(tx, current)
         if current.key:
-            _remember(tx, current, _gather(_Inside(tx), current, seen.copy(), upto)[0])
+            _remember(tx, current, _gather(_Inside(database, tx), current, seen.copy(), upto)[0])
         catalog.grow(tx, current, total)
         consumers.add_partition_positions(tx, registrations, current.partitions, total)
 
@@ -95,7 +95,8 @@ def _gather(
 class _Inside:
     """A stand-in for a database that runs everything in one open transaction."""
 
-    def __init__(self, tx: Transaction) -> None:
+    def __init__(self, database: Database, tx: Transaction) -> None:
+        self.uuid, self.storages = database.uuid, database.storages
         self._tx = tx
 
     def run(self, work: Callable[[Transaction], T], *, write: bool = True, single: bool = False) -> T:

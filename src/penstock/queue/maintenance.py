@@ -25,7 +25,8 @@ from penstock.redaction import shown
 from penstock.store import forks, staging
 from penstock.store.database import Database, Transaction
 from penstock.store.forks import Forkable
-from penstock.store.log import compact
+from penstock.store.log import compact, object_cleaning
+from penstock.store.log.object_cleaning import Cleaned
 from penstock.store.log.partition_log import MERGE_FAN_IN
 from penstock.store.log.trim import end_is_due, retention_bound, trim
 from penstock.store.records import catalog, ledger
@@ -190,9 +191,10 @@ class Maintainer(Forkable):
         if now >= self.cleaning_due:
             self.cleaning_due = now + CLEANING_SECONDS
             clean_staging(self._database, STAGING_AGE)
-            # Roles that only append may not clean the ledger.
+            # Roles that only append may not clean the ledger, nor credentials object storage.
             with contextlib.suppress(StoreReadOnlyError):
                 clean_ledger(self._database)
+                clean_objects(self._database, interval=object_cleaning.CLEANING_INTERVAL)
 
     def _next(self) -> tuple[QueueRecord, int | None] | None:
         with self._wake:
@@ -278,5 +280,17 @@ def clean_ledger(database: Database) -> int:
             "ledger entries of %d dropped queues and stopped queries are deleted",
             cleaned,
             extra={"action": "ledger_cleaned", "cleaned": cleaned},
+        )
+    return cleaned
+
+
+def clean_objects(database: Database, *, interval: int = 0, take_over: bool = False) -> Cleaned:
+    """Delete objects that no rows are in; as :func:`penstock.store.log.object_cleaning.clean_up`."""
+    cleaned = object_cleaning.clean_up(database, interval=interval, take_over=take_over)
+    if cleaned.objects:
+        log.info(
+            "%d objects without rows are deleted",
+            cleaned.objects,
+            extra={"action": "objects_cleaned", "objects": cleaned.objects, "bytes": cleaned.bytes},
         )
     return cleaned

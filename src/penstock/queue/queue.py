@@ -32,6 +32,7 @@ from penstock.queue.placement import placement_of as placement_of
 from penstock.store.database import Database, Transaction
 from penstock.store.log import compact, partition_log
 from penstock.store.log.partition_log import Appended
+from penstock.store.log.payloads import put_away
 from penstock.store.log.segmenting import Segment
 from penstock.store.records import catalog
 from penstock.store.records.catalog import PartitionRecord, QueueRecord
@@ -187,6 +188,8 @@ class Queue:
         around: AroundAppend | None,
         idempotent: bool,
     ) -> Appended:
+        put_away(self.database, record, segments)
+
         def work(tx: Transaction) -> Appended:
             if around is None:
                 return partition_log.append(tx, record, segments)

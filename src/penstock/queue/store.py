@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from penstock.arguments import column_names, require
+from penstock.arguments import column_names, path_text, require
 from penstock.arrow.key_hash import check_key
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import ConsumerInUseError, InvalidInputError, StoreError
+from penstock.objects.location import parse_location
 from penstock.queue.checks import check_name
 from penstock.queue.consumer import Consumer
 from penstock.queue.maintenance import (
@@ -21,6 +22,7 @@ from penstock.queue.maintenance import (
     Maintainer,
     Retention,
     clean_ledger,
+    clean_objects,
     clean_staging,
     limits_of,
 )
@@ -28,6 +30,8 @@ from penstock.queue.producer import Producer
 from penstock.queue.queue import Queue
 from penstock.store.database import RETRY_SECONDS, Database, Transaction
 from penstock.store.forks import Guard
+from penstock.store.log import object_cleaning
+from penstock.store.log.object_cleaning import ObjectsCheck
 from penstock.store.records import catalog, consumers
 from penstock.store.records.consumers import Registration
 from penstock.store.sqlite.database import file_at
@@ -37,6 +41,8 @@ from penstock.store.url import StoreUrl, parse_url
 log = logging.getLogger("penstock.queue")
 
 CONNECT_TIMEOUT = 2.0
+IN_DATABASE = "database"
+"""The place of payloads that are in the store's own database."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,7 @@ class Store:
         key: Sequence[str] = (),
         retention: Retention | None = None,
         contract: str | None = None,
+        payloads: str | os.PathLike[str] | None = None,
     ) -> Queue:
         """Create a queue.
 
@@ -116,10 +123,17 @@ class Store:
             How many rows to keep; everything by default.
         contract
             The contract of a change feed, as JSON: see ``QueueFeed.create``.
+        payloads
+            Where to keep the rows of appends of 64 KiB and more, compressed, instead of the database:
+            ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``az://container/prefix`` or a folder. The
+            credentials are those in the environment of each process that appends or reads. ``database``
+            keeps them in the database; by default they are where :meth:`set_payloads` says.
 
         Raises
         ------
         AlreadyExistsError, UnsupportedTypeError, SchemaMismatchError, InvalidNameError, InvalidInputError
+        InvalidUrlError, MissingDependencyError, StoreUnavailableError, StoreReadOnlyError
+            When the payloads cannot be kept there.
         """
         check_name("queue", name)
         if type(partitions) is not int or not 1 <= partitions <= catalog.MAX_PARTITIONS:
@@ -131,6 +145,7 @@ class Store:
         if columns:
             check_key(canonical, columns)
         limits = limits_of(Retention() if retention is None else retention)
+        location = self._location(payloads)
         record = self._database.run(
             lambda tx: catalog.create_queue(
                 tx,
@@ -140,6 +155,7 @@ class Store:
                 key=columns,
                 retention=limits,
                 contract=contract,
+                payloads=location,
             )
         )
         log.info(
@@ -149,6 +165,39 @@ class Store:
             extra={"action": "queue_created", "queue": name, "partitions": partitions},
         )
         return self._queue(record)
+
+    def _location(self, payloads: str | os.PathLike[str] | None) -> str | None:
+        """Return where a new queue's payloads are to be, after checking that they can be."""
+        if payloads == IN_DATABASE:
+            return None
+        if payloads is None:
+            payloads = self._database.run(lambda tx: tx.one("read_store"), write=False).payloads
+        if payloads is None:
+            return None
+        location = parse_location(payloads)
+        self._database.storages.at(location).check(f"{self.uuid}/check")
+        return location
+
+    def set_payloads(self, location: str | os.PathLike[str]) -> None:
+        """Set where queues that are created from now on keep the rows of large appends.
+
+        Parameters
+        ----------
+        location
+            As ``payloads`` of :meth:`create_queue`; ``database`` is where a new store keeps them.
+
+        Raises
+        ------
+        InvalidUrlError, MissingDependencyError, StoreUnavailableError, StoreReadOnlyError
+            When the payloads cannot be kept there.
+        """
+        url = self._location(path_text("location", location))
+        self._database.run(lambda tx: tx.run("set_store_payloads", payloads=url), idempotent=True)
+        log.info(
+            "new queues keep large payloads in %s",
+            url or "the database",
+            extra={"action": "payloads_set", "storage": url},
+        )
 
     def queue(self, name: str) -> Queue:
         """Return an existing queue.
@@ -313,8 +362,8 @@ class Store:
         self.maintainer.after_change(queue, crowded)
 
     def maintain(self) -> None:
-        """Run all maintenance now: compact small segments, apply retentions, clean up old staging and
-        ledger entries.
+        """Run all maintenance now: compact small segments, apply retentions, clean up old staging, ledger
+        entries and objects.
 
         The ledger loses the entries of dropped queues, and all but the newest of queries that stopped 30
         days ago.
@@ -328,6 +377,10 @@ class Store:
                 failed.append(error)
         self.clean_up()
         clean_ledger(self._database)
+        try:
+            self.clean_up_objects()
+        except StoreError as error:
+            failed.append(error)
         if failed:
             raise failed[0]
 
@@ -346,6 +399,35 @@ class Store:
         """
         require("older_than", older_than, timedelta, "a timedelta")
         return clean_staging(self._database, older_than)
+
+    def clean_up_objects(self, *, take_over: bool = False) -> int:
+        """Delete objects of queues with ``payloads`` that no rows have been in for a day; return how many.
+
+        They are left by compaction, retention and dropped queues, and by processes that died before their
+        rows were appended. Background maintenance deletes them too, about once an hour.
+
+        Parameters
+        ----------
+        take_over
+            Whether to do so even if another copy of this store has. Only one copy may delete objects: after a
+            backup was restored, this says that it is the one that is kept.
+
+        Raises
+        ------
+        StoreError
+            When another copy of the store has cleaned up since this one was made.
+        StoreUnavailableError, StoreReadOnlyError
+        """
+        return clean_objects(self._database, take_over=take_over).objects
+
+    def check_objects(self) -> list[ObjectsCheck]:
+        """Compare the objects of queues with ``payloads`` with the store, queue by queue.
+
+        Raises
+        ------
+        StoreUnavailableError, StoreReadOnlyError
+        """
+        return object_cleaning.check(self._database)
 
     def info(self) -> StoreInfo:
         """Return the store's size."""

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 from pyarrow import fs
 
@@ -20,11 +20,14 @@ from penstock.commit.micro_batch import BatchCommit, Target
 from penstock.commit.offsets import QueueOffset, batch_ranges, other_offsets
 from penstock.errors import CheckpointMismatchError, CommitRefusedError
 from penstock.json_text import JsonValue, parse_json
+from penstock.redaction import redact
+from penstock.store.log.payloads import Written
 
 T = TypeVar("T")
 
 _LOCATION = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*):)?(//[^/]*)?(.*)", re.DOTALL)
 _USER = re.compile(r"//[^/:@]*:")
+_SHORTEST_SECRET = 4
 
 LIMIT_PASSED_SETTING = "penstock.limit.passed"
 """The setting, logged with an epoch, with the number of rows that a limit has let through up to its end."""
@@ -81,7 +84,7 @@ class Checkpoint:
                 "the credentials, or use guarantee=at_least_once",
                 condition="COMMIT_REFUSED.CHECKPOINT_UNREACHABLE",
                 checkpoint=self.shown,
-            ) from error
+            ) from None
 
     def offsets(self, batch_id: int) -> list[JsonValue]:
         """Return the sources' offsets of a micro-batch; empty before the first one."""
@@ -110,6 +113,7 @@ class Checkpoint:
         rows: int,
         app_id: str | None = None,
         attempts: Mapping[str, int] | None = None,
+        written: Sequence[Written] | None = None,
         tasks: Mapping[int, int] | None = None,
         rebind: bool = False,
         new_sink: bool = False,
@@ -126,6 +130,7 @@ class Checkpoint:
             sources=batch_ranges(offsets, self.offsets(batch_id - 1)),
             others=other_offsets(offsets),
             attempts=attempts or {},
+            written=written,
             tasks=tasks,
             stateful=stateful,
             rebind=rebind,
@@ -255,14 +260,16 @@ def _by_fsspec(location: str) -> tuple[fs.FileSystem, str]:
         # Spark writes these files at the same time, so nothing may be cached.
         files, path = url_to_fs(location, use_listings_cache=False, skip_instance_cache=True)
     except Exception as error:
+        reason = redacted_cause(error, location)
         raise CommitRefusedError(
-            f"the checkpoint at {redact_location(location)} cannot be read from Python "
-            f"({redacted_cause(error, location)}), and the sink must read its offset log for this guarantee: "
+            f"the checkpoint at {redact_location(location)} cannot be read from Python ({reason}), "
+            "and the sink must read its offset log for this guarantee: "
             "install an fsspec driver for the scheme, put the checkpoint where pyarrow can read it, or use "
             "guarantee=at_least_once",
             condition="COMMIT_REFUSED.CHECKPOINT_UNREACHABLE",
             checkpoint=redact_location(location),
-        ) from error
+            reason=reason,
+        ) from None
     return fs.PyFileSystem(fs.FSSpecHandler(files)), path
 
 
@@ -270,9 +277,11 @@ def redacted_cause(error: Exception, location: str) -> str:
     """Return the text of an error without the secrets of a location."""
     text = f"{type(error).__name__}: {error}"
     password, query = location[_password(location)], location.partition("?")[2]
-    for secret in filter(None, [password, unquote(password), query]):
+    # Libraries sort the parameters, and encode them in their own way.
+    values = [value for _, value in parse_qsl(query) if len(value) >= _SHORTEST_SECRET]
+    for secret in filter(None, [query, password, unquote(password), *values, *map(quote, values)]):
         text = text.replace(secret, "***")
-    return text
+    return redact(text)
 
 
 def redact_location(location: str) -> str:

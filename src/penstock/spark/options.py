@@ -12,17 +12,20 @@ from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidOptionError
 from penstock.instants import micros_of
 from penstock.json_text import parse_json
+from penstock.queue.checks import check_name
 
 T = TypeVar("T")
 
 CONF_PREFIX = "spark.penstock."
 GUARANTEES = ("at_least_once", "exactly_once", "idempotent")
 COMMON = ("url", "queue")
+INTERNAL = ("limitRows", "limitUrl", "movedBySink")
+"""Options that Penstock itself gives to its source."""
 SOURCE = (*COMMON, "consumer", "startingOffsets", "startingTimestamp", "failOnDataLoss",
           "includeMetadataColumns", "rowsPerTask")  # fmt: skip
 BATCH_SOURCE = (*SOURCE, "endingOffsets")
 STREAM_SOURCE = (*SOURCE, "maxRowsPerPartition", "maxRowsPerTrigger", "maxBytesPerTrigger", "alignToAppends",
-                 "limitRows", "limitUrl", "movedBySink")  # fmt: skip
+                 *INTERNAL)  # fmt: skip
 ANY_SOURCE = tuple(dict.fromkeys((*BATCH_SOURCE, *STREAM_SOURCE)))
 BATCH_SINK = (*COMMON, "maxRowsPerWrite")
 STREAM_SINK = (*BATCH_SINK, "guarantee", "appId", "allowNewCheckpoint", "allowNewSink")
@@ -268,13 +271,18 @@ def sink_options(
         url=read.required("url"),
         queue=_queue(read),
         guarantee=read.value("guarantee", _guarantee, SinkOptions.guarantee),
-        app_id=read.text("appId"),
+        app_id=_app_id(read),
         max_rows_per_write=read.value("maxRowsPerWrite", parse_positive, SinkOptions.max_rows_per_write),
         allow_new_checkpoint=read.value("allowNewCheckpoint", parse_boolean, False),
         allow_new_sink=read.value("allowNewSink", parse_boolean, False),
         checkpoint=read.spark_option("checkpointlocation"),
         query_name=read.spark_option("queryname"),
     )
+
+
+def _app_id(read: OptionReader) -> str | None:
+    app_id = read.text("appId")
+    return None if app_id is None else check_name("app", app_id)
 
 
 def _queue(read: OptionReader) -> str:

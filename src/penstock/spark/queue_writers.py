@@ -11,6 +11,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import TypeVar
 
 import pyarrow as pa
@@ -21,6 +22,8 @@ from penstock.arrow.coerce import conform
 from penstock.commit.micro_batch import QueueTarget
 from penstock.commit.protocol import append_task, commit_batch, note_batch
 from penstock.errors import CommitRefusedError, condition_of
+from penstock.objects.opened import OpenedStorages
+from penstock.parallel import ahead
 from penstock.queue.placement import Placement, placement_of
 from penstock.queue.store import open_store
 from penstock.spark.checkpoint import Checkpoint
@@ -28,7 +31,9 @@ from penstock.spark.error_boundary import without_tracebacks
 from penstock.spark.internals.python_workers import check_reach, freeze_imports
 from penstock.spark.options import SinkOptions
 from penstock.store import staging
+from penstock.store.database import Transaction
 from penstock.store.log.partition_log import Appended
+from penstock.store.log.payloads import Written
 from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, Segment
 from penstock.store.records.catalog import QueueRecord, queue_sink
 from penstock.store.records.ledger import LedgerKey
@@ -40,6 +45,10 @@ T = TypeVar("T")
 FLUSH_SEGMENTS = 8
 FLUSH_BYTES = FLUSH_SEGMENTS * SEGMENT_RAW_BYTES
 """How much Arrow data a task buffers before it stores it."""
+OBJECTS_FLUSH_BYTES = 2 * SEGMENT_RAW_BYTES
+"""How much of it before it writes objects, while it buffers as much again."""
+_storages = OpenedStorages()
+"""Those of this worker, which Spark uses for many tasks."""
 _BATCH = 0
 _STATEFUL = (
     "guarantee=idempotent is for stateless queries, since a repeated micro-batch of a stateful one may be "
@@ -87,6 +96,28 @@ class TaskResult(WriterCommitMessage):
     crowded: tuple[int, ...] = ()
     """Partitions that may have small segments to compact."""
     stream: StreamTask | None = None
+    written: tuple[Written, ...] = ()
+    """What it has written without the database, for the commit to enter."""
+
+
+@dataclass(frozen=True)
+class ObjectWrites:
+    """What tasks need to write rows into objects without a connection to the database; made on the driver."""
+
+    store_uuid: str
+    location: str
+    begun_at: int
+    """Microseconds since 1970, by the database's clock, before any task began."""
+    placement: Placement
+
+    @classmethod
+    def of(cls, options: SinkOptions, queue: QueueRecord) -> ObjectWrites | None:
+        """Return None for a queue whose rows are in the database."""
+        if queue.payloads is None:
+            return None
+        database = open_store(options.url).database
+        now = database.run(lambda tx: tx.now(), write=False, single=True)
+        return cls(database.uuid, queue.payloads, now, placement_of(database, queue))
 
 
 @dataclass
@@ -98,6 +129,8 @@ class SegmentGroups:
     fallback: int
     """The partition of rows without a key."""
     max_rows: int
+    flush_bytes: int | None = None
+    """How much Arrow data it gathers for a group; ``FLUSH_BYTES`` when None."""
     rows: int = 0
     """How many rows there were so far."""
     _buffered: list[pa.RecordBatch] = field(default_factory=list)
@@ -105,6 +138,7 @@ class SegmentGroups:
     def groups(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[Segment]]:
         """Yield groups of a bounded number of segments, in the order of the rows."""
         rows = size = 0
+        flush_bytes = self.flush_bytes or FLUSH_BYTES
         for batch in batches:
             if batch.num_rows == 0:
                 continue
@@ -112,7 +146,7 @@ class SegmentGroups:
             self._buffered.append(conformed)
             self.rows += batch.num_rows
             rows, size = rows + batch.num_rows, size + conformed.nbytes
-            if rows >= self.max_rows * FLUSH_SEGMENTS or size >= FLUSH_BYTES:
+            if rows >= self.max_rows * FLUSH_SEGMENTS or size >= flush_bytes:
                 yield self._segments()
                 rows = size = 0
         if self._buffered:
@@ -131,8 +165,7 @@ class TaskWriter:
     def __init__(self, options: SinkOptions, queue: QueueRecord) -> None:
         check_reach(options.url, None)
         freeze_imports()
-        context = TaskContext.get()
-        self.task = 0 if context is None else int(context.partitionId())
+        self.task = _task_number()
         self._attempt = str(uuid.uuid4())
         self._queue = queue
         self._database = open_store(options.url).database
@@ -185,6 +218,35 @@ class TaskWriter:
         )
 
 
+def write_objects(
+    options: SinkOptions, queue: QueueRecord, objects: ObjectWrites, batches: Iterator[pa.RecordBatch]
+) -> TaskResult:
+    """Write the rows of the running task into objects; the commit makes them visible."""
+    freeze_imports()
+    task = _task_number()
+    storage = _storages.at(objects.location)
+    pieces = SegmentGroups(
+        queue, objects.placement, task, options.max_rows_per_write, flush_bytes=OBJECTS_FLUSH_BYTES
+    )
+    # The next rows are received and compressed while these are sent.
+    written = tuple(
+        Written.of(storage, objects.store_uuid, queue.queue_id, group, objects.begun_at)
+        for group in ahead(pieces.groups(batches))
+    )
+    partitions = objects.placement.partitions
+    return TaskResult(task, str(uuid.uuid4()), 0, pieces.rows, partitions, written=written)
+
+
+def written_by(wrote: Sequence[TaskResult]) -> list[Written]:
+    """Return what tasks have written without the database, in their order."""
+    return [each for message in sorted(wrote, key=attrgetter("task")) for each in message.written]
+
+
+def _task_number() -> int:
+    context = TaskContext.get()
+    return 0 if context is None else int(context.partitionId())
+
+
 @without_tracebacks
 class QueueWriter(DataSourceArrowWriter):
     """One batch write."""
@@ -193,21 +255,28 @@ class QueueWriter(DataSourceArrowWriter):
         self._options = options
         self._queue = queue
         self._job = f"job:{uuid.uuid4()}"
+        self._objects = ObjectWrites.of(options, queue)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage the rows of one task."""
+        """Write the rows of one task, invisible to readers."""
+        if self._objects is not None:
+            return write_objects(self._options, self._queue, self._objects, iterator)
         return TaskWriter(self._options, self._queue).stage(self._job, _BATCH, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Make the staged rows visible, as one append."""
         store = open_store(self._options.url)
-        attempts = {wrote.attempt: wrote.segments for wrote in messages if isinstance(wrote, TaskResult)}
-        if not any(attempts.values()):
-            return
-        appended = store.database.run(
-            lambda tx: staging.promote(tx, self._queue, self._job, _BATCH, attempts)
-        )
-        store.tend(self._queue, appended.crowded)
+        wrote = [message for message in messages if isinstance(message, TaskResult)]
+        attempts = {message.attempt: message.segments for message in wrote}
+        written = written_by(wrote)
+
+        def publish(tx: Transaction) -> Appended:
+            if self._objects is None:
+                return staging.promote(tx, self._queue, self._job, _BATCH, attempts)
+            return staging.publish_written(tx, self._queue, self._job, _BATCH, written)
+
+        if any(attempts.values()) or written:
+            store.tend(self._queue, store.database.run(publish).crowded)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Drop the staged rows; if that fails they stay invisible, and are cleaned up later."""
@@ -224,10 +293,15 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions, queue: QueueRecord) -> None:
         self._options = options
         self._queue = queue
+        exactly = options.guarantee == "exactly_once"
+        self._objects = ObjectWrites.of(options, queue) if exactly else None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task, on an executor."""
         stream = StreamTask.current()
+        if self._objects is not None:
+            wrote = write_objects(self._options, self._queue, self._objects, iterator)
+            return replace(wrote, stream=stream)
         writer = TaskWriter(self._options, self._queue)
         app_id = self._options.app_id or stream.query_id
         if self._options.guarantee == "exactly_once":
@@ -308,6 +382,7 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             rows=sum(message.rows for message in wrote),
             app_id=self._options.app_id,
             attempts={m.attempt: m.segments for m in wrote if m.segments} if exactly else {},
+            written=None if self._objects is None else written_by(wrote),
             tasks=None if exactly else {message.task: message.rows for message in wrote},
             rebind=self._options.allow_new_checkpoint,
             new_sink=self._options.allow_new_sink,

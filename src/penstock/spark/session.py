@@ -26,7 +26,7 @@ from penstock.spark.internals.sessions import (
     is_classic,
     running_context,
 )
-from penstock.spark.options import ALL_OPTIONS, CONF_PREFIX
+from penstock.spark.options import ALL_OPTIONS, CONF_PREFIX, INTERNAL
 from penstock.store.url import parse_url
 
 log = logging.getLogger("penstock.spark")
@@ -131,7 +131,7 @@ def _choose_python(settings: Mapping[str, str]) -> None:
 def _register_or_stop(spark: SparkSession, defaults: Mapping[str, str]) -> SparkSession:
     try:
         for key, value in defaults.items():
-            spark.conf.set(key, _without_password(value) if key == URL_SETTING else value)
+            spark.conf.set(key, _without_password(value) if _is_url(key) else value)
             hide_source_warnings(spark)
         register(spark)
     except BaseException:
@@ -200,7 +200,7 @@ def register(spark: SparkSession) -> None:
     check_session(spark)
     check_version(spark)
     check_workers(spark)
-    _hide_password(spark)
+    _hide_passwords(spark)
     register_source(
         spark,
         PenstockDataSource,
@@ -213,34 +213,43 @@ def register(spark: SparkSession) -> None:
 
 def default_url(spark: SparkSession) -> str | None:
     """Return the session's default store, if it has one."""
-    return _url_with_password(spark.conf.get(URL_SETTING, None))
+    return session_defaults(spark).get("url")
 
 
-def _url_with_password(redacted: str | None) -> str | None:
-    return None if redacted is None else _urls_with_password.get(redacted, redacted)
+def _is_url(setting: str) -> bool:
+    """Whether a setting is the URL of a store; the names of options are case-insensitive."""
+    return setting.startswith(CONF_PREFIX) and setting.lower() == URL_SETTING
 
 
-def _hide_password(spark: SparkSession) -> None:
-    """Move the password from the session's setting into this process's memory."""
-    url = spark.conf.get(URL_SETTING, None)
-    if url is None:
-        return
-    try:
-        redacted = _without_password(url)
-    except InvalidUrlError:
-        # Nobody knows which part of it is the password.
-        spark.conf.unset(URL_SETTING)
-        raise
-    if redacted != url:
-        spark.conf.set(URL_SETTING, redacted)
-        if is_classic(spark) and spark.sparkContext.getConf().contains(URL_SETTING):
-            log.warning(
-                "the password in %s was set before Spark started, so it is on the command line of the JVM, "
-                "which every user of this machine can read, and in the event log: set it with spark.conf.set "
-                "after the start, use penstock.session, or name its place (password_env, password_file)",
-                URL_SETTING,
-                extra={"action": "password_exposed", "setting": URL_SETTING},
-            )
+def _hide_passwords(spark: SparkSession) -> None:
+    """Move the passwords from the session's settings into this process's memory."""
+    refused: InvalidUrlError | None = None
+    for setting, url in spark.conf.getAll.items():
+        if not _is_url(setting):
+            continue
+        try:
+            redacted = _without_password(url)
+        except InvalidUrlError as error:
+            # Nobody knows which part of it is the password.
+            spark.conf.unset(setting)
+            refused = error
+            continue
+        if redacted != url:
+            spark.conf.set(setting, redacted)
+            _warn_if_exposed(spark, setting)
+    if refused is not None:
+        raise refused
+
+
+def _warn_if_exposed(spark: SparkSession, setting: str) -> None:
+    if is_classic(spark) and spark.sparkContext.getConf().contains(setting):
+        log.warning(
+            "the password in %s was set before Spark started, so it is on the command line of the JVM, "
+            "which every user of this machine can read, and in the event log: set it with spark.conf.set "
+            "after the start, use penstock.session, or name its place (password_env, password_file)",
+            setting,
+            extra={"action": "password_exposed", "setting": setting},
+        )
 
 
 def _without_password(url: str) -> str:
@@ -254,20 +263,23 @@ def _without_password(url: str) -> str:
 
 def session_defaults(spark: SparkSession) -> dict[str, str]:
     """Return the session's defaults for the options of the data source."""
-    known = {name.lower(): name for name in ALL_OPTIONS}
+    known = {name.lower(): name for name in ALL_OPTIONS if name not in INTERNAL}
     defaults = {}
     for setting, value in spark.conf.getAll.items():
         if not setting.startswith(CONF_PREFIX):
             continue
         name = setting.removeprefix(CONF_PREFIX)
         if name.lower() not in known:
+            # It may be the URL, misspelt, and settings are in Spark's event log.
+            spark.conf.unset(setting)
+            options = sorted(known.values())
             raise InvalidOptionError(
-                f"unknown setting {in_quotes(setting)}.{did_you_mean(name, ALL_OPTIONS)} Settings are "
-                f"{CONF_PREFIX}<option>, with one of the options {', '.join(sorted(ALL_OPTIONS))}",
+                f"unknown setting {in_quotes(setting)}.{did_you_mean(name, options)} Settings are "
+                f"{CONF_PREFIX}<option>, with one of the options {', '.join(options)}",
                 condition="INVALID_OPTION.UNKNOWN",
                 option=name,
             )
-        defaults[known[name.lower()]] = str(_url_with_password(value) if setting == URL_SETTING else value)
+        defaults[known[name.lower()]] = _urls_with_password.get(value, value) if _is_url(setting) else value
     return defaults
 
 

@@ -49,7 +49,8 @@ class Files:
             kind = self.checkpoint.files.get_file_info(self.checkpoint.root).type
             self._infos = self.checkpoint.tree() if kind == fs.FileType.Directory else {}
         except Exception as error:
-            raise self._unreachable(error) from error
+            # The cause may show a password or a signature.
+            raise self._unreachable(error) from None
         self._require_checkpoint(kind)
 
     def under(self, folder: str) -> Iterator[tuple[str, fs.FileInfo]]:
@@ -72,7 +73,7 @@ class Files:
         try:
             content = self.checkpoint.read(name)
         except OSError as error:
-            raise ValueError(f"it cannot be read: {redacted_cause(error, self.location)}") from error
+            raise ValueError(f"it cannot be read: {redacted_cause(error, self.location)}") from None
         if content is None:
             raise ValueError("it is missing")
         return content.decode()
@@ -93,10 +94,11 @@ class Files:
         )
 
     def _unreachable(self, error: Exception) -> StateRefusedError:
-        first = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        known = error.parameters.get("reason") if isinstance(error, CommitRefusedError) else None
+        reason = known or redacted_cause(error, self.location)
         return StateRefusedError(
             f"the checkpoint at {self.shown!r} cannot be reached from this Python "
-            f"({redacted_cause(first, self.location)}): check the address and the credentials; pyarrow and "
+            f"({reason}): check the address and the credentials; pyarrow and "
             "fsspec know most file systems (pip install fsspec)",
             condition="STATE_REFUSED.UNREACHABLE",
             checkpoint=self.shown,

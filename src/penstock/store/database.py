@@ -19,6 +19,7 @@ from penstock.errors import (
     StoreUnavailableError,
     condition_of,
 )
+from penstock.objects.opened import OpenedStorages
 from penstock.store import forks
 from penstock.store.forks import Forkable
 from penstock.store.pool import Connection, Pool
@@ -190,6 +191,7 @@ class Database(ABC):
         self.uuid = ""
         """The store's identity, whichever URL leads to it; empty until it is known."""
         self.pool = Pool(self.connected, self.disconnect, str(url))
+        self.storages = OpenedStorages()
 
     # What a dialect implements.
 

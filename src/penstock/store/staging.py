@@ -10,7 +10,8 @@ from typing import Protocol
 
 from penstock.errors import CommitRefusedError
 from penstock.store.database import Database, Row, Transaction
-from penstock.store.log.partition_log import Appended, publish, store_payloads
+from penstock.store.log.partition_log import Appended, append, publish
+from penstock.store.log.payloads import Written, put_away, store_payloads
 from penstock.store.log.segmenting import Segment
 from penstock.store.postgres import staging_relations
 from penstock.store.records.catalog import QueueRecord, require_unchanged
@@ -24,6 +25,9 @@ class Place(Protocol):
 
     @property
     def queue_id(self) -> int: ...
+
+    @property
+    def payloads(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ def stage_segments(
     Those that are not ``durable`` become so with the commit of their micro-batch, which finds them lost if
     the database's machine fails before it.
     """
+    put_away(database, place, segments)
     tries = count()
 
     def work(tx: Transaction) -> None:
@@ -126,6 +131,19 @@ def promote(
         return Appended({})
     rows.sort(key=attrgetter("partition", "task", "attempt", "ordinal"))
     return publish(tx, queue, rows)
+
+
+def publish_written(
+    tx: Transaction, queue: QueueRecord, app_id: str, batch_id: int, written: Sequence[Written]
+) -> Appended:
+    """Make segments that tasks have written without the database visible as one append, in the order of the
+    tasks, and drop everything staged up to the batch.
+    """
+    discard(tx, queue, app_id, batch_id)
+    segments = [segment for each in written for segment in each.segments()]
+    if not segments:
+        require_unchanged(tx, queue)
+    return append(tx, queue, segments)
 
 
 def find(tx: Transaction, place: Place, app_id: str, batch_id: int) -> list[Row]:

@@ -15,6 +15,7 @@ from penstock.errors import (
     StoreUnavailableError,
 )
 from penstock.store.database import Database, Transaction
+from penstock.store.postgres.connection import CREATED_MEANWHILE
 from penstock.store.postgres.database import PostgresDatabase
 from penstock.store.sqlite.database import SqliteDatabase
 from penstock.store.statements import create_statements
@@ -22,10 +23,8 @@ from penstock.store.url import parse_url, with_options
 
 log = logging.getLogger("penstock.store")
 
-VERSION = 10
+VERSION = 11
 """The version of the schema in ``sql/*_schema.sql``; a store of any other version is refused."""
-# A schema, table, type or index that another program created at the same time.
-_CREATED_MEANWHILE = ("23505", "42710", "42P06", "42P07")
 _TRIES = 5
 
 
@@ -70,7 +69,7 @@ def _create(database: Database, timeout: float | None) -> str:
             created = database.run(lambda tx: _create_tables(tx, database), idempotent=True, timeout=timeout)
             break
         except StoreError as error:
-            if not left or getattr(error.__cause__, "sqlstate", None) not in _CREATED_MEANWHILE:
+            if not left or getattr(error.__cause__, "sqlstate", None) not in CREATED_MEANWHILE:
                 raise
     url = str(database.url)
     log.info(

@@ -116,10 +116,9 @@ class StoreUrl:
 
     def scrubbed(self, text: str) -> str:
         """The text on one line, with a full stop after each line, and without the URL's secrets."""
-        text = " ".join(_LINE_END.sub(". ", text.strip()).split())
         for secret in self.secrets:
             text = without(text, secret)
-        return text
+        return " ".join(_LINE_END.sub(". ", text.strip()).split())
 
 
 def parse_url(url: str) -> StoreUrl:

@@ -112,6 +112,8 @@ class TableSink(Sink, ContinuousSink):
         if self.url is not None and not is_delta(self.url):
             _check_store(self.url)
         require("app_id", self.app_id, str | None, "text")
+        if self.app_id is not None:
+            check_name("app", self.app_id)
         for flag in ("allow_new_checkpoint", "allow_new_sink", "apply_changes"):
             require(flag, getattr(self, flag), bool, "True or False")
         self._check_changes()

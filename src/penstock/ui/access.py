@@ -100,8 +100,7 @@ class Access:
         if bearer is not None:
             return None
         response = RedirectResponse("/", 303)
-        # A proxy on this machine may set the scheme.
-        encrypted = request.url.scheme == "https"
+        encrypted = request.url.scheme == "https" or _is_encrypted_by_proxy(request)
         response.set_cookie(
             COOKIE, self._cookie(), httponly=True, samesite="strict", secure=encrypted, path="/"
         )
@@ -123,6 +122,12 @@ def _bearer_of(request: Request) -> str | None:
     # Headers are read as Latin-1, and programs write them in UTF-8.
     sent = token.strip().encode("latin-1").decode(errors="replace")
     return sent if kind.lower() == "bearer" else None
+
+
+def _is_encrypted_by_proxy(request: Request) -> bool:
+    """Whether a proxy on this machine says that the browser's connection is encrypted."""
+    host = request.client.host if request.client else ""
+    return is_loopback(host) and request.headers.get("x-forwarded-proto", "") == "https"
 
 
 def _network_of(request: Request) -> str:

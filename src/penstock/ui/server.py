@@ -22,6 +22,7 @@ from fastapi import FastAPI
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.errors import InvalidInputError, InvalidOptionError
@@ -200,11 +201,8 @@ def make_app(stream: SnapshotStream, access: Access, page: Path = PAGE) -> FastA
 
     @app.get("/api/events")
     async def events() -> Response:
-        if stream.full:
-            return PlainTextResponse("There are too many viewers.\n", 503)
-        return StreamingResponse(
-            stream.events(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
-        )
+        # Counted here: many may have asked before the first of them is sent anything.
+        return _Events(stream) if stream.admit() else PlainTextResponse("There are too many viewers.\n", 503)
 
     @app.api_route("/metrics", methods=["GET", "HEAD"])
     async def metrics() -> Response:
@@ -216,6 +214,20 @@ def make_app(stream: SnapshotStream, access: Access, page: Path = PAGE) -> FastA
     else:
         app.add_api_route("/", lambda: PlainTextResponse(_NO_PAGE), methods=["GET"])
     return app
+
+
+class _Events(StreamingResponse):
+    """The event stream of an admitted viewer."""
+
+    def __init__(self, stream: SnapshotStream) -> None:
+        super().__init__(stream.events(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._stream.leave()
 
 
 class _Page(StaticFiles):
@@ -262,6 +274,8 @@ class Server(uvicorn.Server):
                 log_level="error",
                 access_log=False,
                 server_header=False,
+                # Whoever can connect could claim any address in a header.
+                proxy_headers=False,
                 timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
                 lifespan="off",
             )

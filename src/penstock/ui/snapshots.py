@@ -240,10 +240,16 @@ class SnapshotStream:
         self.viewers = 0
         """The number of open event streams."""
 
-    @property
-    def full(self) -> bool:
-        """Whether there is no room for another event stream."""
-        return self.viewers >= MOST_VIEWERS
+    def admit(self) -> bool:
+        """Count another viewer; False if there is no room for one."""
+        if self.viewers >= MOST_VIEWERS:
+            return False
+        self.viewers += 1
+        return True
+
+    def leave(self) -> None:
+        """Count an admitted viewer less."""
+        self.viewers -= 1
 
     def close(self) -> None:
         self._closing.set()
@@ -264,20 +270,16 @@ class SnapshotStream:
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield server-sent events, one snapshot each, until the viewer leaves or the server ends."""
-        self.viewers += 1
-        try:
-            yield b"retry: 2000\n\n"
-            while not self._closing.is_set():
-                began = time.monotonic()
-                taken = await self.newest()
-                yield b"event: snapshot\ndata: " + taken.text + b"\n\n"
-                while (left := self._every - (time.monotonic() - began)) > 0 and not self._closing.is_set():
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(self._closing.wait(), min(left, HEARTBEAT_SECONDS))
-                    if left > HEARTBEAT_SECONDS:
-                        yield b": still there\n\n"
-        finally:
-            self.viewers -= 1
+        yield b"retry: 2000\n\n"
+        while not self._closing.is_set():
+            began = time.monotonic()
+            taken = await self.newest()
+            yield b"event: snapshot\ndata: " + taken.text + b"\n\n"
+            while (left := self._every - (time.monotonic() - began)) > 0 and not self._closing.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), min(left, HEARTBEAT_SECONDS))
+                if left > HEARTBEAT_SECONDS:
+                    yield b": still there\n\n"
 
 
 def _in_thread(work: Callable[[], T]) -> asyncio.Future[T]:

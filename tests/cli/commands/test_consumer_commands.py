@@ -133,9 +133,13 @@ def test_long_names_that_others_have_written_are_cut(filled: Penstock, store_url
         filled("consumer", "create", name)
         filled("consumer", "register", name, "q")
     with connect(store_url) as store:
-        for table, column in (("consumer", "name"), ("registration", "app_id"), ("queue", "name")):
+        for table, column, size in (
+            ("consumer", "name", 200_000),
+            ("registration", "app_id", 4000),
+            ("queue", "name", 200_000),
+        ):
             where = "where name = 'n'" if table == "consumer" else ""
-            long = f"'n' || {long_text(store.database, 200_000)}"
+            long = f"'n' || {long_text(store.database, size)}"
             run_sql(store.database, f"update penstock.{table} set {column} = {long} {where}")
     listed = filled("consumer", "list")
     assert len(listed.out) < 5000

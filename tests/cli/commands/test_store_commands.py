@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -56,6 +58,7 @@ def test_clean_up_reports_how_much_it_dropped(penstock: Penstock) -> None:
     assert penstock("store", "clean-up", "--older-than", "6h", "--json").json == {
         "dropped_segments": 0,
         "older_than_seconds": 21600.0,
+        "deleted_objects": 0,
     }
     assert "dropped 0 segments staged more than 1 d ago" in penstock("store", "clean-up").out
     assert "is a duration such as" in penstock("store", "clean-up", "--older-than", "soon", code=1).err
@@ -117,3 +120,39 @@ def test_the_url_option_may_precede_or_follow_the_command_and_overrides_the_envi
     run_penstock("store", "init", "--url", f"sqlite:///{tmp_path}/behind.db")
     run_penstock("store", "init")
     assert {path.name for path in tmp_path.glob("*.db")} == {"before.db", "behind.db", "environment.db"}
+
+
+def test_check_compares_objects_with_the_store(penstock: Penstock, store_url: str, tmp_path: Path) -> None:
+    assert penstock("store", "check", "--json").json == {"queues": []}
+    folder = tmp_path / "rows"
+    created = penstock("queue", "create", "q", "--schema", "data binary", "--payloads", str(folder)).out
+    assert "created queue 'q'" in created
+    with connect(store_url) as store:
+        store.queue("q").append([{"data": os.urandom(100_000)}])
+        store.queue("q").append([{"data": os.urandom(100_000)}])
+    first, second = sorted(folder.glob("*/*/*.segments"))
+    (found,) = penstock("store", "check", "--json").json["queues"]
+    assert (found["queue"], found["objects"], found["missing"]) == ("q", 2, [])
+    first.unlink()
+    second.write_bytes(b"")
+    (found,) = penstock("store", "check", "--json", code=1).json["queues"]
+    assert found["missing"] == [str(first.relative_to(folder))]
+    assert found["damaged"] == [str(second.relative_to(folder))]
+    text = penstock("store", "check", code=1).out
+    assert str(first.relative_to(folder)) in text
+
+
+def test_clean_up_deletes_old_objects_without_rows(
+    penstock: Penstock, store_url: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "rows"
+    with connect(store_url) as store:
+        number = store.create_queue("q", _schema(), payloads=folder).record.queue_id
+        orphan = folder / store.uuid / str(number) / f"{'0' * 32}.segments"
+    orphan.parent.mkdir(parents=True)
+    orphan.write_bytes(b"of a dead process")
+    assert penstock("store", "clean-up", "--json").json["deleted_objects"] == 0
+    then = time.time() - 2 * 86_400
+    os.utime(orphan, (then, then))
+    assert "deleted 1 object without rows" in penstock("store", "clean-up").out
+    assert not orphan.exists()

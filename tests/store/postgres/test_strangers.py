@@ -107,15 +107,48 @@ def test_a_strangers_table_in_a_shared_schema_is_refused(database: str, as_role:
     refused(as_role("app", f"schema={schema}"), "stranger")
 
 
-def test_roles_that_the_user_is_a_member_of_are_trusted(database: str, as_role: As, schema: str) -> None:
+def test_roles_without_login_that_the_user_is_a_member_of_are_trusted(
+    database: str, as_role: As, schema: str
+) -> None:
+    """Somebody who logs in as the other role would get the rights of this one."""
     penstock.connect(as_role("friend", f"schema={schema}")).close()
     name = urlsplit(database).path[1:]
-    run(database, f"grant {name}_friend to {name}_app")
+    run(database, f"grant {name}_friend to {name}_app; alter role {name}_friend nologin")
     try:
         penstock.connect(as_role("app", f"schema={schema}"), create=False).close()
+        run(database, f"alter role {name}_friend login")
+        refused(as_role("app", f"schema={schema}"), "friend")
+        run(database, f"alter role {name}_friend nologin; revoke {name}_friend from {name}_app")
+        refused(as_role("app", f"schema={schema}"), "friend")
     finally:
-        run(database, f"revoke {name}_friend from {name}_app")
-    refused(as_role("app", f"schema={schema}"), "friend")
+        run(database, f"alter role {name}_friend login; revoke {name}_friend from {name}_app")
+
+
+@pytest.mark.parametrize("how", ["partition", "partition of a partition", "child"])
+def test_a_strangers_partition_of_a_table_is_refused(
+    shared: SharedDatabase, store: penstock.Store, schema: str, how: str
+) -> None:
+    """Its triggers run with the rights of whoever writes to the table."""
+    theirs = f"part_{uuid.uuid4().hex[:8]}"
+    if how == "child":
+        made = "create table {0}.sums (id bigint); create table {0}.{1} () inherits ({0}.sums)"
+    elif how == "partition":
+        made = (
+            "create table {0}.sums (id bigint) partition by range (id); "
+            "create table {0}.{1} partition of {0}.sums default"
+        )
+    else:
+        made = (
+            "create table {0}.sums (id bigint) partition by range (id); "
+            "create table {0}.middle partition of {0}.sums default partition by range (id); "
+            "create table {0}.{1} partition of {0}.middle default"
+        )
+    shared.run(made.format(schema, theirs), role="app")
+    with store.database.transaction() as tx:
+        tx.hold(schema, "sums")
+    shared.run(f"alter table {schema}.{theirs} owner to {shared.role('stranger')}")
+    with pytest.raises(StoreUnsafeError, match=theirs), store.database.transaction() as tx:
+        tx.hold(schema, "sums")
 
 
 def test_a_store_is_not_written_through_a_connection_whose_role_does_not_trust_its_owner(

@@ -362,3 +362,70 @@ def test_a_file_that_another_user_creates_in_a_race_is_refused(
     with pytest.raises(StoreUnsafeError) as caught:
         penstock.connect(f"sqlite:///{file}")
     assert caught.value.condition == "STORE_UNSAFE.FILE_OWNER"
+
+
+@pytest.mark.parametrize("suffix", ["-lock", "-shm"])
+def test_a_link_that_takes_a_files_place_while_it_is_checked_is_not_followed(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    victim, beside = tmp_path / "victim", Path(f"{made}{suffix}")
+    victim.write_text("private")
+    victim.chmod(0o600)
+    beside.touch()
+    made.chmod(0o660)
+    check = files.StoreFiles._require_own
+
+    def exchanged(self: files.StoreFiles, path: str, status: os.stat_result) -> None:
+        check(self, path, status)
+        if path == str(beside):
+            beside.unlink()
+            beside.symlink_to(victim)
+
+    monkeypatch.setattr(files.StoreFiles, "_require_own", exchanged)
+    files.StoreFiles(str(made), 0o660, trusting=True)._check_file(str(beside))
+    assert stat.S_IMODE(victim.stat().st_mode) == 0o600
+    assert beside.is_symlink()
+
+
+def test_a_link_that_takes_a_folders_place_while_it_is_checked_is_not_followed(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, folder = tmp_path / "victim", Path(f"{made}-owners")
+    victim.mkdir(0o700)
+    made.chmod(0o660)
+    check = files.StoreFiles._require_own
+
+    def exchanged(self: files.StoreFiles, path: str, status: os.stat_result) -> None:
+        check(self, path, status)
+        folder.rmdir()
+        folder.symlink_to(victim)
+
+    monkeypatch.setattr(files.StoreFiles, "_require_own", exchanged)
+    for found in folder.glob("*"):
+        found.unlink()
+    files.StoreFiles(str(made), 0o660, trusting=True).make_folder(str(folder))
+    assert stat.S_IMODE(victim.stat().st_mode) == 0o700
+
+
+def test_the_mode_of_a_file_with_another_name_is_left_alone(made: Path, tmp_path: Path) -> None:
+    victim, lock = tmp_path / "victim", Path(f"{made}-lock")
+    victim.write_text("private")
+    victim.chmod(0o600)
+    lock.unlink(missing_ok=True)
+    os.link(victim, lock)
+    made.chmod(0o660)
+    with penstock.connect(f"sqlite:///{made}?mode=0660&trust=folder", create=False) as store:
+        store.queue("q").append([{"n": 1}])
+    assert stat.S_IMODE(victim.stat().st_mode) == 0o600
+
+
+def test_looking_at_a_file_does_not_release_its_locks(made: Path) -> None:
+    with penstock.connect(f"sqlite:///{made}") as store:
+        queue = store.queue("q")
+        with store.database.transaction():
+            files.StoreFiles(str(made)).check(str(made))
+            other = sqlite3.connect(made, timeout=0)
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                other.execute("begin immediate")
+            other.close()
+        queue.append([{"n": 1}])

@@ -89,6 +89,10 @@ def create(
     retention_rows: KeepRows = None,
     retention_age: KeepAge = None,
     retention_bytes: KeepBytes = None,
+    payloads: Annotated[
+        str | None,
+        option("--payloads", "URL", "Where to keep large appends: s3://bucket/prefix, a folder."),
+    ] = None,
 ) -> None:
     """Create a queue. The schema comes from one of --schema, --schema-file and --like.
 
@@ -100,7 +104,9 @@ def create(
     columns = choose_schema(schema, schema_file, like)
     retention = make_retention(retention_rows, retention_age, retention_bytes)
     with run.connect() as store:
-        queue = store.create_queue(name, columns, partitions=partitions, key=listed(key), retention=retention)
+        queue = store.create_queue(
+            name, columns, partitions=partitions, key=listed(key), retention=retention, payloads=payloads
+        )
         created = queue.info()
     holds = f"{counted(partitions, 'partition')} and {counted(len(columns), 'column')}"
     text = f"created queue {name!r} with {holds}"

@@ -12,6 +12,8 @@ from penstock.cli.output import Section
 from penstock.cli.units import age_text, count_text, counted, parse_age, size_text
 from penstock.errors import StoreNotFoundError
 
+_MOST_NAMES = 10
+
 group = typer.Typer(help="Create a store, look at it, clean it up.", no_args_is_help=True)
 
 
@@ -60,10 +62,56 @@ def clean_up(
     older_than: Annotated[
         str, option("--older-than", "AGE", "How long ago it was staged: 1d, 12h, 30min.")
     ] = "1d",
+    take_over: Annotated[
+        bool,
+        typer.Option("--take-over", help="Delete objects even if a copy of the store has done so since."),
+    ] = False,
 ) -> None:
-    """Drop rows that tasks of dead queries have staged and that nobody will commit."""
+    """Drop rows that tasks of dead queries have staged and that nobody will commit, and old objects without
+    rows.
+    """
     age = parse_age(older_than, "--older-than")
     with run.connect() as store:
         dropped = store.clean_up(age)
+        deleted = store.clean_up_objects(take_over=take_over)
     text = f"dropped {counted(dropped, 'segment')} staged more than {age_text(age)} ago"
-    run.output.done(text, {"dropped_segments": dropped, "older_than_seconds": age.total_seconds()})
+    if deleted:
+        text += f", and deleted {counted(deleted, 'object')} without rows"
+    data = {
+        "dropped_segments": dropped,
+        "older_than_seconds": age.total_seconds(),
+        "deleted_objects": deleted,
+    }
+    run.output.done(text, data)
+
+
+@command(group, "check", "penstock store check", "penstock store check --json")
+def check(run: Run) -> None:
+    """Compare the objects of queues with --payloads with the store; exit with 1 if one is missing or
+    damaged.
+    """
+    with run.connect() as store:
+        checked = store.check_objects()
+    sections = [
+        Section(
+            f"queue {each.queue}" if each.queue is not None else "a dropped queue",
+            [
+                ("location", each.location),
+                ("objects", f"{count_text(each.objects)}, {size_text(each.bytes)}"),
+                ("missing", _names(each.missing)),
+                ("damaged", _names(each.damaged)),
+                ("without rows", count_text(each.unused)),
+                ("orphaned", f"{count_text(each.orphans)}, {size_text(each.orphan_bytes)}"),
+            ],
+        )
+        for each in checked
+    ]
+    run.output.describe({"queues": [asdict(each) for each in checked]}, sections)
+    if any(each.missing or each.damaged for each in checked):
+        raise typer.Exit(1)
+
+
+def _names(objects: list[str]) -> str:
+    if len(objects) <= _MOST_NAMES:
+        return ", ".join(objects) or "none"
+    return f"{', '.join(objects[:_MOST_NAMES])} and {counted(len(objects) - _MOST_NAMES, 'other')}"

@@ -71,6 +71,9 @@ class DeltaFeed:
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     overwrites: bool = False
 
+    def __repr__(self) -> str:
+        return f"DeltaFeed({self.name!r}, row_id={self.row_id!r}, overwrites={self.overwrites!r})"
+
     def __post_init__(self) -> None:
         require("storage_options", self.storage_options, Mapping, "a mapping, as deltalake takes it")
         require("overwrites", self.overwrites, bool, "True or False")

@@ -17,7 +17,8 @@ from penstock.errors import DataLostError, FeedUnavailableError
 from penstock.feeds.file_commits import DataFile
 from penstock.json_text import Json, parse_json, parse_json_object
 from penstock.lake.parquet import readable
-from penstock.lake.storage import Storage, in_parallel, not_a_table
+from penstock.lake.storage import Storage, not_a_table
+from penstock.parallel import in_parallel
 
 _ROWS = re.compile(r'"numRecords"\s*:\s*(\d+)')
 _COMMIT = re.compile(r"(\d{20})\.json")

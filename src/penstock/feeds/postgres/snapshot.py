@@ -22,6 +22,7 @@ from penstock.feeds.postgres.pgoutput import INSERT, NEW, NULL, TEXT, Relation
 from penstock.feeds.postgres.server import Connection, Row, Server, Session, SlotInUse, quoted, run
 from penstock.feeds.postgres.slot import FAILOVER_SINCE, OpenTransaction, Slot
 from penstock.json_text import Json
+from penstock.store.postgres.connection import CREATED_MEANWHILE
 from penstock.store.postgres.trusted_owners import find_foreign_owner
 from penstock.store.statements import bind
 
@@ -29,6 +30,7 @@ log = logging.getLogger("penstock.feeds")
 _SYNTAX_15 = 150_000
 _SLOTS = "slots"
 _LOCK_WAIT = 60.0
+_TRIES = 5
 """Seconds to wait for another process that creates, drops or reads the snapshot."""
 
 
@@ -134,13 +136,13 @@ class Snapshots:
                 return
             half_done = self._slot.find() is not None
             with self._server.translating():
+                if row is None:
+                    self._create_schema(connection)
                 # A table that is copied may be locked for as long as its users like.
                 run(connection, "limit_waiting", wait="0")
                 if half_done:
                     run(connection, "drop_slot", slot=self._slot.name)
-                if row is None:
-                    self._create_schema(connection)
-                else:
+                if row is not None:
                     _drop(connection, row.tables)
                 run(connection, "begin_snapshot", slot=self._slot.name)
                 self._copy_all(connection, tables, check)
@@ -215,14 +217,20 @@ class Snapshots:
             ) from error
 
     def _create_schema(self, connection: Connection) -> None:
-        with connection.transaction():
-            # Two queries with different slots may start at the same moment.
-            run(connection, "lock_schema")
-            run(connection, "create_schema")
-            self._require_trusted_owner(connection)
-            run(connection, "create_slots")
-            # Somebody else may have created the table meanwhile.
-            self._require_trusted_owner(connection)
+        for left in reversed(range(_TRIES)):
+            try:
+                with connection.transaction():
+                    run(connection, "create_schema")
+                    self._require_trusted_owner(connection)
+                    run(connection, "create_slots")
+                    # Somebody else may have created the table meanwhile.
+                    self._require_trusted_owner(connection)
+                return
+            except Exception as error:
+                # Two queries with different slots may start at the same moment. A lock against that could be
+                # held by anybody who may connect.
+                if not left or getattr(error, "sqlstate", None) not in CREATED_MEANWHILE:
+                    raise
 
     def _require_trusted_owner(self, connection: Connection, *copies: str) -> None:
         """Refuse the schema, its table of slots or some copies if they are another role's."""

@@ -325,9 +325,6 @@ SELECT count(*) > 0 AS exists,
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE n.nspname = 'penstock_snapshots' AND c.relname = 'slots';
 
--- name: lock_schema
-SELECT pg_advisory_xact_lock(hashtextextended('penstock_snapshots', 0));
-
 -- name: create_schema
 CREATE SCHEMA IF NOT EXISTS penstock_snapshots;
 

@@ -20,7 +20,8 @@ import pyarrow as pa
 from penstock.errors import StoreError
 from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.decode import decode_together, unreadable
-from penstock.store.log.partition_log import MERGE_FAN_IN, PAGE_SEGMENTS, store_payloads
+from penstock.store.log.partition_log import MERGE_FAN_IN, PAGE_SEGMENTS
+from penstock.store.log.payloads import put_away, store_payloads, with_payloads
 from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, SEGMENT_ROWS, Part, Runs, Segment
 from penstock.store.records.catalog import QueueRecord, lock_partition, reread
 
@@ -168,6 +169,7 @@ def _replace(
     ]
     segment, runs = Segment(partition, batch), Runs.concat(parts).to_buffer()
     _ = segment.payload  # compressed before anything is locked
+    put_away(database, queue, [segment])
     return database.run(lambda tx: _exchange(tx, queue, rows, segment, runs), idempotent=True)
 
 
@@ -189,7 +191,8 @@ def payloads(
         # Columns added since the queue was looked up would be lost.
         return reread(tx, queue) if rows else queue, rows
 
-    return database.run(work, write=False)
+    queue, rows = database.run(work, write=False)
+    return queue, with_payloads(database, queue, partition, rows)
 
 
 def _identity(row: Row) -> tuple[int, ...]:

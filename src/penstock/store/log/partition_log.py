@@ -11,17 +11,16 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from penstock.errors import DataLostError, StoreError
+from penstock.parallel import ahead
 from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.decode import Decoder, unreadable
+from penstock.store.log.payloads import allocate_payloads, put_away, store_payloads, with_payloads
 from penstock.store.log.segmenting import Runs, Segment
 from penstock.store.records.catalog import QueueRecord, dropped, grown
 
-BLOCK = 4096
 PAGE_SEGMENTS = 1024
 PAGE_BYTES = 8 << 20
 MERGE_FAN_IN = 64
-MESSAGE_BYTES = 1 << 20
-"""Payloads are sent in messages of about this size."""
 
 
 @dataclass(frozen=True)
@@ -72,40 +71,9 @@ class Stored(NamedTuple):
     payload_id: int
 
 
-def allocate_payloads(tx: Transaction, count: int) -> list[int]:
-    """Ids for ``count`` payloads, ascending; later calls return higher ones."""
-    ids: list[int] = []
-    while len(ids) < count:
-        first = tx.one("allocate_block").block * BLOCK
-        ids.extend(range(first, first + min(BLOCK, count - len(ids))))
-    return ids
-
-
-def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer | None = None) -> list[int]:
-    """Store the payloads of segments, a few in a message; return their ids.
-
-    ``runs`` may be given only with one segment, which is compacted.
-    """
-    ids = allocate_payloads(tx, len(segments))
-    first = size = 0
-    data: list[memoryview] = []
-    for place, segment in enumerate(segments, 1):
-        data.append(memoryview(segment.payload))
-        size += data[-1].nbytes
-        if size >= MESSAGE_BYTES or place == len(segments):
-            widths = [each.width for each in segments[first:place]]
-            message: dict[str, Sequence[object]] = {
-                "payload_id": ids[first:place],
-                "data": data,
-                "width": widths,
-            }
-            tx.many("insert_payload", message, runs=runs and memoryview(runs))
-            first, size, data = place, 0, []
-    return ids
-
-
 def append_repeatably(database: Database, queue: QueueRecord, segments: Sequence[Segment]) -> Appended:
     """Append segments in a transaction of their own, more than once if its outcome is unknown."""
+    put_away(database, queue, segments)
     # A single statement is committed before its result is checked for keys.
     single = _is_one(database.dialect, segments) and not queue.key
     return database.run(lambda tx: append(tx, queue, segments), single=single, idempotent=True)
@@ -113,7 +81,7 @@ def append_repeatably(database: Database, queue: QueueRecord, segments: Sequence
 
 def _is_one(dialect: str, segments: Sequence[Segment]) -> bool:
     """Whether segments are appended with one statement."""
-    return len(segments) == 1 and dialect == "postgres"
+    return len(segments) == 1 and dialect == "postgres" and segments[0].stored is None
 
 
 def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> Appended:
@@ -271,7 +239,37 @@ def read(
     resume after rows that were trimmed. ``with_runs`` asks for each row's time, which costs a little for
     compacted segments.
     """
-    position, decoder = start, Decoder(queue, columns)
+    decoder = Decoder(queue, columns)
+    pages = _pages(database, queue, partition, start, end, page_bytes, on_lost, with_runs)
+    # Object storage takes long to answer: the next page is fetched while this one is decoded.
+    for position, rows in pages if queue.payloads is None else ahead(pages):
+        yield from _decoded(queue, partition, rows, decoder, position, end)
+
+
+def _decoded(
+    queue: QueueRecord, partition: int, rows: Sequence[Row], decoder: Decoder, position: int, end: int
+) -> Iterator[Chunk]:
+    """Yield the rows [position, end) of a page."""
+    for row in rows:
+        if row.start_index > position:
+            raise segment_missing(queue, partition, position, row.start_index)
+        for chunk in _chunks(queue, partition, row, decoder, position, end, ends_page=row is rows[-1]):
+            position = chunk.end
+            yield chunk
+
+
+def _pages(
+    database: Database,
+    queue: QueueRecord,
+    partition: int,
+    start: int,
+    end: int,
+    page_bytes: int,
+    on_lost: str,
+    with_runs: bool,
+) -> Iterator[tuple[int, list[Row]]]:
+    """Yield the pages of a range: the first row index that is wanted of it, and its segments."""
+    position = start
     while position < end:
         first, rows = _page(database, queue, partition, position, end, page_bytes, with_runs)
         if first > position:
@@ -285,12 +283,8 @@ def read(
                 f"{end}, past the newest row",
                 condition="STORE_ERROR.PAST_END",
             )
-        for row in rows:
-            if row.start_index > position:
-                raise segment_missing(queue, partition, position, row.start_index)
-            for chunk in _chunks(queue, partition, row, decoder, position, end, ends_page=row is rows[-1]):
-                position = chunk.end
-                yield chunk
+        yield position, rows
+        position = rows[-1].end_index
 
 
 def segment_missing(queue: QueueRecord, partition: int, start: int, end: int) -> StoreError:
@@ -343,7 +337,8 @@ def _page(
         return record.first_index, page(tx)
 
     rows = database.run(page, write=False, single=True)
-    return (rows[0].first_index, rows) if rows else database.run(without_rows, write=False)
+    first, rows = (rows[0].first_index, rows) if rows else database.run(without_rows, write=False)
+    return first, with_payloads(database, queue, partition, rows)
 
 
 def segments_from(tx: Transaction, queue: QueueRecord, partition: int, start: int) -> Iterator[Row]:

@@ -18,6 +18,7 @@ from penstock.arrow.segments import (
     values_without_bytes,
 )
 from penstock.errors import InvalidInputError, StoreError
+from penstock.objects.bundle import Place
 
 _SCHEMA = pa.schema([("end", pa.int64()), ("append", pa.int64()), ("timestamp", pa.int64())])
 
@@ -154,6 +155,26 @@ _MAX_ROW = MAX_UNPACKED - (1 << 20)
 """Less than a reader unpacks, since buffers are padded to whole words."""
 
 
+@dataclass(frozen=True)
+class NewObject:
+    """An object that has been written, and that a transaction is to enter."""
+
+    object_id: int
+    suffix: int
+    queue_id: int
+    size: int
+    begun_at: int
+    """Microseconds since 1970, by the database's clock, before it was written."""
+
+
+@dataclass(frozen=True)
+class InObject:
+    """Where a payload is."""
+
+    object: NewObject
+    place: Place
+
+
 class Segment:
     """Consecutive rows of one partition that are about to be stored."""
 
@@ -161,6 +182,8 @@ class Segment:
         self.partition = partition
         self.rows = int(batch.num_rows)
         self.width = int(batch.num_columns)
+        self.stored: InObject | None = None
+        """Where the rows are, if they have been written to object storage."""
         self._batch: pa.RecordBatch | None = batch
         self._payload: pa.Buffer | None = None
 
@@ -177,7 +200,21 @@ class Segment:
 
     @property
     def bytes(self) -> int:
-        return int(self.payload.size)
+        return int(self.payload.size) if self.stored is None else self.stored.place.length
+
+    @classmethod
+    def written(
+        cls, partition: int, rows: int, width: int, payload: pa.Buffer | None, stored: InObject | None
+    ) -> Segment:
+        """Return a segment that another process has encoded: its rows, or where they are."""
+        segment = cls.__new__(cls)
+        segment.partition, segment.rows, segment.width, segment.stored = partition, rows, width, stored
+        segment._batch, segment._payload = None, payload
+        return segment
+
+    def put_away(self, stored: InObject) -> None:
+        """Release the memory of rows that have been written to object storage."""
+        self.stored, self._payload = stored, None
 
 
 def to_segments(

@@ -42,6 +42,8 @@ _LOGIN_REFUSED = (
 )
 _ROLE_MISSING = re.compile(r'FATAL:\s+role "[^"]*" does not exist')
 _DATABASE_MISSING = re.compile(r'FATAL:\s+database "[^"]*" does not exist')
+CREATED_MEANWHILE = ("23505", "42710", "42P06", "42P07")
+"""The SQLSTATEs of a schema, table, type or index that another program created at the same time."""
 # A connection that broke, one that was idle in a transaction for too long, a conflict with another
 # transaction, too many connections, a server that is shutting down or starting.
 _UNAVAILABLE = ("08", "25P03", "25P04", "40", "53300", "57P")

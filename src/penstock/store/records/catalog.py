@@ -13,8 +13,15 @@ import pyarrow as pa
 
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import schema_from_bytes, schema_to_bytes
-from penstock.errors import AlreadyExistsError, CommitRefusedError, QueueNotFoundError, StoreError
+from penstock.errors import (
+    AlreadyExistsError,
+    CommitRefusedError,
+    InvalidUrlError,
+    QueueNotFoundError,
+    StoreError,
+)
 from penstock.json_text import parse_record, require_numbered, unreadable_record
+from penstock.objects.location import parse_location
 from penstock.store.database import Row, Transaction
 
 QUEUE_SINK = "queue:"
@@ -48,6 +55,8 @@ class QueueRecord:
     """The contract of a change feed, as JSON. Such a queue is written in whole commits only."""
     added_bytes: bytes | None = None
     """The columns that were added after the first ones."""
+    payloads: str | None = None
+    """Where its large payloads are: the URL of a location, or None for the database."""
 
     @property
     def generation(self) -> int:
@@ -117,6 +126,7 @@ def _record(row: Row) -> QueueRecord:
         created_at=row.created_at,
         contract=row.contract,
         added_bytes=None if row.added_columns is None else bytes(row.added_columns),
+        payloads=_payloads(row),
     )
 
 
@@ -133,6 +143,15 @@ def _partitions(row: Row) -> int:
         reason = ValueError(f"it is {row.partitions}, and a queue has 1 to {MAX_PARTITIONS}")
         raise unreadable_record(f"the number of partitions of queue {row.name!r}", reason)
     return int(row.partitions)
+
+
+def _payloads(row: Row) -> str | None:
+    if row.payloads is None:
+        return None
+    try:
+        return parse_location(row.payloads)
+    except InvalidUrlError as error:
+        raise unreadable_record(f"the location of the payloads of queue {row.name!r}", error) from error
 
 
 def _key(row: Row) -> tuple[str, ...]:
@@ -152,6 +171,7 @@ def create_queue(
     key: Sequence[str],
     retention: RetentionLimits,
     contract: str | None = None,
+    payloads: str | None = None,
 ) -> QueueRecord:
     row = tx.one(
         "insert_queue",
@@ -161,6 +181,7 @@ def create_queue(
         key_columns=json.dumps(list(key)),
         partitions=partitions,
         contract=contract,
+        payloads=payloads,
         now=tx.now(),
         **_retention(retention),
     )
@@ -170,6 +191,8 @@ def create_queue(
             queue=name,
         )
     _insert_partitions(tx, row.queue_id, 0, partitions)
+    if payloads is not None:
+        tx.run("insert_location", payloads=payloads, now=tx.now())
     return find_queue(tx, name)
 
 
@@ -325,6 +348,7 @@ def drop_queue(tx: Transaction, queue: QueueRecord) -> None:
     staged = tx.all("delete_queue_staged", queue_id=queue.queue_id)
     tx.many("delete_payload", {"payload_id": sorted(row.payload_id for row in staged)})
     lock_partitions(tx, queue)
+    tx.run("keep_dropped_payloads", queue_id=queue.queue_id, now=tx.now())
     for statement in ("delete_queue_payloads", "delete_queue_segments", "delete_queue"):
         tx.run(statement, queue_id=queue.queue_id)
     tx.run("delete_sink_ledger", sink=queue_sink(queue))

@@ -1,7 +1,7 @@
 -- Statements that both databases understand. `penstock.` stands for the store's schema, `:name` for a parameter.
 
 -- name: read_store
-select uuid, version from penstock.store;
+select uuid, version, payloads from penstock.store;
 
 -- name: insert_store
 insert into penstock.store (uuid, version, created_at) values (:uuid, :version, :now);
@@ -10,11 +10,16 @@ insert into penstock.store (uuid, version, created_at) values (:uuid, :version, 
 
 -- name: insert_queue
 insert into penstock.queue
-    (queue_id, name, schema, key_columns, partitions, retention_rows, retention_age, retention_bytes, contract, created_at)
+    (queue_id, name, schema, key_columns, partitions, retention_rows, retention_age, retention_bytes, contract, payloads,
+     created_at)
 values
-    (:queue_id, :name, :schema, :key_columns, :partitions, :retention_rows, :retention_age, :retention_bytes, :contract, :now)
+    (:queue_id, :name, :schema, :key_columns, :partitions, :retention_rows, :retention_age, :retention_bytes, :contract, :payloads,
+     :now)
 on conflict (name) do nothing
 returning queue_id;
+
+-- name: set_store_payloads
+update penstock.store set payloads = :payloads;
 
 -- name: find_queue
 select * from penstock.queue where name = :name;
@@ -32,7 +37,7 @@ select
     q.queue_id, substr(q.name, 1, 300) as name, case when length(q.schema) <= 4096 then q.schema end as schema,
     case when length(q.added_columns) <= 4096 then q.added_columns end as added_columns,
     substr(q.key_columns, 1, 4000) as key_columns, q.partitions, q.retention_rows, q.retention_age, q.retention_bytes,
-    cast(null as text) as contract, q.created_at,
+    cast(null as text) as contract, substr(q.payloads, 1, 1100) as payloads, q.created_at,
     (select count(*) from penstock.partition as p where p.queue_id = q.queue_id) as partition_rows,
     (select count(*) from penstock.registration as r where r.queue_id = q.queue_id) as registrations,
     (select count(*) from penstock.queue as a) as total
@@ -73,6 +78,10 @@ delete from penstock.segment where queue_id = :queue_id;
 -- name: delete_queue_staged
 delete from penstock.staged where queue_id = :queue_id
 returning payload_id;
+
+-- name: keep_dropped_payloads
+insert into penstock.dropped_payloads (queue_id, payloads, dropped_at)
+select queue_id, payloads, :now from penstock.queue where queue_id = :queue_id and payloads is not null;
 
 -- name: delete_queue
 delete from penstock.queue where queue_id = :queue_id;
@@ -124,6 +133,10 @@ order by partition;
 
 -- name: insert_payload
 insert into penstock.payload (payload_id, runs, data, width) values (:payload_id, :runs, :data, :width);
+
+-- name: insert_payload_in_object
+insert into penstock.payload (payload_id, runs, width, object_id, start_byte, length, checksum)
+values (:payload_id, :runs, :width, :object_id, :start_byte, :length, :checksum);
 
 -- name: insert_segment
 insert into penstock.segment
@@ -231,6 +244,64 @@ delete from penstock.payload where payload_id = :payload_id;
 update penstock.partition set bytes = bytes + :bytes, segments = segments + :segments
 where queue_id = :queue_id and partition = :partition;
 
+-- objects
+
+-- name: queues_with_objects
+select queue_id, payloads, name, 0 as dropped from penstock.queue where payloads is not null
+union all
+select queue_id, payloads, cast(null as text), 1 from penstock.dropped_payloads
+order by queue_id;
+
+-- name: insert_location
+insert into penstock.location (payloads, cleaned_at) values (:payloads, :now) on conflict (payloads) do nothing;
+
+-- name: begin_cleaning
+update penstock.location set next_token = :next_token, cleaned_at = :now
+where payloads = :payloads and cleaned_at <= :before;
+
+-- name: read_location
+select token, next_token, cleaned_at from penstock.location where payloads = :payloads;
+
+-- name: end_cleaning
+update penstock.location set token = next_token, next_token = null
+where payloads = :payloads and next_token = :next_token;
+
+-- name: mark_unused
+update penstock.object set unused_at = :now
+where object_id in (
+    select o.object_id from penstock.object as o
+    where o.queue_id = :queue_id and o.unused_at is null
+        and not exists (select 1 from penstock.payload as p where p.object_id = o.object_id)
+    limit :most
+);
+
+-- name: mark_used
+update penstock.object set unused_at = null
+where object_id in (
+    select o.object_id from penstock.object as o
+    where o.queue_id = :queue_id and o.unused_at is not null
+        and exists (select 1 from penstock.payload as p where p.object_id = o.object_id)
+);
+
+-- name: delete_unused
+delete from penstock.object
+where object_id in (
+    select o.object_id from penstock.object as o
+    where o.queue_id = :queue_id and o.unused_at <= :before
+        and not exists (select 1 from penstock.payload as p where p.object_id = o.object_id)
+    limit :most
+)
+returning object_id, suffix, size;
+
+-- name: list_objects
+select object_id, suffix, size, unused_at from penstock.object
+where queue_id = :queue_id and object_id > :after order by object_id limit :most;
+
+-- name: forget_dropped_payloads
+delete from penstock.dropped_payloads
+where queue_id = :queue_id and dropped_at <= :before
+    and not exists (select 1 from penstock.object as o where o.queue_id = :queue_id);
+
 -- staging
 
 -- name: find_staged
@@ -290,16 +361,17 @@ join penstock.consumer as c on c.consumer_id = r.consumer_id
 join penstock.queue as q on q.queue_id = r.queue_id
 where c.name = :consumer and q.name = :queue;
 
--- Longer plans than Penstock writes, which others may have written, are not read.
+-- Without their plans, which may be long.
 -- name: list_registrations
 select
-    r.consumer_id, r.queue_id, r.vital, r.generation, r.epoch, r.owner, r.app_id, r.plan_epoch,
-    case when length(r.plan) <= 4194304 then r.plan end as plan, r.draining, c.name as consumer, q.name as queue
+    r.consumer_id, r.queue_id, r.vital, r.generation, r.epoch, r.owner, r.app_id, r.plan_epoch, cast(null as text) as plan,
+    r.draining, c.name as consumer, q.name as queue
 from penstock.registration as r
 join penstock.consumer as c on c.consumer_id = r.consumer_id
 join penstock.queue as q on q.queue_id = r.queue_id
 order by c.name, q.name;
 
+-- Longer plans than Penstock writes, which others may have written, are not read.
 -- name: registrations_of_queue
 select
     r.consumer_id, r.queue_id, r.vital, r.generation, r.epoch, r.owner, r.app_id, r.plan_epoch,

@@ -9,27 +9,34 @@ where n.nspname = :schema and c.relname = 'store';
 -- name: schema_exists
 select count(*) as found from pg_namespace where nspname = :schema;
 
--- A role that owns the schema or one of the relations, and is neither this session's own, nor one that it is a member of, nor a
--- superuser, nor the database's owner, nor one of :trusted. Relations that do not exist are passed over.
+-- A role that owns the schema, one of the relations, or a partition or child of one, and is neither this session's own, nor one
+-- without login that it is a member of, nor a superuser, nor the database's owner, nor one of :trusted. Relations that do not exist are
+-- passed over.
 -- name: foreign_owner
 with recursive mine (oid) as (
     select oid from pg_roles where rolname in (current_user, session_user)
     union
     select m.roleid from pg_auth_members as m join mine on m.member = mine.oid
+), used (oid) as (
+    select c.oid
+    from pg_class as c
+    join pg_namespace as n on n.oid = c.relnamespace
+    where n.nspname = :schema and c.relname = any(cast(:relations as text[]))
+    union
+    select i.inhrelid from pg_inherits as i join used on i.inhparent = used.oid
 ), owned (owner, what) as (
     select n.nspowner, null from pg_namespace as n where n.nspname = :schema and cast(:with_schema as boolean)
     union all
     select c.relowner, cast(cast(c.oid as regclass) as text)
     from pg_class as c
-    join pg_namespace as n on n.oid = c.relnamespace
-    where n.nspname = :schema and c.relname = any(cast(:relations as text[]))
+    join used on used.oid = c.oid
 )
 select cast(r.rolname as text) as owner, owned.what, cast(current_user as text) as role
 from owned
 join pg_roles as r on r.oid = owned.owner
 where not r.rolsuper
     and r.rolname <> all(cast(:trusted as text[]))
-    and r.oid not in (select mine.oid from mine)
+    and not (r.oid in (select mine.oid from mine) and (not r.rolcanlogin or r.rolname in (current_user, session_user)))
     and r.oid not in (select datdba from pg_database where datname = current_database())
 order by owned.what nulls first
 limit 1;
@@ -69,10 +76,12 @@ join pg_stat_activity as a on a.pid = ahead.pid
 where cardinality(pg_blocking_pids(a.pid)) = 0
 order by a.pid;
 
--- Who may drop a relation: its owner, and the schema's.
+-- Who may drop a relation: its owner, and the schema's. Longer comments than Penstock writes, which others may have written, are not
+-- read.
 -- name: list_relations
 select
-    c.relname as name, obj_description(c.oid, 'pg_class') as comment,
+    c.relname as name,
+    case when octet_length(obj_description(c.oid, 'pg_class')) <= 65536 then obj_description(c.oid, 'pg_class') end as comment,
     pg_has_role(c.relowner, 'usage') or pg_has_role(n.nspowner, 'usage') as droppable
 from pg_class as c
 join pg_namespace as n on n.oid = c.relnamespace
@@ -194,6 +203,12 @@ returning p.partition, p.next_index, p.last_timestamp, p.segments, p.total, chan
 -- name: insert_payload_all
 insert into penstock.payload (payload_id, data, width)
 select * from unnest(:payload_id::bigint[], :data::bytea[], :width::bigint[]);
+
+-- name: insert_payload_in_object_all
+insert into penstock.payload (payload_id, runs, width, object_id, start_byte, length, checksum)
+select new.payload_id, :runs, new.width, new.object_id, new.start_byte, new.length, new.checksum
+from unnest(:payload_id::bigint[], :width::bigint[], :object_id::bigint[], :start_byte::bigint[], :length::bigint[],
+    :checksum::bigint[]) as new (payload_id, width, object_id, start_byte, length, checksum);
 
 -- name: advance_position_all
 with new as materialized (
@@ -321,17 +336,37 @@ values
     (:app_id, :batch_id, :attempt, :task, :ordinal, :queue_id, :partition, :row_count, :bytes, :payload_id,
      coalesce(:now::bigint, (extract(epoch from clock_timestamp()) * 1000000)::bigint));
 
+-- An append that is repeated enters its objects once more. Returns nothing for another object with the same id.
+-- name: insert_object
+insert into penstock.object as o (object_id, suffix, queue_id, size, created_at)
+values (:object_id, :suffix, :queue_id, :size, coalesce(:now::bigint, (extract(epoch from clock_timestamp()) * 1000000)::bigint))
+on conflict (object_id) do update set created_at = excluded.created_at, unused_at = null
+where o.queue_id = excluded.queue_id and o.suffix = excluded.suffix
+returning object_id, created_at;
+
+-- name: insert_object_all
+insert into penstock.object as o (object_id, suffix, queue_id, size, created_at)
+select
+    new.object_id, new.suffix, :queue_id, new.size,
+    coalesce(:now::bigint, (extract(epoch from clock_timestamp()) * 1000000)::bigint)
+from unnest(:object_id::bigint[], :suffix::bigint[], :size::bigint[]) as new (object_id, suffix, size)
+on conflict (object_id) do update set created_at = excluded.created_at, unused_at = null
+where o.queue_id = excluded.queue_id and o.suffix = excluded.suffix
+returning object_id, created_at;
+
 -- One page of a range: the segments from the one that holds row `start`, while their payloads stay within max_bytes, each
 -- with the partition's first row index. Others may have written the column bytes, so the payloads count, too.
 -- name: read_page
 select
     s.start_index, s.end_index, s.first_append, s.last_append, s.first_timestamp, s.last_timestamp, s.bytes,
-    s.payload_id, s.data, s.width, case when :with_runs = 1 then s.runs end as runs, t.first_index
+    s.payload_id, s.data, s.width, case when :with_runs = 1 then s.runs end as runs, t.first_index,
+    s.object_id, o.suffix, s.start_byte, s.length, s.checksum
 from (
     select
-        claimed.*, p.data, p.width, p.runs,
-        sum(cast(octet_length(p.data) + coalesce(octet_length(p.runs), 0) as bigint)) over (order by claimed.end_index)
-            - octet_length(p.data) - coalesce(octet_length(p.runs), 0) as size_before
+        claimed.*, p.data, p.width, p.runs, p.object_id, p.start_byte, p.length, p.checksum,
+        sum(coalesce(octet_length(p.data), p.length) + coalesce(octet_length(p.runs), 0))
+            over (order by claimed.end_index)
+            - coalesce(octet_length(p.data), p.length) - coalesce(octet_length(p.runs), 0) as size_before
     from (
         select *, sum(bytes) over (order by end_index) - bytes as bytes_before
         from (
@@ -349,6 +384,7 @@ from (
     where claimed.bytes_before < :max_bytes
 ) as s
 join penstock.partition as t on t.queue_id = :queue_id and t.partition = :partition
+left join penstock.object as o on o.object_id = s.object_id
 where s.size_before < :max_bytes
 order by s.end_index;
 

@@ -1,17 +1,20 @@
 -- The PostgreSQL store. Names compare byte by byte, as in SQLite, whatever the database's collation.
--- last_generation is the newest generation of any registration.
+-- last_generation is the newest generation of any registration. payloads is where new queues keep their large payloads, if not in the
+-- database.
 create table penstock.store (
     uuid            text   not null primary key,
     version         bigint not null,
     created_at      bigint not null,
-    last_generation bigint not null default 0
+    last_generation bigint not null default 0,
+    payloads        text
 );
 
 -- A value stands for a block of 4096 payload ids.
 create sequence penstock.payload_block;
 
 -- queue_id is random, so that a queue that is dropped and recreated, or created after its store was restored from a backup,
--- is another one. added_columns are those that came after the queue was created; contract is that of a change feed, as JSON.
+-- is another one. added_columns are those that came after the queue was created; contract is that of a change feed, as JSON;
+-- payloads is where its large payloads are, if not in the database.
 create table penstock.queue (
     queue_id        bigint not null primary key,
     name            text collate "C" not null unique,
@@ -23,6 +26,7 @@ create table penstock.queue (
     retention_age   bigint,
     retention_bytes bigint,
     contract        text,
+    payloads        text,
     created_at      bigint not null
 );
 
@@ -56,15 +60,51 @@ create table penstock.partition (
     check (0 <= bytes and bytes < 4611686018427387904 and 0 <= segments)
 ) with (fillfactor = 50);
 
--- width is the number of the queue's columns that the rows have; runs belong to compacted segments.
+-- width is the number of the queue's columns that the rows have; runs belong to compacted segments. The rows are in data, or in an
+-- object of the queue's: there length bytes from start_byte on, with a CRC-32.
 create table penstock.payload (
     payload_id bigint primary key,
     width      bigint not null,
     runs       bytea,
-    data       bytea  not null
+    data       bytea,
+    object_id  bigint,
+    start_byte bigint,
+    length     bigint,
+    checksum   bigint,
+    check (case when data is null then object_id is not null and start_byte >= 0 and length between 1 and 1073741824 and checksum >= 0
+        else object_id is null end)
 );
 -- Payloads are already compressed.
 alter table penstock.payload alter column data set storage external;
+create index payload_by_object on penstock.payload (object_id) where object_id is not null;
+
+-- Objects with payloads, in the place that their queue has for them. The name there is made from both numbers, which are random.
+-- unused_at is when it was noticed that no payload is in the object any more.
+create table penstock.object (
+    object_id  bigint not null primary key,
+    suffix     bigint not null,
+    queue_id   bigint not null,
+    size       bigint not null,
+    created_at bigint not null,
+    unused_at  bigint
+);
+create index object_by_queue on penstock.object (queue_id, object_id);
+
+-- Where the objects of dropped queues are, until they are deleted.
+create table penstock.dropped_payloads (
+    queue_id   bigint not null primary key,
+    payloads   text   not null,
+    dropped_at bigint not null
+);
+
+-- Who cleans a location up writes a token into an object there. A copy of the store that is older has another one here, and is refused.
+-- next_token is the one that is being written.
+create table penstock.location (
+    payloads   text   not null primary key,
+    token      text,
+    next_token text,
+    cleaned_at bigint not null
+);
 
 create table penstock.segment (
     queue_id        bigint not null,
@@ -103,7 +143,8 @@ create table penstock.staged (
     bytes      bigint not null,
     payload_id bigint not null,
     created_at bigint not null,
-    primary key (app_id, batch_id, attempt, ordinal)
+    primary key (app_id, batch_id, attempt, ordinal),
+    check (octet_length(app_id) <= 4096 and octet_length(attempt) <= 4096)
 );
 
 -- The commits of a change feed; ends is a JSON list of each partition's next index after the commit.
@@ -113,7 +154,8 @@ create table penstock.feed_commit (
     timestamp bigint not null,
     row_count bigint not null,
     ends      text   not null,
-    primary key (queue_id, version)
+    primary key (queue_id, version),
+    check (octet_length(ends) <= 16777216)
 );
 
 create table penstock.consumer (
@@ -134,7 +176,8 @@ create table penstock.registration (
     plan_epoch  bigint,
     plan        text,
     draining    bigint not null default 0,
-    primary key (consumer_id, queue_id)
+    primary key (consumer_id, queue_id),
+    check (octet_length(owner) <= 4096 and octet_length(app_id) <= 4096 and octet_length(plan) <= 16777216)
 );
 create index registration_by_queue on penstock.registration (queue_id);
 
@@ -154,7 +197,8 @@ create table penstock.producer (
     epoch    bigint not null,
     owner    text not null,
     sequence bigint not null,
-    primary key (queue_id, session)
+    primary key (queue_id, session),
+    check (octet_length(session) <= 4096 and octet_length(owner) <= 4096)
 );
 
 -- task is -1 for a whole micro-batch. logged is the offset that the query's checkpoint logs for it, if the checkpoint is
@@ -168,7 +212,8 @@ create table penstock.ledger (
     row_count    bigint not null,
     logged       text,
     committed_at bigint not null,
-    primary key (sink, app_id, batch_id, task)
+    primary key (sink, app_id, batch_id, task),
+    check (octet_length(sink) <= 4096 and octet_length(app_id) <= 4096 and octet_length(ranges) <= 16777216 and octet_length(logged) <= 16777216)
 );
 
 -- How far consumers of other stores have written into this one.
@@ -177,14 +222,16 @@ create table penstock.mark (
     app_id     text collate "C" not null,
     partition  bigint not null,
     next_index bigint not null,
-    primary key (source, partition)
+    primary key (source, partition),
+    check (octet_length(source) <= 8192 and octet_length(app_id) <= 4096)
 );
 
 -- Consumers of other stores that write here. Commits of an older generation are refused; the row lock orders the commits.
 create table penstock.marked_source (
     source     text   not null primary key,
     app_id     text   not null,
-    generation bigint not null
+    generation bigint not null,
+    check (octet_length(source) <= 8192 and octet_length(app_id) <= 4096)
 );
 
 -- Streaming queries as they report themselves, for monitoring from another process.

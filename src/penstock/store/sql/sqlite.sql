@@ -53,15 +53,25 @@ insert into penstock.staged
 values
     (:app_id, :batch_id, :attempt, :task, :ordinal, :queue_id, :partition, :row_count, :bytes, :payload_id, :now);
 
+-- An append that is repeated enters its objects once more. Returns nothing for another object with the same id.
+-- name: insert_object
+insert into penstock.object as o (object_id, suffix, queue_id, size, created_at)
+values (:object_id, :suffix, :queue_id, :size, :now)
+on conflict (object_id) do update set created_at = excluded.created_at, unused_at = null
+where o.queue_id = excluded.queue_id and o.suffix = excluded.suffix
+returning object_id, created_at;
+
 -- One page of a range: the segments from the one that holds row `start`, each with the partition's first row index; the
 -- reader stops at enough bytes.
 -- name: read_page
 select
     s.start_index, s.end_index, s.first_append, s.last_append, s.first_timestamp, s.last_timestamp, s.bytes,
-    s.payload_id, p.data, p.width, case when :with_runs = 1 then p.runs end as runs, t.first_index
+    s.payload_id, p.data, p.width, case when :with_runs = 1 then p.runs end as runs, t.first_index,
+    p.object_id, o.suffix, p.start_byte, p.length, p.checksum
 from penstock.partition as t
 cross join penstock.segment as s
 cross join penstock.payload as p on p.payload_id = s.payload_id
+left join penstock.object as o on o.object_id = p.object_id
 where t.queue_id = :queue_id and t.partition = :partition and s.queue_id = :queue_id and s.partition = :partition and s.end_index > :start_index
     and s.end_index <= (
         select min(end_index) from penstock.segment

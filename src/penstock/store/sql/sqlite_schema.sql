@@ -1,15 +1,18 @@
 -- The SQLite store.
--- next_block counts blocks of 4096 payload ids. last_generation is the newest generation of any registration.
+-- next_block counts blocks of 4096 payload ids. last_generation is the newest generation of any registration. payloads is where new
+-- queues keep their large payloads, if not in the database.
 create table penstock.store (
     uuid            text    not null primary key,
     version         integer not null,
     created_at      integer not null,
     last_generation integer not null default 0,
+    payloads        text,
     next_block      integer not null default 1
 ) strict;
 
 -- queue_id is random, so that a queue that is dropped and recreated, or created after its store was restored from a backup,
--- is another one. added_columns are those that came after the queue was created; contract is that of a change feed, as JSON.
+-- is another one. added_columns are those that came after the queue was created; contract is that of a change feed, as JSON;
+-- payloads is where its large payloads are, if not in the database.
 create table penstock.queue (
     queue_id        integer not null primary key,
     name            text    not null unique,
@@ -21,6 +24,7 @@ create table penstock.queue (
     retention_age   integer,
     retention_bytes integer,
     contract        text,
+    payloads        text,
     created_at      integer not null
 ) strict;
 
@@ -53,12 +57,48 @@ create table penstock.partition (
     check (0 <= bytes and bytes < 4611686018427387904 and 0 <= segments)
 ) strict, without rowid;
 
--- width is the number of the queue's columns that the rows have; runs belong to compacted segments.
+-- width is the number of the queue's columns that the rows have; runs belong to compacted segments. The rows are in data, or in an
+-- object of the queue's: there length bytes from start_byte on, with a CRC-32.
 create table penstock.payload (
     payload_id integer primary key,
     width      integer not null,
     runs       blob,
-    data       blob    not null
+    data       blob,
+    object_id  integer,
+    start_byte integer,
+    length     integer,
+    checksum   integer,
+    check (case when data is null then object_id is not null and start_byte >= 0 and length between 1 and 1073741824 and checksum >= 0
+        else object_id is null end)
+) strict;
+create index penstock.payload_by_object on penstock_payload (object_id) where object_id is not null;
+
+-- Objects with payloads, in the place that their queue has for them. The name there is made from both numbers, which are random.
+-- unused_at is when it was noticed that no payload is in the object any more.
+create table penstock.object (
+    object_id  integer not null primary key,
+    suffix     integer not null,
+    queue_id   integer not null,
+    size       integer not null,
+    created_at integer not null,
+    unused_at  integer
+) strict;
+create index penstock.object_by_queue on penstock_object (queue_id, object_id);
+
+-- Where the objects of dropped queues are, until they are deleted.
+create table penstock.dropped_payloads (
+    queue_id   integer not null primary key,
+    payloads   text    not null,
+    dropped_at integer not null
+) strict;
+
+-- Who cleans a location up writes a token into an object there. A copy of the store that is older has another one here, and is refused.
+-- next_token is the one that is being written.
+create table penstock.location (
+    payloads   text    not null primary key,
+    token      text,
+    next_token text,
+    cleaned_at integer not null
 ) strict;
 
 create table penstock.segment (
@@ -98,7 +138,8 @@ create table penstock.staged (
     bytes      integer not null,
     payload_id integer not null,
     created_at integer not null,
-    primary key (app_id, batch_id, attempt, ordinal)
+    primary key (app_id, batch_id, attempt, ordinal),
+    check (length(cast(app_id as blob)) <= 4096 and length(cast(attempt as blob)) <= 4096)
 ) strict, without rowid;
 
 -- The commits of a change feed; ends is a JSON list of each partition's next index after the commit.
@@ -108,7 +149,8 @@ create table penstock.feed_commit (
     timestamp integer not null,
     row_count integer not null,
     ends      text    not null,
-    primary key (queue_id, version)
+    primary key (queue_id, version),
+    check (length(cast(ends as blob)) <= 16777216)
 ) strict, without rowid;
 
 create table penstock.consumer (
@@ -129,7 +171,8 @@ create table penstock.registration (
     plan_epoch  integer,
     plan        text,
     draining    integer not null default 0,
-    primary key (consumer_id, queue_id)
+    primary key (consumer_id, queue_id),
+    check (length(cast(owner as blob)) <= 4096 and length(cast(app_id as blob)) <= 4096 and length(cast(plan as blob)) <= 16777216)
 ) strict, without rowid;
 create index penstock.registration_by_queue on penstock_registration (queue_id);
 
@@ -149,7 +192,8 @@ create table penstock.producer (
     epoch    integer not null,
     owner    text    not null,
     sequence integer not null,
-    primary key (queue_id, session)
+    primary key (queue_id, session),
+    check (length(cast(session as blob)) <= 4096 and length(cast(owner as blob)) <= 4096)
 ) strict, without rowid;
 
 -- task is -1 for a whole micro-batch. logged is the offset that the query's checkpoint logs for it, if the checkpoint is
@@ -163,7 +207,8 @@ create table penstock.ledger (
     row_count    integer not null,
     logged       text,
     committed_at integer not null,
-    primary key (sink, app_id, batch_id, task)
+    primary key (sink, app_id, batch_id, task),
+    check (length(cast(sink as blob)) <= 4096 and length(cast(app_id as blob)) <= 4096 and length(cast(ranges as blob)) <= 16777216 and length(cast(logged as blob)) <= 16777216)
 ) strict, without rowid;
 
 -- How far consumers of other stores have written into this one.
@@ -172,14 +217,16 @@ create table penstock.mark (
     app_id     text    not null,
     partition  integer not null,
     next_index integer not null,
-    primary key (source, partition)
+    primary key (source, partition),
+    check (length(cast(source as blob)) <= 8192 and length(cast(app_id as blob)) <= 4096)
 ) strict, without rowid;
 
 -- Consumers of other stores that write here. Commits of an older generation are refused; the row lock orders the commits.
 create table penstock.marked_source (
     source     text    not null primary key,
     app_id     text    not null,
-    generation integer not null
+    generation integer not null,
+    check (length(cast(source as blob)) <= 8192 and length(cast(app_id as blob)) <= 4096)
 ) strict, without rowid;
 
 -- Streaming queries as they report themselves, for monitoring from another process.

@@ -82,7 +82,7 @@ class SqliteTransaction(Transaction):
             for values in cursor:
                 rows.append(row := make(values))
                 # Not the segment's column, which others may have written.
-                size += len(row.data) + len(row.runs or b"")
+                size += (row.length if row.data is None else len(row.data)) + len(row.runs or b"")
                 if size >= max_bytes:
                     break
         return rows

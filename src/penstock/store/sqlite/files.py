@@ -13,7 +13,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from penstock.errors import StoreUnsafeError
@@ -28,6 +28,7 @@ READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """How a file next to the SQLite file is opened: never through a link, and without waiting for a pipe that
 somebody put there.
 """
+_O_PATH = getattr(os, "O_PATH", 0)
 _MOST_LINKS = 40
 _warned: set[str] = set()
 
@@ -97,7 +98,7 @@ class StoreFiles:
             self._require_own(path, status)
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a file", path)
-            rights.apply(file)
+            rights.apply(_Pinned(file, status))
         except BaseException:
             os.close(file)
             raise
@@ -108,11 +109,11 @@ class StoreFiles:
         rights = self._beside().for_folder()
         with suppress(FileExistsError):
             os.mkdir(path, rights.mode)
-        status = os.lstat(path)
-        if stat.S_ISLNK(status.st_mode):
-            raise _unsafe_link(path, path)
-        self._require_own(path, status)
-        rights.apply(path)
+        with _pinned(path) as found:
+            if stat.S_ISLNK(found.status.st_mode):
+                raise _unsafe_link(path, path)
+            self._require_own(path, found.status)
+            rights.apply(found)
 
     def _beside(self) -> _Rights:
         try:
@@ -154,16 +155,13 @@ class StoreFiles:
             )
 
     def _check_file(self, path: str) -> None:
-        try:
-            status = os.lstat(path)
-        except OSError:
-            return
-        if stat.S_ISLNK(status.st_mode):
-            raise _unsafe_link(path, path)
-        self._require_own(path, status)
-        if path != self.path and stat.S_ISREG(status.st_mode):
-            with suppress(OSError):
-                self._beside().apply(path)
+        with suppress(OSError), _pinned(path) as found:
+            if stat.S_ISLNK(found.status.st_mode):
+                raise _unsafe_link(path, path)
+            self._require_own(path, found.status)
+            if path != self.path and stat.S_ISREG(found.status.st_mode):
+                with suppress(OSError):
+                    self._beside().apply(found)
 
     def _require_own(self, path: str, status: os.stat_result) -> None:
         if self.trusting or _is_trusted(status.st_uid):
@@ -202,6 +200,40 @@ class StoreFiles:
 
 
 @dataclass(frozen=True)
+class _Pinned:
+    """A file that was looked at, whatever its path leads to by now: somebody may exchange it for a link at
+    any moment.
+    """
+
+    target: int | str
+    """What its mode is changed by: a descriptor of it, the name of one, or its path."""
+    status: os.stat_result
+
+    def chmod(self, mode: int) -> None:
+        os.chmod(self.target, mode, **self._not_through_a_link())
+
+    def chown(self, owner: int, group: int) -> None:
+        os.chown(self.target, owner, group, **self._not_through_a_link())
+
+    def _not_through_a_link(self) -> dict[str, bool]:
+        return {} if _O_PATH or isinstance(self.target, int) else {"follow_symlinks": False}
+
+
+@contextmanager
+def _pinned(path: str) -> Iterator[_Pinned]:
+    if not _O_PATH:
+        yield _Pinned(path, os.lstat(path))
+        return
+    # Closing another kind of descriptor would release the locks that SQLite has on the file in this process.
+    file = os.open(path, _O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # The mode of a descriptor of this kind is only changed by this name.
+        yield _Pinned(f"/proc/self/fd/{file}", os.fstat(file))
+    finally:
+        os.close(file)
+
+
+@dataclass(frozen=True)
 class _Rights:
     """The mode and the owner of a file; the owner only counts for root."""
 
@@ -213,20 +245,20 @@ class _Rights:
         """The rights of a folder with such files: whoever may read them may list it."""
         return _Rights(0o700 | self.mode | (self.mode & 0o444) >> 2, self.owner, self.group)
 
-    def apply(self, file: int | str) -> None:
-        """Apply them to a file of this process's user."""
-        status = os.stat(file)
-        if status.st_uid != os.geteuid():
+    def apply(self, file: _Pinned) -> None:
+        """Apply them to a file of this process's user that has no other name."""
+        status = file.status
+        if status.st_uid != os.geteuid() or (stat.S_ISREG(status.st_mode) and status.st_nlink > 1):
             return
         if stat.S_IMODE(status.st_mode) != self.mode:
-            os.chmod(file, self.mode)
+            file.chmod(self.mode)
         if (
             os.geteuid() == 0
             and self.owner is not None
             and (status.st_uid, status.st_gid) != (self.owner, self.group)
         ):
             # As SQLite does: a file of root would keep the store's user out.
-            os.chown(file, self.owner, -1 if self.group is None else self.group)
+            file.chown(self.owner, -1 if self.group is None else self.group)
 
 
 def _links(path: str) -> Iterator[str]:

@@ -234,6 +234,8 @@ class _SegmentOwner:
 
     sink: str
     """Its name in the ledger."""
+    payloads: str | None = None
+    """They are kept in the database."""
 
     @property
     def queue_id(self) -> int:

@@ -1,0 +1,78 @@
+"""Where the payloads of a queue are, outside the database: a folder, or a prefix in a bucket."""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import quote, unquote, urlsplit
+
+from penstock.arguments import in_quotes, path_text
+from penstock.errors import InvalidUrlError
+
+LOCAL = "file"
+_CLOUDS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "abfss", "abfss": "abfss"}
+_MOST_CHARACTERS = 1024
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def parse_location(value: str | os.PathLike[str]) -> str:
+    """Return the URL of a location, the same for each way to write it.
+
+    Parameters
+    ----------
+    value
+        ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``az://container/prefix``,
+        ``abfss://container@account.dfs.core.windows.net/prefix``, ``file:///folder``, or a local path.
+
+    Raises
+    ------
+    InvalidUrlError
+        When it is none of these, or has a password or a query: credentials come from the environment.
+    """
+    text = path_text("payloads", value)
+    if not _URL.match(text):
+        # Other processes have other working directories.
+        text = "file://" + quote(os.path.abspath(os.path.expanduser(text)))
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise _refused("it is not a URL") from error
+    scheme = parts.scheme.lower()
+    if parts.query or parts.fragment or ":" in parts.netloc:
+        raise _refused(
+            "it has a password, a port or a query: credentials and endpoints come from the environment, "
+            "such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL"
+        )
+    if len(text) > _MOST_CHARACTERS or any(character < " " for character in unquote(text)):
+        raise _refused(f"it has more than {_MOST_CHARACTERS} characters, or control characters")
+    path = parts.path.strip("/")
+    if any(step in ("", ".", "..") for step in path.split("/")[: -1 if not path else None]):
+        raise _refused("its path has empty steps, '.' or '..'")
+    if scheme == LOCAL:
+        if parts.netloc not in ("", "localhost"):
+            raise _refused(f"file:// has no host, as in file:///{parts.netloc}{parts.path}")
+        return f"{LOCAL}:///{path}"
+    if scheme not in _CLOUDS:
+        raise _refused(f"{in_quotes(scheme)} is no kind of object storage that Penstock knows")
+    if not parts.netloc:
+        raise _refused("it names no bucket")
+    return f"{_CLOUDS[scheme]}://{parts.netloc}/{path}".rstrip("/")
+
+
+def local_folder(url: str) -> str:
+    """Return the folder of a location on this machine's disk."""
+    return unquote(urlsplit(url).path)
+
+
+def is_local(url: str) -> bool:
+    """Whether a location is a folder of this machine, or one that is mounted on it."""
+    return url.startswith(f"{LOCAL}://")
+
+
+def _refused(reason: str) -> InvalidUrlError:
+    # The location is not shown: it may have a password.
+    return InvalidUrlError(
+        f"payloads cannot be kept at this location: {reason}. Use a URL such as s3://bucket/prefix, "
+        "or a folder",
+        condition="INVALID_URL.PAYLOADS",
+    )

@@ -1,0 +1,33 @@
+"""The storages that a store's queues use, each opened once."""
+
+from __future__ import annotations
+
+import os
+
+from penstock.objects.cloud import CloudStorage
+from penstock.objects.local import LocalStorage
+from penstock.objects.location import is_local
+from penstock.objects.storage import ObjectStorage
+
+
+class OpenedStorages:
+    """Storages by their location; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        # A forked child must not use its parent's connections.
+        self._opened: dict[tuple[str, int], ObjectStorage] = {}
+
+    def at(self, url: str) -> ObjectStorage:
+        """Return the storage at a location.
+
+        Raises
+        ------
+        MissingDependencyError, StoreUnavailableError
+        """
+        key = url, os.getpid()
+        storage = self._opened.get(key)
+        if storage is None:
+            # Two threads may open it at the same time; one of the two is then kept.
+            opened = LocalStorage(url) if is_local(url) else CloudStorage(url)
+            storage = self._opened.setdefault(key, opened)
+        return storage

@@ -1,0 +1,258 @@
+"""Cleaning of object storage, and the comparison of the objects there with the store.
+
+Two kinds of objects are deleted, both when they have been so for a day: those whose payloads are all gone, by
+compaction or retention, and orphans, which no transaction has entered. Until then a backup of the store can
+be restored whose rows are in them, and a reader can finish. A commit refuses objects that were begun more
+than half a day ago (:mod:`penstock.store.log.payloads`), so that none is deleted that a suspended process is
+about to enter.
+
+A copy of a store does not know the objects that were written after it was made, and must not delete them.
+Whoever cleans up writes a new token into an object beside the others and into the store; where the two
+differ, another copy of the store has cleaned up since.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from penstock.errors import StoreError
+from penstock.objects.location import parse_location
+from penstock.objects.storage import ListedObject, ObjectStorage
+from penstock.store.database import Database, Row, Transaction
+from penstock.store.log.payloads import ORPHAN_AGE, folder_of, object_name
+
+log = logging.getLogger("penstock.store")
+
+CLEANING_INTERVAL = 3600 * 1_000_000
+"""Microseconds between two times that background maintenance cleans up a location."""
+_AT_ONCE = 1000
+_NAME = re.compile(r"([0-9a-f]{16})([0-9a-f]{16})\.segments")
+_TOKEN_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """What was deleted."""
+
+    objects: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Cleaned) -> Cleaned:
+        return Cleaned(self.objects + other.objects, self.bytes + other.bytes)
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """Where the objects of a queue, or of a dropped one, are."""
+
+    queue_id: int
+    queue: str | None
+    """Its name; None if it was dropped."""
+    location: str
+
+
+def clean_up(
+    database: Database, *, older_than: int = ORPHAN_AGE, interval: int = 0, take_over: bool = False
+) -> Cleaned:
+    """Delete objects that have been without payloads, or without any entry, for ``older_than`` microseconds.
+
+    Locations that were cleaned less than ``interval`` microseconds ago are left out. ``take_over`` cleans
+    also where another copy of the store has cleaned last: that copy is refused from then on.
+
+    Raises
+    ------
+    StoreError
+        When another copy of the store has cleaned up a location since this one was made; the others are
+        cleaned.
+    """
+    by_location: dict[str, list[_Folder]] = {}
+    for folder in database.run(_folders, write=False):
+        by_location.setdefault(folder.location, []).append(folder)
+    cleaned = Cleaned()
+    errors: list[StoreError] = []
+    for location, folders in by_location.items():
+        try:
+            storage = database.storages.at(location)
+            if _begin(database, storage, interval, take_over):
+                for folder in folders:
+                    cleaned += _clean(database, storage, folder, older_than)
+        except StoreError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return cleaned
+
+
+def _folders(tx: Transaction) -> list[_Folder]:
+    return [
+        _Folder(row.queue_id, row.name, parse_location(row.payloads)) for row in tx.all("queues_with_objects")
+    ]
+
+
+def _begin(database: Database, storage: ObjectStorage, interval: int, take_over: bool) -> bool:
+    """Write a new token into the store and its location; False if that was done just now."""
+    token = secrets.token_hex(_TOKEN_BYTES)
+
+    def begin(tx: Transaction) -> Row | None:
+        row: Row | None = tx.one("read_location", payloads=storage.url)
+        now = tx.now()
+        if row is None:
+            tx.run("insert_location", payloads=storage.url, now=now - interval)
+        begun = tx.run(
+            "begin_cleaning", payloads=storage.url, next_token=token, now=now, before=now - interval
+        )
+        return (row or tx.one("read_location", payloads=storage.url)) if begun else None
+
+    known = database.run(begin)
+    if known is None:
+        return False
+    name = f"{database.uuid}/cleaned-by"
+    there = _token(storage, name)
+    # The token that was being written is there if its writer died, or has not finished.
+    if there not in (known.token, known.next_token) and not take_over:
+        raise StoreError(
+            f"another copy of this store has cleaned up {storage.url} since this one was copied or backed "
+            "up, so this one does not know which objects are in use, and deletes none. If it is the one to "
+            "keep, run `penstock store clean-up --take-over`; give a copy locations of its own",
+            condition="STORE_ERROR.OBJECTS_OF_A_COPY",
+            storage=storage.url,
+        )
+    storage.put(name, [token.encode()])
+    database.run(lambda tx: tx.run("end_cleaning", payloads=storage.url, next_token=token), idempotent=True)
+    return True
+
+
+def _token(storage: ObjectStorage, name: str) -> str | None:
+    try:
+        return bytes(storage.read(name, [(0, 2 * _TOKEN_BYTES)])[0]).decode("ascii", "replace")
+    except StoreError as error:
+        if error.condition != "STORE_ERROR.OBJECT_MISSING":
+            raise
+        return None
+
+
+def _clean(database: Database, storage: ObjectStorage, folder: _Folder, older_than: int) -> Cleaned:
+    cleaned = Cleaned()
+    _mark_unused(database, folder)
+    for rows in _unused(database, folder, older_than):
+        storage.delete([_name(database, folder, row) for row in rows])
+        cleaned += Cleaned(len(rows), sum(row.size for row in rows))
+    listed = storage.listed(folder_of(database.uuid, folder.queue_id))
+    orphans = _orphans(database, folder, listed, older_than)
+    storage.delete([each.name for each in orphans])
+    if folder.queue is None and len(orphans) == len(listed):
+
+        def forget(tx: Transaction) -> int:
+            return tx.run("forget_dropped_payloads", queue_id=folder.queue_id, before=tx.now() - older_than)
+
+        database.run(forget, idempotent=True)
+    return cleaned + Cleaned(len(orphans), sum(each.size for each in orphans))
+
+
+def _mark_unused(database: Database, folder: _Folder) -> None:
+    def mark(tx: Transaction) -> int:
+        # An append that is repeated may enter its object at the moment in which it is marked.
+        tx.run("mark_used", queue_id=folder.queue_id)
+        return tx.run("mark_unused", queue_id=folder.queue_id, now=tx.now(), most=_AT_ONCE)
+
+    while database.run(mark, idempotent=True) == _AT_ONCE:
+        pass
+
+
+def _unused(database: Database, folder: _Folder, older_than: int) -> Iterator[list[Row]]:
+    """Forget objects that have been without payloads for long, and yield them.
+
+    An object that is forgotten and not deleted, since the process died, is an orphan.
+    """
+
+    def delete(tx: Transaction) -> list[Row]:
+        before = tx.now() - older_than
+        return tx.all("delete_unused", queue_id=folder.queue_id, before=before, most=_AT_ONCE)
+
+    while rows := database.run(delete):
+        yield rows
+
+
+def _orphans(
+    database: Database, folder: _Folder, listed: list[ListedObject], older_than: int
+) -> list[ListedObject]:
+    """The listed objects that are old, and that the store does not have."""
+
+    def known(tx: Transaction) -> tuple[int, set[str]]:
+        return tx.now(), {_name(database, folder, row) for row in _entered(tx, folder)}
+
+    # A transaction that writes: in SQLite it waits for one that is about to enter an object.
+    now, names = database.run(known, idempotent=True) if listed else (0, set())
+    return [each for each in listed if each.name not in names and each.modified_at < now - older_than]
+
+
+def _entered(tx: Transaction, folder: _Folder) -> Iterator[Row]:
+    after = -1
+    while rows := tx.all("list_objects", queue_id=folder.queue_id, after=after, most=_AT_ONCE):
+        yield from rows
+        after = rows[-1].object_id
+
+
+def _name(database: Database, folder: _Folder, row: Row) -> str:
+    return object_name(database.uuid, folder.queue_id, row.object_id, row.suffix)
+
+
+@dataclass
+class ObjectsCheck:
+    """What a queue's objects are like in the storage."""
+
+    queue: str | None
+    """The queue's name; None if it was dropped."""
+    location: str
+    objects: int = 0
+    bytes: int = 0
+    missing: list[str] = field(default_factory=list)
+    """The names of objects that rows are in, and that are not there."""
+    damaged: list[str] = field(default_factory=list)
+    """The names of those that have another size than they were written with."""
+    unused: int = 0
+    """Objects without payloads, which are deleted when they have been so for a day."""
+    orphans: int = 0
+    """Objects that no transaction has entered; new ones may be about to be."""
+    orphan_bytes: int = 0
+
+
+def check(database: Database) -> list[ObjectsCheck]:
+    """Compare the objects in the storage with the store, queue by queue; those of dropped queues last."""
+    folders = database.run(_folders, write=False)
+    return [
+        _checked(database, each)
+        for each in sorted(folders, key=lambda each: (each.queue is None, each.queue))
+    ]
+
+
+def _checked(database: Database, folder: _Folder) -> ObjectsCheck:
+    # Listed after the store is read: an object is there before it is entered. One that is deleted meanwhile
+    # has been without payloads for a day.
+    rows = database.run(lambda tx: list(_entered(tx, folder)), write=False)
+    storage = database.storages.at(folder.location)
+    listed = {each.name: each for each in storage.listed(folder_of(database.uuid, folder.queue_id))}
+    return _compared(database, folder, rows, listed)
+
+
+def _compared(
+    database: Database, folder: _Folder, rows: list[Row], listed: dict[str, ListedObject]
+) -> ObjectsCheck:
+    checked = ObjectsCheck(folder.queue, folder.location, len(rows), sum(map(attrgetter("size"), rows)))
+    for row in rows:
+        name = _name(database, folder, row)
+        there = listed.pop(name, None)
+        if row.unused_at is not None:
+            checked.unused += 1
+        elif there is None:
+            checked.missing.append(name)
+        elif there.size != row.size:
+            checked.damaged.append(name)
+    checked.orphans = len(listed)
+    checked.orphan_bytes = sum(each.size for each in listed.values())
+    return checked

@@ -1,0 +1,309 @@
+"""Payloads: the stored rows of segments, in the database, or in objects of the queue's storage.
+
+A queue may keep its payloads in object storage (``QueueRecord.payloads``). The payloads of an append then go
+into objects before the transaction that makes the append visible, which enters where they are. Payloads of
+few bytes stay in the database, which is faster, until they are compacted.
+
+An object that no transaction has entered, because a process died or a commit was refused, is an orphan, and
+is deleted when it is a day old (:mod:`penstock.store.log.object_cleaning`). A transaction therefore refuses
+objects that were begun more than half a day ago: a suspended process may bring them late.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from penstock.arrow.segments import decode, encode
+from penstock.errors import CommitRefusedError, StoreError
+from penstock.objects.bundle import Packed, Place, pack
+from penstock.objects.storage import Buffer, ObjectStorage
+from penstock.parallel import in_parallel
+from penstock.store.database import Database, Row, Transaction
+from penstock.store.log.decode import unreadable
+from penstock.store.log.segmenting import InObject, NewObject, Segment
+from penstock.store.records.catalog import QueueRecord
+
+BLOCK = 4096
+MESSAGE_BYTES = 1 << 20
+"""Payloads are sent to the database in messages of about this size."""
+INLINE_BYTES = 64 << 10
+"""An append with fewer bytes of payloads keeps them in the database."""
+OBJECT_BYTES = 8 << 20
+"""The payloads of an append are divided into objects of about this size."""
+ORPHAN_AGE = 24 * 3600 * 1_000_000
+"""Microseconds after which an object that no transaction has entered is deleted."""
+_READ_AGAIN = 2
+_NO_OBJECT = -1
+_WRITTEN = pa.schema(
+    [
+        (name, pa.int64())
+        for name in ("partition", "rows", "width", "object_id", "offset", "length", "checksum")
+    ]
+)
+
+
+def object_name(store_uuid: str, queue_id: int, object_id: int, suffix: int) -> str:
+    """Return the name of an object in its queue's storage."""
+    return f"{folder_of(store_uuid, queue_id)}{object_id:016x}{suffix:016x}.segments"
+
+
+def folder_of(store_uuid: str, queue_id: int) -> str:
+    """Return the beginning of the names of a queue's objects."""
+    return f"{store_uuid}/{queue_id}/"
+
+
+class Home(Protocol):
+    """What the rows belong to: a queue, or something else with a number that no queue has."""
+
+    @property
+    def queue_id(self) -> int: ...
+
+    @property
+    def payloads(self) -> str | None: ...
+
+
+def put_away(database: Database, home: Home, segments: Sequence[Segment]) -> None:
+    """Write the payloads of an append into objects, if the queue's are kept there and they are large enough.
+
+    Called before the transaction of the append, which must not wait for object storage.
+    """
+    # Segments of an append that is repeated are there already.
+    segments = [segment for segment in segments if segment.stored is None]
+    if home.payloads is None or not segments or _are_small(segments):
+        return
+    storage = database.storages.at(home.payloads)
+    now = database.run(lambda tx: tx.now(), write=False, single=True)
+    _put(storage, database.uuid, home.queue_id, segments, now)
+
+
+def _are_small(segments: Sequence[Segment]) -> bool:
+    return sum(segment.bytes for segment in segments) < INLINE_BYTES
+
+
+def _put(
+    storage: ObjectStorage, store_uuid: str, queue_id: int, segments: Sequence[Segment], begun_at: int
+) -> None:
+    """Write segments into objects, in parallel."""
+
+    def put(group: Sequence[Segment]) -> None:
+        parts, places = pack(
+            [Packed(each.partition, each.rows, each.width, memoryview(each.payload)) for each in group]
+        )
+        size = sum(memoryview(part).nbytes for part in parts)
+        # Ids are below 2**62 so that both databases can count with them.
+        made = NewObject(secrets.randbits(62), secrets.randbits(62), queue_id, size, begun_at)
+        storage.put(object_name(store_uuid, queue_id, made.object_id, made.suffix), parts)
+        for segment, place in zip(group, places, strict=True):
+            segment.put_away(InObject(made, place))
+
+    in_parallel(put, list(_groups(segments)))
+
+
+@dataclass(frozen=True)
+class Written:
+    """Segments that a task has written without the database, for the transaction that makes them visible."""
+
+    objects: tuple[NewObject, ...]
+    index: bytes
+    """The segments, encoded, with the columns of ``_WRITTEN``."""
+    data: bytes
+    """The payloads of segments that are in no object, one after the other."""
+
+    @classmethod
+    def of(
+        cls,
+        storage: ObjectStorage,
+        store_uuid: str,
+        queue_id: int,
+        segments: Sequence[Segment],
+        begun_at: int,
+    ) -> Written:
+        """Write segments into objects if they are large enough, and describe them."""
+        if not _are_small(segments):
+            _put(storage, store_uuid, queue_id, segments, begun_at)
+        stored = [segment.stored for segment in segments if segment.stored is not None]
+        objects = {each.object.object_id: each.object for each in stored}
+        data = [] if stored else [memoryview(segment.payload) for segment in segments]
+        ends = accumulate(map(len, data), initial=0)
+        places = [each.place for each in stored] or [
+            Place(at, len(part), 0) for at, part in zip(ends, data, strict=False)
+        ]
+        columns = (
+            [segment.partition for segment in segments],
+            [segment.rows for segment in segments],
+            [segment.width for segment in segments],
+            [each.object.object_id for each in stored] or [_NO_OBJECT] * len(data),
+            [place.offset for place in places],
+            [place.length for place in places],
+            [place.checksum for place in places],
+        )
+        arrays = [pa.array(column, pa.int64()) for column in columns]
+        index = encode(pa.RecordBatch.from_arrays(arrays, schema=_WRITTEN)).to_pybytes()
+        return cls(tuple(objects.values()), index, b"".join(data))
+
+    def segments(self) -> list[Segment]:
+        """Return the segments, in the order in which they were written."""
+        objects = {made.object_id: made for made in self.objects}
+        data = pa.py_buffer(self.data)
+        found = []
+        columns = (column.to_pylist() for column in decode(self.index, _WRITTEN).columns)
+        for partition, rows, width, number, offset, length, checksum in zip(*columns, strict=True):
+            if number == _NO_OBJECT:
+                found.append(Segment.written(partition, rows, width, data.slice(offset, length), None))
+            else:
+                stored = InObject(objects[number], Place(offset, length, checksum))
+                found.append(Segment.written(partition, rows, width, None, stored))
+        return found
+
+
+def _groups(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
+    group: list[Segment] = []
+    size = 0
+    for segment in segments:
+        if group and size + segment.bytes > OBJECT_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(segment)
+        size += segment.bytes
+    if group:
+        yield group
+
+
+def allocate_payloads(tx: Transaction, count: int) -> list[int]:
+    """Ids for ``count`` payloads, ascending; later calls return higher ones."""
+    ids: list[int] = []
+    while len(ids) < count:
+        first = tx.one("allocate_block").block * BLOCK
+        ids.extend(range(first, first + min(BLOCK, count - len(ids))))
+    return ids
+
+
+def store_payloads(tx: Transaction, segments: Sequence[Segment], runs: pa.Buffer | None = None) -> list[int]:
+    """Store the payloads of segments, or where they are; return their ids.
+
+    ``runs`` may be given only with one segment, which is compacted.
+    """
+    ids = allocate_payloads(tx, len(segments))
+    kept = [
+        (number, segment) for number, segment in zip(ids, segments, strict=True) if segment.stored is None
+    ]
+    placed = [
+        (number, segment.width, segment.stored)
+        for number, segment in zip(ids, segments, strict=True)
+        if segment.stored is not None
+    ]
+    own_runs = runs and memoryview(runs)
+    _send(tx, kept, own_runs)
+    _enter_objects(tx, [stored.object for _, _, stored in placed])
+    if placed:
+        columns: dict[str, Sequence[object]] = {
+            "payload_id": [number for number, _, _ in placed],
+            "width": [width for _, width, _ in placed],
+            "object_id": [stored.object.object_id for _, _, stored in placed],
+            "start_byte": [stored.place.offset for _, _, stored in placed],
+            "length": [stored.place.length for _, _, stored in placed],
+            "checksum": [stored.place.checksum for _, _, stored in placed],
+        }
+        tx.many("insert_payload_in_object", columns, runs=own_runs)
+    return ids
+
+
+def _send(tx: Transaction, segments: Sequence[tuple[int, Segment]], runs: memoryview | None) -> None:
+    """Store payloads in the database, a few in a message."""
+    first = size = 0
+    data: list[memoryview] = []
+    for place, (_, segment) in enumerate(segments, 1):
+        data.append(memoryview(segment.payload))
+        size += data[-1].nbytes
+        if size >= MESSAGE_BYTES or place == len(segments):
+            part = segments[first:place]
+            message: dict[str, Sequence[object]] = {
+                "payload_id": [number for number, _ in part],
+                "data": data,
+                "width": [each.width for _, each in part],
+            }
+            tx.many("insert_payload", message, runs=runs)
+            first, size, data = place, 0, []
+
+
+def _enter_objects(tx: Transaction, objects: Sequence[NewObject]) -> None:
+    made = list({each.object_id: each for each in objects}.values())
+    if not made:
+        return
+    columns = {
+        "object_id": [each.object_id for each in made],
+        "suffix": [each.suffix for each in made],
+        "size": [each.size for each in made],
+    }
+    entered = tx.each("insert_object", columns, queue_id=made[0].queue_id, now=tx.stamp())
+    if len(entered) < len(made):
+        raise CommitRefusedError(
+            "another object has the random number of one of these: repeat the append",
+            condition="COMMIT_REFUSED.OBJECT_EXISTS",
+        )
+    oldest = min(each.begun_at for each in made)
+    if any(row.created_at - oldest > ORPHAN_AGE // 2 for row in entered):
+        raise CommitRefusedError(
+            "these rows were written to object storage more than half a day ago, and may have been deleted "
+            "as a dead process's since: repeat the append, or restart the query, which repeats the "
+            "micro-batch",
+            condition="COMMIT_REFUSED.OBJECT_TOO_OLD",
+        )
+
+
+def with_payloads(database: Database, queue: QueueRecord, partition: int, rows: Sequence[Row]) -> list[Any]:
+    """Return segments of a page with their payloads, those in objects read from there, in parallel."""
+    by_object: dict[tuple[int, int | None], list[Row]] = {}
+    for row in rows:
+        if row.data is None:
+            by_object.setdefault((row.object_id, row.suffix), []).append(row)
+    if not by_object:
+        return list(rows)
+    if queue.payloads is None:
+        row = next(iter(by_object.values()))[0]
+        raise _unreadable(
+            queue, partition, row, "its rows are in an object, and the queue has no place for any"
+        )
+    storage = database.storages.at(queue.payloads)
+
+    def read(group: Sequence[Row]) -> list[tuple[int, Buffer]]:
+        row = group[0]
+        if row.suffix is None:
+            raise _unreadable(queue, partition, row, "its object is not in the store")
+        name = object_name(database.uuid, queue.queue_id, row.object_id, row.suffix)
+        try:
+            data = _verified(
+                storage, name, [Place(row.start_byte, row.length, row.checksum) for row in group]
+            )
+        except StoreError as error:
+            raise unreadable(queue, partition, group[0].start_index, group[-1].end_index, error) from error
+        return [(row.payload_id, each) for row, each in zip(group, data, strict=True)]
+
+    found = dict(pair for pairs in in_parallel(read, list(by_object.values())) for pair in pairs)
+    return [row._replace(data=found[row.payload_id]) if row.data is None else row for row in rows]
+
+
+def _verified(storage: ObjectStorage, name: str, places: Sequence[Place]) -> list[Buffer]:
+    """Read payloads, again if one is not what was written."""
+    for _ in range(1 + _READ_AGAIN):
+        data = storage.read(name, [(place.offset, place.length) for place in places])
+        if all(place.holds(each) for place, each in zip(places, data, strict=True)):
+            return data
+    raise StoreError(
+        f"the object {name} in {storage.url} has other bytes than were written: it was changed there, or is "
+        "damaged. Restore it; `penstock store check` lists what is damaged",
+        condition="STORE_ERROR.OBJECT_DAMAGED",
+        storage=storage.url,
+        object=name,
+    )
+
+
+def _unreadable(queue: QueueRecord, partition: int, row: Row, reason: str) -> StoreError:
+    error = StoreError(f"{reason}: the store is damaged; restore a backup", condition="SEGMENT_UNREADABLE")
+    return unreadable(queue, partition, row.start_index, row.end_index, error)
