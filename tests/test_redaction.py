@@ -311,7 +311,7 @@ REPEATED = (
     "password $a$", "<password>\n", "identified by ", "identified by '", "eyJ", "eyJ.", "eyJa.eyJ",
     "ghp_", "sk_live_",
 )  # fmt: skip
-SHORTER = 5_000
+SHORTER = 2_500
 
 
 def seconds(look: Callable[[str], object], text: str) -> float:
