@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,6 +17,7 @@ import pytest
 import penstock
 from penstock.errors import CommitRefusedError, InvalidUrlError, StoreError
 from penstock.objects.bundle import index_of
+from penstock.objects.local import LocalStorage
 from penstock.store.log import object_cleaning, payloads
 from tests.support.queues import everything, numbers, settle
 from tests.support.raw_sql import raw_connection, run_sql
@@ -368,17 +370,46 @@ def test_a_restored_store_takes_over(copied: tuple[penstock.Store, penstock.Stor
         store.clean_up_objects()
 
 
-def test_cleaning_that_died_goes_on(store: penstock.Store, queue: penstock.Queue, folder: Path) -> None:
+def test_cleaning_that_died_goes_on(
+    store: penstock.Store, queue: penstock.Queue, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.clean_up_objects()
-    token = next(folder.glob("*/cleaned-by"))
-    known = run_sql(store.database, "select token from penstock.location")[0][0]
-    # It died before it wrote the token, and after.
-    for there in (known, "a" * 32):
-        run_sql(store.database, f"update penstock.location set token = '{known}', next_token = '{'a' * 32}'")
-        token.write_text(there)
+    for dies in ("put", "listed"):
+        with monkeypatch.context() as patched:
+            patched.setattr(LocalStorage, dies, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store.clean_up_objects()
+        assert store.clean_up_objects() == 0
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_two_that_clean_up_at_once_do_not_take_each_other_for_a_copy(
+    store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.clean_up_objects()
+    read = LocalStorage.read
+
+    def late(*arguments: Any) -> object:
+        monkeypatch.setattr(LocalStorage, "read", read)
+        # The other one begins, and ends, after this one has begun.
         store.clean_up_objects()
-        known = run_sql(store.database, "select token from penstock.location")[0][0]
-        assert token.read_text() == known
+        return read(*arguments)
+
+    monkeypatch.setattr(LocalStorage, "read", late)
+    assert store.clean_up_objects() == 0
+    assert store.clean_up_objects() == 0
+    assert run_sql(store.database, "select count(*) from penstock.cleaning")[0][0] == 4
+
+
+def test_tokens_are_forgotten(store: penstock.Store, queue: penstock.Queue) -> None:
+    for _ in range(3):
+        store.clean_up_objects()
+        run_sql(store.database, f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}")
+    assert run_sql(store.database, "select count(*) from penstock.cleaning") == [(1,)]
+    assert store.clean_up_objects() == 0
 
 
 # Where new queues keep them.

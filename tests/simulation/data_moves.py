@@ -351,6 +351,7 @@ def restore(op: Operator, rng: random.Random) -> None:
     for server in set(which):
         op.lose_locks(server)
         server.restore(backup.stores[server.url])
+    op.machine.bucket.objects = {**backup.objects, **op.machine.bucket.objects}
     # One that has committed nothing is as good as a new one, which resumes at the consumer's offset in
     # another store.
     needed = f"{op.checkpoint}/{'commits/' if op.scenario.two_stores else 'metadata'}"

@@ -40,6 +40,7 @@ _LEDGER = (
     "where sink = :sink and app_id = :app_id and"
 )
 _STAGED = "select app_id, batch_id, attempt, ordinal from main.penstock_staged where "
+_OBJECTS = "select object_id from main.penstock_object where queue_id = :queue_id order by object_id"
 
 LOCKED: dict[str, Rows] = {
     "lock_registration": _found(
@@ -117,6 +118,12 @@ LOCKED: dict[str, Rows] = {
         f"{_STAGED} app_id = :app_id and batch_id = :batch_id and attempt = :attempt and ordinal >= :ordinal",
     ),
     "delete_staged_before": _found("staged", f"{_STAGED} app_id = :app_id and created_at < :created_at"),
+    "insert_object": _row("object", "object_id"),
+    "begin_cleaning": _row("location", "payloads"),
+    "insert_location": _row("location", "payloads"),
+    "mark_unused": _found("object", _OBJECTS),
+    "mark_used": _found("object", _OBJECTS),
+    "delete_unused": _found("object", _OBJECTS),
     "insert_queue": lambda given, find: [("queue name", given["name"])],
     # The identity comes from a counter, which a transaction that is undone does not turn back.
     "insert_consumer": lambda given, find: [("identity", "consumer"), ("consumer name", given["name"])],

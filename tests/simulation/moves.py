@@ -123,6 +123,8 @@ PLACES = (
     (EXECUTORS, "commit"),
     (EXECUTORS, "committed on"),
     (EXECUTORS, "send"),
+    (EXECUTORS, "put"),
+    (PRODUCER, "put"),
     (PRODUCER, "committed on"),
     (PRODUCER, "begin on"),
 )
@@ -284,6 +286,15 @@ def change_options(op: Operator, rng: random.Random) -> None:
     crash(op, rng)
 
 
+def storage(op: Operator, rng: random.Random) -> None:
+    """Object storage is away, or does what it is asked and answers that it has failed."""
+    bucket = op.machine.bucket
+    if rng.random() < 0.5:
+        bucket.failing = rng.choice([1, 3, 40])
+    else:
+        bucket.lying = rng.choice([1, 1, 3])
+
+
 MOVES: dict[str, Move] = {
     move.__name__: move
     for move in (
@@ -317,6 +328,7 @@ MOVES: dict[str, Move] = {
         restore_checkpoint,
         take_backup,
         restore,
+        storage,
     )
 }
 _OFTEN = {

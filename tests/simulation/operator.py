@@ -16,11 +16,13 @@ from penstock.errors import CommitOutcomeUnknownError, OwnerFencedError, Penstoc
 from penstock.queue.maintenance import clean_staging, maintain_partitions
 from penstock.queue.store import open_store
 from penstock.store.log import compact
+from penstock.store.log.object_cleaning import clean_up
 from tests.simulation.clients import Producer, Program
 from tests.simulation.continuous import ContinuousRun
 from tests.simulation.database import Server
 from tests.simulation.disk import SparkError
 from tests.simulation.micro_batch import MicroBatchRun
+from tests.simulation.objects import LOCATION, ORPHAN_SECONDS
 from tests.simulation.scenario import (
     CONSUMER,
     CONTINUOUS,
@@ -61,6 +63,8 @@ class Backup:
     files: dict[str, bytes]
     planned: bool
     """Whether the consumer's owner has planned rows that its sink has yet to commit."""
+    objects: dict[str, tuple[bytes, float]]
+    """What its bucket keeps older versions of."""
 
 
 @dataclass
@@ -146,13 +150,19 @@ class Operator:
 
     def create_source(self, store: Any) -> None:
         with suppress(CommitOutcomeUnknownError):
-            store.create_queue(SOURCE, SCHEMA, partitions=self.scenario.source_partitions)
+            store.create_queue(
+                SOURCE, SCHEMA, partitions=self.scenario.source_partitions, payloads=self._payloads()
+            )
         self.register(store)
 
     def create_sink(self, store: Any) -> None:
         key = ("key",) if self.scenario.sink == "keyed" else ()
         with suppress(CommitOutcomeUnknownError):
-            store.create_queue(SINK, SCHEMA, partitions=self.scenario.sink_partitions, key=key)
+            partitions = self.scenario.sink_partitions
+            store.create_queue(SINK, SCHEMA, partitions=partitions, key=key, payloads=self._payloads())
+
+    def _payloads(self) -> str | None:
+        return LOCATION if self.scenario.objects else None
 
     def create_missing(self) -> None:
         """Create what a restored backup lacks, since it was taken while a queue was recreated."""
@@ -372,6 +382,9 @@ class Operator:
                 compact.merge_all(store.database, record, partition)
             maintain_partitions(store.database, record, range(record.partitions))
         clean_staging(store.database, older)
+        # Whoever restores a backup keeps it.
+        restored = any(server.restores for server in (self.source, self.sink))
+        clean_up(store.database, older_than=int(ORPHAN_SECONDS * 1_000_000), take_over=restored)
 
     reader: Callable[[], Any]
     """What everybody can read at this moment."""
@@ -399,7 +412,8 @@ class Operator:
 
     def copied(self) -> Backup:
         stores = {server.url: server.backup() for server in {self.source, self.sink}}
-        return Backup(stores, dict(self.machine.disk.files), self.source.planned())
+        objects = dict(self.machine.bucket.objects)
+        return Backup(stores, dict(self.machine.disk.files), self.source.planned(), objects)
 
     def fresh_ids(self) -> int:
         self._ids += 1000

@@ -57,6 +57,8 @@ class Scenario:
     """Seconds before anything is appended."""
     switches: bool
     """Whether each run may be of the other engine than the one before it."""
+    objects: bool
+    """Whether larger appends are in object storage."""
     programs: int
     """How many Python programs compete for the source's rows, through a consumer of their own."""
 
@@ -91,6 +93,7 @@ class Scenario:
             quiet_start=one("quiet start", 0.0, 0.0, 4.0),
             switches=bool(one("switches", False, False, True)),
             programs=one("programs", 0, 0, 0, 0, 1, 2),
+            objects=bool(one("objects", False, False, True)),
         )
 
     def plan(self, source_url: str, sink_url: str, checkpoint: str, engine: str, rows_per_task: int) -> Plan:

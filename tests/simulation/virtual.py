@@ -10,7 +10,7 @@ import importlib
 import logging
 import random
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -24,6 +24,7 @@ from penstock.store.watching import Wake
 from tests.simulation.database import Server, SimDatabase
 from tests.simulation.disk import Disk, DiskFiles
 from tests.simulation.network import Network, SimListening
+from tests.simulation.objects import ORPHAN_SECONDS, Bucket, SimStorage
 from tests.simulation.scheduler import Task, World
 from tests.simulation.threads import Clock, Threads
 
@@ -38,6 +39,7 @@ class Machine:
         self.world = world
         self.disk = Disk(world)
         self.network = Network(world)
+        self.bucket = Bucket(world)
         self.servers: dict[str, Server] = {}
         self.random = random.Random(seed)
         self.repeats = 0
@@ -154,6 +156,17 @@ def _replacements() -> dict[str, Any]:
     found: dict[str, Any] = {
         "uuid.uuid4": lambda: machine().uuid(),
         "secrets.randbits": random.getrandbits,
+        "secrets.token_hex": lambda size: random.randbytes(size).hex(),
+        "secrets.token_bytes": random.randbytes,
+        "penstock.objects.storage.time": clock,
+        "penstock.objects.opened.OpenedStorages.at": lambda self, url: SimStorage(url, machine().bucket),
+        "penstock.store.log.payloads.INLINE_BYTES": 500,
+        "penstock.store.log.payloads.OBJECT_BYTES": 700,
+        "penstock.store.log.payloads.ORPHAN_AGE": int(ORPHAN_SECONDS * 1_000_000),
+        "penstock.store.log.object_cleaning.ORPHAN_AGE": int(ORPHAN_SECONDS * 1_000_000),
+        "penstock.store.log.payloads.in_parallel": _in_sequence,
+        "penstock.store.log.partition_log.ahead": iter,
+        "penstock.spark.queue_writers.ahead": iter,
         "penstock.store.database.time": clock,
         "penstock.store.records.ledger.KEEP": 2,
         "penstock.store.records.ledger.PRUNE_EVERY": 1,
@@ -211,6 +224,10 @@ def _replacements() -> dict[str, Any]:
         "penstock.instants.time": clock,
     }
     return found
+
+
+def _in_sequence(work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    return [work(item) for item in items]
 
 
 class _Open(dict[Any, Any]):

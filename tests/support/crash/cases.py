@@ -28,6 +28,8 @@ class Case:
     checkpoint_name: str = "checkpoint"
     options: Mapping[str, str] = field(default_factory=dict)
     sink_options: Mapping[str, str] = field(default_factory=dict)
+    payloads: str | None = None
+    """Where the rows of its queues are, if not in the database."""
 
     @property
     def query(self) -> QueryKind:
@@ -73,9 +75,9 @@ class Case:
         source, sink = self.stores()
         consumer = source.create_consumer(self.name)
         for queue in self.sources:
-            source.create_queue(queue, SOURCE, partitions=PARTITIONS)
+            source.create_queue(queue, SOURCE, partitions=PARTITIONS, payloads=self.payloads)
             consumer.register(queue, vital=True)
-        sink.create_queue(self.name, self.query.output, partitions=PARTITIONS)
+        sink.create_queue(self.name, self.query.output, partitions=PARTITIONS, payloads=self.payloads)
         Path(self.marker).parent.mkdir(exist_ok=True, parents=True)
         self._close(source, sink)
 

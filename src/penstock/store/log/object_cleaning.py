@@ -7,8 +7,8 @@ than half a day ago (:mod:`penstock.store.log.payloads`), so that none is delete
 about to enter.
 
 A copy of a store does not know the objects that were written after it was made, and must not delete them.
-Whoever cleans up writes a new token into an object beside the others and into the store; where the two
-differ, another copy of the store has cleaned up since.
+Whoever cleans up enters a new token into the store, and then writes it into an object beside the others. If
+the store does not have the token that is there, another copy of the store has cleaned up since.
 """
 
 from __future__ import annotations
@@ -78,9 +78,10 @@ def clean_up(
     for location, folders in by_location.items():
         try:
             storage = database.storages.at(location)
-            if _begin(database, storage, interval, take_over):
+            begun_at = _begin(database, storage, interval, take_over)
+            if begun_at is not None:
                 for folder in folders:
-                    cleaned += _clean(database, storage, folder, older_than)
+                    cleaned += _clean(database, storage, folder, begun_at, older_than)
         except StoreError as error:
             errors.append(error)
     if errors:
@@ -94,27 +95,32 @@ def _folders(tx: Transaction) -> list[_Folder]:
     ]
 
 
-def _begin(database: Database, storage: ObjectStorage, interval: int, take_over: bool) -> bool:
-    """Write a new token into the store and its location; False if that was done just now."""
+def _begin(database: Database, storage: ObjectStorage, interval: int, take_over: bool) -> int | None:
+    """Write a new token into the store and its location; return when that was, by the storage's clock in
+    microseconds since 1970. None if the location was cleaned just now.
+    """
     token = secrets.token_hex(_TOKEN_BYTES)
 
-    def begin(tx: Transaction) -> Row | None:
-        row: Row | None = tx.one("read_location", payloads=storage.url)
+    def begin(tx: Transaction) -> tuple[int, set[str]] | None:
         now = tx.now()
-        if row is None:
-            tx.run("insert_location", payloads=storage.url, now=now - interval)
-        begun = tx.run(
-            "begin_cleaning", payloads=storage.url, next_token=token, now=now, before=now - interval
-        )
-        return (row or tx.one("read_location", payloads=storage.url)) if begun else None
+        tx.run("insert_location", payloads=storage.url, now=now - interval)
+        if not tx.run("begin_cleaning", payloads=storage.url, now=now, before=now - interval):
+            return None
+        known = {row.token for row in tx.all("list_cleanings", payloads=storage.url)}
+        tx.run("insert_cleaning", payloads=storage.url, token=token, now=now)
+        return now, known
 
-    known = database.run(begin)
-    if known is None:
-        return False
-    name = f"{database.uuid}/cleaned-by"
+    begun = database.run(begin)
+    if begun is None:
+        return None
+    name = _token_name(database)
     there = _token(storage, name)
-    # The token that was being written is there if its writer died, or has not finished.
-    if there not in (known.token, known.next_token) and not take_over:
+    if (
+        there is not None
+        and there not in begun[1]
+        and not take_over
+        and not _is_known(database, storage, there)
+    ):
         raise StoreError(
             f"another copy of this store has cleaned up {storage.url} since this one was copied or backed "
             "up, so this one does not know which objects are in use, and deletes none. If it is the one to "
@@ -123,8 +129,29 @@ def _begin(database: Database, storage: ObjectStorage, interval: int, take_over:
             storage=storage.url,
         )
     storage.put(name, [token.encode()])
-    database.run(lambda tx: tx.run("end_cleaning", payloads=storage.url, next_token=token), idempotent=True)
-    return True
+    # Earlier ones could still be written by a cleaning that has begun before this one.
+    database.run(
+        lambda tx: tx.run("forget_cleanings", payloads=storage.url, before=begun[0] - ORPHAN_AGE),
+        idempotent=True,
+    )
+    listed = [each for each in storage.listed(_token_folder(database)) if each.name == name]
+    if not listed:
+        raise storage.unavailable("an object that was just written is not listed")
+    return listed[0].modified_at
+
+
+def _is_known(database: Database, storage: ObjectStorage, token: str) -> bool:
+    """Whether a token is of this store: another process may have begun after this one."""
+    rows = database.run(lambda tx: tx.all("list_cleanings", payloads=storage.url), write=False)
+    return token in {row.token for row in rows}
+
+
+def _token_folder(database: Database) -> str:
+    return f"{database.uuid}/cleaning/"
+
+
+def _token_name(database: Database) -> str:
+    return f"{_token_folder(database)}token"
 
 
 def _token(storage: ObjectStorage, name: str) -> str | None:
@@ -136,14 +163,16 @@ def _token(storage: ObjectStorage, name: str) -> str | None:
         return None
 
 
-def _clean(database: Database, storage: ObjectStorage, folder: _Folder, older_than: int) -> Cleaned:
+def _clean(
+    database: Database, storage: ObjectStorage, folder: _Folder, begun_at: int, older_than: int
+) -> Cleaned:
     cleaned = Cleaned()
     _mark_unused(database, folder)
     for rows in _unused(database, folder, older_than):
         storage.delete([_name(database, folder, row) for row in rows])
         cleaned += Cleaned(len(rows), sum(row.size for row in rows))
     listed = storage.listed(folder_of(database.uuid, folder.queue_id))
-    orphans = _orphans(database, folder, listed, older_than)
+    orphans = _orphans(database, folder, listed, begun_at - older_than)
     storage.delete([each.name for each in orphans])
     if folder.queue is None and len(orphans) == len(listed):
 
@@ -179,16 +208,19 @@ def _unused(database: Database, folder: _Folder, older_than: int) -> Iterator[li
 
 
 def _orphans(
-    database: Database, folder: _Folder, listed: list[ListedObject], older_than: int
+    database: Database, folder: _Folder, listed: list[ListedObject], before: int
 ) -> list[ListedObject]:
-    """The listed objects that are old, and that the store does not have."""
-
-    def known(tx: Transaction) -> tuple[int, set[str]]:
-        return tx.now(), {_name(database, folder, row) for row in _entered(tx, folder)}
-
+    """The listed objects that were written before a time by the storage's clock, and that the store does not
+    have.
+    """
+    old = [each for each in listed if each.modified_at < before]
+    if not old:
+        return []
     # A transaction that writes: in SQLite it waits for one that is about to enter an object.
-    now, names = database.run(known, idempotent=True) if listed else (0, set())
-    return [each for each in listed if each.name not in names and each.modified_at < now - older_than]
+    names = database.run(
+        lambda tx: {_name(database, folder, row) for row in _entered(tx, folder)}, idempotent=True
+    )
+    return [each for each in old if each.name not in names]
 
 
 def _entered(tx: Transaction, folder: _Folder) -> Iterator[Row]:

@@ -256,15 +256,16 @@ order by queue_id;
 insert into penstock.location (payloads, cleaned_at) values (:payloads, :now) on conflict (payloads) do nothing;
 
 -- name: begin_cleaning
-update penstock.location set next_token = :next_token, cleaned_at = :now
-where payloads = :payloads and cleaned_at <= :before;
+update penstock.location set cleaned_at = :now where payloads = :payloads and cleaned_at <= :before;
 
--- name: read_location
-select token, next_token, cleaned_at from penstock.location where payloads = :payloads;
+-- name: insert_cleaning
+insert into penstock.cleaning (payloads, token, begun_at) values (:payloads, :token, :now);
 
--- name: end_cleaning
-update penstock.location set token = next_token, next_token = null
-where payloads = :payloads and next_token = :next_token;
+-- name: list_cleanings
+select token from penstock.cleaning where payloads = :payloads;
+
+-- name: forget_cleanings
+delete from penstock.cleaning where payloads = :payloads and begun_at < :before;
 
 -- name: mark_unused
 update penstock.object set unused_at = :now

@@ -97,13 +97,19 @@ create table penstock.dropped_payloads (
     dropped_at bigint not null
 );
 
--- Who cleans a location up writes a token into an object there. A copy of the store that is older has another one here, and is refused.
--- next_token is the one that is being written.
+-- Places of objects, and when they were cleaned up.
 create table penstock.location (
     payloads   text   not null primary key,
-    token      text,
-    next_token text,
     cleaned_at bigint not null
+);
+
+-- Who cleans a location up writes a token into an object there, after it is entered here. A copy of the store that is older does not
+-- have the one that is there, and is refused.
+create table penstock.cleaning (
+    payloads text   not null references penstock.location on delete cascade,
+    token    text   not null,
+    begun_at bigint not null,
+    primary key (payloads, token)
 );
 
 create table penstock.segment (

@@ -123,7 +123,16 @@ def _patch_tasks(module: ModuleType) -> None:
             stop(self._queue.name, "HALF", in_batch(StreamTask.current().batch_id))
         return wrote
 
+    write_objects = module.write_objects
+
+    def writing(options: Any, queue: Any, objects: Any, batches: Any) -> Any:
+        wrote = write_objects(options, queue, objects, batches)
+        if wrote.task == 0:
+            stop(queue.name, "HALF", in_batch(module.StreamTask.current().batch_id))
+        return wrote
+
     writer.stage, writer.append_once, writer.append = staging, appending, repeating
+    module.write_objects = writing
 
 
 def patch_batch(module: ModuleType) -> None:
