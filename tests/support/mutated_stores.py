@@ -58,6 +58,7 @@ def fill(url: str, objects: Path) -> None:
             large = store.create_queue(name, pa.schema([("data", pa.binary())]), payloads=objects)
             large.append([{"data": random.Random(0).randbytes(100_000)}])
         store.drop_queue("dropped")
+        store.clean_up_objects()
         for name in ("a", "b"):
             run = QueryRun(
                 name, "run", name, "continuous", 5, "queue 'q'", "queue 'other'", "/ck", "http://h:1"
