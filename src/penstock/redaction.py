@@ -129,7 +129,8 @@ _LITERAL = re.compile(
     r"""(?<![\w$])[eE]'(?:[^'\\]|''|\\.)*+(?:'|\\?\Z)|'(?:[^']|'')*+'?|(?<![\w$])\$(\w*+)\$.*?(?:\$\1\$|\Z)""",
     re.DOTALL,
 )
-_SHORTEST_SECRET = 4
+SHORTEST_SECRET = 4
+"""Characters of a secret that is looked for in a text; a shorter one would redact letters everywhere."""
 _SCHEME = r"\bpostgres(?:ql)?://"
 
 
@@ -143,7 +144,7 @@ def secrets_of(url: str) -> list[str]:
     passwords = {user_info.partition(":")[2], *query.get("password", []), *query.get("sslpassword", [])}
     passwords |= {unquote(secret) for secret in passwords}
     # A shorter one would redact letters everywhere; it is still removed from URLs.
-    return sorted((secret for secret in passwords if len(secret) >= _SHORTEST_SECRET), key=len, reverse=True)
+    return sorted((secret for secret in passwords if len(secret) >= SHORTEST_SECRET), key=len, reverse=True)
 
 
 def without(text: str, secret: str) -> str:

@@ -44,7 +44,7 @@ class SimStorage(ObjectStorage):
         data, _ = self._bucket.objects[name]
         for start, length in ranges:
             if start + length > len(data):
-                raise self.too_short(name, start + length, len(data))
+                raise self.damaged(name, f"ends at byte {len(data)}, before byte {start + length}")
         self._answered("get", name)
         return [data[start : start + length] for start, length in ranges]
 

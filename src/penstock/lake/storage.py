@@ -26,7 +26,7 @@ from penstock.errors import (
 )
 from penstock.extras import deltalake
 from penstock.parallel import in_parallel
-from penstock.redaction import redact
+from penstock.redaction import SHORTEST_SECRET, redact
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -37,7 +37,6 @@ _OPTION = "storage."
 _NOT_IN_NAMES = re.compile(r"[/\\%\0]")
 _PATHS_PER_CALL = 64
 _MAX_CHARACTERS = 500
-_SHORTEST_SECRET = 4
 _DENIED = re.compile(
     r"access.?denied|forbidden|unauthori[sz]ed|permission.?denied|necessary privileges|invalid.?access.?key"
     r"|signature.?does.?not.?match|(expired|invalid).?token|authorization.?expired",
@@ -310,6 +309,6 @@ def one_line(text: str, options: Mapping[str, str]) -> str:
 
 def _masked(text: str, secrets: Iterable[str]) -> str:
     for secret in secrets:
-        if len(secret) >= _SHORTEST_SECRET:
+        if len(secret) >= SHORTEST_SECRET:
             text = text.replace(secret, "…")
     return text

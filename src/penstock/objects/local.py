@@ -55,7 +55,7 @@ class LocalStorage(ObjectStorage):
                 for start, length in ranges:
                     # Checked first: a wrong length could ask for any amount of memory.
                     if start + length > size:
-                        raise self.too_short(name, start + length, size)
+                        raise self.damaged(name, f"ends at byte {size}, before byte {start + length}")
                 return [_read_range(file, start, length) for start, length in ranges]
             finally:
                 os.close(file)

@@ -46,7 +46,7 @@ def parse_location(value: str | os.PathLike[str]) -> str:
     if len(text) > _MOST_CHARACTERS or any(character < " " for character in unquote(text)):
         raise _refused(f"it has more than {_MOST_CHARACTERS} characters, or control characters")
     path = parts.path.strip("/")
-    if any(step in ("", ".", "..") for step in path.split("/")[: -1 if not path else None]):
+    if path and any(step in ("", ".", "..") for step in path.split("/")):
         raise _refused("its path has empty steps, '.' or '..'")
     if scheme == LOCAL:
         if parts.netloc not in ("", "localhost"):

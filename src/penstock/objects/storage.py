@@ -127,11 +127,11 @@ class ObjectStorage(ABC):
             object=name,
         )
 
-    def too_short(self, name: str, wanted: int, size: int) -> StoreError:
-        """Return the error for an object that ends before the range that is read."""
+    def damaged(self, name: str, how: str) -> StoreError:
+        """Return the error for an object that is not what was written."""
         return StoreError(
-            f"the object {name} in {self.url} ends at byte {size}, before byte {wanted}: it was changed "
-            "there. Restore it; `penstock store check` lists what is damaged",
+            f"the object {name} in {self.url} {how}: it was changed there, or is damaged. Restore it; "
+            "`penstock store check` lists what is damaged",
             condition="STORE_ERROR.OBJECT_DAMAGED",
             storage=self.url,
             object=name,

@@ -20,14 +20,13 @@ from penstock.commit.micro_batch import BatchCommit, Target
 from penstock.commit.offsets import QueueOffset, batch_ranges, other_offsets
 from penstock.errors import CheckpointMismatchError, CommitRefusedError
 from penstock.json_text import JsonValue, parse_json
-from penstock.redaction import redact
+from penstock.redaction import SHORTEST_SECRET, redact
 from penstock.store.log.payloads import Written
 
 T = TypeVar("T")
 
 _LOCATION = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*):)?(//[^/]*)?(.*)", re.DOTALL)
 _USER = re.compile(r"//[^/:@]*:")
-_SHORTEST_SECRET = 4
 
 LIMIT_PASSED_SETTING = "penstock.limit.passed"
 """The setting, logged with an epoch, with the number of rows that a limit has let through up to its end."""
@@ -278,10 +277,9 @@ def redacted_cause(error: Exception, location: str) -> str:
     text = f"{type(error).__name__}: {error}"
     password, query = location[_password(location)], location.partition("?")[2]
     # Libraries sort the parameters, and encode them in their own way.
-    values = [value for _, value in parse_qsl(query) if len(value) >= _SHORTEST_SECRET]
-    for secret in filter(None, [query, password, unquote(password), *values, *map(quote, values)]):
-        text = text.replace(secret, "***")
-    return redact(text)
+    values = [value for _, value in parse_qsl(query) if len(value) >= SHORTEST_SECRET]
+    secrets = [query, password, unquote(password), *values, *map(quote, values)]
+    return redact(text, [secret for secret in secrets if secret])
 
 
 def redact_location(location: str) -> str:

@@ -6,28 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from operator import attrgetter
-from typing import Protocol
 
 from penstock.errors import CommitRefusedError
 from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.partition_log import Appended, append, publish
-from penstock.store.log.payloads import Written, put_away, store_payloads
+from penstock.store.log.payloads import Home, Written, put_away, store_payloads
 from penstock.store.log.segmenting import Segment
 from penstock.store.postgres import staging_relations
 from penstock.store.records.catalog import QueueRecord, require_unchanged
 from penstock.store.records.consumers import list_registrations
 
 _FAR_AHEAD = 86_400_000_000
-
-
-class Place(Protocol):
-    """The destination of staged rows: a queue, or something else with a number that no queue has."""
-
-    @property
-    def queue_id(self) -> int: ...
-
-    @property
-    def payloads(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +38,7 @@ class StagingLost(CommitRefusedError):
 
 def stage_segments(
     database: Database,
-    place: Place,
+    home: Home,
     attempt: Attempt,
     segments: Sequence[Segment],
     first: int,
@@ -62,13 +51,13 @@ def stage_segments(
     Those that are not ``durable`` become so with the commit of their micro-batch, which finds them lost if
     the database's machine fails before it.
     """
-    put_away(database, place, segments)
+    put_away(database, home, segments)
     tries = count()
 
     def work(tx: Transaction) -> None:
         if next(tries):
             _unstage(tx, attempt, first)
-        stage(tx, place, attempt, segments, first)
+        stage(tx, home, attempt, segments, first)
 
     database.run(work, durable=durable, idempotent=True)
     return len(segments)
@@ -86,7 +75,7 @@ def _unstage(tx: Transaction, attempt: Attempt, ordinal: int) -> None:
     drop_payloads(tx, [row.payload_id for row in before])
 
 
-def stage(tx: Transaction, place: Place, attempt: Attempt, segments: Sequence[Segment], ordinal: int) -> None:
+def stage(tx: Transaction, home: Home, attempt: Attempt, segments: Sequence[Segment], ordinal: int) -> None:
     """Write segments of an attempt; ``ordinal`` is the number of the first one."""
     ids = store_payloads(tx, segments)
     tx.many(
@@ -102,7 +91,7 @@ def stage(tx: Transaction, place: Place, attempt: Attempt, segments: Sequence[Se
         batch_id=attempt.batch_id,
         attempt=attempt.attempt,
         task=attempt.task,
-        queue_id=place.queue_id,
+        queue_id=home.queue_id,
         now=tx.stamp(),
     )
 
@@ -146,21 +135,21 @@ def publish_written(
     return append(tx, queue, segments)
 
 
-def find(tx: Transaction, place: Place, app_id: str, batch_id: int) -> list[Row]:
+def find(tx: Transaction, home: Home, app_id: str, batch_id: int) -> list[Row]:
     """Return what an app has staged for a micro-batch."""
-    return tx.all("find_staged", app_id=app_id, queue_id=place.queue_id, batch_id=batch_id)
+    return tx.all("find_staged", app_id=app_id, queue_id=home.queue_id, batch_id=batch_id)
 
 
-def take(tx: Transaction, place: Place, app_id: str, batch_id: int) -> list[Row]:
+def take(tx: Transaction, home: Home, app_id: str, batch_id: int) -> list[Row]:
     """Delete what an app staged for micro-batches up to ``batch_id``, except for the payloads, which are the
     caller's now.
     """
-    return tx.all("delete_staged_batch", app_id=app_id, queue_id=place.queue_id, batch_id=batch_id)
+    return tx.all("delete_staged_batch", app_id=app_id, queue_id=home.queue_id, batch_id=batch_id)
 
 
-def discard(tx: Transaction, place: Place, app_id: str, batch_id: int) -> None:
+def discard(tx: Transaction, home: Home, app_id: str, batch_id: int) -> None:
     """Drop what an app staged for micro-batches up to ``batch_id``."""
-    drop_payloads(tx, [row.payload_id for row in take(tx, place, app_id, batch_id)])
+    drop_payloads(tx, [row.payload_id for row in take(tx, home, app_id, batch_id)])
 
 
 def drop_payloads(tx: Transaction, payload_ids: Sequence[int]) -> None:

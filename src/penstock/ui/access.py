@@ -124,15 +124,18 @@ def _bearer_of(request: Request) -> str | None:
     return sent if kind.lower() == "bearer" else None
 
 
+def _host_of(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
 def _is_encrypted_by_proxy(request: Request) -> bool:
     """Whether a proxy on this machine says that the browser's connection is encrypted."""
-    host = request.client.host if request.client else ""
-    return is_loopback(host) and request.headers.get("x-forwarded-proto", "") == "https"
+    return is_loopback(_host_of(request)) and request.headers.get("x-forwarded-proto", "") == "https"
 
 
 def _network_of(request: Request) -> str:
     """Return the address of a client; of IPv6 the network, since each client has many addresses."""
-    host = request.client.host if request.client else ""
+    host = _host_of(request)
     return ":".join(ipaddress.IPv6Address(host).exploded.split(":")[:4]) if _is_v6(host) else host
 
 

@@ -13,8 +13,6 @@ the store does not have the token that is there, another copy of the store has c
 
 from __future__ import annotations
 
-import logging
-import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,12 +24,9 @@ from penstock.objects.storage import ListedObject, ObjectStorage
 from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.payloads import ORPHAN_AGE, folder_of, object_name
 
-log = logging.getLogger("penstock.store")
-
 CLEANING_INTERVAL = 3600 * 1_000_000
 """Microseconds between two times that background maintenance cleans up a location."""
 _AT_ONCE = 1000
-_NAME = re.compile(r"([0-9a-f]{16})([0-9a-f]{16})\.segments")
 _TOKEN_BYTES = 16
 
 
@@ -101,26 +96,20 @@ def _begin(database: Database, storage: ObjectStorage, interval: int, take_over:
     """
     token = secrets.token_hex(_TOKEN_BYTES)
 
-    def begin(tx: Transaction) -> tuple[int, set[str]] | None:
+    def begin(tx: Transaction) -> int | None:
         now = tx.now()
         tx.run("insert_location", payloads=storage.url, now=now - interval)
         if not tx.run("begin_cleaning", payloads=storage.url, now=now, before=now - interval):
             return None
-        known = {row.token for row in tx.all("list_cleanings", payloads=storage.url)}
         tx.run("insert_cleaning", payloads=storage.url, token=token, now=now)
-        return now, known
+        return now
 
     begun = database.run(begin)
     if begun is None:
         return None
     name = _token_name(database)
     there = _token(storage, name)
-    if (
-        there is not None
-        and there not in begun[1]
-        and not take_over
-        and not _is_known(database, storage, there)
-    ):
+    if there is not None and not take_over and not _is_known(database, storage, there):
         raise StoreError(
             f"another copy of this store has cleaned up {storage.url} since this one was copied or backed "
             "up, so this one does not know which objects are in use, and deletes none. If it is the one to "
@@ -131,7 +120,7 @@ def _begin(database: Database, storage: ObjectStorage, interval: int, take_over:
     storage.put(name, [token.encode()])
     # Earlier ones could still be written by a cleaning that has begun before this one.
     database.run(
-        lambda tx: tx.run("forget_cleanings", payloads=storage.url, before=begun[0] - ORPHAN_AGE),
+        lambda tx: tx.run("forget_cleanings", payloads=storage.url, before=begun - ORPHAN_AGE),
         idempotent=True,
     )
     listed = [each for each in storage.listed(_token_folder(database)) if each.name == name]
@@ -141,7 +130,7 @@ def _begin(database: Database, storage: ObjectStorage, interval: int, take_over:
 
 
 def _is_known(database: Database, storage: ObjectStorage, token: str) -> bool:
-    """Whether a token is of this store: another process may have begun after this one."""
+    """Whether a token is of this store. Asked after it was read: another process may have begun meanwhile."""
     rows = database.run(lambda tx: tx.all("list_cleanings", payloads=storage.url), write=False)
     return token in {row.token for row in rows}
 

@@ -73,9 +73,11 @@ def put_away(database: Database, home: Home, segments: Sequence[Segment]) -> Non
 
     Called before the transaction of the append, which must not wait for object storage.
     """
+    if home.payloads is None:
+        return
     # Segments of an append that is repeated are there already.
     segments = [segment for segment in segments if segment.stored is None]
-    if home.payloads is None or not segments or _are_small(segments):
+    if not segments or _are_small(segments):
         return
     storage = database.storages.at(home.payloads)
     now = database.run(lambda tx: tx.now(), write=False, single=True)
@@ -295,13 +297,7 @@ def _verified(storage: ObjectStorage, name: str, places: Sequence[Place]) -> lis
         data = storage.read(name, [(place.offset, place.length) for place in places])
         if all(place.holds(each) for place, each in zip(places, data, strict=True)):
             return data
-    raise StoreError(
-        f"the object {name} in {storage.url} has other bytes than were written: it was changed there, or is "
-        "damaged. Restore it; `penstock store check` lists what is damaged",
-        condition="STORE_ERROR.OBJECT_DAMAGED",
-        storage=storage.url,
-        object=name,
-    )
+    raise storage.damaged(name, "has other bytes than were written")
 
 
 def _unreadable(queue: QueueRecord, partition: int, row: Row, reason: str) -> StoreError:
