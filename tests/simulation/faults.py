@@ -773,4 +773,22 @@ FAULTS = [
         "        layout = self._known.layout\n        open_store",
         "        self.clear()\n        layout = self._known.layout\n        open_store",
     ),
+    Fault(
+        "objects that were begun long ago are entered",
+        "store/log/payloads.py",
+        "    if any(row.created_at - oldest > ORPHAN_AGE // 2 for row in entered):\n",
+        "    if False:\n",
+    ),
+    Fault(
+        "old objects are deleted whether the store has them or not",
+        "store/log/object_cleaning.py",
+        "    return [each for each in old if each.name not in names]\n",
+        "    return old\n",
+    ),
+    Fault(
+        "only the first object of an append is entered",
+        "store/log/payloads.py",
+        "    made = list({each.object_id: each for each in objects}.values())\n",
+        "    made = list({each.object_id: each for each in objects}.values())[:1]\n",
+    ),
 ]

@@ -6,13 +6,18 @@ It starts a driver where none is, takes over from one that stands still, and giv
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from penstock.errors import CommitOutcomeUnknownError, OwnerFencedError, PenstockError
+from penstock.errors import (
+    CommitOutcomeUnknownError,
+    OwnerFencedError,
+    PenstockError,
+    StoreUnavailableError,
+)
 from penstock.queue.maintenance import clean_staging, maintain_partitions
 from penstock.queue.store import open_store
 from penstock.store.log import compact
@@ -149,20 +154,26 @@ class Operator:
         self.process.spawn(work, "prepare")
 
     def create_source(self, store: Any) -> None:
-        with suppress(CommitOutcomeUnknownError):
-            store.create_queue(
-                SOURCE, SCHEMA, partitions=self.scenario.source_partitions, payloads=self._payloads()
-            )
+        self._create(store, SOURCE, self.scenario.source_partitions)
         self.register(store)
 
     def create_sink(self, store: Any) -> None:
         key = ("key",) if self.scenario.sink == "keyed" else ()
-        with suppress(CommitOutcomeUnknownError):
-            partitions = self.scenario.sink_partitions
-            store.create_queue(SINK, SCHEMA, partitions=partitions, key=key, payloads=self._payloads())
+        self._create(store, SINK, self.scenario.sink_partitions, key)
 
-    def _payloads(self) -> str | None:
-        return LOCATION if self.scenario.objects else None
+    def _create(self, store: Any, name: str, partitions: int, key: Sequence[str] = ()) -> None:
+        """Create a queue, and try again while its object storage fails."""
+        payloads = LOCATION if self.scenario.objects else None
+        while True:
+            with suppress(CommitOutcomeUnknownError):
+                try:
+                    store.create_queue(name, SCHEMA, partitions=partitions, key=key, payloads=payloads)
+                except StoreUnavailableError as error:
+                    if error.condition != "STORE_UNAVAILABLE.OBJECTS":
+                        raise
+                    self.world.sleep(0.5)
+                    continue
+            return
 
     def create_missing(self) -> None:
         """Create what a restored backup lacks, since it was taken while a queue was recreated."""

@@ -93,8 +93,7 @@ class Scenario:
             quiet_start=one("quiet start", 0.0, 0.0, 4.0),
             switches=bool(one("switches", False, False, True)),
             programs=one("programs", 0, 0, 0, 0, 1, 2),
-            # Not drawn yet: a schedule with them can be stuck, and it is not known why.
-            objects=False,
+            objects=bool(one("objects", False, False, True)),
         )
 
     def plan(self, source_url: str, sink_url: str, checkpoint: str, engine: str, rows_per_task: int) -> Plan:
