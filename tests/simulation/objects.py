@@ -8,7 +8,7 @@ from penstock.objects.storage import Buffer, ListedObject, ObjectStorage
 from tests.simulation.scheduler import World
 
 LOCATION = "file:///objects"
-ORPHAN_SECONDS = 60.0
+ORPHAN_SECONDS = 8.0
 """A day, in a schedule."""
 
 
