@@ -28,6 +28,7 @@ from tests.simulation.data_moves import (
     take_backup,
     trim,
 )
+from tests.simulation.objects import ORPHAN_SECONDS
 from tests.simulation.operator import Operator
 from tests.simulation.scheduler import Aim, Process, Task
 
@@ -123,11 +124,10 @@ PLACES = (
     (EXECUTORS, "commit"),
     (EXECUTORS, "committed on"),
     (EXECUTORS, "send"),
-    (EXECUTORS, "put"),
-    (PRODUCER, "put"),
     (PRODUCER, "committed on"),
     (PRODUCER, "begin on"),
 )
+_PUTS = ((EXECUTORS, "put"), (EXECUTORS, "put is done"), (PRODUCER, "put"))
 FOLLOWING = {
     "": 1,
     "trim": 3,
@@ -156,7 +156,7 @@ def aim(op: Operator, rng: random.Random) -> None:
 
     Something else happens then, before the query goes on.
     """
-    who, what = rng.choice(PLACES)
+    who, what = rng.choice(PLACES + _PUTS * 2 if op.scenario.objects else PLACES)
     chances = {kind: chance for kind, chance in FOLLOWING.items() if kind in op.kinds or not kind}
     left, following = rng.randrange(4), rng.choices(*zip(*chances.items(), strict=True))[0]
 
@@ -185,6 +185,9 @@ def _hit(op: Operator, rng: random.Random, who: str, process: Process, following
         op.halt(2.0)
     else:
         op.stand_still(process, rng.choice([4.0, 15.0, 40.0]))
+    if op.scenario.objects and rng.random() < 0.5:
+        # What stands still has written what is an orphan by then.
+        op.later(ORPHAN_SECONDS + 1, lambda: maintain(op, rng))
     if following:
         MOVES[following](op, rng)
 
