@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from penstock.errors import CommitOutcomeUnknownError, PenstockError
 from penstock.queue.maintenance import trim_partition
+from tests.simulation.objects import ORPHAN_SECONDS
 from tests.simulation.operator import Late, Operator
 from tests.simulation.scenario import (
     ADDED,
@@ -351,7 +352,9 @@ def restore(op: Operator, rng: random.Random) -> None:
     for server in set(which):
         op.lose_locks(server)
         server.restore(backup.stores[server.url])
-    op.machine.bucket.objects = {**backup.objects, **op.machine.bucket.objects}
+    if op.clocks_jumped or op.world.now - backup.taken_at > ORPHAN_SECONDS:
+        # Its objects may be gone otherwise; those of a younger one are kept.
+        op.machine.bucket.objects = {**backup.objects, **op.machine.bucket.objects}
     # One that has committed nothing is as good as a new one, which resumes at the consumer's offset in
     # another store.
     needed = f"{op.checkpoint}/{'commits/' if op.scenario.two_stores else 'metadata'}"

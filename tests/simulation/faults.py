@@ -786,6 +786,14 @@ FAULTS = [
         "    return old\n",
     ),
     Fault(
+        "objects without payloads are deleted at once",
+        "store/log/object_cleaning.py",
+        """        before = tx.now() - older_than
+        return tx.all("delete_unused""",
+        """        before = tx.now()
+        return tx.all("delete_unused""",
+    ),
+    Fault(
         "only the first object of an append is entered",
         "store/log/payloads.py",
         "    made = list({each.object_id: each for each in objects}.values())\n",

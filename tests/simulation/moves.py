@@ -228,6 +228,7 @@ def restart_server(op: Operator, rng: random.Random) -> None:
 
 def clock(op: Operator, rng: random.Random) -> None:
     jump = rng.choice([-3600.0, -1.0, 60.0, 86400.0 * 400])
+    op.clocks_jumped = True
     found = op.some_driver(rng)
     if rng.random() < 0.5 and found is not None:
         found[0].clock_offset += jump

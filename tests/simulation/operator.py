@@ -70,6 +70,7 @@ class Backup:
     """Whether the consumer's owner has planned rows that its sink has yet to commit."""
     objects: dict[str, tuple[bytes, float]]
     """What its bucket keeps older versions of."""
+    taken_at: float
 
 
 @dataclass
@@ -114,6 +115,7 @@ class Operator:
         self.producers: list[Producer] = []
         self.programs: list[Program] = []
         self.backup: Backup | None = None
+        self.clocks_jumped = False
         self.prepared = False
         self.late: list[Late] = []
         if scenario.two_stores:
@@ -424,7 +426,7 @@ class Operator:
     def copied(self) -> Backup:
         stores = {server.url: server.backup() for server in {self.source, self.sink}}
         objects = dict(self.machine.bucket.objects)
-        return Backup(stores, dict(self.machine.disk.files), self.source.planned(), objects)
+        return Backup(stores, dict(self.machine.disk.files), self.source.planned(), objects, self.world.now)
 
     def fresh_ids(self) -> int:
         self._ids += 1000
