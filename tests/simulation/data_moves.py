@@ -6,8 +6,10 @@ Each is called between two tasks, with random numbers of its own.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -326,6 +328,15 @@ def restore_checkpoint(op: Operator, rng: random.Random) -> None:
 
 def take_backup(op: Operator, rng: random.Random) -> None:
     op.backup = op.copied()
+    if op.scenario.objects and rng.random() < 0.5:
+        # What its rows are in is still there when it is restored, whatever has been cleaned up meanwhile.
+        for seconds, move in (rng.choice([0.5, 2.0]), maintain), (rng.choice([3.0, 6.0]), restore):
+            op.later(seconds, partial(_unless_quiet, op, move, rng))
+
+
+def _unless_quiet(op: Operator, move: Callable[[Operator, random.Random], None], rng: random.Random) -> None:
+    if not op.quiet:
+        move(op, rng)
 
 
 def restore(op: Operator, rng: random.Random) -> None:
