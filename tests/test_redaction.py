@@ -115,6 +115,16 @@ def test_passwords_in_urls_are_removed_as_the_earlier_pattern_did(text: str) -> 
             "alter role app password $$a {}$$",
             "alter role app password $x$a\n{}$x$ login",
             "create user app identified by '{} x'",
+            "(spark.hadoop.fs.s3a.secret.key,{})",
+            "Map(fs.s3a.secret.key -> {}, a -> 1)",
+            "password -> {}",
+            "spark.ssl.keyPassword\t{}",
+            "spark.ssl.keyStorePassword  {}",
+            "AZURE_STORAGE_KEY={}",
+            "azure_storage_master_key: {}",
+            "aws_sse_customer_key_base64={}",
+            '{{"name": "DB_PASSWORD", "value": "{}"}}',
+            "<property><name>fs.s3a.secret.key</name>\n<value>{}</value></property>",
             "CREATE USER app IDENTIFIED BY {};",
             "db_password:\n  a {}",
             "password: |\n    {}\n",
@@ -245,6 +255,10 @@ def test_the_text_around_a_password_is_kept(text: str, shown: str) -> None:
         "postgresql://me@h/d?password_file=/run/a others can read it; password_env=SHOP is not set",
         "the second pass: 3 rows; bypass=1, compass=2, passes=3",
         "rows are identified by their key, eyJhbGci",
+        "spark.ssl.keyPassword is not set",
+        "the pair (password, token), (a.b,c) and x -> y",
+        "spark.penstock.password_file /run/secrets/shop",
+        '{"name": "color", "value": "red"}',
         "<p>the password</p> <passwords/> run --password <password> --host <host>",
     ],
 )
@@ -310,6 +324,9 @@ REPEATED = (
     "<password>", "<password", "<password ", "<token", "pass=", "password:\n ", "password: |\n ",
     "password $a$", "<password>\n", "identified by ", "identified by '", "eyJ", "eyJ.", "eyJa.eyJ",
     "ghp_", "sk_live_",
+    "token -> ", "token ->", "(a.token,", "(token.", "spark.token ", "spark.", '"name": "token", "value": ',
+    '"name":',
+    "<name>token</name><value>", "<name>token", "<name>",
 )  # fmt: skip
 SHORTER = 2_500
 

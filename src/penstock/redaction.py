@@ -56,7 +56,9 @@ _PASSWORD = re.compile(
 # The first line is of names that are also options of commands. Then headers such as
 # Ocp-Apim-Subscription-Key, but not the keys of tables. The last one is that of Azure's signed URLs; as part
 # of a longer word it means something else.
-_OPTIONS = "secret|token|credential|passwd|pwd|(?:access|api|private|account)[._-]?key"
+_OPTIONS = (
+    "secret|token|credential|passwd|pwd|(?:access|api|private|account|storage|master|customer)[._-]?key"
+)
 _KEYS = (
     rf"{_OPTIONS}|authorization|signature"
     r"|(?<!primary)(?<!foreign)(?<!partition)(?<!sort)(?<!row)(?<!public)(?<!unique)-key(?![\w.-])"
@@ -88,13 +90,26 @@ _PAIR = re.compile(
     rf"""|(["']{_OPTION_NAME}["']\s*+,\s*+){_QUOTED}""",
     re.IGNORECASE | re.DOTALL,
 )
-# An option with its value, which no word of a sentence or of a usage message is.
-_OPTION = re.compile(
-    rf"((?<![\w.?&-]){_OPTION_NAME}[ \t]++)"
-    r"(?![-<]|(?:a|an|and|are|as|at|because|but|by|can|cannot|does|for|from|has|have|if|in|instead|is|it|may|must"
+# What may follow a name in a sentence or in a usage message.
+_WORD = (
+    r"(?:[-<]|(?:a|an|and|are|as|at|because|but|by|can|cannot|does|for|from|has|have|if|in|instead|is|it|may|must"
     r"|needs?|not|of|on|options?|or|password|requires?|secret|should|takes|than|that|the|to|token|was|were|when"
     r"|which|with|without)(?![^\s.,;:!?)\]]))"
-    rf"(?:{_QUOTED}|\S++)",
+)
+# An option with its value, and a setting of Spark with its value, as in spark-defaults.conf.
+_SETTING_NAME = rf"spark\.(?=[\w.-]*?(?:password|{_OPTIONS}))[\w.-]++{_OF_NO_PLACE}"
+_OPTION = re.compile(
+    rf"((?<![\w.?&-])(?:{_OPTION_NAME}|{_SETTING_NAME})[ \t]++)"
+    rf"(?!{_WORD}|[=:,]|->)(?:{_QUOTED}|\S++)",
+    re.IGNORECASE | re.DOTALL,
+)
+# A map and a tuple of Scala, and an object or an element with a name and a value.
+_ENTRY = re.compile(
+    rf"({_named(f'password|passphrase|{_KEYS}')}->[ \t]*+)[^\s,;)}}\]]++"
+    rf"|(\((?=[\w.-]*?(?:password|passphrase|{_KEYS}))[\w-]++[.][\w.-]++{_OF_NO_PLACE},)[^\s,)]++"
+    rf"""|(["']name["']\s*+:\s*+["'](?=[\w.-]*?(?:password|passphrase|{_KEYS}))[\w.-]++["']\s*+,\s*+["']value["']\s*+:\s*+)"""
+    rf"{_QUOTED}"
+    rf"|(<name>\s*+(?=[\w.-]*?(?:password|passphrase|{_KEYS}))[\w.-]++\s*+</name>\s*+<value>)[^<]++",
     re.IGNORECASE | re.DOTALL,
 )
 # Percent-encoded as part of a URL, even twice; the value ends with an encoded &.
@@ -161,7 +176,7 @@ def redact(text: str, secrets: Sequence[str] = ()) -> str:
     shown = _PRIVATE_KEY.sub(r"\1***", text[:SEARCHED_CHARACTERS])
     shown = without_user_info(shown, cut=cut)
     shown = _ENCODED.sub(r"\1***", _IN_QUERY.sub(r"\1***", shown))
-    for pattern in (_XML, _PAIR, _PASSWORD, _HEADER, _OTHER, _OPTION, _ALONE, _TOKEN):
+    for pattern in (_ENTRY, _XML, _PAIR, _PASSWORD, _HEADER, _OTHER, _OPTION, _ALONE, _TOKEN):
         shown = pattern.sub(_starred, shown)
     return f"{shown}…" if cut else shown
 

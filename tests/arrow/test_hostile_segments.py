@@ -40,8 +40,47 @@ READS: list[Read] = [
 reads = pytest.mark.parametrize("read", READS, ids=["all", "some", "each"])
 
 
-def body_of(payload: bytes) -> int:
+def body_of(payload: bytes | bytearray) -> int:
     return 8 + int(struct.unpack_from("<Ii", payload)[1])
+
+
+def older_form(
+    batch: pa.RecordBatch, version: pa.ipc.MetadataVersion, metadata: dict[str, str] | None
+) -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(metadata_version=version)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch, custom_metadata=metadata)
+    stream: bytes = sink.getvalue().to_pybytes()
+    return stream[body_of(stream) : -8]
+
+
+@reads
+@pytest.mark.parametrize(
+    ("version", "metadata"),
+    [
+        (pa.ipc.MetadataVersion.V4, {"ARROW:experimental_compression": "zstd"}),
+        (pa.ipc.MetadataVersion.V4, None),
+        (pa.ipc.MetadataVersion.V5, {"ARROW:experimental_compression": "zstd"}),
+    ],
+    ids=["4 and compressed", "4", "5 and compressed"],
+)
+def test_a_bomb_in_an_older_form_of_the_format_is_refused(
+    read: Read, version: pa.ipc.MetadataVersion, metadata: dict[str, str] | None
+) -> None:
+    """Arrow decompresses its buffers although the metadata of the batch does not say so."""
+    packed = pa.Codec("zstd").compress(bytes(8 << 20), asbytes=True)
+    data = struct.pack("<q", 8 << 20) + packed + bytes(-len(packed) % 8)
+    column = pa.Array.from_buffers(pa.int64(), len(data) // 8, [None, pa.py_buffer(data)])
+    batch = pa.RecordBatch.from_arrays([column], ["v"])
+    payload = older_form(batch, version, metadata)
+    before = pa.total_allocated_bytes()
+    with pytest.raises(StoreError, match="older or extended form") as caught:
+        read(payload, batch.schema)
+    assert caught.value.condition == "SEGMENT_UNREADABLE"
+    assert pa.total_allocated_bytes() - before < 1 << 20
+    with pytest.raises(ValueError, match="older or extended form"):
+        kept_table(batch.schema.serialize().to_pybytes() + payload)
 
 
 @reads

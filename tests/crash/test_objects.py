@@ -29,7 +29,9 @@ def check_objects(case: Case) -> None:
     with store:
         left = [found.orphans for found in store.check_objects()]
         assert any(left), "nothing was killed after it had written an object"
-        object_cleaning.clean_up(store.database, older_than=0)
+        for _ in range(2):
+            # What was there the time before is deleted.
+            object_cleaning.clean_up(store.database, older_than=0)
         for found in store.check_objects():
             assert (found.missing, found.damaged, found.unused, found.orphans) == ([], [], 0, 0)
     check_complete(case, CHUNKS)

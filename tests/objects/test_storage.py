@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,8 +69,8 @@ def test_objects_are_listed_with_size_and_time(storage: ObjectStorage) -> None:
     for name in ("a/1", "a/b/2", "ab/3"):
         storage.put(name, [name.encode()])
     listed = {each.name: each for each in storage.listed("a/")}
-    assert sorted(listed) == ["a/1", "a/b/2"]
-    assert listed["a/b/2"].size == 5
+    assert sorted(listed) == ["a/1"]
+    assert listed["a/1"].size == 3
     assert before < listed["a/1"].modified_at / 1e6 < time.time() + 2
     assert storage.listed("nothing/") == []
 
@@ -156,8 +157,12 @@ def test_a_folder_without_permission_is_named(tmp_path: Path) -> None:
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.open
 
-    def full(path: object, flags: int, *rest: int) -> int:
-        return real("/dev/full", os.O_WRONLY) if str(path).endswith(".part") else real(path, flags, *rest)  # type: ignore[call-overload, no-any-return]
+    def full(path: Any, flags: int, *rest: int, **more: Any) -> int:
+        return (
+            real("/dev/full", os.O_WRONLY)
+            if str(path).endswith(".part")
+            else real(path, flags, *rest, **more)
+        )
 
     monkeypatch.setattr(os, "open", full)
     monkeypatch.setattr(os, "fchmod", lambda *_: None)

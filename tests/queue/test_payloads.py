@@ -18,7 +18,8 @@ import penstock
 from penstock.errors import CommitRefusedError, InvalidUrlError, StoreError
 from penstock.objects.bundle import index_of
 from penstock.objects.local import LocalStorage
-from penstock.store.log import object_cleaning, payloads
+from penstock.store.log import object_cleaning, partition_log, payloads
+from penstock.store.sqlite.database import SqliteTransaction
 from tests.support.queues import everything, numbers, settle
 from tests.support.raw_sql import raw_connection, run_sql
 
@@ -50,12 +51,16 @@ def objects(folder: Path) -> list[Path]:
 
 
 def age(store: penstock.Store, folder: Path, *, days: int = 2) -> None:
-    """Make everything that is in the storage or marked in the store older."""
+    """Make everything that is in the storage or marked in the store older; it was cleaned up meanwhile, and
+    just now.
+    """
+    store.clean_up_objects()
     for path in objects(folder):
         then = time.time() - days * 86_400
         os.utime(path, (then, then))
     run_sql(store.database, f"update penstock.object set unused_at = unused_at - {days * DAY}")
     run_sql(store.database, f"update penstock.location set cleaned_at = cleaned_at - {days * DAY}")
+    run_sql(store.database, f"update penstock.cleaning set begun_at = begun_at - {days * DAY - DAY // 2}")
 
 
 def test_large_appends_are_in_objects_and_small_ones_in_the_database(
@@ -97,18 +102,16 @@ def test_a_large_append_is_divided_into_several_objects(
 
 
 def test_pages_of_objects_are_bounded(queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.store.log import partition_log
-
     for n in range(6):
         queue.append(large(n), 0)
     sizes: list[int] = []
-    real = partition_log.with_payloads
+    real = payloads.with_payloads
 
     def counting(database: object, record: object, partition: int, rows: list[object]) -> list[object]:
         sizes.append(len(rows))
         return real(database, record, partition, rows)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(partition_log, "with_payloads", counting)
+    monkeypatch.setattr("penstock.store.log.partition_log.with_payloads", counting)
     chunks = partition_log.read(queue.database, queue.record, 0, 0, 6, page_bytes=100 << 10)
     assert [n for chunk in chunks for n in chunk.batch.column("n").to_pylist()] == list(range(6))
     assert max(sizes) <= 2
@@ -214,7 +217,7 @@ def test_background_maintenance_cleans_up_once_an_hour(store: penstock.Store, fo
     def cleaned() -> int:
         return int(run_sql(store.database, "select cleaned_at from penstock.location")[0][0])
 
-    queue = store.create_queue("q", SCHEMA, payloads=folder, retention=penstock.Retention(rows=1))
+    queue = store.create_queue("q", SCHEMA, payloads=folder)
     age(store, folder)
     created = cleaned()
     queue.append(large(1), 0)
@@ -301,7 +304,7 @@ def test_planted_places_are_refused(store: penstock.Store, queue: penstock.Queue
         f"object_id = {theirs[0][0]}",
         "object_id = 1",
         "start_byte = start_byte + 1",
-        "start_byte = 4000000000000000000",
+        "start_byte = 1099511627776",
         "length = 1",
         "length = 1073741824",
         "checksum = 0",
@@ -360,6 +363,98 @@ def test_a_copy_of_a_store_does_not_delete_the_objects_of_the_other(
     assert everything(store.queue("q")) == {0: [1]}
 
 
+def test_a_copy_is_refused_although_nobody_has_cleaned_up_since(
+    copied: tuple[penstock.Store, penstock.Store], folder: Path
+) -> None:
+    store, copy = copied
+    age(store, folder)
+    run_sql(copy.database, "update penstock.location set cleaned_at = 0")
+    for refused in (copy.clean_up_objects, lambda: copy.queue("q").append(large(2), 0)):
+        with pytest.raises(StoreError, match="--take-over") as caught:
+            refused()
+        assert caught.value.condition == "STORE_ERROR.OBJECTS_OF_A_COPY"
+    copy.queue("q").append(small(3), 0)
+    assert everything(copy.queue("q")) == {0: [3]}
+    assert everything(store.queue("q")) == {0: [1]}
+    store.queue("q").append(large(2), 0)
+
+
+def test_a_location_of_another_database_is_refused(
+    store: penstock.Store, queue: penstock.Queue, folder: Path
+) -> None:
+    """As in a copy that was made by dumping and restoring."""
+    queue.append(large(1), 0)
+    run_sql(store.database, "update penstock.location set instance = 'another'")
+    with pytest.raises(StoreError, match="another copy of this store"):
+        store.clean_up_objects()
+    with pytest.raises(StoreError, match="another copy of this store"):
+        queue.append(large(2), 0)
+    assert everything(queue)[0] == [1]
+    store.clean_up_objects(take_over=True)
+    queue.append(large(2), 0)
+    assert store.clean_up_objects() == 0
+    assert everything(queue)[0] == [1, 2]
+
+
+def test_a_copy_of_a_whole_disk_deletes_nothing_that_the_original_has(
+    copied: tuple[penstock.Store, penstock.Store], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing tells the two databases apart until both have cleaned up."""
+    monkeypatch.setattr(SqliteTransaction, "instance", lambda self: "the same")
+    store, copy = copied
+    for each in copied:
+        run_sql(each.database, "update penstock.location set instance = 'the same'")
+    store.queue("q").append(large(2), 0)
+    two_days = time.time() - 2 * 86_400
+    for path in (*objects(folder), *folder.glob("*/cleaning/token")):
+        os.utime(path, (two_days, two_days))
+    # The original has been idle since.
+    assert copy.clean_up_objects() == 0
+    assert len(objects(folder)) == 2
+    for refused in (store, copy, copy, store):
+        with pytest.raises(StoreError, match="another copy"):
+            refused.clean_up_objects()
+    assert store.clean_up_objects(take_over=True) == 0
+    assert store.clean_up_objects() == 0
+    with pytest.raises(StoreError, match="another copy"):
+        copy.clean_up_objects()
+    assert store.clean_up_objects() == 0
+    assert everything(store.queue("q")) == {0: [1, 2]}
+
+
+def test_what_a_copy_has_compacted_stays_for_the_original(
+    copied: tuple[penstock.Store, penstock.Store], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SqliteTransaction, "instance", lambda self: "the same")
+    store, copy = copied
+    for each in copied:
+        run_sql(each.database, "update penstock.location set instance = 'the same'")
+    copy.drop_queue("q")
+    run_sql(copy.database, "update penstock.cleaning set begun_at = 0")
+    assert copy.clean_up_objects() == 0
+    run_sql(copy.database, f"update penstock.object set unused_at = unused_at - {2 * DAY}")
+    assert copy.clean_up_objects() == 0
+    with pytest.raises(StoreError, match="another copy"):
+        store.clean_up_objects()
+    run_sql(copy.database, f"update penstock.cleaning set begun_at = begun_at - {2 * DAY} where begun_at > 0")
+    with pytest.raises(StoreError, match="another copy"):
+        copy.clean_up_objects()
+    assert everything(store.queue("q")) == {0: [1]}
+
+
+@pytest.mark.parametrize("text", [b"", b"short", b"x" * 1000])
+def test_a_token_that_nobody_wrote_is_taken_over(
+    store: penstock.Store, queue: penstock.Queue, folder: Path, text: bytes
+) -> None:
+    store.clean_up_objects()
+    (token,) = folder.glob("*/cleaning/token")
+    token.write_bytes(text)
+    with pytest.raises(StoreError, match="another copy"):
+        store.clean_up_objects()
+    store.clean_up_objects(take_over=True)
+    assert store.clean_up_objects() == 0
+
+
 def test_a_restored_store_takes_over(copied: tuple[penstock.Store, penstock.Store], folder: Path) -> None:
     store, restored = copied
     store.clean_up_objects()
@@ -408,7 +503,7 @@ def test_tokens_are_forgotten(store: penstock.Store, queue: penstock.Queue) -> N
     for _ in range(3):
         store.clean_up_objects()
         run_sql(store.database, f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}")
-    assert run_sql(store.database, "select count(*) from penstock.cleaning") == [(1,)]
+    assert run_sql(store.database, "select count(*) from penstock.cleaning") == [(2,)]
     assert store.clean_up_objects() == 0
 
 

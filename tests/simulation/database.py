@@ -438,6 +438,9 @@ class SimTransaction(Transaction):
         own = 0.0 if self.server.rows else self.process.clock_offset
         return self.server.clock() + int(own * 1e6)
 
+    def instance(self) -> str:
+        return self.server.name
+
     def stamp(self) -> int:
         return self.now()
 

@@ -121,6 +121,8 @@ LOCKED: dict[str, Rows] = {
     "insert_object": _row("object", "object_id"),
     "begin_cleaning": _row("location", "payloads"),
     "insert_location": _row("location", "payloads"),
+    "own_location": _row("location", "payloads"),
+    "refuse_location": _row("location", "payloads"),
     "mark_unused": _found("object", _OBJECTS),
     "mark_used": _found("object", _OBJECTS),
     "delete_unused": _found("object", _OBJECTS),

@@ -57,6 +57,7 @@ def test_both_databases_have_the_same_statements_except_the_known_ones() -> None
         "advisory_holders",
         "foreign_owner",
         "clock",
+        "instance",
         "schema_exists",
         "list_relations",
         "watch_channel",

@@ -31,7 +31,9 @@ class Exchange:
         connection.request(self.method, self._handler.path, self._body, dict(self._handler.headers))
         answer = connection.getresponse()
         body = answer.read()
-        headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in _HOP]
+        # What is asked with HEAD is how long the body would be.
+        left_out = _HOP - {"content-length"} if self.method == "HEAD" else _HOP
+        headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in left_out]
         connection.close()
         return answer.status, headers, body
 
@@ -42,7 +44,8 @@ class Exchange:
         self._handler.send_response(status)
         for name, value in headers:
             self._handler.send_header(name, value)
-        self._handler.send_header("Content-Length", str(len(body) if length is None else length))
+        if self.method != "HEAD":
+            self._handler.send_header("Content-Length", str(len(body) if length is None else length))
         self._handler.end_headers()
         if self.method != "HEAD":
             self._handler.wfile.write(body)

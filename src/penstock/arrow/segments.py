@@ -176,7 +176,10 @@ def _check_frame(buffer: pa.Buffer) -> None:
     size = _PREFIX.size + metadata_size + (message.body.size if message.body is not None else 0)
     if message.type != "record batch" or size != buffer.size:
         raise _unreadable(buffer, f"it holds a {message.type} message of {size} bytes")
-    unpacked, most = unpacked_size(message), _most_unpacked(buffer)
+    try:
+        unpacked, most = unpacked_size(message), _most_unpacked(buffer)
+    except ValueError as error:
+        raise _unreadable(buffer, str(error)) from error
     if unpacked > most:
         raise _unreadable(
             buffer,
@@ -296,7 +299,9 @@ def _any_value(kind: pa.DataType) -> pa.DataType:
 _OFFSET, _FIELD, _COUNT = struct.Struct("<i"), struct.Struct("<H"), struct.Struct("<I")
 _BUFFER, _LENGTH = struct.Struct("<qq"), struct.Struct("<q")
 # The positions of fields in their tables, by Arrow's Message.fbs.
-_HEADER, _BUFFERS, _COMPRESSION = 2, 2, 3
+_HEADER, _CUSTOM_METADATA = 2, 4
+_BUFFERS, _COMPRESSION = 2, 3
+_V5 = pa.ipc.MetadataVersion.V5
 
 
 def unpacked_size(message: pa.Message) -> int:
@@ -304,9 +309,18 @@ def unpacked_size(message: pa.Message) -> int:
 
     Each compressed buffer begins with its decompressed length, which Arrow allocates without a check. Arrow
     has verified the metadata of the message.
+
+    Raises
+    ------
+    ValueError
+        When the message is not of version 5, or has metadata of its own: Arrow 0.17 named the compression
+        there, in version 4, and is still understood.
     """
     metadata = memoryview(message.metadata)
-    batch = _followed(metadata, _place(metadata, _OFFSET.unpack_from(metadata)[0], _HEADER))
+    root = _OFFSET.unpack_from(metadata)[0]
+    if message.metadata_version != _V5 or _place(metadata, root, _CUSTOM_METADATA) is not None:
+        raise ValueError("it is in an older or extended form of the format")
+    batch = _followed(metadata, _place(metadata, root, _HEADER))
     if batch is None or _place(metadata, batch, _COMPRESSION) is None:
         return 0
     buffers = _followed(metadata, _place(metadata, batch, _BUFFERS))

@@ -10,7 +10,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from penstock.errors import StoreError, StoreReadOnlyError
+from penstock.errors import StoreError, StoreReadOnlyError, StoreUnavailableError
 from penstock.extras import missing
 from penstock.objects.storage import Buffer, ListedObject, ObjectStorage
 from penstock.redaction import sentence
@@ -53,6 +53,14 @@ class CloudStorage(ObjectStorage):
             self._obstore.put(self._bucket, name, data, use_multipart=False)
 
     def _read(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+        try:
+            return self._ranges(name, ranges)
+        except StoreUnavailableError:
+            # Services answer in several ways when a range is not there, and it never will be.
+            self._require_length(name, max(start + length for start, length in ranges))
+            raise
+
+    def _ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         with self._translating(name):
             found = self._obstore.get_ranges(
                 self._bucket,
@@ -66,10 +74,19 @@ class CloudStorage(ObjectStorage):
                 raise self.unavailable(f"{len(data)} bytes of {name} arrived instead of {length}")
         return read
 
+    def _require_length(self, name: str, end: int) -> None:
+        """Refuse an object that ends before a byte."""
+        with self._translating(name):
+            size = self._obstore.head(self._bucket, name)["size"]
+        if size < end:
+            raise self.damaged(name, f"ends at byte {size}, before byte {end}")
+
     def _listed(self, prefix: str) -> Iterator[ListedObject]:
         with self._translating(prefix):
             for page in self._obstore.list(self._bucket, prefix=prefix):
                 for each in page:
+                    if "/" in each["path"][len(prefix) :]:
+                        continue
                     modified = each["last_modified"].timestamp()
                     yield ListedObject(each["path"], each["size"], int(modified * 1_000_000))
 

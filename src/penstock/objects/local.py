@@ -9,6 +9,7 @@ import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 from penstock.errors import StoreError, StoreFullError, StoreReadOnlyError
 from penstock.objects.location import local_folder
@@ -16,14 +17,20 @@ from penstock.objects.storage import Buffer, ListedObject, ObjectStorage
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
-_UNFINISHED = ".part"
+_NO_FOLDER = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
+UNFINISHED = ".part"
+"""The end of the name of a file that is being written."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Never through a link, and without waiting for a pipe."""
 
 
 class LocalStorage(ObjectStorage):
     """A folder with a file for each object.
 
     Files and new folders have the permissions of the location's folder, which is its owner's alone if it did
-    not exist.
+    not exist. Others may be able to write there, so every step below it is taken by descriptor and never
+    through a link, and what is read is a file.
     """
 
     def __init__(self, url: str) -> None:
@@ -31,79 +38,89 @@ class LocalStorage(ObjectStorage):
         self._folder = Path(local_folder(url))
 
     def _put(self, name: str, parts: Sequence[Buffer]) -> None:
-        path = self._folder / name
-        unfinished = path.with_name(f"{path.name}.{secrets.token_hex(8)}{_UNFINISHED}")
-        with self._translating():
-            mode = self._made(path.parent) & 0o666
-            try:
-                _write(unfinished, parts, mode)
-                os.replace(unfinished, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    unfinished.unlink()
-                raise
-            _sync_folder(path.parent)
+        *steps, file = name.split("/")
+        unfinished = f"{file}.{secrets.token_hex(8)}{UNFINISHED}"
+        with self._translating(name):
+            self._make_location()
+            with _Steps(self._folder, steps, make=True) as folder:
+                try:
+                    _write(unfinished, folder.last, parts, folder.mode & 0o666)
+                    os.replace(unfinished, file, src_dir_fd=folder.last, dst_dir_fd=folder.last)
+                except BaseException:
+                    with contextlib.suppress(OSError):
+                        os.unlink(unfinished, dir_fd=folder.last)
+                    raise
+                _sync(folder.last)
 
     def _read(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
-        with self._translating():
+        *steps, file = name.split("/")
+        try:
+            with self._translating(name), _Steps(self._folder, steps) as folder:
+                opened = os.open(file, _READING, dir_fd=folder.last)
+        except FileNotFoundError:
+            raise self.missing(name) from None
+        with self._translating(name):
             try:
-                file = os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                raise self.missing(name) from None
-            try:
-                size = os.fstat(file).st_size
+                status = os.fstat(opened)
+                if not stat.S_ISREG(status.st_mode):
+                    raise self.damaged(name, "is not a file")
                 for start, length in ranges:
                     # Checked first: a wrong length could ask for any amount of memory.
-                    if start + length > size:
-                        raise self.damaged(name, f"ends at byte {size}, before byte {start + length}")
-                return [_read_range(file, start, length) for start, length in ranges]
+                    if start + length > status.st_size:
+                        raise self.damaged(
+                            name, f"ends at byte {status.st_size}, before byte {start + length}"
+                        )
+                return [_read_range(opened, start, length) for start, length in ranges]
             finally:
-                os.close(file)
+                os.close(opened)
 
     def _listed(self, prefix: str) -> Iterator[ListedObject]:
-        with self._translating():
-            for folder, _, files in os.walk(self._folder / prefix):
-                for file in files:
-                    path = Path(folder, file)
+        try:
+            with (
+                self._translating(prefix),
+                _Steps(self._folder, prefix.strip("/").split("/")) as folder,
+                os.scandir(folder.last) as entries,
+            ):
+                for entry in entries:
                     with contextlib.suppress(FileNotFoundError):
-                        found = path.stat(follow_symlinks=False)
-                        name = path.relative_to(self._folder).as_posix()
-                        yield ListedObject(name, found.st_size, found.st_mtime_ns // 1000)
+                        found = entry.stat(follow_symlinks=False)
+                        if stat.S_ISREG(found.st_mode):
+                            name = f"{prefix}{entry.name}"
+                            yield ListedObject(name, found.st_size, found.st_mtime_ns // 1000)
+        except FileNotFoundError:
+            return
 
     def _delete(self, name: str) -> None:
-        path = self._folder / name
-        with self._translating():
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-            for folder in path.parents[: len(Path(name).parts) - 1]:
-                # Another process may be about to write there: it makes the folder again.
-                try:
-                    folder.rmdir()
-                except OSError:
-                    break
-
-    def _made(self, folder: Path) -> int:
-        """Make a folder and those above it, durably, and return the permissions of the location's."""
+        *steps, file = name.split("/")
         try:
-            mode = stat.S_IMODE(self._folder.stat().st_mode)
+            with self._translating(name), _Steps(self._folder, steps) as folder:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(file, dir_fd=folder.last)
+                folder.remove_empty()
         except FileNotFoundError:
-            mode = 0o700
-        absent = [each for each in (folder, *folder.parents) if not each.exists()]
+            return
+
+    def _make_location(self) -> None:
+        absent = [each for each in (self._folder, *self._folder.parents) if not each.exists()]
         for each in reversed(absent):
-            # The umask would take away what the location's folder grants.
             with contextlib.suppress(FileExistsError):
-                each.mkdir(mode)
-                each.chmod(mode)
-            _sync_folder(each.parent)
-        return mode
+                each.mkdir(0o700)
+            with contextlib.suppress(OSError):
+                file = os.open(each.parent, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fsync(file)
+                finally:
+                    os.close(file)
 
     @contextlib.contextmanager
-    def _translating(self) -> Iterator[None]:
+    def _translating(self, name: str) -> Iterator[None]:
         try:
             yield
-        except StoreError:
+        except (StoreError, FileNotFoundError):
             raise
         except OSError as error:
+            if error.errno in _NO_FOLDER:
+                raise self.damaged(name, "is, or is behind, a link or another kind of file") from None
             raise self._translated(error) from error
 
     def _translated(self, error: OSError) -> StoreError:
@@ -119,8 +136,80 @@ class LocalStorage(ObjectStorage):
         return self.unavailable(reason)
 
 
-def _write(path: Path, parts: Sequence[Buffer], mode: int) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+class _Steps:
+    """The folders from a location down to one below it, each opened from the one above."""
+
+    def __init__(self, location: Path, steps: Sequence[str], *, make: bool = False) -> None:
+        self._location, self._steps, self._make = location, steps, make
+        self._open: list[int] = []
+        self.mode = 0
+        """The permissions of the location."""
+
+    def __enter__(self) -> Self:
+        try:
+            # Its own path may have links: whoever chose the location chose them.
+            self._open.append(os.open(self._location, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            self.mode = stat.S_IMODE(os.fstat(self.last).st_mode)
+            for step in self._steps:
+                self._open.append(self._below(step))
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    @property
+    def last(self) -> int:
+        """The descriptor of the lowest folder."""
+        return self._open[-1]
+
+    def _below(self, step: str) -> int:
+        made = False
+        if self._make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(step, self.mode, dir_fd=self.last)
+                made = True
+        below = os.open(step, _FOLDER, dir_fd=self.last)
+        if made:
+            try:
+                _open_up(below, self.mode)
+            except BaseException:
+                os.close(below)
+                raise
+            _sync(self.last)
+        return below
+
+    def remove_empty(self) -> None:
+        """Remove the folders that are empty, the lowest first.
+
+        Another process may be about to write there: it makes the folder again.
+        """
+        for above, step in zip(self._open[-2::-1], self._steps[::-1], strict=True):
+            try:
+                os.rmdir(step, dir_fd=above)
+            except OSError:
+                break
+
+    def _close(self) -> None:
+        for each in self._open:
+            os.close(each)
+        self._open = []
+
+
+def _open_up(folder: int, mode: int) -> None:
+    """Give a new folder the permissions that the umask has taken from it.
+
+    Somebody may have put another one of this user in its place.
+    """
+    status = os.fstat(folder)
+    if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode and not os.listdir(folder):
+        os.fchmod(folder, mode)
+
+
+def _write(name: str, folder: int, parts: Sequence[Buffer], mode: int) -> None:
+    file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
     with open(file, "wb") as written:
         os.fchmod(file, mode)
         for part in parts:
@@ -129,14 +218,10 @@ def _write(path: Path, parts: Sequence[Buffer], mode: int) -> None:
         os.fsync(file)
 
 
-def _sync_folder(folder: Path) -> None:
+def _sync(folder: int) -> None:
     # A file system without this has no names to lose, or cannot promise more.
     with contextlib.suppress(OSError):
-        file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
+        os.fsync(folder)
 
 
 def _read_range(file: int, start: int, length: int) -> bytes:

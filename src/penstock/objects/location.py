@@ -12,6 +12,7 @@ from penstock.errors import InvalidUrlError
 LOCAL = "file"
 _CLOUDS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "abfss", "abfss": "abfss"}
 _MOST_CHARACTERS = 1024
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -43,10 +44,10 @@ def parse_location(value: str | os.PathLike[str]) -> str:
             "it has a password, a port or a query: credentials and endpoints come from the environment, "
             "such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL"
         )
-    if len(text) > _MOST_CHARACTERS or any(character < " " for character in unquote(text)):
-        raise _refused(f"it has more than {_MOST_CHARACTERS} characters, or control characters")
+    if len(text) > _MOST_CHARACTERS or not unquote(text).isprintable():
+        raise _refused(f"it has more than {_MOST_CHARACTERS} characters, or some that cannot be printed")
     path = parts.path.strip("/")
-    if path and any(step in ("", ".", "..") for step in path.split("/")):
+    if path and any(step in ("", ".", "..") for step in unquote(path).split("/")):
         raise _refused("its path has empty steps, '.' or '..'")
     if scheme == LOCAL:
         if parts.netloc not in ("", "localhost"):
@@ -56,6 +57,12 @@ def parse_location(value: str | os.PathLike[str]) -> str:
         raise _refused(f"{in_quotes(scheme)} is no kind of object storage that Penstock knows")
     if not parts.netloc:
         raise _refused("it names no bucket")
+    bucket, at, account = parts.netloc.partition("@")
+    if bool(at) != (_CLOUDS[scheme] == "abfss") or not all(map(_NAME.fullmatch, [bucket, account or bucket])):
+        raise _refused(
+            "its bucket has a user, or other characters than letters, digits, '.', '-' and '_': credentials "
+            "come from the environment"
+        )
     return f"{_CLOUDS[scheme]}://{parts.netloc}/{path}".rstrip("/")
 
 

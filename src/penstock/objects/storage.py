@@ -63,7 +63,9 @@ class ObjectStorage(ABC):
         return self._retried(lambda: self._read(name, ranges), f"reading {name}")
 
     def listed(self, prefix: str) -> list[ListedObject]:
-        """Return the objects whose names begin with a prefix that ends at a slash, in any order."""
+        """Return the objects in a folder, whose name ends at a slash, but not those in folders below it; in
+        any order.
+        """
         return self._retried(lambda: list(self._listed(prefix)), f"listing {prefix}")
 
     def delete(self, names: Iterable[str]) -> None:

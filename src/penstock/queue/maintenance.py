@@ -121,7 +121,7 @@ class Maintainer(Forkable):
                 return
             for partition in crowded:
                 self._pending[queue.queue_id, partition] = queue, now
-            if not queue.retention.unlimited:
+            if not queue.retention.unlimited or (queue.payloads is not None and now >= self.cleaning_due):
                 self._plan_retention(queue, now)
             if self._pending and self.thread is None:
                 self._start()

@@ -33,7 +33,7 @@ from penstock.spark.options import SinkOptions
 from penstock.store import staging
 from penstock.store.database import Transaction
 from penstock.store.log.partition_log import Appended
-from penstock.store.log.payloads import Written
+from penstock.store.log.payloads import Written, objects_begun_at
 from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, Segment
 from penstock.store.records.catalog import QueueRecord, queue_sink
 from penstock.store.records.ledger import LedgerKey
@@ -116,7 +116,7 @@ class ObjectWrites:
         if queue.payloads is None:
             return None
         database = open_store(options.url).database
-        now = database.run(lambda tx: tx.now(), write=False, single=True)
+        now = objects_begun_at(database, queue.payloads)
         return cls(database.uuid, queue.payloads, now, placement_of(database, queue))
 
 

@@ -155,6 +155,10 @@ class Transaction(ABC):
         return None
 
     @abstractmethod
+    def instance(self) -> str:
+        """Return what tells this database from a copy of it, as far as that is possible."""
+
+    @abstractmethod
     def load(self, text: str, data: Iterable[Any]) -> None:
         """Send rows in bulk: buffers for PostgreSQL's ``copy``, rows for SQLite's ``insert``."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import shlex
 import uuid
 
@@ -26,6 +27,8 @@ log = logging.getLogger("penstock.store")
 VERSION = 11
 """The version of the schema in ``sql/*_schema.sql``; a store of any other version is refused."""
 _TRIES = 5
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
 def open_database(
@@ -122,6 +125,12 @@ def _identity(tx: Transaction, database: Database) -> str | None:
             condition="STORE_ERROR.DAMAGED",
         )
     require_version(database, row.version)
+    if not _UUID.fullmatch(row.uuid):
+        # It is a part of the names of objects and locks.
+        raise StoreError(
+            f"the identity of {database.url} is not a UUID: the store is damaged; restore a backup",
+            condition="STORE_ERROR.DAMAGED",
+        )
     return str(row.uuid)
 
 

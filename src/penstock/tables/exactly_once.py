@@ -131,9 +131,8 @@ def exactly_once(
         Whether the first micro-batch of the app may have any number rather than 0: for a query that has run
         before without this function, or under another ``app_id``.
     ledger_owner
-        In PostgreSQL a role that may own the ledger and its schema, besides the connection's own role, roles
-        without login that it is a member of, superusers and the database's owner. An owner's triggers run
-        with the rights of whoever writes.
+        In PostgreSQL a role that may own the ledger and its schema, besides the connection's own role,
+        superusers and the database's owner. An owner's triggers run with the rights of whoever writes.
 
     Returns
     -------

@@ -107,18 +107,17 @@ def test_a_strangers_table_in_a_shared_schema_is_refused(database: str, as_role:
     refused(as_role("app", f"schema={schema}"), "stranger")
 
 
-def test_roles_without_login_that_the_user_is_a_member_of_are_trusted(
+def test_roles_that_the_user_is_a_member_of_are_trusted_if_they_are_named(
     database: str, as_role: As, schema: str
 ) -> None:
-    """Somebody who logs in as the other role would get the rights of this one."""
+    """Whoever administers a role, with or without login, can make anybody a member of it."""
     penstock.connect(as_role("friend", f"schema={schema}")).close()
     name = urlsplit(database).path[1:]
     run(database, f"grant {name}_friend to {name}_app; alter role {name}_friend nologin")
     try:
-        penstock.connect(as_role("app", f"schema={schema}"), create=False).close()
-        run(database, f"alter role {name}_friend login")
         refused(as_role("app", f"schema={schema}"), "friend")
-        run(database, f"alter role {name}_friend nologin; revoke {name}_friend from {name}_app")
+        penstock.connect(as_role("app", f"schema={schema}&owner={name}_friend"), create=False).close()
+        run(database, f"alter role {name}_friend login")
         refused(as_role("app", f"schema={schema}"), "friend")
     finally:
         run(database, f"alter role {name}_friend login; revoke {name}_friend from {name}_app")

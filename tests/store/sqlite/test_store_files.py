@@ -419,6 +419,31 @@ def test_the_mode_of_a_file_with_another_name_is_left_alone(made: Path, tmp_path
     assert stat.S_IMODE(victim.stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize("suffix", ["-lock", "-shm", "-journal"])
+def test_the_mode_of_a_file_that_others_have_renamed_is_left_alone(
+    made: Path, tmp_path: Path, suffix: str
+) -> None:
+    private = Path(f"{made}{suffix}")
+    private.write_text("private")
+    private.chmod(0o600)
+    made.chmod(0o660)
+    store_files = files.StoreFiles(str(made), 0o660, trusting=True)
+    store_files.check(str(made))
+    os.close(store_files.open_beside(str(private)))
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+
+
+def test_the_mode_of_a_folder_that_others_have_renamed_is_left_alone(made: Path) -> None:
+    private = Path(f"{made}-owners")
+    for found in private.glob("*"):
+        found.unlink()
+    private.rmdir()
+    private.mkdir(0o700)
+    made.chmod(0o660)
+    files.StoreFiles(str(made), 0o660, trusting=True).make_folder(str(private))
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+
+
 def test_looking_at_a_file_does_not_release_its_locks(made: Path) -> None:
     with penstock.connect(f"sqlite:///{made}") as store:
         queue = store.queue("q")

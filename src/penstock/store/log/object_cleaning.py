@@ -6,9 +6,18 @@ be restored whose rows are in them, and a reader can finish. A commit refuses ob
 than half a day ago (:mod:`penstock.store.log.payloads`), so that none is deleted that a suspended process is
 about to enter.
 
-A copy of a store does not know the objects that were written after it was made, and must not delete them.
-Whoever cleans up enters a new token into the store, and then writes it into an object beside the others. If
-the store does not have the token that is there, another copy of the store has cleaned up since.
+A copy of a store has the same objects. It does not know those that were written since, and it may have
+compacted or dropped rows that the original still has in objects: it must not delete any. So
+
+* a location belongs to one database (:meth:`Transaction.instance`), and a copy is another one, unless it is a
+  copy of a server's or a machine's whole disk;
+* whoever cleans up enters a new token into the store, and then writes it into an object beside the others. If
+  the store does not have the token that is there, another copy has cleaned up since. Both are refused then,
+  until somebody says which is the one to keep;
+* an orphan is deleted if it was a day old when the token was written that is there now. A copy with that
+  token has all objects that were entered by then;
+* an object without payloads is deleted if a token has been written since it was seen without any, and has
+  been there for a day without an objection.
 """
 
 from __future__ import annotations
@@ -22,7 +31,8 @@ from penstock.errors import StoreError
 from penstock.objects.location import parse_location
 from penstock.objects.storage import ListedObject, ObjectStorage
 from penstock.store.database import Database, Row, Transaction
-from penstock.store.log.payloads import ORPHAN_AGE, folder_of, object_name
+from penstock.store.log.payloads import ORPHAN_AGE, folder_of, is_object_name, object_name
+from penstock.store.records.locations import enter_location, not_of_this_database, require_own_location
 
 CLEANING_INTERVAL = 3600 * 1_000_000
 """Microseconds between two times that background maintenance cleans up a location."""
@@ -42,6 +52,17 @@ class Cleaned:
 
 
 @dataclass(frozen=True)
+class _Before:
+    """What is old enough to be deleted."""
+
+    written: int
+    """Orphans that were written before, in microseconds since 1970 by the storage's clock."""
+    unused: int
+    """Objects that have been without payloads since before, in microseconds since 1970 by the database's
+    clock."""
+
+
+@dataclass(frozen=True)
 class _Folder:
     """Where the objects of a queue, or of a dropped one, are."""
 
@@ -54,16 +75,18 @@ class _Folder:
 def clean_up(
     database: Database, *, older_than: int = ORPHAN_AGE, interval: int = 0, take_over: bool = False
 ) -> Cleaned:
-    """Delete objects that have been without payloads, or without any entry, for ``older_than`` microseconds.
+    """Delete objects that have been without payloads, or without any entry, for ``older_than`` microseconds
+    and since before the last cleaning.
 
-    Locations that were cleaned less than ``interval`` microseconds ago are left out. ``take_over`` cleans
-    also where another copy of the store has cleaned last: that copy is refused from then on.
+    Locations that were cleaned less than ``interval`` microseconds ago are left out. ``take_over`` makes this
+    database the one that a location belongs to: other copies of the store are refused from then on, and what
+    is old enough is deleted at once.
 
     Raises
     ------
     StoreError
-        When another copy of the store has cleaned up a location since this one was made; the others are
-        cleaned.
+        When a location belongs to another copy of this store, or another one has cleaned it up; the other
+        locations are cleaned.
     """
     by_location: dict[str, list[_Folder]] = {}
     for folder in database.run(_folders, write=False):
@@ -73,12 +96,16 @@ def clean_up(
     for location, folders in by_location.items():
         try:
             storage = database.storages.at(location)
-            begun_at = _begin(database, storage, interval, take_over)
-            if begun_at is not None:
-                for folder in folders:
-                    cleaned += _clean(database, storage, folder, begun_at, older_than)
+            before = _begin(database, storage, older_than, interval, take_over)
         except StoreError as error:
             errors.append(error)
+            continue
+        for folder in folders if before is not None else ():
+            assert before is not None
+            try:
+                cleaned += _clean(database, storage, folder, before)
+            except StoreError as error:
+                errors.append(error)
     if errors:
         raise errors[0]
     return cleaned
@@ -90,15 +117,21 @@ def _folders(tx: Transaction) -> list[_Folder]:
     ]
 
 
-def _begin(database: Database, storage: ObjectStorage, interval: int, take_over: bool) -> int | None:
-    """Write a new token into the store and its location; return when that was, by the storage's clock in
-    microseconds since 1970. None if the location was cleaned just now.
+def _begin(
+    database: Database, storage: ObjectStorage, older_than: int, interval: int, take_over: bool
+) -> _Before | None:
+    """Write a new token into the store and its location; return what is old enough now. None if the location
+    was cleaned just now.
     """
     token = secrets.token_hex(_TOKEN_BYTES)
 
     def begin(tx: Transaction) -> int | None:
         now = tx.now()
-        tx.run("insert_location", payloads=storage.url, now=now - interval)
+        enter_location(tx, storage.url, now - interval)
+        if take_over:
+            tx.run("own_location", payloads=storage.url, instance=tx.instance())
+        else:
+            require_own_location(tx, storage.url)
         if not tx.run("begin_cleaning", payloads=storage.url, now=now, before=now - interval):
             return None
         tx.run("insert_cleaning", payloads=storage.url, token=token, now=now)
@@ -107,32 +140,42 @@ def _begin(database: Database, storage: ObjectStorage, interval: int, take_over:
     begun = database.run(begin)
     if begun is None:
         return None
-    name = _token_name(database)
-    there = _token(storage, name)
-    if there is not None and not take_over and not _is_known(database, storage, there):
-        raise StoreError(
-            f"another copy of this store has cleaned up {storage.url} since this one was copied or backed "
-            "up, so this one does not know which objects are in use, and deletes none. If it is the one to "
-            "keep, run `penstock store clean-up --take-over`; give a copy locations of its own",
-            condition="STORE_ERROR.OBJECTS_OF_A_COPY",
-            storage=storage.url,
-        )
-    storage.put(name, [token.encode()])
-    # Earlier ones could still be written by a cleaning that has begun before this one.
-    database.run(
-        lambda tx: tx.run("forget_cleanings", payloads=storage.url, before=begun - ORPHAN_AGE),
-        idempotent=True,
+    # Listed before it is read: if it is exchanged in between, it is taken for older than it is.
+    there_since = _token_time(database, storage)
+    there = _token(storage, _token_name(database))
+    # Asked after it was read: another process may have begun meanwhile.
+    own = database.run(
+        lambda tx: {row.token: row.begun_at for row in tx.all("list_cleanings", payloads=storage.url)},
+        write=False,
     )
-    listed = [each for each in storage.listed(_token_folder(database)) if each.name == name]
-    if not listed:
+    if not take_over and there is not None and there not in own:
+        _object_to(database, storage)
+        raise not_of_this_database(storage.url)
+    storage.put(_token_name(database), [token.encode()])
+    written = _token_time(database, storage)
+    if written is None:
         raise storage.unavailable("an object that was just written is not listed")
-    return listed[0].modified_at
+    if take_over:
+        return _Before(written - older_than, begun - older_than)
+    earlier = [at for each, at in own.items() if each != token]
+    settled = max((at for at in earlier if at <= begun - older_than), default=0) if there else 0
+    # Another process may still be about to write one that is younger.
+    kept = max((at for at in earlier if at <= begun - ORPHAN_AGE), default=0)
+    database.run(lambda tx: tx.run("forget_cleanings", payloads=storage.url, before=kept), idempotent=True)
+    return _Before(0 if there_since is None else there_since - older_than, settled)
 
 
-def _is_known(database: Database, storage: ObjectStorage, token: str) -> bool:
-    """Whether a token is of this store. Asked after it was read: another process may have begun meanwhile."""
-    rows = database.run(lambda tx: tx.all("list_cleanings", payloads=storage.url), write=False)
-    return token in {row.token for row in rows}
+def _object_to(database: Database, storage: ObjectStorage) -> None:
+    """Stop the copy that has cleaned up, too, which is refused when it finds a token that it does not have.
+
+    Once only: whoever is then made the owner must not be stopped again.
+    """
+
+    def refuse(tx: Transaction) -> int:
+        return tx.run("refuse_location", payloads=storage.url, now=tx.now())
+
+    if database.run(refuse, idempotent=True):
+        storage.put(_token_name(database), [secrets.token_hex(_TOKEN_BYTES).encode()])
 
 
 def _token_folder(database: Database) -> str:
@@ -143,33 +186,47 @@ def _token_name(database: Database) -> str:
     return f"{_token_folder(database)}token"
 
 
+def _token_time(database: Database, storage: ObjectStorage) -> int | None:
+    """When the token that is there was written, in microseconds since 1970 by the storage's clock."""
+    name = _token_name(database)
+    listed = storage.listed(_token_folder(database))
+    return next((each.modified_at for each in listed if each.name == name), None)
+
+
 def _token(storage: ObjectStorage, name: str) -> str | None:
     try:
         return bytes(storage.read(name, [(0, 2 * _TOKEN_BYTES)])[0]).decode("ascii", "replace")
     except StoreError as error:
+        if error.condition == "STORE_ERROR.OBJECT_DAMAGED":
+            # Nobody's.
+            return ""
         if error.condition != "STORE_ERROR.OBJECT_MISSING":
             raise
         return None
 
 
-def _clean(
-    database: Database, storage: ObjectStorage, folder: _Folder, begun_at: int, older_than: int
-) -> Cleaned:
+def _clean(database: Database, storage: ObjectStorage, folder: _Folder, before: _Before) -> Cleaned:
     cleaned = Cleaned()
     _mark_unused(database, folder)
-    for rows in _unused(database, folder, older_than):
+    for rows in _unused(database, folder, before.unused):
         storage.delete([_name(database, folder, row) for row in rows])
         cleaned += Cleaned(len(rows), sum(row.size for row in rows))
-    listed = storage.listed(folder_of(database.uuid, folder.queue_id))
-    orphans = _orphans(database, folder, listed, begun_at - older_than)
+    listed = _objects(database, storage, folder)
+    orphans = _orphans(database, folder, listed, before.written)
     storage.delete([each.name for each in orphans])
     if folder.queue is None and len(orphans) == len(listed):
 
         def forget(tx: Transaction) -> int:
-            return tx.run("forget_dropped_payloads", queue_id=folder.queue_id, before=tx.now() - older_than)
+            return tx.run("forget_dropped_payloads", queue_id=folder.queue_id, before=before.unused)
 
         database.run(forget, idempotent=True)
     return cleaned + Cleaned(len(orphans), sum(each.size for each in orphans))
+
+
+def _objects(database: Database, storage: ObjectStorage, folder: _Folder) -> list[ListedObject]:
+    """Return the objects of a queue in the storage. Anything else there is somebody else's."""
+    prefix = folder_of(database.uuid, folder.queue_id)
+    return [each for each in storage.listed(prefix) if is_object_name(each.name[len(prefix) :])]
 
 
 def _mark_unused(database: Database, folder: _Folder) -> None:
@@ -182,14 +239,13 @@ def _mark_unused(database: Database, folder: _Folder) -> None:
         pass
 
 
-def _unused(database: Database, folder: _Folder, older_than: int) -> Iterator[list[Row]]:
-    """Forget objects that have been without payloads for long, and yield them.
+def _unused(database: Database, folder: _Folder, before: int) -> Iterator[list[Row]]:
+    """Forget objects that have been without payloads since before a time, and yield them.
 
     An object that is forgotten and not deleted, since the process died, is an orphan.
     """
 
     def delete(tx: Transaction) -> list[Row]:
-        before = tx.now() - older_than
         return tx.all("delete_unused", queue_id=folder.queue_id, before=before, most=_AT_ONCE)
 
     while rows := database.run(delete):
@@ -257,7 +313,7 @@ def _checked(database: Database, folder: _Folder) -> ObjectsCheck:
     # has been without payloads for a day.
     rows = database.run(lambda tx: list(_entered(tx, folder)), write=False)
     storage = database.storages.at(folder.location)
-    listed = {each.name: each for each in storage.listed(folder_of(database.uuid, folder.queue_id))}
+    listed = {each.name: each for each in _objects(database, storage, folder)}
     return _compared(database, folder, rows, listed)
 
 

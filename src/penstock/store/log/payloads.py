@@ -11,6 +11,7 @@ objects that were begun more than half a day ago: a suspended process may bring 
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.decode import unreadable
 from penstock.store.log.segmenting import InObject, NewObject, Segment
 from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.locations import require_own_location
 
 BLOCK = 4096
 MESSAGE_BYTES = 1 << 20
@@ -38,6 +40,7 @@ OBJECT_BYTES = 8 << 20
 """The payloads of an append are divided into objects of about this size."""
 ORPHAN_AGE = 24 * 3600 * 1_000_000
 """Microseconds after which an object that no transaction has entered is deleted."""
+_OBJECT_NAME = re.compile(r"[0-9a-f]{32}\.segments(\.[0-9a-f]{16}\.part)?", re.ASCII)
 _READ_AGAIN = 2
 _NO_OBJECT = -1
 _WRITTEN = pa.schema(
@@ -51,6 +54,11 @@ _WRITTEN = pa.schema(
 def object_name(store_uuid: str, queue_id: int, object_id: int, suffix: int) -> str:
     """Return the name of an object in its queue's storage."""
     return f"{folder_of(store_uuid, queue_id)}{object_id:016x}{suffix:016x}.segments"
+
+
+def is_object_name(name: str) -> bool:
+    """Whether a name in a queue's folder is that of an object, or of one that was not finished."""
+    return _OBJECT_NAME.fullmatch(name) is not None
 
 
 def folder_of(store_uuid: str, queue_id: int) -> str:
@@ -80,8 +88,24 @@ def put_away(database: Database, home: Home, segments: Sequence[Segment]) -> Non
     if not segments or _are_small(segments):
         return
     storage = database.storages.at(home.payloads)
-    now = database.run(lambda tx: tx.now(), write=False, single=True)
+    now = objects_begun_at(database, home.payloads)
     _put(storage, database.uuid, home.queue_id, segments, now)
+
+
+def objects_begun_at(database: Database, location: str) -> int:
+    """Return the time of the database, in microseconds since 1970, before objects are written to a location.
+
+    Raises
+    ------
+    StoreError
+        When the location belongs to another copy of the store.
+    """
+
+    def read(tx: Transaction) -> int:
+        require_own_location(tx, location)
+        return tx.now()
+
+    return database.run(read, write=False)
 
 
 def _are_small(segments: Sequence[Segment]) -> bool:
@@ -278,6 +302,8 @@ def with_payloads(database: Database, queue: QueueRecord, partition: int, rows: 
         row = group[0]
         if row.suffix is None:
             raise _unreadable(queue, partition, row, "its object is not in the store")
+        if any(None in (each.start_byte, each.length, each.checksum) for each in group):
+            raise _unreadable(queue, partition, row, "the place of its rows in an object is incomplete")
         name = object_name(database.uuid, queue.queue_id, row.object_id, row.suffix)
         try:
             data = _verified(

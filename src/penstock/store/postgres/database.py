@@ -202,6 +202,9 @@ class PostgresTransaction(Transaction):
     def now(self) -> int:
         return int(self.one("clock").now)
 
+    def instance(self) -> str:
+        return str(self.one("instance").instance)
+
     def stamp(self) -> None:
         return None
 

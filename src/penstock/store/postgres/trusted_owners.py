@@ -3,9 +3,9 @@
 The owner of a table can give it a trigger, or put a view in its place, and the owner of a schema can replace
 its tables. What these call runs with the rights of whoever uses them.
 
-A role trusts itself, the roles without login that it is a member of, superusers, the database's owner, and
-the roles that the user names. A member of a role has that role's rights, and not the other way round: one
-that somebody logs in with could take those of its members.
+A role trusts itself, superusers, the database's owner, and the roles that the user names. It does not trust
+the roles that it is a member of: a member has that role's rights, and not the other way round, and whoever
+administers a role can make anybody a member of it.
 """
 
 from __future__ import annotations

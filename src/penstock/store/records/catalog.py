@@ -23,6 +23,7 @@ from penstock.errors import (
 from penstock.json_text import parse_record, require_numbered, unreadable_record
 from penstock.objects.location import parse_location
 from penstock.store.database import Row, Transaction
+from penstock.store.records.locations import enter_location
 
 QUEUE_SINK = "queue:"
 
@@ -192,7 +193,7 @@ def create_queue(
         )
     _insert_partitions(tx, row.queue_id, 0, partitions)
     if payloads is not None:
-        tx.run("insert_location", payloads=payloads, now=tx.now())
+        enter_location(tx, payloads, tx.now())
     return find_queue(tx, name)
 
 

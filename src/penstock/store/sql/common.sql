@@ -253,7 +253,16 @@ select queue_id, payloads, cast(null as text), 1 from penstock.dropped_payloads
 order by queue_id;
 
 -- name: insert_location
-insert into penstock.location (payloads, cleaned_at) values (:payloads, :now) on conflict (payloads) do nothing;
+insert into penstock.location (payloads, cleaned_at, instance) values (:payloads, :now, :instance) on conflict (payloads) do nothing;
+
+-- name: find_location
+select instance, refused_at from penstock.location where payloads = :payloads;
+
+-- name: own_location
+update penstock.location set instance = :instance, refused_at = null where payloads = :payloads;
+
+-- name: refuse_location
+update penstock.location set refused_at = :now where payloads = :payloads and refused_at is null;
 
 -- name: begin_cleaning
 update penstock.location set cleaned_at = :now where payloads = :payloads and cleaned_at <= :before;
@@ -262,7 +271,7 @@ update penstock.location set cleaned_at = :now where payloads = :payloads and cl
 insert into penstock.cleaning (payloads, token, begun_at) values (:payloads, :token, :now);
 
 -- name: list_cleanings
-select token from penstock.cleaning where payloads = :payloads;
+select token, begun_at from penstock.cleaning where payloads = :payloads;
 
 -- name: forget_cleanings
 delete from penstock.cleaning where payloads = :payloads and begun_at < :before;

@@ -9,15 +9,11 @@ where n.nspname = :schema and c.relname = 'store';
 -- name: schema_exists
 select count(*) as found from pg_namespace where nspname = :schema;
 
--- A role that owns the schema, one of the relations, or a partition or child of one, and is neither this session's own, nor one
--- without login that it is a member of, nor a superuser, nor the database's owner, nor one of :trusted. Relations that do not exist are
--- passed over.
+-- A role that owns the schema, one of the relations, or a partition or child of one, and is neither this session's own, nor a
+-- superuser, nor the database's owner, nor one of :trusted. Relations that do not exist are passed over. A role that it is a member of
+-- is not trusted for that: whoever administers one can make anybody a member.
 -- name: foreign_owner
-with recursive mine (oid) as (
-    select oid from pg_roles where rolname in (current_user, session_user)
-    union
-    select m.roleid from pg_auth_members as m join mine on m.member = mine.oid
-), used (oid) as (
+with recursive used (oid) as (
     select c.oid
     from pg_class as c
     join pg_namespace as n on n.oid = c.relnamespace
@@ -36,10 +32,15 @@ from owned
 join pg_roles as r on r.oid = owned.owner
 where not r.rolsuper
     and r.rolname <> all(cast(:trusted as text[]))
-    and not (r.oid in (select mine.oid from mine) and (not r.rolcanlogin or r.rolname in (current_user, session_user)))
+    and r.rolname not in (current_user, session_user)
     and r.oid not in (select datdba from pg_database where datname = current_database())
 order by owned.what nulls first
 limit 1;
+
+-- Another one in each copy that was made by dumping or by logical replication; a copy of the server's files has the same.
+-- name: instance
+select concat(case when has_function_privilege('pg_control_system()', 'execute') then (select c.system_identifier from pg_control_system() as c) end,
+    '/', 'penstock.store'::regclass::oid) as instance;
 
 -- name: clock
 select (extract(epoch from clock_timestamp()) * 1000000)::bigint as now;

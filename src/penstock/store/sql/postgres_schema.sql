@@ -71,7 +71,8 @@ create table penstock.payload (
     start_byte bigint,
     length     bigint,
     checksum   bigint,
-    check (case when data is null then object_id is not null and start_byte >= 0 and length between 1 and 1073741824 and checksum >= 0
+    check (case when data is null then object_id is not null and start_byte is not null and length is not null and checksum is not null
+            and start_byte between 0 and 1099511627776 and length between 1 and 1073741824 and checksum between 0 and 4294967295
         else object_id is null end)
 );
 -- Payloads are already compressed.
@@ -86,7 +87,8 @@ create table penstock.object (
     queue_id   bigint not null,
     size       bigint not null,
     created_at bigint not null,
-    unused_at  bigint
+    unused_at  bigint,
+    check (object_id >= 0 and suffix >= 0 and size >= 0)
 );
 create index object_by_queue on penstock.object (queue_id, object_id);
 
@@ -97,10 +99,14 @@ create table penstock.dropped_payloads (
     dropped_at bigint not null
 );
 
--- Places of objects, and when they were cleaned up.
+-- Places of objects, when they were cleaned up, which database did it (a copy is another one), and when another one was found to have
+-- done it.
 create table penstock.location (
     payloads   text   not null primary key,
-    cleaned_at bigint not null
+    cleaned_at bigint not null,
+    instance   text   not null,
+    refused_at bigint,
+    check (octet_length(payloads) <= 4096 and octet_length(instance) <= 256)
 );
 
 -- Who cleans a location up writes a token into an object there, after it is entered here. A copy of the store that is older does not
@@ -109,7 +115,8 @@ create table penstock.cleaning (
     payloads text   not null references penstock.location on delete cascade,
     token    text   not null,
     begun_at bigint not null,
-    primary key (payloads, token)
+    primary key (payloads, token),
+    check (octet_length(token) <= 64)
 );
 
 create table penstock.segment (
@@ -123,7 +130,8 @@ create table penstock.segment (
     last_timestamp  bigint not null,
     bytes           bigint not null,
     payload_id      bigint not null,
-    primary key (queue_id, partition, end_index)
+    primary key (queue_id, partition, end_index),
+    check (bytes >= 0)
 );
 
 -- Where a partition ended at a time, while its newest row was ahead of the clock, since the append at last_clock: the rows below
@@ -150,7 +158,7 @@ create table penstock.staged (
     payload_id bigint not null,
     created_at bigint not null,
     primary key (app_id, batch_id, attempt, ordinal),
-    check (octet_length(app_id) <= 4096 and octet_length(attempt) <= 4096)
+    check (bytes >= 0 and octet_length(app_id) <= 4096 and octet_length(attempt) <= 4096)
 );
 
 -- The commits of a change feed; ends is a JSON list of each partition's next index after the commit.

@@ -68,7 +68,8 @@ create table penstock.payload (
     start_byte integer,
     length     integer,
     checksum   integer,
-    check (case when data is null then object_id is not null and start_byte >= 0 and length between 1 and 1073741824 and checksum >= 0
+    check (case when data is null then object_id is not null and start_byte is not null and length is not null and checksum is not null
+            and start_byte between 0 and 1099511627776 and length between 1 and 1073741824 and checksum between 0 and 4294967295
         else object_id is null end)
 ) strict;
 create index penstock.payload_by_object on penstock_payload (object_id) where object_id is not null;
@@ -81,7 +82,8 @@ create table penstock.object (
     queue_id   integer not null,
     size       integer not null,
     created_at integer not null,
-    unused_at  integer
+    unused_at  integer,
+    check (object_id >= 0 and suffix >= 0 and size >= 0)
 ) strict;
 create index penstock.object_by_queue on penstock_object (queue_id, object_id);
 
@@ -92,10 +94,14 @@ create table penstock.dropped_payloads (
     dropped_at integer not null
 ) strict;
 
--- Places of objects, and when they were cleaned up.
+-- Places of objects, when they were cleaned up, which database did it (a copy is another one), and when another one was found to have
+-- done it.
 create table penstock.location (
     payloads   text    not null primary key,
-    cleaned_at integer not null
+    cleaned_at integer not null,
+    instance   text    not null,
+    refused_at integer,
+    check (length(cast(payloads as blob)) <= 4096 and length(cast(instance as blob)) <= 256)
 ) strict;
 
 -- Who cleans a location up writes a token into an object there, after it is entered here. A copy of the store that is older does not
@@ -104,7 +110,8 @@ create table penstock.cleaning (
     payloads text    not null references penstock_location on delete cascade,
     token    text    not null,
     begun_at integer not null,
-    primary key (payloads, token)
+    primary key (payloads, token),
+    check (length(cast(token as blob)) <= 64)
 ) strict;
 
 create table penstock.segment (
@@ -118,7 +125,8 @@ create table penstock.segment (
     last_timestamp  integer not null,
     bytes           integer not null,
     payload_id      integer not null,
-    primary key (queue_id, partition, end_index)
+    primary key (queue_id, partition, end_index),
+    check (bytes >= 0)
 ) strict, without rowid;
 
 -- Where a partition ended at a time, while its newest row was ahead of the clock, since the append at last_clock: the rows below
@@ -145,7 +153,7 @@ create table penstock.staged (
     payload_id integer not null,
     created_at integer not null,
     primary key (app_id, batch_id, attempt, ordinal),
-    check (length(cast(app_id as blob)) <= 4096 and length(cast(attempt as blob)) <= 4096)
+    check (bytes >= 0 and length(cast(app_id as blob)) <= 4096 and length(cast(attempt as blob)) <= 4096)
 ) strict, without rowid;
 
 -- The commits of a change feed; ends is a JSON list of each partition's next index after the commit.

@@ -112,6 +112,10 @@ class SqliteTransaction(Transaction):
     def now(self) -> int:
         return time.time_ns() // 1000
 
+    def instance(self) -> str:
+        # Another one in each copy of the file, and the same when the file is moved within its file system.
+        return str(os.stat(self._path).st_ino)
+
     def stamp(self) -> int:
         return self.now()
 

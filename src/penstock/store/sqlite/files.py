@@ -98,7 +98,7 @@ class StoreFiles:
             self._require_own(path, status)
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a file", path)
-            rights.apply(_Pinned(file, status))
+            self._apply(rights, _Pinned(file, status))
         except BaseException:
             os.close(file)
             raise
@@ -106,14 +106,16 @@ class StoreFiles:
 
     def make_folder(self, path: str) -> None:
         """Create a folder next to the SQLite file; refuse one of another user."""
-        rights = self._beside().for_folder()
+        rights, made = self._beside().for_folder(), False
         with suppress(FileExistsError):
             os.mkdir(path, rights.mode)
+            made = True
         with _pinned(path) as found:
             if stat.S_ISLNK(found.status.st_mode):
                 raise _unsafe_link(path, path)
             self._require_own(path, found.status)
-            rights.apply(found)
+            if not self.trusting or (made and not os.listdir(found.target)):
+                rights.apply(found)
 
     def _beside(self) -> _Rights:
         try:
@@ -161,7 +163,16 @@ class StoreFiles:
             self._require_own(path, found.status)
             if path != self.path and stat.S_ISREG(found.status.st_mode):
                 with suppress(OSError):
-                    self._beside().apply(found)
+                    self._apply(self._beside(), found)
+
+    def _apply(self, rights: _Rights, file: _Pinned) -> None:
+        """Give a file the rights of the SQLite file.
+
+        Where others may write in the folder, one that is not empty may be another file of this user, which
+        somebody has renamed or linked.
+        """
+        if not self.trusting or not file.status.st_size:
+            rights.apply(file)
 
     def _require_own(self, path: str, status: os.stat_result) -> None:
         if self.trusting or _is_trusted(status.st_uid):

@@ -1,0 +1,33 @@
+"""Places of objects, and the one database that each belongs to.
+
+A copy of a store refers to the same objects as the original. It may read them; but neither of the two knows
+which objects the other needs, so that only one may write and delete there.
+"""
+
+from __future__ import annotations
+
+from penstock.errors import StoreError
+from penstock.store.database import Transaction
+
+
+def enter_location(tx: Transaction, location: str, cleaned_at: int) -> None:
+    """Enter a location as this database's, if the store does not have it."""
+    tx.run("insert_location", payloads=location, now=cleaned_at, instance=tx.instance())
+
+
+def require_own_location(tx: Transaction, location: str) -> None:
+    """Refuse a location that belongs to another copy of the store, or that another one has cleaned up."""
+    row = tx.one("find_location", payloads=location)
+    if row is not None and (row.instance != tx.instance() or row.refused_at is not None):
+        raise not_of_this_database(location)
+
+
+def not_of_this_database(location: str) -> StoreError:
+    """Return the error for a location that belongs to another copy of the store."""
+    return StoreError(
+        f"the objects at {location} belong to another copy of this store, or to the one that this one was "
+        "copied or restored from: this one may read them, and not write or delete any. If it is the one to "
+        "keep, run `penstock store clean-up --take-over`; give a copy queues with locations of their own",
+        condition="STORE_ERROR.OBJECTS_OF_A_COPY",
+        storage=location,
+    )
