@@ -788,10 +788,8 @@ FAULTS = [
     Fault(
         "objects without payloads are deleted at once",
         "store/log/object_cleaning.py",
-        """        before = tx.now() - older_than
-        return tx.all("delete_unused""",
-        """        before = tx.now()
-        return tx.all("delete_unused""",
+        """        return tx.all("delete_unused", queue_id=folder.queue_id, before=before, most=_AT_ONCE)""",
+        """        return tx.all("delete_unused", queue_id=folder.queue_id, before=tx.now(), most=_AT_ONCE)""",
     ),
     Fault(
         "only the first object of an append is entered",
