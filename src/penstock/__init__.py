@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from penstock.queue.queue import QueueInfo as QueueInfo
     from penstock.queue.store import Store as Store
     from penstock.queue.store import connect as connect
+    from penstock.spark.compaction import compact as compact
     from penstock.spark.connectors import BatchSink as BatchSink
     from penstock.spark.connectors import MicroBatch as MicroBatch
     from penstock.spark.connectors import Sink as Sink
@@ -85,6 +86,7 @@ _NAMES = {
     "queue.producer": ["Producer"],
     "queue.queue": ["AppendResult", "Queue", "QueueInfo"],
     "queue.store": ["Store", "connect"],
+    "spark.compaction": ["compact"],
     "spark.connectors": ["BatchSink", "MicroBatch", "Sink", "Source", "WriteSettings"],
     "spark.progress_log": ["log_progress"],
     "spark.session": ["register", "session"],

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import stat
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ import penstock
 from penstock.errors import StoreError
 from penstock.objects.local import LocalStorage
 from penstock.objects.location import parse_location
+from penstock.parallel import in_parallel
 from tests.support.raw_sql import run_sql
 from tests.support.spark_queues import one_store
 
@@ -103,12 +105,65 @@ def test_a_new_folder_that_is_exchanged_does_not_pass_its_permissions_on(
 
     def exchanged(path: str, mode: int, *, dir_fd: int | None = None) -> None:
         mkdir(path, mode, dir_fd=dir_fd)
-        (folder / "a").rmdir()
-        elsewhere.rename(folder / "a")
+        (folder / path).rmdir()
+        elsewhere.rename(folder / path)
 
     monkeypatch.setattr("penstock.objects.local.os.mkdir", exchanged)
     storage.put("a/rows", [b"0123"])
     assert stat.S_IMODE((folder / "a").stat().st_mode) == 0o700
+
+
+def put_number(storage: LocalStorage, number: int) -> None:
+    storage.put(f"a/b/{number}", [b"0"])
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_folders_that_several_make_at_once_have_the_permissions_of_the_location(
+    tmp_path: Path, mask: int
+) -> None:
+    before = os.umask(mask)
+    try:
+        for number in range(20):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            folder.chmod(0o775)
+            storage = LocalStorage(parse_location(folder))
+            in_parallel(partial(put_number, storage), range(4))
+            assert {stat.S_IMODE(each.stat().st_mode) for each in (folder / "a", folder / "a/b")} == {0o775}
+            assert sorted(each.name for each in (folder / "a").iterdir()) == ["b"]
+    finally:
+        os.umask(before)
+
+
+def test_writes_go_on_while_others_remove_empty_folders(storage: LocalStorage) -> None:
+    def write_and_delete(number: int) -> None:
+        for n in range(100):
+            name = f"a/b/{number}-{n}"
+            storage.put(name, [b"0123"])
+            assert storage.read(name, [(0, 4)]) == [b"0123"]
+            storage.delete([name])
+
+    in_parallel(write_and_delete, range(3))
+    assert storage.listed("a/b/") == []
+
+
+@pytest.mark.parametrize("below", ["", "/below"])
+def test_a_location_that_is_a_file_is_named(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    storage = LocalStorage(parse_location(f"{tmp_path}/file{below}"))
+    for refused in (lambda: storage.put("a/b", [b"0"]), lambda: storage.listed("a/")):
+        with pytest.raises(StoreError, match="not a folder") as caught:
+            refused()
+        assert caught.value.condition == "STORE_ERROR.CANNOT_OPEN"
+
+
+def test_one_that_cannot_be_deleted_keeps_no_others(storage: LocalStorage, folder: Path) -> None:
+    for name in ("a/1", "a/2"):
+        storage.put(name, [b"0"])
+    (folder / "a/0").mkdir()
+    with pytest.raises(StoreError):
+        storage.delete(["a/0", "a/1", "a/2"])
+    assert storage.listed("a/") == []
 
 
 def test_folders_and_files_have_the_permissions_of_the_location(storage: LocalStorage, folder: Path) -> None:

@@ -312,7 +312,7 @@ def test_a_merge_keeps_columns_added_since_the_queue_was_opened(store: penstock.
     queue.append([{"n": 1}])
     queue.add_columns(NOTE)
     queue.append([{"n": 2, "note": "x"}])
-    assert compact.merge_all(store.database, before, 0) == 1
+    assert compact.merge_all(store.database, before, [0]) == 1
     assert queue.read(0, 0, columns="note").column(0).to_pylist() == [None, "x"]
 
 

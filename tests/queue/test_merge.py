@@ -180,10 +180,9 @@ def test_a_replacement_of_segments_that_comes_too_late_changes_nothing(store: pe
     for n in range(4):
         queue.append(rows(n))
     run = _segments(queue)
-    _, loaded = compact.payloads(store.database, queue.record, 0, run)
+    late = compact.load(store.database, queue.record, [compact.Run(0, run)])
     queue.trim(0, 1)
-    batches = compact.within_memory(queue.record, loaded)
-    assert not compact._replace(store.database, queue.record, 0, loaded, batches)
+    assert late.replace() == [(0, 0)]
     assert numbers(queue.read(0, 1)) == [1, 2, 3]
 
 
@@ -194,10 +193,9 @@ def test_segments_of_a_restored_backup_are_not_replaced_by_a_merge_of_earlier_on
     queue = store.create_queue("q", SCHEMA)
     for n in range(4):
         queue.append(rows(n))
-    _, loaded = compact.payloads(store.database, queue.record, 0, _segments(queue))
-    batches = compact.within_memory(queue.record, loaded)
+    late = compact.load(store.database, queue.record, [compact.Run(0, _segments(queue))])
     backdate(store, 1)
-    assert not compact._replace(store.database, queue.record, 0, loaded, batches)
+    assert late.replace() == [(0, 0)]
     assert len(_segments(queue)) == 4
 
 

@@ -55,12 +55,13 @@ def age(store: penstock.Store, folder: Path, *, days: int = 2) -> None:
     just now.
     """
     store.clean_up_objects()
+    run_sql(store.database, f"update penstock.cleaning set begun_at = begun_at - {days * DAY - DAY // 2}")
+    store.clean_up_objects()
     for path in objects(folder):
         then = time.time() - days * 86_400
         os.utime(path, (then, then))
     run_sql(store.database, f"update penstock.object set unused_at = unused_at - {days * DAY}")
     run_sql(store.database, f"update penstock.location set cleaned_at = cleaned_at - {days * DAY}")
-    run_sql(store.database, f"update penstock.cleaning set begun_at = begun_at - {days * DAY - DAY // 2}")
 
 
 def test_large_appends_are_in_objects_and_small_ones_in_the_database(
@@ -107,9 +108,9 @@ def test_pages_of_objects_are_bounded(queue: penstock.Queue, monkeypatch: pytest
     sizes: list[int] = []
     real = payloads.with_payloads
 
-    def counting(database: object, record: object, partition: int, rows: list[object]) -> list[object]:
-        sizes.append(len(rows))
-        return real(database, record, partition, rows)  # type: ignore[arg-type]
+    def counting(database: Any, record: Any, pages: Any) -> Any:
+        sizes.extend(len(rows) for _, rows in pages)
+        return real(database, record, pages)
 
     monkeypatch.setattr("penstock.store.log.partition_log.with_payloads", counting)
     chunks = partition_log.read(queue.database, queue.record, 0, 0, 6, page_bytes=100 << 10)
@@ -420,6 +421,127 @@ def test_a_copy_of_a_whole_disk_deletes_nothing_that_the_original_has(
         copy.clean_up_objects()
     assert store.clean_up_objects() == 0
     assert everything(store.queue("q")) == {0: [1, 2]}
+
+
+@pytest.fixture
+def cloned(
+    copied: tuple[penstock.Store, penstock.Store], monkeypatch: pytest.MonkeyPatch
+) -> tuple[penstock.Store, penstock.Store]:
+    """A store and a copy that nothing tells apart, as of a whole disk."""
+    monkeypatch.setattr(SqliteTransaction, "instance", lambda self: "the same")
+    for each in copied:
+        run_sql(each.database, "update penstock.location set instance = 'the same'")
+    return copied
+
+
+def stops(*stores: penstock.Store) -> None:
+    for store in stores:
+        with pytest.raises(StoreError, match="another copy"):
+            store.clean_up_objects()
+
+
+@pytest.mark.parametrize("late", ["put", "objection"])
+def test_an_objection_is_not_lost_when_both_clean_up_at_the_same_moment(
+    cloned: tuple[penstock.Store, penstock.Store], monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    store, copy = cloned
+    copy.clean_up_objects()
+    put = LocalStorage.put
+
+    def both(self: LocalStorage, name: str, parts: Any) -> None:
+        monkeypatch.setattr(LocalStorage, "put", put)
+        if late == "put":
+            # The copy has read its own token, and now the original objects.
+            stops(store)
+        else:
+            # The original has read the copy's token, and the copy writes another one.
+            copy.clean_up_objects()
+        put(self, name, parts)
+
+    monkeypatch.setattr(LocalStorage, "put", both)
+    if late == "put":
+        copy.clean_up_objects()
+    else:
+        stops(store)
+    stops(copy, store, copy)
+
+
+def test_who_is_chosen_is_not_stopped_by_one_that_does_not_know_yet(
+    cloned: tuple[penstock.Store, penstock.Store], folder: Path
+) -> None:
+    store, copy = cloned
+    copy.clean_up_objects(take_over=True)
+    for _ in range(2):
+        copy.clean_up_objects()
+    stops(store)
+    for _ in range(2):
+        copy.clean_up_objects()
+    stops(store)
+    with pytest.raises(StoreError, match="another copy"):
+        store.queue("q").append(large(2), 0)
+    copy.queue("q").append(large(3), 0)
+    # Anybody may change their mind.
+    store.clean_up_objects(take_over=True)
+    stops(copy)
+    store.clean_up_objects()
+    assert len(list(folder.glob("*/cleaning/*.owner"))) == 1
+
+
+def test_a_location_may_be_written_in_several_ways(
+    store: penstock.Store, folder: Path, tmp_path: Path
+) -> None:
+    folder.mkdir()
+    (tmp_path / "alias").symlink_to(folder)
+    queues = [
+        store.create_queue(name, SCHEMA, payloads=place)
+        for name, place in (("a", folder), ("b", tmp_path / "alias"))
+    ]
+    for n in range(3):
+        for queue in queues:
+            queue.append(large(n), 0)
+        assert store.clean_up_objects() == 0
+    for queue in queues:
+        assert everything(queue)[0] == [0, 1, 2]
+
+
+def test_a_process_that_was_suspended_for_days_while_it_cleans_up_harms_nobody(
+    store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = LocalStorage.read
+
+    def late(*arguments: Any) -> object:
+        monkeypatch.setattr(LocalStorage, "read", read)
+        for _ in range(2):
+            run_sql(store.database, f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}")
+            store.clean_up_objects()
+        return read(*arguments)
+
+    store.clean_up_objects()
+    monkeypatch.setattr(LocalStorage, "read", late)
+    assert store.clean_up_objects() == 0
+    assert store.clean_up_objects() == 0
+
+
+@pytest.mark.parametrize("take_over", [True, False])
+def test_cleaning_goes_on_after_a_clock_was_ahead(
+    store: penstock.Store, queue: penstock.Queue, take_over: bool
+) -> None:
+    run_sql(store.database, f"update penstock.location set cleaned_at = cleaned_at + {1000 * DAY}")
+    store.clean_up_objects(take_over=take_over)
+    assert run_sql(store.database, "select count(*) from penstock.cleaning") == [(1,)]
+
+
+def test_a_clock_of_the_storage_that_was_ahead_deletes_nothing(
+    store: penstock.Store, queue: penstock.Queue, folder: Path
+) -> None:
+    store.clean_up_objects()
+    (token,) = folder.glob("*/cleaning/token")
+    ahead = time.time() + 3 * 86_400
+    os.utime(token, (ahead, ahead))
+    own = folder / str(store.database.uuid) / str(queue.record.queue_id)
+    own.mkdir()
+    (own / f"{7:032x}.segments").write_bytes(b"of an append that has not ended")
+    assert store.clean_up_objects() == 0
 
 
 def test_what_a_copy_has_compacted_stays_for_the_original(

@@ -54,10 +54,11 @@ class SimStorage(ObjectStorage):
             if name.startswith(prefix):
                 yield ListedObject(name, len(data), int(written * 1_000_000))
 
-    def _delete(self, name: str) -> None:
-        self._asked("delete", name)
-        self._bucket.objects.pop(name, None)
-        self._answered("delete", name)
+    def _delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._asked("delete", name)
+            self._bucket.objects.pop(name, None)
+            self._answered("delete", name)
 
     def _asked(self, what: str, name: str) -> None:
         self._bucket.world.step(f"{what} {name[-40:]}")

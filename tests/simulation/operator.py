@@ -391,8 +391,7 @@ class Operator:
         """Merge segments, apply retention, and clean up what was staged so long ago."""
         for name in store.queues():
             record = store.queue(name).record
-            for partition in range(record.partitions):
-                compact.merge_all(store.database, record, partition)
+            compact.merge_all(store.database, record, range(record.partitions))
             maintain_partitions(store.database, record, range(record.partitions))
         clean_staging(store.database, older)
         # Whoever restores a backup keeps it.

@@ -25,15 +25,18 @@ Function: TypeAlias = "Callable[[DataFrame | SparkSession], DataFrame]"
 _STDERR = 2
 # A JVM that lives for seconds never earns back the time to compile well.
 _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_SMALL = {
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.extraJavaOptions": _SHORT_LIVED,
+_QUIET = {
     "spark.log.level": "ERROR",
-    "spark.sql.shuffle.partitions": "1",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+_SMALL = _QUIET | {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.extraJavaOptions": _SHORT_LIVED,
+    "spark.sql.shuffle.partitions": "1",
+}
+_ONE_MACHINE = "local[2]"
 _PYTHON_LOGS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 
 
@@ -113,8 +116,9 @@ def takes_session(function: Function) -> bool:
 
 
 @contextmanager
-def spark_of_command(*, debug: bool = False) -> Iterator[SparkSession]:
-    """Provide the active Spark session, or a small local one that is stopped afterwards.
+def spark_of_command(*, debug: bool = False, master: str | None = _ONE_MACHINE) -> Iterator[SparkSession]:
+    """Provide the active Spark session, or one that is stopped afterwards: by default a small local one, and
+    for a ``master`` of None that of ``spark-submit``, or else all of this machine.
 
     Errors of Spark are raised in one line, with Spark's condition, and without plans and stacks.
     """
@@ -125,7 +129,7 @@ def spark_of_command(*, debug: bool = False) -> Iterator[SparkSession]:
         if active is not None:
             yield active
             return
-        spark = _start_session() if debug else _start_session_quietly()
+        spark = _start_session(master) if debug else _start_session_quietly(master)
         try:
             yield spark
         finally:
@@ -149,18 +153,19 @@ def _silent_python_logs() -> Iterator[None]:
             log.setLevel(level)
 
 
-def _start_session() -> SparkSession:
+def _start_session(master: str | None) -> SparkSession:
     from penstock.spark.session import session
 
-    return session("penstock", master="local[2]", stateful=True, conf=_SMALL)
+    conf = _SMALL if master == _ONE_MACHINE else _QUIET
+    return session("penstock", master=master, stateful=True, conf=conf)
 
 
-def _start_session_quietly() -> SparkSession:
+def _start_session_quietly(master: str | None) -> SparkSession:
     """Start a JVM whose standard error goes to a file, which is printed when the start fails."""
     with tempfile.TemporaryFile() as log:
         try:
             with _standard_error_to(log):
-                return _start_session()
+                return _start_session(master)
         except BaseException:
             log.seek(0)
             sys.stderr.write(log.read().decode(errors="replace"))

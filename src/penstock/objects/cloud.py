@@ -90,9 +90,15 @@ class CloudStorage(ObjectStorage):
                     modified = each["last_modified"].timestamp()
                     yield ListedObject(each["path"], each["size"], int(modified * 1_000_000))
 
-    def _delete(self, name: str) -> None:
-        with self._translating(name), contextlib.suppress(FileNotFoundError):
-            self._obstore.delete(self._bucket, name)
+    def _delete(self, names: Sequence[str]) -> None:
+        with self._translating(names[0]):
+            try:
+                self._obstore.delete(self._bucket, list(names))
+            except FileNotFoundError:
+                # Not of S3. It says nothing of the others.
+                for name in names:
+                    with contextlib.suppress(FileNotFoundError):
+                        self._obstore.delete(self._bucket, name)
 
     @contextlib.contextmanager
     def _translating(self, name: str) -> Iterator[None]:

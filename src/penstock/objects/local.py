@@ -36,13 +36,26 @@ class LocalStorage(ObjectStorage):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self._folder = Path(local_folder(url))
+        self._synced: set[tuple[str, ...]] = set()
+        """The folders whose names are durable."""
 
     def _put(self, name: str, parts: Sequence[Buffer]) -> None:
         *steps, file = name.split("/")
         unfinished = f"{file}.{secrets.token_hex(8)}{UNFINISHED}"
-        with self._translating(name):
+        try:
+            self._put_into(steps, file, unfinished, parts)
+        except FileNotFoundError as error:
+            # Another process has removed an empty folder meanwhile.
+            raise self._translated(error) from error
+
+    def _put_into(self, steps: Sequence[str], file: str, unfinished: str, parts: Sequence[Buffer]) -> None:
+        with self._translating("/".join((*steps, file))):
             self._make_location()
-            with _Steps(self._folder, steps, make=True) as folder:
+            with self._steps(steps, make=True) as folder:
+                if tuple(steps) not in self._synced:
+                    # Another process may have made them just now.
+                    folder.sync()
+                    self._synced.add(tuple(steps))
                 try:
                     _write(unfinished, folder.last, parts, folder.mode & 0o666)
                     os.replace(unfinished, file, src_dir_fd=folder.last, dst_dir_fd=folder.last)
@@ -55,7 +68,7 @@ class LocalStorage(ObjectStorage):
     def _read(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
         *steps, file = name.split("/")
         try:
-            with self._translating(name), _Steps(self._folder, steps) as folder:
+            with self._translating(name), self._steps(steps) as folder:
                 opened = os.open(file, _READING, dir_fd=folder.last)
         except FileNotFoundError:
             raise self.missing(name) from None
@@ -78,7 +91,7 @@ class LocalStorage(ObjectStorage):
         try:
             with (
                 self._translating(prefix),
-                _Steps(self._folder, prefix.strip("/").split("/")) as folder,
+                self._steps(prefix.strip("/").split("/")) as folder,
                 os.scandir(folder.last) as entries,
             ):
                 for entry in entries:
@@ -90,21 +103,53 @@ class LocalStorage(ObjectStorage):
         except FileNotFoundError:
             return
 
-    def _delete(self, name: str) -> None:
+    def _delete(self, names: Sequence[str]) -> None:
+        error: StoreError | None = None
+        for name in names:
+            try:
+                self._delete_one(name)
+            except StoreError as failed:
+                # One that cannot be deleted keeps no others.
+                error = error or failed
+        if error is not None:
+            raise error
+
+    def _delete_one(self, name: str) -> None:
         *steps, file = name.split("/")
         try:
-            with self._translating(name), _Steps(self._folder, steps) as folder:
+            with self._translating(name), self._steps(steps) as folder:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(file, dir_fd=folder.last)
                 folder.remove_empty()
         except FileNotFoundError:
             return
 
+    def _steps(self, steps: Sequence[str], *, make: bool = False) -> _Steps:
+        try:
+            # Its own path may have links: whoever chose the location chose them.
+            location = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in _NO_FOLDER:
+                raise self._no_folder() from None
+            raise
+        return _Steps(location, steps, make=make)
+
+    def _no_folder(self) -> StoreError:
+        return StoreError(
+            f"{self.url} is not a folder, or is below a file: name another location for the rows",
+            condition="STORE_ERROR.CANNOT_OPEN",
+            storage=self.url,
+        )
+
     def _make_location(self) -> None:
         absent = [each for each in (self._folder, *self._folder.parents) if not each.exists()]
         for each in reversed(absent):
-            with contextlib.suppress(FileExistsError):
+            try:
                 each.mkdir(0o700)
+            except FileExistsError:
+                continue
+            except NotADirectoryError:
+                raise self._no_folder() from None
             with contextlib.suppress(OSError):
                 file = os.open(each.parent, os.O_RDONLY | os.O_CLOEXEC)
                 try:
@@ -139,16 +184,14 @@ class LocalStorage(ObjectStorage):
 class _Steps:
     """The folders from a location down to one below it, each opened from the one above."""
 
-    def __init__(self, location: Path, steps: Sequence[str], *, make: bool = False) -> None:
-        self._location, self._steps, self._make = location, steps, make
-        self._open: list[int] = []
+    def __init__(self, location: int, steps: Sequence[str], *, make: bool = False) -> None:
+        self._steps, self._make = steps, make
+        self._open = [location]
         self.mode = 0
         """The permissions of the location."""
 
     def __enter__(self) -> Self:
         try:
-            # Its own path may have links: whoever chose the location chose them.
-            self._open.append(os.open(self._location, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
             self.mode = stat.S_IMODE(os.fstat(self.last).st_mode)
             for step in self._steps:
                 self._open.append(self._below(step))
@@ -166,20 +209,17 @@ class _Steps:
         return self._open[-1]
 
     def _below(self, step: str) -> int:
-        made = False
-        if self._make:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(step, self.mode, dir_fd=self.last)
-                made = True
-        below = os.open(step, _FOLDER, dir_fd=self.last)
-        if made:
-            try:
-                _open_up(below, self.mode)
-            except BaseException:
-                os.close(below)
+        try:
+            return os.open(step, _FOLDER, dir_fd=self.last)
+        except FileNotFoundError:
+            if not self._make:
                 raise
-            _sync(self.last)
-        return below
+        make_folder(step, self.last, self.mode)
+        return os.open(step, _FOLDER, dir_fd=self.last)
+
+    def sync(self) -> None:
+        for folder in self._open:
+            _sync(folder)
 
     def remove_empty(self) -> None:
         """Remove the folders that are empty, the lowest first.
@@ -198,14 +238,29 @@ class _Steps:
         self._open = []
 
 
-def _open_up(folder: int, mode: int) -> None:
-    """Give a new folder the permissions that the umask has taken from it.
+def make_folder(name: str, above: int, mode: int) -> None:
+    """Make a folder with these permissions, whatever the umask; another process may make it at the same time.
 
-    Somebody may have put another one of this user in its place.
+    It gets its name afterwards: others may write into it from then on.
     """
-    status = os.fstat(folder)
-    if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode and not os.listdir(folder):
-        os.fchmod(folder, mode)
+    unnamed = f".{name}-{secrets.token_hex(8)}"
+    os.mkdir(unnamed, 0o700, dir_fd=above)
+    try:
+        folder = os.open(unnamed, _FOLDER, dir_fd=above)
+        try:
+            status = os.fstat(folder)
+            # Somebody may have put another one of this user in its place.
+            if status.st_uid == os.geteuid() and not os.listdir(folder):
+                os.fchmod(folder, mode)
+        finally:
+            os.close(folder)
+        os.rename(unnamed, name, src_dir_fd=above, dst_dir_fd=above)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.rmdir(unnamed, dir_fd=above)
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+    _sync(above)
 
 
 def _write(name: str, folder: int, parts: Sequence[Buffer], mode: int) -> None:

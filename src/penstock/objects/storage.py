@@ -22,6 +22,8 @@ RETRY_SECONDS = 20.0
 """For how long a failing request is repeated, as for databases."""
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
+_AT_ONCE = 1000
+"""How many objects are deleted in a request, at the most."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,14 @@ class ObjectStorage(ABC):
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; one that does not exist is deleted already."""
-        for name in names:
-            self._retried(partial(self._delete, name), f"deleting {name}")
+        left = list(names)
+        for start in range(0, len(left), _AT_ONCE):
+            some = left[start : start + _AT_ONCE]
+            self._retried(partial(self._delete, some), f"deleting {some[0]} and {len(some) - 1} more")
 
     def check(self, folder: str) -> None:
-        """Check that objects can be written, read, listed and deleted, with one in a folder; nothing is
-        repeated.
+        """Check that objects can be written, read, listed and deleted, with one in a folder; nothing but a
+        first failure to write is repeated.
 
         Raises
         ------
@@ -83,11 +87,15 @@ class ObjectStorage(ABC):
         """
         data = secrets.token_bytes(16)
         name = f"{folder}/{data.hex()}"
-        self._put(name, [data])
+        try:
+            self._put(name, [data])
+        except StoreUnavailableError:
+            # Another process may have removed the folder.
+            self._put(name, [data])
         read = self._read(name, [(0, len(data))])
         if read != [data] or name not in [each.name for each in self._listed(f"{folder}/")]:
             raise self.unavailable("an object that was just written is not there")
-        self._delete(name)
+        self._delete([name])
 
     @abstractmethod
     def _put(self, name: str, parts: Sequence[Buffer]) -> None: ...
@@ -99,7 +107,7 @@ class ObjectStorage(ABC):
     def _listed(self, prefix: str) -> Iterator[ListedObject]: ...
 
     @abstractmethod
-    def _delete(self, name: str) -> None: ...
+    def _delete(self, names: Sequence[str]) -> None: ...
 
     def _retried(self, request: Callable[[], T], what: str) -> T:
         deadline = time.monotonic() + RETRY_SECONDS

@@ -159,9 +159,11 @@ class Maintainer(Forkable):
             queue, partition = task
             try:
                 partitions = range(queue.partitions) if partition is None else [partition]
-                maintain_partitions(self._database, queue, partitions)
-                self._tidy_now_and_then()
-                self._clean_now_and_then()
+                try:
+                    maintain_partitions(self._database, queue, partitions)
+                finally:
+                    self._tidy_now_and_then()
+                    self._clean_now_and_then()
             except NotFoundError:
                 log.debug(
                     "queue %r was dropped before its maintenance",

@@ -360,7 +360,7 @@ class Queue:
     def compact(self) -> int:
         """Compact small segments into large ones, and return how many segments fewer there are."""
         self.refresh()
-        return sum(compact.merge_all(self.database, self._record, p) for p in range(self.partitions))
+        return compact.merge_all(self.database, self._record, range(self.partitions))
 
     def maintain(self) -> None:
         """Run the maintenance of the background now: compact segments, apply the retention."""

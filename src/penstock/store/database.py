@@ -156,7 +156,9 @@ class Transaction(ABC):
 
     @abstractmethod
     def instance(self) -> str:
-        """Return what tells this database from a copy of it, as far as that is possible."""
+        """Return what tells this database from a copy of it, as far as that is possible: parts with slashes
+        in between, which are empty if they are not known.
+        """
 
     @abstractmethod
     def load(self, text: str, data: Iterable[Any]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from pyspark.sql import SparkSession
 
 from penstock.arrow.schema import spark_json
 from penstock.queue.store import connect
@@ -180,6 +181,16 @@ def test_merge(penstock: Penstock) -> None:
     assert penstock("queue", "compact", "q", "--json").json == {"queue": "q", "removed_segments": 4}
     assert "queue 'q' has 0 segments fewer" in penstock("queue", "compact", "q").out
     assert penstock("queue", "show", "q", "--json").json["partitions"][0]["segments"] == 1
+
+
+def test_merge_in_spark(penstock: Penstock, spark: SparkSession) -> None:
+    """In the session of this process, as under ``spark-submit``."""
+    penstock("queue", "create", "q", "--schema", "id int")
+    for number in range(5):
+        penstock("queue", "put", "q", stdin=f'{{"id": {number}}}')
+    assert penstock("queue", "compact", "q", "--spark", "--json").json["removed_segments"] == 4
+    error = penstock("queue", "compact", "absent", "--spark", "--json", code=1).error
+    assert error["error"] == "QUEUE_NOT_FOUND"
 
 
 def test_grow(penstock: Penstock) -> None:

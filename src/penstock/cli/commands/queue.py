@@ -277,13 +277,46 @@ def trim(
     run.output.done(text, {"queue": name, "dropped_rows": dropped})
 
 
-@command(group, "compact", "penstock queue compact orders")
-def compact(run: Run, name: QueueName) -> None:
+@command(
+    group,
+    "compact",
+    "penstock queue compact orders",
+    "penstock queue compact clicks --spark --master spark://host:7077",
+)
+def compact(
+    run: Run,
+    name: QueueName,
+    in_spark: Annotated[
+        bool, typer.Option("--spark", help="Compact in a Spark job, for a queue with many partitions.")
+    ] = False,
+    master: Annotated[
+        str | None,
+        option(
+            "--master",
+            "URL",
+            "Spark's master; by default that of spark-submit, or all cores of this machine.",
+        ),
+    ] = None,
+) -> None:
     """Compact the small segments of many small appends into large ones."""
-    with run.connect() as store:
-        removed = store.queue(name).compact()
+    if in_spark or master is not None:
+        removed = _compact_in_spark(run, name, master)
+    else:
+        with run.connect() as store:
+            removed = store.queue(name).compact()
     text = f"queue {name!r} has {counted(removed, 'segment')} fewer"
     run.output.done(text, {"queue": name, "removed_segments": removed})
+
+
+def _compact_in_spark(run: Run, name: str, master: str | None) -> int:
+    from penstock.cli.spark_programs import spark_of_command
+    from penstock.spark.compaction import compact as compact_in_spark
+
+    # Before Spark starts, which takes seconds.
+    with run.connect() as store:
+        store.queue(name)
+    with spark_of_command(debug=run.debug, master=master) as spark:
+        return compact_in_spark(spark, name, url=run.url)
 
 
 @command(group, "grow", "penstock queue grow orders --by 4")

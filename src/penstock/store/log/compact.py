@@ -13,7 +13,9 @@ A compacted segment has the columns of the widest segment in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
@@ -21,13 +23,62 @@ from penstock.errors import StoreError
 from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.decode import decode_together, unreadable
 from penstock.store.log.partition_log import MERGE_FAN_IN, PAGE_SEGMENTS
-from penstock.store.log.payloads import put_away, store_payloads, with_payloads
+from penstock.store.log.payloads import objects_begun_at, put_away, store_payloads, with_payloads
 from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, SEGMENT_ROWS, Part, Runs, Segment
 from penstock.store.records.catalog import QueueRecord, lock_partition, reread
 
 SEGMENT_BYTES = 8 << 20
+TOGETHER_BYTES = 4 * SEGMENT_BYTES
+"""The bytes of runs that are compacted at the same time."""
 NEWEST = 4 * MERGE_FAN_IN
 _PASSES = 10
+
+
+@dataclass(frozen=True)
+class Run:
+    """Adjacent segments of a partition that are to become one."""
+
+    partition: int
+    segments: Sequence[Row]
+
+    @property
+    def bytes(self) -> int:
+        return sum(segment.bytes for segment in self.segments)
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """Segments, and the one that replaces them; None if there is just one."""
+
+    rows: Sequence[Row]
+    segment: Segment | None = None
+    runs: pa.Buffer | None = None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Compacted segments that have not replaced the others yet."""
+
+    database: Database
+    queue: QueueRecord
+    merged: Sequence[_Merged]
+
+    def replace(self) -> list[tuple[int, int]]:
+        """Store them; how many segments of each run are done, and how many of these are gone. None is done of
+        a run that has changed.
+        """
+        segments = [each.segment for each in self.merged if each.segment is not None]
+        put_away(self.database, self.queue, segments)
+        return [self._replaced(each) for each in self.merged]
+
+    def _replaced(self, merged: _Merged) -> tuple[int, int]:
+        segment, runs = merged.segment, merged.runs
+        if segment is None or runs is None:
+            return len(merged.rows), 0
+        exchange = partial(_exchange, queue=self.queue, old=merged.rows, new=segment, runs=runs)
+        if not self.database.run(exchange, idempotent=True):
+            return 0, 0
+        return len(merged.rows), len(merged.rows) - 1
 
 
 def merge_crowd(database: Database, queue: QueueRecord, partition: int) -> int:
@@ -41,20 +92,49 @@ def merge_crowd(database: Database, queue: QueueRecord, partition: int) -> int:
     return sum(merge_run(database, queue, partition, run) for run in groups(crowd(newest)))
 
 
-def merge_all(database: Database, queue: QueueRecord, partition: int) -> int:
-    """Compact every run of small segments as far as segments may grow; the number of segments that are
-    gone.
+def merge_all(database: Database, queue: QueueRecord, partitions: Iterable[int]) -> int:
+    """Compact every run of small segments of some partitions as far as segments may grow; the number of
+    segments that are gone.
+
+    Several partitions are compacted together: what they have in one object is read at once, and what is
+    written goes into shared objects.
+
+    Raises
+    ------
+    StoreError
+        When segments cannot be read; the others are compacted.
     """
     gone = 0
-    before: list[list[Row]] = []
+    errors: dict[int, StoreError] = {}
+    chosen = list(partitions)
+    before: list[Run] = []
     for _ in range(_PASSES):
-        runs = [run for run in _small_runs(database, queue, partition) if len(run) > 1]
+        runs = [
+            Run(partition, run) for partition in chosen for run in _small_runs(database, queue, partition)
+        ]
+        runs = [run for run in runs if len(run.segments) > 1]
         if runs == before:
             break
         # A run that was compacted or trimmed meanwhile is listed again, as it is now.
-        gone += sum(merge_run(database, queue, partition, run) for run in runs)
+        for group in _together(runs):
+            gone += _merge_group(database, queue, group, errors)
+        chosen = [partition for partition in chosen if partition not in errors]
         before = runs
+    if errors:
+        raise errors[min(errors)]
     return gone
+
+
+def _merge_group(
+    database: Database, queue: QueueRecord, group: Sequence[Run], errors: dict[int, StoreError]
+) -> int:
+    try:
+        return _merge_whole(database, queue, group)
+    except StoreError as error:
+        if len(group) == 1:
+            errors[group[0].partition] = error
+            return 0
+    return sum(_merge_group(database, queue, [run], errors) for run in group)
 
 
 def crowd(newest: Sequence[Row]) -> list[Row]:
@@ -110,26 +190,74 @@ def groups(segments: Sequence[Row]) -> Iterator[list[Row]]:
         yield group
 
 
+def _together(runs: Iterable[Run]) -> Iterator[list[Run]]:
+    """Runs that are compacted at the same time."""
+    group: list[Run] = []
+    size = 0
+    for run in runs:
+        if group and size + run.bytes > TOGETHER_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(run)
+        size += run.bytes
+    if group:
+        yield group
+
+
 def merge_run(database: Database, queue: QueueRecord, partition: int, run: Sequence[Row]) -> int:
     """Compact adjacent segments, into several if one would take too much memory; the number of segments that
     are gone.
     """
+    return _merge_whole(database, queue, [Run(partition, run)])
+
+
+def _merge_whole(database: Database, queue: QueueRecord, runs: Sequence[Run]) -> int:
     gone = 0
-    while len(run) > 1:
-        queue, rows = payloads(database, queue, partition, run)
-        if not rows or [row.payload_id for row in rows] != [old.payload_id for old in run[: len(rows)]]:
-            break
-        try:
-            batches = within_memory(queue, rows)
-        except StoreError as error:
-            bad = _first_unreadable(queue, rows)
-            raise unreadable(queue, partition, bad[0].start_index, bad[-1].end_index, error) from error
-        if len(batches) > 1:
-            if not _replace(database, queue, partition, rows[: len(batches)], batches):
-                break
-            gone += len(batches) - 1
-        run = run[len(batches) :]
+    while runs := [run for run in runs if len(run.segments) > 1]:
+        results = _merge(database, queue, runs)
+        gone += sum(fewer for _, fewer in results)
+        runs = [
+            Run(run.partition, run.segments[done:])
+            for run, (done, _) in zip(runs, results, strict=True)
+            if done
+        ]
     return gone
+
+
+def _merge(database: Database, queue: QueueRecord, runs: Sequence[Run]) -> list[tuple[int, int]]:
+    """Compact the first segments of each run, as many as fit into memory; how many of each run are done, and
+    how many of these are gone. None is done of a run that is not there any more.
+    """
+    return load(database, queue, runs).replace()
+
+
+def load(database: Database, queue: QueueRecord, runs: Sequence[Run]) -> Loaded:
+    """Read and compact the first segments of each run; nothing is replaced yet."""
+    if queue.payloads is not None:
+        # A copy of the store may not write objects: asked before all that work.
+        objects_begun_at(database, queue.payloads)
+    queue, loaded = _payloads(database, queue, runs)
+    merged = [_merged(queue, run, rows) for run, rows in zip(runs, loaded, strict=True)]
+    return Loaded(database, queue, merged)
+
+
+def _merged(queue: QueueRecord, run: Run, rows: Sequence[Row]) -> _Merged:
+    if not rows or [row.payload_id for row in rows] != [old.payload_id for old in run.segments[: len(rows)]]:
+        return _Merged([])
+    try:
+        batches = within_memory(queue, rows)
+    except StoreError as error:
+        bad = _first_unreadable(queue, rows)
+        raise unreadable(queue, run.partition, bad[0].start_index, bad[-1].end_index, error) from error
+    rows = rows[: len(batches)]
+    if len(batches) == 1:
+        return _Merged(rows)
+    parts = [
+        Part(row.end_index - row.start_index, row.first_append, row.first_timestamp, row.runs) for row in rows
+    ]
+    segment = Segment(run.partition, pa.concat_batches(batches))
+    _ = segment.payload  # compressed before anything is locked, and before the next run is decoded
+    return _Merged(rows, segment, Runs.concat(parts).to_buffer())
 
 
 def within_memory(queue: QueueRecord, rows: Sequence[Row]) -> list[pa.RecordBatch]:
@@ -156,44 +284,39 @@ def _first_unreadable(queue: QueueRecord, rows: Sequence[Row]) -> Sequence[Row]:
     return rows
 
 
-def _replace(
-    database: Database,
-    queue: QueueRecord,
-    partition: int,
-    rows: Sequence[Row],
-    batches: Sequence[pa.RecordBatch],
-) -> bool:
-    batch = pa.concat_batches(batches)
-    parts = [
-        Part(row.end_index - row.start_index, row.first_append, row.first_timestamp, row.runs) for row in rows
-    ]
-    segment, runs = Segment(partition, batch), Runs.concat(parts).to_buffer()
-    _ = segment.payload  # compressed before anything is locked
-    put_away(database, queue, [segment])
-    return database.run(lambda tx: _exchange(tx, queue, rows, segment, runs), idempotent=True)
+def _payloads(
+    database: Database, queue: QueueRecord, runs: Sequence[Run]
+) -> tuple[QueueRecord, list[list[Row]]]:
+    """The queue with all columns of the segments, and the segments of each run with their payloads, as far as
+    they fit into memory together.
+    """
 
-
-def payloads(
-    database: Database, queue: QueueRecord, partition: int, run: Sequence[Row]
-) -> tuple[QueueRecord, list[Row]]:
-    """The queue with all columns of the segments, and the segments with their payloads."""
-
-    def work(tx: Transaction) -> tuple[QueueRecord, list[Row]]:
-        rows = tx.page(
-            queue_id=queue.queue_id,
-            partition=partition,
-            start_index=run[0].start_index,
-            end_index=run[-1].end_index,
-            max_segments=len(run),
+    def work(tx: Transaction) -> tuple[QueueRecord, list[list[Row]]]:
+        found: list[list[Row]] = []
+        size = 0
+        for run in runs:
             # Of the payloads, whatever size the log says they have; one is read in any case.
-            max_bytes=2 * SEGMENT_BYTES,
-            with_runs=1,
-        )
+            rows = [] if size > TOGETHER_BYTES else _page(tx, queue, run)
+            size += sum(row.length if row.data is None else len(row.data) for row in rows)
+            found.append(rows)
         # Columns added since the queue was looked up would be lost.
-        return reread(tx, queue) if rows else queue, rows
+        return reread(tx, queue) if any(found) else queue, found
 
-    queue, rows = database.run(work, write=False)
-    return queue, with_payloads(database, queue, partition, rows)
+    queue, found = database.run(work, write=False)
+    pages = [(run.partition, rows) for run, rows in zip(runs, found, strict=True)]
+    return queue, with_payloads(database, queue, pages)
+
+
+def _page(tx: Transaction, queue: QueueRecord, run: Run) -> list[Row]:
+    return tx.page(
+        queue_id=queue.queue_id,
+        partition=run.partition,
+        start_index=run.segments[0].start_index,
+        end_index=run.segments[-1].end_index,
+        max_segments=len(run.segments),
+        max_bytes=2 * SEGMENT_BYTES,
+        with_runs=1,
+    )
 
 
 def _identity(row: Row) -> tuple[int, ...]:

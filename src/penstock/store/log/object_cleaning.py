@@ -12,22 +12,25 @@ compacted or dropped rows that the original still has in objects: it must not de
 * a location belongs to one database (:meth:`Transaction.instance`), and a copy is another one, unless it is a
   copy of a server's or a machine's whole disk;
 * whoever cleans up enters a new token into the store, and then writes it into an object beside the others. If
-  the store does not have the token that is there, another copy has cleaned up since. Both are refused then,
-  until somebody says which is the one to keep;
-* an orphan is deleted if it was a day old when the token was written that is there now. A copy with that
-  token has all objects that were entered by then;
-* an object without payloads is deleted if a token has been written since it was seen without any, and has
-  been there for a day without an objection.
+  the store does not have the token that is there, another copy has cleaned up since. It then objects, by an
+  object that is named after that token, and refuses to write or delete. Whoever finds an objection to a token
+  of its own refuses, too, until somebody says which is the one to keep. That one takes the location over: its
+  token stays in another object, so that every other copy knows that it is not the one;
+* an orphan is deleted if it was a day old when the token that is there was entered and written. A copy that
+  knows this token was made later, and has all objects of that age;
+* an object without payloads is deleted if a token has been entered since it was seen without any, a day ago,
+  and nobody has objected.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from penstock.errors import StoreError
+from penstock.errors import PenstockError, StoreError, StoreReadOnlyError
 from penstock.objects.location import parse_location
 from penstock.objects.storage import ListedObject, ObjectStorage
 from penstock.store.database import Database, Row, Transaction
@@ -38,6 +41,8 @@ CLEANING_INTERVAL = 3600 * 1_000_000
 """Microseconds between two times that background maintenance cleans up a location."""
 _AT_ONCE = 1000
 _TOKEN_BYTES = 16
+_TOKEN_TEXT = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_TOKEN, _OWNER, _OBJECTION = "token", ".owner", ".objection"
 
 
 @dataclass(frozen=True)
@@ -92,22 +97,24 @@ def clean_up(
     for folder in database.run(_folders, write=False):
         by_location.setdefault(folder.location, []).append(folder)
     cleaned = Cleaned()
-    errors: list[StoreError] = []
+    errors: list[PenstockError] = []
     for location, folders in by_location.items():
         try:
             storage = database.storages.at(location)
             before = _begin(database, storage, older_than, interval, take_over)
-        except StoreError as error:
+        except PenstockError as error:
             errors.append(error)
             continue
-        for folder in folders if before is not None else ():
-            assert before is not None
+        if before is None:
+            continue
+        for folder in folders:
             try:
                 cleaned += _clean(database, storage, folder, before)
-            except StoreError as error:
+            except PenstockError as error:
                 errors.append(error)
     if errors:
-        raise errors[0]
+        # Missing rights are ordinary, and must not hide another error.
+        raise min(errors, key=lambda error: isinstance(error, StoreReadOnlyError))
     return cleaned
 
 
@@ -121,7 +128,7 @@ def _begin(
     database: Database, storage: ObjectStorage, older_than: int, interval: int, take_over: bool
 ) -> _Before | None:
     """Write a new token into the store and its location; return what is old enough now. None if the location
-    was cleaned just now.
+    was cleaned just now, or this process was suspended for very long.
     """
     token = secrets.token_hex(_TOKEN_BYTES)
 
@@ -132,65 +139,102 @@ def _begin(
             tx.run("own_location", payloads=storage.url, instance=tx.instance())
         else:
             require_own_location(tx, storage.url)
-        if not tx.run("begin_cleaning", payloads=storage.url, now=now, before=now - interval):
+        before = now if take_over else now - interval
+        if not tx.run("begin_cleaning", payloads=storage.url, now=now, before=before):
             return None
-        tx.run("insert_cleaning", payloads=storage.url, token=token, now=now)
+        tx.run("insert_cleaning", payloads=storage.url, token=token, now=now, taken_over=int(take_over))
         return now
 
     begun = database.run(begin)
     if begun is None:
         return None
-    # Listed before it is read: if it is exchanged in between, it is taken for older than it is.
-    there_since = _token_time(database, storage)
-    there = _token(storage, _token_name(database))
+    # Listed before anything is read: a token that is exchanged in between is taken for older than it is.
+    found = _Found.at(database, storage)
+    if take_over:
+        written = found.take_over(token)
+        return _Before(min(written, begun) - older_than, begun - older_than)
     # Asked after it was read: another process may have begun meanwhile.
     own = database.run(
-        lambda tx: {row.token: row.begun_at for row in tx.all("list_cleanings", payloads=storage.url)},
-        write=False,
+        lambda tx: {row.token: int(row.begun_at) for row in tx.all("list_cleanings")}, write=False
     )
-    if not take_over and there is not None and there not in own:
-        _object_to(database, storage)
+    if token not in own:
+        return None
+    if found.is_contested(own):
+        database.run(
+            lambda tx: tx.run("refuse_location", payloads=storage.url, now=tx.now()), idempotent=True
+        )
         raise not_of_this_database(storage.url)
-    storage.put(_token_name(database), [token.encode()])
-    written = _token_time(database, storage)
-    if written is None:
-        raise storage.unavailable("an object that was just written is not listed")
-    if take_over:
-        return _Before(written - older_than, begun - older_than)
+    written = found.put(token)
     earlier = [at for each, at in own.items() if each != token]
-    settled = max((at for at in earlier if at <= begun - older_than), default=0) if there else 0
     # Another process may still be about to write one that is younger.
     kept = max((at for at in earlier if at <= begun - ORPHAN_AGE), default=0)
     database.run(lambda tx: tx.run("forget_cleanings", payloads=storage.url, before=kept), idempotent=True)
-    return _Before(0 if there_since is None else there_since - older_than, settled)
+    if found.token is None or found.written is None:
+        return _Before(0, 0)
+    settled = max((at for at in earlier if at <= begun - older_than), default=0)
+    return _Before(min(found.written, written, own[found.token]) - older_than, settled)
 
 
-def _object_to(database: Database, storage: ObjectStorage) -> None:
-    """Stop the copy that has cleaned up, too, which is refused when it finds a token that it does not have.
+@dataclass(frozen=True)
+class _Found:
+    """What those who have cleaned a location up before have left there."""
 
-    Once only: whoever is then made the owner must not be stopped again.
-    """
+    database: Database
+    storage: ObjectStorage
+    names: frozenset[str]
+    """In the folder of tokens."""
+    token: str | None
+    written: int | None
+    """When the token was written, in microseconds since 1970 by the storage's clock."""
 
-    def refuse(tx: Transaction) -> int:
-        return tx.run("refuse_location", payloads=storage.url, now=tx.now())
+    @classmethod
+    def at(cls, database: Database, storage: ObjectStorage) -> _Found:
+        folder = _token_folder(database)
+        listed = {each.name[len(folder) :]: each.modified_at for each in storage.listed(folder)}
+        return cls(
+            database, storage, frozenset(listed), _token(storage, f"{folder}{_TOKEN}"), listed.get(_TOKEN)
+        )
 
-    if database.run(refuse, idempotent=True):
-        storage.put(_token_name(database), [secrets.token_hex(_TOKEN_BYTES).encode()])
+    def is_contested(self, own: Mapping[str, int]) -> bool:
+        """Whether another copy of the store has cleaned up, or objects to this one; object to the other."""
+        owners = [name.removesuffix(_OWNER) for name in self.names if name.endswith(_OWNER)]
+        if any(owner not in own for owner in owners):
+            # Somebody has chosen the other one.
+            return True
+        if self.token is not None and self.token not in own:
+            if _TOKEN_TEXT.fullmatch(self.token):
+                self._write(f"{self.token}{_OBJECTION}", b"")
+            return True
+        since = max((own[owner] for owner in owners), default=0)
+        objections = (name.removesuffix(_OBJECTION) for name in self.names if name.endswith(_OBJECTION))
+        # One to a token from before it was chosen is settled, and those who did not know of it do not object
+        # any more.
+        return any(own.get(token, 0) > since for token in objections)
+
+    def put(self, token: str) -> int:
+        """Write a token; return when it was written."""
+        self._write(_TOKEN, token.encode())
+        folder = _token_folder(self.database)
+        for each in self.storage.listed(folder):
+            if each.name == f"{folder}{_TOKEN}":
+                return each.modified_at
+        raise self.storage.unavailable("an object that was just written is not listed")
+
+    def take_over(self, token: str) -> int:
+        """Write a token, and that its database is the one to keep; return when it was written."""
+        self._write(f"{token}{_OWNER}", b"")
+        written = self.put(token)
+        settled = [name for name in self.names if name.endswith((_OWNER, _OBJECTION))]
+        self.storage.delete([f"{_token_folder(self.database)}{name}" for name in settled])
+        return written
+
+    def _write(self, name: str, data: bytes) -> None:
+        # An empty object could not be told from one that was cut off.
+        self.storage.put(f"{_token_folder(self.database)}{name}", [data or b"\n"])
 
 
 def _token_folder(database: Database) -> str:
     return f"{database.uuid}/cleaning/"
-
-
-def _token_name(database: Database) -> str:
-    return f"{_token_folder(database)}token"
-
-
-def _token_time(database: Database, storage: ObjectStorage) -> int | None:
-    """When the token that is there was written, in microseconds since 1970 by the storage's clock."""
-    name = _token_name(database)
-    listed = storage.listed(_token_folder(database))
-    return next((each.modified_at for each in listed if each.name == name), None)
 
 
 def _token(storage: ObjectStorage, name: str) -> str | None:

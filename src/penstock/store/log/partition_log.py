@@ -338,7 +338,8 @@ def _page(
 
     rows = database.run(page, write=False, single=True)
     first, rows = (rows[0].first_index, rows) if rows else database.run(without_rows, write=False)
-    return first, with_payloads(database, queue, partition, rows)
+    (loaded,) = with_payloads(database, queue, [(partition, rows)])
+    return first, loaded
 
 
 def segments_from(tx: Transaction, queue: QueueRecord, partition: int, start: int) -> Iterator[Row]:

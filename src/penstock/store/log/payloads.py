@@ -283,38 +283,46 @@ def _enter_objects(tx: Transaction, objects: Sequence[NewObject]) -> None:
         )
 
 
-def with_payloads(database: Database, queue: QueueRecord, partition: int, rows: Sequence[Row]) -> list[Any]:
-    """Return segments of a page with their payloads, those in objects read from there, in parallel."""
-    by_object: dict[tuple[int, int | None], list[Row]] = {}
-    for row in rows:
-        if row.data is None:
-            by_object.setdefault((row.object_id, row.suffix), []).append(row)
+def with_payloads(
+    database: Database, queue: QueueRecord, pages: Sequence[tuple[int, Sequence[Row]]]
+) -> list[list[Any]]:
+    """Return the segments of pages, which are given with their partitions, with their payloads: those in
+    objects are read from there, in parallel.
+    """
+    by_object: dict[tuple[int, int | None], list[tuple[int, Row]]] = {}
+    for partition, rows in pages:
+        for row in rows:
+            if row.data is None:
+                by_object.setdefault((row.object_id, row.suffix), []).append((partition, row))
     if not by_object:
-        return list(rows)
+        return [list(rows) for _, rows in pages]
     if queue.payloads is None:
-        row = next(iter(by_object.values()))[0]
+        partition, row = next(iter(by_object.values()))[0]
         raise _unreadable(
             queue, partition, row, "its rows are in an object, and the queue has no place for any"
         )
     storage = database.storages.at(queue.payloads)
 
-    def read(group: Sequence[Row]) -> list[tuple[int, Buffer]]:
-        row = group[0]
-        if row.suffix is None:
-            raise _unreadable(queue, partition, row, "its object is not in the store")
-        if any(None in (each.start_byte, each.length, each.checksum) for each in group):
-            raise _unreadable(queue, partition, row, "the place of its rows in an object is incomplete")
-        name = object_name(database.uuid, queue.queue_id, row.object_id, row.suffix)
+    def read(group: Sequence[tuple[int, Row]]) -> list[tuple[int, Buffer]]:
+        rows = [row for _, row in group]
+        partition, first = group[0]
+        if first.suffix is None:
+            raise _unreadable(queue, partition, first, "its object is not in the store")
+        if any(None in (row.start_byte, row.length, row.checksum) for row in rows):
+            raise _unreadable(queue, partition, first, "the place of its rows in an object is incomplete")
+        name = object_name(database.uuid, queue.queue_id, first.object_id, first.suffix)
         try:
-            data = _verified(
-                storage, name, [Place(row.start_byte, row.length, row.checksum) for row in group]
-            )
+            data = _verified(storage, name, [Place(row.start_byte, row.length, row.checksum) for row in rows])
         except StoreError as error:
-            raise unreadable(queue, partition, group[0].start_index, group[-1].end_index, error) from error
-        return [(row.payload_id, each) for row, each in zip(group, data, strict=True)]
+            last = [row for other, row in group if other == partition][-1]
+            raise unreadable(queue, partition, first.start_index, last.end_index, error) from error
+        return [(row.payload_id, each) for row, each in zip(rows, data, strict=True)]
 
     found = dict(pair for pairs in in_parallel(read, list(by_object.values())) for pair in pairs)
-    return [row._replace(data=found[row.payload_id]) if row.data is None else row for row in rows]
+    return [
+        [row._replace(data=found[row.payload_id]) if row.data is None else row for row in rows]
+        for _, rows in pages
+    ]
 
 
 def _verified(storage: ObjectStorage, name: str, places: Sequence[Place]) -> list[Buffer]:

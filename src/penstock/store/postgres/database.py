@@ -203,7 +203,10 @@ class PostgresTransaction(Transaction):
         return int(self.one("clock").now)
 
     def instance(self) -> str:
-        return str(self.one("instance").instance)
+        # Another one in each copy that was made by dumping or by logical replication; a copy of the server's
+        # files has the same. Not every role may know that of the server.
+        system = self.one("identify_system").system if self.one("may_identify_system").may else ""
+        return f"{system}/{self.one('identify_table').number}"
 
     def stamp(self) -> None:
         return None

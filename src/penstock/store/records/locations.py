@@ -18,8 +18,15 @@ def enter_location(tx: Transaction, location: str, cleaned_at: int) -> None:
 def require_own_location(tx: Transaction, location: str) -> None:
     """Refuse a location that belongs to another copy of the store, or that another one has cleaned up."""
     row = tx.one("find_location", payloads=location)
-    if row is not None and (row.instance != tx.instance() or row.refused_at is not None):
+    if row is not None and (row.refused_at is not None or _differ(row.instance, tx.instance())):
         raise not_of_this_database(location)
+
+
+def _differ(instance: str, other: str) -> bool:
+    """Whether two databases are known to be different ones."""
+    return any(
+        one and two and one != two for one, two in zip(instance.split("/"), other.split("/"), strict=False)
+    )
 
 
 def not_of_this_database(location: str) -> StoreError:

@@ -265,16 +265,17 @@ update penstock.location set instance = :instance, refused_at = null where paylo
 update penstock.location set refused_at = :now where payloads = :payloads and refused_at is null;
 
 -- name: begin_cleaning
-update penstock.location set cleaned_at = :now where payloads = :payloads and cleaned_at <= :before;
+update penstock.location set cleaned_at = :now where payloads = :payloads and (cleaned_at <= :before or cleaned_at > :now);
 
 -- name: insert_cleaning
-insert into penstock.cleaning (payloads, token, begun_at) values (:payloads, :token, :now);
+insert into penstock.cleaning (payloads, token, begun_at, taken_over) values (:payloads, :token, :now, :taken_over);
 
+-- Of all locations: one of them may be written in several ways.
 -- name: list_cleanings
-select token, begun_at from penstock.cleaning where payloads = :payloads;
+select token, begun_at from penstock.cleaning;
 
 -- name: forget_cleanings
-delete from penstock.cleaning where payloads = :payloads and begun_at < :before;
+delete from penstock.cleaning where payloads = :payloads and begun_at < :before and taken_over = 0;
 
 -- name: mark_unused
 update penstock.object set unused_at = :now

@@ -37,10 +37,14 @@ where not r.rolsuper
 order by owned.what nulls first
 limit 1;
 
--- Another one in each copy that was made by dumping or by logical replication; a copy of the server's files has the same.
--- name: instance
-select concat(case when has_function_privilege('pg_control_system()', 'execute') then (select c.system_identifier from pg_control_system() as c) end,
-    '/', 'penstock.store'::regclass::oid) as instance;
+-- name: may_identify_system
+select has_function_privilege('pg_control_system()', 'execute') as may;
+
+-- name: identify_system
+select system_identifier::text as system from pg_control_system();
+
+-- name: identify_table
+select 'penstock.store'::regclass::oid::bigint as number;
 
 -- name: clock
 select (extract(epoch from clock_timestamp()) * 1000000)::bigint as now;

@@ -109,12 +109,13 @@ create table penstock.location (
     check (octet_length(payloads) <= 4096 and octet_length(instance) <= 256)
 );
 
--- Who cleans a location up writes a token into an object there, after it is entered here. A copy of the store that is older does not
--- have the one that is there, and is refused.
+-- Who cleans a location up writes a token into an object there, after it is entered here. A copy of the store does not have those that
+-- are written after it was made. A token with which somebody took a location over is kept.
 create table penstock.cleaning (
     payloads text   not null references penstock.location on delete cascade,
     token    text   not null,
     begun_at bigint not null,
+    taken_over bigint not null,
     primary key (payloads, token),
     check (octet_length(token) <= 64)
 );

@@ -104,12 +104,13 @@ create table penstock.location (
     check (length(cast(payloads as blob)) <= 4096 and length(cast(instance as blob)) <= 256)
 ) strict;
 
--- Who cleans a location up writes a token into an object there, after it is entered here. A copy of the store that is older does not
--- have the one that is there, and is refused.
+-- Who cleans a location up writes a token into an object there, after it is entered here. A copy of the store does not have those that
+-- are written after it was made. A token with which somebody took a location over is kept.
 create table penstock.cleaning (
     payloads text    not null references penstock_location on delete cascade,
     token    text    not null,
     begun_at integer not null,
+    taken_over integer not null,
     primary key (payloads, token),
     check (length(cast(token as blob)) <= 64)
 ) strict;

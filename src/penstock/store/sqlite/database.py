@@ -113,7 +113,7 @@ class SqliteTransaction(Transaction):
         return time.time_ns() // 1000
 
     def instance(self) -> str:
-        # Another one in each copy of the file, and the same when the file is moved within its file system.
+        # Another one in each copy on the same disk, and the same if the file is renamed.
         return str(os.stat(self._path).st_ino)
 
     def stamp(self) -> int:

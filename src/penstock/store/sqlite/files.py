@@ -106,16 +106,32 @@ class StoreFiles:
 
     def make_folder(self, path: str) -> None:
         """Create a folder next to the SQLite file; refuse one of another user."""
-        rights, made = self._beside().for_folder(), False
-        with suppress(FileExistsError):
-            os.mkdir(path, rights.mode)
-            made = True
+        rights = self._beside().for_folder()
+        if not os.path.lexists(path):
+            self._make_folder(path, rights)
         with _pinned(path) as found:
             if stat.S_ISLNK(found.status.st_mode):
                 raise _unsafe_link(path, path)
             self._require_own(path, found.status)
-            if not self.trusting or (made and not os.listdir(found.target)):
+            if not self.trusting:
                 rights.apply(found)
+
+    def _make_folder(self, path: str, rights: _Rights) -> None:
+        """Make a folder, which gets its name when others can use it."""
+        folder, name = os.path.split(path)
+        unnamed = tempfile.mkdtemp(prefix=f".{name}-", dir=folder)
+        try:
+            with _pinned(unnamed) as found:
+                # Somebody may have put another one in its place.
+                if not os.listdir(found.target):
+                    rights.apply(found)
+            os.rename(unnamed, path)
+        except OSError as error:
+            with suppress(OSError):
+                os.rmdir(unnamed)
+            # Another process was faster, and has a file in it.
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
 
     def _beside(self) -> _Rights:
         try:

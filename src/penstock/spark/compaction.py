@@ -1,0 +1,114 @@
+"""Compaction of a queue by a Spark job: tasks read, encode and write, each for partitions of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from penstock.arguments import in_quotes
+from penstock.errors import InvalidOptionError
+from penstock.queue.store import open_store
+from penstock.spark.error_boundary import iterate_in_worker, original_error
+from penstock.spark.internals.python_workers import check_reach
+from penstock.spark.session import URL_SETTING, default_url
+from penstock.store.log import compact as log
+from penstock.store.records import catalog
+
+_TASK_BYTES = 64 << 20
+"""The bytes of segments that are worth a task."""
+_TASKS_PER_CORE = 4
+"""So that no core waits long for the last task."""
+_REPORT = pa.schema([("gone", pa.int64())])
+
+
+def compact(spark: SparkSession, queue: str, *, url: str | None = None) -> int:
+    """Compact small segments into large ones in a Spark job, and return how many segments fewer there are.
+
+    Each task compacts some of the partitions: it reads what they have in the same objects at once, and writes
+    new objects of about 8 MiB. A segment is replaced in one transaction, so readers, writers and other
+    compactions go on meanwhile, and a task that is repeated finds its work done. Tasks connect to the
+    database. For a small queue, :meth:`Queue.compact` does the same in this process.
+
+    Parameters
+    ----------
+    spark
+        The session that runs the job.
+    queue
+        The queue's name.
+    url
+        The store's URL; by default that of the session.
+
+    Raises
+    ------
+    QueueNotFoundError
+        When there is no such queue.
+    StoreError
+        When segments cannot be read; those of other partitions are compacted.
+    InvalidOptionError
+        When there is no URL, or the store is a SQLite file and the session runs on a cluster.
+    """
+    address = url or default_url(spark)
+    if address is None:
+        raise InvalidOptionError(
+            f"no store is named for the queue {in_quotes(queue)}: pass url, or set {URL_SETTING} on the "
+            "session",
+            condition="INVALID_OPTION.MISSING",
+            option="url",
+        )
+    check_reach(address, spark.conf.get("spark.master", None))
+    store = open_store(address)
+    record = store.queue(queue).record
+    partitions = store.database.run(lambda tx: catalog.partitions(tx, record), write=False)
+    crowded = [(each.partition, each.bytes) for each in partitions if each.segments > 1]
+    shares = _shares(crowded, _TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
+    if not shares:
+        return 0
+    task = _CompactTask(address, queue, shares)
+    numbers = spark.range(0, len(shares), 1, len(shares))
+    try:
+        return sum(row.gone for row in numbers.mapInArrow(task, "gone long").collect())
+    except PySparkException as error:
+        raise original_error(error) from None
+
+
+def _shares(crowded: Sequence[tuple[int, int]], most: int) -> list[list[int]]:
+    """Divide partitions into at most so many shares of about the same bytes.
+
+    Neighbours stay together, since they are next to each other in objects.
+    """
+    if not crowded:
+        return []
+    total = sum(size for _, size in crowded)
+    count = min(len(crowded), most, max(1, -(-total // _TASK_BYTES)))
+    shares: list[list[int]] = [[] for _ in range(count)]
+    ends = accumulate(size for _, size in crowded)
+    for (partition, size), end in zip(crowded, ends, strict=True):
+        middle = end - size / 2
+        shares[min(int(middle * count / max(total, 1)), count - 1)].append(partition)
+    return [share for share in shares if share]
+
+
+@dataclass(frozen=True)
+class _CompactTask:
+    """The function of ``mapInArrow``: takes the numbers of shares, and returns how many segments are gone."""
+
+    url: str = field(repr=False)
+    queue: str
+    shares: Sequence[Sequence[int]]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return iterate_in_worker(self._run(batches))
+
+    def _run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        check_reach(self.url, None)
+        store = open_store(self.url)
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                record = store.queue(self.queue).record
+                gone = log.merge_all(store.database, record, self.shares[number])
+                yield pa.RecordBatch.from_arrays([pa.array([gone], pa.int64())], schema=_REPORT)
