@@ -569,8 +569,8 @@ FAULTS = [
     Fault(
         "a merge reverses the order of segments",
         "store/log/compact.py",
-        "    batch = pa.concat_batches(batches)\n",
-        "    batch = pa.concat_batches(batches[::-1])\n",
+        "    segment = Segment(run.partition, pa.concat_batches(batches))\n",
+        "    segment = Segment(run.partition, pa.concat_batches(batches[::-1]))\n",
     ),
     Fault(
         "a merge does not lock its partition",

@@ -328,7 +328,7 @@ def test_a_ledger_that_a_stranger_creates_while_the_app_waits_is_refused(pg_url:
         assert database.trapped() == []
 
 
-def test_a_ledger_of_a_role_that_one_is_a_member_of_is_used(pg_url: str) -> None:
+def test_a_ledger_of_a_role_that_one_is_a_member_of_is_used_if_it_is_named(pg_url: str) -> None:
     with psycopg.connect(pg_url) as own:
         for role in ("owning", "writing"):
             own.execute(f"create role exactly_once_{role}".encode())
@@ -336,6 +336,11 @@ def test_a_ledger_of_a_role_that_one_is_a_member_of_is_used(pg_url: str) -> None
         own.execute("grant exactly_once_owning to exactly_once_writing")
         own.execute("set local role exactly_once_writing")
         own.execute("set local search_path to shared")
-        with penstock.exactly_once(own, "t", "app", 0) as batch:
+        with (
+            pytest.raises(StoreUnsafeError, match="exactly_once_owning"),
+            penstock.exactly_once(own, "t", "app", 0),
+        ):
+            pass
+        with penstock.exactly_once(own, "t", "app", 0, ledger_owner="exactly_once_owning") as batch:
             assert batch.new
         own.rollback()
