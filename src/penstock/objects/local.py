@@ -36,8 +36,8 @@ class LocalStorage(ObjectStorage):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self._folder = Path(local_folder(url))
-        self._synced: set[tuple[str, ...]] = set()
-        """The folders whose names are durable."""
+        self._synced: set[int] = set()
+        """The numbers of folders whose names are durable."""
 
     def _put(self, name: str, parts: Sequence[Buffer]) -> None:
         *steps, file = name.split("/")
@@ -52,10 +52,11 @@ class LocalStorage(ObjectStorage):
         with self._translating("/".join((*steps, file))):
             self._make_location()
             with self._steps(steps, make=True) as folder:
-                if tuple(steps) not in self._synced:
-                    # Another process may have made them just now.
+                number = os.fstat(folder.last).st_ino
+                if number not in self._synced:
+                    # Another process may have made it just now.
                     folder.sync()
-                    self._synced.add(tuple(steps))
+                    self._synced.add(number)
                 try:
                     _write(unfinished, folder.last, parts, folder.mode & 0o666)
                     os.replace(unfinished, file, src_dir_fd=folder.last, dst_dir_fd=folder.last)
