@@ -24,7 +24,17 @@ def test_the_contract_against_spark_lists_every_module_below_it() -> None:
     below = {
         f"penstock.{name}"
         for name in (
-            *("errors", "arguments", "instants", "json_text", "logs", "extras", "parallel", "redaction"),
+            *(
+                "errors",
+                "arguments",
+                "instants",
+                "json_text",
+                "logs",
+                "extras",
+                "folders",
+                "parallel",
+                "redaction",
+            ),
             *("arrow", "objects", "store", "queue", "commit"),
         )
     }

@@ -64,6 +64,7 @@ _KEYS = (
     r"|(?<!primary)(?<!foreign)(?<!partition)(?<!sort)(?<!row)(?<!public)(?<!unique)-key(?![\w.-])"
     r"|(?:(?<![^\W_])|(?<=%26|%3F))sig(?![^\W_])"
 )
+_SECRETS = f"password|passphrase|{_KEYS}"
 _OTHER = re.compile(
     rf"({_named(_KEYS)}[=:]\s*+(?:(?:bearer|basic)\s++)?+)(?:{_QUOTED}|{_ESCAPED}|[^\s,;&)}}\]]+)",
     re.IGNORECASE | re.DOTALL,
@@ -105,16 +106,16 @@ _OPTION = re.compile(
 )
 # A map and a tuple of Scala, and an object or an element with a name and a value.
 _ENTRY = re.compile(
-    rf"({_named(f'password|passphrase|{_KEYS}')}->[ \t]*+)[^\s,;)}}\]]++"
-    rf"|(\((?=[\w.-]*?(?:password|passphrase|{_KEYS}))[\w-]++[.][\w.-]++{_OF_NO_PLACE},)[^\s,)]++"
-    rf"""|(["']name["']\s*+:\s*+["'](?=[\w.-]*?(?:password|passphrase|{_KEYS}))[\w.-]++["']\s*+,\s*+["']value["']\s*+:\s*+)"""
+    rf"({_named(_SECRETS)}->[ \t]*+)[^\s,;)}}\]]++"
+    rf"|(\((?=[\w.-]*?(?:{_SECRETS}))[\w-]++[.][\w.-]++{_OF_NO_PLACE},)[^\s,)]++"
+    rf"""|(["']name["']\s*+:\s*+["'](?=[\w.-]*?(?:{_SECRETS}))[\w.-]++["']\s*+,\s*+["']value["']\s*+:\s*+)"""
     rf"{_QUOTED}"
-    rf"|(<name>\s*+(?=[\w.-]*?(?:password|passphrase|{_KEYS}))[\w.-]++\s*+</name>\s*+<value>)[^<]++",
+    rf"|(<name>\s*+(?=[\w.-]*?(?:{_SECRETS}))[\w.-]++\s*+</name>\s*+<value>)[^<]++",
     re.IGNORECASE | re.DOTALL,
 )
 # Percent-encoded as part of a URL, even twice; the value ends with an encoded &.
 _ENCODED = re.compile(
-    rf"""((?<![\w.-])(?=[\w.-]*?(?:password|passphrase|{_KEYS}))[\w.-]++%(?:25)*+3D)"""
+    rf"""((?<![\w.-])(?=[\w.-]*?(?:{_SECRETS}))[\w.-]++%(?:25)*+3D)"""
     r"""(?:[^\s&'")%]|%(?!(?:25)*+26))*+""",
     re.IGNORECASE,
 )

@@ -8,19 +8,21 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 from penstock.errors import StoreError, StoreFullError, StoreReadOnlyError
+from penstock.folders import FOLDER, make_folder
 from penstock.objects.location import local_folder
 from penstock.objects.storage import Buffer, ListedObject, ObjectStorage
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_FOLDER = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
+_TRIES = 3
 UNFINISHED = ".part"
 """The end of the name of a file that is being written."""
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Never through a link, and without waiting for a pipe."""
 
@@ -42,11 +44,15 @@ class LocalStorage(ObjectStorage):
     def _put(self, name: str, parts: Sequence[Buffer]) -> None:
         *steps, file = name.split("/")
         unfinished = f"{file}.{secrets.token_hex(8)}{UNFINISHED}"
-        try:
-            self._put_into(steps, file, unfinished, parts)
-        except FileNotFoundError as error:
-            # Another process has removed an empty folder meanwhile.
-            raise self._translated(error) from error
+        for left in reversed(range(_TRIES)):
+            try:
+                self._put_into(steps, file, unfinished, parts)
+            except FileNotFoundError as error:
+                # Another process has removed an empty folder meanwhile.
+                if not left:
+                    raise self._translated(error) from error
+            else:
+                return
 
     def _put_into(self, steps: Sequence[str], file: str, unfinished: str, parts: Sequence[Buffer]) -> None:
         with self._translating("/".join((*steps, file))):
@@ -211,12 +217,13 @@ class _Steps:
 
     def _below(self, step: str) -> int:
         try:
-            return os.open(step, _FOLDER, dir_fd=self.last)
+            return os.open(step, FOLDER, dir_fd=self.last)
         except FileNotFoundError:
             if not self._make:
                 raise
-        make_folder(step, self.last, self.mode)
-        return os.open(step, _FOLDER, dir_fd=self.last)
+        make_folder(step, self.last, partial(_open_up, mode=self.mode))
+        _sync(self.last)
+        return os.open(step, FOLDER, dir_fd=self.last)
 
     def sync(self) -> None:
         for folder in self._open:
@@ -239,29 +246,9 @@ class _Steps:
         self._open = []
 
 
-def make_folder(name: str, above: int, mode: int) -> None:
-    """Make a folder with these permissions, whatever the umask; another process may make it at the same time.
-
-    It gets its name afterwards: others may write into it from then on.
-    """
-    unnamed = f".{name}-{secrets.token_hex(8)}"
-    os.mkdir(unnamed, 0o700, dir_fd=above)
-    try:
-        folder = os.open(unnamed, _FOLDER, dir_fd=above)
-        try:
-            status = os.fstat(folder)
-            # Somebody may have put another one of this user in its place.
-            if status.st_uid == os.geteuid() and not os.listdir(folder):
-                os.fchmod(folder, mode)
-        finally:
-            os.close(folder)
-        os.rename(unnamed, name, src_dir_fd=above, dst_dir_fd=above)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.rmdir(unnamed, dir_fd=above)
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-            raise
-    _sync(above)
+def _open_up(folder: int, mode: int) -> None:
+    if os.fstat(folder).st_uid == os.geteuid():
+        os.fchmod(folder, mode)
 
 
 def _write(name: str, folder: int, parts: Sequence[Buffer], mode: int) -> None:

@@ -78,8 +78,8 @@ class ObjectStorage(ABC):
             self._retried(partial(self._delete, some), f"deleting {some[0]} and {len(some) - 1} more")
 
     def check(self, folder: str) -> None:
-        """Check that objects can be written, read, listed and deleted, with one in a folder; nothing but a
-        first failure to write is repeated.
+        """Check that objects can be written, read, listed and deleted, with one in a folder; nothing is
+        repeated.
 
         Raises
         ------
@@ -87,11 +87,7 @@ class ObjectStorage(ABC):
         """
         data = secrets.token_bytes(16)
         name = f"{folder}/{data.hex()}"
-        try:
-            self._put(name, [data])
-        except StoreUnavailableError:
-            # Another process may have removed the folder.
-            self._put(name, [data])
+        self._put(name, [data])
         read = self._read(name, [(0, len(data))])
         if read != [data] or name not in [each.name for each in self._listed(f"{folder}/")]:
             raise self.unavailable("an object that was just written is not there")

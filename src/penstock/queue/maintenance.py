@@ -9,9 +9,10 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from penstock.arguments import require
 from penstock.errors import (
@@ -157,30 +158,32 @@ class Maintainer(Forkable):
     def _work(self) -> None:
         while (task := self._next()) is not None:
             queue, partition = task
-            try:
-                partitions = range(queue.partitions) if partition is None else [partition]
-                try:
-                    maintain_partitions(self._database, queue, partitions)
-                finally:
-                    self._tidy_now_and_then()
-                    self._clean_now_and_then()
-            except NotFoundError:
-                log.debug(
-                    "queue %r was dropped before its maintenance",
-                    queue.name,
-                    extra={"action": "maintenance_skipped", "queue": queue.name},
-                )
-            except Exception as error:
-                log.warning(
-                    "maintenance of queue %r failed: %s",
-                    queue.name,
-                    shown(error),
-                    extra={"action": "maintenance_failed", "queue": queue.name, "error": condition_of(error)},
-                )
-                if isinstance(error, StoreUnavailableError):
-                    # Each would wait for the store, and what is left undone is requested again.
-                    with self._wake:
-                        self._pending.clear()
+            partitions = range(queue.partitions) if partition is None else [partition]
+            # One that fails does not keep the others from being done.
+            self._attempt(queue, partial(maintain_partitions, self._database, queue, partitions))
+            self._attempt(queue, self._tidy_now_and_then)
+            self._attempt(queue, self._clean_now_and_then)
+
+    def _attempt(self, queue: QueueRecord, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except NotFoundError:
+            log.debug(
+                "queue %r was dropped before its maintenance",
+                queue.name,
+                extra={"action": "maintenance_skipped", "queue": queue.name},
+            )
+        except Exception as error:
+            log.warning(
+                "maintenance of queue %r failed: %s",
+                queue.name,
+                shown(error),
+                extra={"action": "maintenance_failed", "queue": queue.name, "error": condition_of(error)},
+            )
+            if isinstance(error, StoreUnavailableError):
+                # Each would wait for the store, and what is left undone is requested again.
+                with self._wake:
+                    self._pending.clear()
 
     def _tidy_now_and_then(self) -> None:
         now = time.monotonic()

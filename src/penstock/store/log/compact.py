@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
+from operator import attrgetter
 
 import pyarrow as pa
 
@@ -23,9 +25,10 @@ from penstock.errors import StoreError
 from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.decode import decode_together, unreadable
 from penstock.store.log.partition_log import MERGE_FAN_IN, PAGE_SEGMENTS
-from penstock.store.log.payloads import objects_begun_at, put_away, store_payloads, with_payloads
-from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, SEGMENT_ROWS, Part, Runs, Segment
+from penstock.store.log.payloads import put_away, store_payloads, with_payloads
+from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, SEGMENT_ROWS, Part, Runs, Segment, by_size
 from penstock.store.records.catalog import QueueRecord, lock_partition, reread
+from penstock.store.records.locations import require_own_location
 
 SEGMENT_BYTES = 8 << 20
 TOGETHER_BYTES = 4 * SEGMENT_BYTES
@@ -106,23 +109,24 @@ def merge_all(database: Database, queue: QueueRecord, partitions: Iterable[int])
     """
     gone = 0
     errors: dict[int, StoreError] = {}
-    chosen = list(partitions)
-    before: list[Run] = []
+    before: dict[int, list[Run]] = {partition: [] for partition in partitions}
     for _ in range(_PASSES):
-        runs = [
-            Run(partition, run) for partition in chosen for run in _small_runs(database, queue, partition)
-        ]
-        runs = [run for run in runs if len(run.segments) > 1]
-        if runs == before:
-            break
+        runs = {partition: _runs_of(database, queue, partition) for partition in before}
         # A run that was compacted or trimmed meanwhile is listed again, as it is now.
-        for group in _together(runs):
+        before = {each: found for each, found in runs.items() if found != before[each]}
+        for group in by_size(chain.from_iterable(before.values()), attrgetter("bytes"), TOGETHER_BYTES):
             gone += _merge_group(database, queue, group, errors)
-        chosen = [partition for partition in chosen if partition not in errors]
-        before = runs
+        before = {each: found for each, found in before.items() if each not in errors}
+        if not before:
+            break
     if errors:
         raise errors[min(errors)]
     return gone
+
+
+def _runs_of(database: Database, queue: QueueRecord, partition: int) -> list[Run]:
+    runs = [Run(partition, segments) for segments in _small_runs(database, queue, partition)]
+    return [run for run in runs if len(run.segments) > 1]
 
 
 def _merge_group(
@@ -190,20 +194,6 @@ def groups(segments: Sequence[Row]) -> Iterator[list[Row]]:
         yield group
 
 
-def _together(runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """Runs that are compacted at the same time."""
-    group: list[Run] = []
-    size = 0
-    for run in runs:
-        if group and size + run.bytes > TOGETHER_BYTES:
-            yield group
-            group, size = [], 0
-        group.append(run)
-        size += run.bytes
-    if group:
-        yield group
-
-
 def merge_run(database: Database, queue: QueueRecord, partition: int, run: Sequence[Row]) -> int:
     """Compact adjacent segments, into several if one would take too much memory; the number of segments that
     are gone.
@@ -214,7 +204,7 @@ def merge_run(database: Database, queue: QueueRecord, partition: int, run: Seque
 def _merge_whole(database: Database, queue: QueueRecord, runs: Sequence[Run]) -> int:
     gone = 0
     while runs := [run for run in runs if len(run.segments) > 1]:
-        results = _merge(database, queue, runs)
+        results = load(database, queue, runs).replace()
         gone += sum(fewer for _, fewer in results)
         runs = [
             Run(run.partition, run.segments[done:])
@@ -224,18 +214,10 @@ def _merge_whole(database: Database, queue: QueueRecord, runs: Sequence[Run]) ->
     return gone
 
 
-def _merge(database: Database, queue: QueueRecord, runs: Sequence[Run]) -> list[tuple[int, int]]:
-    """Compact the first segments of each run, as many as fit into memory; how many of each run are done, and
-    how many of these are gone. None is done of a run that is not there any more.
-    """
-    return load(database, queue, runs).replace()
-
-
 def load(database: Database, queue: QueueRecord, runs: Sequence[Run]) -> Loaded:
-    """Read and compact the first segments of each run; nothing is replaced yet."""
-    if queue.payloads is not None:
-        # A copy of the store may not write objects: asked before all that work.
-        objects_begun_at(database, queue.payloads)
+    """Read and compact the first segments of each run, as many as fit into memory; nothing is replaced
+    yet.
+    """
     queue, loaded = _payloads(database, queue, runs)
     merged = [_merged(queue, run, rows) for run, rows in zip(runs, loaded, strict=True)]
     return Loaded(database, queue, merged)
@@ -292,6 +274,9 @@ def _payloads(
     """
 
     def work(tx: Transaction) -> tuple[QueueRecord, list[list[Row]]]:
+        if queue.payloads is not None:
+            # A copy of the store may not write objects: asked before all that work.
+            require_own_location(tx, queue.payloads)
         found: list[list[Row]] = []
         size = 0
         for run in runs:

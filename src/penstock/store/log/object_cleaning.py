@@ -43,6 +43,8 @@ _AT_ONCE = 1000
 _TOKEN_BYTES = 16
 _TOKEN_TEXT = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _TOKEN, _OWNER, _OBJECTION = "token", ".owner", ".objection"
+_MARK = b"\n"
+"""What is in an object whose name says all; some services do not keep empty ones."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def _begin(
     )
     if token not in own:
         return None
-    if found.is_contested(own):
+    if found.contest(own):
         database.run(
             lambda tx: tx.run("refuse_location", payloads=storage.url, now=tx.now()), idempotent=True
         )
@@ -195,15 +197,17 @@ class _Found:
             database, storage, frozenset(listed), _token(storage, f"{folder}{_TOKEN}"), listed.get(_TOKEN)
         )
 
-    def is_contested(self, own: Mapping[str, int]) -> bool:
-        """Whether another copy of the store has cleaned up, or objects to this one; object to the other."""
+    def contest(self, own: Mapping[str, int]) -> bool:
+        """Object to another copy of the store if it has cleaned up; return whether it has, or objects to this
+        one.
+        """
         owners = [name.removesuffix(_OWNER) for name in self.names if name.endswith(_OWNER)]
         if any(owner not in own for owner in owners):
             # Somebody has chosen the other one.
             return True
         if self.token is not None and self.token not in own:
             if _TOKEN_TEXT.fullmatch(self.token):
-                self._write(f"{self.token}{_OBJECTION}", b"")
+                self._write(f"{self.token}{_OBJECTION}", _MARK)
             return True
         since = max((own[owner] for owner in owners), default=0)
         objections = (name.removesuffix(_OBJECTION) for name in self.names if name.endswith(_OBJECTION))
@@ -222,15 +226,14 @@ class _Found:
 
     def take_over(self, token: str) -> int:
         """Write a token, and that its database is the one to keep; return when it was written."""
-        self._write(f"{token}{_OWNER}", b"")
+        self._write(f"{token}{_OWNER}", _MARK)
         written = self.put(token)
         settled = [name for name in self.names if name.endswith((_OWNER, _OBJECTION))]
         self.storage.delete([f"{_token_folder(self.database)}{name}" for name in settled])
         return written
 
     def _write(self, name: str, data: bytes) -> None:
-        # An empty object could not be told from one that was cut off.
-        self.storage.put(f"{_token_folder(self.database)}{name}", [data or b"\n"])
+        self.storage.put(f"{_token_folder(self.database)}{name}", [data])
 
 
 def _token_folder(database: Database) -> str:

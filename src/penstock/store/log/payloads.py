@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -23,11 +24,12 @@ import pyarrow as pa
 from penstock.arrow.segments import decode, encode
 from penstock.errors import CommitRefusedError, StoreError
 from penstock.objects.bundle import Packed, Place, pack
+from penstock.objects.local import UNFINISHED
 from penstock.objects.storage import Buffer, ObjectStorage
 from penstock.parallel import in_parallel
 from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.decode import unreadable
-from penstock.store.log.segmenting import InObject, NewObject, Segment
+from penstock.store.log.segmenting import InObject, NewObject, Segment, by_size
 from penstock.store.records.catalog import QueueRecord
 from penstock.store.records.locations import require_own_location
 
@@ -40,7 +42,7 @@ OBJECT_BYTES = 8 << 20
 """The payloads of an append are divided into objects of about this size."""
 ORPHAN_AGE = 24 * 3600 * 1_000_000
 """Microseconds after which an object that no transaction has entered is deleted."""
-_OBJECT_NAME = re.compile(r"[0-9a-f]{32}\.segments(\.[0-9a-f]{16}\.part)?", re.ASCII)
+_OBJECT_NAME = re.compile(rf"[0-9a-f]{{32}}\.segments(\.[0-9a-f]{{16}}{re.escape(UNFINISHED)})?", re.ASCII)
 _READ_AGAIN = 2
 _NO_OBJECT = -1
 _WRITTEN = pa.schema(
@@ -128,7 +130,7 @@ def _put(
         for segment, place in zip(group, places, strict=True):
             segment.put_away(InObject(made, place))
 
-    in_parallel(put, list(_groups(segments)))
+    in_parallel(put, list(by_size(segments, attrgetter("bytes"), OBJECT_BYTES)))
 
 
 @dataclass(frozen=True)
@@ -186,19 +188,6 @@ class Written:
                 stored = InObject(objects[number], Place(offset, length, checksum))
                 found.append(Segment.written(partition, rows, width, None, stored))
         return found
-
-
-def _groups(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-    group: list[Segment] = []
-    size = 0
-    for segment in segments:
-        if group and size + segment.bytes > OBJECT_BYTES:
-            yield group
-            group, size = [], 0
-        group.append(segment)
-        size += segment.bytes
-    if group:
-        yield group
 
 
 def allocate_payloads(tx: Transaction, count: int) -> list[int]:

@@ -4,8 +4,9 @@ ones came with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +20,8 @@ from penstock.arrow.segments import (
 )
 from penstock.errors import InvalidInputError, StoreError
 from penstock.objects.bundle import Place
+
+T = TypeVar("T")
 
 _SCHEMA = pa.schema([("end", pa.int64()), ("append", pa.int64()), ("timestamp", pa.int64())])
 
@@ -215,6 +218,21 @@ class Segment:
     def put_away(self, stored: InObject) -> None:
         """Release the memory of rows that have been written to object storage."""
         self.stored, self._payload = stored, None
+
+
+def by_size(items: Iterable[T], size_of: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """Divide items, in their order, into groups of at most so many bytes; a larger item is alone."""
+    group: list[T] = []
+    size = 0
+    for item in items:
+        own = size_of(item)
+        if group and size + own > most:
+            yield group
+            group, size = [], 0
+        group.append(item)
+        size += own
+    if group:
+        yield group
 
 
 def to_segments(

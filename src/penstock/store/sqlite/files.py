@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from penstock.errors import StoreUnsafeError
+from penstock.folders import make_folder
 
 log = logging.getLogger("penstock.store")
 
@@ -108,30 +109,17 @@ class StoreFiles:
         """Create a folder next to the SQLite file; refuse one of another user."""
         rights = self._beside().for_folder()
         if not os.path.lexists(path):
-            self._make_folder(path, rights)
+            above = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                make_folder(os.path.basename(path), above, rights.prepare)
+            finally:
+                os.close(above)
         with _pinned(path) as found:
             if stat.S_ISLNK(found.status.st_mode):
                 raise _unsafe_link(path, path)
             self._require_own(path, found.status)
             if not self.trusting:
                 rights.apply(found)
-
-    def _make_folder(self, path: str, rights: _Rights) -> None:
-        """Make a folder, which gets its name when others can use it."""
-        folder, name = os.path.split(path)
-        unnamed = tempfile.mkdtemp(prefix=f".{name}-", dir=folder)
-        try:
-            with _pinned(unnamed) as found:
-                # Somebody may have put another one in its place.
-                if not os.listdir(found.target):
-                    rights.apply(found)
-            os.rename(unnamed, path)
-        except OSError as error:
-            with suppress(OSError):
-                os.rmdir(unnamed)
-            # Another process was faster, and has a file in it.
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
 
     def _beside(self) -> _Rights:
         try:
@@ -271,6 +259,10 @@ class _Rights:
     def for_folder(self) -> _Rights:
         """The rights of a folder with such files: whoever may read them may list it."""
         return _Rights(0o700 | self.mode | (self.mode & 0o444) >> 2, self.owner, self.group)
+
+    def prepare(self, folder: int) -> None:
+        """Apply them to a folder that this process has just made."""
+        self.apply(_Pinned(folder, os.fstat(folder)))
 
     def apply(self, file: _Pinned) -> None:
         """Apply them to a file of this process's user that has no other name."""
