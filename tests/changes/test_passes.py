@@ -42,10 +42,8 @@ def done(chosen: Passes, rows: list[Any], layout: Layout, parts: int = 1) -> lis
     return tuples(chosen.whole(ChangeRows(table(first, model.SCHEMA), layout)).table)
 
 
-@pytest.mark.parametrize("layout", [LAYOUT, BY_DATA], ids=["row version", "data"])
-@pytest.mark.parametrize("updates", [False, True])
 @pytest.mark.parametrize("flags", ["", "C", "U", "CU", "CIU", "IU"])
-@given(data=st.data())
+@given(updates=st.booleans(), layout=st.sampled_from([LAYOUT, BY_DATA]), data=st.data())
 def test_replaying_a_feed_gives_its_table(
     flags: str, updates: bool, layout: Layout, data: st.DataObject
 ) -> None:

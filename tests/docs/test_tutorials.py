@@ -20,7 +20,7 @@ from tests.support.pages import DOCS
 
 TUTORIALS = DOCS / "tutorials"
 NAMES = ("first-queue", "exactly-once", "postgres-to-delta", "output-modes", "continuous")
-LONG = ("postgres-to-delta", "continuous")
+LONG = ("exactly-once", "postgres-to-delta", "continuous")
 ON_POSTGRES = ("exactly-once", "postgres-to-delta")
 
 
