@@ -32,7 +32,7 @@ MODULES = ("changes", "limits", "logs", "modes", "state", "testing")
 GROUPS = {
     "Stores, queues and consumers": (
         "connect", "Store", "Queue", "QueueInfo", "AppendResult", "Retention", "Consumer", "Pull", "Lag",
-        "Producer", "compact",
+        "Producer", "AppendBuffer", "NumberedAppendBuffer", "compact",
     ),
     "Sessions": ("session", "register", "monitor", "log_progress"),
     "Pipelines": ("stream", "Stream", "Pipeline", "Trigger", "Query", "ContinuousQuery"),

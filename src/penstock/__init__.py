@@ -39,12 +39,14 @@ if TYPE_CHECKING:
     from penstock.pipeline.stream import Pipeline as Pipeline
     from penstock.pipeline.stream import Stream as Stream
     from penstock.pipeline.stream import stream as stream
+    from penstock.queue.append_buffer import AppendBuffer as AppendBuffer
+    from penstock.queue.append_buffer import NumberedAppendBuffer as NumberedAppendBuffer
+    from penstock.queue.appends import AppendResult as AppendResult
     from penstock.queue.consumer import Consumer as Consumer
     from penstock.queue.consumer import Lag as Lag
     from penstock.queue.consumer import Pull as Pull
     from penstock.queue.maintenance import Retention as Retention
     from penstock.queue.producer import Producer as Producer
-    from penstock.queue.queue import AppendResult as AppendResult
     from penstock.queue.queue import Queue as Queue
     from penstock.queue.queue import QueueInfo as QueueInfo
     from penstock.queue.store import Store as Store
@@ -81,10 +83,12 @@ _NAMES = {
     "pipeline.sinks": ["ConsoleSink", "FunctionSink", "QueueSink"],
     "pipeline.sources": ["QueueSource", "RateSource"],
     "pipeline.stream": ["Pipeline", "Stream", "stream"],
+    "queue.append_buffer": ["AppendBuffer", "NumberedAppendBuffer"],
+    "queue.appends": ["AppendResult"],
     "queue.consumer": ["Consumer", "Lag", "Pull"],
     "queue.maintenance": ["Retention"],
     "queue.producer": ["Producer"],
-    "queue.queue": ["AppendResult", "Queue", "QueueInfo"],
+    "queue.queue": ["Queue", "QueueInfo"],
     "queue.store": ["Store", "connect"],
     "spark.compaction": ["compact"],
     "spark.connectors": ["BatchSink", "MicroBatch", "Sink", "Source", "WriteSettings"],

@@ -19,6 +19,8 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+import pyspark
 import pytest
 
 from tests.support.commands import run_penstock
@@ -26,7 +28,8 @@ from tests.support.pages import Block, blocks
 from tests.support.sparks import short_lived
 from tests.support.waiting import wait_until
 
-_SETTING_UP = ("mkdir ", "docker ", "python3 -m venv ", "pip install ")
+_SETTING_UP = ("docker ", "python3 -m venv ", "pip install ", "moto_server ")
+_OWN_FOLDER = re.compile(r"mkdir [\w-]+ && cd [\w-]+")
 _NAMED = re.compile(r"# (\w+\.py)\n")
 _PROGRAM = re.compile(r"python (\w+\.py)((?: --?\w+)*)")
 _SLEEP = re.compile(r"sleep \d+")
@@ -83,10 +86,14 @@ class Reader:
         )
 
     def close(self) -> None:
-        """Let the shell end."""
+        """Let the shell end, and with it what it still runs in the background."""
         assert self.shell.stdin is not None
+        background = psutil.Process(self.shell.pid).children(recursive=True)
         self.shell.stdin.close()
         self.shell.wait(60)
+        for process in background:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self._errors.close()
 
     def do(self, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -110,7 +117,7 @@ class Reader:
         (self.folder / named[1]).write_text(block.body)
 
     def _line(self, line: str, monkeypatch: pytest.MonkeyPatch) -> str:
-        if line.startswith(_SETTING_UP):
+        if line.startswith(_SETTING_UP) or _OWN_FOLDER.fullmatch(line):
             return ""
         if line.startswith("export "):
             name = line.removeprefix("export ").partition("=")[0]
@@ -158,10 +165,16 @@ class Reader:
 
 
 def _programs(folder: Path) -> Path:
-    """`python` and `penstock`, of the tests' own interpreter; a signal to one of them reaches it."""
+    """The tests' own `python`, `penstock` and `spark-class`; a signal to one of them reaches it."""
     folder.mkdir()
-    for name, words in (("python", ""), ("penstock", "-m penstock ")):
-        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words}"$@"\n')
+    spark_home = Path(pyspark.__file__).parent
+    commands = {
+        "python": f'"{sys.executable}"',
+        "penstock": f'"{sys.executable}" -m penstock',
+        "spark-class": f'env SPARK_HOME="{spark_home}" "{spark_home}/bin/spark-class"',
+    }
+    for name, command in commands.items():
+        (folder / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         (folder / name).chmod(0o755)
     return folder
 

@@ -16,12 +16,14 @@ from pyspark.sql import SparkSession
 
 import penstock
 from tests.docs.shell import Reader
+from tests.support.object_store import KEY, SECRET, object_store
 from tests.support.pages import DOCS
+from tests.support.postgres import free_port
 
 TUTORIALS = DOCS / "tutorials"
-NAMES = ("first-queue", "exactly-once", "postgres-to-delta", "output-modes", "continuous")
-LONG = ("exactly-once", "postgres-to-delta", "continuous")
-ON_POSTGRES = ("exactly-once", "postgres-to-delta")
+NAMES = ("first-queue", "exactly-once", "postgres-to-delta", "output-modes", "continuous", "cluster")
+LONG = ("exactly-once", "postgres-to-delta", "continuous", "cluster")
+ON_POSTGRES = ("exactly-once", "postgres-to-delta", "cluster")
 
 
 def test_no_tutorial_is_left_out() -> None:
@@ -56,8 +58,8 @@ def test_a_tutorial_works_in_separate_processes(
 def _do(
     name: str, folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, *, here: bool
 ) -> None:
-    with _database(name, request) as url:
-        variables = {"PENSTOCK_URL": url or f"sqlite:///{folder}/tutorial.db", "DATABASE_URL": url}
+    with _database(name, request) as url, _cluster(name) as cluster:
+        variables = {"PENSTOCK_URL": url or f"sqlite:///{folder}/tutorial.db", "DATABASE_URL": url, **cluster}
         reader = Reader(
             TUTORIALS / f"{name}.md",
             folder,
@@ -106,6 +108,28 @@ def _database(name: str, request: pytest.FixtureRequest) -> Iterator[str]:
                 [database],
             )
             connection.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(database)))
+
+
+@contextmanager
+def _cluster(name: str) -> Iterator[dict[str, str]]:
+    """The object storage and the ports of a cluster, where the tutorial starts both."""
+    if name != "cluster":
+        yield {}
+        return
+    with object_store() as storage:
+        yield {
+            "AWS_ENDPOINT_URL": storage.endpoint,
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_REGION": "us-east-1",
+            "AWS_ALLOW_HTTP": "true",
+            "SPARK_MASTER_HOST": "127.0.0.1",
+            "SPARK_MASTER_PORT": str(free_port()),
+            "SPARK_MASTER_WEBUI_PORT": "0",
+            "SPARK_WORKER_CORES": "2",
+            "SPARK_WORKER_MEMORY": "1g",
+            "SPARK_WORKER_WEBUI_PORT": "0",
+        }
 
 
 def _appended(folder: Path, url: str) -> bool:

@@ -39,9 +39,10 @@ from penstock.feeds.protocol import (
 from penstock.feeds.urls import FeedUrl, pairs
 from penstock.instants import micros_of
 from penstock.json_text import parse_record, unreadable_record
+from penstock.queue.appends import AppendResult, Rows
 from penstock.queue.checks import check_name
 from penstock.queue.maintenance import Retention
-from penstock.queue.queue import AppendResult, Queue, Rows
+from penstock.queue.queue import Queue
 from penstock.queue.store import open_store
 from penstock.store.database import Transaction
 from penstock.store.log.partition_log import Appended

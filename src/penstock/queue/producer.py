@@ -6,10 +6,13 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable
+from datetime import timedelta
 
-from penstock.errors import InvalidInputError, ProducerFencedError, QueueNotFoundError
+from penstock.errors import ProducerFencedError, QueueNotFoundError
+from penstock.queue.append_buffer import BATCH_BYTES, LINGER, NumberedAppendBuffer
+from penstock.queue.appends import AppendResult, Rows, check_sequence
 from penstock.queue.checks import refuse_feed
-from penstock.queue.queue import AppendResult, Queue, Rows
+from penstock.queue.queue import Queue
 from penstock.store.database import Database, Transaction
 from penstock.store.log.partition_log import Appended
 
@@ -73,9 +76,21 @@ class Producer:
         with self._lock:
             return self._append(rows, self.sequence + 1 if sequence is None else sequence, partition)
 
+    def buffer(self, *, linger: timedelta = LINGER, batch_bytes: int = BATCH_BYTES) -> NumberedAppendBuffer:
+        """Return a buffer that gathers rows and appends them together, exactly once.
+
+        Parameters
+        ----------
+        linger
+            How long rows wait for others; by default 250 ms.
+        batch_bytes
+            Rows of so many bytes, before compression, do not wait; by default 8 MiB.
+        """
+        refuse_feed(self._queue.record)
+        return NumberedAppendBuffer(self._queue.name, self._queue.rows_to_append, self, linger, batch_bytes)
+
     def _append(self, rows: Rows, number: int, partition: int | None) -> AppendResult:
-        if type(number) is not int or not 0 <= number < 2**63:
-            raise InvalidInputError(f"a sequence number is a whole number from 0, not {number!r}")
+        check_sequence(number)
         repeated = False
 
         def once(tx: Transaction, append: Callable[[], Appended]) -> Appended:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import timedelta
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -21,6 +21,8 @@ from penstock.errors import (
     SchemaMismatchError,
     StoreError,
 )
+from penstock.queue.append_buffer import BATCH_BYTES, LINGER, AppendBuffer
+from penstock.queue.appends import AppendResult, Rows
 from penstock.queue.checks import check_name, check_whole_index, check_whole_partition, refuse_feed
 from penstock.queue.consumer import Consumer, Position
 from penstock.queue.evolution import add_columns, grow, new_columns
@@ -43,25 +45,8 @@ logger = logging.getLogger("penstock.queue")
 
 _PLACEMENT_ATTEMPTS = 10
 
-Rows: TypeAlias = pa.Table | pa.RecordBatch | Iterable[Mapping[str, object]]
-
 AroundAppend: TypeAlias = Callable[[Transaction, Callable[[], Appended]], Appended]
 """A transaction that calls its second argument to append the rows, or does not append them."""
-
-
-@dataclass(frozen=True)
-class AppendResult:
-    """The row indexes of appended rows."""
-
-    ranges: dict[int, tuple[int, int]]
-    """The first and end row index of each partition that the append touched."""
-    skipped: bool = False
-    """Whether a producer session had appended this sequence number before, so that the rows were skipped."""
-
-    @property
-    def rows(self) -> int:
-        """How many rows were appended."""
-        return sum(end - first for first, end in self.ranges.values())
 
 
 class Queue:
@@ -136,6 +121,29 @@ class Queue:
         refuse_feed(self._record)
         return AppendResult(self.append_with(rows, partition, connection=connection).ranges)
 
+    def buffer(self, *, linger: timedelta = LINGER, batch_bytes: int = BATCH_BYTES) -> AppendBuffer:
+        """Return a buffer that gathers rows and appends them together.
+
+        For programs that have a few rows at a time, and many times a second: large appends cost a fraction
+        of many small ones, and go to object storage if the queue has any.
+
+        Parameters
+        ----------
+        linger
+            How long rows wait for others; by default 250 ms.
+        batch_bytes
+            Rows of so many bytes, before compression, do not wait; by default 8 MiB.
+
+        Raises
+        ------
+        InvalidInputError
+            When the queue holds a change feed.
+        """
+        refuse_feed(self._record)
+        return AppendBuffer(
+            self.name, self.rows_to_append, lambda table, _: self.append(table), linger, batch_bytes
+        )
+
     def append_with(
         self,
         rows: Rows,
@@ -146,7 +154,7 @@ class Queue:
         idempotent: bool = False,
     ) -> Appended:
         """Append in one transaction with what ``around`` does before and after."""
-        table = self.conformed(rows, lambda record: record.schema)
+        table = self.rows_to_append(rows)
         if partition is not None:
             self._check_partition(partition)
         for _ in range(_PLACEMENT_ATTEMPTS):
@@ -165,6 +173,10 @@ class Queue:
             f"other programs keep adding partitions to queue {self.name!r}: try again",
             condition="STORE_ERROR.PARTITIONS_ADDED",
         )
+
+    def rows_to_append(self, rows: Rows) -> pa.Table:
+        """Return rows as a table with the queue's columns; refuse those that do not fit."""
+        return self.conformed(rows, lambda record: record.schema)
 
     def conformed(self, rows: Rows, columns: Callable[[QueueRecord], pa.Schema]) -> pa.Table:
         """Return the rows in columns of the queue; refresh the queue first if they have columns that are

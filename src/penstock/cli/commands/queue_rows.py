@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.json_text import Json
+    from penstock.queue.appends import AppendResult
     from penstock.queue.info import PartitionInfo
     from penstock.queue.producer import Producer
-    from penstock.queue.queue import AppendResult, Queue
+    from penstock.queue.queue import Queue
 
 _MEASURED_ROWS = 10_000
 """Fewer rows say nothing about the speed."""

@@ -1,0 +1,279 @@
+"""Gather the rows of many small appends into few large ones, by size and by time."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Protocol, Self
+
+import pyarrow as pa
+
+from penstock.arguments import require
+from penstock.errors import InvalidInputError
+from penstock.queue.appends import AppendResult, Rows, check_sequence
+
+LINGER = timedelta(milliseconds=250)
+BATCH_BYTES = 8 << 20
+_BATCHES_WAITING = 2
+"""How many full batches may wait before ``append`` does."""
+
+
+def _running() -> Future[AppendResult]:
+    """Return a future that cannot be cancelled: its rows are appended with those of others."""
+    future: Future[AppendResult] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+@dataclass(eq=False)
+class _Batch:
+    """Rows that are appended together."""
+
+    due: float
+    tables: list[pa.Table] = field(default_factory=list)
+    bytes: int = 0
+    sequence: int | None = None
+    done: Future[AppendResult] = field(default_factory=_running)
+
+
+class AppendBuffer:
+    """A buffer before a queue; get one from ``Queue.buffer``.
+
+    One thread appends batch after batch, in the order in which rows were buffered. Rows are durable when the
+    future that :meth:`append` returned is done; what is in the buffer when the process dies is lost.
+
+    After an error nothing more is appended, so that no later rows overtake those that failed: the futures of
+    all rows in the buffer have the error, and further calls raise it. Use the buffer as a context manager,
+    which appends what is left at the end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        check: Callable[[Rows], pa.Table],
+        append: Callable[[pa.Table, int | None], AppendResult],
+        linger: timedelta,
+        batch_bytes: int,
+    ) -> None:
+        require("linger", linger, timedelta, "a timedelta")
+        require("batch_bytes", batch_bytes, int, "a whole number of bytes")
+        if linger < timedelta(0) or batch_bytes < 1:
+            raise InvalidInputError(
+                f"a buffer has a linger of at least 0 and batches of at least 1 byte, not {linger!r} and "
+                f"{batch_bytes!r}"
+            )
+        self._name, self._check, self._append = name, check, append
+        self._linger, self._batch_bytes = linger.total_seconds(), batch_bytes
+        self._changed = threading.Condition()
+        self._gathered: _Batch | None = None
+        self._waiting: deque[_Batch] = deque()
+        """Batches that are complete, the one that is being appended included."""
+        self._closed = False
+        self._error: BaseException | None = None
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name=f"penstock appends to {name}", daemon=True)
+        self._thread.start()
+
+    def append(self, rows: Rows) -> Future[AppendResult]:
+        """Buffer rows, and return the future of the append that they will be part of.
+
+        Waits while two batches are full and not appended yet.
+
+        Parameters
+        ----------
+        rows
+            A table, a batch, or dicts, as for ``Queue.append``. They are checked at once.
+
+        Raises
+        ------
+        SchemaMismatchError
+            When a row does not fit; nothing of this call is buffered.
+        InvalidInputError
+            When the buffer is closed, or this process was forked from the buffer's.
+        """
+        return self._add(self._check(rows), None)
+
+    def flush(self) -> None:
+        """Append everything in the buffer, and wait until that is done."""
+        with self._changed:
+            self._refuse_ended()
+            self._complete()
+            last = self._waiting[-1].done if self._waiting else None
+        if last is not None:
+            last.result()
+
+    def close(self) -> None:
+        """Append everything in the buffer, and end. A second call does nothing."""
+        self._end()
+        if self._error is not None:
+            raise self._error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._end()
+        # An error of the block's is more to the point; it may be this one.
+        if self._error is not None and kind is None:
+            raise self._error
+
+    def _add(self, table: pa.Table, sequence: int | None) -> Future[AppendResult]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended() or len(self._waiting) < _BATCHES_WAITING)
+            self._refuse_ended()
+            batch = self._gathered
+            if batch is not None and batch.tables[0].schema != table.schema:
+                # Columns were added to the queue.
+                self._complete()
+                batch = None
+            if batch is None:
+                batch = self._gathered = _Batch(time.monotonic() + self._linger)
+                self._changed.notify_all()
+            batch.tables.append(table)
+            batch.bytes += table.nbytes
+            batch.sequence = sequence
+            if batch.bytes >= self._batch_bytes:
+                self._complete()
+            return batch.done
+
+    def _end(self) -> None:
+        self._refuse_other_process()
+        with self._changed:
+            self._complete()
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _complete(self) -> None:
+        """Let the thread append what has been gathered."""
+        if self._gathered is not None:
+            self._waiting.append(self._gathered)
+            self._gathered = None
+            self._changed.notify_all()
+
+    def _ended(self) -> bool:
+        return self._closed or self._error is not None
+
+    def _refuse_ended(self) -> None:
+        self._refuse_other_process()
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            raise InvalidInputError(f"the buffer of queue {self._name!r} is closed: make another one")
+
+    def _refuse_other_process(self) -> None:
+        if os.getpid() != self._process:
+            raise InvalidInputError(
+                f"this buffer of queue {self._name!r} belongs to the process that this one was forked "
+                "from: make another one here"
+            )
+
+    def _run(self) -> None:
+        while (batch := self._next()) is not None:
+            try:
+                result = self._append(pa.concat_tables(batch.tables), batch.sequence)
+            except BaseException as error:  # whatever it is, those who wait have to know
+                self._fail(error)
+                return
+            with self._changed:
+                self._waiting.popleft()
+                self._changed.notify_all()
+            batch.done.set_result(result)
+
+    def _next(self) -> _Batch | None:
+        """Wait for a batch that is full or due; return None when the buffer is closed and empty."""
+        with self._changed:
+            while not self._waiting and not self._closed:
+                if self._gathered is None:
+                    self._changed.wait()
+                elif (left := self._gathered.due - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                else:
+                    self._complete()
+            return self._waiting[0] if self._waiting else None
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._complete()
+            self._error = error
+            failed = list(self._waiting)
+            self._waiting.clear()
+            self._changed.notify_all()
+        for batch in failed:
+            batch.done.set_exception(error)
+
+
+class Session(Protocol):
+    """A producer session."""
+
+    sequence: int
+
+    def append(self, rows: Rows, sequence: int | None = None) -> AppendResult: ...
+
+
+class NumberedAppendBuffer(AppendBuffer):
+    """A buffer before a producer session; get one from ``Producer.buffer``.
+
+    An append gets the highest number of its rows. As it is atomic, the session's ``sequence`` after a crash
+    tells which rows have to be repeated: those with higher numbers.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        check: Callable[[Rows], pa.Table],
+        session: Session,
+        linger: timedelta,
+        batch_bytes: int,
+    ) -> None:
+        super().__init__(name, check, session.append, linger, batch_bytes)
+        self._session = session
+        self._last = session.sequence
+        # Held while a call waits: otherwise rows with higher numbers could be buffered before it.
+        self._numbering = threading.Lock()
+        self.skipped = 0
+        """How many calls were skipped since their rows had been appended before."""
+
+    def append(self, rows: Rows, sequence: int | None = None) -> Future[AppendResult]:
+        """Buffer rows exactly once, and return the future of the append that they will be part of.
+
+        Waits while two batches are full and not appended yet.
+
+        Parameters
+        ----------
+        rows
+            A table, a batch, or dicts, as for ``Queue.append``. They are checked at once.
+        sequence
+            Ascending, with gaps allowed; by default the last one plus 1. Rows whose number is not above that
+            of the session were appended before and are skipped.
+
+        Raises
+        ------
+        SchemaMismatchError
+            When a row does not fit; nothing of this call is buffered.
+        InvalidInputError
+            When the number is not above that of rows in the buffer, the buffer is closed, or this process was
+            forked from the buffer's.
+        """
+        table = self._check(rows)
+        with self._numbering:
+            number = self._last + 1 if sequence is None else sequence
+            check_sequence(number)
+            if number <= self._session.sequence:
+                self.skipped += 1
+                done = _running()
+                done.set_result(AppendResult({}, skipped=True))
+                return done
+            if number <= self._last:
+                raise InvalidInputError(
+                    f"the sequence number {number} is not above {self._last}, which was buffered before it"
+                )
+            future = self._add(table, number)
+            self._last = number
+            return future

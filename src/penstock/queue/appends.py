@@ -1,0 +1,34 @@
+"""What is appended to a queue, and what an append returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from penstock.errors import InvalidInputError
+
+Rows: TypeAlias = pa.Table | pa.RecordBatch | Iterable[Mapping[str, object]]
+
+
+@dataclass(frozen=True)
+class AppendResult:
+    """The row indexes of appended rows."""
+
+    ranges: dict[int, tuple[int, int]]
+    """The first and end row index of each partition that the append touched."""
+    skipped: bool = False
+    """Whether a producer session had appended this sequence number before, so that the rows were skipped."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows were appended."""
+        return sum(end - first for first, end in self.ranges.values())
+
+
+def check_sequence(number: object) -> None:
+    """Refuse what is no sequence number of a producer session."""
+    if type(number) is not int or not 0 <= number < 2**63:
+        raise InvalidInputError(f"a sequence number is a whole number from 0, not {number!r}")

@@ -1,0 +1,313 @@
+"""Append buffers gather rows by size and by time, append them in order, and stop at an error."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock
+from penstock.errors import (
+    InvalidInputError,
+    ProducerFencedError,
+    QueueNotFoundError,
+    SchemaMismatchError,
+    StoreError,
+)
+from penstock.queue.append_buffer import NumberedAppendBuffer
+from penstock.queue.appends import AppendResult
+from tests.support.queues import SCHEMA, everything, numbers, rows
+
+NEVER = timedelta(days=1)
+AT_ONCE = timedelta(0)
+
+
+@pytest.fixture
+def queue(store: penstock.Store) -> penstock.Queue:
+    return store.create_queue("q", SCHEMA)
+
+
+class Appends:
+    """A queue's appends, which a test holds up or lets fail."""
+
+    def __init__(self, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on = threading.Semaphore(0), threading.Event()
+        self.error: Exception | None = None
+        self.go_on.set()
+        append = queue.append_with
+
+        def held_up(*args: object, **options: object) -> object:
+            self.begun.release()
+            assert self.go_on.wait(60)
+            if self.error is not None:
+                raise self.error
+            return append(*args, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(queue, "append_with", held_up)
+
+
+@pytest.fixture
+def appends(queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch) -> Iterator[Appends]:
+    made = Appends(queue, monkeypatch)
+    yield made
+    made.go_on.set()
+
+
+def test_rows_of_many_calls_are_one_append(queue: penstock.Queue) -> None:
+    with queue.buffer(linger=NEVER) as buffer:
+        futures = [buffer.append(rows(number)) for number in range(100)]
+        assert not futures[0].done()
+        buffer.flush()
+        assert {future.result(0).ranges[0] for future in futures} == {(0, 100)}
+        buffer.append(rows(100))
+    assert numbers(queue.read(0, 0)) == list(range(101))
+
+
+def test_rows_wait_for_others_no_longer_than_they_may(queue: penstock.Queue) -> None:
+    with queue.buffer(linger=timedelta(milliseconds=20), batch_bytes=1 << 40) as buffer:
+        began = time.monotonic()
+        assert buffer.append(rows(1)).result(30).rows == 1
+        assert time.monotonic() - began >= 0.02
+        assert buffer.append(rows(2)).result(30).ranges == {0: (1, 2)}
+
+
+def test_a_full_batch_does_not_wait(queue: penstock.Queue) -> None:
+    table = pa.table({"n": range(1000), "s": [None] * 1000}, schema=SCHEMA)
+    with queue.buffer(linger=NEVER, batch_bytes=table.nbytes) as buffer:
+        assert buffer.append(table).result(30).rows == 1000
+        assert not buffer.append(table.slice(1)).done()
+
+
+def test_append_waits_while_two_batches_are_full(queue: penstock.Queue, appends: Appends) -> None:
+    appends.go_on.clear()
+    with queue.buffer(linger=NEVER, batch_bytes=1) as buffer:
+        for number in range(2):
+            buffer.append(rows(number))
+        third = threading.Thread(target=lambda: buffer.append(rows(2)))
+        third.start()
+        assert appends.begun.acquire(timeout=30)
+        third.join(0.1)
+        assert third.is_alive()
+        appends.go_on.set()
+        third.join(30)
+        assert not third.is_alive()
+    assert numbers(queue.read(0, 0)) == [0, 1, 2]
+
+
+def _suppressed(call: Callable[[], object]) -> None:
+    with suppress(StoreError):
+        call()
+
+
+def test_after_an_error_nothing_is_appended(queue: penstock.Queue, appends: Appends) -> None:
+    appends.go_on.clear()
+    buffer = queue.buffer(linger=NEVER)
+    first = buffer.append(rows(1))
+    flushing = threading.Thread(target=partial(_suppressed, buffer.flush))
+    flushing.start()
+    assert appends.begun.acquire(timeout=30)
+    second = buffer.append(rows(2))
+    appends.error = StoreError("the disk is full")
+    appends.go_on.set()
+    for future in (first, second):
+        assert future.exception(30) is appends.error
+    flushing.join(30)
+    for call in (lambda: buffer.append(rows(3)), buffer.flush, buffer.close):
+        with pytest.raises(StoreError, match="the disk is full"):
+            call()
+    appends.error = None
+    assert queue.info().rows == 0
+
+
+def test_the_end_of_a_block_raises_what_failed(queue: penstock.Queue, appends: Appends) -> None:
+    appends.error = StoreError("the disk is full")
+    with pytest.raises(StoreError, match="the disk is full"), queue.buffer(linger=NEVER) as buffer:
+        buffer.append(rows(1))
+
+
+def test_an_error_of_the_block_itself_is_not_hidden(queue: penstock.Queue, appends: Appends) -> None:
+    appends.error = StoreError("the disk is full")
+    buffer = queue.buffer(linger=NEVER)
+    future = buffer.append(rows(1))
+    with pytest.raises(KeyError), buffer:
+        raise KeyError
+    assert future.exception(0) is appends.error
+
+
+def test_rows_that_do_not_fit_are_refused_at_once(queue: penstock.Queue) -> None:
+    with queue.buffer(linger=NEVER) as buffer:
+        buffer.append(rows(1))
+        with pytest.raises(SchemaMismatchError):
+            buffer.append([{"other": 1}])
+        buffer.append(rows(2))
+    assert numbers(queue.read(0, 0)) == [1, 2]
+
+
+def test_a_column_that_was_added_meanwhile_is_kept(store: penstock.Store, queue: penstock.Queue) -> None:
+    with queue.buffer(linger=NEVER) as buffer:
+        buffer.append(rows(1))
+        store.queue("q").add_columns(pa.schema([("more", pa.string())]))
+        buffer.append([{"n": 2, "more": "here"}])
+    queue.refresh()
+    assert queue.read(0, 0)["more"].to_pylist() == [None, "here"]
+
+
+def test_a_dropped_queue_is_an_error(store: penstock.Store, queue: penstock.Queue) -> None:
+    buffer = queue.buffer(linger=NEVER)
+    future = buffer.append(rows(1))
+    store.drop_queue("q")
+    with pytest.raises(QueueNotFoundError):
+        buffer.close()
+    assert isinstance(future.exception(0), QueueNotFoundError)
+
+
+def test_a_closed_buffer_is_refused(queue: penstock.Queue) -> None:
+    with queue.buffer() as buffer:
+        pass
+    buffer.close()
+    for call in (lambda: buffer.append(rows(1)), buffer.flush):
+        with pytest.raises(InvalidInputError, match="is closed: make another one"):
+            call()
+
+
+@pytest.mark.parametrize(
+    "options", [{"linger": -1}, {"linger": timedelta(-1)}, {"batch_bytes": 0}, {"batch_bytes": "1"}]
+)
+def test_wrong_limits_are_refused(queue: penstock.Queue, options: dict[str, object]) -> None:
+    with pytest.raises(InvalidInputError):
+        queue.buffer(**options)  # type: ignore[arg-type]
+
+
+def test_a_change_feed_has_no_buffer(store: penstock.Store, store_url: str) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+    penstock.QueueFeed.create("feed", schema, penstock.ChangeContract("id"), store=store_url)
+    with pytest.raises(InvalidInputError, match=r"QueueFeed\.append_commit"):
+        store.queue("feed").buffer()
+
+
+def test_a_forked_process_needs_a_buffer_of_its_own(queue: penstock.Queue) -> None:
+    buffer = queue.buffer(linger=NEVER)
+    buffer.append(rows(1))
+    child = os.fork()
+    if child == 0:
+        try:
+            buffer.append(rows(2))
+        except InvalidInputError as error:
+            os._exit(7 if "make another one here" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    buffer.close()
+    assert numbers(queue.read(0, 0)) == [1]
+
+
+def test_large_batches_go_to_object_storage(store: penstock.Store, tmp_path: Path) -> None:
+    schema = pa.schema([("data", pa.binary())])
+    queue = store.create_queue("large", schema, payloads=str(tmp_path / "objects"))
+    with queue.buffer(linger=NEVER) as buffer:
+        for _ in range(100):
+            buffer.append([{"data": os.urandom(1000)}])
+    assert len(list((tmp_path / "objects").rglob("*.segments"))) == 1
+
+
+def test_threads_may_share_a_buffer(queue: penstock.Queue) -> None:
+    with queue.buffer(linger=AT_ONCE, batch_bytes=200) as buffer:
+
+        def some(first: int) -> None:
+            for number in range(first, first + 50):
+                buffer.append(rows(number))
+
+        threads = [threading.Thread(target=some, args=(100 * first,)) for first in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found = numbers(queue.read(0, 0))
+    assert sorted(found) == sorted(100 * first + number for first in range(4) for number in range(50))
+    for first in range(4):
+        own = [number for number in found if number // 100 == first]
+        assert own == sorted(own)
+
+
+def test_a_session_goes_on_after_the_rows_that_were_appended(
+    store: penstock.Store, queue: penstock.Queue
+) -> None:
+    buffer = store.producer("q", "s").buffer(linger=NEVER)
+    for number in (3, 4, 8):
+        buffer.append(rows(number), sequence=number)
+    buffer.flush()
+    lost = buffer.append(rows(9), sequence=9)
+    again = store.producer("q", "s")
+    assert again.sequence == 8
+    with again.buffer(linger=NEVER) as repeating:
+        results = [repeating.append(rows(number), sequence=number) for number in (3, 4, 8, 9)]
+    assert [future.result(0).skipped for future in results] == [True, True, True, False]
+    assert repeating.skipped == 3
+    with pytest.raises(ProducerFencedError):
+        buffer.close()
+    assert isinstance(lost.exception(0), ProducerFencedError)
+    assert everything(queue) == {0: [3, 4, 8, 9]}
+
+
+def test_numbers_in_the_buffer_ascend(store: penstock.Store, queue: penstock.Queue) -> None:
+    producer = store.producer("q", "s")
+    with producer.buffer(linger=NEVER) as buffer:
+        buffer.append(rows(1), sequence=5)
+        for number in (5, 2):
+            with pytest.raises(InvalidInputError, match="is not above 5"):
+                buffer.append(rows(2), sequence=number)
+        buffer.append(rows(3))
+        buffer.flush()
+        assert producer.sequence == 6
+    assert numbers(queue.read(0, 0)) == [1, 3]
+
+
+class Flaky:
+    """A producer session whose appends fail before or after they are committed."""
+
+    def __init__(self, failures: list[str]) -> None:
+        self.sequence, self.rows, self._failures = -1, list[int](), iter(failures)
+        self.committed = -1
+
+    def append(self, table: pa.Table, sequence: int | None = None) -> AppendResult:
+        assert sequence is not None
+        failure = next(self._failures, "none")
+        if failure == "before":
+            raise StoreError("nothing is appended")
+        assert sequence > self.committed
+        self.rows += table["n"].to_pylist()
+        self.committed = sequence
+        if failure == "after":
+            raise StoreError("the outcome is unknown")
+        self.sequence = sequence
+        return AppendResult({})
+
+
+@given(
+    failures=st.lists(st.sampled_from(["before", "after", "none", "none"]), max_size=6),
+    batch_bytes=st.integers(1, 60),
+)
+def test_a_program_that_repeats_everything_after_each_error_appends_every_row_once(
+    failures: list[str], batch_bytes: int
+) -> None:
+    session = Flaky(failures)
+    for _ in range(len(failures) + 1):
+        # What opening the session again tells.
+        session.sequence = session.committed
+        try:
+            with NumberedAppendBuffer("q", pa.Table.from_pylist, session, AT_ONCE, batch_bytes) as buffer:
+                for number in range(20):
+                    buffer.append([{"n": number}], sequence=number)
+        except StoreError:
+            continue
+        break
+    assert session.rows == list(range(20))
