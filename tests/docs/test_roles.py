@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from penstock.errors import PenstockError
 from penstock.ui.snapshots import Collector
 from tests.support.pages import DOCS, blocks
 from tests.support.planted import plant
+from tests.support.raw_sql import run_sql
 
 PAGE = DOCS / "how-to/postgres-roles.md"
 STATEMENTS = [block.body for block in blocks(PAGE) if block.language == "sql"]
@@ -30,7 +32,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
 
 @pytest.fixture(scope="module")
-def database(pg_url: str) -> Iterator[str]:
+def database(pg_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A database of its own, with the roles of the page.
 
     A stranger has made things for them in the schemas.
@@ -46,8 +48,10 @@ def database(pg_url: str) -> Iterator[str]:
             with penstock.connect(as_role(url, "penstock_owner")) as store:
                 store.create_queue("orders", SCHEMA, partitions=2).append(rows(range(10)), partition=0)
                 store.create_queue("copy", SCHEMA)
+                store.create_queue("large", SCHEMA, payloads=tmp_path_factory.mktemp("objects"))
                 for consumer in ("billing", "query", "table"):
                     store.create_consumer(consumer).register("orders", vital=consumer == "billing")
+                store.consumer("billing").register("large")
             for statements in STATEMENTS[1:]:
                 if not statements.startswith("-- instead"):
                     run(url, statements.replace("database shop", f"database {name}"))
@@ -91,6 +95,22 @@ def test_a_producer_may_append_and_do_nothing_else(database: str, caplog: pytest
         refused(lambda: store.create_queue("mine", SCHEMA))
         refused(lambda: store.drop_queue("orders", force=True))
         refused(lambda: store.create_consumer("mine"))
+
+
+@pytest.mark.parametrize("role", ["penstock_producer", "penstock_query"])
+def test_rows_go_to_object_storage(database: str, role: str) -> None:
+    with penstock.connect(as_role(database, role), create=False) as store:
+        queue = store.queue("large")
+        before = queue.info().rows
+        queue.append([{"id": number, "name": os.urandom(2000).hex()} for number in range(100)])
+        assert queue.info().rows == before + 100
+    with penstock.connect(as_role(database, "penstock_owner"), create=False) as store:
+        assert run_sql(store.database, "select count(*) from penstock.payload where data is null") >= [(1,)]
+        assert store.clean_up_objects() == 0
+    with penstock.connect(as_role(database, "penstock_consumer"), create=False) as store:
+        pull = store.consumer("billing").pull("large", 0)
+        assert pull is not None
+        assert pull.table.num_rows >= 100
 
 
 def test_maintenance_that_a_producer_may_not_do_is_left_to_the_owner(

@@ -175,7 +175,9 @@ class Store:
         if payloads is None:
             return None
         location = parse_location(payloads)
-        self._database.storages.at(location).check(f"{self.uuid}/check")
+        storage = self._database.storages.at(location)
+        storage.check(f"{self.uuid}/check")
+        object_cleaning.claim(self._database, storage)
         return location
 
     def set_payloads(self, location: str | os.PathLike[str]) -> None:

@@ -276,7 +276,7 @@ def _payloads(
     def work(tx: Transaction) -> tuple[QueueRecord, list[list[Row]]]:
         if queue.payloads is not None:
             # A copy of the store may not write objects: asked before all that work.
-            require_own_location(tx, queue.payloads)
+            require_own_location(tx, database.uuid, queue.payloads)
         found: list[list[Row]] = []
         size = 0
         for run in runs:

@@ -10,7 +10,8 @@ A copy of a store has the same objects. It does not know those that were written
 compacted or dropped rows that the original still has in objects: it must not delete any. So
 
 * a location belongs to one database (:meth:`Transaction.instance`), and a copy is another one, unless it is a
-  copy of a server's or a machine's whole disk;
+  copy of a server's or a machine's whole disk. The store says which, and so does an object at the location,
+  since anybody may make a store that says that it is another one;
 * whoever cleans up enters a new token into the store, and then writes it into an object beside the others. If
   the store does not have the token that is there, another copy has cleaned up since. It then objects, by an
   object that is named after that token, and refuses to write or delete. Whoever finds an objection to a token
@@ -35,14 +36,19 @@ from penstock.objects.location import parse_location
 from penstock.objects.storage import ListedObject, ObjectStorage
 from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.payloads import ORPHAN_AGE, folder_of, is_object_name, object_name
-from penstock.store.records.locations import enter_location, not_of_this_database, require_own_location
+from penstock.store.records.locations import (
+    differ,
+    enter_location,
+    not_of_this_database,
+    require_own_location,
+)
 
 CLEANING_INTERVAL = 3600 * 1_000_000
 """Microseconds between two times that background maintenance cleans up a location."""
 _AT_ONCE = 1000
 _TOKEN_BYTES = 16
 _TOKEN_TEXT = re.compile(r"[0-9a-f]{32}", re.ASCII)
-_TOKEN, _OWNER, _OBJECTION = "token", ".owner", ".objection"
+_TOKEN, _OWNER, _OBJECTION, _DATABASE = "token", ".owner", ".objection", ".database"
 _MARK = b"\n"
 """What is in an object whose name says all; some services do not keep empty ones."""
 
@@ -134,31 +140,36 @@ def _begin(
     """
     token = secrets.token_hex(_TOKEN_BYTES)
 
-    def begin(tx: Transaction) -> int | None:
+    def begin(tx: Transaction) -> tuple[int, str] | None:
         now = tx.now()
         enter_location(tx, storage.url, now - interval)
         if take_over:
             tx.run("own_location", payloads=storage.url, instance=tx.instance())
-        else:
-            require_own_location(tx, storage.url)
+        require_own_location(tx, database.uuid, storage.url)
         before = now if take_over else now - interval
         if not tx.run("begin_cleaning", payloads=storage.url, now=now, before=before):
             return None
         tx.run("insert_cleaning", payloads=storage.url, token=token, now=now, taken_over=int(take_over))
-        return now
+        return now, tx.instance()
 
-    begun = database.run(begin)
-    if begun is None:
+    begins = database.run(begin)
+    if begins is None:
         return None
+    begun, instance = begins
     # Listed before anything is read: a token that is exchanged in between is taken for older than it is.
     found = _Found.at(database, storage)
     if take_over:
-        written = found.take_over(token)
+        written = found.take_over(token, instance)
         return _Before(min(written, begun) - older_than, begun - older_than)
+    found.require_database(instance)
     # Asked after it was read: another process may have begun meanwhile.
-    own = database.run(
-        lambda tx: {row.token: int(row.begun_at) for row in tx.all("list_cleanings")}, write=False
-    )
+    own = _cleanings(database)
+    while found.token is not None and found.token not in own:
+        again = _Found.at(database, storage)
+        if again.token == found.token:
+            break
+        # Forgotten since it was read, after another one was written.
+        found, own = again, _cleanings(database)
     if token not in own:
         return None
     if found.contest(own):
@@ -168,13 +179,42 @@ def _begin(
         raise not_of_this_database(storage.url)
     written = found.put(token)
     earlier = [at for each, at in own.items() if each != token]
-    # Another process may still be about to write one that is younger.
-    kept = max((at for at in earlier if at <= begun - ORPHAN_AGE), default=0)
-    database.run(lambda tx: tx.run("forget_cleanings", payloads=storage.url, before=kept), idempotent=True)
+
+    def settle(tx: Transaction) -> None:
+        # It may have been forgotten, if this process was suspended for very long before it was written.
+        tx.run("insert_cleaning", payloads=storage.url, token=token, now=begun, taken_over=0)
+        # Another process may still be about to write one that is younger, or have read the one there.
+        kept = max((at for at in earlier if at <= begun - ORPHAN_AGE), default=0)
+        before = min(kept, own[found.token]) if found.token is not None else 0
+        tx.run("forget_cleanings", payloads=storage.url, before=before)
+
+    database.run(settle, idempotent=True)
     if found.token is None or found.written is None:
         return _Before(0, 0)
     settled = max((at for at in earlier if at <= begun - older_than), default=0)
     return _Before(min(found.written, written, own[found.token]) - older_than, settled)
+
+
+def claim(database: Database, storage: ObjectStorage) -> None:
+    """Write to a location that it belongs to this database, before the store refers to it.
+
+    Raises
+    ------
+    StoreError
+        When it belongs to another copy of this store.
+    """
+    instance = database.run(lambda tx: tx.instance(), write=False)
+    found = _Found.at(database, storage)
+    if found.databases():
+        found.require_database(instance)
+    else:
+        found.write_database(instance)
+
+
+def _cleanings(database: Database) -> dict[str, int]:
+    return database.run(
+        lambda tx: {row.token: int(row.begun_at) for row in tx.all("list_cleanings")}, write=False
+    )
 
 
 @dataclass(frozen=True)
@@ -196,6 +236,21 @@ class _Found:
         return cls(
             database, storage, frozenset(listed), _token(storage, f"{folder}{_TOKEN}"), listed.get(_TOKEN)
         )
+
+    def databases(self) -> list[str]:
+        """Return whose the location is said to be; there are several if a take-over was interrupted."""
+        return [
+            name.removesuffix(_DATABASE).replace("-", "/") for name in self.names if name.endswith(_DATABASE)
+        ]
+
+    def write_database(self, instance: str) -> None:
+        self._write(_database_name(instance), _MARK)
+
+    def require_database(self, instance: str) -> None:
+        """Refuse a location that does not say that it belongs to a database, or not to this one."""
+        databases = self.databases()
+        if not databases or any(differ(each, instance) for each in databases):
+            raise not_of_this_database(self.storage.url)
 
     def contest(self, own: Mapping[str, int]) -> bool:
         """Object to another copy of the store if it has cleaned up; return whether it has, or objects to this
@@ -224,16 +279,22 @@ class _Found:
                 return each.modified_at
         raise self.storage.unavailable("an object that was just written is not listed")
 
-    def take_over(self, token: str) -> int:
+    def take_over(self, token: str, instance: str) -> int:
         """Write a token, and that its database is the one to keep; return when it was written."""
+        self.write_database(instance)
         self._write(f"{token}{_OWNER}", _MARK)
         written = self.put(token)
-        settled = [name for name in self.names if name.endswith((_OWNER, _OBJECTION))]
+        settled = [name for name in self.names if name.endswith((_OWNER, _OBJECTION, _DATABASE))]
+        settled = [name for name in settled if name != _database_name(instance)]
         self.storage.delete([f"{_token_folder(self.database)}{name}" for name in settled])
         return written
 
     def _write(self, name: str, data: bytes) -> None:
         self.storage.put(f"{_token_folder(self.database)}{name}", [data])
+
+
+def _database_name(instance: str) -> str:
+    return f"{instance.replace('/', '-')}{_DATABASE}"
 
 
 def _token_folder(database: Database) -> str:

@@ -31,7 +31,7 @@ from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.decode import unreadable
 from penstock.store.log.segmenting import InObject, NewObject, Segment, by_size
 from penstock.store.records.catalog import QueueRecord
-from penstock.store.records.locations import require_own_location
+from penstock.store.records.locations import replaced, require_own_location, require_same_store
 
 BLOCK = 4096
 MESSAGE_BYTES = 1 << 20
@@ -101,10 +101,12 @@ def objects_begun_at(database: Database, location: str) -> int:
     ------
     StoreError
         When the location belongs to another copy of the store.
+    StoreNotFoundError
+        When the database has another store by now.
     """
 
     def read(tx: Transaction) -> int:
-        require_own_location(tx, location)
+        require_own_location(tx, database.uuid, location)
         return tx.now()
 
     return database.run(read, write=False)
@@ -125,7 +127,7 @@ def _put(
         )
         size = sum(memoryview(part).nbytes for part in parts)
         # Ids are below 2**62 so that both databases can count with them.
-        made = NewObject(secrets.randbits(62), secrets.randbits(62), queue_id, size, begun_at)
+        made = NewObject(secrets.randbits(62), secrets.randbits(62), store_uuid, queue_id, size, begun_at)
         storage.put(object_name(store_uuid, queue_id, made.object_id, made.suffix), parts)
         for segment, place in zip(group, places, strict=True):
             segment.put_away(InObject(made, place))
@@ -257,6 +259,8 @@ def _enter_objects(tx: Transaction, objects: Sequence[NewObject]) -> None:
         "size": [each.size for each in made],
     }
     entered = tx.each("insert_object", columns, queue_id=made[0].queue_id, now=tx.stamp())
+    if any(row.store != each.store for row in entered for each in made):
+        raise replaced()
     if len(entered) < len(made):
         raise CommitRefusedError(
             "another object has the random number of one of these: repeat the append",
@@ -303,6 +307,8 @@ def with_payloads(
         try:
             data = _verified(storage, name, [Place(row.start_byte, row.length, row.checksum) for row in rows])
         except StoreError as error:
+            if error.condition == "STORE_ERROR.OBJECT_MISSING":
+                database.run(lambda tx: require_same_store(tx, database.uuid), write=False)
             last = [row for other, row in group if other == partition][-1]
             raise unreadable(queue, partition, first.start_index, last.end_index, error) from error
         return [(row.payload_id, each) for row, each in zip(rows, data, strict=True)]

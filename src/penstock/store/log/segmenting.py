@@ -164,6 +164,8 @@ class NewObject:
 
     object_id: int
     suffix: int
+    store: str
+    """The identity of the store whose objects it is among."""
     queue_id: int
     size: int
     begun_at: int

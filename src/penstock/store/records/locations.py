@@ -6,7 +6,7 @@ which objects the other needs, so that only one may write and delete there.
 
 from __future__ import annotations
 
-from penstock.errors import StoreError
+from penstock.errors import StoreError, StoreNotFoundError
 from penstock.store.database import Transaction
 
 
@@ -15,17 +15,39 @@ def enter_location(tx: Transaction, location: str, cleaned_at: int) -> None:
     tx.run("insert_location", payloads=location, now=cleaned_at, instance=tx.instance())
 
 
-def require_own_location(tx: Transaction, location: str) -> None:
-    """Refuse a location that belongs to another copy of the store, or that another one has cleaned up."""
+def require_own_location(tx: Transaction, store: str, location: str) -> None:
+    """Refuse a location that belongs to another copy of the store, or that another one has cleaned up; and a
+    database that has another store by now, whose objects have other names.
+    """
     row = tx.one("find_location", payloads=location)
-    if row is not None and (row.refused_at is not None or _differ(row.instance, tx.instance())):
+    if row is None or row.uuid != store:
+        raise replaced()
+    if row.instance is None:
+        return
+    if row.refused_at is not None or differ(row.instance, tx.instance()):
         raise not_of_this_database(location)
 
 
-def _differ(instance: str, other: str) -> bool:
+def differ(instance: str, other: str) -> bool:
     """Whether two databases are known to be different ones."""
     return any(
         one and two and one != two for one, two in zip(instance.split("/"), other.split("/"), strict=False)
+    )
+
+
+def require_same_store(tx: Transaction, store: str) -> None:
+    """Refuse a database that has another store by now."""
+    row = tx.one("read_store")
+    if row is None or row.uuid != store:
+        raise replaced()
+
+
+def replaced() -> StoreNotFoundError:
+    """Return the error for a store in whose place another one was created."""
+    return StoreNotFoundError(
+        "the store was removed while it was open, and there is another one in its place: restart this "
+        "program or query, which opens that one",
+        condition="STORE_NOT_FOUND.REPLACED",
     )
 
 

@@ -255,8 +255,9 @@ order by queue_id;
 -- name: insert_location
 insert into penstock.location (payloads, cleaned_at, instance) values (:payloads, :now, :instance) on conflict (payloads) do nothing;
 
+-- The store, and the location if it has it.
 -- name: find_location
-select instance, refused_at from penstock.location where payloads = :payloads;
+select s.uuid, l.instance, l.refused_at from penstock.store as s left join penstock.location as l on l.payloads = :payloads;
 
 -- name: own_location
 update penstock.location set instance = :instance, refused_at = null where payloads = :payloads;
@@ -268,7 +269,8 @@ update penstock.location set refused_at = :now where payloads = :payloads and re
 update penstock.location set cleaned_at = :now where payloads = :payloads and (cleaned_at <= :before or cleaned_at > :now);
 
 -- name: insert_cleaning
-insert into penstock.cleaning (payloads, token, begun_at, taken_over) values (:payloads, :token, :now, :taken_over);
+insert into penstock.cleaning (payloads, token, begun_at, taken_over) values (:payloads, :token, :now, :taken_over)
+on conflict (payloads, token) do nothing;
 
 -- Of all locations: one of them may be written in several ways.
 -- name: list_cleanings

@@ -347,7 +347,7 @@ insert into penstock.object as o (object_id, suffix, queue_id, size, created_at)
 values (:object_id, :suffix, :queue_id, :size, coalesce(:now::bigint, (extract(epoch from clock_timestamp()) * 1000000)::bigint))
 on conflict (object_id) do update set created_at = excluded.created_at, unused_at = null
 where o.queue_id = excluded.queue_id and o.suffix = excluded.suffix
-returning object_id, created_at;
+returning object_id, created_at, (select uuid from penstock.store) as store;
 
 -- name: insert_object_all
 insert into penstock.object as o (object_id, suffix, queue_id, size, created_at)
@@ -357,7 +357,7 @@ select
 from unnest(:object_id::bigint[], :suffix::bigint[], :size::bigint[]) as new (object_id, suffix, size)
 on conflict (object_id) do update set created_at = excluded.created_at, unused_at = null
 where o.queue_id = excluded.queue_id and o.suffix = excluded.suffix
-returning object_id, created_at;
+returning object_id, created_at, (select uuid from penstock.store) as store;
 
 -- One page of a range: the segments from the one that holds row `start`, while their payloads stay within max_bytes, each
 -- with the partition's first row index. Others may have written the column bytes, so the payloads count, too.

@@ -59,7 +59,7 @@ insert into penstock.object as o (object_id, suffix, queue_id, size, created_at)
 values (:object_id, :suffix, :queue_id, :size, :now)
 on conflict (object_id) do update set created_at = excluded.created_at, unused_at = null
 where o.queue_id = excluded.queue_id and o.suffix = excluded.suffix
-returning object_id, created_at;
+returning object_id, created_at, (select uuid from penstock.store) as store;
 
 -- One page of a range: the segments from the one that holds row `start`, each with the partition's first row index; the
 -- reader stops at enough bytes.

@@ -1,0 +1,469 @@
+"""Of several copies of a store, one may write and delete the objects that they share."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.errors import StoreError, StoreNotFoundError, StoreUnavailableError
+from penstock.objects.local import LocalStorage
+from penstock.store.log import object_cleaning
+from penstock.store.sqlite.database import SqliteTransaction
+from tests.support.object_queues import DAY, SCHEMA, age, large, objects, small
+from tests.support.queues import everything
+from tests.support.raw_sql import run_sql
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "rows"
+
+
+@pytest.fixture
+def queue(store: penstock.Store, folder: Path) -> penstock.Queue:
+    return store.create_queue("q", SCHEMA, partitions=2, payloads=folder)
+
+
+@pytest.fixture
+def copied(folder: Path, tmp_path: Path) -> Iterator[tuple[penstock.Store, penstock.Store]]:
+    """A SQLite store with a queue, and a copy of its file that was made before its last append."""
+    path, copy = tmp_path / "a.db", tmp_path / "b.db"
+    with penstock.connect(f"sqlite:///{path}") as store:
+        store.create_queue("q", SCHEMA, payloads=folder)
+        store.clean_up_objects()
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("vacuum into ?", (str(copy),))
+        store.queue("q").append(large(1), 0)
+        copy.chmod(0o600)
+        with penstock.connect(f"sqlite:///{copy}") as other:
+            yield store, other
+
+
+def test_a_copy_of_a_store_does_not_delete_the_objects_of_the_other(
+    copied: tuple[penstock.Store, penstock.Store], folder: Path
+) -> None:
+    store, copy = copied
+    store.clean_up_objects()
+    age(store, folder)
+    with pytest.raises(StoreError, match="--take-over") as refused:
+        copy.clean_up_objects()
+    assert refused.value.condition == "STORE_ERROR.OBJECTS_OF_A_COPY"
+    assert len(objects(folder)) == 1
+    assert store.clean_up_objects() == 0
+    assert everything(store.queue("q")) == {0: [1]}
+
+
+def test_a_copy_is_refused_although_nobody_has_cleaned_up_since(
+    copied: tuple[penstock.Store, penstock.Store], folder: Path
+) -> None:
+    store, copy = copied
+    age(store, folder)
+    run_sql(copy.database, "update penstock.location set cleaned_at = 0")
+    for refused in (copy.clean_up_objects, lambda: copy.queue("q").append(large(2), 0)):
+        with pytest.raises(StoreError, match="--take-over") as caught:
+            refused()
+        assert caught.value.condition == "STORE_ERROR.OBJECTS_OF_A_COPY"
+    copy.queue("q").append(small(3), 0)
+    assert everything(copy.queue("q")) == {0: [3]}
+    assert everything(store.queue("q")) == {0: [1]}
+    store.queue("q").append(large(2), 0)
+
+
+def test_a_location_of_another_database_is_refused(
+    store: penstock.Store, queue: penstock.Queue, folder: Path
+) -> None:
+    """As in a copy that was made by dumping and restoring."""
+    queue.append(large(1), 0)
+    run_sql(store.database, "update penstock.location set instance = 'another'")
+    with pytest.raises(StoreError, match="another copy of this store"):
+        store.clean_up_objects()
+    with pytest.raises(StoreError, match="another copy of this store"):
+        queue.append(large(2), 0)
+    assert everything(queue)[0] == [1]
+    store.clean_up_objects(take_over=True)
+    queue.append(large(2), 0)
+    assert store.clean_up_objects() == 0
+    assert everything(queue)[0] == [1, 2]
+
+
+@pytest.fixture
+def cloned(
+    copied: tuple[penstock.Store, penstock.Store], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[penstock.Store, penstock.Store]:
+    """A store and a copy that nothing tells apart, as of a whole disk."""
+    (database,) = folder.glob("*/cleaning/*.database")
+    database.rename(database.with_name("the same.database"))
+    monkeypatch.setattr(SqliteTransaction, "instance", lambda self: "the same")
+    for each in copied:
+        run_sql(each.database, "update penstock.location set instance = 'the same'")
+    return copied
+
+
+def stops(*stores: penstock.Store) -> None:
+    for store in stores:
+        with pytest.raises(StoreError, match="another copy"):
+            store.clean_up_objects()
+
+
+def test_a_copy_of_a_whole_disk_deletes_nothing_that_the_original_has(
+    cloned: tuple[penstock.Store, penstock.Store], folder: Path
+) -> None:
+    """Nothing tells the two databases apart until both have cleaned up."""
+    store, copy = cloned
+    store.queue("q").append(large(2), 0)
+    two_days = time.time() - 2 * 86_400
+    for path in (*objects(folder), *folder.glob("*/cleaning/token")):
+        os.utime(path, (two_days, two_days))
+    # The original has been idle since.
+    assert copy.clean_up_objects() == 0
+    assert len(objects(folder)) == 2
+    stops(store, copy, copy, store)
+    assert store.clean_up_objects(take_over=True) == 0
+    assert store.clean_up_objects() == 0
+    stops(copy)
+    assert store.clean_up_objects() == 0
+    assert everything(store.queue("q")) == {0: [1, 2]}
+
+
+@pytest.mark.parametrize("late", ["put", "objection"])
+def test_an_objection_is_not_lost_when_both_clean_up_at_the_same_moment(
+    cloned: tuple[penstock.Store, penstock.Store], monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    store, copy = cloned
+    copy.clean_up_objects()
+    put = LocalStorage.put
+
+    def both(self: LocalStorage, name: str, parts: Any) -> None:
+        monkeypatch.setattr(LocalStorage, "put", put)
+        if late == "put":
+            # The copy has read its own token, and now the original objects.
+            stops(store)
+        else:
+            # The original has read the copy's token, and the copy writes another one.
+            copy.clean_up_objects()
+        put(self, name, parts)
+
+    monkeypatch.setattr(LocalStorage, "put", both)
+    if late == "put":
+        copy.clean_up_objects()
+    else:
+        stops(store)
+    stops(copy, store, copy)
+
+
+def test_who_is_chosen_is_not_stopped_by_one_that_does_not_know_yet(
+    cloned: tuple[penstock.Store, penstock.Store], folder: Path
+) -> None:
+    store, copy = cloned
+    copy.clean_up_objects(take_over=True)
+    for _ in range(2):
+        copy.clean_up_objects()
+    stops(store)
+    for _ in range(2):
+        copy.clean_up_objects()
+    stops(store)
+    with pytest.raises(StoreError, match="another copy"):
+        store.queue("q").append(large(2), 0)
+    copy.queue("q").append(large(3), 0)
+    # Anybody may change their mind.
+    store.clean_up_objects(take_over=True)
+    stops(copy)
+    store.clean_up_objects()
+    assert len(list(folder.glob("*/cleaning/*.owner"))) == 1
+
+
+def test_a_location_may_be_written_in_several_ways(
+    store: penstock.Store, folder: Path, tmp_path: Path
+) -> None:
+    folder.mkdir()
+    (tmp_path / "alias").symlink_to(folder)
+    queues = [
+        store.create_queue(name, SCHEMA, payloads=place)
+        for name, place in (("a", folder), ("b", tmp_path / "alias"))
+    ]
+    for n in range(3):
+        for queue in queues:
+            queue.append(large(n), 0)
+        assert store.clean_up_objects() == 0
+    for queue in queues:
+        assert everything(queue)[0] == [0, 1, 2]
+
+
+def test_a_process_that_was_suspended_for_days_while_it_cleans_up_harms_nobody(
+    store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = LocalStorage.read
+
+    def late(*arguments: Any) -> object:
+        monkeypatch.setattr(LocalStorage, "read", read)
+        for _ in range(2):
+            run_sql(store.database, f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}")
+            store.clean_up_objects()
+        return read(*arguments)
+
+    store.clean_up_objects()
+    monkeypatch.setattr(LocalStorage, "read", late)
+    assert store.clean_up_objects() == 0
+    assert store.clean_up_objects() == 0
+
+
+@pytest.mark.parametrize("take_over", [True, False])
+def test_cleaning_goes_on_after_a_clock_was_ahead(
+    store: penstock.Store, queue: penstock.Queue, take_over: bool
+) -> None:
+    run_sql(store.database, f"update penstock.location set cleaned_at = cleaned_at + {1000 * DAY}")
+    store.clean_up_objects(take_over=take_over)
+    assert run_sql(store.database, "select count(*) from penstock.cleaning") == [(1,)]
+
+
+def test_a_clock_of_the_storage_that_was_ahead_deletes_nothing(
+    store: penstock.Store, queue: penstock.Queue, folder: Path
+) -> None:
+    store.clean_up_objects()
+    (token,) = folder.glob("*/cleaning/token")
+    ahead = time.time() + 3 * 86_400
+    os.utime(token, (ahead, ahead))
+    own = folder / str(store.database.uuid) / str(queue.record.queue_id)
+    own.mkdir()
+    (own / f"{7:032x}.segments").write_bytes(b"of an append that has not ended")
+    assert store.clean_up_objects() == 0
+
+
+def test_what_a_copy_has_compacted_stays_for_the_original(
+    cloned: tuple[penstock.Store, penstock.Store],
+) -> None:
+    store, copy = cloned
+    copy.drop_queue("q")
+    run_sql(copy.database, "update penstock.cleaning set begun_at = 0")
+    assert copy.clean_up_objects() == 0
+    run_sql(copy.database, f"update penstock.object set unused_at = unused_at - {2 * DAY}")
+    assert copy.clean_up_objects() == 0
+    stops(store)
+    run_sql(copy.database, f"update penstock.cleaning set begun_at = begun_at - {2 * DAY} where begun_at > 0")
+    stops(copy)
+    assert everything(store.queue("q")) == {0: [1]}
+
+
+@pytest.mark.parametrize("text", [b"", b"short", b"x" * 1000])
+def test_a_token_that_nobody_wrote_is_taken_over(
+    store: penstock.Store, queue: penstock.Queue, folder: Path, text: bytes
+) -> None:
+    store.clean_up_objects()
+    (token,) = folder.glob("*/cleaning/token")
+    token.write_bytes(text)
+    with pytest.raises(StoreError, match="another copy"):
+        store.clean_up_objects()
+    store.clean_up_objects(take_over=True)
+    assert store.clean_up_objects() == 0
+
+
+def test_a_restored_store_takes_over(copied: tuple[penstock.Store, penstock.Store], folder: Path) -> None:
+    store, restored = copied
+    store.clean_up_objects()
+    age(store, folder)
+    assert restored.clean_up_objects(take_over=True) == 1
+    assert restored.clean_up_objects() == 0
+    with pytest.raises(StoreError, match="another copy"):
+        store.clean_up_objects()
+
+
+def test_cleaning_that_died_goes_on(
+    store: penstock.Store, queue: penstock.Queue, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.clean_up_objects()
+    for dies in ("put", "listed"):
+        with monkeypatch.context() as patched:
+            patched.setattr(LocalStorage, dies, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store.clean_up_objects()
+        assert store.clean_up_objects() == 0
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_two_that_clean_up_at_once_do_not_take_each_other_for_a_copy(
+    store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.clean_up_objects()
+    read = LocalStorage.read
+
+    def late(*arguments: Any) -> object:
+        monkeypatch.setattr(LocalStorage, "read", read)
+        # The other one begins, and ends, after this one has begun.
+        store.clean_up_objects()
+        return read(*arguments)
+
+    monkeypatch.setattr(LocalStorage, "read", late)
+    assert store.clean_up_objects() == 0
+    assert store.clean_up_objects() == 0
+    assert run_sql(store.database, "select count(*) from penstock.cleaning")[0][0] == 4
+
+
+def test_tokens_are_forgotten(store: penstock.Store, queue: penstock.Queue) -> None:
+    for _ in range(3):
+        store.clean_up_objects()
+        run_sql(store.database, f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}")
+    assert run_sql(store.database, "select count(*) from penstock.cleaning") == [(2,)]
+    assert store.clean_up_objects() == 0
+
+
+# Where new queues keep them.
+
+
+def test_a_store_that_says_that_it_is_another_one_is_refused(
+    store: penstock.Store, queue: penstock.Queue, folder: Path, tmp_path: Path
+) -> None:
+    """Whoever may write to a store can enter the identity, the queues and the locations of another one. Its
+    maintenance may be done by somebody whose credentials are for both.
+    """
+    queue.append(large(1), 0)
+    for path in objects(folder):
+        os.utime(path, (0, 0))
+    with penstock.connect(f"sqlite:///{tmp_path}/false.db") as false:
+        run_sql(false.database, f"update penstock.store set uuid = '{store.uuid}'")
+        run_sql(
+            false.database,
+            f"insert into penstock.dropped_payloads values ({queue.record.queue_id}, 'file://{folder}', 0)",
+        )
+    with penstock.connect(f"sqlite:///{tmp_path}/false.db") as false:
+        for _ in range(3):
+            stops(false)
+        with pytest.raises(StoreError, match="another copy"):
+            false.create_queue("q", SCHEMA, payloads=folder)
+        assert everything(queue)[0] == [1]
+        queue.append(large(2), 0)
+        assert store.clean_up_objects() == 0
+        # A copy that is told to take over has the credentials and the right to.
+        false.clean_up_objects(take_over=True)
+    stops(store)
+
+
+def test_a_location_that_no_longer_says_whose_it_is_is_left_alone(
+    store: penstock.Store, queue: penstock.Queue, folder: Path
+) -> None:
+    queue.append(large(1), 0)
+    (database,) = folder.glob("*/cleaning/*.database")
+    database.unlink()
+    stops(store)
+    queue.append(large(2), 0)
+    store.clean_up_objects(take_over=True)
+    assert database.exists()
+    assert store.clean_up_objects() == 0
+    assert everything(queue)[0] == [1, 2]
+
+
+def test_a_cleaning_that_failed_a_day_ago_is_not_taken_for_the_last_one(
+    store: penstock.Store, queue: penstock.Queue, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that clean up at the same moment have both read the token before it."""
+    store.clean_up_objects()
+    for listed in (LocalStorage.listed, None):
+        if listed is not None:
+            monkeypatch.setattr(LocalStorage, "listed", _away)
+            with pytest.raises(StoreUnavailableError):
+                store.clean_up_objects()
+            monkeypatch.setattr(LocalStorage, "listed", listed)
+        run_sql(store.database, f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}")
+    at = object_cleaning._Found.at
+
+    def meanwhile(database: Any, storage: Any) -> object:
+        found = at(database, storage)
+        monkeypatch.setattr(object_cleaning._Found, "at", at)
+        other.clean_up_objects()
+        return found
+
+    monkeypatch.setattr(object_cleaning._Found, "at", meanwhile)
+    with penstock.connect(store_url) as other:
+        for each in (store, other, store):
+            assert each.clean_up_objects() == 0
+    queue.append(large(1), 0)
+
+
+def _away(storage: LocalStorage, prefix: str) -> object:
+    raise storage.unavailable("it is away")
+
+
+def test_a_token_that_was_forgotten_before_it_was_written_is_remembered(
+    store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a process that was suspended for days just before it wrote it."""
+    put = LocalStorage.put
+
+    def late(*arguments: Any) -> object:
+        monkeypatch.setattr(LocalStorage, "put", put)
+        for _ in range(3):
+            run_sql(store.database, f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}")
+            store.clean_up_objects()
+        return put(*arguments)
+
+    store.clean_up_objects()
+    monkeypatch.setattr(LocalStorage, "put", late)
+    for _ in range(3):
+        assert store.clean_up_objects() == 0
+
+
+# A store that was removed while it was open, with another one in its place.
+
+
+@pytest.fixture
+def replaced(store: penstock.Store, store_url: str, folder: Path) -> Iterator[tuple[Any, penstock.Store]]:
+    """A store that does not exist any more, as it was opened, and the one at its place."""
+    if store_url.startswith("sqlite"):
+        pytest.skip("a file that is replaced is noticed at once: tests/store")
+    store.create_queue("q", SCHEMA, partitions=2, payloads=folder)
+    store.clean_up_objects()
+    run_sql(store.database, f"drop schema {store.database.url.schema} cascade")
+    with penstock.connect(store_url) as new:
+        new.create_queue("q", SCHEMA, partitions=2, payloads=folder)
+        yield store, new
+
+
+def test_rows_are_not_written_for_a_store_that_was_replaced(
+    replaced: tuple[penstock.Store, penstock.Store], folder: Path
+) -> None:
+    old, new = replaced
+    queue = new.queue("q")
+    for number in range(4):
+        queue.append(small(number), 0)
+    before = set(objects(folder))
+    for call in (
+        lambda: old.queue("q").append(large(9), 0),
+        old.queue("q").compact,
+        old.clean_up_objects,
+        lambda: old.clean_up_objects(take_over=True),
+    ):
+        with pytest.raises(StoreNotFoundError, match="another one in its place") as caught:
+            call()
+        assert caught.value.condition == "STORE_NOT_FOUND.REPLACED"
+    assert set(objects(folder)) == before
+    queue.append(large(5), 1)
+    with pytest.raises(StoreNotFoundError, match="another one in its place"):
+        old.queue("q").read(1, 0)
+    assert new.clean_up_objects() == 0
+    assert everything(queue) == {0: [0, 1, 2, 3], 1: [5]}
+
+
+def test_an_object_is_not_entered_into_a_store_that_was_replaced_since_it_was_written(
+    store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = LocalStorage.put
+
+    def late(*arguments: Any) -> object:
+        run_sql(store.database, f"update penstock.store set uuid = '{uuid.uuid4()}'")
+        return put(*arguments)
+
+    monkeypatch.setattr(LocalStorage, "put", late)
+    with pytest.raises(StoreNotFoundError, match="another one in its place"):
+        queue.append(large(1), 0)
+    assert queue.info().rows == 0
