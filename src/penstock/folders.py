@@ -41,3 +41,13 @@ def make_folder(name: str, above: int, prepare: Callable[[int], None]) -> None:
         # Another process was faster, and has a file in it.
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user for a message."""
+    import pwd
+
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user {uid}"

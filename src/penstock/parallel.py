@@ -1,10 +1,15 @@
-"""Work that waits for a network, done in several threads."""
+"""Work that waits for a network, done in several threads.
+
+Not by an executor: it refuses work once the program is ending, when maintenance still has some to do, and so
+do threads that outlive the main one.
+"""
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Generic, TypeVar, cast
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -13,17 +18,82 @@ _END = object()
 
 
 def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Map a function over items in threads, since most of the time is spent waiting for the storage."""
+    """Map a function over items in threads, since most of the time is spent waiting for the storage.
+
+    After an error no further item is begun, and the error of the first item that failed is raised. This
+    thread works too, so that nothing is left undone where no other can be started.
+    """
     if len(items) < 2:
         return [work(item) for item in items]
-    with ThreadPoolExecutor(min(_THREADS, len(items))) as pool:
-        return list(pool.map(work, items))
+    found: dict[int, R] = {}
+    errors: dict[int, BaseException] = {}
+    places = itertools.count()
+
+    def some() -> None:
+        while not errors and (place := next(places)) < len(items):
+            try:
+                found[place] = work(items[place])
+            except BaseException as error:  # raised below, by the thread that waits
+                errors[place] = error
+
+    threads = []
+    for _ in range(min(_THREADS, len(items)) - 1):
+        thread = _started(some, "penstock-parallel")
+        if thread is None:
+            break
+        threads.append(thread)
+    some()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[min(errors)]
+    return [found[place] for place in range(len(items))]
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
     """Yield items; the next one is made in another thread while the caller uses this one."""
-    with ThreadPoolExecutor(1, thread_name_prefix="penstock-ahead") as pool:
-        made = pool.submit(next, items, _END)
+    made = _Made(lambda: next(items, _END))
+    try:
         while (item := made.result()) is not _END:
-            made = pool.submit(next, items, _END)
-            yield item  # type: ignore[misc]  # one of the items
+            made = _Made(lambda: next(items, _END))
+            yield cast("T", item)
+    finally:
+        made.wait()
+
+
+class _Made(Generic[R]):
+    """What a function returns, which is called in another thread; in this one if none can be started."""
+
+    def __init__(self, make: Callable[[], R]) -> None:
+        self._make = make
+        self._results: list[R] = []
+        self._error: BaseException | None = None
+        self._thread = _started(self._run, "penstock-ahead")
+        if self._thread is None:
+            self._run()
+
+    def _run(self) -> None:
+        try:
+            self._results.append(self._make())
+        except BaseException as error:  # raised by the thread that asks for the result
+            self._error = error
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def result(self) -> R:
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+
+def _started(work: Callable[[], None], name: str) -> threading.Thread | None:
+    """Return a thread that works; None if none can be started, as at the end of a program."""
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread

@@ -46,6 +46,8 @@ def test_a_relative_path_is_below_the_working_directory(
     [
         "s3://user:hidden-password@rows/a",
         "s3://rows:9000/a",
+        "s3:/rows/a",
+        "s3:/key:hidden-password@rows/a",
         "s3://rows/a?versionId=hidden-password",
         "s3://rows/a#b",
         "s3://rows/a/../b",

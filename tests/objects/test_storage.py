@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -21,6 +22,7 @@ from penstock.errors import (
     StoreFullError,
     StoreReadOnlyError,
     StoreUnavailableError,
+    StoreUnsafeError,
 )
 from penstock.objects import storage as storages
 from penstock.objects.local import LocalStorage
@@ -250,6 +252,66 @@ def _use_in_child(storage: ObjectStorage, results: multiprocessing.Queue[str]) -
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("AWS_SESSION_TOKEN", "token\n"), ("AWS_ENDPOINT_URL", "nothing"), ("AWS_ENDPOINT_URL", "http://[")],
+)
+def test_settings_that_no_request_can_be_made_with_are_refused_at_once(
+    bucket: ObjectProxy, monkeypatch: pytest.MonkeyPatch, name: str, value: str, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(StoreError, match="settings of this process") as caught:
+        OpenedStorages().at(f"s3://rows/{tmp_path.name}").put("rows", [b"data"])
+    assert caught.value.condition == "STORE_ERROR.OBJECT_SETTINGS"
+    assert "token" not in str(caught.value)
+
+
+def test_a_name_that_cannot_be_listed_is_named(
+    s3: ObjectStorage, bucket: ObjectProxy, tmp_path: Path
+) -> None:
+    request = Request(f"{bucket.endpoint}/rows/{tmp_path.name}/a/..", b"x", method="PUT")
+    with urlopen(request, timeout=30):
+        pass
+    with pytest.raises(StoreError, match="delete it") as caught:
+        s3.listed("a/")
+    assert caught.value.condition == "STORE_ERROR.OBJECT_NAME"
+
+
+def test_distant_ranges_take_no_memory_for_what_is_between(s3: ObjectStorage, bucket: ObjectProxy) -> None:
+    s3.put("rows", [bytes(16 << 20)])
+    bucket.requests.clear()
+    read = s3.read("rows", [(place << 20, 1) for place in range(16)])
+    assert [bytes(each) for each in read] == [b"\0"] * 16
+    assert bucket.requests.count("GET") == 16
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away")
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    os.chown(folder, 12345, -1)
+    with pytest.raises(StoreUnsafeError, match="belongs to user 12345") as caught:
+        OpenedStorages().at(parse_location(folder)).check("check")
+    assert caught.value.condition == "STORE_UNSAFE.FOLDER_OWNER"
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_is_made_again_is_durable_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system may give it the number of the one that was removed."""
+    storage = OpenedStorages().at(parse_location(tmp_path / "rows"))
+    storage.put("a/b", [b"1"])
+    storage.put("a/c", [b"2"])
+    storage.delete(["a/b", "a/c"])
+    synced = []
+    fsync = os.fsync
+    (tmp_path / "rows/a").mkdir()
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), fsync(file)))
+    storage.put("a/b", [b"1"])
+    assert (tmp_path / "rows").stat().st_ino in synced
+
+
 def test_a_forked_child_does_not_use_its_parents_connections(s3: ObjectStorage) -> None:
     s3.put("a/rows", [b"0123"])
     context = multiprocessing.get_context("fork")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,13 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 import penstock
-from penstock.errors import InvalidOptionError, QueueNotFoundError, StoreError
+from penstock.errors import (
+    InvalidNameError,
+    InvalidOptionError,
+    QueryFailedError,
+    QueueNotFoundError,
+    StoreError,
+)
 from penstock.spark import compaction
 from penstock.store.log import compact as log
 from penstock.store.log import payloads
@@ -120,9 +127,16 @@ def test_a_task_that_is_repeated_finds_its_work_done(store_url: str, queue: pens
     assert everything(queue) == complete(APPENDS)
 
 
+@pytest.mark.parametrize("task_bytes", [compaction._TASK_BYTES, 1])
 def test_a_segment_that_cannot_be_read_is_named_and_the_others_are_compacted(
-    spark: SparkSession, store: penstock.Store, store_url: str
+    spark: SparkSession,
+    store: penstock.Store,
+    store_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    task_bytes: int,
 ) -> None:
+    """Also those of other tasks, of which Spark has not begun all when it comes to this one."""
+    monkeypatch.setattr(compaction, "_TASK_BYTES", task_bytes)
     queue = store.create_queue("q", SCHEMA, partitions=PARTITIONS)
     append_everywhere(queue, range(APPENDS))
     bad = "select payload_id from penstock.segment where partition = 3 and start_index = 2"
@@ -141,6 +155,25 @@ def test_what_cannot_be_compacted_is_named(
         penstock.compact(spark, "absent", url=store_url)
     with pytest.raises(InvalidOptionError, match="no store is named for the queue 'q'"):
         penstock.compact(spark, "q")
+    with pytest.raises(InvalidNameError, match="the name of a queue is text, not NoneType"):
+        penstock.compact(spark, None)  # type: ignore[arg-type]
+
+
+def test_a_job_that_spark_ends_is_an_error_of_a_line(
+    spark: SparkSession, store_url: str, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def task(*_: object) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+        def dies(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            os._exit(1)
+            yield from batches
+
+        return dies
+
+    monkeypatch.setattr(compaction, "_CompactTask", task)
+    with pytest.raises(QueryFailedError, match="Spark could not compact queue 'q': ") as caught:
+        penstock.compact(spark, "q", url=store_url)
+    assert len(str(caught.value)) < 500
+    assert everything(queue) == complete(APPENDS)
 
 
 @given(

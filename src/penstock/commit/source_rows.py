@@ -46,15 +46,22 @@ class SourceRows:
             (partition, end, time)
             for partition, (end, time) in enumerate(zip_longest(offset.end, offset.times))
         ]
-        last_rows = json.dumps([(end, time, self._found.get((part, end, time))) for part, end, time in asked])
-        found = {}
-        for row in tx.all("other_rows", queue_id=queue_id, last_rows=last_rows):
-            partition, end, time = asked[row.partition]
-            if row.runs is None or _time_at(row.runs, end - 1 - row.start_index) != time:
-                _refuse(tx, offset)
-            found[partition, end, time] = row.last_timestamp
-        if found:
-            self._found = {key: self._found[key] for key in asked if key in self._found} | found
+        more = True
+        while more:
+            more = False
+            found = {}
+            known = [(end, time, self._found.get((part, end, time))) for part, end, time in asked]
+            for row in tx.all("other_rows", queue_id=queue_id, last_rows=json.dumps(known)):
+                if row.later:
+                    # When those before it are known.
+                    more = True
+                    continue
+                partition, end, time = asked[row.partition]
+                if row.runs is None or _time_at(row.runs, end - 1 - row.start_index) != time:
+                    _refuse(tx, offset)
+                found[partition, end, time] = row.last_timestamp
+            if found:
+                self._found = {key: self._found[key] for key in asked if key in self._found} | found
 
 
 def _refuse(tx: Transaction, offset: QueueOffset) -> NoReturn:
@@ -124,13 +131,15 @@ def _inner_times(
     tx: Transaction, queue: QueueRecord, ends: Sequence[tuple[int, int]]
 ) -> dict[tuple[int, int], int]:
     """When the row before each end of a partition was appended; without rows that are gone."""
-    rows = tx.all("row_times", queue_id=queue.queue_id, ends=json.dumps(ends))
-    return {
-        (row.partition, row.row_end): row.last_timestamp
-        if row.runs is None
-        else _time_at(row.runs, row.place)
-        for row in rows
-    }
+    found: dict[tuple[int, int], int] = {}
+    while ends:
+        rows = tx.all("row_times", queue_id=queue.queue_id, ends=json.dumps(ends))
+        ends = [(row.partition, row.row_end) for row in rows if row.later]
+        for row in rows:
+            if not row.later:
+                time = row.last_timestamp if row.runs is None else _time_at(row.runs, row.place)
+                found[row.partition, row.row_end] = time
+    return found
 
 
 def _time_at(runs: bytes, place: int) -> int:

@@ -7,12 +7,15 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from penstock.errors import StoreError, StoreReadOnlyError, StoreUnavailableError
 from penstock.extras import missing
+from penstock.objects.ranges import joined
 from penstock.objects.storage import Buffer, ListedObject, ObjectStorage
+from penstock.parallel import in_parallel
 from penstock.redaction import sentence
 
 if TYPE_CHECKING:
@@ -61,18 +64,23 @@ class CloudStorage(ObjectStorage):
             raise
 
     def _ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
-        with self._translating(name):
-            found = self._obstore.get_ranges(
-                self._bucket,
-                name,
-                starts=[start for start, _ in ranges],
-                lengths=[length for _, length in ranges],
-            )
-        read: list[Buffer] = [memoryview(data) for data in found]
-        for data, (_, length) in zip(read, ranges, strict=True):
-            if len(data) != length:
-                raise self.unavailable(f"{len(data)} bytes of {name} arrived instead of {length}")
+        # The library itself joins ranges that are up to 1 MiB apart.
+        spans = joined(ranges)
+        parts = in_parallel(partial(self._range, name), [(span.start, span.length) for span in spans])
+        read: list[Buffer] = [b""] * len(ranges)
+        for span, part in zip(spans, parts, strict=True):
+            for place in span.places:
+                start, length = ranges[place]
+                read[place] = part[start - span.start : start - span.start + length]
         return read
+
+    def _range(self, name: str, part: tuple[int, int]) -> memoryview:
+        start, length = part
+        with self._translating(name):
+            data = memoryview(self._obstore.get_range(self._bucket, name, start=start, length=length))
+        if len(data) != length:
+            raise self.unavailable(f"{len(data)} bytes of {name} arrived instead of {length}")
+        return data
 
     def _require_length(self, name: str, end: int) -> None:
         """Refuse an object that ends before a byte."""
@@ -115,7 +123,32 @@ class CloudStorage(ObjectStorage):
         except Exception as error:
             if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
                 raise self._refused(error) from None
+            if type(error).__name__ == "InvalidPathError":
+                raise self._odd_name(name, error) from None
+            if _says_settings_are_wrong(error):
+                raise self._unusable(_reason(error)) from None
             raise self.unavailable(_reason(error)) from None
+        except BaseException as error:
+            # Of a header that cannot be sent, or an endpoint that is no URL; the text may have the value.
+            if type(error).__name__ != "PanicException":
+                raise
+            raise self._unusable("the library for it ended with an internal error") from None
+
+    def _odd_name(self, folder: str, error: Exception) -> StoreError:
+        return StoreError(
+            f"an object at {folder} in {self.url} has a name that cannot be listed: {_reason(error)}. It is "
+            "none of Penstock's: delete it",
+            condition="STORE_ERROR.OBJECT_NAME",
+            storage=self.url,
+        )
+
+    def _unusable(self, reason: str) -> StoreError:
+        return StoreError(
+            f"the object storage {self.url} cannot be used with the settings of this process: {reason}. "
+            "Check the variables AWS_…, GOOGLE_… or AZURE_… in its environment, and the location",
+            condition="STORE_ERROR.OBJECT_SETTINGS",
+            storage=self.url,
+        )
 
     def _refused(self, error: Exception) -> StoreReadOnlyError:
         return StoreReadOnlyError(
@@ -130,6 +163,12 @@ def _http_is_allowed() -> bool:
     """Whether the environment allows requests without TLS, which the given settings would forbid."""
     names = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP")
     return any(os.environ.get(name, "").lower() in ("1", "true", "yes") for name in names)
+
+
+def _says_settings_are_wrong(error: Exception) -> bool:
+    """Whether an error is one that no repetition ends: of the settings, before anything is sent."""
+    name = type(error).__name__
+    return name in ("UnknownConfigurationKeyError", "ConfigError") or "Generic Config error" in str(error)
 
 
 def _reason(error: Exception) -> str:

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from penstock.errors import StoreError, StoreFullError, StoreReadOnlyError
-from penstock.folders import FOLDER, make_folder
+from penstock.errors import StoreError, StoreFullError, StoreReadOnlyError, StoreUnsafeError
+from penstock.folders import FOLDER, make_folder, user_name
 from penstock.objects.location import local_folder
 from penstock.objects.storage import Buffer, ListedObject, ObjectStorage
 
@@ -38,8 +38,24 @@ class LocalStorage(ObjectStorage):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self._folder = Path(local_folder(url))
-        self._synced: set[int] = set()
-        """The numbers of folders whose names are durable."""
+        self._synced: set[tuple[int, ...]] = set()
+        """Folders whose names are durable, by :meth:`_Steps.state`."""
+
+    def check(self, folder: str) -> None:
+        with contextlib.suppress(OSError):
+            status = os.stat(self._folder)
+            if status.st_uid not in (0, os.geteuid()):
+                raise self._of_another_user(status.st_uid)
+        super().check(folder)
+
+    def _of_another_user(self, user: int) -> StoreUnsafeError:
+        return StoreUnsafeError(
+            f"the folder {self._folder} belongs to {user_name(user)}, who could replace and delete the rows "
+            "in it: name a folder of this process's user, or let its owner create the queue",
+            condition="STORE_UNSAFE.FOLDER_OWNER",
+            folder=str(self._folder),
+            owner=user_name(user),
+        )
 
     def _put(self, name: str, parts: Sequence[Buffer]) -> None:
         *steps, file = name.split("/")
@@ -58,11 +74,11 @@ class LocalStorage(ObjectStorage):
         with self._translating("/".join((*steps, file))):
             self._make_location()
             with self._steps(steps, make=True) as folder:
-                number = os.fstat(folder.last).st_ino
-                if number not in self._synced:
+                state = folder.state()
+                if state not in self._synced:
                     # Another process may have made it just now.
                     folder.sync()
-                    self._synced.add(number)
+                    self._synced.add(state)
                 try:
                     _write(unfinished, folder.last, parts, folder.mode & 0o666)
                     os.replace(unfinished, file, src_dir_fd=folder.last, dst_dir_fd=folder.last)
@@ -224,6 +240,13 @@ class _Steps:
         make_folder(step, self.last, partial(_open_up, mode=self.mode))
         _sync(self.last)
         return os.open(step, FOLDER, dir_fd=self.last)
+
+    def state(self) -> tuple[int, ...]:
+        """Return what changes when one of the folders is removed and another one made with its name: a file
+        system may use the number of a folder again.
+        """
+        above = (os.fstat(folder).st_mtime_ns for folder in self._open[:-1])
+        return (os.fstat(self.last).st_ino, *above)
 
     def sync(self) -> None:
         for folder in self._open:

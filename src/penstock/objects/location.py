@@ -14,6 +14,7 @@ _CLOUDS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs":
 _MOST_CHARACTERS = 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_ALMOST_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/(?!/)")
 
 
 def parse_location(value: str | os.PathLike[str]) -> str:
@@ -31,6 +32,8 @@ def parse_location(value: str | os.PathLike[str]) -> str:
         When it is none of these, or has a password or a query: credentials come from the environment.
     """
     text = path_text("payloads", value)
+    if _ALMOST_URL.match(text):
+        raise _refused("it has one slash after the scheme, and would be a folder of that name")
     if not _URL.match(text):
         # Other processes have other working directories.
         text = "file://" + quote(os.path.abspath(os.path.expanduser(text)))

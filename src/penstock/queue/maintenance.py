@@ -9,8 +9,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 
@@ -18,6 +18,7 @@ from penstock.arguments import require
 from penstock.errors import (
     InvalidInputError,
     NotFoundError,
+    PenstockError,
     StoreReadOnlyError,
     StoreUnavailableError,
     condition_of,
@@ -27,11 +28,12 @@ from penstock.store import forks, staging
 from penstock.store.database import Database, Transaction
 from penstock.store.forks import Forkable
 from penstock.store.log import compact, object_cleaning
+from penstock.store.log.decode import concerns_rows
 from penstock.store.log.object_cleaning import Cleaned
 from penstock.store.log.partition_log import MERGE_FAN_IN
 from penstock.store.log.trim import end_is_due, retention_bound, trim
 from penstock.store.records import catalog, ledger
-from penstock.store.records.catalog import QueueRecord, RetentionLimits
+from penstock.store.records.catalog import PartitionRecord, QueueRecord, RetentionLimits
 from penstock.store.records.consumers import owner_name
 
 log = logging.getLogger("penstock.queue")
@@ -156,6 +158,15 @@ class Maintainer(Forkable):
             thread.join()
 
     def _work(self) -> None:
+        try:
+            self._work_until_nothing_is_pending()
+        finally:
+            with self._wake:
+                # Whatever ended it, the next append starts another one.
+                if self.thread is threading.current_thread():
+                    self.thread = None
+
+    def _work_until_nothing_is_pending(self) -> None:
         while (task := self._next()) is not None:
             queue, partition = task
             partitions = range(queue.partitions) if partition is None else [partition]
@@ -218,24 +229,60 @@ class Maintainer(Forkable):
 
 
 def maintain_partitions(database: Database, queue: QueueRecord, partitions: Iterable[int]) -> None:
-    """Apply the queue's current retention, then compact partitions with many small segments."""
+    """Apply the queue's current retention, then compact partitions with many small segments.
 
-    def find_due(tx: Transaction) -> tuple[QueueRecord, list[int], list[int]]:
-        record, now = catalog.reread(tx, queue), tx.now()
-        parts = [part for part in catalog.partitions(tx, record) if part.partition in chosen]
-        trimmable = [
-            part.partition
-            for part in parts
-            if retention_bound(tx, record, part, now) > part.first_index or end_is_due(tx, record, part, now)
-        ]
-        return record, trimmable, [part.partition for part in parts if part.segments >= MERGE_FAN_IN]
-
+    Raises
+    ------
+    PenstockError
+        When rows of a partition cannot be read; the other partitions are maintained.
+    """
     chosen = set(partitions)
-    current, trimmable, crowded = database.run(find_due, write=False)
-    for partition in trimmable:
-        trim_partition(database, current, partition, None)
-    for partition in crowded:
-        compact.merge_crowd(database, current, partition)
+
+    def find_due(tx: Transaction) -> _Due:
+        record, now = catalog.reread(tx, queue), tx.now()
+        due = _Due(record)
+        for part in catalog.partitions(tx, record):
+            if part.partition in chosen:
+                due.add(tx, part, now)
+        return due
+
+    due = database.run(find_due, write=False)
+    for partition in due.trimmable:
+        with due.collecting():
+            trim_partition(database, due.queue, partition, None)
+    for partition in due.crowded:
+        with due.collecting():
+            compact.merge_crowd(database, due.queue, partition)
+    if due.errors:
+        raise due.errors[0]
+
+
+@dataclass
+class _Due:
+    """The partitions of a queue that are to be maintained, and what went wrong with some."""
+
+    queue: QueueRecord
+    trimmable: list[int] = field(default_factory=list)
+    crowded: list[int] = field(default_factory=list)
+    errors: list[PenstockError] = field(default_factory=list)
+
+    def add(self, tx: Transaction, part: PartitionRecord, now: int) -> None:
+        with self.collecting():
+            bound = retention_bound(tx, self.queue, part, now)
+            if bound > part.first_index or end_is_due(tx, self.queue, part, now):
+                self.trimmable.append(part.partition)
+        if part.segments >= MERGE_FAN_IN:
+            self.crowded.append(part.partition)
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Note an error of rows that cannot be read or written, so that other partitions are maintained."""
+        try:
+            yield
+        except PenstockError as error:
+            if not concerns_rows(error):
+                raise
+            self.errors.append(error)
 
 
 def trim_partition(

@@ -13,7 +13,7 @@ from datetime import timedelta
 from penstock.arguments import column_names, path_text, require
 from penstock.arrow.key_hash import check_key
 from penstock.arrow.schema import canonical_schema
-from penstock.errors import ConsumerInUseError, InvalidInputError, StoreError
+from penstock.errors import ConsumerInUseError, InvalidInputError, PenstockError, StoreError
 from penstock.objects.location import parse_location
 from penstock.queue.checks import check_name
 from penstock.queue.consumer import Consumer
@@ -370,11 +370,11 @@ class Store:
         The ledger loses the entries of dropped queues, and all but the newest of queries that stopped 30
         days ago.
         """
-        failed: list[StoreError] = []
+        failed: list[PenstockError] = []
         for name in self.queues():
             try:
                 self.queue(name).maintain()
-            except StoreError as error:
+            except PenstockError as error:
                 # One record that others have written does not keep the rest from being maintained.
                 failed.append(error)
         self.clean_up()

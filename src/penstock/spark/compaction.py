@@ -11,19 +11,23 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.arguments import in_quotes
-from penstock.errors import InvalidOptionError
+from penstock.errors import InvalidOptionError, PenstockError, QueryFailedError, StoreError
+from penstock.queue.checks import check_name
 from penstock.queue.store import open_store
+from penstock.redaction import sentence
 from penstock.spark.error_boundary import iterate_in_worker, original_error
 from penstock.spark.internals.python_workers import check_reach
+from penstock.spark.internals.sessions import JvmError
 from penstock.spark.session import URL_SETTING, default_url
 from penstock.store.log import compact as log
+from penstock.store.log.decode import concerns_rows
 from penstock.store.records import catalog
 
 _TASK_BYTES = 64 << 20
 """The bytes of segments that are worth a task."""
 _TASKS_PER_CORE = 4
 """So that no core waits long for the last task."""
-_REPORT = pa.schema([("gone", pa.int64())])
+_REPORT = pa.schema([("gone", pa.int64()), ("condition", pa.string()), ("message", pa.string())])
 
 
 def compact(spark: SparkSession, queue: str, *, url: str | None = None) -> int:
@@ -49,9 +53,12 @@ def compact(spark: SparkSession, queue: str, *, url: str | None = None) -> int:
         When there is no such queue.
     StoreError
         When segments cannot be read; those of other partitions are compacted.
+    QueryFailedError
+        When Spark could not run the job.
     InvalidOptionError
         When there is no URL, or the store is a SQLite file and the session runs on a cluster.
     """
+    check_name("queue", queue)
     address = url or default_url(spark)
     if address is None:
         raise InvalidOptionError(
@@ -71,9 +78,25 @@ def compact(spark: SparkSession, queue: str, *, url: str | None = None) -> int:
     task = _CompactTask(address, queue, shares)
     numbers = spark.range(0, len(shares), 1, len(shares))
     try:
-        return sum(row.gone for row in numbers.mapInArrow(task, "gone long").collect())
-    except PySparkException as error:
-        raise original_error(error) from None
+        reports = numbers.mapInArrow(task, "gone long, condition string, message string").collect()
+    except (PySparkException, JvmError) as error:
+        raise _explained(error, queue) from None
+    for report in reports:
+        if report.condition is not None:
+            raise StoreError(report.message, condition=report.condition, queue=queue)
+    return sum(report.gone for report in reports)
+
+
+def _explained(error: Exception, queue: str) -> Exception:
+    """Return Penstock's error in what Spark reports, or one of a line for what Spark says about itself."""
+    original = original_error(error)
+    if isinstance(original, PenstockError):
+        return original
+    return QueryFailedError(
+        f"Spark could not compact queue {in_quotes(queue)}: {sentence(str(error), 300)} What was compacted "
+        "before stays so: repeat the call",
+        queue=queue,
+    )
 
 
 def _shares(crowded: Sequence[tuple[int, int]], most: int) -> list[list[int]]:
@@ -110,5 +133,12 @@ class _CompactTask:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 record = store.queue(self.queue).record
-                gone = log.merge_all(store.database, record, self.shares[number])
-                yield pa.RecordBatch.from_arrays([pa.array([gone], pa.int64())], schema=_REPORT)
+                report: dict[str, object] = {}
+                try:
+                    report["gone"] = log.merge_all(store.database, record, self.shares[number])
+                except PenstockError as error:
+                    if not concerns_rows(error):
+                        raise
+                    # Raised by a task, it would end the job, and with it the tasks of other partitions.
+                    report |= {"gone": 0, "condition": error.condition, "message": error.message}
+                yield pa.RecordBatch.from_pylist([report], schema=_REPORT)

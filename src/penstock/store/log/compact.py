@@ -21,7 +21,8 @@ from operator import attrgetter
 
 import pyarrow as pa
 
-from penstock.errors import StoreError
+from penstock.arrow.segments import MOST_WITHOUT_BYTES, values_without_bytes
+from penstock.errors import PenstockError, StoreError
 from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.decode import decode_together, unreadable
 from penstock.store.log.partition_log import MERGE_FAN_IN, PAGE_SEGMENTS
@@ -104,11 +105,11 @@ def merge_all(database: Database, queue: QueueRecord, partitions: Iterable[int])
 
     Raises
     ------
-    StoreError
+    PenstockError
         When segments cannot be read; the others are compacted.
     """
     gone = 0
-    errors: dict[int, StoreError] = {}
+    errors: dict[int, PenstockError] = {}
     before: dict[int, list[Run]] = {partition: [] for partition in partitions}
     for _ in range(_PASSES):
         runs = {partition: _runs_of(database, queue, partition) for partition in before}
@@ -130,11 +131,11 @@ def _runs_of(database: Database, queue: QueueRecord, partition: int) -> list[Run
 
 
 def _merge_group(
-    database: Database, queue: QueueRecord, group: Sequence[Run], errors: dict[int, StoreError]
+    database: Database, queue: QueueRecord, group: Sequence[Run], errors: dict[int, PenstockError]
 ) -> int:
     try:
         return _merge_whole(database, queue, group)
-    except StoreError as error:
+    except PenstockError as error:
         if len(group) == 1:
             errors[group[0].partition] = error
             return 0
@@ -245,12 +246,13 @@ def _merged(queue: QueueRecord, run: Run, rows: Sequence[Row]) -> _Merged:
 def within_memory(queue: QueueRecord, rows: Sequence[Row]) -> list[pa.RecordBatch]:
     """The decoded segments as far as they fit into memory together; the first one at least."""
     batches: list[pa.RecordBatch] = []
-    size = 0
+    size = without_bytes = 0
     columns = len(queue.schema)
     for row, batch in zip(rows, decode_together(queue, rows), strict=False):
         # Nulls of columns that were added later share one buffer until they are joined.
         size += batch.nbytes if row.width < columns else batch.get_total_buffer_size()
-        if batches and size > SEGMENT_RAW_BYTES:
+        without_bytes += values_without_bytes(batch)
+        if batches and (size > SEGMENT_RAW_BYTES or without_bytes > MOST_WITHOUT_BYTES):
             break
         batches.append(batch)
     return batches
@@ -282,7 +284,7 @@ def _payloads(
         for run in runs:
             # Of the payloads, whatever size the log says they have; one is read in any case.
             rows = [] if size > TOGETHER_BYTES else _page(tx, queue, run)
-            size += sum(row.length if row.data is None else len(row.data) for row in rows)
+            size += sum(map(_size, rows))
             found.append(rows)
         # Columns added since the queue was looked up would be lost.
         return reread(tx, queue) if any(found) else queue, found
@@ -290,6 +292,11 @@ def _payloads(
     queue, found = database.run(work, write=False)
     pages = [(run.partition, rows) for run, rows in zip(runs, found, strict=True)]
     return queue, with_payloads(database, queue, pages)
+
+
+def _size(row: Row) -> int:
+    """How much memory a segment takes before it is decoded."""
+    return int(row.length if row.data is None else len(row.data)) + len(row.runs or b"")
 
 
 def _page(tx: Transaction, queue: QueueRecord, run: Run) -> list[Row]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.arrow.segments import decode, decode_each
-from penstock.errors import StoreError
+from penstock.errors import InvalidInputError, PenstockError, StoreError
 from penstock.store.database import Row
 from penstock.store.records.catalog import QueueRecord
 
@@ -24,6 +24,9 @@ them, such as their times, takes memory.
 _MOST_NULLS = 32 << 20
 """The most bytes of nulls in a batch."""
 _SAMPLE = 1024
+_OF_ROWS = (
+    "SEGMENT_UNREADABLE", "SEGMENT_MISSING", "STORE_ERROR.OBJECT_MISSING", "STORE_ERROR.OBJECT_DAMAGED",
+)  # fmt: skip
 
 
 class _NullFiller:
@@ -148,6 +151,11 @@ def require_rows(row: Row, batch: pa.RecordBatch) -> None:
             condition="SEGMENT_UNREADABLE",
             rows=batch.num_rows,
         )
+
+
+def concerns_rows(error: PenstockError) -> bool:
+    """Whether an error is about some rows that cannot be read, or not be written in one piece: others can."""
+    return error.condition in _OF_ROWS or isinstance(error, InvalidInputError)
 
 
 def unreadable(queue: QueueRecord, partition: int, start: int, end: int, error: StoreError) -> StoreError:

@@ -432,7 +432,7 @@ def _compared(
     for row in rows:
         name = _name(database, folder, row)
         there = listed.pop(name, None)
-        if row.unused_at is not None:
+        if not row.used:
             checked.unused += 1
         elif there is None:
             checked.missing.append(name)

@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from penstock.errors import StoreError
 from penstock.json_text import parse_record
 from penstock.store.database import AHEAD, Row, Transaction
+from penstock.store.log.decode import unreadable
 from penstock.store.log.partition_log import segment_missing, segments_from
 from penstock.store.log.segmenting import Runs
 from penstock.store.records.catalog import (
@@ -155,7 +156,7 @@ def _first_dated(tx: Transaction, queue: QueueRecord, record: PartitionRecord, t
         elif segment.first_timestamp >= timestamp:
             high = max(int(segment.start_index), low)
         else:
-            older = _runs(tx, segment).rows_before(timestamp)
+            older = _runs(tx, queue, record.partition, segment).rows_before(timestamp)
             return max(int(segment.start_index) + older, low)
     return low
 
@@ -167,7 +168,7 @@ def time_of(tx: Transaction, queue: QueueRecord, partition: int, row_index: int)
         return None
     if segment.first_timestamp == segment.last_timestamp:
         return int(segment.first_timestamp)
-    return _runs(tx, segment).timestamp_at(row_index - segment.start_index)
+    return _runs(tx, queue, partition, segment).timestamp_at(row_index - segment.start_index)
 
 
 def _segment_at(tx: Transaction, queue: QueueRecord, partition: int, row_index: int) -> Row | None:
@@ -176,15 +177,19 @@ def _segment_at(tx: Transaction, queue: QueueRecord, partition: int, row_index: 
     return None if segment is None or segment.start_index > row_index else segment
 
 
-def _runs(tx: Transaction, segment: Row) -> Runs:
+def _runs(tx: Transaction, queue: QueueRecord, partition: int, segment: Row) -> Runs:
+    start, end = segment.start_index, segment.end_index
     payload = tx.one("read_runs", payload_id=segment.payload_id)
     if payload is None or payload.runs is None:
-        raise StoreError(
-            f"the times of rows [{segment.start_index}, {segment.end_index}) are missing: the store is "
-            "damaged; restore a backup",
+        missing = StoreError(
+            "the times of these rows are missing: the store is damaged; restore a backup",
             condition="SEGMENT_MISSING",
         )
-    return Runs.from_bytes(payload.runs, segment.end_index - segment.start_index)
+        raise unreadable(queue, partition, start, end, missing)
+    try:
+        return Runs.from_bytes(payload.runs, end - start)
+    except StoreError as error:
+        raise unreadable(queue, partition, start, end, error) from error
 
 
 def end_is_due(tx: Transaction, queue: QueueRecord, record: PartitionRecord, now: int) -> bool:

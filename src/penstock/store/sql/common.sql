@@ -307,8 +307,10 @@ where object_id in (
 returning object_id, suffix, size;
 
 -- name: list_objects
-select object_id, suffix, size, unused_at from penstock.object
-where queue_id = :queue_id and object_id > :after order by object_id limit :most;
+select
+    o.object_id, o.suffix, o.size, exists (select 1 from penstock.payload as p where p.object_id = o.object_id) as used
+from penstock.object as o
+where o.queue_id = :queue_id and o.object_id > :after order by o.object_id limit :most;
 
 -- name: forget_dropped_payloads
 delete from penstock.dropped_payloads

@@ -70,7 +70,8 @@ create table penstock.payload (
     checksum   integer,
     check (case when data is null then object_id is not null and start_byte is not null and length is not null and checksum is not null
             and start_byte between 0 and 1099511627776 and length between 1 and 1073741824 and checksum between 0 and 4294967295
-        else object_id is null end)
+        else object_id is null end),
+    check (length(runs) <= 2097152)
 ) strict;
 create index penstock.payload_by_object on penstock_payload (object_id) where object_id is not null;
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from penstock.errors import StoreUnsafeError
-from penstock.folders import make_folder
+from penstock.folders import make_folder, user_name
 
 log = logging.getLogger("penstock.store")
 
@@ -142,12 +142,12 @@ class StoreFiles:
             return
         if not _is_trusted(status.st_uid):
             raise StoreUnsafeError(
-                f"the folder {folder} of the store {self.path} belongs to {_user(status.st_uid)}, who could "
-                "replace its files: keep it in a folder of this process's user, or write trust=folder in "
-                "its URL if that user may",
+                f"the folder {folder} of the store {self.path} belongs to {user_name(status.st_uid)}, who "
+                "could replace its files: keep it in a folder of this process's user, or write trust=folder "
+                "in its URL if that user may",
                 condition="STORE_UNSAFE.FOLDER_OWNER",
                 folder=folder,
-                owner=_user(status.st_uid),
+                owner=user_name(status.st_uid),
             )
         if not status.st_mode & stat.S_ISVTX and _others_write(status):
             mode = _octal(status.st_mode)
@@ -182,12 +182,12 @@ class StoreFiles:
         if self.trusting or _is_trusted(status.st_uid):
             return
         raise StoreUnsafeError(
-            f"the file {path} of a store belongs to {_user(status.st_uid)}, who could hold its locks or "
+            f"the file {path} of a store belongs to {user_name(status.st_uid)}, who could hold its locks or "
             "change its rows: use a store of this process's user, run as that one, or allow it with "
             "trust=folder in the URL",
             condition="STORE_UNSAFE.FILE_OWNER",
             file=path,
-            owner=_user(status.st_uid),
+            owner=user_name(status.st_uid),
         )
 
     def _warn(self) -> None:
@@ -330,15 +330,6 @@ def _octal(mode: int) -> str:
     return f"{stat.S_IMODE(mode):04o}"
 
 
-def _user(uid: int) -> str:
-    import pwd
-
-    try:
-        return f"user {pwd.getpwuid(uid).pw_name}"
-    except KeyError:
-        return f"user {uid}"
-
-
 def _opened(path: str, mode: int) -> int:
     try:
         # Without O_CREAT first: some systems refuse it for another user's file in a folder such as /tmp.
@@ -348,7 +339,7 @@ def _opened(path: str, mode: int) -> int:
 
 
 def _unsafe_link(path: str, link: str) -> StoreUnsafeError:
-    owner = _user(os.lstat(link).st_uid)
+    owner = user_name(os.lstat(link).st_uid)
     return StoreUnsafeError(
         f"the store's file {path} is behind the symbolic link {link} of {owner}, which could lead elsewhere "
         "at any time: write the path of the file itself in the URL, or remove the link",
