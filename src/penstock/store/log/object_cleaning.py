@@ -376,6 +376,19 @@ def _orphans(
     return [each for each in old if each.name not in names]
 
 
+def _entered_and_used(tx: Transaction, folder: _Folder) -> tuple[list[Row], set[int]]:
+    """Return the objects that the store has, and the ids of those that have payloads, whatever is noted of
+    them.
+    """
+    rows = list(_entered(tx, folder))
+    used: set[int] = set()
+    for start in range(0, len(rows), _AT_ONCE):
+        page = rows[start : start + _AT_ONCE]
+        where = {"queue_id": folder.queue_id, "first": page[0].object_id, "last": page[-1].object_id}
+        used.update(row.object_id for row in tx.all("used_objects", **where))
+    return rows, used
+
+
 def _entered(tx: Transaction, folder: _Folder) -> Iterator[Row]:
     after = -1
     while rows := tx.all("list_objects", queue_id=folder.queue_id, after=after, most=_AT_ONCE):
@@ -419,20 +432,20 @@ def check(database: Database) -> list[ObjectsCheck]:
 def _checked(database: Database, folder: _Folder) -> ObjectsCheck:
     # Listed after the store is read: an object is there before it is entered. One that is deleted meanwhile
     # has been without payloads for a day.
-    rows = database.run(lambda tx: list(_entered(tx, folder)), write=False)
+    rows, used = database.run(lambda tx: _entered_and_used(tx, folder), write=False)
     storage = database.storages.at(folder.location)
     listed = {each.name: each for each in _objects(database, storage, folder)}
-    return _compared(database, folder, rows, listed)
+    return _compared(database, folder, rows, used, listed)
 
 
 def _compared(
-    database: Database, folder: _Folder, rows: list[Row], listed: dict[str, ListedObject]
+    database: Database, folder: _Folder, rows: list[Row], used: set[int], listed: dict[str, ListedObject]
 ) -> ObjectsCheck:
     checked = ObjectsCheck(folder.queue, folder.location, len(rows), sum(map(attrgetter("size"), rows)))
     for row in rows:
         name = _name(database, folder, row)
         there = listed.pop(name, None)
-        if not row.used:
+        if row.object_id not in used:
             checked.unused += 1
         elif there is None:
             checked.missing.append(name)

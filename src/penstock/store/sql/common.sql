@@ -307,10 +307,14 @@ where object_id in (
 returning object_id, suffix, size;
 
 -- name: list_objects
-select
-    o.object_id, o.suffix, o.size, exists (select 1 from penstock.payload as p where p.object_id = o.object_id) as used
-from penstock.object as o
-where o.queue_id = :queue_id and o.object_id > :after order by o.object_id limit :most;
+select object_id, suffix, size from penstock.object
+where queue_id = :queue_id and object_id > :after order by object_id limit :most;
+
+-- Of a page of objects, those with payloads.
+-- name: used_objects
+select o.object_id from penstock.object as o
+where o.queue_id = :queue_id and o.object_id between :first and :last
+    and exists (select 1 from penstock.payload as p where p.object_id = o.object_id);
 
 -- name: forget_dropped_payloads
 delete from penstock.dropped_payloads

@@ -402,7 +402,7 @@ select partition, start_index, last_timestamp,
     case when size_before < 33554432 then runs end as runs, runs is not null and size_before >= 33554432 as later
 from (
     select planned.partition, s.start_index, s.last_timestamp, d.runs,
-        coalesce(sum(octet_length(d.runs)) over (order by planned.partition) - octet_length(d.runs), 0) as size_before
+        coalesce(sum(octet_length(d.runs)) over (rows unbounded preceding) - octet_length(d.runs), 0) as size_before
     from (
         select number - 1 as partition, cast(value ->> 0 as bigint) as row_end, cast(value ->> 1 as bigint) as last_time,
             cast(value ->> 2 as bigint) as known_segment
@@ -431,7 +431,7 @@ select partition, row_end, place, last_timestamp,
     case when size_before < 33554432 then runs end as runs, runs is not null and size_before >= 33554432 as later
 from (
     select asked.partition, row_end, row_end - 1 - s.start_index as place, s.last_timestamp, d.runs,
-        coalesce(sum(octet_length(d.runs)) over (order by asked.partition, row_end) - octet_length(d.runs), 0) as size_before
+        coalesce(sum(octet_length(d.runs)) over (rows unbounded preceding) - octet_length(d.runs), 0) as size_before
     from (
         select cast(value ->> 0 as integer) as partition, cast(value ->> 1 as bigint) as row_end
         from jsonb_array_elements(cast(:ends as jsonb)) as each (value)

@@ -89,7 +89,7 @@ select partition, start_index, last_timestamp,
     case when size_before < 33554432 then runs end as runs, runs is not null and size_before >= 33554432 as later
 from (
     select planned.partition, s.start_index, s.last_timestamp, d.runs,
-        coalesce(sum(length(d.runs)) over (order by planned.partition) - length(d.runs), 0) as size_before
+        coalesce(sum(length(d.runs)) over (rows unbounded preceding) - length(d.runs), 0) as size_before
     from (
         select key as partition, json_extract(value, '$[0]') as row_end, json_extract(value, '$[1]') as last_time,
             json_extract(value, '$[2]') as known_segment
@@ -114,7 +114,7 @@ select partition, row_end, place, last_timestamp,
     case when size_before < 33554432 then runs end as runs, runs is not null and size_before >= 33554432 as later
 from (
     select asked.partition, row_end, row_end - 1 - s.start_index as place, s.last_timestamp, d.runs,
-        coalesce(sum(length(d.runs)) over (order by asked.partition, row_end) - length(d.runs), 0) as size_before
+        coalesce(sum(length(d.runs)) over (rows unbounded preceding) - length(d.runs), 0) as size_before
     from (
         select json_extract(value, '$[0]') as partition, json_extract(value, '$[1]') as row_end
         from json_each(:ends)
