@@ -389,14 +389,14 @@ class Operator:
 
     def tend(self, store: Any, older: timedelta) -> None:
         """Merge segments, apply retention, and clean up what was staged so long ago."""
+        # Whoever restores a backup keeps it. It may not compact objects before that is said.
+        restored = any(server.restores for server in (self.source, self.sink))
+        clean_up(store.database, older_than=int(ORPHAN_SECONDS * 1_000_000), take_over=restored)
         for name in store.queues():
             record = store.queue(name).record
             compact.merge_all(store.database, record, range(record.partitions))
             maintain_partitions(store.database, record, range(record.partitions))
         clean_staging(store.database, older)
-        # Whoever restores a backup keeps it.
-        restored = any(server.restores for server in (self.source, self.sink))
-        clean_up(store.database, older_than=int(ORPHAN_SECONDS * 1_000_000), take_over=restored)
 
     reader: Callable[[], Any]
     """What everybody can read at this moment."""
