@@ -1,0 +1,192 @@
+"""Rows in object storage: Spark's executors against the same tasks that put and get the bytes themselves.
+
+A cluster of two executors, PostgreSQL, and an S3 server that keeps its objects in memory (moto). The peer's
+tasks receive, or return, the same rows through Spark, and send their bytes in objects of the same size.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
+
+import penstock
+from bench.harness import Result, scratch, speed, timed
+from penstock.store.log.payloads import OBJECT_BYTES
+from tests.support.object_store import KEY, SECRET, object_store
+
+TASKS = 2
+ROW_BYTES = 16 << 10
+"""Random ones, which no compression makes fewer."""
+ROWS = (64 << 20) // ROW_BYTES
+SCHEMA = pa.schema([("data", pa.binary())])
+_BUCKET = "rows"
+_LEAST = 0.8
+
+
+def objects(url: str) -> list[Result]:
+    """Write and read 64 MiB."""
+    with scratch() as folder, _server(), _cluster(folder) as spark, penstock.connect(url) as store:
+        made = _random_rows(spark)
+        names = _put(made, "peer")
+
+        def write() -> float:
+            name = uuid.uuid4().hex
+            store.create_queue(name, SCHEMA, partitions=TASKS, payloads=f"s3://{_BUCKET}/queues")
+            writer = made.write.format("penstock").option("url", url).mode("append")
+            try:
+                return timed(lambda: writer.save(name))
+            finally:
+                queue_id = store.queue(name).record.queue_id
+                store.drop_queue(name)
+                _forget(f"queues/{store.uuid}/{queue_id}/")
+
+        def put() -> float:
+            name = uuid.uuid4().hex
+            try:
+                return timed(lambda: _put(made, name))
+            finally:
+                _forget(name)
+
+        store.create_queue("read", SCHEMA, partitions=TASKS, payloads=f"s3://{_BUCKET}/queues")
+        made.write.format("penstock").option("url", url).mode("append").save("read")
+        ours = spark.read.format("penstock").options(url=url, rowsPerTask=ROWS // TASKS).load("read")
+        peer = _got(spark, names)
+        for frame in (ours, peer):
+            if _size(frame) != ROWS * ROW_BYTES:
+                raise SystemExit("some rows are missing")
+        return [
+            speed(
+                "Spark writes 64 MiB to a bucket / the same PUTs",
+                write,
+                put,
+                least=_LEAST,
+                rounds=5,
+            ),
+            speed(
+                "Spark reads 64 MiB from a bucket / the same GETs",
+                lambda: timed(lambda: _size(ours)),
+                lambda: timed(lambda: _size(peer)),
+                least=_LEAST,
+                rounds=5,
+            ),
+        ]
+
+
+def _random_rows(spark: SparkSession) -> DataFrame:
+    def made(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for start in range(0, batch.num_rows, 256):
+                rows = min(256, batch.num_rows - start)
+                data = pa.FixedSizeBinaryArray.from_buffers(
+                    pa.binary(ROW_BYTES), rows, [None, pa.py_buffer(os.urandom(rows * ROW_BYTES))]
+                )
+                yield pa.RecordBatch.from_arrays([data.cast(pa.binary())], schema=SCHEMA)
+
+    return spark.range(0, ROWS, 1, TASKS).mapInArrow(made, "data binary")
+
+
+def _put(frame: DataFrame, prefix: str) -> list[str]:
+    """Write the bytes of the rows into objects; return their names."""
+
+    def put(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        bucket, names, part = _bucket(), [], bytearray()
+
+        def send() -> None:
+            names.append(f"{prefix}/{uuid.uuid4().hex}")
+            bucket.put(names[-1], bytes(part), use_multipart=False)
+            part.clear()
+
+        for batch in batches:
+            column = batch.column(0)
+            offsets = column.buffers()[1]
+            ends = memoryview(offsets).cast("i")
+            first, last = ends[column.offset], ends[column.offset + len(column)]
+            part += memoryview(column.buffers()[2])[first:last]
+            if len(part) >= OBJECT_BYTES:
+                send()
+        if part:
+            send()
+        yield pa.RecordBatch.from_pydict({"name": names})
+
+    return [row.name for row in frame.mapInArrow(put, "name string").collect()]
+
+
+def _got(spark: SparkSession, names: list[str]) -> DataFrame:
+    """The rows of those objects again."""
+
+    def got(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        bucket = _bucket()
+        for batch in batches:
+            for name in batch.column(0).to_pylist():
+                data = pa.py_buffer(bucket.get(name).bytes())
+                kind = pa.binary(ROW_BYTES)
+                rows = pa.FixedSizeBinaryArray.from_buffers(kind, data.size // ROW_BYTES, [None, data])
+                yield pa.RecordBatch.from_arrays([rows.cast(pa.binary())], schema=SCHEMA)
+
+    listed = spark.createDataFrame([(name,) for name in names], "name string").repartition(TASKS)
+    return listed.mapInArrow(got, "data binary")
+
+
+def _bucket() -> Any:
+    from obstore.store import from_url
+
+    return from_url(f"s3://{_BUCKET}", client_options={"allow_http": True})
+
+
+def _size(frame: DataFrame) -> int:
+    return int(frame.agg(F.sum(F.octet_length("data"))).collect()[0][0])
+
+
+@contextmanager
+def _server() -> Iterator[None]:
+    """An S3 server on loopback, which the environment then leads to."""
+    with object_store() as server:
+        server.bucket(_BUCKET)
+        settings = {
+            "AWS_ENDPOINT_URL": server.endpoint,
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_REGION": "us-east-1",
+            "AWS_ALLOW_HTTP": "true",
+        }
+        with patch.dict(os.environ, settings):
+            yield
+
+
+def _forget(prefix: str) -> None:
+    bucket = _bucket()
+    for page in bucket.list(prefix):
+        bucket.delete([each["path"] for each in page])
+
+
+@contextmanager
+def _cluster(folder: Path) -> Iterator[SparkSession]:
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        running.stop()
+    session = penstock.session(
+        "bench",
+        master=f"local-cluster[{TASKS},1,1536]",
+        conf={
+            "spark.ui.enabled": "false",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.executor.memory": "1g",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.local.dir": str(folder / "local"),
+        },
+    )
+    session.sparkContext.setLogLevel("OFF")
+    try:
+        yield session
+    finally:
+        session.stop()
