@@ -42,6 +42,17 @@ def test_the_error_of_the_first_item_that_failed_is_raised_and_no_other_is_begun
     assert len(begun) < 100
 
 
+def test_an_interrupt_is_not_hidden_by_an_error() -> None:
+    together = threading.Barrier(2)
+
+    def ends(number: int) -> None:
+        together.wait(30)
+        raise ValueError if number == 0 else KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        in_parallel(ends, range(2))
+
+
 def test_the_next_item_is_made_ahead() -> None:
     made = []
 

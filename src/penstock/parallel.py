@@ -45,6 +45,10 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     some()
     for thread in threads:
         thread.join()
+    # An interrupt, for example, comes before what a caller may pass over.
+    for error in errors.values():
+        if not isinstance(error, Exception):
+            raise error
     if errors:
         raise errors[min(errors)]
     return [found[place] for place in range(len(items))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.objects.ranges import joined
@@ -15,6 +15,8 @@ RANGES = st.lists(
 
 
 @given(RANGES)
+@example([(0, 10_000), *((20_000 + 10_001 * place, 1) for place in range(29))])
+@example([(0, 1 << 20), *((place << 21, 1) for place in range(1, 40))])
 def test_every_range_is_in_one_span_and_little_else_is_read(ranges: list[tuple[int, int]]) -> None:
     spans = joined(ranges)
     assert sorted(place for span in spans for place in span.places) == list(range(len(ranges)))

@@ -286,14 +286,19 @@ def test_distant_ranges_take_no_memory_for_what_is_between(s3: ObjectStorage, bu
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away")
-def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("below", [".", "not there yet"])
+def test_a_folder_that_another_user_may_have_made_is_refused(tmp_path: Path, below: str) -> None:
     folder = tmp_path / "rows"
     folder.mkdir()
     os.chown(folder, 12345, -1)
+    storage = OpenedStorages().at(parse_location(folder / below))
+    # Only the owner of the folder above can have put it there.
+    storage.check("check")
+    tmp_path.chmod(0o1777)
     with pytest.raises(StoreUnsafeError, match="belongs to user 12345") as caught:
-        OpenedStorages().at(parse_location(folder)).check("check")
+        storage.check("check")
     assert caught.value.condition == "STORE_UNSAFE.FOLDER_OWNER"
-    assert list(folder.iterdir()) == []
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
 
 
 def test_a_folder_that_is_made_again_is_durable_again(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +12,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,6 +21,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import (
+    CommitOutcomeUnknownError,
     InvalidInputError,
     ProducerFencedError,
     QueueNotFoundError,
@@ -27,6 +31,7 @@ from penstock.errors import (
 from penstock.queue.append_buffer import NumberedAppendBuffer
 from penstock.queue.appends import AppendResult
 from tests.support.queues import SCHEMA, everything, numbers, rows
+from tests.support.waiting import wait_until
 
 NEVER = timedelta(days=1)
 AT_ONCE = timedelta(0)
@@ -195,9 +200,11 @@ def test_a_change_feed_has_no_buffer(store: penstock.Store, store_url: str) -> N
         store.queue("feed").buffer()
 
 
-def test_a_forked_process_needs_a_buffer_of_its_own(queue: penstock.Queue) -> None:
-    buffer = queue.buffer(linger=NEVER)
-    buffer.append(rows(1))
+def test_a_forked_process_needs_a_buffer_of_its_own(queue: penstock.Queue, appends: Appends) -> None:
+    appends.go_on.clear()
+    buffer = queue.buffer(linger=NEVER, batch_bytes=1)
+    for number in range(2):
+        buffer.append(rows(number))
     child = os.fork()
     if child == 0:
         try:
@@ -206,8 +213,9 @@ def test_a_forked_process_needs_a_buffer_of_its_own(queue: penstock.Queue) -> No
             os._exit(7 if "make another one here" in str(error) else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    appends.go_on.set()
     buffer.close()
-    assert numbers(queue.read(0, 0)) == [1]
+    assert numbers(queue.read(0, 0)) == [0, 1]
 
 
 def test_large_batches_go_to_object_storage(store: penstock.Store, tmp_path: Path) -> None:
@@ -271,11 +279,107 @@ def test_numbers_in_the_buffer_ascend(store: penstock.Store, queue: penstock.Que
     assert numbers(queue.read(0, 0)) == [1, 3]
 
 
+def test_rows_are_appended_through_the_open_buffer_alone(
+    store: penstock.Store, queue: penstock.Queue
+) -> None:
+    """Otherwise two of them would have the same number, and one be skipped as a repeat."""
+    producer = store.producer("q", "s")
+    producer.append(rows(0))
+    buffer = producer.buffer(linger=NEVER)
+    for call in (lambda: producer.append(rows(9)), producer.buffer):
+        with pytest.raises(InvalidInputError, match="has an open buffer"):
+            call()
+    buffer.append(rows(1))
+    buffer.close()
+    producer.append(rows(2))
+    with producer.buffer() as buffer:
+        buffer.append(rows(3))
+    assert everything(queue) == {0: [0, 1, 2, 3]}
+    assert producer.sequence == 3
+
+
+def test_a_buffer_begins_after_an_append_of_unknown_outcome(
+    store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = store.producer("q", "s")
+    append = producer._append
+
+    def committed_and_unknown(*arguments: Any) -> object:
+        append(*arguments)
+        producer.sequence = -1
+        raise CommitOutcomeUnknownError("the connection broke")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(producer, "_append", committed_and_unknown)
+        buffer = producer.buffer(linger=NEVER)
+        for number in range(10):
+            buffer.append(rows(number), sequence=number)
+        with pytest.raises(CommitOutcomeUnknownError):
+            buffer.close()
+    with producer.buffer(linger=NEVER) as buffer:
+        assert producer.sequence == 9
+        for number in range(20):
+            buffer.append(rows(number), sequence=number)
+    assert everything(queue) == {0: list(range(20))}
+
+
+def test_a_callback_may_append_and_not_wait(queue: penstock.Queue) -> None:
+    refused: list[InvalidInputError] = []
+
+    def then(_: object) -> None:
+        buffer.append(rows(2))
+        for call in (buffer.flush, buffer.close):
+            try:
+                call()
+            except InvalidInputError as error:
+                refused.append(error)
+
+    buffer = queue.buffer(linger=AT_ONCE)
+    buffer.append(rows(1)).add_done_callback(then)
+    wait_until(lambda: len(refused) == 2)
+    buffer.close()
+    assert numbers(queue.read(0, 0)) == [1, 2]
+
+
+@pytest.mark.parametrize("linger", [timedelta.max, timedelta(days=10_000)])
+def test_rows_may_wait_for_ever(queue: penstock.Queue, linger: timedelta) -> None:
+    with queue.buffer(linger=linger) as buffer:
+        buffer.append(rows(1))
+    assert numbers(queue.read(0, 0)) == [1]
+
+
+def test_a_program_that_ends_appends_what_is_left(
+    store: penstock.Store, queue: penstock.Queue, store_url: str
+) -> None:
+    program = """
+import datetime, sys
+import penstock
+queue = penstock.connect(sys.argv[1]).queue("q")
+buffer = queue.buffer(linger=datetime.timedelta(days=1))
+buffer.append([{"n": 1}])
+if len(sys.argv) > 2:
+    queue.append = buffer._append = None
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, store_url], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+    assert everything(queue) == {0: [1]}
+    lost = subprocess.run(
+        [sys.executable, "-c", program, store_url, "lose"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert "rows that were buffered for queue 'q' at the end of the program are lost" in lost.stderr
+
+
 class Flaky:
     """A producer session whose appends fail before or after they are committed."""
 
     def __init__(self, failures: list[str]) -> None:
-        self.sequence, self.rows, self._failures = -1, list[int](), iter(failures)
+        self.rows, self._failures = list[int](), iter(failures)
         self.committed = -1
 
     def append(self, table: pa.Table, sequence: int | None = None) -> AppendResult:
@@ -288,7 +392,6 @@ class Flaky:
         self.committed = sequence
         if failure == "after":
             raise StoreError("the outcome is unknown")
-        self.sequence = sequence
         return AppendResult({})
 
 
@@ -301,10 +404,11 @@ def test_a_program_that_repeats_everything_after_each_error_appends_every_row_on
 ) -> None:
     session = Flaky(failures)
     for _ in range(len(failures) + 1):
-        # What opening the session again tells.
-        session.sequence = session.committed
         try:
-            with NumberedAppendBuffer("q", pa.Table.from_pylist, session, AT_ONCE, batch_bytes) as buffer:
+            # As Producer.buffer makes it.
+            with NumberedAppendBuffer(
+                "q", pa.Table.from_pylist, session.append, session.committed, AT_ONCE, batch_bytes
+            ) as buffer:
                 for number in range(20):
                     buffer.append([{"n": number}], sequence=number)
         except StoreError:

@@ -355,7 +355,8 @@ def test_a_location_that_no_longer_says_whose_it_is_is_left_alone(
     queue.append(large(1), 0)
     (database,) = folder.glob("*/cleaning/*.database")
     database.unlink()
-    stops(store)
+    with pytest.raises(StoreError, match="does not say any more"):
+        store.clean_up_objects()
     queue.append(large(2), 0)
     store.clean_up_objects(take_over=True)
     assert database.exists()
@@ -413,6 +414,93 @@ def test_a_token_that_was_forgotten_before_it_was_written_is_remembered(
         assert store.clean_up_objects() == 0
 
 
+def test_a_token_is_read_again_if_it_was_forgotten_meanwhile(
+    store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = object_cleaning._Found.at
+
+    def forgotten(database: Any, storage: Any) -> object:
+        found = at(database, storage)
+        monkeypatch.setattr(object_cleaning._Found, "at", at)
+        store.clean_up_objects()
+        run_sql(store.database, f"delete from penstock.cleaning where token = '{found.token}'")
+        return found
+
+    store.clean_up_objects()
+    monkeypatch.setattr(object_cleaning._Found, "at", forgotten)
+    for _ in range(2):
+        assert store.clean_up_objects() == 0
+
+
+def test_a_cleaning_that_dies_after_it_has_written_its_token_stops_nobody(
+    store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if it was suspended for days before it wrote it."""
+    put = object_cleaning._Found.put
+
+    def dies(*arguments: Any) -> int:
+        monkeypatch.setattr(object_cleaning._Found, "put", put)
+        for _ in range(3):
+            run_sql(store.database, f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}")
+            store.clean_up_objects()
+        put(*arguments)
+        raise SystemExit
+
+    store.clean_up_objects()
+    monkeypatch.setattr(object_cleaning._Found, "put", dies)
+    with pytest.raises(SystemExit):
+        store.clean_up_objects()
+    assert store.clean_up_objects() == 0
+    queue.append(large(1), 0)
+
+
+@pytest.mark.parametrize("step", ["at", "write_database", "put"])
+def test_a_take_over_that_was_interrupted_is_done_again(
+    copied: tuple[penstock.Store, penstock.Store], monkeypatch: pytest.MonkeyPatch, step: str, folder: Path
+) -> None:
+    """Until it is done, the one that takes over writes nothing that the other one would delete."""
+    store, copy = copied
+
+    def dies(*_: Any) -> object:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(object_cleaning._Found, step, dies)
+        with pytest.raises(SystemExit):
+            copy.clean_up_objects(take_over=True)
+    with pytest.raises(StoreError, match="another copy"):
+        copy.queue("q").append(large(2), 0)
+    copy.clean_up_objects(take_over=True)
+    copy.queue("q").append(large(3), 0)
+    stops(store)
+    assert copy.clean_up_objects() == 0
+    assert everything(copy.queue("q"))[0] == [3]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_location_without_a_queue_is_taken_over(tmp_path: Path, folder: Path, known: bool) -> None:
+    """The store was moved after the location became its default, or was restored from before."""
+    path, copy = tmp_path / "a.db", tmp_path / "b.db"
+
+    def copied() -> None:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("vacuum into ?", (str(copy),))
+        copy.chmod(0o600)
+
+    with penstock.connect(f"sqlite:///{path}") as store:
+        if not known:
+            copied()
+        store.set_payloads(folder)
+        if known:
+            copied()
+    with penstock.connect(f"sqlite:///{copy}") as moved:
+        with pytest.raises(StoreError, match="--take-over"):
+            moved.create_queue("q", SCHEMA, payloads=folder)
+        moved.clean_up_objects(take_over=True)
+        moved.create_queue("q", SCHEMA, payloads=folder).append(large(1), 0)
+        assert moved.clean_up_objects() == 0
+
+
 # A store that was removed while it was open, with another one in its place.
 
 
@@ -450,6 +538,13 @@ def test_rows_are_not_written_for_a_store_that_was_replaced(
     queue.append(large(5), 1)
     with pytest.raises(StoreNotFoundError, match="another one in its place"):
         old.queue("q").read(1, 0)
+    for call in (
+        lambda: old.create_queue("other", SCHEMA, payloads=folder),
+        lambda: old.create_queue("other", SCHEMA),
+        lambda: old.set_payloads("database"),
+    ):
+        with pytest.raises(StoreNotFoundError, match="another one in its place"):
+            call()
     assert new.clean_up_objects() == 0
     assert everything(queue) == {0: [0, 1, 2, 3], 1: [5]}
 

@@ -174,6 +174,7 @@ HOT: dict[str, Parameters] = {
     "mark_used": {"queue_id": 7},
     "delete_unused": {"queue_id": 7, "before": 700, "most": 1000},
     "list_objects": {"queue_id": 7, "after": 700, "most": 1000},
+    "runs_of": {"payload_ids": "[1, 2, 3]"},
     "used_objects": {"queue_id": 7, "first": 0, "last": 100},
     "forget_dropped_payloads": {"queue_id": 7, "before": 700},
 }

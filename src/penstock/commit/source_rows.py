@@ -7,17 +7,18 @@ They were appended at other times, so an offset has the time of the last row of 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import NoReturn
 
 from penstock.commit.offsets import QueueOffset
 from penstock.errors import CheckpointMismatchError
-from penstock.store.database import Transaction
-from penstock.store.log.segmenting import Runs
+from penstock.store.database import Row, Transaction
+from penstock.store.log.segmenting import Runs, by_size
 from penstock.store.records import catalog
 from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
+_RUNS_BYTES = 32 << 20
 GONE = -1
 """Stands in an offset for the time of a row that was not in the store any more."""
 
@@ -51,15 +52,15 @@ class SourceRows:
             more = False
             found = {}
             known = [(end, time, self._found.get((part, end, time))) for part, end, time in asked]
-            for row in tx.all("other_rows", queue_id=queue_id, last_rows=json.dumps(known)):
-                if row.later:
-                    # When those before it are known.
-                    more = True
-                    continue
+            rows = tx.all("other_rows", queue_id=queue_id, last_rows=json.dumps(known))
+            for row, runs in _with_runs(tx, rows):
                 partition, end, time = asked[row.partition]
-                if row.runs is None or _time_at(row.runs, end - 1 - row.start_index) != time:
+                if runs is None and row.runs_of is not None:
+                    more = True
+                elif runs is None or _time_at(runs, end - 1 - row.start_index) != time:
                     _refuse(tx, offset)
-                found[partition, end, time] = row.last_timestamp
+                else:
+                    found[partition, end, time] = row.last_timestamp
             if found:
                 self._found = {key: self._found[key] for key in asked if key in self._found} | found
 
@@ -134,12 +135,27 @@ def _inner_times(
     found: dict[tuple[int, int], int] = {}
     while ends:
         rows = tx.all("row_times", queue_id=queue.queue_id, ends=json.dumps(ends))
-        ends = [(row.partition, row.row_end) for row in rows if row.later]
-        for row in rows:
-            if not row.later:
-                time = row.last_timestamp if row.runs is None else _time_at(row.runs, row.place)
-                found[row.partition, row.row_end] = time
+        ends = []
+        for row, runs in _with_runs(tx, rows):
+            place = row.partition, row.row_end
+            if runs is not None:
+                found[place] = _time_at(runs, row.place)
+            elif row.runs_of is None:
+                found[place] = row.last_timestamp
+            else:
+                ends.append(place)
     return found
+
+
+def _with_runs(tx: Transaction, rows: Sequence[Row]) -> Iterator[tuple[Row, bytes | None]]:
+    """Yield rows with the runs of their segments, of which not too many are in memory together; None for a
+    segment without, and for one that was compacted since it was found, which has to be looked for again.
+    """
+    for group in by_size(rows, lambda row: row.runs_size or 0, _RUNS_BYTES):
+        ids = [row.runs_of for row in group if row.runs_of is not None]
+        found = tx.all("runs_of", payload_ids=json.dumps(ids)) if ids else []
+        runs = {each.payload_id: each.runs for each in found}
+        yield from ((row, runs.get(row.runs_of)) for row in group)
 
 
 def _time_at(runs: bytes, place: int) -> int:

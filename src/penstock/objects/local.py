@@ -42,20 +42,22 @@ class LocalStorage(ObjectStorage):
         """Folders whose names are durable, by :meth:`_Steps.state`."""
 
     def check(self, folder: str) -> None:
-        with contextlib.suppress(OSError):
-            status = os.stat(self._folder)
-            if status.st_uid not in (0, os.geteuid()):
-                raise self._of_another_user(status.st_uid)
+        for each in (self._folder, *self._folder.parents):
+            if each.exists():
+                self._refuse_trap(each)
         super().check(folder)
 
-    def _of_another_user(self, user: int) -> StoreUnsafeError:
-        return StoreUnsafeError(
-            f"the folder {self._folder} belongs to {user_name(user)}, who could replace and delete the rows "
-            "in it: name a folder of this process's user, or let its owner create the queue",
-            condition="STORE_UNSAFE.FOLDER_OWNER",
-            folder=str(self._folder),
-            owner=user_name(user),
-        )
+    def _refuse_trap(self, folder: Path) -> None:
+        """Refuse a folder that another user may have made, to have what is put there."""
+        owner = os.stat(folder).st_uid
+        if owner not in (0, os.geteuid()) and os.stat(folder.parent).st_mode & stat.S_IWOTH:
+            raise StoreUnsafeError(
+                f"the folder {folder} belongs to {user_name(owner)}, who could replace and delete the rows "
+                "in it: name a folder of this process's user, or let its owner create the queue",
+                condition="STORE_UNSAFE.FOLDER_OWNER",
+                folder=str(folder),
+                owner=user_name(owner),
+            )
 
     def _put(self, name: str, parts: Sequence[Buffer]) -> None:
         *steps, file = name.split("/")

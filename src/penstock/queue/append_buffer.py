@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import threading
 import time
@@ -10,13 +12,16 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Protocol, Self
+from typing import Self
 
 import pyarrow as pa
 
 from penstock.arguments import require
-from penstock.errors import InvalidInputError
+from penstock.errors import InvalidInputError, condition_of
 from penstock.queue.appends import AppendResult, Rows, check_sequence
+from penstock.redaction import shown
+
+log = logging.getLogger("penstock.queue")
 
 LINGER = timedelta(milliseconds=250)
 BATCH_BYTES = 8 << 20
@@ -46,7 +51,11 @@ class AppendBuffer:
     """A buffer before a queue; get one from ``Queue.buffer``.
 
     One thread appends batch after batch, in the order in which rows were buffered. Rows are durable when the
-    future that :meth:`append` returned is done; what is in the buffer when the process dies is lost.
+    future that :meth:`append` returned is done; what is in the buffer when the process dies is lost. At the
+    end of a program that does not :meth:`close` it, what is left is appended; if that fails, an error is
+    logged.
+
+    Callbacks of the futures run in that thread, and may not wait for it by :meth:`flush` or :meth:`close`.
 
     After an error nothing more is appended, so that no later rows overtake those that failed: the futures of
     all rows in the buffer have the error, and further calls raise it. Use the buffer as a context manager,
@@ -77,8 +86,10 @@ class AppendBuffer:
         self._closed = False
         self._error: BaseException | None = None
         self._process = os.getpid()
+        # Ended by the function below: the program would wait for another kind of thread for ever.
         self._thread = threading.Thread(target=self._run, name=f"penstock appends to {name}", daemon=True)
         self._thread.start()
+        atexit.register(self._close_at_exit)
 
     def append(self, rows: Rows) -> Future[AppendResult]:
         """Buffer rows, and return the future of the append that they will be part of.
@@ -97,10 +108,13 @@ class AppendBuffer:
         InvalidInputError
             When the buffer is closed, or this process was forked from the buffer's.
         """
+        self._refuse_other_process()
         return self._add(self._check(rows), None)
 
     def flush(self) -> None:
         """Append everything in the buffer, and wait until that is done."""
+        self._refuse_other_process()
+        self._refuse_own_thread()
         with self._changed:
             self._refuse_ended()
             self._complete()
@@ -125,6 +139,8 @@ class AppendBuffer:
 
     def _add(self, table: pa.Table, sequence: int | None) -> Future[AppendResult]:
         with self._changed:
+            if len(self._waiting) >= _BATCHES_WAITING:
+                self._refuse_own_thread()
             self._changed.wait_for(lambda: self._ended() or len(self._waiting) < _BATCHES_WAITING)
             self._refuse_ended()
             batch = self._gathered
@@ -144,11 +160,25 @@ class AppendBuffer:
 
     def _end(self) -> None:
         self._refuse_other_process()
+        self._refuse_own_thread()
         with self._changed:
             self._complete()
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
+        atexit.unregister(self._close_at_exit)
+
+    def _close_at_exit(self) -> None:
+        if os.getpid() != self._process or self.ended:
+            return
+        self._end()
+        if self._error is not None:
+            log.error(
+                "rows that were buffered for queue %r at the end of the program are lost: %s",
+                self._name,
+                shown(self._error),
+                extra={"action": "buffer_lost", "queue": self._name, "error": condition_of(self._error)},
+            )
 
     def _complete(self) -> None:
         """Let the thread append what has been gathered."""
@@ -157,11 +187,22 @@ class AppendBuffer:
             self._gathered = None
             self._changed.notify_all()
 
+    @property
+    def ended(self) -> bool:
+        """Whether it is closed, or has failed."""
+        return self._ended()
+
     def _ended(self) -> bool:
         return self._closed or self._error is not None
 
+    def _refuse_own_thread(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise InvalidInputError(
+                f"a callback of a future would wait for the append to queue {self._name!r} that runs it: use "
+                "another thread"
+            )
+
     def _refuse_ended(self) -> None:
-        self._refuse_other_process()
         if self._error is not None:
             raise self._error
         if self._closed:
@@ -175,16 +216,15 @@ class AppendBuffer:
             )
 
     def _run(self) -> None:
-        while (batch := self._next()) is not None:
-            try:
+        try:
+            while (batch := self._next()) is not None:
                 result = self._append(pa.concat_tables(batch.tables), batch.sequence)
-            except BaseException as error:  # whatever it is, those who wait have to know
-                self._fail(error)
-                return
-            with self._changed:
-                self._waiting.popleft()
-                self._changed.notify_all()
-            batch.done.set_result(result)
+                with self._changed:
+                    self._waiting.popleft()
+                    self._changed.notify_all()
+                batch.done.set_result(result)
+        except BaseException as error:  # whatever it is, those who wait have to know
+            self._fail(error)
 
     def _next(self) -> _Batch | None:
         """Wait for a batch that is full or due; return None when the buffer is closed and empty."""
@@ -193,7 +233,7 @@ class AppendBuffer:
                 if self._gathered is None:
                     self._changed.wait()
                 elif (left := self._gathered.due - time.monotonic()) > 0:
-                    self._changed.wait(left)
+                    self._changed.wait(min(left, threading.TIMEOUT_MAX))
                 else:
                     self._complete()
             return self._waiting[0] if self._waiting else None
@@ -209,32 +249,24 @@ class AppendBuffer:
             batch.done.set_exception(error)
 
 
-class Session(Protocol):
-    """A producer session."""
-
-    sequence: int
-
-    def append(self, rows: Rows, sequence: int | None = None) -> AppendResult: ...
-
-
 class NumberedAppendBuffer(AppendBuffer):
     """A buffer before a producer session; get one from ``Producer.buffer``.
 
-    An append gets the highest number of its rows. As it is atomic, the session's ``sequence`` after a crash
-    tells which rows have to be repeated: those with higher numbers.
+    An append gets the highest number of its rows. As it is atomic, the session's ``sequence`` tells after an
+    error which rows have to be repeated: those with higher numbers.
     """
 
     def __init__(
         self,
         name: str,
         check: Callable[[Rows], pa.Table],
-        session: Session,
+        append: Callable[[pa.Table, int | None], AppendResult],
+        sequence: int,
         linger: timedelta,
         batch_bytes: int,
     ) -> None:
-        super().__init__(name, check, session.append, linger, batch_bytes)
-        self._session = session
-        self._last = session.sequence
+        super().__init__(name, check, append, linger, batch_bytes)
+        self._appended = self._last = sequence
         # Held while a call waits: otherwise rows with higher numbers could be buffered before it.
         self._numbering = threading.Lock()
         self.skipped = 0
@@ -250,22 +282,23 @@ class NumberedAppendBuffer(AppendBuffer):
         rows
             A table, a batch, or dicts, as for ``Queue.append``. They are checked at once.
         sequence
-            Ascending, with gaps allowed; by default the last one plus 1. Rows whose number is not above that
-            of the session were appended before and are skipped.
+            Ascending, with gaps allowed; by default the last one plus 1. Rows with numbers up to the one that
+            the session had when this buffer was made were appended before and are skipped.
 
         Raises
         ------
         SchemaMismatchError
             When a row does not fit; nothing of this call is buffered.
         InvalidInputError
-            When the number is not above that of rows in the buffer, the buffer is closed, or this process was
+            When the number is not above that of the call before, the buffer is closed, or this process was
             forked from the buffer's.
         """
+        self._refuse_other_process()
         table = self._check(rows)
         with self._numbering:
             number = self._last + 1 if sequence is None else sequence
             check_sequence(number)
-            if number <= self._session.sequence:
+            if number <= self._appended:
                 self.skipped += 1
                 done = _running()
                 done.set_result(AppendResult({}, skipped=True))

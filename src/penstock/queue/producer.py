@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 from datetime import timedelta
 
-from penstock.errors import ProducerFencedError, QueueNotFoundError
+from penstock.errors import InvalidInputError, ProducerFencedError, QueueNotFoundError
 from penstock.queue.append_buffer import BATCH_BYTES, LINGER, NumberedAppendBuffer
 from penstock.queue.appends import AppendResult, Rows, check_sequence
 from penstock.queue.checks import refuse_feed
@@ -35,6 +35,7 @@ class Producer:
         self._session = session
         self._epoch: int = opened.epoch
         self._lock = threading.Lock()
+        self._buffer: NumberedAppendBuffer | None = None
         self.sequence: int = opened.sequence
         """The last sequence number that was appended; -1 before the first."""
         self.skipped = 0
@@ -74,20 +75,56 @@ class Producer:
         """
         # Otherwise two threads could take the same number, and one's rows would be skipped as a repeat.
         with self._lock:
+            self._refuse_buffered()
             return self._append(rows, self.sequence + 1 if sequence is None else sequence, partition)
 
     def buffer(self, *, linger: timedelta = LINGER, batch_bytes: int = BATCH_BYTES) -> NumberedAppendBuffer:
         """Return a buffer that gathers rows and appends them together, exactly once.
+
+        Until it is closed or has failed, rows are appended through it alone. It begins after the last number
+        that the store has, which ``sequence`` is then. So after an error that leaves open what was appended,
+        make another buffer, and repeat the rows with higher numbers.
 
         Parameters
         ----------
         linger
             How long rows wait for others; by default 250 ms.
         batch_bytes
-            Rows of so many bytes, before compression, do not wait; by default 8 MiB.
+            Once the gathered rows take this many bytes, before compression, they are appended at once; by
+            default 8 MiB.
+
+        Raises
+        ------
+        InvalidInputError
+            When the session has another open buffer, or the queue holds a change feed.
+        ProducerFencedError
+            When another program has opened the session since.
         """
         refuse_feed(self._queue.record)
-        return NumberedAppendBuffer(self._queue.name, self._queue.rows_to_append, self, linger, batch_bytes)
+        with self._lock:
+            self._refuse_buffered()
+            # An append whose outcome is unknown may have been committed, or be about to be.
+            self.sequence = self._database.run(self._locked_sequence)
+            self._buffer = NumberedAppendBuffer(
+                self._queue.name,
+                self._queue.rows_to_append,
+                self._append_buffered,
+                self.sequence,
+                linger,
+                batch_bytes,
+            )
+            return self._buffer
+
+    def _append_buffered(self, rows: Rows, number: int | None) -> AppendResult:
+        with self._lock:
+            return self._append(rows, self.sequence + 1 if number is None else number, None)
+
+    def _refuse_buffered(self) -> None:
+        if self._buffer is not None and not self._buffer.ended:
+            raise InvalidInputError(
+                f"producer session {self._session!r} has an open buffer, which numbers its appends: append "
+                "through it, or close it first"
+            )
 
     def _append(self, rows: Rows, number: int, partition: int | None) -> AppendResult:
         check_sequence(number)

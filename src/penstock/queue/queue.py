@@ -132,7 +132,8 @@ class Queue:
         linger
             How long rows wait for others; by default 250 ms.
         batch_bytes
-            Rows of so many bytes, before compression, do not wait; by default 8 MiB.
+            Once the gathered rows take this many bytes, before compression, they are appended at once; by
+            default 8 MiB.
 
         Raises
         ------

@@ -34,6 +34,7 @@ from penstock.store.log import object_cleaning
 from penstock.store.log.object_cleaning import ObjectsCheck
 from penstock.store.records import catalog, consumers
 from penstock.store.records.consumers import Registration
+from penstock.store.records.locations import require_same_store
 from penstock.store.sqlite.database import file_at
 from penstock.store.store_schema import VERSION, open_database
 from penstock.store.url import StoreUrl, parse_url
@@ -146,8 +147,10 @@ class Store:
             check_key(canonical, columns)
         limits = limits_of(Retention() if retention is None else retention)
         location = self._location(payloads)
-        record = self._database.run(
-            lambda tx: catalog.create_queue(
+
+        def create(tx: Transaction) -> catalog.QueueRecord:
+            require_same_store(tx, self.uuid)
+            return catalog.create_queue(
                 tx,
                 name,
                 canonical,
@@ -157,7 +160,8 @@ class Store:
                 contract=contract,
                 payloads=location,
             )
-        )
+
+        record = self._database.run(create)
         log.info(
             "queue %r is created, with %d partitions",
             name,
@@ -194,7 +198,12 @@ class Store:
             When the payloads cannot be kept there.
         """
         url = self._location(path_text("location", location))
-        self._database.run(lambda tx: tx.run("set_store_payloads", payloads=url), idempotent=True)
+
+        def set_location(tx: Transaction) -> None:
+            require_same_store(tx, self.uuid)
+            tx.run("set_store_payloads", payloads=url)
+
+        self._database.run(set_location, idempotent=True)
         log.info(
             "new queues keep large payloads in %s",
             url or "the database",

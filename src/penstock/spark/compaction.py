@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.arguments import in_quotes
-from penstock.errors import InvalidOptionError, PenstockError, QueryFailedError, StoreError
+from penstock.errors import InvalidOptionError, PenstockError, QueryFailedError, StoreError, error_class
 from penstock.queue.checks import check_name
 from penstock.queue.store import open_store
 from penstock.redaction import sentence
@@ -27,7 +27,9 @@ _TASK_BYTES = 64 << 20
 """The bytes of segments that are worth a task."""
 _TASKS_PER_CORE = 4
 """So that no core waits long for the last task."""
-_REPORT = pa.schema([("gone", pa.int64()), ("condition", pa.string()), ("message", pa.string())])
+_REPORT = pa.schema(
+    [("gone", pa.int64()), *((name, pa.string()) for name in ("kind", "condition", "message"))]
+)
 
 
 def compact(spark: SparkSession, queue: str, *, url: str | None = None) -> int:
@@ -78,12 +80,15 @@ def compact(spark: SparkSession, queue: str, *, url: str | None = None) -> int:
     task = _CompactTask(address, queue, shares)
     numbers = spark.range(0, len(shares), 1, len(shares))
     try:
-        reports = numbers.mapInArrow(task, "gone long, condition string, message string").collect()
+        reports = numbers.mapInArrow(
+            task, "gone long, kind string, condition string, message string"
+        ).collect()
     except (PySparkException, JvmError) as error:
         raise _explained(error, queue) from None
     for report in reports:
         if report.condition is not None:
-            raise StoreError(report.message, condition=report.condition, queue=queue)
+            kind = error_class(report.kind) or StoreError
+            raise kind(report.message, condition=report.condition, queue=queue)
     return sum(report.gone for report in reports)
 
 
@@ -140,5 +145,6 @@ class _CompactTask:
                     if not concerns_rows(error):
                         raise
                     # Raised by a task, it would end the job, and with it the tasks of other partitions.
-                    report |= {"gone": 0, "condition": error.condition, "message": error.message}
+                    report |= {"gone": 0, "kind": type(error).__name__, "condition": error.condition}
+                    report["message"] = error.message
                 yield pa.RecordBatch.from_pylist([report], schema=_REPORT)

@@ -64,7 +64,11 @@ def clean_up(
     ] = "1d",
     take_over: Annotated[
         bool,
-        typer.Option("--take-over", help="Delete objects even if a copy of the store has done so since."),
+        typer.Option(
+            "--take-over",
+            help="Make this database the owner of the objects; other copies of the store are refused from "
+            "then on.",
+        ),
     ] = False,
 ) -> None:
     """Drop rows that tasks of dead queries have staged and that nobody will commit, and old objects without

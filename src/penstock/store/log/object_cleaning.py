@@ -25,6 +25,7 @@ compacted or dropped rows that the original still has in objects: it must not de
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 from collections.abc import Iterator, Mapping
@@ -40,7 +41,9 @@ from penstock.store.records.locations import (
     differ,
     enter_location,
     not_of_this_database,
+    of_nobody,
     require_own_location,
+    require_same_store,
 )
 
 CLEANING_INTERVAL = 3600 * 1_000_000
@@ -102,6 +105,10 @@ def clean_up(
         locations are cleaned.
     """
     by_location: dict[str, list[_Folder]] = {}
+    if take_over:
+        # Also those without a queue yet, or any more.
+        rows = database.run(lambda tx: tx.all("list_locations"), write=False)
+        by_location = {parse_location(row.payloads): [] for row in rows}
     for folder in database.run(_folders, write=False):
         by_location.setdefault(folder.location, []).append(folder)
     cleaned = Cleaned()
@@ -136,7 +143,7 @@ def _begin(
     database: Database, storage: ObjectStorage, older_than: int, interval: int, take_over: bool
 ) -> _Before | None:
     """Write a new token into the store and its location; return what is old enough now. None if the location
-    was cleaned just now, or this process was suspended for very long.
+    was cleaned just now.
     """
     token = secrets.token_hex(_TOKEN_BYTES)
 
@@ -144,8 +151,9 @@ def _begin(
         now = tx.now()
         enter_location(tx, storage.url, now - interval)
         if take_over:
-            tx.run("own_location", payloads=storage.url, instance=tx.instance())
-        require_own_location(tx, database.uuid, storage.url)
+            require_same_store(tx, database.uuid)
+        else:
+            require_own_location(tx, database.uuid, storage.url)
         before = now if take_over else now - interval
         if not tx.run("begin_cleaning", payloads=storage.url, now=now, before=before):
             return None
@@ -156,11 +164,59 @@ def _begin(
     if begins is None:
         return None
     begun, instance = begins
+    if take_over:
+        return _take_over(database, storage, token, begun, instance, older_than)
+    try:
+        found, own = _found(database, storage, instance)
+    except BaseException:
+        _forget(database, storage, token)
+        raise
+    if found.contest(own):
+        database.run(
+            lambda tx: tx.run("refuse_location", payloads=storage.url, now=tx.now()), idempotent=True
+        )
+        _forget(database, storage, token)
+        raise not_of_this_database(storage.url)
+    written = found.put(token)
+    earlier = [each for each in own.values() if each.begun_at < begun]
+    # Another process may still be about to write one that is younger, or have read the one that was there.
+    kept = max((each.begun_at for each in earlier if each.begun_at <= begun - ORPHAN_AGE), default=0)
+    kept = min(kept, own[found.token].begun_at) if found.token is not None else 0
+
+    def settle(tx: Transaction) -> None:
+        # In this order: its own token may be as old by now.
+        tx.run("forget_cleanings", payloads=storage.url, before=kept)
+        tx.run("settle_cleaning", payloads=storage.url, token=token)
+
+    database.run(settle, idempotent=True)
+    if found.token is None or found.written is None:
+        return _Before(0, 0)
+    # One that was never written could not be objected to.
+    objectionable = (each.begun_at for each in earlier if each.settled)
+    settled = max((at for at in objectionable if at <= begun - older_than), default=0)
+    return _Before(min(found.written, written, own[found.token].begun_at) - older_than, settled)
+
+
+def _take_over(
+    database: Database, storage: ObjectStorage, token: str, begun: int, instance: str, older_than: int
+) -> _Before:
+    """Make a location this database's: first in the storage, so that no other one deletes what this one
+    writes.
+    """
+    written = _Found.at(database, storage).take_over(token, instance)
+
+    def own(tx: Transaction) -> None:
+        tx.run("settle_cleaning", payloads=storage.url, token=token)
+        tx.run("own_location", payloads=storage.url, instance=instance)
+
+    database.run(own, idempotent=True)
+    return _Before(min(written, begun) - older_than, begun - older_than)
+
+
+def _found(database: Database, storage: ObjectStorage, instance: str) -> tuple[_Found, dict[str, _Cleaning]]:
+    """Return what there is at a location of this database, and the tokens that the store has."""
     # Listed before anything is read: a token that is exchanged in between is taken for older than it is.
     found = _Found.at(database, storage)
-    if take_over:
-        written = found.take_over(token, instance)
-        return _Before(min(written, begun) - older_than, begun - older_than)
     found.require_database(instance)
     # Asked after it was read: another process may have begun meanwhile.
     own = _cleanings(database)
@@ -170,29 +226,13 @@ def _begin(
             break
         # Forgotten since it was read, after another one was written.
         found, own = again, _cleanings(database)
-    if token not in own:
-        return None
-    if found.contest(own):
-        database.run(
-            lambda tx: tx.run("refuse_location", payloads=storage.url, now=tx.now()), idempotent=True
-        )
-        raise not_of_this_database(storage.url)
-    written = found.put(token)
-    earlier = [at for each, at in own.items() if each != token]
+    return found, own
 
-    def settle(tx: Transaction) -> None:
-        # It may have been forgotten, if this process was suspended for very long before it was written.
-        tx.run("insert_cleaning", payloads=storage.url, token=token, now=begun, taken_over=0)
-        # Another process may still be about to write one that is younger, or have read the one there.
-        kept = max((at for at in earlier if at <= begun - ORPHAN_AGE), default=0)
-        before = min(kept, own[found.token]) if found.token is not None else 0
-        tx.run("forget_cleanings", payloads=storage.url, before=before)
 
-    database.run(settle, idempotent=True)
-    if found.token is None or found.written is None:
-        return _Before(0, 0)
-    settled = max((at for at in earlier if at <= begun - older_than), default=0)
-    return _Before(min(found.written, written, own[found.token]) - older_than, settled)
+def _forget(database: Database, storage: ObjectStorage, token: str) -> None:
+    """Forget a token that was not written. If that fails, it stays, which does no harm."""
+    with contextlib.suppress(PenstockError):
+        database.run(lambda tx: tx.run("forget_cleaning", payloads=storage.url, token=token), idempotent=True)
 
 
 def claim(database: Database, storage: ObjectStorage) -> None:
@@ -201,20 +241,42 @@ def claim(database: Database, storage: ObjectStorage) -> None:
     Raises
     ------
     StoreError
-        When it belongs to another copy of this store.
+        When it belongs to another copy of this store. The store refers to it from then on, so that it can be
+        taken over.
     """
-    instance = database.run(lambda tx: tx.instance(), write=False)
+
+    def read(tx: Transaction) -> str:
+        require_same_store(tx, database.uuid)
+        return tx.instance()
+
+    instance = database.run(read, write=False)
     found = _Found.at(database, storage)
-    if found.databases():
-        found.require_database(instance)
-    else:
+    if not found.databases():
         found.write_database(instance)
+        return
+    try:
+        found.require_database(instance)
+    except StoreError:
+
+        def refuse(tx: Transaction) -> None:
+            enter_location(tx, storage.url, tx.now())
+            tx.run("refuse_location", payloads=storage.url, now=tx.now())
+
+        database.run(refuse, idempotent=True)
+        raise
 
 
-def _cleanings(database: Database) -> dict[str, int]:
-    return database.run(
-        lambda tx: {row.token: int(row.begun_at) for row in tx.all("list_cleanings")}, write=False
-    )
+@dataclass(frozen=True)
+class _Cleaning:
+    """A token that the store has."""
+
+    begun_at: int
+    settled: bool
+
+
+def _cleanings(database: Database) -> dict[str, _Cleaning]:
+    rows = database.run(lambda tx: tx.all("list_cleanings"), write=False)
+    return {row.token: _Cleaning(int(row.begun_at), bool(row.settled)) for row in rows}
 
 
 @dataclass(frozen=True)
@@ -249,10 +311,12 @@ class _Found:
     def require_database(self, instance: str) -> None:
         """Refuse a location that does not say that it belongs to a database, or not to this one."""
         databases = self.databases()
-        if not databases or any(differ(each, instance) for each in databases):
+        if not databases:
+            raise of_nobody(self.storage.url)
+        if any(differ(each, instance) for each in databases):
             raise not_of_this_database(self.storage.url)
 
-    def contest(self, own: Mapping[str, int]) -> bool:
+    def contest(self, own: Mapping[str, _Cleaning]) -> bool:
         """Object to another copy of the store if it has cleaned up; return whether it has, or objects to this
         one.
         """
@@ -264,11 +328,11 @@ class _Found:
             if _TOKEN_TEXT.fullmatch(self.token):
                 self._write(f"{self.token}{_OBJECTION}", _MARK)
             return True
-        since = max((own[owner] for owner in owners), default=0)
+        since = max((own[owner].begun_at for owner in owners), default=0)
         objections = (name.removesuffix(_OBJECTION) for name in self.names if name.endswith(_OBJECTION))
         # One to a token from before it was chosen is settled, and those who did not know of it do not object
         # any more.
-        return any(own.get(token, 0) > since for token in objections)
+        return any(token in own and own[token].begun_at > since for token in objections)
 
     def put(self, token: str) -> int:
         """Write a token; return when it was written."""

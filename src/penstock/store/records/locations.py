@@ -51,6 +51,16 @@ def replaced() -> StoreNotFoundError:
     )
 
 
+def of_nobody(location: str) -> StoreError:
+    """Return the error for a location that does not say whose it is any more."""
+    return StoreError(
+        f"the location {location} does not say any more which database its objects belong to: somebody has "
+        "deleted that there. If they belong to this one, run `penstock store clean-up --take-over`",
+        condition="STORE_ERROR.OBJECTS_OF_A_COPY",
+        storage=location,
+    )
+
+
 def not_of_this_database(location: str) -> StoreError:
     """Return the error for a location that belongs to another copy of the store."""
     return StoreError(

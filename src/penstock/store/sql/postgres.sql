@@ -396,56 +396,53 @@ order by s.end_index;
 -- The partitions that are missing, or end before a planned end, or have another last row there, or may have: those come
 -- with the segment of the row, whose runs tell when it was appended. :last_rows has for each partition the end, when the
 -- row before it was appended, or null, and the last_timestamp of the segment in which it was found before, or null.
--- Runs come as long as those before take less than 32 MiB together; for others `later` is true.
+-- The runs are asked for by their payload, as many as fit into memory.
 -- name: other_rows
-select partition, start_index, last_timestamp,
-    case when size_before < 33554432 then runs end as runs, runs is not null and size_before >= 33554432 as later
+select planned.partition, s.start_index, s.last_timestamp,
+    case when d.runs is not null then d.payload_id end as runs_of, octet_length(d.runs) as runs_size
 from (
-    select planned.partition, s.start_index, s.last_timestamp, d.runs,
-        coalesce(sum(octet_length(d.runs)) over (rows unbounded preceding) - octet_length(d.runs), 0) as size_before
-    from (
-        select number - 1 as partition, cast(value ->> 0 as bigint) as row_end, cast(value ->> 1 as bigint) as last_time,
-            cast(value ->> 2 as bigint) as known_segment
-        from jsonb_array_elements(cast(:last_rows as jsonb)) with ordinality as each (value, number)
-    ) as planned
-    left join lateral (
-        select next_index from penstock.partition where queue_id = :queue_id and partition = planned.partition limit 1
-    ) as p on true
-    left join lateral (
-        select * from penstock.segment
-        where queue_id = :queue_id and partition = planned.partition and end_index >= row_end
-        order by end_index
-        limit 1
-    ) as s on true
-    left join penstock.payload as d on d.payload_id = s.payload_id and last_time between s.first_timestamp and s.last_timestamp
-    where coalesce(p.next_index, -1) < row_end or last_time is not null and s.start_index < row_end and (
-        last_time not between s.first_timestamp and s.last_timestamp
-        or s.first_timestamp < s.last_timestamp and known_segment is distinct from s.last_timestamp
-    )
-) as others;
+    select number - 1 as partition, cast(value ->> 0 as bigint) as row_end, cast(value ->> 1 as bigint) as last_time,
+        cast(value ->> 2 as bigint) as known_segment
+    from jsonb_array_elements(cast(:last_rows as jsonb)) with ordinality as each (value, number)
+) as planned
+left join lateral (
+    select next_index from penstock.partition where queue_id = :queue_id and partition = planned.partition limit 1
+) as p on true
+left join lateral (
+    select * from penstock.segment
+    where queue_id = :queue_id and partition = planned.partition and end_index >= row_end
+    order by end_index
+    limit 1
+) as s on true
+left join penstock.payload as d on d.payload_id = s.payload_id and last_time between s.first_timestamp and s.last_timestamp
+where coalesce(p.next_index, -1) < row_end or last_time is not null and s.start_index < row_end and (
+    last_time not between s.first_timestamp and s.last_timestamp
+    or s.first_timestamp < s.last_timestamp and known_segment is distinct from s.last_timestamp
+);
 
 -- When the row before each of :ends, pairs of partition and index, was appended: the runs of its segment tell it where it
--- is inside a compacted one. Rows that are gone are left out. Runs come as those of other_rows.
+-- is inside a compacted one. Rows that are gone are left out. The runs are asked for as those of other_rows.
 -- name: row_times
-select partition, row_end, place, last_timestamp,
-    case when size_before < 33554432 then runs end as runs, runs is not null and size_before >= 33554432 as later
+select asked.partition, row_end, row_end - 1 - s.start_index as place, s.last_timestamp,
+    case when d.runs is not null then d.payload_id end as runs_of, octet_length(d.runs) as runs_size
 from (
-    select asked.partition, row_end, row_end - 1 - s.start_index as place, s.last_timestamp, d.runs,
-        coalesce(sum(octet_length(d.runs)) over (rows unbounded preceding) - octet_length(d.runs), 0) as size_before
-    from (
-        select cast(value ->> 0 as integer) as partition, cast(value ->> 1 as bigint) as row_end
-        from jsonb_array_elements(cast(:ends as jsonb)) as each (value)
-    ) as asked
-    cross join lateral (
-        select * from penstock.segment
-        where queue_id = :queue_id and partition = asked.partition and end_index >= row_end
-        order by end_index
-        limit 1
-    ) as s
-    left join penstock.payload as d on d.payload_id = s.payload_id
-        and row_end < s.end_index and s.first_timestamp < s.last_timestamp
-    where s.start_index < row_end
-) as times;
+    select cast(value ->> 0 as integer) as partition, cast(value ->> 1 as bigint) as row_end
+    from jsonb_array_elements(cast(:ends as jsonb)) as each (value)
+) as asked
+cross join lateral (
+    select * from penstock.segment
+    where queue_id = :queue_id and partition = asked.partition and end_index >= row_end
+    order by end_index
+    limit 1
+) as s
+left join penstock.payload as d on d.payload_id = s.payload_id
+    and row_end < s.end_index and s.first_timestamp < s.last_timestamp
+where s.start_index < row_end;
+
+-- name: runs_of
+select p.payload_id, p.runs
+from jsonb_array_elements_text(cast(:payload_ids as jsonb)) as asked (value)
+cross join lateral (select * from penstock.payload where payload_id = cast(asked.value as bigint) limit 1) as p;
 
 -- for monitoring
 

@@ -111,12 +111,14 @@ create table penstock.location (
 );
 
 -- Who cleans a location up writes a token into an object there, after it is entered here. A copy of the store does not have those that
--- are written after it was made. A token with which somebody took a location over is kept.
+-- are written after it was made. A token with which somebody took a location over is kept, and so is one that is not settled: whoever
+-- entered it may still write it, however late.
 create table penstock.cleaning (
     payloads text   not null references penstock.location on delete cascade,
     token    text   not null,
     begun_at bigint not null,
     taken_over bigint not null,
+    settled bigint not null,
     primary key (payloads, token),
     check (octet_length(token) <= 64)
 );

@@ -83,50 +83,45 @@ limit :max_segments;
 -- The partitions that are missing, or end before a planned end, or have another last row there, or may have: those come
 -- with the segment of the row, whose runs tell when it was appended. :last_rows has for each partition the end, when the
 -- row before it was appended, or null, and the last_timestamp of the segment in which it was found before, or null.
--- Runs come as long as those before take less than 32 MiB together; for others `later` is true.
+-- The runs are asked for by their payload, as many as fit into memory.
 -- name: other_rows
-select partition, start_index, last_timestamp,
-    case when size_before < 33554432 then runs end as runs, runs is not null and size_before >= 33554432 as later
+select planned.partition, s.start_index, s.last_timestamp,
+    case when d.runs is not null then d.payload_id end as runs_of, length(d.runs) as runs_size
 from (
-    select planned.partition, s.start_index, s.last_timestamp, d.runs,
-        coalesce(sum(length(d.runs)) over (rows unbounded preceding) - length(d.runs), 0) as size_before
-    from (
-        select key as partition, json_extract(value, '$[0]') as row_end, json_extract(value, '$[1]') as last_time,
-            json_extract(value, '$[2]') as known_segment
-        from json_each(:last_rows)
-    ) as planned
-    left join penstock.partition as p on p.queue_id = :queue_id and p.partition = planned.partition
-    left join penstock.segment as s on s.queue_id = :queue_id and s.partition = planned.partition and s.end_index = (
-        select min(end_index) from penstock.segment
-        where queue_id = :queue_id and partition = planned.partition and end_index >= row_end
-    )
-    left join penstock.payload as d on d.payload_id = s.payload_id and last_time between s.first_timestamp and s.last_timestamp
-    where coalesce(p.next_index, -1) < row_end or last_time is not null and s.start_index < row_end and (
-        last_time not between s.first_timestamp and s.last_timestamp
-        or s.first_timestamp < s.last_timestamp and known_segment is distinct from s.last_timestamp
-    )
-) as others;
+    select key as partition, json_extract(value, '$[0]') as row_end, json_extract(value, '$[1]') as last_time,
+        json_extract(value, '$[2]') as known_segment
+    from json_each(:last_rows)
+) as planned
+left join penstock.partition as p on p.queue_id = :queue_id and p.partition = planned.partition
+left join penstock.segment as s on s.queue_id = :queue_id and s.partition = planned.partition and s.end_index = (
+    select min(end_index) from penstock.segment
+    where queue_id = :queue_id and partition = planned.partition and end_index >= row_end
+)
+left join penstock.payload as d on d.payload_id = s.payload_id and last_time between s.first_timestamp and s.last_timestamp
+where coalesce(p.next_index, -1) < row_end or last_time is not null and s.start_index < row_end and (
+    last_time not between s.first_timestamp and s.last_timestamp
+    or s.first_timestamp < s.last_timestamp and known_segment is distinct from s.last_timestamp
+);
 
 -- When the row before each of :ends, pairs of partition and index, was appended: the runs of its segment tell it where it
--- is inside a compacted one. Rows that are gone are left out. Runs come as those of other_rows.
+-- is inside a compacted one. Rows that are gone are left out. The runs are asked for as those of other_rows.
 -- name: row_times
-select partition, row_end, place, last_timestamp,
-    case when size_before < 33554432 then runs end as runs, runs is not null and size_before >= 33554432 as later
+select asked.partition, row_end, row_end - 1 - s.start_index as place, s.last_timestamp,
+    case when d.runs is not null then d.payload_id end as runs_of, length(d.runs) as runs_size
 from (
-    select asked.partition, row_end, row_end - 1 - s.start_index as place, s.last_timestamp, d.runs,
-        coalesce(sum(length(d.runs)) over (rows unbounded preceding) - length(d.runs), 0) as size_before
-    from (
-        select json_extract(value, '$[0]') as partition, json_extract(value, '$[1]') as row_end
-        from json_each(:ends)
-    ) as asked
-    join penstock.segment as s on s.queue_id = :queue_id and s.partition = asked.partition and s.end_index = (
-        select min(end_index) from penstock.segment
-        where queue_id = :queue_id and partition = asked.partition and end_index >= row_end
-    )
-    left join penstock.payload as d on d.payload_id = s.payload_id
-        and row_end < s.end_index and s.first_timestamp < s.last_timestamp
-    where s.start_index < row_end
-) as times;
+    select json_extract(value, '$[0]') as partition, json_extract(value, '$[1]') as row_end
+    from json_each(:ends)
+) as asked
+join penstock.segment as s on s.queue_id = :queue_id and s.partition = asked.partition and s.end_index = (
+    select min(end_index) from penstock.segment
+    where queue_id = :queue_id and partition = asked.partition and end_index >= row_end
+)
+left join penstock.payload as d on d.payload_id = s.payload_id
+    and row_end < s.end_index and s.first_timestamp < s.last_timestamp
+where s.start_index < row_end;
+
+-- name: runs_of
+select p.payload_id, p.runs from json_each(:payload_ids) as asked cross join penstock.payload as p on p.payload_id = asked.value;
 
 -- for monitoring
 

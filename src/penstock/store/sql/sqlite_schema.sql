@@ -106,12 +106,14 @@ create table penstock.location (
 ) strict;
 
 -- Who cleans a location up writes a token into an object there, after it is entered here. A copy of the store does not have those that
--- are written after it was made. A token with which somebody took a location over is kept.
+-- are written after it was made. A token with which somebody took a location over is kept, and so is one that is not settled: whoever
+-- entered it may still write it, however late.
 create table penstock.cleaning (
     payloads text    not null references penstock_location on delete cascade,
     token    text    not null,
     begun_at integer not null,
     taken_over integer not null,
+    settled integer not null,
     primary key (payloads, token),
     check (length(cast(token as blob)) <= 64)
 ) strict;
