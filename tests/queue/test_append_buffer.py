@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -341,6 +343,101 @@ def test_a_callback_may_append_and_not_wait(queue: penstock.Queue) -> None:
     assert numbers(queue.read(0, 0)) == [1, 2]
 
 
+def test_a_callback_that_finds_no_room_is_refused(
+    store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While another thread waits for room, too."""
+    buffer = store.producer("q", "s").buffer(linger=AT_ONCE, batch_bytes=1)
+    refused = 0
+
+    def then(_: object) -> None:
+        nonlocal refused
+        try:
+            buffer.append(rows(-1))
+        except InvalidInputError:
+            refused += 1
+
+    for number in range(100):
+        buffer.append(rows(number)).add_done_callback(then)
+    buffer.close()
+    found = numbers(queue.read(0, 0))
+    assert [number for number in found if number >= 0] == list(range(100))
+    assert found.count(-1) + refused == 100
+
+
+def test_a_buffer_that_is_being_closed_is_the_only_writer(
+    store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = store.producer("q", "s")
+    append, begun, go_on = producer._append, threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> AppendResult:
+        begun.set()
+        assert go_on.wait(60)
+        return append(*arguments)
+
+    monkeypatch.setattr(producer, "_append", slow)
+    buffer = producer.buffer(linger=NEVER)
+    buffer.append(rows(1))
+    closing = threading.Thread(target=buffer.close)
+    closing.start()
+    assert begun.wait(30)
+    appending = threading.Thread(target=lambda: suppressed(lambda: producer.append(rows(2))))
+    appending.start()
+    go_on.set()
+    closing.join(30)
+    appending.join(30)
+    producer.append(rows(3))
+    assert numbers(queue.read(0, 0))[0] == 1
+    assert producer.skipped == 0
+
+
+def suppressed(call: Callable[[], object]) -> None:
+    with suppress(InvalidInputError):
+        call()
+
+
+def test_an_append_after_a_buffer_that_failed_begins_where_the_store_is(
+    store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = store.producer("q", "s")
+    append = producer._append
+
+    def committed_and_unknown(*arguments: Any) -> object:
+        append(*arguments)
+        producer.sequence = -1
+        raise CommitOutcomeUnknownError("the connection broke")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(producer, "_append", committed_and_unknown)
+        buffer = producer.buffer(linger=NEVER)
+        for number in range(10):
+            buffer.append(rows(number))
+        with pytest.raises(CommitOutcomeUnknownError):
+            buffer.close()
+    assert not producer.append(rows(10)).skipped
+    assert everything(queue) == {0: list(range(11))}
+
+
+def test_a_buffer_that_failed_keeps_no_rows(queue: penstock.Queue, appends: Appends) -> None:
+    before = pa.total_allocated_bytes()
+    failed = []
+    for _ in range(3):
+        appends.error = StoreError("the disk is full")
+        buffer = queue.buffer(linger=NEVER)
+        buffer.append(pa.table({"n": range(100_000), "s": [None] * 100_000}, schema=SCHEMA))
+        with pytest.raises(StoreError):
+            buffer.close()
+        for _ in range(20):
+            with pytest.raises(StoreError) as caught:
+                buffer.flush()
+        assert len(traceback.extract_tb(caught.value.__traceback__)) < 20
+        failed.append(buffer)
+    del caught
+    gc.collect()
+    assert pa.total_allocated_bytes() - before < 1 << 20
+
+
 @pytest.mark.parametrize("linger", [timedelta.max, timedelta(days=10_000)])
 def test_rows_may_wait_for_ever(queue: penstock.Queue, linger: timedelta) -> None:
     with queue.buffer(linger=linger) as buffer:
@@ -372,7 +469,7 @@ if len(sys.argv) > 2:
         check=True,
         timeout=60,
     )
-    assert "rows that were buffered for queue 'q' at the end of the program are lost" in lost.stderr
+    assert "appends of rows that were buffered for queue 'q' failed" in lost.stderr
 
 
 class Flaky:

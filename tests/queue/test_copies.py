@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.errors import StoreError, StoreNotFoundError, StoreUnavailableError
+from penstock.errors import StoreError, StoreNotFoundError, StoreReadOnlyError, StoreUnavailableError
 from penstock.objects.local import LocalStorage
 from penstock.store.log import object_cleaning
 from penstock.store.sqlite.database import SqliteTransaction
@@ -114,6 +114,21 @@ def stops(*stores: penstock.Store) -> None:
             store.clean_up_objects()
 
 
+def test_who_has_lost_a_location_writes_nothing_there(
+    copied: tuple[penstock.Store, penstock.Store], folder: Path
+) -> None:
+    """It would be deleted by the one that has it."""
+    store, copy = copied
+    copy.clean_up_objects(take_over=True)
+    for _ in range(2):
+        stops(store)
+        with pytest.raises(StoreError, match="another copy"):
+            store.queue("q").append(large(2), 0)
+        with pytest.raises(StoreError, match="another copy"):
+            store.create_queue("other", SCHEMA, payloads=folder)
+    copy.queue("q").append(large(3), 0)
+
+
 def test_a_copy_of_a_whole_disk_deletes_nothing_that_the_original_has(
     cloned: tuple[penstock.Store, penstock.Store], folder: Path
 ) -> None:
@@ -206,7 +221,11 @@ def test_a_process_that_was_suspended_for_days_while_it_cleans_up_harms_nobody(
     def late(*arguments: Any) -> object:
         monkeypatch.setattr(LocalStorage, "read", read)
         for _ in range(2):
-            run_sql(store.database, f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}")
+            run_sql(
+                store.database,
+                f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}, "
+                f"settled_at = settled_at - {2 * DAY}",
+            )
             store.clean_up_objects()
         return read(*arguments)
 
@@ -313,7 +332,11 @@ def test_two_that_clean_up_at_once_do_not_take_each_other_for_a_copy(
 def test_tokens_are_forgotten(store: penstock.Store, queue: penstock.Queue) -> None:
     for _ in range(3):
         store.clean_up_objects()
-        run_sql(store.database, f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}")
+        run_sql(
+            store.database,
+            f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}, "
+            f"settled_at = settled_at - {2 * DAY}",
+        )
     assert run_sql(store.database, "select count(*) from penstock.cleaning") == [(2,)]
     assert store.clean_up_objects() == 0
 
@@ -375,7 +398,11 @@ def test_a_cleaning_that_failed_a_day_ago_is_not_taken_for_the_last_one(
             with pytest.raises(StoreUnavailableError):
                 store.clean_up_objects()
             monkeypatch.setattr(LocalStorage, "listed", listed)
-        run_sql(store.database, f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}")
+        run_sql(
+            store.database,
+            f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}, "
+            f"settled_at = settled_at - {2 * DAY}",
+        )
     at = object_cleaning._Found.at
 
     def meanwhile(database: Any, storage: Any) -> object:
@@ -395,7 +422,7 @@ def _away(storage: LocalStorage, prefix: str) -> object:
     raise storage.unavailable("it is away")
 
 
-def test_a_token_that_was_forgotten_before_it_was_written_is_remembered(
+def test_a_token_that_is_written_days_late_harms_nobody(
     store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a process that was suspended for days just before it wrote it."""
@@ -404,7 +431,11 @@ def test_a_token_that_was_forgotten_before_it_was_written_is_remembered(
     def late(*arguments: Any) -> object:
         monkeypatch.setattr(LocalStorage, "put", put)
         for _ in range(3):
-            run_sql(store.database, f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}")
+            run_sql(
+                store.database,
+                f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}, "
+                f"settled_at = settled_at - {2 * DAY}",
+            )
             store.clean_up_objects()
         return put(*arguments)
 
@@ -441,7 +472,11 @@ def test_a_cleaning_that_dies_after_it_has_written_its_token_stops_nobody(
     def dies(*arguments: Any) -> int:
         monkeypatch.setattr(object_cleaning._Found, "put", put)
         for _ in range(3):
-            run_sql(store.database, f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}")
+            run_sql(
+                store.database,
+                f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}, "
+                f"settled_at = settled_at - {2 * DAY}",
+            )
             store.clean_up_objects()
         put(*arguments)
         raise SystemExit
@@ -477,6 +512,42 @@ def test_a_take_over_that_was_interrupted_is_done_again(
     assert everything(copy.queue("q"))[0] == [3]
 
 
+def test_tokens_do_not_gather_where_nothing_can_be_written(
+    store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(storage: LocalStorage, name: str, parts: Any) -> None:
+        raise StoreReadOnlyError("nothing may be written")
+
+    store.clean_up_objects()
+    monkeypatch.setattr(LocalStorage, "put", refused)
+    for _ in range(3):
+        with pytest.raises(StoreReadOnlyError):
+            store.clean_up_objects()
+    assert run_sql(store.database, "select count(*) from penstock.cleaning") == [(1,)]
+
+
+def test_a_token_counts_from_when_it_was_written(
+    cloned: tuple[penstock.Store, penstock.Store], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was suspended for a day before it wrote it gave nobody time to object."""
+    store, _ = cloned
+    store.clean_up_objects()
+    store.queue("q").trim(0, 1)
+    store.clean_up_objects()
+    run_sql(store.database, f"update penstock.object set unused_at = unused_at - {2 * DAY}")
+    put = object_cleaning._Found.put
+
+    def late(*arguments: Any) -> object:
+        monkeypatch.setattr(object_cleaning._Found, "put", put)
+        run_sql(store.database, f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}")
+        return put(*arguments)
+
+    monkeypatch.setattr(object_cleaning._Found, "put", late)
+    for _ in range(2):
+        assert store.clean_up_objects() == 0
+    assert len(objects(folder)) == 1
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_a_location_without_a_queue_is_taken_over(tmp_path: Path, folder: Path, known: bool) -> None:
     """The store was moved after the location became its default, or was restored from before."""
@@ -494,7 +565,7 @@ def test_a_location_without_a_queue_is_taken_over(tmp_path: Path, folder: Path, 
         if known:
             copied()
     with penstock.connect(f"sqlite:///{copy}") as moved:
-        with pytest.raises(StoreError, match="--take-over"):
+        with pytest.raises(StoreError, match="another copy"):
             moved.create_queue("q", SCHEMA, payloads=folder)
         moved.clean_up_objects(take_over=True)
         moved.create_queue("q", SCHEMA, payloads=folder).append(large(1), 0)

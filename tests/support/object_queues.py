@@ -34,7 +34,11 @@ def age(store: penstock.Store, folder: Path, *, days: int = 2) -> None:
     just now.
     """
     store.clean_up_objects()
-    run_sql(store.database, f"update penstock.cleaning set begun_at = begun_at - {days * DAY - DAY // 2}")
+    run_sql(
+        store.database,
+        f"update penstock.cleaning set begun_at = begun_at - {days * DAY - DAY // 2}, "
+        f"settled_at = settled_at - {days * DAY - DAY // 2}",
+    )
     store.clean_up_objects()
     for path in objects(folder):
         then = time.time() - days * 86_400

@@ -156,6 +156,7 @@ def _with_runs(tx: Transaction, rows: Sequence[Row]) -> Iterator[tuple[Row, byte
         found = tx.all("runs_of", payload_ids=json.dumps(ids)) if ids else []
         runs = {each.payload_id: each.runs for each in found}
         yield from ((row, runs.get(row.runs_of)) for row in group)
+        found, runs = [], {}
 
 
 def _time_at(runs: bytes, place: int) -> int:

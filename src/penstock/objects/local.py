@@ -43,7 +43,8 @@ class LocalStorage(ObjectStorage):
 
     def check(self, folder: str) -> None:
         for each in (self._folder, *self._folder.parents):
-            if each.exists():
+            # What is not there, or cannot be looked at, is for the check below.
+            with contextlib.suppress(OSError):
                 self._refuse_trap(each)
         super().check(folder)
 

@@ -7,11 +7,13 @@ import logging
 import os
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -52,14 +54,13 @@ class AppendBuffer:
 
     One thread appends batch after batch, in the order in which rows were buffered. Rows are durable when the
     future that :meth:`append` returned is done; what is in the buffer when the process dies is lost. At the
-    end of a program that does not :meth:`close` it, what is left is appended; if that fails, an error is
-    logged.
+    end of a program that does not :meth:`close` it, what is left is appended.
 
     Callbacks of the futures run in that thread, and may not wait for it by :meth:`flush` or :meth:`close`.
 
-    After an error nothing more is appended, so that no later rows overtake those that failed: the futures of
-    all rows in the buffer have the error, and further calls raise it. Use the buffer as a context manager,
-    which appends what is left at the end.
+    After an error nothing more is appended, so that no later rows overtake those that failed: the error is
+    logged, the futures of all rows in the buffer have it, and further calls raise it. Use the buffer as a
+    context manager, which appends what is left at the end.
     """
 
     def __init__(
@@ -83,13 +84,17 @@ class AppendBuffer:
         self._gathered: _Batch | None = None
         self._waiting: deque[_Batch] = deque()
         """Batches that are complete, the one that is being appended included."""
+        self._latest: Future[AppendResult] | None = None
         self._closed = False
+        self._over = False
+        """Whether the thread appends nothing more."""
         self._error: BaseException | None = None
+        self._trace: TracebackType | None = None
         self._process = os.getpid()
         # Ended by the function below: the program would wait for another kind of thread for ever.
         self._thread = threading.Thread(target=self._run, name=f"penstock appends to {name}", daemon=True)
-        self._thread.start()
         atexit.register(self._close_at_exit)
+        self._thread.start()
 
     def append(self, rows: Rows) -> Future[AppendResult]:
         """Buffer rows, and return the future of the append that they will be part of.
@@ -109,7 +114,7 @@ class AppendBuffer:
             When the buffer is closed, or this process was forked from the buffer's.
         """
         self._refuse_other_process()
-        return self._add(self._check(rows), None)
+        return self._add(self._check(rows), lambda: None)
 
     def flush(self) -> None:
         """Append everything in the buffer, and wait until that is done."""
@@ -118,15 +123,14 @@ class AppendBuffer:
         with self._changed:
             self._refuse_ended()
             self._complete()
-            last = self._waiting[-1].done if self._waiting else None
+            last = self._latest
         if last is not None:
             last.result()
 
     def close(self) -> None:
-        """Append everything in the buffer, and end. A second call does nothing."""
+        """Append everything in the buffer, and end. A second call appends nothing."""
         self._end()
-        if self._error is not None:
-            raise self._error
+        self._raise_error()
 
     def __enter__(self) -> Self:
         return self
@@ -134,15 +138,17 @@ class AppendBuffer:
     def __exit__(self, kind: object, *_: object) -> None:
         self._end()
         # An error of the block's is more to the point; it may be this one.
-        if self._error is not None and kind is None:
-            raise self._error
+        if kind is None:
+            self._raise_error()
 
-    def _add(self, table: pa.Table, sequence: int | None) -> Future[AppendResult]:
+    def _add(self, table: pa.Table, number: Callable[[], int | None]) -> Future[AppendResult]:
+        """Buffer rows, with a number that is asked for when there is room for them."""
         with self._changed:
             if len(self._waiting) >= _BATCHES_WAITING:
                 self._refuse_own_thread()
             self._changed.wait_for(lambda: self._ended() or len(self._waiting) < _BATCHES_WAITING)
             self._refuse_ended()
+            sequence = number()
             batch = self._gathered
             if batch is not None and batch.tables[0].schema != table.schema:
                 # Columns were added to the queue.
@@ -166,31 +172,29 @@ class AppendBuffer:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
-        atexit.unregister(self._close_at_exit)
 
     def _close_at_exit(self) -> None:
-        if os.getpid() != self._process or self.ended:
-            return
-        self._end()
-        if self._error is not None:
-            log.error(
-                "rows that were buffered for queue %r at the end of the program are lost: %s",
-                self._name,
-                shown(self._error),
-                extra={"action": "buffer_lost", "queue": self._name, "error": condition_of(self._error)},
-            )
+        if os.getpid() == self._process:
+            # Logs an error by itself.
+            self._end()
 
     def _complete(self) -> None:
         """Let the thread append what has been gathered."""
         if self._gathered is not None:
             self._waiting.append(self._gathered)
+            self._latest = self._gathered.done
             self._gathered = None
             self._changed.notify_all()
 
     @property
-    def ended(self) -> bool:
-        """Whether it is closed, or has failed."""
-        return self._ended()
+    def is_over(self) -> bool:
+        """Whether nothing more is appended through it."""
+        return self._over
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an append failed, after which it is open what was appended."""
+        return self._error is not None
 
     def _ended(self) -> bool:
         return self._closed or self._error is not None
@@ -202,9 +206,13 @@ class AppendBuffer:
                 "another thread"
             )
 
-    def _refuse_ended(self) -> None:
+    def _raise_error(self) -> None:
         if self._error is not None:
-            raise self._error
+            # The same error may be raised often.
+            raise self._error.with_traceback(self._trace)
+
+    def _refuse_ended(self) -> None:
+        self._raise_error()
         if self._closed:
             raise InvalidInputError(f"the buffer of queue {self._name!r} is closed: make another one")
 
@@ -225,6 +233,10 @@ class AppendBuffer:
                 batch.done.set_result(result)
         except BaseException as error:  # whatever it is, those who wait have to know
             self._fail(error)
+        finally:
+            self._over = True
+            # Otherwise it would be kept as long as the program runs.
+            atexit.unregister(self._close_at_exit)
 
     def _next(self) -> _Batch | None:
         """Wait for a batch that is full or due; return None when the buffer is closed and empty."""
@@ -239,13 +251,22 @@ class AppendBuffer:
             return self._waiting[0] if self._waiting else None
 
     def _fail(self, error: BaseException) -> None:
+        # The frames have the rows.
+        traceback.clear_frames(error.__traceback__)
         with self._changed:
             self._complete()
-            self._error = error
+            self._error, self._trace = error, error.__traceback__
             failed = list(self._waiting)
             self._waiting.clear()
             self._changed.notify_all()
+        log.error(
+            "appends of rows that were buffered for queue %r failed: %s",
+            self._name,
+            shown(error),
+            extra={"action": "buffer_failed", "queue": self._name, "error": condition_of(error)},
+        )
         for batch in failed:
+            batch.tables.clear()
             batch.done.set_exception(error)
 
 
@@ -267,8 +288,6 @@ class NumberedAppendBuffer(AppendBuffer):
     ) -> None:
         super().__init__(name, check, append, linger, batch_bytes)
         self._appended = self._last = sequence
-        # Held while a call waits: otherwise rows with higher numbers could be buffered before it.
-        self._numbering = threading.Lock()
         self.skipped = 0
         """How many calls were skipped since their rows had been appended before."""
 
@@ -295,18 +314,27 @@ class NumberedAppendBuffer(AppendBuffer):
         """
         self._refuse_other_process()
         table = self._check(rows)
-        with self._numbering:
-            number = self._last + 1 if sequence is None else sequence
-            check_sequence(number)
-            if number <= self._appended:
-                self.skipped += 1
-                done = _running()
-                done.set_result(AppendResult({}, skipped=True))
-                return done
-            if number <= self._last:
+        if sequence is not None:
+            check_sequence(sequence)
+            if sequence <= self._appended:
+                return self._skipped()
+
+        def number() -> int:
+            taken = self._last + 1 if sequence is None else sequence
+            check_sequence(taken)
+            if taken <= self._last:
                 raise InvalidInputError(
-                    f"the sequence number {number} is not above {self._last}, which was buffered before it"
+                    f"the sequence number {taken} is not above {self._last}, which was buffered before it"
                 )
-            future = self._add(table, number)
-            self._last = number
-            return future
+            self._last = taken
+            return taken
+
+        return self._add(table, number)
+
+    def _skipped(self) -> Future[AppendResult]:
+        with self._changed:
+            self._refuse_ended()
+            self.skipped += 1
+        done = _running()
+        done.set_result(AppendResult({}, skipped=True))
+        return done

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,6 +13,7 @@ from penstock.queue.appends import AppendResult, Rows, check_sequence
 from penstock.queue.checks import refuse_feed
 from penstock.queue.queue import Queue
 from penstock.store.database import Database, Transaction
+from penstock.store.forks import Guard
 from penstock.store.log.partition_log import Appended
 
 log = logging.getLogger("penstock.queue")
@@ -34,7 +34,8 @@ class Producer:
         opened = database.run(lambda tx: tx.one("open_producer", owner=self._token, **self._keys))
         self._session = session
         self._epoch: int = opened.epoch
-        self._lock = threading.Lock()
+        # The thread of a buffer may hold it while the process is forked.
+        self._lock = Guard()
         self._buffer: NumberedAppendBuffer | None = None
         self.sequence: int = opened.sequence
         """The last sequence number that was appended; -1 before the first."""
@@ -76,6 +77,9 @@ class Producer:
         # Otherwise two threads could take the same number, and one's rows would be skipped as a repeat.
         with self._lock:
             self._refuse_buffered()
+            if self._buffer is not None and self._buffer.has_failed:
+                self.sequence = self._stored_sequence()
+            self._buffer = None
             return self._append(rows, self.sequence + 1 if sequence is None else sequence, partition)
 
     def buffer(self, *, linger: timedelta = LINGER, batch_bytes: int = BATCH_BYTES) -> NumberedAppendBuffer:
@@ -103,8 +107,7 @@ class Producer:
         refuse_feed(self._queue.record)
         with self._lock:
             self._refuse_buffered()
-            # An append whose outcome is unknown may have been committed, or be about to be.
-            self.sequence = self._database.run(self._locked_sequence)
+            self.sequence = self._stored_sequence()
             self._buffer = NumberedAppendBuffer(
                 self._queue.name,
                 self._queue.rows_to_append,
@@ -120,7 +123,7 @@ class Producer:
             return self._append(rows, self.sequence + 1 if number is None else number, None)
 
     def _refuse_buffered(self) -> None:
-        if self._buffer is not None and not self._buffer.ended:
+        if self._buffer is not None and not self._buffer.is_over:
             raise InvalidInputError(
                 f"producer session {self._session!r} has an open buffer, which numbers its appends: append "
                 "through it, or close it first"
@@ -155,6 +158,12 @@ class Producer:
                 },
             )
         return AppendResult(appended.ranges, skipped=repeated)
+
+    def _stored_sequence(self) -> int:
+        """Return the last number that was appended. An append whose outcome is unknown may have been, or be
+        about to be, which this waits for.
+        """
+        return self._database.run(self._locked_sequence, idempotent=True)
 
     def _locked_sequence(self, tx: Transaction) -> int:
         """Lock the session, and return its last sequence number."""

@@ -26,13 +26,14 @@ compacted or dropped rows that the original still has in objects: it must not de
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from penstock.errors import PenstockError, StoreError, StoreReadOnlyError
+from penstock.errors import PenstockError, StoreError, StoreFullError, StoreReadOnlyError
 from penstock.objects.location import parse_location
 from penstock.objects.storage import ListedObject, ObjectStorage
 from penstock.store.database import Database, Row, Transaction
@@ -45,6 +46,8 @@ from penstock.store.records.locations import (
     require_own_location,
     require_same_store,
 )
+
+log = logging.getLogger("penstock.queue")
 
 CLEANING_INTERVAL = 3600 * 1_000_000
 """Microseconds between two times that background maintenance cleans up a location."""
@@ -108,14 +111,14 @@ def clean_up(
     if take_over:
         # Also those without a queue yet, or any more.
         rows = database.run(lambda tx: tx.all("list_locations"), write=False)
-        by_location = {parse_location(row.payloads): [] for row in rows}
+        by_location = {row.payloads: [] for row in rows}
     for folder in database.run(_folders, write=False):
         by_location.setdefault(folder.location, []).append(folder)
     cleaned = Cleaned()
     errors: list[PenstockError] = []
     for location, folders in by_location.items():
         try:
-            storage = database.storages.at(location)
+            storage = database.storages.at(parse_location(location))
             before = _begin(database, storage, older_than, interval, take_over)
         except PenstockError as error:
             errors.append(error)
@@ -167,17 +170,22 @@ def _begin(
     if take_over:
         return _take_over(database, storage, token, begun, instance, older_than)
     try:
-        found, own = _found(database, storage, instance)
+        found, own = _found(database, storage)
+        if not found.databases():
+            raise of_nobody(storage.url)
+        if found.is_of_another(instance) or found.contest(own):
+            database.run(
+                lambda tx: tx.run("refuse_location", payloads=storage.url, now=tx.now()), idempotent=True
+            )
+            raise not_of_this_database(storage.url)
     except BaseException:
         _forget(database, storage, token)
         raise
-    if found.contest(own):
-        database.run(
-            lambda tx: tx.run("refuse_location", payloads=storage.url, now=tx.now()), idempotent=True
-        )
+    try:
+        written = found.put(token)
+    except (StoreReadOnlyError, StoreFullError):
         _forget(database, storage, token)
-        raise not_of_this_database(storage.url)
-    written = found.put(token)
+        raise
     earlier = [each for each in own.values() if each.begun_at < begun]
     # Another process may still be about to write one that is younger, or have read the one that was there.
     kept = max((each.begun_at for each in earlier if each.begun_at <= begun - ORPHAN_AGE), default=0)
@@ -186,15 +194,17 @@ def _begin(
     def settle(tx: Transaction) -> None:
         # In this order: its own token may be as old by now.
         tx.run("forget_cleanings", payloads=storage.url, before=kept)
-        tx.run("settle_cleaning", payloads=storage.url, token=token)
+        tx.run("settle_cleaning", payloads=storage.url, token=token, now=tx.now())
 
     database.run(settle, idempotent=True)
     if found.token is None or found.written is None:
         return _Before(0, 0)
-    # One that was never written could not be objected to.
-    objectionable = (each.begun_at for each in earlier if each.settled)
-    settled = max((at for at in objectionable if at <= begun - older_than), default=0)
-    return _Before(min(found.written, written, own[found.token].begun_at) - older_than, settled)
+    # One could object to it since it was written.
+    stood = [
+        each for each in earlier if each.settled_at is not None and each.settled_at <= begun - older_than
+    ]
+    unused = max((each.begun_at for each in stood), default=0)
+    return _Before(min(found.written, written, own[found.token].begun_at) - older_than, unused)
 
 
 def _take_over(
@@ -206,18 +216,22 @@ def _take_over(
     written = _Found.at(database, storage).take_over(token, instance)
 
     def own(tx: Transaction) -> None:
-        tx.run("settle_cleaning", payloads=storage.url, token=token)
+        tx.run("settle_cleaning", payloads=storage.url, token=token, now=tx.now())
         tx.run("own_location", payloads=storage.url, instance=instance)
 
     database.run(own, idempotent=True)
+    log.info(
+        "the objects at %s belong to this database from now on",
+        storage.url,
+        extra={"action": "objects_taken_over", "storage": storage.url},
+    )
     return _Before(min(written, begun) - older_than, begun - older_than)
 
 
-def _found(database: Database, storage: ObjectStorage, instance: str) -> tuple[_Found, dict[str, _Cleaning]]:
-    """Return what there is at a location of this database, and the tokens that the store has."""
+def _found(database: Database, storage: ObjectStorage) -> tuple[_Found, dict[str, _Cleaning]]:
+    """Return what there is at a location, and the tokens that the store has."""
     # Listed before anything is read: a token that is exchanged in between is taken for older than it is.
     found = _Found.at(database, storage)
-    found.require_database(instance)
     # Asked after it was read: another process may have begun meanwhile.
     own = _cleanings(database)
     while found.token is not None and found.token not in own:
@@ -246,24 +260,21 @@ def claim(database: Database, storage: ObjectStorage) -> None:
     """
 
     def read(tx: Transaction) -> str:
-        require_same_store(tx, database.uuid)
+        require_own_location(tx, database.uuid, storage.url)
         return tx.instance()
 
     instance = database.run(read, write=False)
     found = _Found.at(database, storage)
     if not found.databases():
         found.write_database(instance)
-        return
-    try:
-        found.require_database(instance)
-    except StoreError:
+    elif found.is_of_another(instance):
 
         def refuse(tx: Transaction) -> None:
             enter_location(tx, storage.url, tx.now())
             tx.run("refuse_location", payloads=storage.url, now=tx.now())
 
         database.run(refuse, idempotent=True)
-        raise
+        raise not_of_this_database(storage.url)
 
 
 @dataclass(frozen=True)
@@ -271,12 +282,13 @@ class _Cleaning:
     """A token that the store has."""
 
     begun_at: int
-    settled: bool
+    settled_at: int | None
+    """When it was written; None if it was not, or nobody knows."""
 
 
 def _cleanings(database: Database) -> dict[str, _Cleaning]:
     rows = database.run(lambda tx: tx.all("list_cleanings"), write=False)
-    return {row.token: _Cleaning(int(row.begun_at), bool(row.settled)) for row in rows}
+    return {row.token: _Cleaning(row.begun_at, row.settled_at) for row in rows}
 
 
 @dataclass(frozen=True)
@@ -308,13 +320,9 @@ class _Found:
     def write_database(self, instance: str) -> None:
         self._write(_database_name(instance), _MARK)
 
-    def require_database(self, instance: str) -> None:
-        """Refuse a location that does not say that it belongs to a database, or not to this one."""
-        databases = self.databases()
-        if not databases:
-            raise of_nobody(self.storage.url)
-        if any(differ(each, instance) for each in databases):
-            raise not_of_this_database(self.storage.url)
+    def is_of_another(self, instance: str) -> bool:
+        """Whether the location is said to belong to another database than this one."""
+        return any(differ(each, instance) for each in self.databases())
 
     def contest(self, own: Mapping[str, _Cleaning]) -> bool:
         """Object to another copy of the store if it has cleaned up; return whether it has, or objects to this
@@ -348,6 +356,11 @@ class _Found:
         self.write_database(instance)
         self._write(f"{token}{_OWNER}", _MARK)
         written = self.put(token)
+        own = {f"{each}{_OWNER}" for each in _cleanings(self.database)}
+        new = _Found.at(self.database, self.storage).names - self.names - own
+        if any(name.endswith(_OWNER) for name in new):
+            # Another one took it over while this process was suspended.
+            raise not_of_this_database(self.storage.url)
         settled = [name for name in self.names if name.endswith((_OWNER, _OBJECTION, _DATABASE))]
         settled = [name for name in settled if name != _database_name(instance)]
         self.storage.delete([f"{_token_folder(self.database)}{name}" for name in settled])

@@ -269,17 +269,17 @@ update penstock.location set refused_at = :now where payloads = :payloads and re
 update penstock.location set cleaned_at = :now where payloads = :payloads and (cleaned_at <= :before or cleaned_at > :now);
 
 -- name: insert_cleaning
-insert into penstock.cleaning (payloads, token, begun_at, taken_over, settled) values (:payloads, :token, :now, :taken_over, 0);
+insert into penstock.cleaning (payloads, token, begun_at, taken_over) values (:payloads, :token, :now, :taken_over);
 
 -- name: settle_cleaning
-update penstock.cleaning set settled = 1 where payloads = :payloads and token = :token;
+update penstock.cleaning set settled_at = :now where payloads = :payloads and token = :token;
 
 -- Of all locations: one of them may be written in several ways.
 -- name: list_cleanings
-select token, begun_at, settled from penstock.cleaning;
+select token, begun_at, settled_at from penstock.cleaning;
 
 -- name: forget_cleanings
-delete from penstock.cleaning where payloads = :payloads and begun_at < :before and taken_over = 0 and settled = 1;
+delete from penstock.cleaning where payloads = :payloads and begun_at < :before and taken_over = 0 and settled_at is not null;
 
 -- name: forget_cleaning
 delete from penstock.cleaning where payloads = :payloads and token = :token;

@@ -118,7 +118,7 @@ create table penstock.cleaning (
     token    text   not null,
     begun_at bigint not null,
     taken_over bigint not null,
-    settled bigint not null,
+    settled_at bigint,
     primary key (payloads, token),
     check (octet_length(token) <= 64)
 );

@@ -113,7 +113,7 @@ create table penstock.cleaning (
     token    text    not null,
     begun_at integer not null,
     taken_over integer not null,
-    settled integer not null,
+    settled_at integer,
     primary key (payloads, token),
     check (length(cast(token as blob)) <= 64)
 ) strict;
