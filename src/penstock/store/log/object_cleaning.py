@@ -47,7 +47,7 @@ from penstock.store.records.locations import (
     require_same_store,
 )
 
-log = logging.getLogger("penstock.queue")
+log = logging.getLogger("penstock.store")
 
 CLEANING_INTERVAL = 3600 * 1_000_000
 """Microseconds between two times that background maintenance cleans up a location."""
