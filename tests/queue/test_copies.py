@@ -367,7 +367,7 @@ def test_a_store_that_says_that_it_is_another_one_is_refused(
         assert everything(queue)[0] == [1]
         queue.append(large(2), 0)
         assert store.clean_up_objects() == 0
-        # A copy that is told to take over has the credentials and the right to.
+        # Whoever runs a take-over has the credentials, and the right to.
         false.clean_up_objects(take_over=True)
     stops(store)
 
