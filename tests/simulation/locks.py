@@ -123,6 +123,13 @@ LOCKED: dict[str, Rows] = {
     "insert_location": _row("location", "payloads"),
     "own_location": _row("location", "payloads"),
     "refuse_location": _row("location", "payloads"),
+    "settle_cleaning": _row("cleaning", "payloads", "token"),
+    "forget_cleaning": _row("cleaning", "payloads", "token"),
+    "forget_cleanings": _found(
+        "cleaning",
+        "select payloads, token from main.penstock_cleaning where payloads = :payloads and "
+        "begun_at < :before and taken_over = 0 and settled_at is not null",
+    ),
     "mark_unused": _found("object", _OBJECTS),
     "mark_used": _found("object", _OBJECTS),
     "delete_unused": _found("object", _OBJECTS),
