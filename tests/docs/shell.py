@@ -28,7 +28,7 @@ from tests.support.pages import Block, blocks
 from tests.support.sparks import short_lived
 from tests.support.waiting import wait_until
 
-_SETTING_UP = ("docker ", "python3 -m venv ", "pip install ", "moto_server ")
+_SETTING_UP = ("docker ", "python3 -m venv ", "pip install ", "moto_server ", "pkill ")
 _OWN_FOLDER = re.compile(r"mkdir [\w-]+ && cd [\w-]+")
 _NAMED = re.compile(r"# (\w+\.py)\n")
 _PROGRAM = re.compile(r"python (\w+\.py)((?: --?\w+)*)")

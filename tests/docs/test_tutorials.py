@@ -123,6 +123,7 @@ def _cluster(name: str) -> Iterator[dict[str, str]]:
             "AWS_SECRET_ACCESS_KEY": SECRET,
             "AWS_REGION": "us-east-1",
             "AWS_ALLOW_HTTP": "true",
+            "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_MASTER_HOST": "127.0.0.1",
             "SPARK_MASTER_PORT": str(free_port()),
             "SPARK_MASTER_WEBUI_PORT": "0",

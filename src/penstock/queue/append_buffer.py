@@ -50,17 +50,18 @@ class _Batch:
 
 
 class AppendBuffer:
-    """A buffer before a queue; get one from ``Queue.buffer``.
+    """A buffer in front of a queue; get one from ``Queue.buffer``.
 
-    One thread appends batch after batch, in the order in which rows were buffered. Rows are durable when the
-    future that :meth:`append` returned is done; what is in the buffer when the process dies is lost. At the
-    end of a program that does not :meth:`close` it, what is left is appended.
+    A background thread appends one batch at a time, in the order in which rows were buffered. Rows are
+    durable once the future that :meth:`append` returned has a result; if the process is killed, rows in the
+    buffer are lost. If the program exits without :meth:`close`, what is left is appended.
 
-    Callbacks of the futures run in that thread, and may not wait for it by :meth:`flush` or :meth:`close`.
+    Callbacks of the futures run in that thread. They must not call :meth:`flush` or :meth:`close`, and
+    :meth:`append` raises InvalidInputError there if it would have to wait.
 
     After an error nothing more is appended, so that no later rows overtake those that failed: the error is
-    logged, the futures of all rows in the buffer have it, and further calls raise it. Use the buffer as a
-    context manager, which appends what is left at the end.
+    logged, the futures of all rows in the buffer fail with it, and further calls raise it. Used as a context
+    manager, the buffer appends what is left when the block ends, even if the block raised an exception.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class AppendBuffer:
     def append(self, rows: Rows) -> Future[AppendResult]:
         """Buffer rows, and return the future of the append that they will be part of.
 
-        Waits while two batches are full and not appended yet.
+        Blocks while two batches are waiting to be appended, or being appended.
 
         Parameters
         ----------
@@ -111,7 +112,7 @@ class AppendBuffer:
         SchemaMismatchError
             When a row does not fit; nothing of this call is buffered.
         InvalidInputError
-            When the buffer is closed, or this process was forked from the buffer's.
+            When the buffer is closed, or the call is made in a forked child process.
         """
         self._refuse_other_process()
         return self._add(self._check(rows), lambda: None)
@@ -128,7 +129,7 @@ class AppendBuffer:
             last.result()
 
     def close(self) -> None:
-        """Append everything in the buffer, and end. A second call appends nothing."""
+        """Append everything in the buffer, then stop the thread. A second call appends nothing."""
         self._end()
         self._raise_error()
 
@@ -271,10 +272,11 @@ class AppendBuffer:
 
 
 class NumberedAppendBuffer(AppendBuffer):
-    """A buffer before a producer session; get one from ``Producer.buffer``.
+    """A buffer that appends through a producer session; get one from ``Producer.buffer``.
 
-    An append gets the highest number of its rows. As it is atomic, the session's ``sequence`` tells after an
-    error which rows have to be repeated: those with higher numbers.
+    Each batch is appended atomically, under the highest sequence number in it. After an error, open another
+    buffer: the session's ``sequence`` is then the last number stored, and rows with higher numbers must be
+    sent again.
     """
 
     def __init__(
@@ -289,28 +291,29 @@ class NumberedAppendBuffer(AppendBuffer):
         super().__init__(name, check, append, linger, batch_bytes)
         self._appended = self._last = sequence
         self.skipped = 0
-        """How many calls were skipped since their rows had been appended before."""
+        """How many calls were skipped because their rows had already been appended."""
 
     def append(self, rows: Rows, sequence: int | None = None) -> Future[AppendResult]:
         """Buffer rows exactly once, and return the future of the append that they will be part of.
 
-        Waits while two batches are full and not appended yet.
+        Blocks while two batches are waiting to be appended, or being appended.
 
         Parameters
         ----------
         rows
             A table, a batch, or dicts, as for ``Queue.append``. They are checked at once.
         sequence
-            Ascending, with gaps allowed; by default the last one plus 1. Rows with numbers up to the one that
-            the session had when this buffer was made were appended before and are skipped.
+            Ascending, with gaps allowed; by default the last one plus 1. Pass your own numbers if rows may
+            have to be repeated. Calls whose number is not above the session's ``sequence`` at the time when
+            the buffer was opened are skipped, because their rows are already stored.
 
         Raises
         ------
         SchemaMismatchError
             When a row does not fit; nothing of this call is buffered.
         InvalidInputError
-            When the number is not above that of the call before, the buffer is closed, or this process was
-            forked from the buffer's.
+            When the number is not above that of the call before, the buffer is closed, or the call is made in
+            a forked child process.
         """
         self._refuse_other_process()
         table = self._check(rows)

@@ -85,17 +85,16 @@ class Producer:
     def buffer(self, *, linger: timedelta = LINGER, batch_bytes: int = BATCH_BYTES) -> NumberedAppendBuffer:
         """Return a buffer that gathers rows and appends them together, exactly once.
 
-        Until it is closed or has failed, rows are appended through it alone. It begins after the last number
-        that the store has, which ``sequence`` is then. So after an error that leaves open what was appended,
-        make another buffer, and repeat the rows with higher numbers.
+        Until the buffer is closed or fails, :meth:`append` is refused. Opening a buffer sets ``sequence`` to
+        the last number in the store. So after an error with an unknown outcome, open another buffer, and send
+        the rows with higher numbers again.
 
         Parameters
         ----------
         linger
-            How long rows wait for others; by default 250 ms.
+            The longest time that the first row of a batch waits for more rows; by default 250 ms.
         batch_bytes
-            Once the gathered rows take this many bytes, before compression, they are appended at once; by
-            default 8 MiB.
+            A batch is appended as soon as its rows reach this many bytes, uncompressed; by default 8 MiB.
 
         Raises
         ------

@@ -124,16 +124,15 @@ class Queue:
     def buffer(self, *, linger: timedelta = LINGER, batch_bytes: int = BATCH_BYTES) -> AppendBuffer:
         """Return a buffer that gathers rows and appends them together.
 
-        For programs that have a few rows at a time, and many times a second: large appends cost a fraction
-        of many small ones, and go to object storage if the queue has any.
+        For programs that append a few rows many times a second. One large append costs a fraction of many
+        small ones, and goes to the queue's object storage if its rows take at least 64 KiB compressed.
 
         Parameters
         ----------
         linger
-            How long rows wait for others; by default 250 ms.
+            The longest time that the first row of a batch waits for more rows; by default 250 ms.
         batch_bytes
-            Once the gathered rows take this many bytes, before compression, they are appended at once; by
-            default 8 MiB.
+            A batch is appended as soon as its rows reach this many bytes, uncompressed; by default 8 MiB.
 
         Raises
         ------
