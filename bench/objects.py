@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 import penstock
 from bench.harness import Result, scratch, speed, timed
 from penstock.store.log.payloads import OBJECT_BYTES
-from tests.support.object_store import KEY, SECRET, object_store
+from tests.support.object_store import object_store, settings
 
 TASKS = 2
 ROW_BYTES = 16 << 10
@@ -151,14 +151,7 @@ def _server() -> Iterator[None]:
     """An S3 server on loopback, which the environment then leads to."""
     with object_store() as server:
         server.bucket(_BUCKET)
-        settings = {
-            "AWS_ENDPOINT_URL": server.endpoint,
-            "AWS_ACCESS_KEY_ID": KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_REGION": "us-east-1",
-            "AWS_ALLOW_HTTP": "true",
-        }
-        with patch.dict(os.environ, settings):
+        with patch.dict(os.environ, settings(server.endpoint)):
             yield
 
 

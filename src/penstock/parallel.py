@@ -36,15 +36,10 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
             except BaseException as error:  # raised below, by the thread that waits
                 errors[place] = error
 
-    threads = []
-    for _ in range(min(_THREADS, len(items)) - 1):
-        thread = _started(some, "penstock-parallel")
-        if thread is None:
-            break
-        threads.append(thread)
+    helpers = [_Made(some) for _ in range(min(_THREADS, len(items)) - 1)]
     some()
-    for thread in threads:
-        thread.join()
+    for helper in helpers:
+        helper.wait()
     # An interrupt, for example, comes before what a caller may pass over.
     for error in errors.values():
         if not isinstance(error, Exception):
@@ -72,8 +67,14 @@ class _Made(Generic[R]):
         self._make = make
         self._results: list[R] = []
         self._error: BaseException | None = None
-        self._thread = _started(self._run, "penstock-ahead")
-        if self._thread is None:
+        self._thread: threading.Thread | None = threading.Thread(
+            target=self._run, name="penstock-parallel", daemon=True
+        )
+        try:
+            self._thread.start()
+        except RuntimeError:
+            # As at the end of a program.
+            self._thread = None
             self._run()
 
     def _run(self) -> None:
@@ -91,13 +92,3 @@ class _Made(Generic[R]):
         if self._error is not None:
             raise self._error
         return self._results[0]
-
-
-def _started(work: Callable[[], None], name: str) -> threading.Thread | None:
-    """Return a thread that works; None if none can be started, as at the end of a program."""
-    thread = threading.Thread(target=work, name=name, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        return None
-    return thread

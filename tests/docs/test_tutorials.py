@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 import penstock
 from tests.docs.shell import Reader
-from tests.support.object_store import KEY, SECRET, object_store
+from tests.support.object_store import object_store, settings
 from tests.support.pages import DOCS
 from tests.support.postgres import free_port
 
@@ -118,11 +118,7 @@ def _cluster(name: str) -> Iterator[dict[str, str]]:
         return
     with object_store() as storage:
         yield {
-            "AWS_ENDPOINT_URL": storage.endpoint,
-            "AWS_ACCESS_KEY_ID": KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_REGION": "us-east-1",
-            "AWS_ALLOW_HTTP": "true",
+            **settings(storage.endpoint),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_MASTER_HOST": "127.0.0.1",
             "SPARK_MASTER_PORT": str(free_port()),

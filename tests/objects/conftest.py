@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.object_proxy import ObjectProxy, object_proxy
-from tests.support.object_store import KEY, SECRET, object_store
+from tests.support.object_store import object_store, settings
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +20,6 @@ def server() -> Iterator[ObjectProxy]:
 @pytest.fixture
 def bucket(server: ObjectProxy, monkeypatch: pytest.MonkeyPatch) -> ObjectProxy:
     """The server of the bucket ``rows``, for which the environment has credentials."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    for name, value in settings(server.endpoint).items():
+        monkeypatch.setenv(name, value)
     return server

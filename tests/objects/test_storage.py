@@ -285,7 +285,7 @@ def test_distant_ranges_take_no_memory_for_what_is_between(s3: ObjectStorage, bu
     assert bucket.requests.count("GET") == 16
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 @pytest.mark.parametrize("below", [".", "not there yet"])
 def test_a_folder_that_another_user_may_have_made_is_refused(tmp_path: Path, below: str) -> None:
     folder = tmp_path / "rows"

@@ -300,10 +300,8 @@ def test_rows_are_appended_through_the_open_buffer_alone(
     assert producer.sequence == 3
 
 
-def test_a_buffer_begins_after_an_append_of_unknown_outcome(
-    store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    producer = store.producer("q", "s")
+def fail_with_unknown_outcome(producer: penstock.Producer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Append ten rows by a buffer, which are committed, and whose commit seems to fail."""
     append = producer._append
 
     def committed_and_unknown(*arguments: Any) -> object:
@@ -318,6 +316,13 @@ def test_a_buffer_begins_after_an_append_of_unknown_outcome(
             buffer.append(rows(number), sequence=number)
         with pytest.raises(CommitOutcomeUnknownError):
             buffer.close()
+
+
+def test_a_buffer_begins_after_an_append_of_unknown_outcome(
+    store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = store.producer("q", "s")
+    fail_with_unknown_outcome(producer, monkeypatch)
     with producer.buffer(linger=NEVER) as buffer:
         assert producer.sequence == 9
         for number in range(20):
@@ -401,20 +406,7 @@ def test_an_append_after_a_buffer_that_failed_begins_where_the_store_is(
     store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = store.producer("q", "s")
-    append = producer._append
-
-    def committed_and_unknown(*arguments: Any) -> object:
-        append(*arguments)
-        producer.sequence = -1
-        raise CommitOutcomeUnknownError("the connection broke")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(producer, "_append", committed_and_unknown)
-        buffer = producer.buffer(linger=NEVER)
-        for number in range(10):
-            buffer.append(rows(number))
-        with pytest.raises(CommitOutcomeUnknownError):
-            buffer.close()
+    fail_with_unknown_outcome(producer, monkeypatch)
     assert not producer.append(rows(10)).skipped
     assert everything(queue) == {0: list(range(11))}
 

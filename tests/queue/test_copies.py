@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.errors import StoreError, StoreNotFoundError, StoreReadOnlyError, StoreUnavailableError
+from penstock.errors import StoreError, StoreReadOnlyError, StoreUnavailableError
 from penstock.objects.local import LocalStorage
 from penstock.store.log import object_cleaning
 from penstock.store.sqlite.database import SqliteTransaction
-from tests.support.object_queues import DAY, SCHEMA, age, large, objects, small
+from tests.support.object_queues import DAY, SCHEMA, age, date_back, large, objects, small
 from tests.support.queues import everything
 from tests.support.raw_sql import run_sql
 
@@ -213,26 +212,28 @@ def test_a_location_may_be_written_in_several_ways(
         assert everything(queue)[0] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("step", ["read", "put"])
 def test_a_process_that_was_suspended_for_days_while_it_cleans_up_harms_nobody(
-    store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
+    store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    read = LocalStorage.read
+    """Before it read the token that was there, or before it wrote its own."""
+    go_on = getattr(LocalStorage, step)
 
     def late(*arguments: Any) -> object:
-        monkeypatch.setattr(LocalStorage, "read", read)
-        for _ in range(2):
-            run_sql(
-                store.database,
-                f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}, "
-                f"settled_at = settled_at - {2 * DAY}",
-            )
-            store.clean_up_objects()
-        return read(*arguments)
+        monkeypatch.setattr(LocalStorage, step, go_on)
+        days_of_cleaning(store)
+        return go_on(*arguments)
 
     store.clean_up_objects()
-    monkeypatch.setattr(LocalStorage, "read", late)
-    assert store.clean_up_objects() == 0
-    assert store.clean_up_objects() == 0
+    monkeypatch.setattr(LocalStorage, step, late)
+    for _ in range(3):
+        assert store.clean_up_objects() == 0
+
+
+def days_of_cleaning(store: penstock.Store) -> None:
+    for _ in range(3):
+        date_back(store, 2 * DAY)
+        store.clean_up_objects()
 
 
 @pytest.mark.parametrize("take_over", [True, False])
@@ -332,11 +333,7 @@ def test_two_that_clean_up_at_once_do_not_take_each_other_for_a_copy(
 def test_tokens_are_forgotten(store: penstock.Store, queue: penstock.Queue) -> None:
     for _ in range(3):
         store.clean_up_objects()
-        run_sql(
-            store.database,
-            f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}, "
-            f"settled_at = settled_at - {2 * DAY}",
-        )
+        date_back(store, 2 * DAY)
     assert run_sql(store.database, "select count(*) from penstock.cleaning") == [(2,)]
     assert store.clean_up_objects() == 0
 
@@ -398,11 +395,7 @@ def test_a_cleaning_that_failed_a_day_ago_is_not_taken_for_the_last_one(
             with pytest.raises(StoreUnavailableError):
                 store.clean_up_objects()
             monkeypatch.setattr(LocalStorage, "listed", listed)
-        run_sql(
-            store.database,
-            f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}, "
-            f"settled_at = settled_at - {2 * DAY}",
-        )
+        date_back(store, 2 * DAY)
     at = object_cleaning._Found.at
 
     def meanwhile(database: Any, storage: Any) -> object:
@@ -420,29 +413,6 @@ def test_a_cleaning_that_failed_a_day_ago_is_not_taken_for_the_last_one(
 
 def _away(storage: LocalStorage, prefix: str) -> object:
     raise storage.unavailable("it is away")
-
-
-def test_a_token_that_is_written_days_late_harms_nobody(
-    store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a process that was suspended for days just before it wrote it."""
-    put = LocalStorage.put
-
-    def late(*arguments: Any) -> object:
-        monkeypatch.setattr(LocalStorage, "put", put)
-        for _ in range(3):
-            run_sql(
-                store.database,
-                f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}, "
-                f"settled_at = settled_at - {2 * DAY}",
-            )
-            store.clean_up_objects()
-        return put(*arguments)
-
-    store.clean_up_objects()
-    monkeypatch.setattr(LocalStorage, "put", late)
-    for _ in range(3):
-        assert store.clean_up_objects() == 0
 
 
 def test_a_token_is_read_again_if_it_was_forgotten_meanwhile(
@@ -471,13 +441,7 @@ def test_a_cleaning_that_dies_after_it_has_written_its_token_stops_nobody(
 
     def dies(*arguments: Any) -> int:
         monkeypatch.setattr(object_cleaning._Found, "put", put)
-        for _ in range(3):
-            run_sql(
-                store.database,
-                f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}, "
-                f"settled_at = settled_at - {2 * DAY}",
-            )
-            store.clean_up_objects()
+        days_of_cleaning(store)
         put(*arguments)
         raise SystemExit
 
@@ -570,66 +534,3 @@ def test_a_location_without_a_queue_is_taken_over(tmp_path: Path, folder: Path, 
         moved.clean_up_objects(take_over=True)
         moved.create_queue("q", SCHEMA, payloads=folder).append(large(1), 0)
         assert moved.clean_up_objects() == 0
-
-
-# A store that was removed while it was open, with another one in its place.
-
-
-@pytest.fixture
-def replaced(store: penstock.Store, store_url: str, folder: Path) -> Iterator[tuple[Any, penstock.Store]]:
-    """A store that does not exist any more, as it was opened, and the one at its place."""
-    if store_url.startswith("sqlite"):
-        pytest.skip("a file that is replaced is noticed at once: tests/store")
-    store.create_queue("q", SCHEMA, partitions=2, payloads=folder)
-    store.clean_up_objects()
-    run_sql(store.database, f"drop schema {store.database.url.schema} cascade")
-    with penstock.connect(store_url) as new:
-        new.create_queue("q", SCHEMA, partitions=2, payloads=folder)
-        yield store, new
-
-
-def test_rows_are_not_written_for_a_store_that_was_replaced(
-    replaced: tuple[penstock.Store, penstock.Store], folder: Path
-) -> None:
-    old, new = replaced
-    queue = new.queue("q")
-    for number in range(4):
-        queue.append(small(number), 0)
-    before = set(objects(folder))
-    for call in (
-        lambda: old.queue("q").append(large(9), 0),
-        old.queue("q").compact,
-        old.clean_up_objects,
-        lambda: old.clean_up_objects(take_over=True),
-    ):
-        with pytest.raises(StoreNotFoundError, match="another one in its place") as caught:
-            call()
-        assert caught.value.condition == "STORE_NOT_FOUND.REPLACED"
-    assert set(objects(folder)) == before
-    queue.append(large(5), 1)
-    with pytest.raises(StoreNotFoundError, match="another one in its place"):
-        old.queue("q").read(1, 0)
-    for call in (
-        lambda: old.create_queue("other", SCHEMA, payloads=folder),
-        lambda: old.create_queue("other", SCHEMA),
-        lambda: old.set_payloads("database"),
-    ):
-        with pytest.raises(StoreNotFoundError, match="another one in its place"):
-            call()
-    assert new.clean_up_objects() == 0
-    assert everything(queue) == {0: [0, 1, 2, 3], 1: [5]}
-
-
-def test_an_object_is_not_entered_into_a_store_that_was_replaced_since_it_was_written(
-    store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put = LocalStorage.put
-
-    def late(*arguments: Any) -> object:
-        run_sql(store.database, f"update penstock.store set uuid = '{uuid.uuid4()}'")
-        return put(*arguments)
-
-    monkeypatch.setattr(LocalStorage, "put", late)
-    with pytest.raises(StoreNotFoundError, match="another one in its place"):
-        queue.append(large(1), 0)
-    assert queue.info().rows == 0

@@ -18,7 +18,7 @@ from penstock.spark.options import SinkOptions
 from penstock.spark.queue_writers import ObjectWrites, QueueWriter, write_objects
 from penstock.store.log import payloads
 from tests.support.object_proxy import object_proxy
-from tests.support.object_store import KEY, SECRET, object_store
+from tests.support.object_store import object_store, settings
 from tests.support.raw_sql import run_sql
 from tests.support.spark_queues import batch, ids_in, make_queue, run, stream
 
@@ -171,15 +171,8 @@ def test_a_bucket(spark: SparkSession, store: penstock.Store, store_url: str, tm
         pytest.MonkeyPatch.context() as patched,
     ):
         server.bucket("rows")
-        options = {
-            "aws_access_key_id": KEY,
-            "aws_secret_access_key": SECRET,
-            "aws_endpoint_url": proxy.endpoint,
-            "aws_allow_http": "true",
-            "aws_region": "us-east-1",
-        }
-        for name, value in options.items():
-            patched.setenv(name.upper(), value)
+        for name, value in settings(proxy.endpoint).items():
+            patched.setenv(name, value)
         # Clients keep the endpoint that they were made with.
         location = f"s3://rows/{tmp_path.name}"
         queue = store.create_queue("out", SCHEMA, partitions=2, payloads=location)

@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock.testing import temporary_store_url
-from tests.support.object_store import KEY, SECRET, object_store
+from tests.support.object_store import object_store, settings
 from tests.support.processes import ChildProcess
 from tests.support.standalone import standalone
 
@@ -30,13 +30,7 @@ def test_every_guarantee_holds_on_a_cluster_whose_workers_are_killed(
     own.mkdir()
     with object_store() as bucket, temporary_store_url(pg_url) as url:
         bucket.bucket("rows")
-        environment = {
-            "AWS_ENDPOINT_URL": bucket.endpoint,
-            "AWS_ACCESS_KEY_ID": KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_REGION": "us-east-1",
-            "AWS_ALLOW_HTTP": "true",
-        }
+        environment = settings(bucket.endpoint)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         with (

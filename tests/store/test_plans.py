@@ -126,7 +126,6 @@ HOT: dict[str, Parameters] = {
     "segment_at": IN_QUEUE | {"row_index": 700},
     "appends_at": IN_QUEUE | {"row_index": 700},
     "read_payload": {"payload_id": 700},
-    "read_runs": {"payload_id": 700},
     "bytes_after": IN_QUEUE | {"row_index": 9900},
     "delete_payloads_before": IN_QUEUE | {"row_index": 20},
     "delete_segments_before": IN_QUEUE | {"row_index": 20},

@@ -29,16 +29,21 @@ def objects(folder: Path) -> list[Path]:
     return sorted(folder.glob("**/*.segments"))
 
 
+def date_back(store: penstock.Store, microseconds: int) -> None:
+    """Make the tokens of cleanings older."""
+    run_sql(
+        store.database,
+        f"update penstock.cleaning set begun_at = begun_at - {microseconds}, "
+        f"settled_at = settled_at - {microseconds}",
+    )
+
+
 def age(store: penstock.Store, folder: Path, *, days: int = 2) -> None:
     """Make everything that is in the storage or marked in the store older; it was cleaned up meanwhile, and
     just now.
     """
     store.clean_up_objects()
-    run_sql(
-        store.database,
-        f"update penstock.cleaning set begun_at = begun_at - {days * DAY - DAY // 2}, "
-        f"settled_at = settled_at - {days * DAY - DAY // 2}",
-    )
+    date_back(store, days * DAY - DAY // 2)
     store.clean_up_objects()
     for path in objects(folder):
         then = time.time() - days * 86_400

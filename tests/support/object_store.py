@@ -24,6 +24,17 @@ server.stop()
 KEY, SECRET = "AKIAHIDDENHIDDEN", "hiddenhiddenhiddenhidden"
 
 
+def settings(endpoint: str) -> dict[str, str]:
+    """The environment of a process that uses the server, or a proxy in front of it."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+    }
+
+
 @dataclass(frozen=True)
 class ObjectStore:
     """Where the server is; its buckets are made by :meth:`bucket`."""

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -127,13 +127,22 @@ def run_child(
     """
     target = str(script_or_module)
     program = [target] if target.endswith(".py") else ["-m", target]
+    command = [sys.executable, "-u", *program, *map(str, args)]
+    return start(command, {**os.environ, **(env or {})}, log)
+
+
+def start(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path | None = None
+) -> ChildProcess:
+    """Start any program, in a folder, with just this environment."""
     mark = uuid.uuid4().hex
     with log.open("ab") as out:
         popen = subprocess.Popen(
-            [sys.executable, "-u", *program, *map(str, args)],
+            command,
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(env or {}), MARK: mark},
+            env={**environment, MARK: mark},
         )
     return ChildProcess(popen, mark, log)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import pyspark
 
 from tests.support.postgres import free_port
-from tests.support.processes import MARK, ChildProcess
+from tests.support.processes import ChildProcess, start
 
 ROOT = Path(__file__).resolve().parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -64,7 +63,7 @@ class Standalone:
             process.kill_tree()
 
     def _start(self, name: str, command: list[str]) -> ChildProcess:
-        mark, own = uuid.uuid4().hex, self._folder / name
+        own = self._folder / name
         own.mkdir()
         environment = {
             **{name: os.environ[name] for name in ("PATH", "JAVA_HOME") if name in os.environ},
@@ -72,19 +71,8 @@ class Standalone:
             "SPARK_HOME": str(SPARK_HOME),
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
-            MARK: mark,
         }
-        log = self._folder / f"{name}.log"
-        with log.open("ab") as out:
-            popen = subprocess.Popen(
-                command,
-                cwd=own,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
-        return ChildProcess(popen, mark, log)
+        return start(command, environment, self._folder / f"{name}.log", own)
 
 
 @contextmanager

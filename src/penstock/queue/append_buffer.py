@@ -45,7 +45,8 @@ class _Batch:
     due: float
     tables: list[pa.Table] = field(default_factory=list)
     bytes: int = 0
-    sequence: int | None = None
+    sequence: int = 0
+    """The highest number of its rows; 0 where they have none."""
     done: Future[AppendResult] = field(default_factory=_running)
 
 
@@ -68,7 +69,7 @@ class AppendBuffer:
         self,
         name: str,
         check: Callable[[Rows], pa.Table],
-        append: Callable[[pa.Table, int | None], AppendResult],
+        append: Callable[[pa.Table, int], AppendResult],
         linger: timedelta,
         batch_bytes: int,
     ) -> None:
@@ -115,7 +116,7 @@ class AppendBuffer:
             When the buffer is closed, or the call is made in a forked child process.
         """
         self._refuse_other_process()
-        return self._add(self._check(rows), lambda: None)
+        return self._add(self._check(rows), lambda: 0)
 
     def flush(self) -> None:
         """Append everything in the buffer, and wait until that is done."""
@@ -142,7 +143,7 @@ class AppendBuffer:
         if kind is None:
             self._raise_error()
 
-    def _add(self, table: pa.Table, number: Callable[[], int | None]) -> Future[AppendResult]:
+    def _add(self, table: pa.Table, number: Callable[[], int]) -> Future[AppendResult]:
         """Buffer rows, with a number that is asked for when there is room for them."""
         with self._changed:
             if len(self._waiting) >= _BATCHES_WAITING:
@@ -283,7 +284,7 @@ class NumberedAppendBuffer(AppendBuffer):
         self,
         name: str,
         check: Callable[[Rows], pa.Table],
-        append: Callable[[pa.Table, int | None], AppendResult],
+        append: Callable[[pa.Table, int], AppendResult],
         sequence: int,
         linger: timedelta,
         batch_bytes: int,

@@ -117,9 +117,9 @@ class Producer:
             )
             return self._buffer
 
-    def _append_buffered(self, rows: Rows, number: int | None) -> AppendResult:
+    def _append_buffered(self, rows: Rows, number: int) -> AppendResult:
         with self._lock:
-            return self._append(rows, self.sequence + 1 if number is None else number, None)
+            return self._append(rows, number, None)
 
     def _refuse_buffered(self) -> None:
         if self._buffer is not None and not self._buffer.is_over:

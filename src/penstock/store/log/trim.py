@@ -10,6 +10,7 @@ clock is right again.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -179,7 +180,7 @@ def _segment_at(tx: Transaction, queue: QueueRecord, partition: int, row_index: 
 
 def _runs(tx: Transaction, queue: QueueRecord, partition: int, segment: Row) -> Runs:
     start, end = segment.start_index, segment.end_index
-    payload = tx.one("read_runs", payload_id=segment.payload_id)
+    payload = tx.one("runs_of", payload_ids=json.dumps([segment.payload_id]))
     if payload is None or payload.runs is None:
         missing = StoreError(
             "the times of these rows are missing: the store is damaged; restore a backup",

@@ -183,9 +183,6 @@ join penstock.payload as p on p.payload_id = s.payload_id;
 -- name: read_payload
 select data from penstock.payload where payload_id = :payload_id;
 
--- name: read_runs
-select runs from penstock.payload where payload_id = :payload_id;
-
 -- name: bytes_after
 select coalesce(sum(cast(bytes as double precision)), 0) as bytes
 from penstock.segment
