@@ -69,6 +69,19 @@ def parse_location(value: str | os.PathLike[str]) -> str:
     return f"{_CLOUDS[scheme]}://{parts.netloc}/{path}".rstrip("/")
 
 
+def stored_location(value: object) -> str:
+    """Return a location as it was found in a database, if it is one that :func:`parse_location` has made.
+
+    Raises
+    ------
+    InvalidUrlError
+        When it is not: somebody else has written it.
+    """
+    if not isinstance(value, str) or not value.strip() or parse_location(value) != value:
+        raise _refused("it is not written as Penstock writes it")
+    return value
+
+
 def local_folder(url: str) -> str:
     """Return the folder of a location on this machine's disk."""
     return unquote(urlsplit(url).path)

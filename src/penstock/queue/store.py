@@ -14,7 +14,7 @@ from penstock.arguments import column_names, path_text, require
 from penstock.arrow.key_hash import check_key
 from penstock.arrow.schema import canonical_schema
 from penstock.errors import ConsumerInUseError, InvalidInputError, PenstockError, StoreError
-from penstock.objects.location import parse_location
+from penstock.objects.location import parse_location, stored_location
 from penstock.queue.checks import check_name
 from penstock.queue.consumer import Consumer
 from penstock.queue.maintenance import (
@@ -174,11 +174,13 @@ class Store:
         """Return where a new queue's payloads are to be, after checking that they can be."""
         if payloads == IN_DATABASE:
             return None
-        if payloads is None:
-            payloads = self._database.run(lambda tx: tx.one("read_store"), write=False).payloads
-        if payloads is None:
-            return None
-        location = parse_location(payloads)
+        if payloads is not None:
+            location = parse_location(payloads)
+        else:
+            default = self._database.run(lambda tx: tx.one("read_store"), write=False).payloads
+            if default is None:
+                return None
+            location = stored_location(default)
         storage = self._database.storages.at(location)
         storage.check(f"{self.uuid}/check")
         object_cleaning.claim(self._database, storage)
@@ -434,9 +436,7 @@ class Store:
     def check_objects(self) -> list[ObjectsCheck]:
         """Compare the objects of queues with ``payloads`` with the store, queue by queue.
 
-        Raises
-        ------
-        StoreUnavailableError, StoreReadOnlyError
+        One whose objects cannot be listed comes with the reason in ``error``.
         """
         return object_cleaning.check(self._database)
 

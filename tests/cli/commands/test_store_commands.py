@@ -8,10 +8,12 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 import pytest
 
 from penstock.queue.store import connect
 from tests.support.commands import Penstock, run_penstock
+from tests.support.raw_sql import run_sql
 
 
 def test_init_creates_a_store_once(store_url: str) -> None:
@@ -140,6 +142,27 @@ def test_check_compares_objects_with_the_store(penstock: Penstock, store_url: st
     assert found["damaged"] == [str(second.relative_to(folder))]
     text = penstock("store", "check", code=1).out
     assert str(first.relative_to(folder)) in text
+
+
+def test_a_location_that_nobody_can_read_hides_no_other_one(
+    penstock: Penstock, store_url: str, tmp_path: Path
+) -> None:
+    with connect(store_url) as store:
+        for name in ("bad", "good"):
+            queue = store.create_queue(name, pa.schema([("data", pa.binary())]), payloads=tmp_path / name)
+            queue.append([{"data": os.urandom(100_000)}])
+        run_sql(store.database, "update penstock.queue set payloads = '' where name = 'bad'")
+        orphan = tmp_path / "good" / store.uuid / str(queue.record.queue_id) / f"{'0' * 32}.segments"
+    bad, good = penstock("store", "check", "--json", code=1).json["queues"]
+    assert (bad["queue"], good["queue"], good["objects"], good["error"]) == ("bad", "good", 1, None)
+    assert "not written as Penstock writes it" in bad["error"]
+    assert "not compared" in penstock("store", "check", code=1).out
+    orphan.write_bytes(b"of a dead process")
+    then = time.time() - 2 * 86_400
+    os.utime(orphan, (then, then))
+    penstock("store", "clean-up", code=1)
+    penstock("store", "clean-up", code=1)
+    assert not orphan.exists()
 
 
 def test_clean_up_deletes_old_objects_without_rows(

@@ -11,6 +11,7 @@ from penstock.cli.commands.shared import Run, command, option
 from penstock.cli.output import Section
 from penstock.cli.units import age_text, count_text, counted, parse_age, size_text
 from penstock.errors import StoreNotFoundError
+from penstock.store.log.object_cleaning import ObjectsCheck
 
 _MOST_NAMES = 10
 
@@ -92,27 +93,30 @@ def clean_up(
 @command(group, "check", "penstock store check", "penstock store check --json")
 def check(run: Run) -> None:
     """Compare the objects of queues with --payloads with the store; exit with 1 if one is missing or
-    damaged.
+    damaged, or cannot be compared.
     """
     with run.connect() as store:
         checked = store.check_objects()
     sections = [
-        Section(
-            f"queue {each.queue}" if each.queue is not None else "a dropped queue",
-            [
-                ("location", each.location),
-                ("objects", f"{count_text(each.objects)}, {size_text(each.bytes)}"),
-                ("missing", _names(each.missing)),
-                ("damaged", _names(each.damaged)),
-                ("without rows", count_text(each.unused)),
-                ("orphaned", f"{count_text(each.orphans)}, {size_text(each.orphan_bytes)}"),
-            ],
-        )
+        Section(f"queue {each.queue}" if each.queue is not None else "a dropped queue", _lines(each))
         for each in checked
     ]
     run.output.describe({"queues": [asdict(each) for each in checked]}, sections)
-    if any(each.missing or each.damaged for each in checked):
+    if any(each.missing or each.damaged or each.error is not None for each in checked):
         raise typer.Exit(1)
+
+
+def _lines(checked: ObjectsCheck) -> list[tuple[str, str]]:
+    if checked.error is not None:
+        return [("location", checked.location), ("not compared", checked.error)]
+    return [
+        ("location", checked.location),
+        ("objects", f"{count_text(checked.objects)}, {size_text(checked.bytes)}"),
+        ("missing", _names(checked.missing)),
+        ("damaged", _names(checked.damaged)),
+        ("without rows", count_text(checked.unused)),
+        ("orphaned", f"{count_text(checked.orphans)}, {size_text(checked.orphan_bytes)}"),
+    ]
 
 
 def _names(objects: list[str]) -> str:

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from penstock.errors import PenstockError, StoreError, StoreFullError, StoreReadOnlyError
-from penstock.objects.location import parse_location
+from penstock.objects.location import stored_location
 from penstock.objects.storage import ListedObject, ObjectStorage
 from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.payloads import ORPHAN_AGE, folder_of, is_object_name, object_name
@@ -89,6 +89,7 @@ class _Folder:
     queue: str | None
     """Its name; None if it was dropped."""
     location: str
+    """As it is in the store, where somebody else may have written it."""
 
 
 def clean_up(
@@ -118,7 +119,7 @@ def clean_up(
     errors: list[PenstockError] = []
     for location, folders in by_location.items():
         try:
-            storage = database.storages.at(parse_location(location))
+            storage = database.storages.at(stored_location(location))
             before = _begin(database, storage, older_than, interval, take_over)
         except PenstockError as error:
             errors.append(error)
@@ -137,9 +138,7 @@ def clean_up(
 
 
 def _folders(tx: Transaction) -> list[_Folder]:
-    return [
-        _Folder(row.queue_id, row.name, parse_location(row.payloads)) for row in tx.all("queues_with_objects")
-    ]
+    return [_Folder(row.queue_id, row.name, row.payloads) for row in tx.all("queues_with_objects")]
 
 
 def _begin(
@@ -495,10 +494,15 @@ class ObjectsCheck:
     orphans: int = 0
     """Objects that no transaction has entered; new ones may be about to be."""
     orphan_bytes: int = 0
+    error: str | None = None
+    """Why they could not be compared; nothing else is known of them then."""
 
 
 def check(database: Database) -> list[ObjectsCheck]:
-    """Compare the objects in the storage with the store, queue by queue; those of dropped queues last."""
+    """Compare the objects in the storage with the store, queue by queue; those of dropped queues last.
+
+    A queue whose objects cannot be listed does not hide the others.
+    """
     folders = database.run(_folders, write=False)
     return [
         _checked(database, each)
@@ -510,8 +514,11 @@ def _checked(database: Database, folder: _Folder) -> ObjectsCheck:
     # Listed after the store is read: an object is there before it is entered. One that is deleted meanwhile
     # has been without payloads for a day.
     rows, used = database.run(lambda tx: _entered_and_used(tx, folder), write=False)
-    storage = database.storages.at(folder.location)
-    listed = {each.name: each for each in _objects(database, storage, folder)}
+    try:
+        storage = database.storages.at(stored_location(folder.location))
+        listed = {each.name: each for each in _objects(database, storage, folder)}
+    except PenstockError as error:
+        return ObjectsCheck(folder.queue, str(folder.location), error=error.message)
     return _compared(database, folder, rows, used, listed)
 
 

@@ -21,7 +21,7 @@ from penstock.errors import (
     StoreError,
 )
 from penstock.json_text import parse_record, require_numbered, unreadable_record
-from penstock.objects.location import parse_location
+from penstock.objects.location import stored_location
 from penstock.store.database import Row, Transaction
 from penstock.store.records.locations import enter_location
 
@@ -150,7 +150,7 @@ def _payloads(row: Row) -> str | None:
     if row.payloads is None:
         return None
     try:
-        return parse_location(row.payloads)
+        return stored_location(row.payloads)
     except InvalidUrlError as error:
         raise unreadable_record(f"the location of the payloads of queue {row.name!r}", error) from error
 
