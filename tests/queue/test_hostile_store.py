@@ -15,7 +15,8 @@ from penstock.errors import InvalidInputError, StoreError
 from penstock.feeds.contract import ChangeContract
 from penstock.json_text import MOST_CHARACTERS
 from penstock.queue import consumer as consumer_module
-from penstock.store.log import partition_log
+from penstock.store.log import reading
+from penstock.store.log.reading import Range
 from penstock.store.records import catalog
 from penstock.store.statements import qualify
 from tests.support.queues import SCHEMA, rows
@@ -90,7 +91,7 @@ def test_times_of_other_rows_are_refused_and_take_no_memory(store: Store, ends: 
     put(store, "payload.runs", encode(pa.RecordBatch.from_arrays(columns, schema=schema)).to_pybytes())
     before = pa.total_allocated_bytes()
     with pytest.raises(StoreError, match="are stored for other rows") as caught:
-        list(partition_log.read(store.database, queue.record, 0, 0, 3, with_runs=True))
+        list(reading.read(store.database, queue.record, [Range(0, 0, 3)], with_runs=True))
     assert caught.value.condition == "SEGMENT_UNREADABLE"
     assert pa.total_allocated_bytes() < before + (1 << 20)
 
@@ -135,7 +136,7 @@ def test_a_page_is_bounded_by_the_payloads_whatever_the_log_says(store: Store, c
         queue.append(rows(*range(number, number + 1000)))
     run_sql(store.database, f"update penstock.segment set bytes = {claimed}")
     size = len(bytes(run_sql(store.database, "select data from penstock.payload limit 1")[0][0]))
-    chunks = list(partition_log.read(store.database, queue.record, 0, 0, 20_000, page_bytes=3 * size))
+    chunks = list(reading.read(store.database, queue.record, [Range(0, 0, 20_000)], page_bytes=3 * size))
     assert sum(chunk.ends_page for chunk in chunks) >= 4
     assert chunks[-1].end == 20_000
 
@@ -352,7 +353,7 @@ def test_columns_that_came_later_are_filled_for_the_rows_that_are_read(store: St
     expected = {"flag": True} | dict.fromkeys(queue.schema.names[1:])
     assert queue.read(0, 5, max_rows=2).to_pylist() == [expected] * 2
     ends, largest = [], 0
-    for chunk in partition_log.read(store.database, queue.record, 0, 3, 1 << 24, with_runs=True):
+    for chunk in reading.read(store.database, queue.record, [Range(0, 3, 1 << 24)], with_runs=True):
         ends.append(chunk.end)
         largest = max(largest, pa.total_allocated_bytes() - before)
     assert ends[-1] == 1 << 24

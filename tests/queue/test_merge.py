@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.store.log import compact, partition_log, segmenting
+from penstock.store.log import compact, reading, segmenting
 from penstock.store.log.partition_log import MERGE_FAN_IN
+from penstock.store.log.reading import Range
 from penstock.store.log.segmenting import Runs
 from tests.support.queues import SCHEMA, backdate, numbers, rows, settle
 
@@ -34,7 +35,7 @@ def _appends(queue: penstock.Queue) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     segments = {segment.start_index: segment for segment in _segments(queue)}
     end = queue.info().partitions[0].next_index
-    for chunk in partition_log.read(queue.database, queue.record, 0, 0, end, with_runs=True):
+    for chunk in reading.read(queue.database, queue.record, [Range(0, 0, end)], with_runs=True):
         count = chunk.end - chunk.start
         if chunk.runs is None:
             segment = segments[chunk.start]
@@ -76,7 +77,7 @@ def test_a_part_of_a_merged_segment_keeps_its_append_numbers_and_times(store: pe
     queue.compact()
     for start in range(15):
         for end in range(start + 1, 16):
-            (chunk,) = partition_log.read(store.database, queue.record, 0, start, end, with_runs=True)
+            (chunk,) = reading.read(store.database, queue.record, [Range(0, start, end)], with_runs=True)
             runs = chunk.runs
             assert runs is not None
             assert [(runs.append_at(row), runs.timestamp_at(row)) for row in range(end - start)] == before[
@@ -219,14 +220,14 @@ def test_concurrent_merges_merge_everything_once(store: penstock.Store) -> None:
 def test_a_reader_sees_every_row_once_while_others_merge_append_and_trim(
     store: penstock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition_log, "PAGE_SEGMENTS", 2)
+    monkeypatch.setattr(reading, "PAGE_SEGMENTS", 2)
     queue = store.create_queue("q", SCHEMA)
     for n in range(100):
         queue.append(rows(n))
     settle(store)
     random_ = random.Random(1)
     expected = 0
-    for chunk in partition_log.read(store.database, queue.record, 0, 0, 100):
+    for chunk in reading.read(store.database, queue.record, [Range(0, 0, 100)]):
         assert chunk.start == expected
         assert chunk.batch.column("n").to_pylist() == list(range(chunk.start, chunk.end))
         expected = chunk.end

@@ -13,7 +13,8 @@ import pytest
 import penstock
 from penstock.errors import CommitRefusedError, InvalidUrlError, StoreError
 from penstock.objects.bundle import index_of
-from penstock.store.log import object_cleaning, partition_log, payloads
+from penstock.store.log import object_cleaning, payloads, reading
+from penstock.store.log.reading import Range
 from tests.support.object_queues import DAY, SCHEMA, age, large, objects, small
 from tests.support.queues import everything, numbers, settle
 from tests.support.raw_sql import raw_connection, run_sql
@@ -77,8 +78,8 @@ def test_pages_of_objects_are_bounded(queue: penstock.Queue, monkeypatch: pytest
         sizes.extend(len(rows) for _, rows in pages)
         return real(database, record, pages)
 
-    monkeypatch.setattr("penstock.store.log.partition_log.with_payloads", counting)
-    chunks = partition_log.read(queue.database, queue.record, 0, 0, 6, page_bytes=100 << 10)
+    monkeypatch.setattr("penstock.store.log.reading.with_payloads", counting)
+    chunks = reading.read(queue.database, queue.record, [Range(0, 0, 6)], page_bytes=100 << 10)
     assert [n for chunk in chunks for n in chunk.batch.column("n").to_pylist()] == list(range(6))
     assert max(sizes) <= 2
 

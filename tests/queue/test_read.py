@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +16,10 @@ from penstock.errors import (
     InvalidPositionError,
     PartitionNotFoundError,
     SchemaMismatchError,
+    StoreError,
 )
+from penstock.store.log import reading
+from penstock.store.log.reading import Range
 from tests.support.queues import SCHEMA, numbers
 
 
@@ -140,23 +145,66 @@ def test_reading_trimmed_rows_is_an_error(queue: penstock.Queue) -> None:
 
 
 def test_a_long_range_is_read_page_by_page(store: penstock.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.store.log import partition_log
-
-    monkeypatch.setattr(partition_log, "PAGE_SEGMENTS", 3)
+    monkeypatch.setattr(reading, "PAGE_SEGMENTS", 3)
     queue = store.create_queue("long", SCHEMA)
     for n in range(20):
         queue.append([{"n": n, "s": "x" * 50}])
     assert numbers(queue.read(0, 0)) == list(range(20))
     assert numbers(queue.read(0, 5, 16)) == list(range(5, 16))
     for page_bytes in (1, 300, 10**6):
-        chunks = list(partition_log.read(store.database, queue.record, 0, 2, 19, page_bytes=page_bytes))
+        asked = [reading.Range(0, 2, 19)]
+        chunks = list(reading.read(store.database, queue.record, asked, page_bytes=page_bytes))
         assert [chunk.start for chunk in chunks] == list(range(2, 19))
         assert [chunk.end for chunk in chunks] == list(range(3, 20))
 
 
 def test_a_reader_may_skip_trimmed_rows(store: penstock.Store, queue: penstock.Queue) -> None:
-    from penstock.store.log import partition_log
-
     queue.trim(0, 8)
-    chunks = list(partition_log.read(store.database, queue.record, 0, 0, 30, on_lost="skip"))
+    chunks = list(reading.read(store.database, queue.record, [reading.Range(0, 0, 30)], on_lost="skip"))
     assert numbers(pa.Table.from_batches([chunk.batch for chunk in chunks])) == list(range(8, 30))
+
+
+@pytest.mark.parametrize("page_bytes", [1, 700, 10**6])
+@pytest.mark.parametrize("payloads", [None, "objects"])
+def test_several_ranges_are_read_one_after_the_other(
+    store: penstock.Store, tmp_path: Path, page_bytes: int, payloads: str | None
+) -> None:
+    where = None if payloads is None else tmp_path / payloads
+    queue = store.create_queue("many", SCHEMA, partitions=80, payloads=where)
+    for partition in range(0, 80, 2):
+        for first in (0, 3):
+            rows = [{"n": 100 * partition + n, "s": os.urandom(50).hex()} for n in range(first, first + 3)]
+            queue.append(rows, partition)
+    queue.append([{"n": 400 + n, "s": os.urandom(50_000).hex()} for n in (6, 7)], 4)
+    ranges = [
+        Range(4, 1, 8),
+        Range(5, 0, 0),
+        *(Range(each, 2, 5) for each in range(6, 80, 2)),
+        Range(2, 0, 1),
+    ]
+    chunks = list(reading.read(store.database, queue.record, ranges, page_bytes=page_bytes))
+    found = [100 * chunk.partition + n for chunk in chunks for n in range(chunk.start, chunk.end)]
+    assert found == [100 * each + n for each, start, end in ranges for n in range(start, end)]
+    assert found == [n for chunk in chunks for n in chunk.batch.column("n").to_pylist()]
+
+
+def test_trimmed_rows_of_one_of_several_ranges(store: penstock.Store) -> None:
+    queue = store.create_queue("many", SCHEMA, partitions=4)
+    for partition in range(4):
+        for n in range(4):
+            queue.append([{"n": n, "s": ""}], partition)
+    queue.trim(1, 2)
+    queue.trim(2, 4)
+    ranges = [Range(partition, 0, 4) for partition in range(4)]
+    with pytest.raises(DataLostError) as caught:
+        list(reading.read(store.database, queue.record, ranges))
+    assert caught.value.parameters == {"queue": "many", "partition": 1, "start": 0, "end": 2}
+    chunks = reading.read(store.database, queue.record, ranges, on_lost="skip")
+    assert [(chunk.partition, chunk.start) for chunk in chunks] == [
+        *((0, n) for n in range(4)),
+        *((1, n) for n in (2, 3)),
+        *((3, n) for n in range(4)),
+    ]
+    with pytest.raises(StoreError, match="past the newest row") as past:
+        list(reading.read(store.database, queue.record, [ranges[0], Range(1, 2, 9), ranges[3]]))
+    assert past.value.condition == "STORE_ERROR.PAST_END"

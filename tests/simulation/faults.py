@@ -508,8 +508,26 @@ FAULTS = [
     Fault(
         "tasks that follow one another share a row",
         "spark/ranges.py",
-        "            tasks.append([partition, low, first",
-        "            tasks.append([partition, max(first, low - 1), first",
+        "[Range(partition, *cut) for cut in pairwise",
+        "[Range(partition, max(first, cut[0] - 1), cut[1]) for cut in pairwise",
+    ),
+    Fault(
+        "a task has only the first of the partitions that share it",
+        "spark/ranges.py",
+        "            tasks[-1].append(piece)\n",
+        "            pass\n",
+    ),
+    Fault(
+        "a page leaves out what it did not reach of a range",
+        "store/log/reading.py",
+        "                at += rows[-1].end_index >= asked.end\n",
+        "                at += 1\n",
+    ),
+    Fault(
+        "a repeated micro-batch has as many tasks as the options say by now",
+        "spark/stream_reader.py",
+        "rows, batch.max_tasks)\n",
+        "rows, self._options.max_tasks)\n",
     ),
     Fault(
         "a micro-batch of at-least-once is not entered in the ledger",
@@ -526,15 +544,15 @@ FAULTS = [
     # The log of a queue: appends, reads, trims and merges.
     Fault(
         "a read goes on to the end of its last segment",
-        "store/log/partition_log.py",
-        "max(start, row.start_index), min(end, row.end_index)\n",
-        "max(start, row.start_index), row.end_index\n",
+        "store/log/reading.py",
+        "max(asked.start, row.start_index), min(asked.end, row.end_index)\n",
+        "max(asked.start, row.start_index), row.end_index\n",
     ),
     Fault(
         "a read skips rows that were trimmed although it is to fail",
-        "store/log/partition_log.py",
-        '            if on_lost == "fail":\n                raise lost',
-        "            if False:\n                raise lost",
+        "store/log/reading.py",
+        '                    if self._on_lost == "fail":\n',
+        "                    if False:\n",
     ),
     Fault(
         "a trim takes segments that reach beyond it",
@@ -757,7 +775,7 @@ FAULTS = [
     Fault(
         "a task does not notice that its rows were replaced after they were planned",
         "spark/queue_readers.py",
-        "        if task.last is not None:\n",
+        "        if task.last:\n",
         "        if False:\n",
         without=TIMES_OF_ROWS,
     ),

@@ -30,6 +30,7 @@ from tests.simulation.data_moves import (
 )
 from tests.simulation.objects import ORPHAN_SECONDS
 from tests.simulation.operator import Operator
+from tests.simulation.scenario import DIVISIONS, Division
 from tests.simulation.scheduler import Aim, Process, Task
 
 Move = Callable[[Operator, random.Random], None]
@@ -286,7 +287,7 @@ def other_engine(op: Operator, rng: random.Random) -> None:
 
 def change_options(op: Operator, rng: random.Random) -> None:
     """For the next run."""
-    op.rows_per_task = rng.choice([1, 2, 3, 100])
+    op.division = rng.choice([*DIVISIONS, Division(1, 100)])
     crash(op, rng)
 
 

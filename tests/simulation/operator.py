@@ -97,7 +97,7 @@ class Operator:
         self.source, self.sink = source, sink
         self.process = machine.world.start("operator")
         self.engine = scenario.engine
-        self.rows_per_task = scenario.rows_per_task
+        self.division = scenario.division
         self.kinds: Collection[str] = ()
         """The kinds of moves that may be made."""
         self.checkpoint = "/checkpoint0"
@@ -291,9 +291,7 @@ class Operator:
         if self.scenario.switches and self.runs and alone and self.machine.random.random() < 0.5:
             self.switch_engine()
         driver = self.world.start("driver")
-        plan = self.scenario.plan(
-            self.source.url, self.sink.url, self.checkpoint, self.engine, self.rows_per_task
-        )
+        plan = self.scenario.plan(self.source.url, self.sink.url, self.checkpoint, self.engine, self.division)
         kind = MicroBatchRun if self.engine == MICRO_BATCH else ContinuousRun
         run: Run = kind(self.machine, driver, plan)
         if not alone:

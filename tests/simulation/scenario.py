@@ -6,6 +6,7 @@ They are drawn from its choices, and are the simplest where those are 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -22,6 +23,16 @@ FOREIGN = 1_000_000
 """From here on ids are those of producers that append to the sink themselves."""
 
 MICRO_BATCH, CONTINUOUS = "micro-batch", "continuous"
+
+
+class Division(NamedTuple):
+    """How a micro-batch is divided into tasks."""
+
+    rows_per_task: int
+    max_tasks: int
+
+
+DIVISIONS = Division(4, 100), Division(2, 100), Division(100, 100), Division(3, 1), Division(100, 1)
 
 
 @dataclass(frozen=True)
@@ -49,7 +60,7 @@ class Scenario:
     """At the most."""
     available_now: bool
     max_rows: int | None
-    rows_per_task: int
+    division: Division
     fail_on_data_loss: bool
     maintained: bool
     """Whether segments are merged and staging is cleaned up all the while."""
@@ -87,7 +98,7 @@ class Scenario:
             rows_per_append=one("rows per append", 3, 3, 12),
             available_now=False,
             max_rows=one("max rows", None, 3, 7),
-            rows_per_task=one("rows per task", 4, 2, 100),
+            division=one("division", *DIVISIONS),
             fail_on_data_loss=bool(one("fail on data loss", True, True, False)),
             maintained=bool(one("maintained", False, False, True)),
             quiet_start=one("quiet start", 0.0, 0.0, 4.0),
@@ -96,14 +107,15 @@ class Scenario:
             objects=bool(one("objects", False, False, True)),
         )
 
-    def plan(self, source_url: str, sink_url: str, checkpoint: str, engine: str, rows_per_task: int) -> Plan:
+    def plan(self, source_url: str, sink_url: str, checkpoint: str, engine: str, division: Division) -> Plan:
         """One run of the query."""
         source = SourceOptions(
             source_url,
             SOURCE,
             consumer=CONSUMER if self.consumer else None,
             fail_on_data_loss=self.fail_on_data_loss,
-            rows_per_task=rows_per_task,
+            rows_per_task=division.rows_per_task,
+            max_tasks=division.max_tasks,
             max_rows_per_trigger=self.max_rows,
             # As a pipeline says to its source.
             moved_by_sink=self.pipeline and self.guarantee != "at_least_once" and not self.two_stores,

@@ -229,7 +229,7 @@ def _appends_of(queue: Queue) -> list[list[int]]:
 def test_tasks_cover_the_range_evenly(ranges: list[tuple[int, int]], rows: int) -> None:
     start = [first for first, _ in ranges]
     end = [first + count for first, count in ranges]
-    tasks = split_into_tasks(start, end, rows)
+    tasks = [task for (task,) in split_into_tasks(start, end, rows, None)]
     for partition in range(len(ranges)):
         mine = [task[1:] for task in tasks if task[0] == partition]
         sizes = [high - low for low, high in mine]
@@ -237,6 +237,31 @@ def test_tasks_cover_the_range_evenly(ranges: list[tuple[int, int]], rows: int) 
         assert sum(sizes) == end[partition] - start[partition]
         assert all(1 <= size <= rows for size in sizes)
         assert max(sizes, default=0) - min(sizes, default=0) <= 1
+
+
+@given(
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=40),
+    rows=st.integers(1, 20),
+    most=st.integers(1, 12),
+)
+def test_partitions_with_few_rows_share_tasks(sizes: list[int], rows: int, most: int) -> None:
+    start = [10 * place for place in range(len(sizes))]
+    end = [first + count for first, count in zip(start, sizes, strict=True)]
+    alone = [piece for (piece,) in split_into_tasks(start, end, rows, None)]
+    tasks = split_into_tasks(start, end, rows, most)
+    assert [piece for task in tasks for piece in task] == alone
+    counts = [sum(piece.end - piece.start for piece in task) for task in tasks]
+    assert all(1 <= count <= rows for count in counts)
+    if len(alone) <= most:
+        assert all(len(task) == 1 for task in tasks)
+    # More than that only because the tasks would have too many rows.
+    assert len(tasks) <= most + 2 * sum(sizes) // rows
+
+
+def test_ten_thousand_partitions_are_a_few_hundred_tasks_of_equal_size() -> None:
+    tasks = split_into_tasks([0] * 10_000, [7] * 10_000, 2_000_000, 256)
+    assert len(tasks) == 256
+    assert {sum(piece.end - piece.start for piece in task) for task in tasks} == {7 * 39, 7 * 40}
 
 
 # Words of warning.

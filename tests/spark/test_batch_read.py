@@ -223,6 +223,21 @@ def test_large_partitions_are_split_into_tasks(spark: SparkSession, store: Store
     assert sorted(sorted(row[1]) for row in tasks) == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9], [10, 11]]
 
 
+def test_partitions_with_few_rows_share_tasks(spark: SparkSession, store: Store, store_url: str) -> None:
+    queue = make_queue(store, partitions=7)
+    for partition in range(7):
+        fill(queue, range(10 * partition, 10 * partition + 2), each=1, partition=partition)
+    frame = batch(spark, store_url, maxTasks=3, includeMetadataColumns=True)
+    tasks = frame.groupBy(fn.spark_partition_id()).agg(fn.collect_list("id")).collect()
+    assert sorted(row[1] for row in tasks) == [[0, 1, 10, 11, 20, 21], [30, 31, 40, 41], [50, 51, 60, 61]]
+    assert frame.where("id = 10 * _partition + _row_index").count() == 14
+    assert frame.where("_partition = 4 and _row_index > 0").select("id").collect() == [(41,)]
+    queue.trim(1, 2)
+    queue.trim(2, 1)
+    left = batch(spark, store_url, maxTasks=1, startingOffsets='{"1": 0, "2": 0}', failOnDataLoss="false")
+    assert left.count() == 11
+
+
 def test_a_read_of_very_many_tasks_is_refused(spark: SparkSession, store: Store, store_url: str) -> None:
     fill(make_queue(store), range(MOST_TASKS + 1))
     with pytest.raises(Exception, match=r"INVALID_OPTION.TOO_MANY_TASKS\].*raise rowsPerTask"):

@@ -74,7 +74,7 @@ def first_batch(reader: QueueStreamReader) -> tuple[Json, Json]:
 def tasks(reader: QueueStreamReader, begin: Json, end: Json) -> list[tuple[int, int, int]]:
     """The partition and the rows [start, end) of each task of a micro-batch."""
     found: Any = reader.partitions(begin, end)
-    return [(task.partition, task.start, task.end) for task in found]
+    return [tuple(each) for task in found for each in task.ranges]
 
 
 @consumers

@@ -41,7 +41,9 @@ def mutated(source: random.Random, data: bytes) -> bytes:
 
 
 def mutated_value(source: random.Random, old: object, kind: type) -> object:
-    """Return another value for a column of bytes, texts, reals or integers."""
+    """Return another value for a column of bytes, texts, reals or integers; sometimes none."""
+    if source.random() < 0.1:
+        return None
     if isinstance(old, bytes) or kind is bytes:
         return mutated(source, old) if isinstance(old, bytes) else source.randbytes(20)
     if kind is str:

@@ -68,7 +68,7 @@ def read_in_python(url: str) -> None:
         for action in (store.queues, store.consumers, store.registrations, store.info):
             with contextlib.suppress(PenstockError):
                 action()
-        for name in ("q", "other", "dead"):
+        for name in ("q", "other", "dead", "kept"):
             with contextlib.suppress(PenstockError):
                 queue = store.queue(name)
                 queue.info()

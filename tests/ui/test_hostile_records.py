@@ -175,13 +175,13 @@ def test_dead_letters_are_read_from_the_partitions_that_were_appended_to_last(
     for number in range(20):
         letter = {"reason": str(number), "topic": None, "partition": None, "offset": None, "value": "v"}
         queue.append([letter], partition=number)
-    read, seen = queues.partition_log.read, []
+    read, seen = queues.reading.read, []
 
     def counted(*arguments: Any, **more: Any) -> Any:
         seen.append(arguments[2])
         return read(*arguments, **more)
 
-    monkeypatch.setattr(queues.partition_log, "read", counted)
+    monkeypatch.setattr(queues.reading, "read", counted)
     collector = Collector(store_url)
     (letters,) = collector.collect()["dead_letters"]
     collector.close()

@@ -493,7 +493,7 @@ def test_dead_letters_are_listed_with_the_newest(
     def read(*_: object, **__: object) -> None:
         raise AssertionError("payloads are read again")
 
-    monkeypatch.setattr(queues.partition_log, "read", read)
+    monkeypatch.setattr(queues.reading, "read", read)
     assert collector.collect()["dead_letters"] == [seen]
 
 

@@ -32,6 +32,8 @@ class QueueOffset:
     end: tuple[int, ...]
     rows_per_task: int | None = None
     """The most rows of a task, so that a repeated micro-batch is divided into the same tasks."""
+    max_tasks: int | None = None
+    """The number of tasks beyond which partitions with few rows share them; None if they never do."""
     moved_by_sink: bool = False
     """Whether the sink's own transaction moves the consumer, as far as the source knew when it planned."""
     owner: str | None = None
@@ -56,6 +58,8 @@ class QueueOffset:
         }
         if self.rows_per_task is not None:
             fields["rowsPerTask"] = self.rows_per_task
+        if self.max_tasks is not None:
+            fields["maxTasks"] = self.max_tasks
         if self.moved_by_sink:
             fields["movedBySink"] = True
         if self.owner is not None:
@@ -82,6 +86,7 @@ class QueueOffset:
             start,
             end,
             value.get("rowsPerTask"),
+            value.get("maxTasks"),
             value.get("movedBySink", False),
             value.get("owner"),
             value.get("unplanned", False),
@@ -92,10 +97,13 @@ class QueueOffset:
     def empty(self) -> bool:
         return self.start == self.end
 
-    def last_row(self, partition: int) -> tuple[int, int] | None:
-        """The end of a partition and when the row before it was appended; None if that is unknown."""
-        time = self.times[partition] if partition < len(self.times) else None
-        return None if time is None else (self.end[partition], time)
+    def last_rows(self, partitions: Iterable[int]) -> dict[tuple[int, int], int]:
+        """When the row before the end of each of these partitions was appended, by partition and end; those
+        for which it is unknown are left out.
+        """
+        known = [each for each in partitions if each < len(self.times)]
+        times = {(each, self.end[each]): self.times[each] for each in known}
+        return {place: time for place, time in times.items() if time is not None}
 
     def moves(self, partitions: Iterable[int] | None = None) -> dict[str, list[int]]:
         """Where offsets move, of these partitions or of all: columns ``partition``, ``old`` and ``new``."""
@@ -156,9 +164,10 @@ class QueueOffset:
 
 def _require_offset(value: Mapping[str, Any]) -> None:
     """Check an offset before it is used, since others may write the checkpoint."""
-    start, end, per_task = value["from"], value["to"], value.get("rowsPerTask")
+    start, end = value["from"], value["to"]
+    tasks = [value.get(name) for name in ("rowsPerTask", "maxTasks")]
     times = value.get("times", [])
-    numbers = [value["generation"], value.get("epoch", 0), 0 if per_task is None else per_task]
+    numbers = [value["generation"], value.get("epoch", 0), *(0 if each is None else each for each in tasks)]
     texts = [value["store"], value["queue"]]
     optional = [value.get("consumer"), value.get("owner")]
     sound = (

@@ -52,7 +52,6 @@ from penstock.store.records.catalog import QueueRecord
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from penstock.spark.queue_readers import RangePartition
 
 T = TypeVar("T")
 
@@ -92,6 +91,7 @@ class OpenQueueFeed(OpenFeed):
             after = commits[-1].version
 
     def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[Task]:
+        from penstock.spark.options import SourceOptions
         from penstock.spark.ranges import split_into_tasks
 
         def bounds(tx: Transaction, queue: QueueRecord) -> tuple[list[int], list[int]]:
@@ -102,13 +102,13 @@ class OpenQueueFeed(OpenFeed):
             )
 
         start, end = self._run(bounds)
-        return split_into_tasks(start, end, rows_per_task)
+        return split_into_tasks(start, end, rows_per_task, SourceOptions.max_tasks)
 
     def read(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        from penstock.spark.queue_readers import RangePartition, Scan
+        from penstock.spark.queue_readers import RangesPartition, Scan
 
-        piece: RangePartition = RangePartition(*task)
-        return Scan(self._store, open_store(self._store).queue(self._queue).record, schema).read(piece)
+        scan = Scan(self._store, open_store(self._store).queue(self._queue).record, schema)
+        return scan.read(RangesPartition(task))
 
     def _run(self, work: Callable[[Transaction, QueueRecord], T]) -> T:
         store = open_store(self._store)

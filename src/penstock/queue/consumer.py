@@ -22,7 +22,7 @@ from penstock.json_text import unreadable_record
 from penstock.queue.checks import check_name, check_whole_index, check_whole_partition
 from penstock.queue.maintenance import Maintainer
 from penstock.store.database import Database, Transaction
-from penstock.store.log import partition_log, positions
+from penstock.store.log import positions, reading
 from penstock.store.log.trim import time_of
 from penstock.store.records import catalog, consumers
 from penstock.store.records.catalog import QueueRecord
@@ -236,7 +236,7 @@ class Consumer:
         self._pulled[queue, partition] = generation
         batches: list[pa.RecordBatch] = []
         size = 0
-        for chunk in partition_log.read(self._database, record, partition, start, end):
+        for chunk in reading.read(self._database, record, [reading.Range(partition, start, end)]):
             batches.append(chunk.batch)
             size += chunk.batch.get_total_buffer_size()
             if size >= _PULL_BYTES:

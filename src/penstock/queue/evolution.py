@@ -20,7 +20,7 @@ from penstock.errors import InvalidInputError, SchemaMismatchError
 from penstock.queue.checks import METADATA_COLUMNS
 from penstock.queue.placement import Hashes, Home, home_of
 from penstock.store.database import Database, Transaction
-from penstock.store.log import partition_log
+from penstock.store.log import reading
 from penstock.store.records import catalog, consumers
 from penstock.store.records.catalog import MAX_PARTITIONS, QueueRecord
 
@@ -78,15 +78,8 @@ def _gather(
     for part in source.run(lambda tx: catalog.partitions(tx, queue), write=False):
         start = max(part.first_index, upto.get(part.partition, 0))
         ends[part.partition] = part.next_index
-        chunks = partition_log.read(
-            cast(Database, source),
-            queue,
-            part.partition,
-            start,
-            part.next_index,
-            columns=queue.key,
-            on_lost="skip",
-        )
+        new = reading.Range(part.partition, start, part.next_index)
+        chunks = reading.read(cast(Database, source), queue, [new], columns=queue.key, on_lost="skip")
         for chunk in chunks:
             seen.add(key_hash(chunk.batch, queue.key))
     return seen, ends

@@ -32,7 +32,7 @@ from penstock.queue.maintenance import Maintainer, Retention, limits_of, maintai
 from penstock.queue.placement import Placement
 from penstock.queue.placement import placement_of as placement_of
 from penstock.store.database import Database, Transaction
-from penstock.store.log import compact, partition_log
+from penstock.store.log import compact, partition_log, reading
 from penstock.store.log.partition_log import Appended
 from penstock.store.log.payloads import put_away
 from penstock.store.log.segmenting import Segment
@@ -310,7 +310,8 @@ class Queue:
             self.refresh()
         record = self._record
         schema = record.schema if named is None else _selected(record.schema, named)
-        chunks = partition_log.read(self.database, record, partition, start, stop, columns=named)
+        asked = reading.Range(partition, start, stop)
+        chunks = reading.read(self.database, record, [asked], columns=named)
         return pa.Table.from_batches(_within(chunks, max_bytes), schema=schema)
 
     def _partition(self, partition: int) -> PartitionRecord:
@@ -464,7 +465,7 @@ def _selected(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([schema.field(name) for name in columns])
 
 
-def _within(chunks: Iterator[partition_log.Chunk], max_bytes: int | None) -> Iterator[pa.RecordBatch]:
+def _within(chunks: Iterator[reading.Chunk], max_bytes: int | None) -> Iterator[pa.RecordBatch]:
     left = max_bytes
     for chunk in chunks:
         if left is None:

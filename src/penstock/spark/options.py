@@ -22,7 +22,7 @@ COMMON = ("url", "queue")
 INTERNAL = ("limitRows", "limitUrl", "movedBySink")
 """Options that Penstock itself gives to its source."""
 SOURCE = (*COMMON, "consumer", "startingOffsets", "startingTimestamp", "failOnDataLoss",
-          "includeMetadataColumns", "rowsPerTask")  # fmt: skip
+          "includeMetadataColumns", "rowsPerTask", "maxTasks")  # fmt: skip
 BATCH_SOURCE = (*SOURCE, "endingOffsets")
 STREAM_SOURCE = (*SOURCE, "maxRowsPerPartition", "maxRowsPerTrigger", "maxBytesPerTrigger", "alignToAppends",
                  *INTERNAL)  # fmt: skip
@@ -183,6 +183,7 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     metadata_columns: bool = False
     rows_per_task: int = 2_000_000
+    max_tasks: int = 256
     max_rows_per_partition: int | None = None
     max_rows_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
@@ -229,6 +230,7 @@ def source_options(
         fail_on_data_loss=read.value("failOnDataLoss", parse_boolean, True),
         metadata_columns=read.value("includeMetadataColumns", parse_boolean, False),
         rows_per_task=read.value("rowsPerTask", parse_positive, SourceOptions.rows_per_task),
+        max_tasks=read.value("maxTasks", parse_positive, SourceOptions.max_tasks),
         max_rows_per_partition=read.value("maxRowsPerPartition", parse_positive),
         max_rows_per_trigger=read.value("maxRowsPerTrigger", parse_positive),
         max_bytes_per_trigger=read.value("maxBytesPerTrigger", parse_positive),

@@ -8,6 +8,7 @@ Spark offers no filter on the values of columns with a collation (4.2 and 4.3).
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -43,30 +44,30 @@ from penstock.spark.options import SourceOptions
 from penstock.spark.ranges import end_positions, report_loss, skip_trimmed, split_into_tasks, start_positions
 from penstock.spark.schemas import to_output_batch
 from penstock.store.database import Transaction
-from penstock.store.log import partition_log
-from penstock.store.log.partition_log import Chunk
+from penstock.store.log import reading
+from penstock.store.log.reading import Chunk, Range
 from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord
 
 SMALL_ROWS = 8192
 
 
-class RangePartition(InputPartition):
-    """The rows [start, end) of one partition of a queue.
+class RangesPartition(InputPartition):
+    """Rows of one or several partitions of a queue, for one task.
 
     Parameters
     ----------
     last
-        The end of the micro-batch in this partition, and when the row before it was appended; None for rows
-        that were not planned before.
+        Where the micro-batch ends in these partitions, and when the row before each end was appended; empty
+        for rows that were not planned before.
     """
 
-    def __init__(self, partition: int, start: int, end: int, last: tuple[int, int] | None = None) -> None:
-        super().__init__(partition)
-        self.partition, self.start, self.end, self.last = partition, start, end, last
+    def __init__(self, ranges: Sequence[Range], last: Mapping[tuple[int, int], int] | None = None) -> None:
+        super().__init__(None)
+        self.ranges, self.last = tuple(ranges), dict(last or {})
 
     def __repr__(self) -> str:
-        return f"RangePartition({self.partition}, {self.start}, {self.end})"
+        return f"RangesPartition({list(map(tuple, self.ranges))})"
 
 
 @dataclass(frozen=True)
@@ -80,53 +81,53 @@ class Scan:
     predicate: pa.compute.Expression | None = None
 
     def read(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(task, RangePartition):
+        if not isinstance(task, RangesPartition):
             # Spark passes an empty partition if there is none.
             return iter(())
         check_reach(self.url, None)
         return self._filtered(_coalesced(self._planned(task)))
 
-    def _planned(self, task: RangePartition) -> Iterator[pa.RecordBatch]:
+    def _planned(self, task: RangesPartition) -> Iterator[pa.RecordBatch]:
         """Yield a task's rows; refuse them at the end if others were planned, whose store was replaced
         before they were read.
         """
-        for _, batch in self.chunks(task.partition, task.start, task.end):
+        for _, batch in self.chunks(task.ranges):
             yield batch
-        if task.last is not None:
-            end, time = task.last
-            self.require_read({(task.partition, end): time})
+        if task.last:
+            self.require_read(task.last)
 
     def require_read(self, read: Mapping[tuple[int, int], int]) -> None:
         """Refuse rows that were read if the queue has others by now: its store was restored meanwhile."""
         open_store(self.url).database.run(lambda tx: require_read(tx, self.queue, read), write=False)
 
     def chunks(
-        self, partition: int, start: int, end: int, *, with_runs: bool = False
+        self, ranges: Sequence[Range], *, with_runs: bool = False
     ) -> Iterator[tuple[Chunk, pa.RecordBatch]]:
-        """Yield the stored chunks of a range with their rows; lost rows are logged, or raise an error.
+        """Yield the stored chunks of ranges with their rows; lost rows are logged, or raise an error.
 
         ``with_runs`` asks for the time of each row even if its column is not read.
         """
-        position = start
-        chunks = partition_log.read(
+        left = deque(ranges)
+        chunks = reading.read(
             open_store(self.url).database,
             self.queue,
-            partition,
-            start,
-            end,
+            ranges,
             columns=self._columns(),
             on_lost="fail" if self.fail_on_data_loss else "skip",
             with_runs=with_runs or "_timestamp" in set(self.schema.names).difference(self.queue.schema.names),
         )
         for chunk in chunks:
-            self._log_loss(partition, position, chunk.start)
-            position = chunk.end
-            yield chunk, to_output_batch(chunk, self.queue, partition, self.schema)
-        self._log_loss(partition, position, end)
+            while chunk.partition != left[0].partition or chunk.start >= left[0].end:
+                self._log_loss(left.popleft())
+            self._log_loss(left[0]._replace(end=chunk.start))
+            left[0] = left[0]._replace(start=chunk.end)
+            yield chunk, to_output_batch(chunk, self.queue, self.schema)
+        for lost in left:
+            self._log_loss(lost)
 
-    def _log_loss(self, partition: int, start: int, end: int) -> None:
-        if start < end:
-            report_loss(self.queue.name, partition, start, end, fail=False)
+    def _log_loss(self, lost: Range) -> None:
+        if lost.start < lost.end:
+            report_loss(self.queue.name, *lost, fail=False)
 
     def _columns(self) -> list[str] | None:
         """Return the queue's columns to decode; None for all."""
@@ -198,11 +199,16 @@ class QueueReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         start, end = open_store(self._options.url).database.run(self._range, write=False)
         only, low, high = self._bounds
-        return [
-            RangePartition(partition, max(first, low), min(last, high))
-            for partition, first, last in split_into_tasks(start, end, self._options.rows_per_task)
-            if only in (None, partition) and max(first, low) < min(last, high)
+        tasks = split_into_tasks(start, end, self._options.rows_per_task, self._options.max_tasks)
+        bounded = [
+            [
+                Range(partition, max(first, low), min(last, high))
+                for partition, first, last in task
+                if only in (None, partition) and max(first, low) < min(last, high)
+            ]
+            for task in tasks
         ]
+        return [RangesPartition(task) for task in bounded if task]
 
     def _range(self, tx: Transaction) -> tuple[list[int], list[int]]:
         # All partitions as one statement sees them, so that the read has whole appends.

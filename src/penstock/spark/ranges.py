@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from penstock.commit.offsets import QueueOffset, pad
@@ -16,7 +17,7 @@ from penstock.json_text import JsonValue
 from penstock.spark.options import SourceOptions
 from penstock.store.database import Transaction
 from penstock.store.log import positions
-from penstock.store.log.partition_log import segments_from
+from penstock.store.log.reading import Range, segments_from
 from penstock.store.log.segmenting import Runs
 from penstock.store.records import catalog, consumers
 from penstock.store.records.catalog import PartitionRecord, QueueRecord
@@ -317,13 +318,38 @@ def require_few_tasks(start: Sequence[int], end: Sequence[int], rows_per_task: i
         )
 
 
-def split_into_tasks(start: Sequence[int], end: Sequence[int], rows_per_task: int) -> list[list[int]]:
-    """Split a range into tasks (partition, start, end) of about equal size, at most ``rows_per_task``."""
+def split_into_tasks(
+    start: Sequence[int], end: Sequence[int], rows_per_task: int, max_tasks: int | None
+) -> list[list[Range]]:
+    """Divide a range into tasks of at most ``rows_per_task`` rows.
+
+    A partition with more rows is divided evenly. Beyond ``max_tasks``, neighbouring partitions with few rows
+    share tasks, of about equal size.
+    """
     require_few_tasks(start, end, rows_per_task)
-    tasks = []
+    pieces = []
     for partition, (first, last) in enumerate(zip(pad(start, len(end)), end, strict=True)):
-        pieces = -(-(last - first) // rows_per_task)
-        for piece in range(pieces):
-            low = first + (last - first) * piece // pieces
-            tasks.append([partition, low, first + (last - first) * (piece + 1) // pieces])
+        count = -(-(last - first) // rows_per_task)
+        cuts = [first + (last - first) * piece // count for piece in range(count)]
+        pieces += [Range(partition, *cut) for cut in pairwise([*cuts, last])]
+    if max_tasks is None or len(pieces) <= max_tasks:
+        return [[piece] for piece in pieces]
+    return _shared(pieces, rows_per_task, max_tasks)
+
+
+def _shared(pieces: Sequence[Range], rows_per_task: int, max_tasks: int) -> list[list[Range]]:
+    total = sum(piece.end - piece.start for piece in pieces)
+    tasks: list[list[Range]] = []
+    before = rows = task = 0
+    for piece in pieces:
+        size = piece.end - piece.start
+        # The task in whose equal share of the rows the piece begins.
+        mine = before * max_tasks // total
+        if tasks and mine == task and rows + size <= rows_per_task:
+            tasks[-1].append(piece)
+            rows += size
+        else:
+            tasks.append([piece])
+            rows = size
+        before, task = before + size, mine
     return tasks

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructField, StructType
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.arrow.schema import canonical_schema, spark_json
 from penstock.errors import SchemaMismatchError
-from penstock.store.log.partition_log import Chunk
+from penstock.store.log.reading import Chunk
 from penstock.store.records.catalog import QueueRecord
 
 QUEUE_METADATA = (
@@ -117,14 +117,14 @@ def _typed(field: pa.Field) -> str:
     return str(field.type) if field.nullable else f"{field.type} NOT NULL"
 
 
-def to_output_batch(chunk: Chunk, queue: QueueRecord, partition: int, schema: pa.Schema) -> pa.RecordBatch:
+def to_output_batch(chunk: Chunk, queue: QueueRecord, schema: pa.Schema) -> pa.RecordBatch:
     """Return the rows of a chunk in the schema of a read, with metadata columns."""
     if chunk.batch.schema.equals(schema):
         return chunk.batch
     metadata: dict[str, Callable[[], pa.Array]] = {
         "_queue": lambda: pa.repeat(queue.name, chunk.batch.num_rows),
         "_generation": lambda: pa.repeat(pa.scalar(queue.generation, pa.int64()), chunk.batch.num_rows),
-        "_partition": lambda: pa.repeat(pa.scalar(partition, pa.int32()), chunk.batch.num_rows),
+        "_partition": lambda: pa.repeat(pa.scalar(chunk.partition, pa.int32()), chunk.batch.num_rows),
         "_row_index": lambda: _consecutive(chunk.start, chunk.batch.num_rows),
         "_timestamp": lambda: _timestamps(chunk),
     }

@@ -20,7 +20,7 @@ from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.error_boundary import without_tracebacks
 from penstock.spark.internals.limit_state import UnreadableState, rows_passed
 from penstock.spark.options import Quota, SourceOptions
-from penstock.spark.queue_readers import RangePartition, Scan
+from penstock.spark.queue_readers import RangesPartition, Scan
 from penstock.spark.ranges import (
     next_end,
     parse_offset,
@@ -135,10 +135,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             owner.plan(batch)
         # A repeated micro-batch has the same tasks as before, even if the options have changed.
         rows = batch.rows_per_task or self._options.rows_per_task
-        return [
-            RangePartition(partition, start, end, batch.last_row(partition))
-            for partition, start, end in split_into_tasks(batch.start, batch.end, rows)
-        ]
+        tasks = split_into_tasks(batch.start, batch.end, rows, batch.max_tasks)
+        return [RangesPartition(task, batch.last_rows(each.partition for each in task)) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task, on an executor."""
@@ -202,9 +200,15 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         owner: Owner | None,
         times: Sequence[int | None] = (),
     ) -> QueueOffset:
-        rows = self._options.rows_per_task
         return offset_of(
-            owner, self._store().uuid, self._queue, start, end, rows_per_task=rows, times=tuple(times)
+            owner,
+            self._store().uuid,
+            self._queue,
+            start,
+            end,
+            rows_per_task=self._options.rows_per_task,
+            max_tasks=self._options.max_tasks,
+            times=tuple(times),
         )
 
 

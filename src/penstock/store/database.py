@@ -77,6 +77,15 @@ def rows_of(columns: Columns, common: Mapping[str, object]) -> list[dict[str, ob
     ]
 
 
+def stored_bytes(segment: Row) -> int:
+    """The bytes of a segment's rows and of their times, as a page has it.
+
+    Others may have written the column for them, and payloads that are nowhere.
+    """
+    rows = segment.length or 0 if segment.data is None else len(segment.data)
+    return int(rows) + len(segment.runs or b"")
+
+
 class Transaction(ABC):
     """One transaction of a :class:`Database`."""
 

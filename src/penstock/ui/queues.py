@@ -12,7 +12,7 @@ from penstock.feeds.contract import DEAD_LETTERS, REASON, VALUE
 from penstock.json_text import Json, require_numbered
 from penstock.redaction import SEARCHED_CHARACTERS, sentence
 from penstock.store.database import Database
-from penstock.store.log import partition_log
+from penstock.store.log import reading
 from penstock.store.records.catalog import QueueRecord
 from penstock.ui.history import History
 from penstock.ui.reading import PartitionRow, StoreState, iso, seconds_between
@@ -182,15 +182,8 @@ def _last(
     """Return the last letters of a partition: when each was appended, its reason and its value."""
     start = max(partition.first_index, partition.next_index - NEWEST)
     letters: list[tuple[int, str, str | None]] = []
-    chunks = partition_log.read(
-        database,
-        record,
-        partition.partition,
-        start,
-        partition.next_index,
-        columns=[REASON, VALUE],
-        with_runs=True,
-    )
+    newest = reading.Range(partition.partition, start, partition.next_index)
+    chunks = reading.read(database, record, [newest], columns=[REASON, VALUE], with_runs=True)
     for chunk in chunks:
         # Cut before they become Python objects, as anybody's rows can be long.
         reasons, values = (

@@ -45,7 +45,7 @@ from penstock.spark.ranges import parse_offset, skip_trimmed, start_positions
 from penstock.spark.schemas import check_writable, require_columns, source_schema
 from penstock.store import staging
 from penstock.store.database import Transaction
-from penstock.store.log.partition_log import Chunk
+from penstock.store.log.reading import Chunk, Range
 from penstock.store.log.segmenting import Segment
 from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord, queue_sink
@@ -343,7 +343,7 @@ class QueueReader(SourceReader):
         for partition, end in ends.items():
             start = self._positions[partition]
             upto = min(end, start + _AHEAD_ROWS)
-            for chunk, rows in self._source.chunks(partition, start, upto, with_runs=True):
+            for chunk, rows in self._source.chunks([Range(partition, start, upto)], with_runs=True):
                 self._held.append(_Ahead(partition, chunk, chunk.start, rows))
                 if chunk.ends_page:
                     self._pages[partition, chunk.end] = chunk.timestamp_of(chunk.end - 1)

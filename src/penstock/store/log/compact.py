@@ -23,10 +23,11 @@ import pyarrow as pa
 
 from penstock.arrow.segments import MOST_WITHOUT_BYTES, values_without_bytes
 from penstock.errors import PenstockError, StoreError
-from penstock.store.database import Database, Row, Transaction
+from penstock.store.database import Database, Row, Transaction, stored_bytes
 from penstock.store.log.decode import decode_together, unreadable
-from penstock.store.log.partition_log import MERGE_FAN_IN, PAGE_SEGMENTS
+from penstock.store.log.partition_log import MERGE_FAN_IN
 from penstock.store.log.payloads import put_away, store_payloads, with_payloads
+from penstock.store.log.reading import PAGE_SEGMENTS
 from penstock.store.log.segmenting import SEGMENT_RAW_BYTES, SEGMENT_ROWS, Part, Runs, Segment, by_size
 from penstock.store.records.catalog import QueueRecord, lock_partition, reread
 from penstock.store.records.locations import require_own_location
@@ -284,7 +285,7 @@ def _payloads(
         for run in runs:
             # Of the payloads, whatever size the log says they have; one is read in any case.
             rows = [] if size > TOGETHER_BYTES else _page(tx, queue, run)
-            size += sum(map(_size, rows))
+            size += sum(map(stored_bytes, rows))
             found.append(rows)
         # Columns added since the queue was looked up would be lost.
         return reread(tx, queue) if any(found) else queue, found
@@ -292,11 +293,6 @@ def _payloads(
     queue, found = database.run(work, write=False)
     pages = [(run.partition, rows) for run, rows in zip(runs, found, strict=True)]
     return queue, with_payloads(database, queue, pages)
-
-
-def _size(row: Row) -> int:
-    """How much memory a segment takes before it is decoded."""
-    return int(row.length if row.data is None else len(row.data)) + len(row.runs or b"")
 
 
 def _page(tx: Transaction, queue: QueueRecord, run: Run) -> list[Row]:

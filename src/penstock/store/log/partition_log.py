@@ -1,49 +1,19 @@
-"""The log of a partition: append segments under the partition's lock, read ranges page by page."""
+"""The log of a partition: segments are appended under its lock."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-import pyarrow as pa
-
-from penstock.errors import DataLostError, StoreError
-from penstock.parallel import ahead
 from penstock.store.database import Database, Row, Transaction
-from penstock.store.log.decode import Decoder, unreadable
-from penstock.store.log.payloads import allocate_payloads, put_away, store_payloads, with_payloads
-from penstock.store.log.segmenting import Runs, Segment
+from penstock.store.log.payloads import allocate_payloads, put_away, store_payloads
+from penstock.store.log.segmenting import Segment
 from penstock.store.records.catalog import QueueRecord, dropped, grown
 
-PAGE_SEGMENTS = 1024
-PAGE_BYTES = 8 << 20
 MERGE_FAN_IN = 64
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Rows [start, end) of a partition as they are read."""
-
-    start: int
-    batch: pa.RecordBatch
-    runs: Runs | None
-    first_timestamp: int
-    """The time of the segment's first row, and of all its rows unless it is compacted; microseconds since
-    1970.
-    """
-    ends_page: bool = False
-    """Whether what follows is read in another transaction."""
-
-    @property
-    def end(self) -> int:
-        return self.start + int(self.batch.num_rows)
-
-    def timestamp_of(self, row_index: int) -> int:
-        """The time of a row; with a read that has asked for runs."""
-        return self.first_timestamp if self.runs is None else self.runs.timestamp_at(row_index - self.start)
 
 
 @dataclass(frozen=True)
@@ -218,157 +188,3 @@ def _check_heads(tx: Transaction, queue: QueueRecord, heads: Sequence[Row]) -> N
 def _is_crowded(now: int, new: int) -> bool:
     """Whether ``new`` segments, which make ``now``, may have made enough to compact."""
     return now // MERGE_FAN_IN > (now - new) // MERGE_FAN_IN
-
-
-def read(
-    database: Database,
-    queue: QueueRecord,
-    partition: int,
-    start: int,
-    end: int,
-    *,
-    columns: Sequence[str] | None = None,
-    page_bytes: int = PAGE_BYTES,
-    on_lost: str = "fail",
-    with_runs: bool = False,
-) -> Iterator[Chunk]:
-    """Read rows [start, end) of a partition, chunk by chunk; each page is a transaction of its own.
-
-    ``columns`` are those to decode, all when None; rows from before a column was added have nulls in it. A
-    page has at most ``page_bytes`` compressed bytes, or one segment. ``on_lost`` is ``fail``, or ``skip`` to
-    resume after rows that were trimmed. ``with_runs`` asks for each row's time, which costs a little for
-    compacted segments.
-    """
-    decoder = Decoder(queue, columns)
-    pages = _pages(database, queue, partition, start, end, page_bytes, on_lost, with_runs)
-    # Object storage takes long to answer: the next page is fetched while this one is decoded.
-    for position, rows in pages if queue.payloads is None else ahead(pages):
-        yield from _decoded(queue, partition, rows, decoder, position, end)
-
-
-def _decoded(
-    queue: QueueRecord, partition: int, rows: Sequence[Row], decoder: Decoder, position: int, end: int
-) -> Iterator[Chunk]:
-    """Yield the rows [position, end) of a page."""
-    for row in rows:
-        if row.start_index > position:
-            raise segment_missing(queue, partition, position, row.start_index)
-        for chunk in _chunks(queue, partition, row, decoder, position, end, ends_page=row is rows[-1]):
-            position = chunk.end
-            yield chunk
-
-
-def _pages(
-    database: Database,
-    queue: QueueRecord,
-    partition: int,
-    start: int,
-    end: int,
-    page_bytes: int,
-    on_lost: str,
-    with_runs: bool,
-) -> Iterator[tuple[int, list[Row]]]:
-    """Yield the pages of a range: the first row index that is wanted of it, and its segments."""
-    position = start
-    while position < end:
-        first, rows = _page(database, queue, partition, position, end, page_bytes, with_runs)
-        if first > position:
-            if on_lost == "fail":
-                raise lost(queue.name, partition, position, min(first, end))
-            position = first
-            continue
-        if not rows:
-            raise StoreError(
-                f"queue {queue.name!r}, partition {partition}, has no row {position}: the range ends at "
-                f"{end}, past the newest row",
-                condition="STORE_ERROR.PAST_END",
-            )
-        yield position, rows
-        position = rows[-1].end_index
-
-
-def segment_missing(queue: QueueRecord, partition: int, start: int, end: int) -> StoreError:
-    return StoreError(
-        f"queue {queue.name!r}, partition {partition}, lacks rows [{start}, {end}): the store is damaged; "
-        "restore a backup",
-        condition="SEGMENT_MISSING",
-    )
-
-
-def lost(queue: str, partition: int, start: int, end: int) -> DataLostError:
-    return DataLostError(
-        f"rows [{start}, {end}) of queue {queue!r}, partition {partition}, have been trimmed; seek the "
-        "consumer to 'earliest', or set failOnDataLoss=false to go on without them",
-        condition="DATA_LOST.TRIMMED",
-        queue=queue,
-        partition=partition,
-        start=start,
-        end=end,
-    )
-
-
-def _page(
-    database: Database,
-    queue: QueueRecord,
-    partition: int,
-    start: int,
-    end: int,
-    page_bytes: int,
-    with_runs: bool,
-) -> tuple[int, list[Row]]:
-    """The partition's first row index, and the segments of a page."""
-
-    def page(tx: Transaction) -> list[Row]:
-        return tx.page(
-            queue_id=queue.queue_id,
-            partition=partition,
-            start_index=start,
-            end_index=end,
-            max_segments=PAGE_SEGMENTS,
-            max_bytes=page_bytes,
-            with_runs=int(with_runs),
-        )
-
-    def without_rows(tx: Transaction) -> tuple[int, list[Row]]:
-        record = tx.one("read_partition", queue_id=queue.queue_id, partition=partition)
-        if record is None:
-            raise dropped(queue)
-        # Rows may have come meanwhile.
-        return record.first_index, page(tx)
-
-    rows = database.run(page, write=False, single=True)
-    first, rows = (rows[0].first_index, rows) if rows else database.run(without_rows, write=False)
-    (loaded,) = with_payloads(database, queue, [(partition, rows)])
-    return first, loaded
-
-
-def segments_from(tx: Transaction, queue: QueueRecord, partition: int, start: int) -> Iterator[Row]:
-    """Yield the segments of a partition that end after a row index, without their rows, page by page."""
-    while page := tx.all(
-        "read_segments",
-        queue_id=queue.queue_id,
-        partition=partition,
-        start_index=start,
-        max_segments=PAGE_SEGMENTS,
-    ):
-        yield from page
-        start = page[-1].end_index
-
-
-def _chunks(
-    queue: QueueRecord, partition: int, row: Row, decoder: Decoder, start: int, end: int, *, ends_page: bool
-) -> Iterator[Chunk]:
-    """Yield the rows of a segment that are in [start, end)."""
-    rows, runs = row.end_index - row.start_index, None
-    first, last = max(start, row.start_index), min(end, row.end_index)
-    try:
-        for batch in decoder.rows(row, first, last):
-            if runs is None and row.runs is not None:
-                runs = Runs.from_bytes(row.runs, rows)
-            own, count = runs, int(batch.num_rows)
-            if runs is not None and count < rows:
-                own = runs.slice(first - row.start_index, count)
-            yield Chunk(first, batch, own, row.first_timestamp, ends_page and first + count == last)
-            first += count
-    except StoreError as error:
-        raise unreadable(queue, partition, row.start_index, row.end_index, error) from error

@@ -19,7 +19,7 @@ from penstock.errors import StoreError
 from penstock.json_text import parse_record
 from penstock.store.database import AHEAD, Row, Transaction
 from penstock.store.log.decode import unreadable
-from penstock.store.log.partition_log import segment_missing, segments_from
+from penstock.store.log.reading import segment_missing, segments_from
 from penstock.store.log.segmenting import Runs
 from penstock.store.records.catalog import (
     PartitionRecord,

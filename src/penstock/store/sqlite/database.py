@@ -24,7 +24,7 @@ from penstock.errors import (
     StoreReadOnlyError,
 )
 from penstock.json_text import unreadable_record
-from penstock.store.database import Columns, Database, OwnerLock, Row, Transaction, rows_of
+from penstock.store.database import Columns, Database, OwnerLock, Row, Transaction, rows_of, stored_bytes
 from penstock.store.sqlite import locks, wakeups
 from penstock.store.sqlite.files import StoreFiles
 from penstock.store.sqlite.locks import SLOW_SECONDS, FileOwnerLock, WriteLock
@@ -80,9 +80,8 @@ class SqliteTransaction(Transaction):
             rows: list[Row] = []
             size = 0
             for values in cursor:
-                rows.append(row := make(values))
-                # Not the segment's column, which others may have written.
-                size += (row.length if row.data is None else len(row.data)) + len(row.runs or b"")
+                rows.append(make(values))
+                size += stored_bytes(rows[-1])
                 if size >= max_bytes:
                     break
         return rows
