@@ -140,6 +140,21 @@ def test_the_unpacked_size_is_at_most_the_size_of_the_buffers(
     assert 0 <= size <= plain
 
 
+@reads
+def test_buffers_that_share_bytes_are_refused(read: Read) -> None:
+    """A copy of the rows would take many times the size of the segment."""
+    arrays = [pa.array([number], pa.int64()) for number in range(64)]
+    batch = pa.RecordBatch.from_arrays(arrays, names=[f"c{number}" for number in range(64)])
+    payload = bytearray(batch.serialize().to_pybytes())
+    read(bytes(payload), batch.schema)
+    # Each column has no validity buffer, and then one of 8 bytes.
+    listed = payload.index(struct.pack("<4q", 0, 0, 0, 8), 0, body_of(payload))
+    for number in range(64):
+        struct.pack_into("<qq", payload, listed + 32 * number + 16, 0, 64 * 8)
+    with pytest.raises(StoreError, match="its buffers share bytes"):
+        read(bytes(payload), batch.schema)
+
+
 COLUMNS = {
     "text": pa.array(["abc", "def", "ghi"]),
     "bytes": pa.array([b"abc", b"def", b"ghi"]),

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import psycopg
 import pytest
+from psycopg import sql
 
 import penstock
 from penstock.errors import StoreError, StoreReadOnlyError, StoreUnavailableError
@@ -284,6 +289,58 @@ def test_a_token_that_nobody_wrote_is_taken_over(
         store.clean_up_objects()
     store.clean_up_objects(take_over=True)
     assert store.clean_up_objects() == 0
+
+
+@pytest.mark.parametrize("entry", ["token", ""])
+def test_something_else_in_the_place_of_the_tokens_is_named(
+    store: penstock.Store, queue: penstock.Queue, folder: Path, entry: str
+) -> None:
+    store.clean_up_objects()
+    (tokens,) = folder.glob("*/cleaning")
+    there = tokens / entry
+    if entry:
+        there.unlink()
+        there.mkdir()
+    else:
+        shutil.rmtree(there)
+        there.write_bytes(b"")
+    with pytest.raises(StoreError):
+        store.clean_up_objects()
+    with pytest.raises(StoreError, match=r"something else is in the place of .*cleaning.*: delete it"):
+        store.clean_up_objects(take_over=True)
+    there.rmdir() if entry else there.unlink()
+    store.clean_up_objects(take_over=True)
+    assert store.clean_up_objects() == 0
+
+
+def test_a_copy_from_a_template_is_refused(pg_url: str, folder: Path) -> None:
+    """It has the same tables, with the same numbers, in another database of the server."""
+    names = [f"template_{uuid.uuid4().hex[:8]}" for _ in range(2)]
+    urls = [urlsplit(pg_url)._replace(path=f"/{name}").geturl() for name in names]
+    original, copy = map(sql.Identifier, names)
+    with psycopg.connect(pg_url, autocommit=True) as admin:
+        admin.execute(sql.SQL("create database {}").format(original))
+        try:
+            with penstock.connect(urls[0]) as store:
+                store.create_queue("q", SCHEMA, payloads=folder).append(large(1), 0)
+                store.clean_up_objects()
+                age(store, folder)
+            admin.execute(sql.SQL("create database {} template {}").format(copy, original))
+            with penstock.connect(urls[1]) as other:
+                other.drop_queue("q")
+                for refused in (
+                    other.clean_up_objects,
+                    lambda: other.create_queue("r", SCHEMA, payloads=folder),
+                ):
+                    with pytest.raises(StoreError, match="--take-over") as caught:
+                        refused()
+                    assert caught.value.condition == "STORE_ERROR.OBJECTS_OF_A_COPY"
+            with penstock.connect(urls[0]) as store:
+                store.clean_up_objects()
+                assert everything(store.queue("q")) == {0: [1]}
+        finally:
+            for name in (copy, original):
+                admin.execute(sql.SQL("drop database if exists {} with (force)").format(name))
 
 
 def test_a_restored_store_takes_over(copied: tuple[penstock.Store, penstock.Store], folder: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from penstock import Consumer, QueueFeed, Retention, Store
 from penstock.arrow.segments import MOST_WITHOUT_BYTES, encode
+from penstock.commit.owner import Owner
 from penstock.errors import InvalidInputError, StoreError
 from penstock.feeds.contract import ChangeContract
 from penstock.json_text import MOST_CHARACTERS
@@ -106,7 +107,9 @@ def test_a_partition_of_more_rows_than_fit_is_refused_where_it_is_read(store: St
         queue.info,
         lambda: store.database.run(lambda tx: catalog.partitions(tx, queue.record), write=False),
     ):
-        with pytest.raises(StoreError, match=r"partition 0 of a queue is not what Penstock writes") as caught:
+        with pytest.raises(
+            StoreError, match=r"partition 0 of queue 'q' is not what Penstock writes"
+        ) as caught:
             read()
         assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
 
@@ -482,7 +485,7 @@ def test_rows_that_no_partition_can_have_are_refused(store: Store, column: str, 
     queue = store.create_queue("q", SCHEMA)
     queue.append(rows(1, 2, 3))
     put(store, f"partition.{column}", index)
-    with pytest.raises(StoreError, match="partition 0 of a queue is not what Penstock writes") as caught:
+    with pytest.raises(StoreError, match="partition 0 of queue 'q' is not what Penstock writes") as caught:
         queue.info()
     assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
 
@@ -509,6 +512,8 @@ def test_a_partition_whose_end_was_moved_is_refused_where_its_rows_are_read(stor
         "next_index = 9223372036854775807",
         "last_timestamp = 9223372036854775807",
         "bytes = 9223372036854775807",
+        "segments = 9223372036854775807",
+        "next_index = 1099511627777",
     ],
 )
 def test_nobody_puts_a_partition_into_a_state_that_no_append_leaves_behind(store: Store, state: str) -> None:
@@ -535,3 +540,65 @@ def test_a_pull_of_rows_that_unpack_to_much_returns_fewer(
         found.append(pulled.table.num_rows)
         consumer.advance("q", 0, old=pulled.start, new=pulled.end)
     assert found == [2, 2, 1]
+
+
+def test_a_number_at_its_limit_is_named(store: Store) -> None:
+    """The schema allows it, and the next append would go beyond."""
+    queue = store.create_queue("q", pa.schema([("n", pa.int64())]), partitions=2)
+    queue.register(store.create_consumer("c").name)
+    store.producer("q", "s")
+    for change in (
+        f"partition set next_index = {1 << 40}",
+        f"partition set first_index = 0, next_index = 0, segments = {(1 << 62) - 1}",
+        f"partition set segments = 0, bytes = {(1 << 62) - 1}",
+        f"partition set bytes = 0, last_timestamp = {(1 << 62) - 1}",
+    ):
+        run_sql(store.database, f"update penstock.{change}")
+        for partition in (0, None):
+            with pytest.raises(StoreError, match=r"queue 'q' is not what Penstock writes") as caught:
+                queue.append([{"n": 1}, {"n": 2}], partition)
+            assert caught.value.condition == "STORE_ERROR.UNREADABLE_RECORD"
+    run_sql(store.database, f"update penstock.producer set epoch = {(1 << 62) - 1}")
+    with pytest.raises(StoreError, match="producer session 's' of queue 'q' is not what"):
+        store.producer("q", "s")
+    run_sql(store.database, f"update penstock.registration set epoch = {(1 << 62) - 1}")
+    with pytest.raises(StoreError, match="the registration of consumer 'c' on queue 'q' is not what"):
+        Owner(store.database, "c", "q")
+
+
+def test_a_queue_that_nobody_can_read_is_dropped(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("bad", "good"):
+        store.create_queue(name, pa.schema([("n", pa.int64())])).append([{"n": 1}])
+    bad = store.queue("bad").record.queue_id
+    connection = raw_connection(store.database, checks=False)
+    update = f"update penstock.partition set next_index = {1 << 41} where queue_id = {bad}"
+    connection.execute(qualify(update, store.database.dialect, store.database.url.schema))
+    connection.close()
+    with pytest.raises(StoreError, match="partition 0 of queue 'bad'"):
+        store.maintain()
+    assert any("maintenance of queue 'bad' failed" in record.getMessage() for record in caplog.records)
+    store.drop_queue("bad")
+    store.maintain()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "registration set epoch = -1",
+        "registration set generation = -1",
+        "registration set vital = 77",
+        "registration set draining = 9",
+        "registration set plan_epoch = 5",
+        "position set safe_index = -7",
+        "position set next_index = 9223372036854775807",
+        "producer set sequence = 9223372036854775807",
+    ],
+)
+def test_nobody_writes_a_state_of_a_reader_or_producer_that_none_leaves_behind(
+    store: Store, state: str
+) -> None:
+    queue = store.create_queue("q", pa.schema([("n", pa.int64())]))
+    queue.register(store.create_consumer("c").name)
+    store.producer("q", "s")
+    with pytest.raises(Exception, match=r"(?i)check constraint"):
+        run_sql(store.database, f"update penstock.{state}")

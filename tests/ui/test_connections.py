@@ -150,9 +150,14 @@ def test_bad_clients_do_not_fill_the_log(
     for number in range(300):
         stranger = strangers.enter_context(connected(served))
         stranger.sendall(
-            (b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET / HT", b"\0\xff" * 200)[number % 3]
+            (
+                b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n",
+                b"GET / HT",
+                b"\0\xff" * 200,
+                b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZZZ\r\n",
+            )[number % 4]
         )
-        if number % 2:
+        if number % 3:
             # Closes it with a reset.
             stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             stranger.close()

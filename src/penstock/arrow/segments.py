@@ -305,7 +305,7 @@ _V5 = pa.ipc.MetadataVersion.V5
 
 
 def unpacked_size(message: pa.Message) -> int:
-    """Return the bytes of a record batch's buffers after decompression; 0 if they are not compressed.
+    """Return the bytes of a record batch's buffers after decompression, of those that are compressed.
 
     Each compressed buffer begins with its decompressed length, which Arrow allocates without a check. Arrow
     has verified the metadata of the message.
@@ -314,22 +314,27 @@ def unpacked_size(message: pa.Message) -> int:
     ------
     ValueError
         When the message is not of version 5, or has metadata of its own: Arrow 0.17 named the compression
-        there, in version 4, and is still understood.
+        there, in version 4, and is still understood. When its buffers share bytes, so that a copy of the rows
+        takes more than the message.
     """
     metadata = memoryview(message.metadata)
     root = _OFFSET.unpack_from(metadata)[0]
     if message.metadata_version != _V5 or _place(metadata, root, _CUSTOM_METADATA) is not None:
         raise ValueError("it is in an older or extended form of the format")
     batch = _followed(metadata, _place(metadata, root, _HEADER))
-    if batch is None or _place(metadata, batch, _COMPRESSION) is None:
+    if batch is None:
         return 0
     buffers = _followed(metadata, _place(metadata, batch, _BUFFERS))
     if buffers is None:
         return 0
     (count,) = _COUNT.unpack_from(metadata, buffers)
-    first, body = buffers + _COUNT.size, memoryview(message.body)
-    listed = metadata[first : first + count * _BUFFER.size]
-    return sum(_unpacked(body, offset, length) for offset, length in _BUFFER.iter_unpack(listed) if length)
+    first, body = buffers + _COUNT.size, memoryview(b"" if message.body is None else message.body)
+    listed = list(_BUFFER.iter_unpack(metadata[first : first + count * _BUFFER.size]))
+    if sum(max(length, 0) for _, length in listed) > len(body):
+        raise ValueError("its buffers share bytes")
+    if _place(metadata, batch, _COMPRESSION) is None:
+        return 0
+    return sum(_unpacked(body, offset, length) for offset, length in listed if length)
 
 
 def _unpacked(body: memoryview, offset: int, length: int) -> int:

@@ -20,7 +20,7 @@ from penstock.errors import (
 from penstock.json_text import parse_record
 from penstock.store.database import Database, Transaction
 from penstock.store.records import catalog, consumers
-from penstock.store.records.catalog import PartitionRecord, QueueRecord
+from penstock.store.records.catalog import PartitionRecord, QueueRecord, within_limits
 from penstock.store.records.consumers import Registration
 
 log = logging.getLogger("penstock.commit")
@@ -55,7 +55,9 @@ class Owner:
         )
 
     def _take_over(self, tx: Transaction) -> tuple[int, int]:
-        owned = tx.one("own_registration", owner=self.identity, **self._find(tx, lock=True).keys)
+        keys = self._find(tx, lock=True).keys
+        with within_limits(f"the registration of consumer {self.consumer!r} on queue {self.queue!r}"):
+            owned = tx.one("own_registration", owner=self.identity, **keys)
         return owned.epoch, owned.generation
 
     def _find(self, tx: Transaction, *, lock: bool = False) -> Registration:

@@ -30,5 +30,5 @@ class AppendResult:
 
 def check_sequence(number: object) -> None:
     """Refuse what is no sequence number of a producer session."""
-    if type(number) is not int or not 0 <= number < 2**63:
-        raise InvalidInputError(f"a sequence number is a whole number from 0, not {number!r}")
+    if type(number) is not int or not 0 <= number < 2**62:
+        raise InvalidInputError(f"a sequence number is a whole number from 0 to 2**62 - 1, not {number!r}")

@@ -12,9 +12,10 @@ from penstock.queue.append_buffer import BATCH_BYTES, LINGER, NumberedAppendBuff
 from penstock.queue.appends import AppendResult, Rows, check_sequence
 from penstock.queue.checks import refuse_feed
 from penstock.queue.queue import Queue
-from penstock.store.database import Database, Transaction
+from penstock.store.database import Database, Row, Transaction
 from penstock.store.forks import Guard
 from penstock.store.log.partition_log import Appended
+from penstock.store.records.catalog import within_limits
 
 log = logging.getLogger("penstock.queue")
 
@@ -31,8 +32,8 @@ class Producer:
         self._keys = {"queue_id": queue.record.queue_id, "session": session}
         # Unique: where the store is restored from a backup, the epoch of a later one may be the same.
         self._token = str(uuid.uuid4())
-        opened = database.run(lambda tx: tx.one("open_producer", owner=self._token, **self._keys))
         self._session = session
+        opened = database.run(self._open)
         self._epoch: int = opened.epoch
         # The thread of a buffer may hold it while the process is forked.
         self._lock = Guard()
@@ -157,6 +158,11 @@ class Producer:
                 },
             )
         return AppendResult(appended.ranges, skipped=repeated)
+
+    def _open(self, tx: Transaction) -> Row:
+        with within_limits(f"producer session {self._session!r} of queue {self._queue.name!r}"):
+            row: Row = tx.one("open_producer", owner=self._token, **self._keys)
+        return row
 
     def _stored_sequence(self) -> int:
         """Return the last number that was appended. An append whose outcome is unknown may have been, or be

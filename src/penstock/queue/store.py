@@ -13,7 +13,13 @@ from datetime import timedelta
 from penstock.arguments import column_names, path_text, require
 from penstock.arrow.key_hash import check_key
 from penstock.arrow.schema import canonical_schema
-from penstock.errors import ConsumerInUseError, InvalidInputError, PenstockError, StoreError
+from penstock.errors import (
+    ConsumerInUseError,
+    InvalidInputError,
+    PenstockError,
+    StoreError,
+    condition_of,
+)
 from penstock.objects.location import parse_location, stored_location
 from penstock.queue.checks import check_name
 from penstock.queue.consumer import Consumer
@@ -28,6 +34,7 @@ from penstock.queue.maintenance import (
 )
 from penstock.queue.producer import Producer
 from penstock.queue.queue import Queue
+from penstock.redaction import shown
 from penstock.store.database import RETRY_SECONDS, Database, Transaction
 from penstock.store.forks import Guard
 from penstock.store.log import object_cleaning
@@ -387,6 +394,12 @@ class Store:
                 self.queue(name).maintain()
             except PenstockError as error:
                 # One record that others have written does not keep the rest from being maintained.
+                log.warning(
+                    "maintenance of queue %r failed: %s",
+                    name,
+                    shown(error),
+                    extra={"action": "maintenance_failed", "queue": name, "error": condition_of(error)},
+                )
                 failed.append(error)
         self.clean_up()
         clean_ledger(self._database)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -260,10 +262,17 @@ def prepared(
         collector.close()
 
 
+def _is_own_failure(record: logging.LogRecord) -> bool:
+    """Whether a log record is of a failure of the server's, and not of a client that breaks off HTTP."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, h11.ProtocolError)
+
+
 class Server(uvicorn.Server):
     """A server that ends its event streams when it shuts down, instead of waiting for them."""
 
     def __init__(self, stream: SnapshotStream, access: Access, listening: socket.socket) -> None:
+        logging.getLogger("uvicorn.error").addFilter(_is_own_failure)
         super().__init__(
             uvicorn.Config(
                 make_app(stream, access),

@@ -25,11 +25,11 @@ compacted or dropped rows that the original still has in objects: it must not de
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -244,7 +244,7 @@ def _found(database: Database, storage: ObjectStorage) -> tuple[_Found, dict[str
 
 def _forget(database: Database, storage: ObjectStorage, token: str) -> None:
     """Forget a token that was not written. If that fails, it stays, which does no harm."""
-    with contextlib.suppress(PenstockError):
+    with suppress(PenstockError):
         database.run(lambda tx: tx.run("forget_cleaning", payloads=storage.url, token=token), idempotent=True)
 
 
@@ -305,7 +305,8 @@ class _Found:
     @classmethod
     def at(cls, database: Database, storage: ObjectStorage) -> _Found:
         folder = _token_folder(database)
-        listed = {each.name[len(folder) :]: each.modified_at for each in storage.listed(folder)}
+        with _in_its_place(storage, folder):
+            listed = {each.name[len(folder) :]: each.modified_at for each in storage.listed(folder)}
         return cls(
             database, storage, frozenset(listed), _token(storage, f"{folder}{_TOKEN}"), listed.get(_TOKEN)
         )
@@ -366,7 +367,26 @@ class _Found:
         return written
 
     def _write(self, name: str, data: bytes) -> None:
-        self.storage.put(f"{_token_folder(self.database)}{name}", [data])
+        name = f"{_token_folder(self.database)}{name}"
+        with _in_its_place(self.storage, name):
+            self.storage.put(name, [data])
+
+
+@contextmanager
+def _in_its_place(storage: ObjectStorage, name: str) -> Iterator[None]:
+    """Say what to do if something else is where tokens are."""
+    try:
+        yield
+    except StoreError as error:
+        if error.condition != "STORE_ERROR.OBJECT_DAMAGED":
+            raise
+        raise StoreError(
+            f"something else is in the place of {name} in {storage.url}, where Penstock notes whose the "
+            "objects are: delete it, then run `penstock store clean-up --take-over`",
+            condition="STORE_ERROR.OBJECT_DAMAGED",
+            storage=storage.url,
+            object=name,
+        ) from error
 
 
 def _database_name(instance: str) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from penstock.store.database import Database, Row, Transaction
 from penstock.store.log.payloads import allocate_payloads, put_away, store_payloads
 from penstock.store.log.segmenting import Segment
-from penstock.store.records.catalog import QueueRecord, dropped, grown
+from penstock.store.records.catalog import QueueRecord, dropped, grown, within_limits
 
 MERGE_FAN_IN = 64
 
@@ -73,16 +73,17 @@ def append(tx: Transaction, queue: QueueRecord, segments: Sequence[Segment]) -> 
 
 def _append_one(tx: Transaction, queue: QueueRecord, segment: Segment) -> Appended:
     """Append a segment in one round trip to PostgreSQL."""
-    row = tx.one(
-        "append_segment",
-        queue_id=queue.queue_id,
-        partition=segment.partition,
-        row_count=segment.rows,
-        bytes=segment.bytes,
-        data=memoryview(segment.payload),
-        width=segment.width,
-        gap=gap_after_last(),
-    )
+    with within_limits(f"partition {segment.partition} of queue {queue.name!r}"):
+        row = tx.one(
+            "append_segment",
+            queue_id=queue.queue_id,
+            partition=segment.partition,
+            row_count=segment.rows,
+            bytes=segment.bytes,
+            data=memoryview(segment.payload),
+            width=segment.width,
+            gap=gap_after_last(),
+        )
     if row is None:
         raise dropped(queue)
     _check_heads(tx, queue, [row])
@@ -113,7 +114,8 @@ def publish(
     now = tx.stamp()
     stamp = {} if now is None else {"now": now}
     # The partitions are locked in ascending order.
-    found = tx.each("advance_partition", totals, queue_id=queue.queue_id, gap=gap_after_last(), **stamp)
+    with within_limits(f"a partition of queue {queue.name!r}"):
+        found = tx.each("advance_partition", totals, queue_id=queue.queue_id, gap=gap_after_last(), **stamp)
     heads = {row.partition: row for row in found}
     if len(heads) < len(totals["partition"]):
         raise dropped(queue)

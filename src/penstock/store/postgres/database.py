@@ -203,10 +203,11 @@ class PostgresTransaction(Transaction):
         return int(self.one("clock").now)
 
     def instance(self) -> str:
-        # Another one in each copy that was made by dumping or by logical replication; a copy of the server's
-        # files has the same. Not every role may know that of the server.
+        # Another one in each copy that was made by dumping, by logical replication or from a template; a copy
+        # of the server's files has the same. Not every role may know that of the server.
         system = self.one("identify_system").system if self.one("may_identify_system").may else ""
-        return f"{system}/{self.one('identify_table').number}"
+        table = self.one("identify_table")
+        return f"{system}/{table.number}/{table.database}"
 
     def stamp(self) -> None:
         return None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple, Protocol
@@ -80,6 +82,7 @@ class QueueRecord:
 
 MAX_PARTITIONS = 10_000
 MOST_ROWS = 1 << 40
+_CHECK_VIOLATION = "23514"
 """More rows than a partition can hold."""
 
 
@@ -348,7 +351,8 @@ def drop_queue(tx: Transaction, queue: QueueRecord) -> None:
         tx.run(statement, queue_id=queue.queue_id)
     staged = tx.all("delete_queue_staged", queue_id=queue.queue_id)
     tx.many("delete_payload", {"payload_id": sorted(row.payload_id for row in staged)})
-    lock_partitions(tx, queue)
+    # Not lock_partitions: one that nobody can read any more can be dropped.
+    tx.all("lock_partitions", queue_id=queue.queue_id)
     tx.run("keep_dropped_payloads", queue_id=queue.queue_id, now=tx.now())
     for statement in ("delete_queue_payloads", "delete_queue_segments", "delete_queue"):
         tx.run(statement, queue_id=queue.queue_id)
@@ -358,13 +362,13 @@ def drop_queue(tx: Transaction, queue: QueueRecord) -> None:
 def partitions(tx: Transaction, queue: QueueRecord) -> list[PartitionRecord]:
     rows = tx.all("read_partitions", queue_id=queue.queue_id)
     require_numbered((row.partition for row in rows), f"queue {queue.name!r}")
-    return [_partition(row) for row in rows]
+    return [_partition(row, queue) for row in rows]
 
 
-def _partition(row: Row) -> PartitionRecord:
+def _partition(row: Row, queue: QueueRecord) -> PartitionRecord:
     if not 0 <= row.next_index - row.first_index <= MOST_ROWS or row.first_index < 0:
         raise unreadable_record(
-            f"partition {row.partition} of a queue",
+            f"partition {row.partition} of queue {queue.name!r}",
             ValueError(f"it has the rows [{row.first_index}, {row.next_index})"),
         )
     return PartitionRecord(
@@ -378,10 +382,24 @@ def _partition(row: Row) -> PartitionRecord:
     )
 
 
+@contextmanager
+def within_limits(what: str) -> Iterator[None]:
+    """Name a record that a statement would take past what the schema allows, since somebody else has written
+    a number close to that.
+    """
+    try:
+        yield
+    except Exception as error:
+        codes = getattr(error, "sqlstate", None), getattr(error, "sqlite_errorcode", None)
+        if codes[0] == _CHECK_VIOLATION or codes[1] == sqlite3.SQLITE_CONSTRAINT_CHECK:
+            raise unreadable_record(what, ValueError("a number in it is at its limit")) from error
+        raise
+
+
 def lock_partitions(tx: Transaction, queue: QueueRecord) -> list[PartitionRecord]:
     """All partitions, locked in ascending order."""
     statement = "lock_partitions" if tx.write else "read_partitions"
-    return [_partition(row) for row in tx.all(statement, queue_id=queue.queue_id)]
+    return [_partition(row, queue) for row in tx.all(statement, queue_id=queue.queue_id)]
 
 
 def lock_partition(tx: Transaction, queue: QueueRecord, partition: int) -> PartitionRecord:
@@ -391,4 +409,4 @@ def lock_partition(tx: Transaction, queue: QueueRecord, partition: int) -> Parti
     )
     if row is None:
         raise dropped(queue)
-    return _partition(row)
+    return _partition(row, queue)

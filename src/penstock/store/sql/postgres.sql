@@ -43,8 +43,10 @@ select has_function_privilege('pg_control_system()', 'execute') as may;
 -- name: identify_system
 select system_identifier::text as system from pg_control_system();
 
+-- Those of a copy that was made with CREATE DATABASE ... TEMPLATE have the same number in another database.
 -- name: identify_table
-select 'penstock.store'::regclass::oid::bigint as number;
+select 'penstock.store'::regclass::oid::bigint as number,
+    (select oid::bigint from pg_database where datname = current_database()) as database;
 
 -- name: clock
 select (extract(epoch from clock_timestamp()) * 1000000)::bigint as now;

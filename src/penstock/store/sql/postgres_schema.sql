@@ -56,8 +56,9 @@ create table penstock.partition (
     primary key (queue_id, partition),
     -- A role that may append may write these columns, and not what no append leaves behind.
     check (0 <= first_index and first_index <= next_index and next_index < 4611686018427387904),
+    check (next_index - first_index <= 1099511627776),
     check (-4611686018427387904 < last_timestamp and last_timestamp < 4611686018427387904),
-    check (0 <= bytes and bytes < 4611686018427387904 and 0 <= segments)
+    check (0 <= bytes and bytes < 4611686018427387904 and 0 <= segments and segments < 4611686018427387904)
 ) with (fillfactor = 50);
 
 -- width is the number of the queue's columns that the rows have; runs belong to compacted segments. The rows are in data, or in an
@@ -195,6 +196,8 @@ create table penstock.registration (
     plan        text,
     draining    bigint not null default 0,
     primary key (consumer_id, queue_id),
+    check (vital in (0, 1) and draining in (0, 1) and 0 < generation and generation < 4611686018427387904),
+    check (0 <= epoch and epoch < 4611686018427387904 and plan_epoch between 0 and epoch),
     check (octet_length(owner) <= 4096 and octet_length(app_id) <= 4096 and octet_length(plan) <= 16777216)
 );
 create index registration_by_queue on penstock.registration (queue_id);
@@ -206,6 +209,8 @@ create table penstock.position (
     next_index  bigint not null,
     safe_index  bigint not null,
     primary key (consumer_id, queue_id, partition),
+    check (0 <= next_index and next_index < 4611686018427387904),
+    check (0 <= safe_index and safe_index < 4611686018427387904),
     foreign key (consumer_id, queue_id) references penstock.registration on delete cascade
 ) with (fillfactor = 50);
 
@@ -216,6 +221,7 @@ create table penstock.producer (
     owner    text not null,
     sequence bigint not null,
     primary key (queue_id, session),
+    check (0 <= epoch and epoch < 4611686018427387904 and sequence < 4611686018427387904),
     check (octet_length(session) <= 4096 and octet_length(owner) <= 4096)
 );
 

@@ -53,8 +53,9 @@ create table penstock.partition (
     primary key (queue_id, partition),
     -- A role that may append may write these columns, and not what no append leaves behind.
     check (0 <= first_index and first_index <= next_index and next_index < 4611686018427387904),
+    check (next_index - first_index <= 1099511627776),
     check (-4611686018427387904 < last_timestamp and last_timestamp < 4611686018427387904),
-    check (0 <= bytes and bytes < 4611686018427387904 and 0 <= segments)
+    check (0 <= bytes and bytes < 4611686018427387904 and 0 <= segments and segments < 4611686018427387904)
 ) strict, without rowid;
 
 -- width is the number of the queue's columns that the rows have; runs belong to compacted segments. The rows are in data, or in an
@@ -190,6 +191,8 @@ create table penstock.registration (
     plan        text,
     draining    integer not null default 0,
     primary key (consumer_id, queue_id),
+    check (vital in (0, 1) and draining in (0, 1) and 0 < generation and generation < 4611686018427387904),
+    check (0 <= epoch and epoch < 4611686018427387904 and plan_epoch between 0 and epoch),
     check (length(cast(owner as blob)) <= 4096 and length(cast(app_id as blob)) <= 4096 and length(cast(plan as blob)) <= 16777216)
 ) strict, without rowid;
 create index penstock.registration_by_queue on penstock_registration (queue_id);
@@ -201,6 +204,8 @@ create table penstock.position (
     next_index  integer not null,
     safe_index  integer not null,
     primary key (consumer_id, queue_id, partition),
+    check (0 <= next_index and next_index < 4611686018427387904),
+    check (0 <= safe_index and safe_index < 4611686018427387904),
     foreign key (consumer_id, queue_id) references penstock_registration on delete cascade
 ) strict, without rowid;
 
@@ -211,6 +216,7 @@ create table penstock.producer (
     owner    text    not null,
     sequence integer not null,
     primary key (queue_id, session),
+    check (0 <= epoch and epoch < 4611686018427387904 and sequence < 4611686018427387904),
     check (length(cast(session as blob)) <= 4096 and length(cast(owner as blob)) <= 4096)
 ) strict, without rowid;
 
