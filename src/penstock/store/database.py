@@ -6,10 +6,11 @@ import logging
 import random
 import time
 from abc import ABC, abstractmethod
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from functools import partial
-from typing import Any, Protocol, TypeVar
+from functools import lru_cache, partial
+from typing import Any, Protocol, TypeVar, cast
 
 from penstock.errors import (
     CommitOutcomeUnknownError,
@@ -39,6 +40,14 @@ class Row(Protocol):
     """A row of a statement: a named tuple of its columns."""
 
     def __getattr__(self, name: str, /) -> Any: ...
+
+
+@lru_cache(maxsize=1024)
+def row_maker(columns: tuple[str, ...]) -> Callable[[Sequence[Any]], Row]:
+    """Return what makes a row of a tuple; half as slow as a named tuple's own function."""
+    return cast(
+        "Callable[[Sequence[Any]], Row]", partial(tuple.__new__, namedtuple("Row", columns, rename=True))
+    )
 
 
 class OwnerLock(Forkable, ABC):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, sub
 from typing import NamedTuple
 
 from penstock.store.database import Database, Row, Transaction
@@ -116,23 +116,21 @@ def publish(
     # The partitions are locked in ascending order.
     with within_limits(f"a partition of queue {queue.name!r}"):
         found = tx.each("advance_partition", totals, queue_id=queue.queue_id, gap=gap_after_last(), **stamp)
-    heads = {row.partition: row for row in found}
-    if len(heads) < len(totals["partition"]):
+    by_partition = {row.partition: row for row in found}
+    if len(by_partition) < len(totals["partition"]):
         raise dropped(queue)
     _check_heads(tx, queue, found)
-    ranges: dict[int, tuple[int, int]] = {}
-    crowded: list[int] = []
-    for partition, count, segments in zip(
-        totals["partition"], totals["row_count"], totals["segments"], strict=True
-    ):
-        head = heads[partition]
-        ranges[partition] = (head.next_index - count, head.next_index)
-        if _is_crowded(head.segments, segments):
-            crowded.append(partition)
+    # Column by column, since there may be thousands of partitions.
+    partitions, counts, new = totals["partition"], totals["row_count"], totals["segments"]
+    heads = [by_partition[partition] for partition in partitions]
+    ends = [head.next_index for head in heads]
+    ranges = dict(zip(partitions, zip(map(sub, ends, counts), ends, strict=True), strict=True))
+    segments = zip(partitions, [head.segments for head in heads], new, strict=True)
+    crowded = tuple(partition for partition, now, more in segments if _is_crowded(now, more))
     if append_id is None:
         append_id = allocate_payloads(tx, 1)[0]
     starts, ends = _numbered(stored, ranges)
-    times = [heads[each.partition].last_timestamp for each in stored]
+    times = [by_partition[each.partition].last_timestamp for each in stored]
     tx.many(
         "insert_segment",
         {
@@ -148,11 +146,20 @@ def publish(
         first_append=append_id,
         last_append=append_id,
     )
-    return Appended(ranges, tuple(crowded))
+    return Appended(ranges, crowded)
 
 
 def _totals(stored: Sequence[Stored | Row]) -> dict[str, list[int]]:
     """What each partition gets, in the order of the segments."""
+    partitions = [each.partition for each in stored]
+    if len(set(partitions)) == len(partitions):
+        # As mostly; thousands of partitions take a while.
+        return {
+            "partition": partitions,
+            "row_count": [each.row_count for each in stored],
+            "bytes": [each.bytes for each in stored],
+            "segments": [1] * len(partitions),
+        }
     totals: dict[int, list[int]] = {}
     for each in stored:
         total = totals.setdefault(each.partition, [0, 0, 0])
@@ -170,6 +177,8 @@ def _numbered(
     stored: Sequence[Stored | Row], ranges: Mapping[int, tuple[int, int]]
 ) -> tuple[list[int], list[int]]:
     """The first and end row index of each segment."""
+    if len(stored) == len(ranges):
+        return [start for start, _ in ranges.values()], [end for _, end in ranges.values()]
     free = {partition: start for partition, (start, _) in ranges.items()}
     starts, ends = [], []
     for each in stored:

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from penstock.errors import (
     StoreUnavailableError,
     StoreUnsafeError,
 )
-from penstock.store.database import Columns, Database, OwnerLock, Row, Transaction
+from penstock.store.database import Columns, Database, OwnerLock, Row, Transaction, row_maker
 from penstock.store.postgres.connection import Failure, connect, driver, failure_of
 from penstock.store.postgres.locks import (
     AdvisoryOwnerLock,
@@ -87,6 +87,12 @@ _ADVICE_LOCKED = "let it commit or roll back, or end it: select pg_terminate_bac
 _WITH_MERGE = 150000
 
 
+def _rows(cursor: Any) -> Callable[[Sequence[Any]], Row]:
+    """Make rows of a cursor's result, if it has one."""
+    columns = cursor.description or ()
+    return row_maker(tuple(column.name for column in columns))
+
+
 class PostgresTransaction(Transaction):
     dialect = "postgres"
 
@@ -100,11 +106,11 @@ class PostgresTransaction(Transaction):
         trusted: Sequence[str] = (),
     ) -> None:
         from psycopg import Cursor
-        from psycopg.rows import namedtuple_row, tuple_row
+        from psycopg.rows import tuple_row
 
         super().__init__(schema, write=write)
         # Not connection.cursor(): a caller's connection may have another kind of cursor.
-        self._cursor: Cursor[Any] = Cursor(connection, row_factory=namedtuple_row)
+        self._cursor: Cursor[Any] = Cursor(connection, row_factory=_rows)
         self._plain: Cursor[Any] = Cursor(connection, row_factory=tuple_row)
         self._steered = steered
         self._trusted = trusted

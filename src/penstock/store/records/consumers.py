@@ -191,12 +191,12 @@ def advance(
     and to the old ones if those are in the checkpoint.
     """
     rows = {**moves, "safe": moves[safe] if safe else [0] * len(moves["partition"])}
-    moved = tx.each("advance_position", rows, **registration.keys)
-    if len(moved) < len(moves["partition"]):
-        done = {row.partition for row in moved}
-        both = zip(moves["partition"], moves["old"], strict=True)
-        partition, old = next((number, start) for number, start in both if number not in done)
+    if tx.many("advance_position", rows, **registration.keys) < len(moves["partition"]):
         current = {row.partition: row.next_index for row in tx.all("read_positions", **registration.keys)}
+        each = zip(moves["partition"], moves["old"], moves["new"], strict=True)
+        # All the others are at the end by now.
+        left = [(number, start) for number, start, end in each if current.get(number) != end]
+        partition, old = (left or list(zip(moves["partition"], moves["old"], strict=True)))[0]
         there = current.get(partition)
         is_at = "does not exist" if there is None else f"is at {there}"
         raise OffsetConflictError(

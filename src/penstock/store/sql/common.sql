@@ -449,8 +449,7 @@ order by partition;
 
 -- name: advance_position
 update penstock.position set next_index = :new, safe_index = case when safe_index < :safe then :safe else safe_index end
-where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old
-returning partition;
+where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old;
 
 -- name: raise_safe
 update penstock.position

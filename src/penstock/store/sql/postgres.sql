@@ -227,8 +227,7 @@ update penstock.position as p
 set next_index = new.to_index, safe_index = greatest(p.safe_index, new.safe_index)
 from new
 where p.consumer_id = new.consumer_id and p.queue_id = new.queue_id and p.partition = new.partition
-    and p.next_index = new.from_index
-returning p.partition;
+    and p.next_index = new.from_index;
 
 -- name: raise_safe_all
 with new as materialized (

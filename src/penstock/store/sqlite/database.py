@@ -6,10 +6,8 @@ import logging
 import os
 import sqlite3
 import time
-from collections import namedtuple
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,7 +22,16 @@ from penstock.errors import (
     StoreReadOnlyError,
 )
 from penstock.json_text import unreadable_record
-from penstock.store.database import Columns, Database, OwnerLock, Row, Transaction, rows_of, stored_bytes
+from penstock.store.database import (
+    Columns,
+    Database,
+    OwnerLock,
+    Row,
+    Transaction,
+    row_maker,
+    rows_of,
+    stored_bytes,
+)
 from penstock.store.sqlite import locks, wakeups
 from penstock.store.sqlite.files import StoreFiles
 from penstock.store.sqlite.locks import SLOW_SECONDS, FileOwnerLock, WriteLock
@@ -40,11 +47,6 @@ _BUSY_MS = 60_000
 _TOO_LARGE = "SQLite INTEGER"
 """In the message of sqlite3 for a number of more than 64 bits."""
 _UNAVAILABLE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
-
-
-@lru_cache(maxsize=256)
-def _row_type(columns: tuple[str, ...]) -> Any:
-    return namedtuple("Row", columns, rename=True)
 
 
 class SqliteTransaction(Transaction):
@@ -68,7 +70,7 @@ class SqliteTransaction(Transaction):
         rows = self._cursor.execute(self._statements[name], parameters).fetchall()
         if not rows:
             return []
-        make = _row_type(tuple(column[0] for column in self._cursor.description))._make
+        make = row_maker(tuple(column[0] for column in self._cursor.description))
         return [make(row) for row in rows]
 
     def page(self, *, max_bytes: int, **parameters: object) -> list[Row]:
@@ -76,7 +78,7 @@ class SqliteTransaction(Transaction):
         # all of them.
         with closing(_cursor(self._connection)) as cursor:
             cursor.execute(self._statements["read_page"], parameters)
-            make = _row_type(tuple(column[0] for column in cursor.description))._make
+            make = row_maker(tuple(column[0] for column in cursor.description))
             rows: list[Row] = []
             size = 0
             for values in cursor:
