@@ -43,6 +43,7 @@ def refused(condition: str) -> pytest.RaisesExc[FeedUnavailableError]:
         {"snapshot": "none", "truncate": "skip", "lag_warning": 0, "slot_wait": 2.5},
         {"types": {"a:b&": "text", "public.t.v": "double"}, "skip": [7, 5], "invalid_values": "null"},
         {"accept": ["public.o+r:16.17", "public.p:-5+6"]},
+        {"trusted_owners": ["app", "a&b= ü"]},
     ],
 )
 def test_the_url_gives_the_same_feed(options: dict[str, object]) -> None:
@@ -94,6 +95,12 @@ def test_a_wrong_url_says_what_is_wrong(url: str, names: str) -> None:
 def test_versions_to_skip_are_a_list_of_whole_numbers(skip: object) -> None:
     with pytest.raises(InvalidInputError, match="skip is a list of versions"):
         PostgresFeed(URL, "p", "s", skip=skip)  # type: ignore[arg-type]  # on purpose
+
+
+@pytest.mark.parametrize("owners", ["app", [1], [""], 7])
+def test_trusted_owners_are_a_list_of_roles(owners: object) -> None:
+    with pytest.raises(InvalidInputError, match="trusted_owners is a list of roles"):
+        PostgresFeed(URL, "p", "s", trusted_owners=owners)  # type: ignore[arg-type]  # on purpose
 
 
 def test_without_the_driver_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

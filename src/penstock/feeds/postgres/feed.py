@@ -93,6 +93,11 @@ class PostgresFeed(FeedSettings):
         progress of the query, since the slot keeps all log that is written meanwhile; 0 for no warning.
     slot_wait
         Seconds to wait for another reader to release the slot.
+    trusted_owners
+        Roles whose code may run with the rights of the feed's role; in a URL, ``owner`` several times. The
+        initial copy runs functions in indexes, extended statistics and partition keys of the tables, and is
+        refused if one belongs to another role than these, the feed's own, superusers and the database's
+        owner.
 
     Raises
     ------
@@ -149,7 +154,11 @@ class OpenPostgresFeed(OpenFeed):
             self._server, settings.slot, settings.transaction_warning or 0.0
         )
         self._snapshots = Snapshots(
-            self._server, self._slot, self._transactions.oldest, required=settings.snapshot == "initial"
+            self._server,
+            self._slot,
+            self._transactions.oldest,
+            required=settings.snapshot == "initial",
+            trusted=settings.trusted_owners or (),
         )
         self._planned = planned
         self._tables: Tables | None = None

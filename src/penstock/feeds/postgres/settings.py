@@ -17,7 +17,7 @@ from penstock.store.url import CONNECTION_OPTIONS, StoreUrl, parse_url
 
 OWN_PARAMETERS = (
     "publication", "slot", "table", "snapshot", "truncate", "accept", "type", "invalid_values", "skip",
-    "lag_warning", "transaction_warning", "slot_wait",
+    "lag_warning", "transaction_warning", "slot_wait", "owner",
 )  # fmt: skip
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 _CHOICES = {"snapshot": ("initial", "none"), "truncate": ("fail", "skip"), "invalid_values": ("fail", "null")}
@@ -48,6 +48,7 @@ class FeedSettings:
     lag_warning: int | None = None
     transaction_warning: float | None = None
     slot_wait: float | None = None
+    trusted_owners: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         server, own = split(self.url)
@@ -71,6 +72,7 @@ class FeedSettings:
         settings: dict[str, object] = {
             "tables": column_names("tables", tables) or None,
             "accept": column_names("accept", accepted) or None,
+            "trusted_owners": self._role_names(own.get("owner", ())),
             "types": self._types_by_column(own.get("type", ())),
             "skip": self._skipped_versions(own.get("skip", ())),
         }
@@ -85,6 +87,14 @@ class FeedSettings:
             value = own.get(name, [default])[-1] if value in ("", None) else value
             settings[name] = _parsed(name, value, type(default))
         return settings
+
+    def _role_names(self, in_url: Sequence[str]) -> tuple[str, ...] | None:
+        wanted = "a list of roles such as ['app']"
+        require("trusted_owners", self.trusted_owners, Sequence | None, wanted)
+        roles = in_url if self.trusted_owners is None else self.trusted_owners
+        if isinstance(roles, str) or not all(isinstance(role, str) and role for role in roles):
+            raise refusal("trusted_owners", roles, wanted)
+        return tuple(roles) or None
 
     def _types_by_column(self, in_url: Sequence[str]) -> dict[str, str] | None:
         require("types", self.types, Mapping | None, "a mapping such as {'price': 'text'}")
@@ -154,6 +164,7 @@ class FeedSettings:
         parameters += [("accept", token) for token in self.accept or ()]
         parameters += [("type", f"{column}:{kind}") for column, kind in (self.types or {}).items()]
         parameters += [("skip", str(version)) for version in self.skip or ()]
+        parameters += [("owner", role) for role in self.trusted_owners or ()]
         values = ((name, getattr(self, name)) for name in _DEFAULTS)
         parameters += [(name, str(value)) for name, value in values if value != _DEFAULTS[name]]
         return (

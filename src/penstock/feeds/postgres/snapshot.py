@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
+from penstock.arguments import in_quotes
 from penstock.errors import DataLostError
 from penstock.feeds.postgres.catalog import SNAPSHOT_SCHEMA, Table
 from penstock.feeds.postgres.pgoutput import INSERT, NEW, NULL, TEXT, Relation
@@ -23,7 +24,7 @@ from penstock.feeds.postgres.server import Connection, Row, Server, Session, Slo
 from penstock.feeds.postgres.slot import FAILOVER_SINCE, OpenTransaction, Slot
 from penstock.json_text import Json
 from penstock.store.postgres.connection import CREATED_MEANWHILE
-from penstock.store.postgres.trusted_owners import find_foreign_owner
+from penstock.store.postgres.trusted_owners import ALWAYS_TRUSTED, find_foreign_owner
 from penstock.store.statements import bind
 
 log = logging.getLogger("penstock.feeds")
@@ -91,7 +92,8 @@ class Snapshots:
     """The snapshot of a slot, in the schema penstock_snapshots.
 
     A role that may not see it is refused if it is ``required``; otherwise the snapshot is ignored.
-    ``oldest_transaction`` finds what the creation of a slot waits for.
+    ``oldest_transaction`` finds what the creation of a slot waits for. The ``trusted`` roles may own the schema,
+    and functions that run when the tables are read.
     """
 
     def __init__(
@@ -101,8 +103,9 @@ class Snapshots:
         oldest_transaction: Callable[[], OpenTransaction | None],
         *,
         required: bool,
+        trusted: Sequence[str],
     ) -> None:
-        self._server, self._slot, self._required = server, slot, required
+        self._server, self._slot, self._required, self._trusted = server, slot, required, trusted
         self._oldest_transaction = oldest_transaction
         self._is_read = False
 
@@ -135,6 +138,8 @@ class Snapshots:
             if self._exists(row):
                 return
             half_done = self._slot.find() is not None
+            # A slot that is left behind by a refusal would keep the log.
+            self._require_trusted_functions(tables)
             with self._server.translating():
                 if row is None:
                     self._create_schema(connection)
@@ -238,11 +243,12 @@ class Snapshots:
         def first_row(text: str, **parameters: object) -> Row | None:
             return connection.execute(bind(text, "postgres").encode(), parameters).fetchone()
 
-        foreign = find_foreign_owner(first_row, SNAPSHOT_SCHEMA, [_SLOTS, *copies])
+        foreign = find_foreign_owner(first_row, SNAPSHOT_SCHEMA, [_SLOTS, *copies], trusted=self._trusted)
         if foreign is not None:
             raise self._server.unavailable(
                 "SCHEMA_OWNER",
-                f"{foreign}: alter schema {SNAPSHOT_SCHEMA} owner to …, and its tables too, or drop it",
+                f"{foreign}: alter schema {SNAPSHOT_SCHEMA} owner to …, and its tables too, or drop it; or trust "
+                f"the role with trusted_owners={[foreign.owner]}",
                 owner=foreign.owner,
             )
 
@@ -307,6 +313,7 @@ class Snapshots:
         place = f"rows_{digest}_{number}"
         target = f"{SNAPSHOT_SCHEMA}.{quoted(place)}"
         self._hold(connection, table)
+        self._require_trusted_functions([table])
         connection.execute(f"CREATE TABLE {target} AS {_select(table)}".encode())
         connection.execute(f"ALTER TABLE {target} ADD PRIMARY KEY (n)".encode())
         row = connection.execute(f"SELECT count(*) FROM {target}".encode()).fetchone()
@@ -335,6 +342,30 @@ class Snapshots:
                 "query again",
                 table=table.relation.name,
             )
+
+    def _require_trusted_functions(self, tables: Sequence[Table]) -> None:
+        """Refuse tables whose indexes, statistics or partition keys use what an untrusted role owns.
+
+        Planning a query on them would run it. The catalog is read in another session: the copy's transaction has
+        it as it was when the slot was created, and plans with what was added since.
+        """
+        names = {table.relation.oid: table.relation.name for table in tables}
+        trusted = [*ALWAYS_TRUSTED, *self._trusted]
+        foreign = next(iter(self._server.fetch("foreign_functions", oids=list(names), trusted=trusted)), None)
+        if foreign is None:
+            return
+        table, kind, owner = names[foreign.oid], foreign.object_type, foreign.owner
+        drop = "" if kind == "table" else f", drop the {kind}"
+        raise self._server.unavailable(
+            "FUNCTION_OWNER",
+            f"the {kind} {foreign.object} uses the {foreign.used_type} {foreign.used} of the role "
+            f"{in_quotes(owner)}, which could run code with the rights of the role {in_quotes(foreign.role)} "
+            f"when {table} is copied. Read other tables with tables=[…]{drop}, or trust the role with "
+            f"trusted_owners={[owner]}",
+            table=table,
+            function=foreign.used,
+            owner=owner,
+        )
 
 
 def _select(table: Table) -> str:

@@ -15,6 +15,8 @@ FROM (VALUES
     ('idle_in_transaction_session_timeout', '0'),
     ('transaction_timeout', '0'),
     ('jit', 'off'),
+    -- Otherwise checks of partitions are evaluated while a query is planned.
+    ('constraint_exclusion', 'off'),
     -- A backend that decodes for a disconnected client would hold the slot.
     ('client_connection_check_interval', '1s')
 ) AS v (name, value)
@@ -351,6 +353,65 @@ ON CONFLICT (slot) DO UPDATE SET state = 'copying', consistent_point = NULL, cop
 SELECT (
     to_regclass(:name)::oid = :oid::oid AND (:partitioned::boolean OR pg_relation_filenode(:oid::oid) IS NOT NULL)
 ) IS TRUE AS same;
+
+-- name: foreign_functions
+-- What PostgreSQL may run while it plans a query on some tables, and a role that is not trusted owns: it evaluates the
+-- constant parts of indexes, extended statistics and partition keys. (Of checks too, unless constraint_exclusion is
+-- off.) What every database has is pinned, and not in pg_depend.
+WITH RECURSIVE member (root, oid) AS (
+    SELECT t.oid, t.oid FROM unnest(:oids::oid[]) AS t (oid)
+    UNION ALL
+    SELECT m.root, i.inhrelid
+    FROM member AS m
+    -- Of other tables the children are not read.
+    JOIN pg_class AS c ON c.oid = m.oid AND c.relkind = 'p'
+    JOIN pg_inherits AS i ON i.inhparent = m.oid
+), object (root, class, oid) AS (
+    SELECT m.root, 'pg_class'::regclass, i.indexrelid
+    FROM member AS m JOIN pg_index AS i ON i.indrelid = m.oid
+    UNION ALL
+    SELECT m.root, 'pg_statistic_ext'::regclass, s.oid
+    FROM member AS m JOIN pg_statistic_ext AS s ON s.stxrelid = m.oid
+    UNION
+    -- Tables with a partition key. The rows of a partition are bounded by the keys of all tables above it.
+    SELECT m.root, 'pg_class'::regclass, a.relid::oid
+    FROM member AS m CROSS JOIN LATERAL pg_partition_ancestors(m.oid) AS a
+), dependency AS (
+    SELECT o.root, o.class, o.oid, d.refclassid, d.refobjid
+    FROM object AS o
+    JOIN pg_depend AS d ON d.classid = o.class AND d.objid = o.oid AND d.objsubid = 0
+), used (root, class, oid, used_class, used, owner) AS (
+    SELECT d.*, p.proowner
+    FROM dependency AS d JOIN pg_proc AS p ON d.refclassid = 'pg_proc'::regclass AND p.oid = d.refobjid
+    UNION ALL
+    -- An operator's owner may give it a negator, which can be planned in its place.
+    SELECT d.*, r.oprowner
+    FROM dependency AS d JOIN pg_operator AS r ON d.refclassid = 'pg_operator'::regclass AND r.oid = d.refobjid
+    UNION ALL
+    SELECT d.root, d.class, d.oid, 'pg_proc'::regclass, p.oid, p.proowner
+    FROM dependency AS d
+    JOIN pg_operator AS r ON d.refclassid = 'pg_operator'::regclass AND r.oid = d.refobjid
+    JOIN pg_proc AS p ON p.oid = r.oprcode
+    UNION ALL
+    -- A domain may have checks, also as a part of another type. An enum runs nothing.
+    SELECT d.*, y.typowner
+    FROM dependency AS d
+    JOIN pg_type AS y ON d.refclassid = 'pg_type'::regclass AND y.oid = d.refobjid
+    LEFT JOIN pg_type AS e ON y.typtype = 'b' AND e.oid = y.typelem
+    WHERE 'e' NOT IN (y.typtype, coalesce(e.typtype, y.typtype))
+)
+SELECT u.root AS oid, o.type AS object_type, o.identity AS object, f.type AS used_type, f.identity AS used,
+    r.rolname::text AS owner, current_user::text AS role
+FROM used AS u
+JOIN pg_roles AS r ON r.oid = u.owner
+CROSS JOIN LATERAL pg_identify_object(u.class, u.oid, 0) AS o
+CROSS JOIN LATERAL pg_identify_object(u.used_class, u.used, 0) AS f
+WHERE NOT r.rolsuper
+    AND r.rolname <> ALL (:trusted::text[])
+    AND r.rolname NOT IN (current_user, session_user)
+    AND r.oid NOT IN (SELECT d.datdba FROM pg_database AS d WHERE d.datname = current_database())
+ORDER BY u.root, u.class, u.oid, u.used
+LIMIT 1;
 
 -- name: end_snapshot
 UPDATE penstock_snapshots.slots

@@ -21,8 +21,8 @@ from penstock.store.statements import parse, read
 
 FirstRow: TypeAlias = Callable[..., Sequence[Any] | None]
 """Runs a query with ``:name`` parameters, which are passed by name, and returns its first row."""
-# The role that owns `public`: its only member is the database's owner.
-_TRUSTED = ("pg_database_owner",)
+ALWAYS_TRUSTED = ("pg_database_owner",)
+"""The role that owns ``public``: its only member is the database's owner."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def find_foreign_owner(
         _statement(),
         schema=schema,
         relations=list(relations),
-        trusted=[*_TRUSTED, *trusted],
+        trusted=[*ALWAYS_TRUSTED, *trusted],
         with_schema=with_schema,
     )
     if row is None:
