@@ -1,5 +1,5 @@
-"""PostgreSQL runs functions in indexes, statistics and partition keys while it plans a query, with the rights of
-whoever queries: the initial copy runs none of a role that the feed's role does not trust.
+"""PostgreSQL runs functions in indexes, statistics and partition keys while it plans a query, with the rights
+of whoever queries: the initial copy runs none of a role that the feed's role does not trust.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ INDEX = "create index t_n on theirs.t (n) where theirs.spy(1) = 1"
 
 @dataclass
 class Spied:
-    """A database in which a stranger owns the schema ``theirs``, with functions that spy on whoever runs them."""
+    """A database in which a stranger owns the schema ``theirs``, with functions that note who runs them."""
 
     shared: SharedDatabase
     source: Source

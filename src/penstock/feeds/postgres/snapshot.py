@@ -92,8 +92,8 @@ class Snapshots:
     """The snapshot of a slot, in the schema penstock_snapshots.
 
     A role that may not see it is refused if it is ``required``; otherwise the snapshot is ignored.
-    ``oldest_transaction`` finds what the creation of a slot waits for. The ``trusted`` roles may own the schema,
-    and functions that run when the tables are read.
+    ``oldest_transaction`` finds what the creation of a slot waits for. The ``trusted`` roles may own the
+    schema, and functions that run when the tables are copied.
     """
 
     def __init__(
@@ -247,8 +247,8 @@ class Snapshots:
         if foreign is not None:
             raise self._server.unavailable(
                 "SCHEMA_OWNER",
-                f"{foreign}: alter schema {SNAPSHOT_SCHEMA} owner to …, and its tables too, or drop it; or trust "
-                f"the role with trusted_owners={[foreign.owner]}",
+                f"{foreign}: alter schema {SNAPSHOT_SCHEMA} owner to …, and its tables too, or drop it; or "
+                f"trust the role with trusted_owners={[foreign.owner]}",
                 owner=foreign.owner,
             )
 
@@ -346,8 +346,8 @@ class Snapshots:
     def _require_trusted_functions(self, tables: Sequence[Table]) -> None:
         """Refuse tables whose indexes, statistics or partition keys use what an untrusted role owns.
 
-        Planning a query on them would run it. The catalog is read in another session: the copy's transaction has
-        it as it was when the slot was created, and plans with what was added since.
+        Planning a query on them would run it. The catalog is read in another session: a query in the copy's
+        transaction sees it as it was when the slot was created, but is planned with what was added since.
         """
         names = {table.relation.oid: table.relation.name for table in tables}
         trusted = [*ALWAYS_TRUSTED, *self._trusted]
