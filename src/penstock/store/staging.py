@@ -129,7 +129,7 @@ def publish_written(
     tasks, and drop everything staged up to the batch.
     """
     discard(tx, queue, app_id, batch_id)
-    segments = [segment for each in written for segment in each.segments()]
+    segments = Written.segments(written)
     if not segments:
         require_unchanged(tx, queue)
     return append(tx, queue, segments)

@@ -15,13 +15,13 @@ import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from operator import attrgetter
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from penstock.arrow.segments import decode, encode
+from penstock.arrow.segments import decode_each, encode
 from penstock.errors import CommitRefusedError, StoreError
 from penstock.objects.bundle import Packed, Place, pack
 from penstock.objects.local import UNFINISHED
@@ -177,18 +177,24 @@ class Written:
         index = encode(pa.RecordBatch.from_arrays(arrays, schema=_WRITTEN)).to_pybytes()
         return cls(tuple(objects.values()), index, b"".join(data))
 
-    def segments(self) -> list[Segment]:
-        """Return the segments, in the order in which they were written."""
-        objects = {made.object_id: made for made in self.objects}
-        data = pa.py_buffer(self.data)
+    @staticmethod
+    def segments(written: Sequence[Written]) -> list[Segment]:
+        """Return the segments of tasks, in the order in which they were written."""
+        indexes = list(decode_each([each.index for each in written], _WRITTEN))
+        # Column by column, since there may be thousands of tasks.
+        columns = pa.Table.from_batches(indexes, _WRITTEN).columns
+        rows = zip(*(column.to_pylist() for column in columns), strict=True)
         found = []
-        columns = (column.to_pylist() for column in decode(self.index, _WRITTEN).columns)
-        for partition, rows, width, number, offset, length, checksum in zip(*columns, strict=True):
-            if number == _NO_OBJECT:
-                found.append(Segment.written(partition, rows, width, data.slice(offset, length), None))
-            else:
-                stored = InObject(objects[number], Place(offset, length, checksum))
-                found.append(Segment.written(partition, rows, width, None, stored))
+        for each, index in zip(written, indexes, strict=True):
+            objects = {made.object_id: made for made in each.objects}
+            data = pa.py_buffer(each.data)
+            for partition, size, width, number, offset, length, checksum in islice(rows, index.num_rows):
+                if number == _NO_OBJECT:
+                    segment = Segment.written(partition, size, width, data.slice(offset, length), None)
+                else:
+                    stored = InObject(objects[number], Place(offset, length, checksum))
+                    segment = Segment.written(partition, size, width, None, stored)
+                found.append(segment)
         return found
 
 
@@ -259,7 +265,7 @@ def _enter_objects(tx: Transaction, objects: Sequence[NewObject]) -> None:
         "size": [each.size for each in made],
     }
     entered = tx.each("insert_object", columns, queue_id=made[0].queue_id, now=tx.stamp())
-    if any(row.store != each.store for row in entered for each in made):
+    if {row.store for row in entered} - {each.store for each in made}:
         raise replaced()
     if len(entered) < len(made):
         raise CommitRefusedError(
