@@ -38,11 +38,11 @@ def test_sequence_numbers_may_have_gaps_and_continue_by_default(
     producer.append(rows(3))
     assert producer.sequence == 1001
     assert producer.append(rows(4), sequence=1001).skipped
-    producer.append(rows(5), sequence=2**63 - 1)
+    producer.append(rows(5), sequence=2**62 - 1)
     assert numbers(queue.read(0, 0)) == [1, 2, 3, 5]
 
 
-@pytest.mark.parametrize("sequence", [-1, 1.0, "1", True, 2**63])
+@pytest.mark.parametrize("sequence", [-1, 1.0, "1", True, 2**62])
 def test_an_invalid_sequence_number_is_refused(
     store: penstock.Store, queue: penstock.Queue, sequence: object
 ) -> None:

@@ -43,7 +43,7 @@ FILL = [
     "insert into penstock.consumer (name, created_at) select 'c' || i, 0 from {rows:2000}",
     (
         "insert into penstock.registration (consumer_id, queue_id, vital, generation) "
-        "select 1 + i / 4, 1 + (i / 4 + i % 4 * 7) % 2000, i % 2, i from {rows:8000}"
+        "select 1 + i / 4, 1 + (i / 4 + i % 4 * 7) % 2000, i % 2, 1 + i from {rows:8000}"
     ),
     (
         "insert into penstock.position (consumer_id, queue_id, partition, next_index, safe_index) "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,7 +11,9 @@ from penstock.cli.commands.shared import Run, command, option
 from penstock.cli.output import Section
 from penstock.cli.units import age_text, count_text, counted, parse_age, size_text
 from penstock.errors import StoreNotFoundError
-from penstock.store.log.object_cleaning import ObjectsCheck
+
+if TYPE_CHECKING:
+    from penstock.store.log.object_cleaning import ObjectsCheck
 
 _MOST_NAMES = 10
 
