@@ -153,6 +153,11 @@ def test_characters_missing_from_the_encoding_are_escaped(tmp_path: Path) -> Non
         ("postgresql://me%3Ayou@h/d", False),
         ("snapshots:/data/orders?row_id=secret_key", False),
         ("queue:q?" + "a=?" * 5000, False),
+        ("host=h password=QZ7hush9", True),
+        ("host=h sslpassword = 'QZ7hush9'", True),
+        ("--url=password=QZ7hush9 host=h", True),
+        ("host=h user=me passfile=/run/secrets/pgpass", False),
+        ("the password of a user", False),
     ],
 )
 def test_a_password_anywhere_in_a_url_is_warned_about(
@@ -168,6 +173,7 @@ def test_a_password_anywhere_in_a_url_is_warned_about(
         (("--url", "postgresql://me:QZ7hush9@127.0.0.1:1/db"), "PGPASSFILE"),
         (("--url=postgresql://me@127.0.0.1:1/db?password=QZ7hush9",), "PGPASSFILE"),
         (("--json", "--url", "postgresql://me:QZ7hush9@127.0.0.1:1/db"), "PGPASSFILE"),
+        (("--url", "host=127.0.0.1 port=1 password=QZ7hush9"), "PGPASSFILE"),
         (("--url", "postgresql://me@127.0.0.1:1/db"), ""),
         (("--url", "sqlite:////nowhere/x.db"), ""),
     ],

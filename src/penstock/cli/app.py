@@ -38,6 +38,8 @@ from penstock.store.url import CONNECTION_OPTIONS
 
 _URL = re.compile(r"://|%3A%2F%2F|:[^\s?]+\?", re.IGNORECASE)
 """What an argument has that is a URL, of a store or of a change feed."""
+_KEYWORD = re.compile(r"(?:^|\s|^--url=)(?:ssl)?password\s*=\s*\S", re.IGNORECASE)
+"""A password in libpq's keyword form, which is not accepted as a URL but can be read all the same."""
 _MOST_NESTED = 5
 app = typer.Typer(
     name="penstock",
@@ -168,7 +170,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def warn_of_secrets(arguments: Sequence[str]) -> None:
     """Warn if a program's arguments hold a secret, since every user of the machine can read them."""
-    if any(_URL.search(word) and _has_secret(word) for word in arguments):
+    if any(_KEYWORD.search(word) or (_URL.search(word) and _has_secret(word)) for word in arguments):
         _warn(
             "a password in an argument",
             "leave it out of the URL, and set PGPASSFILE or PGPASSWORD; or set PENSTOCK_URL",

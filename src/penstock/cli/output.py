@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import sys
 from abc import ABC, abstractmethod
@@ -23,6 +24,8 @@ Advance = Callable[[int], None]
 JsonT = TypeVar("JsonT")
 
 
+# The control characters that json.dumps does not escape.
+_CONTROL = re.compile("[\x7f-\x9f]")
 LONGEST_CELL = 300
 """The most characters of a text in a list. The names that Penstock accepts are shorter."""
 
@@ -158,14 +161,14 @@ class JsonOutput(Output):
         self._print(data)
 
     def _print(self, value: Mapping[str, object]) -> None:
-        print(_dump(value, indent=2))
+        print(json_text(value, indent=2))
 
     def row_printer(
         self, columns: Sequence[Column], style: Callable[[Row], str] = lambda row: ""
     ) -> PrintRows:
         def print_rows(rows: Sequence[Row]) -> None:
             for row in rows:
-                print(_dump(row))
+                print(json_text(row))
             sys.stdout.flush()
 
         return print_rows
@@ -185,14 +188,16 @@ class JsonOutput(Output):
 
     def _print_error(self, value: Mapping[str, object]) -> None:
         # Redact before dumping, so that a removed password cannot take JSON's own quotes with it.
-        print(_dump(self.redact_json(json.loads(_dump(value))), ascii_only=True), file=sys.stderr)
+        print(json_text(self.redact_json(json.loads(json_text(value))), ascii_only=True), file=sys.stderr)
 
 
-def _dump(value: Mapping[str, object], *, indent: int | None = None, ascii_only: bool = False) -> str:
+def json_text(value: Mapping[str, object], *, indent: int | None = None, ascii_only: bool = False) -> str:
+    """Return a JSON text without control characters, which a terminal would execute."""
     encoding = (getattr(sys.stdout, "encoding", None) or "").lower()
-    return json.dumps(
+    text = json.dumps(
         value, indent=indent, ensure_ascii=ascii_only or not encoding.startswith("utf"), default=str
     )
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0

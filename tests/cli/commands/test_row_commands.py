@@ -58,6 +58,37 @@ def test_text_that_is_not_utf8_is_shown_with_replacements(penstock: Penstock, st
     assert "a\ufffd" in penstock("queue", "peek", "q").out
 
 
+def test_a_time_that_cannot_be_written_is_shown_as_its_number(penstock: Penstock, store_url: str) -> None:
+    penstock("queue", "create", "q", "--schema", "at timestamp, local timestamp_ntz, day date")
+    largest = 2**63 - 1
+    schema = pa.schema(
+        [("at", pa.timestamp("us", "UTC")), ("local", pa.timestamp("us")), ("day", pa.date32())]
+    )
+    days = [2**31 - 1, 0]
+    arrays = [pa.array(values, pa.int64()) for values in ([largest, 0], [largest, 0])]
+    arrays.append(pa.array(days, pa.int32()))
+    with connect(store_url) as store:
+        rows = [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)]
+        store.queue("q").append(pa.table(rows, schema))
+    outside = f"<value out of range: {largest}>"
+    assert penstock("queue", "peek", "q", "--json").lines == [
+        {"at": outside, "local": outside, "day": f"<value out of range: {2**31 - 1}>"},
+        {"at": "1970-01-01T00:00:00.000000Z", "local": "1970-01-01T00:00:00.000000", "day": "1970-01-01"},
+    ]
+
+
+def test_json_has_control_characters_escaped(penstock: Penstock, store_url: str) -> None:
+    name = "a\x00\x1b[2J\x7f\x80\x9b\x9f\xa0é"
+    penstock("queue", "create", "q", "--schema", "name string, items map<string, string>")
+    row = {"name": name, "items": {name: name}}
+    with connect(store_url) as store:
+        store.queue("q").append([row])
+    shown = penstock("queue", "peek", "q", "--json")
+    assert shown.lines == [row]
+    assert "\\u007f\\u0080\\u009b\\u009f\xa0é" in shown.out
+    assert not any(ord(character) < 32 or 127 <= ord(character) < 160 for character in shown.out.strip())
+
+
 def test_peek_shows_each_partition_from_its_oldest_row(filled: Penstock) -> None:
     assert ids(filled, "peek", "q") == list(range(2, 12))
     assert ids(filled, "peek", "q", "-n", 12) == [*range(2, 12), 100, 101]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import logging
 import os
 import sys
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import JsonOutput, Output, silence
+from penstock.cli.output import JsonOutput, Output, json_text, silence
 from penstock.errors import InvalidInputError, MissingDependencyError, PenstockError, StoreNotFoundError
 from penstock.extras import instead
 from penstock.logs import JsonFormatter
@@ -202,7 +201,7 @@ class CommandLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if self._as_json:
             fields = self._output.redact_json(self._json_formatter.fields(record))
-            print(json.dumps(fields), file=sys.stderr)
+            print(json_text(fields, ascii_only=True), file=sys.stderr)
         # Retries matter only to people who wait at a terminal.
         elif getattr(record, "action", None) != "store_retry" or sys.stderr.isatty():
             self._output.note(f"{record.levelname.lower()}: {record.getMessage()}")

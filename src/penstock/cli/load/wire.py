@@ -137,8 +137,9 @@ def _encoded(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _encoded_leaf(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_timestamp(kind):
-        texts = pc.replace_substring(array.cast(pa.timestamp("us")).cast(pa.string()), " ", "T")
-        return pc.binary_join_element_wise(texts, "Z", "") if kind.tz else texts
+        texts = array.cast(pa.timestamp("us")).cast(pa.string())
+        # Arrow writes a time that is out of its range as "<value out of range: …>", which is kept unchanged.
+        return pc.replace_substring_regex(texts, "^([^<].*) (.*)$", rf"\1T\2{'Z' if kind.tz else ''}")
     if pat.is_time(kind):
         return pc.utf8_slice_codeunits(array.cast(pa.string()), 0, len("00:00:00.000000"))
     if pat.is_date(kind) or pat.is_decimal(kind):
