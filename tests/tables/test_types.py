@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import pyarrow as pa
 import pytest
@@ -21,6 +22,7 @@ from penstock.errors import (
     UnsupportedTypeError,
 )
 from penstock.store.url import parse_url
+from penstock.tables.sql.staging import load, refusing_unstorable_text
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import Feed, named, query, rows, sql_name
 
@@ -150,8 +152,68 @@ def test_types_that_no_table_has_are_refused_before_the_query_starts(feed: Feed)
 
 
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
-def test_a_text_that_postgres_cannot_store_is_refused(feed: Feed) -> None:
+@pytest.mark.parametrize(
+    ("expression", "condition", "advice"),
+    [
+        ("concat('a', chr(0))", "NUL_CHARACTER", "translate"),
+        ("array(concat('a', chr(0)))", "NUL_CHARACTER", "translate"),
+        ("cast(x'61ff' as string)", "INVALID_UTF8", "0xff.*make_valid_utf8"),
+    ],
+)
+def test_a_text_that_postgres_cannot_store_is_refused(
+    feed: Feed, expression: str, condition: str, advice: str
+) -> None:
     feed.add({"id": 1})
-    with pytest.raises(TableRefusedError, match="translate") as caught:
-        feed.run(feed.table("t"), lambda df: df.selectExpr("concat('a', chr(0)) as s"))
-    assert caught.value.condition == "TABLE_REFUSED.NUL_CHARACTER"
+    with pytest.raises(TableRefusedError, match=advice) as caught:
+        feed.run(feed.table("t"), lambda df: df.selectExpr(f"{expression} as s"))
+    assert caught.value.condition == f"TABLE_REFUSED.{condition}"
+    if condition == "INVALID_UTF8":
+        feed.run(feed.table("t"), lambda df: df.selectExpr(f"make_valid_utf8({expression}) as s"))
+        assert rows(feed.url, "t") == [("a\ufffd",)]
+
+
+def test_a_character_that_the_database_has_not_is_refused(pg_url: str) -> None:
+    parts = urlsplit(pg_url)
+    url = urlunsplit(parts._replace(path="/western"))
+    query(pg_url, "create database western encoding 'LATIN1' template template0 lc_collate 'C' lc_ctype 'C'")
+    try:
+        with penstock.connect(url, create=True) as store:
+            texts = pa.record_batch({"c0": ["é", "€"]})
+            store.database.run(lambda tx: load(tx, ["c0 text"], [texts[:1]]))
+            with pytest.raises(TableRefusedError, match="LATIN1") as caught, refusing_unstorable_text():
+                store.database.run(lambda tx: load(tx, ["c0 text"], [texts]))
+        assert caught.value.condition == "TABLE_REFUSED.ENCODING"
+    finally:
+        query(pg_url, "drop database western with (force)")
+
+
+@pytest.mark.parametrize("kind", ["date", "timestamp", "timestamp_ntz"])
+def test_a_date_that_cannot_be_written_is_refused(feed: Feed, kind: str) -> None:
+    first = 1 if feed.url.startswith("postgresql") else -32767
+    feed.add({"id": 1})
+    for beyond in (f"make_date({first}, 1, 1) - 1", "date '+32768-01-01'"):
+        with pytest.raises(TableRefusedError, match=r"'day' has a date outside the years .*year\(") as caught:
+            feed.run(feed.table("t"), lambda df, end=beyond: df.selectExpr(f"cast({end} as {kind}) as day"))
+        assert caught.value.condition == "TABLE_REFUSED.DATE_OUT_OF_RANGE"
+
+
+def test_the_first_and_the_last_date_are_written(feed: Feed) -> None:
+    first = "0001" if feed.url.startswith("postgresql") else "-32767"
+    feed.add({"id": 1})
+    last = "'+32767-12-31 23:59:59.999999'"
+    feed.run(
+        feed.table("t"),
+        lambda df: df.selectExpr(
+            f"make_date({int(first)}, 1, 1) as day",
+            f"cast(make_date({int(first)}, 1, 1) as timestamp) as at",
+            "date '+32767-12-31' as last_day",
+            f"timestamp {last} as last_at",
+            f"timestamp_ntz {last} as last_local",
+            "cast(null as date) as never",
+        ),
+    )
+    columns = ("day", "at", "last_day", "last_at", "last_local")
+    texts = ", ".join(f"cast({column} as text)" for column in columns)
+    ((day, at, last_day, last_at, last_local),) = rows(feed.url, "t", texts)
+    assert (day, at[: len(day)], last_day) == (f"{first}-01-01", f"{first}-01-01", "32767-12-31")
+    assert {last_at[:26], last_local[:26]} == {"32767-12-31 23:59:59.99999"}

@@ -25,7 +25,7 @@ from penstock.tables.columns import Layout
 from penstock.tables.names import resolve
 from penstock.tables.row_encoding import CHUNK_BYTES, CHUNK_ROWS, chunked, project_rows
 from penstock.tables.sql import ddl, upsert
-from penstock.tables.sql.staging import SegmentStage, drop_earlier_attempts, refusing_nul_characters
+from penstock.tables.sql.staging import SegmentStage, drop_earlier_attempts, refusing_unstorable_text
 from penstock.tables.sql.write_task import RowEncoder, insert_chunk
 from penstock.tables.sql.writer import TableTarget
 
@@ -140,7 +140,7 @@ class TableSinkDriver(SinkDriver):
             self.commits.note(layout.name.ledger_name, epoch, offset)
             return
         stage = SegmentStage.of(layout, columns, self.commits.app_id, epoch.number)
-        with refusing_nul_characters():
+        with refusing_unstorable_text():
             self.commits.commit(TableTarget(layout, self.name, "append", stage), epoch, offset)
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pat
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
@@ -14,6 +15,12 @@ from penstock.arguments import brief, did_you_mean, in_quotes
 from penstock.errors import InvalidInputError, InvalidOptionError, TableRefusedError
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_VERSION
 from penstock.spark.schemas import is_split, required_sequence, row_id_columns, sequence_column
+
+_DAY = 86_400_000_000
+_FIRST_DAYS = {"postgres": (1, -719_162), "sqlite": (-32767, -12_687_428)}
+"""The first years that can be written, and their first days since 1970. PostgreSQL reads no signs."""
+_END = 11_248_738
+"""The first day of the year 32768, which Arrow does not write as text."""
 
 
 def tie_breakers(schema: StructType, sequence_by: str) -> tuple[str, ...]:
@@ -124,6 +131,32 @@ def require_key_value(array: pa.Array, column: str, table: str) -> None:
             condition="TABLE_REFUSED.NULL_KEY",
             column=column,
         )
+
+
+def require_writable_times(array: pa.Array, column: str, table: str, dialect: str) -> None:
+    """Refuse dates and timestamps that Arrow cannot write as text, or that PostgreSQL would not read again.
+
+    Arrow writes some of them as other dates, without an error.
+    """
+    if pat.is_date(array.type):
+        numbers, per_day, unit = array.view(pa.int32()), 1, "days"
+    elif pat.is_timestamp(array.type):
+        numbers, per_day, unit = array.view(pa.int64()), _DAY, "microseconds"
+    else:
+        return
+    first_year, first_day = _FIRST_DAYS[dialect]
+    least, most = pc.min_max(numbers).as_py().values()
+    if least is None:
+        return
+    for value in (least, most):
+        if not first_day * per_day <= value < _END * per_day:
+            raise TableRefusedError(
+                f"{in_quotes(column)} has a date outside the years {first_year} to 32767, which cannot be "
+                f"written to {table} ({value} {unit} since 1970-01-01): correct it, or replace it with NULL, "
+                f"as if(year(column) between {first_year} and 32767, column, null) does",
+                condition="TABLE_REFUSED.DATE_OUT_OF_RANGE",
+                column=column,
+            )
 
 
 def ambiguous_order(key: str, table: str, sequence_by: str) -> TableRefusedError:

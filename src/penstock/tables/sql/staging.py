@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -31,7 +32,7 @@ from penstock.tables.columns import Layout
 from penstock.tables.names import digest
 from penstock.tables.row_encoding import chunked
 
-_NUL_CHARACTER = ("22021", "22P05")
+_INVALID_BYTES, _UNTRANSLATABLE = "22021", "22P05"
 _ALL_BATCHES = 2**62
 _IN_USE_SECONDS = 3600.0
 """How often a long micro-batch notes that its relation is in use; an unused one is dropped after a day."""
@@ -99,18 +100,41 @@ def _copy(tx: Transaction, relation: str, rows: pa.RecordBatch) -> None:
 
 
 @contextmanager
-def refusing_nul_characters() -> Iterator[None]:
+def refusing_unstorable_text() -> Iterator[None]:
     """Raise a clear error for text that PostgreSQL cannot store."""
     try:
         yield
     except PenstockError as error:
-        if getattr(error.__cause__, "sqlstate", None) not in _NUL_CHARACTER:
+        refusal = _unstorable_text(error.__cause__)
+        if refusal is None:
             raise
-        raise TableRefusedError(
+        raise refusal from error
+
+
+def _unstorable_text(error: Any) -> TableRefusedError | None:
+    """Return the error for a text that PostgreSQL refused; None if it refused something else."""
+    state = getattr(error, "sqlstate", None)
+    if state not in (_INVALID_BYTES, _UNTRANSLATABLE):
+        return None
+    # The server may write messages in another language, but bytes and escapes are the same in all of them.
+    message, detail = error.diag.message_primary or "", error.diag.message_detail or ""
+    if message.endswith("0x00") or "\\u0000" in detail:
+        return TableRefusedError(
             "a text has the character NUL, which PostgreSQL cannot store: remove it, as translate(column, "
             "chr(0), '') does",
             condition="TABLE_REFUSED.NUL_CHARACTER",
-        ) from error
+        )
+    if state == _UNTRANSLATABLE:
+        return TableRefusedError(
+            f"a text has a character that the database's encoding does not have ({message}): replace it, or "
+            "use a database with the encoding UTF8",
+            condition="TABLE_REFUSED.ENCODING",
+        )
+    return TableRefusedError(
+        f"a text is not valid UTF-8, so PostgreSQL cannot store it ({message}): replace the invalid bytes, "
+        "as make_valid_utf8(column) does, or use a binary column",
+        condition="TABLE_REFUSED.INVALID_UTF8",
+    )
 
 
 @dataclass(frozen=True)
@@ -292,7 +316,7 @@ class PostgresStage(Stage):
             _copy(tx, staging_relations.qualified(tx, self.relation), chunk.add_column(0, "piece", piece))
             return number
 
-        with refusing_nul_characters():
+        with refusing_unstorable_text():
             number = database.run(work, idempotent=True)
         return str(number), int(chunk.num_rows)
 

@@ -15,7 +15,12 @@ from penstock.spark.error_boundary import iterate_in_worker
 from penstock.spark.internals.python_workers import check_reach
 from penstock.store.database import Database, Transaction
 from penstock.tables.columns import Layout
-from penstock.tables.row_checks import first_repeated_key, require_changes, require_key_value
+from penstock.tables.row_checks import (
+    first_repeated_key,
+    require_changes,
+    require_key_value,
+    require_writable_times,
+)
 from penstock.tables.row_encoding import chunked, database_schema, projected_schema, to_database_types
 from penstock.tables.sql import ddl, upsert
 from penstock.tables.sql.staging import (
@@ -23,7 +28,7 @@ from penstock.tables.sql.staging import (
     TaskWriter,
     clear,
     load,
-    refusing_nul_characters,
+    refusing_unstorable_text,
     relation_columns,
 )
 from penstock.tables.unchanged_values import UNKNOWN
@@ -53,6 +58,8 @@ class RowEncoder:
         for array, column in zip(rows.columns, self.layout.columns, strict=False):
             if column.key:
                 require_key_value(array, column.name, self.layout.name.sql)
+        for array, column in zip(rows.columns, self.layout.staged.values(), strict=True):
+            require_writable_times(array, column.name, self.layout.name.sql, self.layout.dialect)
         if self.layout.sequence is not None:
             require_changes(rows, self.layout.sequence.name)
         if self.layout.unchanged is not None:
@@ -113,7 +120,7 @@ def insert_chunk(
         insert(tx, layout, load(tx, columns, [chunk]))
         clear(tx, columns)
 
-    with refusing_nul_characters():
+    with refusing_unstorable_text():
         database.run(work, idempotent=True)
 
 
