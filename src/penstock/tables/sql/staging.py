@@ -63,9 +63,16 @@ def load(tx: Transaction, columns: Sequence[str], chunks: Iterable[pa.RecordBatc
         if tx.dialect == "postgres":
             _copy(tx, relation, chunk)
         else:
-            rows = zip(*(column.to_pylist() for column in chunk.columns), strict=True)
+            rows = zip(*_python_values(chunk), strict=True)
             tx.load(f"insert into {relation} values ({', '.join('?' * chunk.num_columns)})", rows)
     return StagedRows(relation)
+
+
+def _python_values(chunk: pa.RecordBatch) -> list[list[Any]]:
+    try:
+        return [column.to_pylist() for column in chunk.columns]
+    except UnicodeDecodeError as error:
+        raise _invalid_utf8(str(error)) from None
 
 
 def clear(tx: Transaction, columns: Sequence[str]) -> None:
@@ -130,9 +137,13 @@ def _unstorable_text(error: Any) -> TableRefusedError | None:
             "use a database with the encoding UTF8",
             condition="TABLE_REFUSED.ENCODING",
         )
+    return _invalid_utf8(message)
+
+
+def _invalid_utf8(why: str) -> TableRefusedError:
     return TableRefusedError(
-        f"a text is not valid UTF-8, so PostgreSQL cannot store it ({message}): replace the invalid bytes, "
-        "as make_valid_utf8(column) does, or use a binary column",
+        f"a text is not valid UTF-8, so the database cannot store it ({why}): replace the invalid bytes, as "
+        "make_valid_utf8(column) does, or use a binary column",
         condition="TABLE_REFUSED.INVALID_UTF8",
     )
 
