@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from penstock.arguments import truncated
@@ -20,7 +21,7 @@ _RUN = re.compile(r"\S+")
 _USER = re.compile(r"//[^\s/:@]*:")
 # The user info of these URLs is often a token without a password, or with one that means nothing. Of other
 # schemes it is the name of a user.
-_USER_INFO = r"""(\bhttps?://)[^\s/?#@:"'<>,\\]++(?=@|:(?:x-oauth-basic)?@"""
+_USER_INFO = r"""(\b(?:https?|nats)://)[^\s/?#@:"'<>,\\]++(?=@|:(?:x-oauth-basic)?@"""
 _TOKEN_IN_URL = re.compile(rf"{_USER_INFO})", re.IGNORECASE)
 _TOKEN_IN_CUT_URL = re.compile(rf"{_USER_INFO}|(?::[a-z-]{{0,13}}+)?\Z)", re.IGNORECASE)
 _PEM = r"[A-Z0-9 ]{0,40}?PRIVATE KEY(?: BLOCK)?-----"
@@ -57,10 +58,20 @@ _PASSWORD = re.compile(
 # Ocp-Apim-Subscription-Key, but not the keys of tables. The last one is that of Azure's signed URLs; as part
 # of a longer word it means something else.
 _OPTIONS = (
-    "secret|token|credential|passwd|pwd|(?:access|api|private|account|storage|master|customer)[._-]?key"
+    "secret|token|credential|passwd|pwd|passcode"
+    "|(?:access|api|private|account|storage|master|customer)[._-]?key"
 )
+# Names such as db_pass; other ones that end in the same way, such as forward_pass, mean a pass over data.
+_PASS_OF = (
+    "db", "database", "user", "admin", "root", "mysql", "mariadb", "postgres", "postgresql", "pg", "sql",
+    "oracle", "mongo", "redis", "rabbitmq", "smtp", "mail", "ftp", "ssh", "ldap", "http", "proxy", "auth",
+    "login", "account", "service", "app", "api", "key", "store", "ssl", "tls",
+)  # fmt: skip
+# Looking for the rare word first, and then at what is before it, is much faster.
+_PASS = rf"pass(?![\w.-])(?:{'|'.join(f'(?<={word}pass)|(?<={word}[._-]pass)' for word in _PASS_OF)})"
 _KEYS = (
     rf"{_OPTIONS}|authorization|signature"
+    rf"|{_PASS}"
     r"|(?<!primary)(?<!foreign)(?<!partition)(?<!sort)(?<!row)(?<!public)(?<!unique)-key(?![\w.-])"
     r"|(?:(?<![^\W_])|(?<=%26|%3F))sig(?![^\W_])"
 )
@@ -88,7 +99,9 @@ _OPTION_NAME = (
 _PAIR = re.compile(
     rf"""([(\[]\s*+[bu]?["'](?=[\w.-]*?(?:password|passphrase|cookie|{_KEYS}))[\w.-]++["']\s*+,\s*+)"""
     rf"""{_QUOTED}(?=\s*+(?:[)\]]|\Z))"""
-    rf"""|(["']{_OPTION_NAME}["']\s*+,\s*+){_QUOTED}""",
+    rf"""|(["']{_OPTION_NAME}["']\s*+,\s*+){_QUOTED}"""
+    # A user and a password, as Python's HTTP clients take them.
+    rf"""|((?<![^\W_])auth["']?+\s*+[=:]\s*+[(\[]\s*+{_QUOTED}\s*+,\s*+){_QUOTED}""",
     re.IGNORECASE | re.DOTALL,
 )
 # What may follow a name in a sentence or in a usage message.
@@ -129,10 +142,50 @@ _ALONE = re.compile(
     r"|(\b(?i:user[ \t]++[\w.@%-]++[ \t]++identified[ \t]++by[ \t]++))[^\s;]++"
     r"|((?<![^\W_])(?i:pass)=)[^\s,;&)}\]]++"
 )
-# Tokens that are known by their beginning: of GitHub, GitLab, Slack, Stripe and OpenAI, and JSON Web Tokens.
+# Tokens that are known by their beginning: of GitHub, GitLab, Slack, Stripe, OpenAI and DigitalOcean, and
+# JSON Web Tokens. Those of Hugging Face, npm and Google are recognised by their length, too, since names such
+# as npm_config_cache begin in the same way. The last ones are Slack's webhooks.
 _TOKEN = re.compile(
-    r"(\b(?:gh[oprsu]_|github_pat_|glpat-|xox[abeprs]-|[rs]k[-_](?:live|proj|test|ant)[-_]|eyJ(?=[\w-]*+\.eyJ)))"
-    r"[\w.-]++"
+    r"(\b(?:gh[oprsu]_|github_pat_|glpat-|xox[abeprs]-|[rs]k[-_](?:live|proj|test|ant)[-_]|do[opr]_v1_"
+    r"|eyJ(?=[\w-]*+\.eyJ)))[\w.-]++"
+    r"|(\b(?:hf|npm)_)[A-Za-z0-9]{20,}+"
+    r"|(\bAIza)[\w-]{20,}+"
+    r"""|(hooks\.slack(?:-gov)?\.com(?:/|%2F)(?:services|triggers|workflows)(?:/|%2F))[^\s"'<>)\]&,;]++"""
+)
+# Passwords that are recognised only in the arguments of a command: a pattern for the command and the rest of
+# its line, including continued lines, and one for the passwords there.
+_COMMAND = r"""(?<![\w.-]){}(?:\.exe)?(?=[\s"'])(?:[^\n\\]|\\.)*+"""
+# Blanks between an option and its value, also in a list of arguments.
+_GAP = r"""(?:["']?+[ \t]*+,[ \t]*+|=|[ \t]|\\\r?\n)*+"""
+_CURL_USER = rf"(?<![\w-])(?:-[A-Za-z]{{0,6}}?[uU]|--(?:proxy-)?user){_GAP}"
+_CURL_FORMS = (
+    rf"""({_CURL_USER}"[^":]{{0,256}}+:)[^"]++""",
+    rf"""({_CURL_USER}'[^':]{{0,256}}+:)[^']++""",
+    rf"""({_CURL_USER}[^\s:"']{{0,256}}+:(?!//))[^\s"',\]]++""",
+)
+_IN_COMMANDS = [
+    (re.compile(_COMMAND.format(names), re.DOTALL), re.compile(secret))
+    for names, secret in (
+        ("curl", "|".join(_CURL_FORMS)),
+        # What follows "-p" and a blank is the name of a database. A number and a colon are Docker's ports.
+        (
+            "(?:mysql|mariadb)[a-z-]{0,16}",
+            r"""((?<![\w-])-p)(?!\d++:)(?:"[^"]++"?|'[^']++'?|[^\s"'.,;:)\]][^\s"',\]]*+)""",
+        ),
+        (
+            "(?:sqlplus|sqlldr|expdp|impdp|rman)",
+            r"""((?<![^\s"'=])[A-Za-z][\w$#]{0,127}+/)[^\s/@"']{1,128}+(?=@|\Z)""",
+        ),
+    )
+]
+_ORACLE_URL = re.compile(r"""(\bjdbc:oracle:[a-z0-9]{1,8}:[^\s/@:"']{1,128}+/)(?:"[^"]++"?|[^\s@"',;)]++)""")
+# A line of a pgpass file. Addresses of IPv6 look similar.
+_PGPASS_FIELDS = (
+    r"(?![0-9A-Fa-f:]*+(?![\w*.-]))"
+    r"""[^\s:"'`]{1,255}+:(?:\d{4,5}|\*):(?:[A-Za-z_][\w.$-]{0,62}+|\*):(?:[A-Za-z_][\w.@$-]{0,62}+|\*):"""
+)
+_PGPASS = re.compile(
+    rf"""(^{_PGPASS_FIELDS})[^\r\n]++|((?<=[\s"'`]){_PGPASS_FIELDS})[^\s"'`]++""", re.MULTILINE
 )
 # An element of XML. A usage message has names in such brackets, too.
 _XML = re.compile(
@@ -145,6 +198,9 @@ _LITERAL = re.compile(
     r"""(?<![\w$])[eE]'(?:[^'\\]|''|\\.)*+(?:'|\\?\Z)|'(?:[^']|'')*+'?|(?<![\w$])\$(\w*+)\$.*?(?:\$\1\$|\Z)""",
     re.DOTALL,
 )
+_PATTERNS = (
+    _PGPASS, _ORACLE_URL, _ENTRY, _XML, _PAIR, _PASSWORD, _HEADER, _OTHER, _OPTION, _ALONE, _TOKEN,
+)  # fmt: skip
 SHORTEST_SECRET = 4
 """Characters of a secret that is looked for in a text; a shorter one would redact letters everywhere."""
 _SCHEME = r"\bpostgres(?:ql)?://"
@@ -177,7 +233,9 @@ def redact(text: str, secrets: Sequence[str] = ()) -> str:
     shown = _PRIVATE_KEY.sub(r"\1***", text[:SEARCHED_CHARACTERS])
     shown = without_user_info(shown, cut=cut)
     shown = _ENCODED.sub(r"\1***", _IN_QUERY.sub(r"\1***", shown))
-    for pattern in (_ENTRY, _XML, _PAIR, _PASSWORD, _HEADER, _OTHER, _OPTION, _ALONE, _TOKEN):
+    for command, password in _IN_COMMANDS:
+        shown = command.sub(partial(_starred_inside, password), shown)
+    for pattern in _PATTERNS:
         shown = pattern.sub(_starred, shown)
     return f"{shown}…" if cut else shown
 
@@ -189,6 +247,10 @@ def without_literals(query: str) -> str:
 
 def _starred(match: re.Match[str]) -> str:
     return f"{match[match.lastindex or 1]}***"
+
+
+def _starred_inside(password: re.Pattern[str], match: re.Match[str]) -> str:
+    return password.sub(_starred, match[0])
 
 
 def without_user_info(text: str, *, cut: bool = False) -> str:
