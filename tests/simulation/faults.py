@@ -52,8 +52,8 @@ SAME_INPUT = Change(
 
 COMPARE_AND_SET = Change(
     "store/sql/common.sql",
-    "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old\n",
-    "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and (next_index = :old or :safe < :new)\n",
+    "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old;\n",
+    "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and (next_index = :old or :safe < :new);\n",
 )
 """A consumer moves only from where the micro-batch begins."""
 
@@ -666,8 +666,8 @@ FAULTS = [
     Fault(
         "a program moves a consumer without compare-and-set",
         "store/sql/common.sql",
-        "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old\n",
-        "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and (next_index = :old or :safe = :new)\n",
+        "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and next_index = :old;\n",
+        "where consumer_id = :consumer_id and queue_id = :queue_id and partition = :partition and (next_index = :old or :safe = :new);\n",
     ),
     Fault(
         "a program moves a consumer that a query owns",
