@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import penstock
 from penstock.errors import CommitRefusedError, InvalidUrlError, StoreError
 from penstock.objects.bundle import index_of
+from penstock.objects.local import LocalStorage
 from penstock.store.log import object_cleaning, payloads, reading
 from penstock.store.log.reading import Range
 from tests.support.object_queues import DAY, SCHEMA, age, large, objects, small
@@ -82,6 +84,28 @@ def test_pages_of_objects_are_bounded(queue: penstock.Queue, monkeypatch: pytest
     chunks = reading.read(queue.database, queue.record, [Range(0, 0, 6)], page_bytes=100 << 10)
     assert [n for chunk in chunks for n in chunk.batch.column("n").to_pylist()] == list(range(6))
     assert max(sizes) <= 2
+
+
+def test_several_readers_of_a_process_read_an_object_once(
+    store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(3):
+        queue.append(large(n), 0)
+    names: list[str] = []
+    real = LocalStorage._read
+
+    def counting(self: LocalStorage, name: str, ranges: Any) -> Any:
+        names.append(name)
+        return real(self, name, ranges)
+
+    monkeypatch.setattr(LocalStorage, "_read", counting)
+    readers = [threading.Thread(target=lambda: queue.read(0, 0)) for _ in range(4)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert numbers(queue.read(0, 1)) == [1, 2]
+    assert len(names) == len(set(names)) == 3
 
 
 def test_a_producer_session_appends_once(store: penstock.Store, queue: penstock.Queue) -> None:

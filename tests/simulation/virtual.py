@@ -159,6 +159,7 @@ def _replacements() -> dict[str, Any]:
         "secrets.token_hex": lambda size: random.randbytes(size).hex(),
         "secrets.token_bytes": random.randbytes,
         "penstock.objects.storage.time": clock,
+        "penstock.objects.recent.threading": threads,
         "penstock.objects.opened.OpenedStorages.at": lambda self, url: SimStorage(url, machine().bucket),
         "penstock.store.log.payloads.INLINE_BYTES": 230,
         "penstock.store.log.payloads.OBJECT_BYTES": 450,

@@ -1,4 +1,4 @@
-"""The storages that a store's queues use, each opened once."""
+"""The storages that a store's queues use, each opened once, and what was read from them last."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from penstock.objects.cloud import CloudStorage
 from penstock.objects.local import LocalStorage
 from penstock.objects.location import is_local
+from penstock.objects.recent import RecentParts
 from penstock.objects.storage import ObjectStorage
 
 
@@ -16,6 +17,13 @@ class OpenedStorages:
     def __init__(self) -> None:
         # A forked child must not use its parent's connections.
         self._opened: dict[tuple[str, int], ObjectStorage] = {}
+        self._recent: dict[int, RecentParts] = {}
+
+    @property
+    def recent(self) -> RecentParts:
+        """What this process has read last."""
+        pid = os.getpid()
+        return self._recent.get(pid) or self._recent.setdefault(pid, RecentParts())
 
     def at(self, url: str) -> ObjectStorage:
         """Return the storage at a location.

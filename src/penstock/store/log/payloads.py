@@ -311,7 +311,11 @@ def with_payloads(
             raise _unreadable(queue, partition, first, "the place of its rows in an object is incomplete")
         name = object_name(database.uuid, queue.queue_id, first.object_id, first.suffix)
         try:
-            data = _verified(storage, name, [Place(row.start_byte, row.length, row.checksum) for row in rows])
+            places = [Place(row.start_byte, row.length, row.checksum) for row in rows]
+            data = database.storages.recent.read(
+                [(storage.url, name, place) for place in places],
+                lambda missing: _verified(storage, name, [places[each] for each in missing]),
+            )
         except StoreError as error:
             if error.condition == "STORE_ERROR.OBJECT_MISSING":
                 database.run(lambda tx: require_same_store(tx, database.uuid), write=False)
