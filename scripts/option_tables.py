@@ -30,7 +30,7 @@ READING = {
     "`false` continues after them and logs the range",
     "includeMetadataColumns": "add `_queue`, `_generation`, `_partition`, `_row_index`, `_timestamp`",
     "rowsPerTask": "a partition with more rows is read by several tasks",
-    "maxTasks": "if there would be more tasks, partitions with few rows share them",
+    "maxTasks": "if there would be more tasks, partitions with few rows share them, up to `rowsPerTask`",
     "maxRowsPerTrigger": "rows of a micro-batch, shared among the partitions by their backlog",
     "maxRowsPerPartition": "rows of a micro-batch from each partition",
     "maxBytesPerTrigger": "compressed bytes of a micro-batch",

@@ -185,7 +185,7 @@ _PGPASS_FIELDS = (
     r"""[^\s:"'`]{1,255}+:(?:\d{4,5}|\*):(?:[A-Za-z_][\w.$-]{0,62}+|\*):(?:[A-Za-z_][\w.@$-]{0,62}+|\*):"""
 )
 _PGPASS = re.compile(
-    rf"""(^{_PGPASS_FIELDS})[^\r\n]++|((?<=[\s"'`]){_PGPASS_FIELDS})[^\s"'`]++""", re.MULTILINE
+    rf"""(^{_PGPASS_FIELDS})[^\s][^\r\n]*+|((?<=[\s"'`]){_PGPASS_FIELDS})[^\s"'`]++""", re.MULTILINE
 )
 # An element of XML. A usage message has names in such brackets, too.
 _XML = re.compile(

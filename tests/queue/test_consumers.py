@@ -156,6 +156,25 @@ def test_only_one_of_many_concurrent_advances_from_an_offset_succeeds(consumer: 
     assert sorted(outcomes) == ["conflict"] * 7 + ["moved"]
 
 
+def test_a_conflict_names_no_partition_that_nobody_else_has_moved(
+    store: penstock.Store, consumer: penstock.Consumer
+) -> None:
+    registration = consumer.registration("q")
+
+    def move(end: int) -> None:
+        moves = {"partition": [0, 1], "old": [0, 0], "new": [3, end]}
+        store.database.run(lambda tx: consumers.advance(tx, registration, moves, safe=None))
+
+    consumer.advance("q", 1, old=0, new=1)
+    with pytest.raises(OffsetConflictError, match="to the same place by another"):
+        move(1)
+    with pytest.raises(OffsetConflictError, match="partition 1, is at 1, not at 0"):
+        move(2)
+    with pytest.raises(OffsetConflictError, match="partition 1, is at 1, not at 0"):
+        consumer.advance("q", 1, old=0, new=1)
+    assert consumer.offsets("q") == {0: 0, 1: 1}
+
+
 @pytest.mark.parametrize("safe", ["new", "old", None])
 def test_the_store_moves_an_offset_only_from_its_current_value(
     store: penstock.Store, consumer: penstock.Consumer, safe: Literal["old", "new"] | None

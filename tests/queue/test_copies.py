@@ -306,7 +306,7 @@ def test_something_else_in_the_place_of_the_tokens_is_named(
         there.write_bytes(b"")
     with pytest.raises(StoreError):
         store.clean_up_objects()
-    with pytest.raises(StoreError, match=r"something else is in the place of .*cleaning.*: delete it"):
+    with pytest.raises(StoreError, match=r"something else at .*cleaning.*delete it"):
         store.clean_up_objects(take_over=True)
     there.rmdir() if entry else there.unlink()
     store.clean_up_objects(take_over=True)

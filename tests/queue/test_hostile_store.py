@@ -592,6 +592,8 @@ def test_a_queue_that_nobody_can_read_is_dropped(store: Store, caplog: pytest.Lo
         "position set safe_index = -7",
         "position set next_index = 9223372036854775807",
         "producer set sequence = 9223372036854775807",
+        "producer set sequence = -9",
+        "producer set epoch = 0",
     ],
 )
 def test_nobody_writes_a_state_of_a_reader_or_producer_that_none_leaves_behind(

@@ -152,20 +152,12 @@ def test_types_that_no_table_has_are_refused_before_the_query_starts(feed: Feed)
 
 
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
-@pytest.mark.parametrize(
-    ("expression", "condition", "advice"),
-    [
-        ("concat('a', chr(0))", "NUL_CHARACTER", "translate"),
-        ("array(concat('a', chr(0)))", "NUL_CHARACTER", "translate"),
-    ],
-)
-def test_a_text_that_postgres_cannot_store_is_refused(
-    feed: Feed, expression: str, condition: str, advice: str
-) -> None:
+@pytest.mark.parametrize("expression", ["concat('a', chr(0))", "array(concat('a', chr(0)))"])
+def test_a_text_with_nul_is_refused(feed: Feed, expression: str) -> None:
     feed.add({"id": 1})
-    with pytest.raises(TableRefusedError, match=advice) as caught:
+    with pytest.raises(TableRefusedError, match="translate") as caught:
         feed.run(feed.table("t"), lambda df: df.selectExpr(f"{expression} as s"))
-    assert caught.value.condition == f"TABLE_REFUSED.{condition}"
+    assert caught.value.condition == "TABLE_REFUSED.NUL_CHARACTER"
 
 
 def test_a_text_that_is_not_utf8_is_refused(feed: Feed) -> None:

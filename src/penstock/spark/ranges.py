@@ -323,8 +323,8 @@ def split_into_tasks(
 ) -> list[list[Range]]:
     """Divide a range into tasks of at most ``rows_per_task`` rows.
 
-    A partition with more rows is divided evenly. Beyond ``max_tasks``, neighbouring partitions with few rows
-    share tasks, of about equal size.
+    A partition with more rows is divided evenly. If there would be more than ``max_tasks``, neighbouring
+    partitions with few rows share tasks of about equal size, which still have at most ``rows_per_task`` rows.
     """
     require_few_tasks(start, end, rows_per_task)
     pieces = []

@@ -44,7 +44,7 @@ class Row(Protocol):
 
 @lru_cache(maxsize=1024)
 def row_maker(columns: tuple[str, ...]) -> Callable[[Sequence[Any]], Row]:
-    """Return what makes a row of a tuple; half as slow as a named tuple's own function."""
+    """Return a function that makes a row of a tuple, twice as fast as the named tuple's own ``_make``."""
     return cast(
         "Callable[[Sequence[Any]], Row]", partial(tuple.__new__, namedtuple("Row", columns, rename=True))
     )

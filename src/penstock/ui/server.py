@@ -263,9 +263,12 @@ def prepared(
 
 
 def _is_own_failure(record: logging.LogRecord) -> bool:
-    """Whether a log record is of a failure of the server's, and not of a client that breaks off HTTP."""
+    """Whether a log record is of a failure of the server's own, and not of a client that sends no HTTP."""
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, h11.ProtocolError)
+    # An answer to such a client fails in its turn.
+    closing = ("state=ERROR", "state=MUST_CLOSE")
+    is_answer = isinstance(error, h11.LocalProtocolError) and any(each in str(error) for each in closing)
+    return not (is_answer or isinstance(error, h11.RemoteProtocolError))
 
 
 class Server(uvicorn.Server):

@@ -30,10 +30,16 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from penstock.errors import PenstockError, StoreError, StoreFullError, StoreReadOnlyError
+from penstock.errors import (
+    PenstockError,
+    StoreError,
+    StoreFullError,
+    StoreReadOnlyError,
+    StoreUnavailableError,
+)
 from penstock.objects.location import stored_location
 from penstock.objects.storage import ListedObject, ObjectStorage
 from penstock.store.database import Database, Row, Transaction
@@ -381,8 +387,9 @@ def _in_its_place(storage: ObjectStorage, name: str) -> Iterator[None]:
         if error.condition != "STORE_ERROR.OBJECT_DAMAGED":
             raise
         raise StoreError(
-            f"something else is in the place of {name} in {storage.url}, where Penstock notes whose the "
-            "objects are: delete it, then run `penstock store clean-up --take-over`",
+            f"there is something else at {name} in {storage.url}, where Penstock notes whose the objects "
+            f"are, or at a folder above it ({error.message}). If a folder was moved, put it back; if only "
+            "this entry is wrong, delete it and run `penstock store clean-up --take-over`",
             condition="STORE_ERROR.OBJECT_DAMAGED",
             storage=storage.url,
             object=name,
@@ -524,13 +531,18 @@ def check(database: Database) -> list[ObjectsCheck]:
     A queue whose objects cannot be listed does not hide the others.
     """
     folders = database.run(_folders, write=False)
-    return [
-        _checked(database, each)
-        for each in sorted(folders, key=lambda each: (each.queue is None, each.queue))
-    ]
+    # Each attempt waits for a storage that does not answer.
+    away: dict[str, ObjectsCheck] = {}
+    found = []
+    for folder in sorted(folders, key=lambda each: (each.queue is None, each.queue)):
+        checked = away.get(folder.location)
+        if checked is None:
+            checked = _checked(database, folder, away)
+        found.append(replace(checked, queue=folder.queue))
+    return found
 
 
-def _checked(database: Database, folder: _Folder) -> ObjectsCheck:
+def _checked(database: Database, folder: _Folder, away: dict[str, ObjectsCheck]) -> ObjectsCheck:
     # Listed after the store is read: an object is there before it is entered. One that is deleted meanwhile
     # has been without payloads for a day.
     rows, used = database.run(lambda tx: _entered_and_used(tx, folder), write=False)
@@ -538,7 +550,10 @@ def _checked(database: Database, folder: _Folder) -> ObjectsCheck:
         storage = database.storages.at(stored_location(folder.location))
         listed = {each.name: each for each in _objects(database, storage, folder)}
     except PenstockError as error:
-        return ObjectsCheck(folder.queue, str(folder.location), error=error.message)
+        checked = ObjectsCheck(folder.queue, str(folder.location), error=error.message)
+        if isinstance(error, StoreUnavailableError):
+            away[folder.location] = checked
+        return checked
     return _compared(database, folder, rows, used, listed)
 
 

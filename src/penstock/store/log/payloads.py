@@ -265,7 +265,7 @@ def _enter_objects(tx: Transaction, objects: Sequence[NewObject]) -> None:
         "size": [each.size for each in made],
     }
     entered = tx.each("insert_object", columns, queue_id=made[0].queue_id, now=tx.stamp())
-    if {row.store for row in entered} - {each.store for each in made}:
+    if len({row.store for row in entered} | {each.store for each in made}) > 1:
         raise replaced()
     if len(entered) < len(made):
         raise CommitRefusedError(

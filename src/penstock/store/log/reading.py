@@ -42,7 +42,7 @@ class Chunk:
     1970.
     """
     ends_page: bool = False
-    """Whether what follows is read in another transaction."""
+    """Whether it is the last one of its range in a page."""
 
     @property
     def end(self) -> int:
@@ -66,9 +66,9 @@ def read(
     """Read ranges one after the other, chunk by chunk; each page is a transaction of its own.
 
     ``columns`` are those to decode, all when None; rows from before a column was added have nulls in it. A
-    page has rows of up to 64 ranges, and at most ``page_bytes`` compressed bytes, or one segment. ``on_lost``
-    is ``fail``, or ``skip`` to resume after rows that were trimmed. ``with_runs`` asks for each row's time,
-    which costs a little for compacted segments.
+    page has rows of up to 64 ranges, and at most about ``page_bytes`` compressed bytes, or one segment.
+    ``on_lost`` is ``fail``, or ``skip`` to resume after rows that were trimmed. ``with_runs`` asks for each
+    row's time, which costs a little for compacted segments.
     """
     decoder = Decoder(queue, columns)
     pages = _Pages(database, queue, page_bytes, on_lost, with_runs).of(ranges)

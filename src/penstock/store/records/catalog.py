@@ -82,8 +82,8 @@ class QueueRecord:
 
 MAX_PARTITIONS = 10_000
 MOST_ROWS = 1 << 40
-_CHECK_VIOLATION = "23514"
 """More rows than a partition can hold."""
+_CHECK_VIOLATION = "23514"
 
 
 @dataclass(frozen=True)

@@ -192,23 +192,37 @@ def advance(
     """
     rows = {**moves, "safe": moves[safe] if safe else [0] * len(moves["partition"])}
     if tx.many("advance_position", rows, **registration.keys) < len(moves["partition"]):
-        current = {row.partition: row.next_index for row in tx.all("read_positions", **registration.keys)}
-        each = zip(moves["partition"], moves["old"], moves["new"], strict=True)
-        # All the others are at the end by now.
-        left = [(number, start) for number, start, end in each if current.get(number) != end]
-        partition, old = (left or list(zip(moves["partition"], moves["old"], strict=True)))[0]
-        there = current.get(partition)
-        is_at = "does not exist" if there is None else f"is at {there}"
-        raise OffsetConflictError(
-            f"consumer {registration.consumer!r} on queue {registration.queue!r}, partition {partition}, "
-            f"{is_at}, not at {old}: another program or query moved it; read its offsets and resume there",
+        raise _moved_meanwhile(tx, registration, moves)
+
+
+def _moved_meanwhile(
+    tx: Transaction, registration: Registration, moves: Mapping[str, Sequence[int]]
+) -> OffsetConflictError:
+    about = f"consumer {registration.consumer!r} on queue {registration.queue!r}"
+    names = {"consumer": registration.consumer, "queue": registration.queue}
+    current = {row.partition: row.next_index for row in tx.all("read_positions", **registration.keys)}
+    each = list(zip(moves["partition"], moves["old"], moves["new"], strict=True))
+    # What this transaction has moved is at its end. Somebody else may have moved one to the same place.
+    behind = each if len(each) == 1 else [move for move in each if current.get(move[0]) != move[2]]
+    if not behind:
+        return OffsetConflictError(
+            f"{about} has been moved to the same place by another program or query: read its offsets and "
+            "resume there",
             condition="OFFSET_CONFLICT.ADVANCE",
-            consumer=registration.consumer,
-            queue=registration.queue,
-            partition=partition,
-            expected=old,
-            found=there,
+            **names,
         )
+    partition, old, _ = behind[0]
+    there = current.get(partition)
+    is_at = "does not exist" if there is None else f"is at {there}"
+    return OffsetConflictError(
+        f"{about}, partition {partition}, {is_at}, not at {old}: another program or query moved it; read its "
+        "offsets and resume there",
+        condition="OFFSET_CONFLICT.ADVANCE",
+        **names,
+        partition=partition,
+        expected=old,
+        found=there,
+    )
 
 
 def raise_safe(tx: Transaction, registration: Registration, safe: Sequence[int]) -> None:

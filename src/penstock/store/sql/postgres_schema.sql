@@ -221,7 +221,7 @@ create table penstock.producer (
     owner    text not null,
     sequence bigint not null,
     primary key (queue_id, session),
-    check (0 <= epoch and epoch < 4611686018427387904 and sequence < 4611686018427387904),
+    check (1 <= epoch and epoch < 4611686018427387904 and -1 <= sequence and sequence < 4611686018427387904),
     check (octet_length(session) <= 4096 and octet_length(owner) <= 4096)
 );
 

@@ -216,7 +216,7 @@ create table penstock.producer (
     owner    text    not null,
     sequence integer not null,
     primary key (queue_id, session),
-    check (0 <= epoch and epoch < 4611686018427387904 and sequence < 4611686018427387904),
+    check (1 <= epoch and epoch < 4611686018427387904 and -1 <= sequence and sequence < 4611686018427387904),
     check (length(cast(session as blob)) <= 4096 and length(cast(owner as blob)) <= 4096)
 ) strict, without rowid;
 
