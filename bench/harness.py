@@ -58,6 +58,15 @@ def speed(
     return Result(name, mine, other, other / mine, f">= {least}", other / mine >= least)
 
 
+def bounded(
+    name: str, ours: float, most: float | None, unit: str, *, peer: float | None = None, note: str = ""
+) -> Result:
+    """Ours must be at most ``most``, unless there is no bar; a peer is only compared with it."""
+    ratio = None if peer is None else peer / ours
+    bar = "none" if most is None else f"<= {most:g} {unit}"
+    return Result(name, ours, peer, ratio, bar, most is None or ours <= most, note, unit)
+
+
 def pairs(ours: Callable[[], float], peer: Callable[[], float], rounds: int) -> tuple[float, float]:
     """The medians of both, run in turn after one warm-up; each call returns the seconds that count."""
     ours(), peer()

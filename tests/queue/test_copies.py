@@ -28,16 +28,6 @@ from tests.support.raw_sql import run_sql
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "rows"
-
-
-@pytest.fixture
-def queue(store: penstock.Store, folder: Path) -> penstock.Queue:
-    return store.create_queue("q", SCHEMA, partitions=2, payloads=folder)
-
-
-@pytest.fixture
 def copied(folder: Path, tmp_path: Path) -> Iterator[tuple[penstock.Store, penstock.Store]]:
     """A SQLite store with a queue, and a copy of its file that was made before its last append."""
     path, copy = tmp_path / "a.db", tmp_path / "b.db"

@@ -22,16 +22,6 @@ from tests.support.queues import everything, numbers, settle
 from tests.support.raw_sql import raw_connection, run_sql
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "rows"
-
-
-@pytest.fixture
-def queue(store: penstock.Store, folder: Path) -> penstock.Queue:
-    return store.create_queue("q", SCHEMA, partitions=2, payloads=folder)
-
-
 def test_large_appends_are_in_objects_and_small_ones_in_the_database(
     store: penstock.Store, queue: penstock.Queue, folder: Path
 ) -> None:

@@ -18,16 +18,6 @@ from tests.support.raw_sql import run_sql
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "rows"
-
-
-@pytest.fixture
-def queue(store: penstock.Store, folder: Path) -> penstock.Queue:
-    return store.create_queue("q", SCHEMA, partitions=2, payloads=folder)
-
-
-@pytest.fixture
 def replaced(store: penstock.Store, store_url: str, folder: Path) -> Iterator[tuple[Any, penstock.Store]]:
     """A store that does not exist any more, as it was opened, and the one at its place."""
     if store_url.startswith("sqlite"):

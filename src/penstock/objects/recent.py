@@ -15,6 +15,7 @@ MOST_BYTES = 16 << 20
 
 @dataclass
 class _Part:
+    # Looked up at each call, since the simulation has threads of its own.
     done: threading.Event = field(default_factory=lambda: threading.Event())
     data: bytes | None = None
     """None until it is read, and if that failed or it is too large to be kept."""
