@@ -51,8 +51,12 @@ class Machine:
         return made
 
     def kill_tasks(self, tasks: list[Task]) -> None:
-        """End tasks of a process that lives on, as Spark ends a job's workers: their connections break."""
+        """End tasks of a process that lives on, as Spark ends a job's workers: their connections break.
+        What they held in memory, such as an object that they were reading for others too, is gone.
+        """
         self.world.bury(tasks)
+        for process in {task.process for task in tasks}:
+            process.held.clear()
         for server in self.servers.values():
             server.break_all(lambda tx: tx.task in tasks)
 
