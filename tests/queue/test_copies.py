@@ -20,7 +20,7 @@ from psycopg import sql
 import penstock
 from penstock.errors import StoreError, StoreReadOnlyError, StoreUnavailableError
 from penstock.objects.local import LocalStorage
-from penstock.store.log import object_cleaning
+from penstock.store.log import object_owner
 from penstock.store.sqlite.database import SqliteTransaction
 from tests.support.object_queues import DAY, SCHEMA, age, date_back, large, objects, small
 from tests.support.queues import everything
@@ -443,15 +443,15 @@ def test_a_cleaning_that_failed_a_day_ago_is_not_taken_for_the_last_one(
                 store.clean_up_objects()
             monkeypatch.setattr(LocalStorage, "listed", listed)
         date_back(store, 2 * DAY)
-    at = object_cleaning._Found.at
+    at = object_owner.Marks.at
 
     def meanwhile(database: Any, storage: Any) -> object:
         found = at(database, storage)
-        monkeypatch.setattr(object_cleaning._Found, "at", at)
+        monkeypatch.setattr(object_owner.Marks, "at", at)
         other.clean_up_objects()
         return found
 
-    monkeypatch.setattr(object_cleaning._Found, "at", meanwhile)
+    monkeypatch.setattr(object_owner.Marks, "at", meanwhile)
     with penstock.connect(store_url) as other:
         for each in (store, other, store):
             assert each.clean_up_objects() == 0
@@ -465,17 +465,17 @@ def _away(storage: LocalStorage, prefix: str) -> object:
 def test_a_token_is_read_again_if_it_was_forgotten_meanwhile(
     store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at = object_cleaning._Found.at
+    at = object_owner.Marks.at
 
     def forgotten(database: Any, storage: Any) -> object:
         found = at(database, storage)
-        monkeypatch.setattr(object_cleaning._Found, "at", at)
+        monkeypatch.setattr(object_owner.Marks, "at", at)
         store.clean_up_objects()
         run_sql(store.database, f"delete from penstock.cleaning where token = '{found.token}'")
         return found
 
     store.clean_up_objects()
-    monkeypatch.setattr(object_cleaning._Found, "at", forgotten)
+    monkeypatch.setattr(object_owner.Marks, "at", forgotten)
     for _ in range(2):
         assert store.clean_up_objects() == 0
 
@@ -484,16 +484,16 @@ def test_a_cleaning_that_dies_after_it_has_written_its_token_stops_nobody(
     store: penstock.Store, queue: penstock.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if it was suspended for days before it wrote it."""
-    put = object_cleaning._Found.put
+    put = object_owner.Marks.put
 
     def dies(*arguments: Any) -> int:
-        monkeypatch.setattr(object_cleaning._Found, "put", put)
+        monkeypatch.setattr(object_owner.Marks, "put", put)
         days_of_cleaning(store)
         put(*arguments)
         raise SystemExit
 
     store.clean_up_objects()
-    monkeypatch.setattr(object_cleaning._Found, "put", dies)
+    monkeypatch.setattr(object_owner.Marks, "put", dies)
     with pytest.raises(SystemExit):
         store.clean_up_objects()
     assert store.clean_up_objects() == 0
@@ -511,7 +511,7 @@ def test_a_take_over_that_was_interrupted_is_done_again(
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(object_cleaning._Found, step, dies)
+        patch.setattr(object_owner.Marks, step, dies)
         with pytest.raises(SystemExit):
             copy.clean_up_objects(take_over=True)
     with pytest.raises(StoreError, match="another copy"):
@@ -546,14 +546,14 @@ def test_a_token_counts_from_when_it_was_written(
     store.queue("q").trim(0, 1)
     store.clean_up_objects()
     run_sql(store.database, f"update penstock.object set unused_at = unused_at - {2 * DAY}")
-    put = object_cleaning._Found.put
+    put = object_owner.Marks.put
 
     def late(*arguments: Any) -> object:
-        monkeypatch.setattr(object_cleaning._Found, "put", put)
+        monkeypatch.setattr(object_owner.Marks, "put", put)
         run_sql(store.database, f"update penstock.cleaning set begun_at = begun_at - {2 * DAY}")
         return put(*arguments)
 
-    monkeypatch.setattr(object_cleaning._Found, "put", late)
+    monkeypatch.setattr(object_owner.Marks, "put", late)
     for _ in range(2):
         assert store.clean_up_objects() == 0
     assert len(objects(folder)) == 1

@@ -806,8 +806,8 @@ FAULTS = [
     Fault(
         "objects without payloads are deleted at once",
         "store/log/object_cleaning.py",
-        """        return tx.all("delete_unused", queue_id=folder.queue_id, before=before, most=_AT_ONCE)""",
-        """        return tx.all("delete_unused", queue_id=folder.queue_id, before=tx.now(), most=_AT_ONCE)""",
+        """        return tx.all("delete_unused", queue_id=folder.queue_id, before=before, most=AT_ONCE)""",
+        """        return tx.all("delete_unused", queue_id=folder.queue_id, before=tx.now(), most=AT_ONCE)""",
     ),
     Fault(
         "only the first object of an append is entered",

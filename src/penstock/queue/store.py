@@ -37,8 +37,8 @@ from penstock.queue.queue import Queue
 from penstock.redaction import shown
 from penstock.store.database import RETRY_SECONDS, Database, Transaction
 from penstock.store.forks import Guard
-from penstock.store.log import object_cleaning
-from penstock.store.log.object_cleaning import ObjectsCheck
+from penstock.store.log import object_check, object_owner
+from penstock.store.log.object_check import ObjectsCheck
 from penstock.store.records import catalog, consumers
 from penstock.store.records.consumers import Registration
 from penstock.store.records.locations import require_same_store
@@ -190,7 +190,7 @@ class Store:
             location = stored_location(default)
         storage = self._database.storages.at(location)
         storage.check(f"{self.uuid}/check")
-        object_cleaning.claim(self._database, storage)
+        object_owner.claim(self._database, storage)
         return location
 
     def set_payloads(self, location: str | os.PathLike[str]) -> None:
@@ -451,7 +451,7 @@ class Store:
 
         One whose objects cannot be listed comes with the reason in ``error``.
         """
-        return object_cleaning.check(self._database)
+        return object_check.check(self._database)
 
     def info(self) -> StoreInfo:
         """Return the store's size."""

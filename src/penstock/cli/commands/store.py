@@ -13,7 +13,7 @@ from penstock.cli.units import age_text, count_text, counted, parse_age, size_te
 from penstock.errors import StoreNotFoundError
 
 if TYPE_CHECKING:
-    from penstock.store.log.object_cleaning import ObjectsCheck
+    from penstock.store.log.object_check import ObjectsCheck
 
 _MOST_NAMES = 10
 

@@ -1,0 +1,114 @@
+"""The comparison of the objects in storage with the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from penstock.errors import PenstockError, StoreUnavailableError
+from penstock.objects.location import stored_location
+from penstock.objects.storage import ListedObject
+from penstock.store.database import Database, Row, Transaction
+from penstock.store.log.object_folders import AT_ONCE, ObjectFolder, object_folders
+
+
+@dataclass
+class ObjectsCheck:
+    """What a queue's objects are like in the storage."""
+
+    queue: str | None
+    """The queue's name; None if it was dropped."""
+    location: str
+    objects: int = 0
+    bytes: int = 0
+    missing: list[str] = field(default_factory=list)
+    """The names of objects that rows are in, and that are not there."""
+    damaged: list[str] = field(default_factory=list)
+    """The names of those that have another size than they were written with."""
+    unused: int = 0
+    """Objects without payloads, which are deleted when they have been so for a day."""
+    orphans: int = 0
+    """Objects that no transaction has entered; new ones may be about to be."""
+    orphan_bytes: int = 0
+    error: str | None = None
+    """Why they could not be compared; nothing else is known of them then."""
+
+
+def check(database: Database) -> list[ObjectsCheck]:
+    """Compare the objects in the storage with the store, queue by queue; those of dropped queues last.
+
+    A queue whose objects cannot be listed does not hide the others.
+    """
+    listings = _Listings(database)
+    folders = object_folders(database)
+    return [
+        _checked(database, folder, listings)
+        for folder in sorted(folders, key=lambda each: (each.queue is None, each.queue))
+    ]
+
+
+class _Listings:
+    """The objects that are at locations; one that does not answer is asked once."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._away: dict[str, StoreUnavailableError] = {}
+
+    def of(self, folder: ObjectFolder) -> dict[str, ListedObject]:
+        """Return a queue's objects by their names.
+
+        Raises
+        ------
+        PenstockError
+            When they cannot be listed.
+        """
+        if folder.location in self._away:
+            raise self._away[folder.location]
+        try:
+            storage = self._database.storages.at(stored_location(folder.location))
+            return {each.name: each for each in folder.listed(storage)}
+        except StoreUnavailableError as error:
+            self._away[folder.location] = error
+            raise
+
+
+def _checked(database: Database, folder: ObjectFolder, listings: _Listings) -> ObjectsCheck:
+    # Listed after the store is read: an object is there before it is entered. One that is deleted meanwhile
+    # has been without payloads for a day.
+    rows, used = database.run(lambda tx: _entered_and_used(tx, folder), write=False)
+    try:
+        listed = listings.of(folder)
+    except PenstockError as error:
+        return ObjectsCheck(folder.queue, str(folder.location), error=error.message)
+    return _compared(folder, rows, used, listed)
+
+
+def _entered_and_used(tx: Transaction, folder: ObjectFolder) -> tuple[list[Row], set[int]]:
+    """Return the objects that the store has, and the ids of those that have payloads, whatever is noted of
+    them.
+    """
+    rows = list(folder.entered(tx))
+    used: set[int] = set()
+    for start in range(0, len(rows), AT_ONCE):
+        page = rows[start : start + AT_ONCE]
+        where = {"queue_id": folder.queue_id, "first": page[0].object_id, "last": page[-1].object_id}
+        used.update(row.object_id for row in tx.all("used_objects", **where))
+    return rows, used
+
+
+def _compared(
+    folder: ObjectFolder, rows: list[Row], used: set[int], listed: dict[str, ListedObject]
+) -> ObjectsCheck:
+    checked = ObjectsCheck(folder.queue, folder.location, len(rows), sum(map(attrgetter("size"), rows)))
+    for row in rows:
+        name = folder.name_of(row)
+        there = listed.pop(name, None)
+        if row.object_id not in used:
+            checked.unused += 1
+        elif there is None:
+            checked.missing.append(name)
+        elif there.size != row.size:
+            checked.damaged.append(name)
+    checked.orphans = len(listed)
+    checked.orphan_bytes = sum(each.size for each in listed.values())
+    return checked

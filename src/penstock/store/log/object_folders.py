@@ -1,0 +1,48 @@
+"""The folders of object storage that payloads of queues are in, and the objects there that the store has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock.objects.storage import ListedObject, ObjectStorage
+from penstock.store.database import Database, Row, Transaction
+from penstock.store.log.payloads import folder_of, is_object_name, object_name
+
+AT_ONCE = 1000
+"""Objects that a statement reads or deletes."""
+
+
+@dataclass(frozen=True)
+class ObjectFolder:
+    """Where the objects of a queue, or of a dropped one, are."""
+
+    store: str
+    """The store's id."""
+    queue_id: int
+    queue: str | None
+    """The queue's name; None if it was dropped."""
+    location: str
+    """As it is in the store, where somebody else may have written it."""
+
+    def listed(self, storage: ObjectStorage) -> list[ListedObject]:
+        """Return the queue's objects in the storage. Anything else there is somebody else's."""
+        prefix = folder_of(self.store, self.queue_id)
+        return [each for each in storage.listed(prefix) if is_object_name(each.name[len(prefix) :])]
+
+    def entered(self, tx: Transaction) -> Iterator[Row]:
+        """Yield the objects that the store has."""
+        after = -1
+        while rows := tx.all("list_objects", queue_id=self.queue_id, after=after, most=AT_ONCE):
+            yield from rows
+            after = rows[-1].object_id
+
+    def name_of(self, row: Row) -> str:
+        """Return the name in the storage of an object that the store has."""
+        return object_name(self.store, self.queue_id, row.object_id, row.suffix)
+
+
+def object_folders(database: Database) -> list[ObjectFolder]:
+    """Return the folders of all queues whose payloads may be in objects, and of dropped ones."""
+    rows = database.run(lambda tx: tx.all("queues_with_objects"), write=False)
+    return [ObjectFolder(database.uuid, row.queue_id, row.name, row.payloads) for row in rows]
