@@ -29,14 +29,14 @@ NAME = "bench_feed"
 
 def read(url: str, *, rounds: int = 3) -> Result:
     """``feed.read`` of a million changes of a table of five columns."""
-    with _changes(url) as feed, scratch() as folder:
+    with changes(url) as feed, scratch() as folder:
         start = feed.oldest()
         upto, schema = feed.newest(start), feed.describe().schema
 
         def ours() -> float:
             return timed(lambda: _require(sum(_rows(feed, start, upto, schema))))
 
-        return speed("postgresql feed, read", ours, lambda: _peer(url, folder), least=0.4, rounds=rounds)
+        return speed("postgresql feed, read", ours, lambda: receive(url, folder), least=0.4, rounds=rounds)
 
 
 def through_spark(url: str, *, rounds: int = 3) -> Result:
@@ -44,7 +44,7 @@ def through_spark(url: str, *, rounds: int = 3) -> Result:
 
     What starting a query takes is not counted.
     """
-    with _changes(url), scratch() as folder:
+    with changes(url), scratch() as folder:
         runs = iter(range(1000))
 
         def run(copy: str) -> float:
@@ -58,13 +58,13 @@ def through_spark(url: str, *, rounds: int = 3) -> Result:
             return progress.durationMs["triggerExecution"] / 1000
 
         def ours() -> float:
-            with _copied_slot(url) as copy:
+            with copied_slot(url) as copy:
                 return run(copy)
 
         return speed(
             "postgresql feed, Spark micro-batch",
             ours,
-            lambda: _peer(url, folder),
+            lambda: receive(url, folder),
             least=0.4,
             rounds=rounds,
         )
@@ -82,7 +82,7 @@ def _require(rows: int) -> None:
 
 
 @contextmanager
-def _changes(url: str) -> Iterator[OpenPostgresFeed]:
+def changes(url: str) -> Iterator[OpenPostgresFeed]:
     """A slot with a million changes behind it."""
     with psycopg.connect(url, autocommit=True) as connection:
         _clean(connection)
@@ -116,7 +116,7 @@ def _clean(connection: psycopg.Connection[Any]) -> None:
 
 
 @contextmanager
-def _copied_slot(url: str) -> Iterator[str]:
+def copied_slot(url: str) -> Iterator[str]:
     """A slot at the same place, for a reader that moves its slot on."""
     copy = f"{NAME}_copy"
     with psycopg.connect(url, autocommit=True) as connection:
@@ -125,9 +125,9 @@ def _copied_slot(url: str) -> Iterator[str]:
         connection.execute(f"SELECT pg_drop_replication_slot('{copy}')")
 
 
-def _peer(url: str, folder: Path) -> float:
+def receive(url: str, folder: Path) -> float:
     """The seconds of pg_recvlogical."""
-    with psycopg.connect(url) as connection, _copied_slot(url) as copy:
+    with psycopg.connect(url) as connection, copied_slot(url) as copy:
         end = connection.execute("SELECT pg_current_wal_flush_lsn()").fetchone()
         assert end is not None
         command = [

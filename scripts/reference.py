@@ -42,7 +42,7 @@ GROUPS = {
     "Sources and sinks of your own": ("Source", "Sink", "BatchSink", "MicroBatch", "WriteSettings"),
     "Change feeds": (
         "ChangeContract", "QueueFeed", "PostgresFeed", "DeltaFeed", "IcebergFeed", "SnapshotFeed",
-        "DebeziumFeed",
+        "DebeziumFeed", "Pump", "PumpStatus",
     ),
     "Rows in a notebook": ("take", "take_sample", "TakeResult"),
     "Errors": ("PenstockError",),
@@ -52,7 +52,16 @@ GROUPS = {
 # Public for other layers of the package, and of no use to anybody else.
 INNER = {
     "Store": {"tend", "database"},
-    "Queue": {"append_with", "record"},
+    "Queue": {
+        "after_append",
+        "append_with",
+        "conformed",
+        "current_placement",
+        "record",
+        "rows_to_append",
+        "segments_of",
+        "while_growing",
+    },
     "Retention": {"of"},
     "Stream": {"row_limit", "key_limit"},
     "QueueSource": {"given"},

@@ -85,6 +85,25 @@ def store(store_url: str) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
+def logical_pg_url() -> Iterator[str]:
+    """A PostgreSQL database of our own with wal_level=logical, where slots can be made and dropped."""
+    from tests.support.postgres import start_postgres
+
+    server = start_postgres()
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture
+def source(logical_pg_url: str) -> Iterator[Any]:
+    """A schema of that database, with a publication of its tables."""
+    from tests.support.postgres_source import source_at
+
+    with source_at(logical_pg_url) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one Spark session of the run: local[2], UTC, two shuffle partitions."""
     from tests.support.sparks import make_spark

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from penstock.pipeline.stream import Pipeline as Pipeline
     from penstock.pipeline.stream import Stream as Stream
     from penstock.pipeline.stream import stream as stream
+    from penstock.pump.pump import Pump as Pump
+    from penstock.pump.pump import PumpStatus as PumpStatus
     from penstock.queue.append_buffer import AppendBuffer as AppendBuffer
     from penstock.queue.append_buffer import NumberedAppendBuffer as NumberedAppendBuffer
     from penstock.queue.appends import AppendResult as AppendResult
@@ -83,6 +85,7 @@ _NAMES = {
     "pipeline.sinks": ["ConsoleSink", "FunctionSink", "QueueSink"],
     "pipeline.sources": ["QueueSource", "RateSource"],
     "pipeline.stream": ["Pipeline", "Stream", "stream"],
+    "pump.pump": ["Pump", "PumpStatus"],
     "queue.append_buffer": ["AppendBuffer", "NumberedAppendBuffer"],
     "queue.appends": ["AppendResult"],
     "queue.consumer": ["Consumer", "Lag", "Pull"],

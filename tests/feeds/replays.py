@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock
 from penstock.feeds.protocol import Feed
-from tests.feeds.postgres.source import Row, apply
 from tests.support.change_frames import Sink, tuples
+from tests.support.postgres_source import Row, apply
 
 State = dict[object, Row]
 _SEQUENCES = ("_commit_sequence", "_sequence")

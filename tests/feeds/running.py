@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from penstock.errors import FeedUnavailableError
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_VERSION
 from penstock.feeds.protocol import OpenFeed
-from tests.feeds.reading import batches_of, passed
+from tests.support.feed_reading import batches_of, passed
 
 Row = dict[Hashable, Any]
 _START_AGAIN = ("FEED_UNAVAILABLE.SCHEMA_CHANGED", "FEED_UNAVAILABLE.ROWS_OVERWRITTEN")

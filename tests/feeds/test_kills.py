@@ -17,9 +17,9 @@ import penstock
 from penstock.feeds.protocol import Feed
 from tests.feeds.iceberg.lake import Lake
 from tests.feeds.iceberg.lake import rows as lake_rows
-from tests.feeds.postgres.source import Source, source_at
 from tests.feeds.streaming_child import LETTERS, TOPIC, start
 from tests.support.debezium_events import postgres
+from tests.support.postgres_source import Source, source_at
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
 

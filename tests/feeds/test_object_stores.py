@@ -18,7 +18,7 @@ from penstock.feeds.iceberg import IcebergFeed
 from penstock.feeds.urls import parse
 from tests.feeds.delta.tables import History, check_replay, rows
 from tests.feeds.iceberg import lake
-from tests.feeds.reading import changes, passed
+from tests.support.feed_reading import changes, passed
 from tests.support.object_store import KEY, SECRET, ObjectStore, object_store
 
 _NUMBERS = count()

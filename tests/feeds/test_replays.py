@@ -22,9 +22,9 @@ from tests.feeds.delta.tables import SCHEMA as DELTA_SCHEMA
 from tests.feeds.delta.tables import History, table_at
 from tests.feeds.delta.tables import rows as delta_rows
 from tests.feeds.iceberg import lake
-from tests.feeds.postgres.source import COLUMNS, DDL, Row, Source, state_of, transaction
 from tests.feeds.replays import State, check_states, read_both_ways, same_rows
 from tests.support.debezium_events import postgres as event
+from tests.support.postgres_source import COLUMNS, DDL, Row, Source, state_of, transaction
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string())])
 NAMES = tuple(SCHEMA.names)

@@ -20,9 +20,9 @@ from tests.feeds.delta.tables import History
 from tests.feeds.delta.tables import rows as delta_rows
 from tests.feeds.iceberg.lake import Lake
 from tests.feeds.iceberg.lake import rows as iceberg_rows
-from tests.feeds.postgres.source import Source
 from tests.support.debezium_events import postgres
 from tests.support.exposure import error_text, event_log, explained, files_in
+from tests.support.postgres_source import Source
 
 SECRET = "0nlyForTheStorage"
 OPTIONS = {"AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": SECRET}

@@ -34,8 +34,8 @@ from penstock.errors import (
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
 from penstock.feeds.snapshots import OpenSnapshotFeed, SnapshotFeed, versions_of
 from penstock.feeds.urls import parse
-from tests.feeds.reading import changes, passed
 from tests.support.change_frames import Sink, collected, tuples
+from tests.support.feed_reading import changes, passed
 
 SCHEMA = pa.schema([("id", pa.int64()), ("data", pa.string())])
 State = dict[int, str | None]

@@ -33,6 +33,8 @@ _MORE_ROWS = (
     "insert into {marked_source} values ('source', 'app', 2)",
     "insert into {observed_end} select queue_id, 0, 5, 3, 4 from {queue}",
     "insert into {feed_commit} select queue_id, 1, 5, 20, '[10, 10]' from {queue}",
+    """insert into {pump}
+        values ('pump', 'owner', 1, 5, 7, 6, 8, 2, '{{"feed": "f", "queues": {{"t": "q"}}}}')""",
     """insert into {staged} select 'app', 4, 'attempt', 0, 0, queue_id, 0, 1, 10,
         (select min(payload_id) from {payload}), 5 from {queue} where name = 'q'""",
 )

@@ -28,6 +28,7 @@ READING = (
     ("consumer", "list"),
     ("consumer", "lag"),
     ("query", "list"),
+    ("pump", "list"),
     ("store", "info"),
 )
 CHANGING = (

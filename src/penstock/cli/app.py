@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote
 import typer
 
 from penstock.arguments import brief
-from penstock.cli.commands import changes, checkpoint, consumer, modes, query, queue_rows, store
+from penstock.cli.commands import changes, checkpoint, consumer, modes, pump, query, queue_rows, store
 from penstock.cli.commands.shared import (
     BROKEN_PIPE,
     FAILED,
@@ -64,6 +64,7 @@ app.add_typer(store.group, name="store")
 app.add_typer(queue_rows.group, name="queue")
 app.add_typer(consumer.group, name="consumer")
 app.add_typer(query.group, name="query")
+app.add_typer(pump.group, name="pump")
 app.add_typer(changes.group, name="changes")
 app.add_typer(modes.group, name="modes")
 app.add_typer(checkpoint.group, name="checkpoint")

@@ -24,6 +24,7 @@ from penstock.errors import (
     PenstockError,
 )
 from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, TYPES, ChangeContract
+from penstock.feeds.feed_writer import FeedRows, append_commits
 from penstock.feeds.protocol import (
     METADATA_FIELDS,
     METADATA_NAMES,
@@ -45,7 +46,6 @@ from penstock.queue.maintenance import Retention
 from penstock.queue.queue import Queue
 from penstock.queue.store import open_store
 from penstock.store.database import Transaction
-from penstock.store.log.partition_log import Appended
 from penstock.store.records import catalog, feed_commits
 from penstock.store.records.catalog import QueueRecord
 
@@ -250,15 +250,8 @@ class QueueFeed:
         commit = change_rows(
             batch, queue.schema, change_type=batch.column(CHANGE_TYPE), version=version, timestamp=moment
         )
-        record = queue.record
-
-        def append_commit(tx: Transaction, append: Callable[[], Appended]) -> Appended:
-            feed_commits.open_commit(tx, record, version, moment)
-            appended = append()
-            feed_commits.close_commit(tx, record, version, moment, appended.rows)
-            return appended
-
-        appended = queue.append_with(pa.Table.from_batches([commit]), around=append_commit)
+        rows = FeedRows(queue, pa.Table.from_batches([commit]), [version], [moment], [commit.num_rows])
+        (appended,) = append_commits(queue.database, [rows])
         return AppendResult(appended.ranges)
 
     def newest(self, after: int) -> int:

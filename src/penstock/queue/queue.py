@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -43,6 +43,7 @@ from penstock.store.watching import Watch
 
 logger = logging.getLogger("penstock.queue")
 
+T = TypeVar("T")
 _PLACEMENT_ATTEMPTS = 10
 
 AroundAppend: TypeAlias = Callable[[Transaction, Callable[[], Appended]], Appended]
@@ -157,15 +158,29 @@ class Queue:
         table = self.rows_to_append(rows)
         if partition is not None:
             self._check_partition(partition)
-        for _ in range(_PLACEMENT_ATTEMPTS):
+
+        def attempt() -> Appended:
             record, placement = self.current_placement()
-            # In SQLite a writer blocks all others, so compress before the transaction.
-            lazy = self.database.dialect != "sqlite"
-            segments = placement.segments(table, partition, next(self._round_robin), lazy=lazy)
+            segments = self.segments_of(table, placement, partition)
             if not segments and around is None:
                 return Appended({})
+            return self._append(record, segments, connection, around, idempotent)
+
+        return self.while_growing(attempt)
+
+    def segments_of(
+        self, rows: pa.Table, placement: Placement, partition: int | None = None
+    ) -> list[Segment]:
+        """Return rows as the segments of an append."""
+        # In SQLite a writer blocks all others, so compress before the transaction.
+        lazy = self.database.dialect != "sqlite"
+        return placement.segments(rows, partition, next(self._round_robin), lazy=lazy)
+
+    def while_growing(self, attempt: Callable[[], T]) -> T:
+        """Return what an append returns; repeat it, with the new placement, while the queue has grown."""
+        for _ in range(_PLACEMENT_ATTEMPTS):
             try:
-                return self._append(record, segments, connection, around, idempotent)
+                return attempt()
             except catalog.QueueGrown:
                 # Nothing was written: place the rows again.
                 self.refresh()
@@ -224,8 +239,12 @@ class Queue:
                     "partitions": len(appended.ranges),
                 },
             )
-        self._maintainer.after_change(record, appended.crowded)
+        self.after_append(record, appended)
         return appended
+
+    def after_append(self, record: QueueRecord, appended: Appended) -> None:
+        """Have crowded partitions compacted, and old rows trimmed, in the background."""
+        self._maintainer.after_change(record, appended.crowded)
 
     def current_placement(self) -> tuple[QueueRecord, Placement]:
         if self._placed is None:

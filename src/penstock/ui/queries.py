@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from penstock.arguments import in_quotes, truncated
 from penstock.errors import StoreError
 from penstock.json_text import Json, parse_record, unreadable_record
-from penstock.store.records.queries import CONTINUOUS, FAILED, HEARTBEAT_SECONDS, RUNNING, STOPPED
+from penstock.store.records.queries import CONTINUOUS, FAILED, HEARTBEAT_SECONDS, PUMP, RUNNING, STOPPED
 from penstock.ui.checkpoints import Checkpoint
 from penstock.ui.history import History, Percentiles
 from penstock.ui.reading import FEWEST_REPORTS, ProgressRow, ProgressTexts, QueriesState, QueryRow, iso
@@ -245,7 +245,7 @@ def _state(row: QueryRow, now: int) -> str:
 
 
 def _unit(engine: str | None) -> str:
-    return "epoch" if engine == CONTINUOUS else "batch"
+    return {CONTINUOUS: "epoch", PUMP: "append"}.get(engine or "", "batch")
 
 
 def _web_address(url: str | None) -> str | None:

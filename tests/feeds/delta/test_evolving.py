@@ -21,8 +21,8 @@ from tests.feeds.delta.tables import (
     replayed,
     rows,
 )
-from tests.feeds.reading import changes, passed
 from tests.feeds.running import RunningQuery
+from tests.support.feed_reading import changes, passed
 
 
 @pytest.fixture

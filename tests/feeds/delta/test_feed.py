@@ -34,7 +34,7 @@ from tests.feeds.delta.tables import (
     rows,
     switch,
 )
-from tests.feeds.reading import changes, passed
+from tests.support.feed_reading import changes, passed
 
 OPERATIONS = ["append", "append", "merge", "merge", "update", "delete", "delete_all", "overwrite", "optimize"]
 

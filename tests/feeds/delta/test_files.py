@@ -18,7 +18,7 @@ from penstock.feeds.contract import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSIO
 from penstock.feeds.delta import DeltaFeed
 from penstock.feeds.urls import parse
 from tests.feeds.delta.tables import FEED, SCHEMA, History, check_replay, edit, log_file, refused, rows
-from tests.feeds.reading import changes
+from tests.support.feed_reading import changes
 
 
 @pytest.fixture

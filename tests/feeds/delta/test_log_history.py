@@ -26,8 +26,8 @@ from tests.feeds.delta.tables import (
     refused,
     rows,
 )
-from tests.feeds.reading import changes, passed
 from tests.support.change_frames import Sink
+from tests.support.feed_reading import changes, passed
 
 
 @pytest.fixture

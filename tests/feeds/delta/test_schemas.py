@@ -37,8 +37,8 @@ from tests.feeds.delta.tables import (
     rename_column,
     rows,
 )
-from tests.feeds.reading import changes, passed
 from tests.support.change_frames import Sink
+from tests.support.feed_reading import changes, passed
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock.feeds.delta import DeltaFeed
 from tests.feeds.delta.tables import History, check_replay, rows, switch
-from tests.feeds.reading import changes, passed
 from tests.support.change_frames import Sink, collected, tuples
+from tests.support.feed_reading import changes, passed
 from tests.support.object_store import SECRET
 
 

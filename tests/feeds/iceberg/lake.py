@@ -30,7 +30,7 @@ from pyiceberg.table.update.snapshot import _FastAppendFiles, _OverwriteFiles
 from penstock.feeds.contract import COMMIT_VERSION
 from penstock.feeds.iceberg import IcebergFeed
 from penstock.feeds.protocol import OpenFeed
-from tests.feeds.reading import changes
+from tests.support.feed_reading import changes
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("data", pa.string()), ("n", pa.int32())])
 Row = tuple[object, ...]

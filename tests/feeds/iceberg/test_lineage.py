@@ -20,7 +20,7 @@ from penstock.feeds.protocol import OpenFeed
 from tests.feeds.iceberg.examples import SLOW
 from tests.feeds.iceberg.lake import Lake, counted, found, rows
 from tests.feeds.iceberg.numbered import HandFile, Numbered, NumberedRow
-from tests.feeds.reading import changes
+from tests.support.feed_reading import changes
 
 LAYOUT = Layout(5, 6, 7, row_id=((3,),), data=tuple((place,) for place in range(5)), row_version=(4,))
 INHERITED = (None, None)

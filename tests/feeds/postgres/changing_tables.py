@@ -12,7 +12,7 @@ from uuid import UUID
 import numpy as np
 import psycopg
 
-from tests.feeds.postgres.source import Row, Source
+from tests.support.postgres_source import Row, Source
 
 KINDS = ("one", "chosen", "several", "partitioned", "leaves", "schema", "filtered")
 """``partitioned`` is published under the name of the root, ``leaves`` under those of the partitions, and of

@@ -19,7 +19,7 @@ from tests.feeds.postgres.changing_tables import (
     ChangingTables,
     plain,
 )
-from tests.feeds.postgres.source import Row, Stream
+from tests.support.postgres_source import Row, Stream
 
 READS = ("drain", "drain", "drain", "restart", "die_logged", "die_written")
 STARTS_AGAIN = {

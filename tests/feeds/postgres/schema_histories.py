@@ -24,7 +24,7 @@ from tests.feeds.postgres.changing_tables import (
     ROWS,
 )
 from tests.feeds.postgres.history import READS, History
-from tests.feeds.postgres.source import Source, source_at
+from tests.support.postgres_source import Source, source_at
 
 Step = tuple[str, int]
 

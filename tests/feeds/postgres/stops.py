@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from penstock.errors import FeedUnavailableError
-from tests.feeds.postgres.source import Row, Source, Stream
+from tests.support.postgres_source import Row, Source, Stream
 
 TIMES_OF_CHANGE = ["while it runs", "while it is down", "after its last micro-batch"]
 

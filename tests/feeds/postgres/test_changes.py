@@ -20,7 +20,7 @@ from penstock.changes.schema import narrowed
 from penstock.errors import ChangelogContractViolationError, DataLostError
 from penstock.feeds.postgres import server
 from penstock.spark.schemas import to_struct
-from tests.feeds.postgres.source import (
+from tests.support.postgres_source import (
     COLUMNS,
     DDL,
     Row,

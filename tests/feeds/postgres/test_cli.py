@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.feeds.postgres.source import Source
 from tests.support.commands import run_penstock
+from tests.support.postgres_source import Source
 
 
 def left_behind(source: Source) -> list[tuple[int, ...]]:

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from tests.feeds.postgres.source import Row, Source, Stream, apply
 from tests.feeds.postgres.stops import TIMES_OF_CHANGE, keys, refused, rows_after_restart, started
+from tests.support.postgres_source import Row, Source, Stream, apply
 
 
 def test_rows_from_before_a_rename_keep_their_values(source: Source) -> None:

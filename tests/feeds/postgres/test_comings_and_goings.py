@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.feeds.postgres.source import Source, Stream
 from tests.feeds.postgres.stops import keys, refused, started
+from tests.support.postgres_source import Source, Stream
 
 WHEN = ["while it runs", "while it is down"]
 

@@ -21,9 +21,9 @@ from penstock.errors import (
 )
 from penstock.feeds.postgres import PostgresFeed, server, settings, slot
 from penstock.feeds.urls import parse
-from tests.feeds.postgres.source import Source, everything, open_transaction, source_at
 from tests.feeds.postgres.stops import started
 from tests.support.postgres import start_postgres
+from tests.support.postgres_source import Source, everything, open_transaction, source_at
 from tests.support.waiting import wait_until
 
 URL = "postgresql://me:s%40cret@db.example:5433/shop?sslmode=require"

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.errors import FeedUnavailableError
 from penstock.feeds.postgres import snapshot
-from tests.feeds.postgres.source import Source, everything, source_at
+from tests.support.postgres_source import Source, everything, source_at
 from tests.support.strangers import SharedDatabase, shared_database
 
 TABLE = "create table theirs.t (id int primary key, n int)"

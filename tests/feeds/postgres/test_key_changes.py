@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.feeds.postgres.source import Source, everything
 from tests.feeds.postgres.stops import TIMES_OF_CHANGE, keys, refused, rows_after_restart, started
+from tests.support.postgres_source import Source, everything
 
 OTHER_KEYS = {
     "replica identity by an index": ["ALTER TABLE {t} REPLICA IDENTITY USING INDEX t_code_key"],

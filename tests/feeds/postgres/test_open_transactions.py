@@ -16,8 +16,8 @@ from penstock.changes.data_source import STREAM, ChangesStreamReader, read_optio
 from penstock.feeds.postgres import PostgresFeed
 from penstock.json_text import Json
 from penstock.spark.schemas import to_struct
-from tests.feeds.postgres.source import Source, open_transaction
 from tests.support.commands import run_penstock
+from tests.support.postgres_source import Source, open_transaction
 from tests.support.waiting import wait_until
 
 

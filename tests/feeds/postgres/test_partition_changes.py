@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.feeds.postgres.source import Source
 from tests.feeds.postgres.stops import keys, refused, rows_after_restart, started
+from tests.support.postgres_source import Source
 
 
 @pytest.mark.parametrize("root", [False, True], ids=["partitions by name", "under the root's name"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.feeds.postgres.source import Source, changes, everything
 from tests.feeds.postgres.stops import refused
+from tests.support.postgres_source import Source, changes, everything
 
 
 def test_a_range_with_a_schema_change_is_read_on_both_sides_of_it(source: Source) -> None:

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from tests.feeds.postgres.source import Source, source_at
 from tests.feeds.postgres.stops import keys, started
 from tests.support.planted import plant
+from tests.support.postgres_source import Source, source_at
 
 TRAPS = """
     create table public.pg_settings (name text, setting text);

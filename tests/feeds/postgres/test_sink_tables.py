@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.errors import InvalidOptionError, SchemaMismatchError
-from tests.feeds.postgres.source import Source
 from tests.feeds.postgres.stops import refused
+from tests.support.postgres_source import Source
 from tests.support.sql_tables import NOW, named, query, rows, sql_name
 
 

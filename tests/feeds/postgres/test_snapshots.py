@@ -13,7 +13,7 @@ import pytest
 from penstock.errors import DataLostError, FeedUnavailableError
 from penstock.feeds.postgres import snapshot
 from penstock.feeds.postgres.feed import OpenPostgresFeed
-from tests.feeds.postgres.source import Row, Source, apply, changes, everything, source_at
+from tests.support.postgres_source import Row, Source, apply, changes, everything, source_at
 from tests.support.strangers import RAN, SharedDatabase, shared_database
 
 

@@ -18,9 +18,9 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.testing import temporary_store_url
-from tests.feeds.postgres.source import Row, Source, apply, open_transaction
 from tests.feeds.postgres.stream_child import COLUMNS, start
 from tests.support.change_frames import Sink
+from tests.support.postgres_source import Row, Source, apply, open_transaction
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
 

@@ -11,8 +11,8 @@ import pytest
 from psycopg import sql
 
 from penstock.errors import FeedUnavailableError
-from tests.feeds.postgres.source import Row, Source, Stream, apply, open_transaction, source_at
 from tests.feeds.postgres.stops import TIMES_OF_CHANGE, keys, refused, rows_after_restart, started
+from tests.support.postgres_source import Row, Source, Stream, apply, open_transaction, source_at
 
 RECREATED = {
     "dropped and recreated": ["DROP TABLE {t}", "CREATE TABLE {t} (id int primary key, v int)",

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from penstock.errors import FeedUnavailableError
 from penstock.feeds.postgres.rows import json_strings
 from penstock.feeds.postgres.values import arrow_type, from_text
-from tests.feeds.postgres.source import Source, Stream, everything
+from tests.support.postgres_source import Source, Stream, everything
 
 TEXT = pa.string()
 TYPES: list[tuple[str, pa.DataType, list[str]]] = [

@@ -148,14 +148,12 @@ class OpenPostgresFeed(OpenFeed):
     def __init__(self, settings: FeedSettings, planned: PlannedRead | None = None) -> None:
         self.settings = settings
         self.name = settings.name
-        self._server = Server(settings.server, self.name, settings.slot_wait or 0.0)
-        self._slot = Slot(self._server, settings.slot, settings.publication, settings.lag_warning or 0)
-        self._transactions = OpenTransactions(
-            self._server, settings.slot, settings.transaction_warning or 0.0
-        )
-        self._snapshots = Snapshots(
-            self._server,
-            self._slot,
+        self.server = Server(settings.server, self.name, settings.slot_wait or 0.0)
+        self.slot = Slot(self.server, settings.slot, settings.publication, settings.lag_warning or 0)
+        self._transactions = OpenTransactions(self.server, settings.slot, settings.transaction_warning or 0.0)
+        self.snapshots = Snapshots(
+            self.server,
+            self.slot,
             self._transactions.oldest,
             required=settings.snapshot == "initial",
             trusted=settings.trusted_owners or (),
@@ -172,35 +170,35 @@ class OpenPostgresFeed(OpenFeed):
             self._use(Tables.from_json(planned.plan))
 
     def close(self) -> None:
-        self._server.close()
+        self.server.close()
 
     def describe(self, after: int | None = None) -> Description:
         """Describe the tables as the rows to be read were written: those after a version, or all."""
-        self._slot.check_server()
+        self.slot.check_server()
         if self._tables is None or self._planned is None:
             self._use(self._tables_after(after))
         if self.settings.snapshot == "none":
-            self._slot.state()
-        tables = self._known_tables()
-        return Description(self._identity(), tables.schema(), tables.contract(), tables.to_json())
+            self.slot.state()
+        tables = self.known_tables()
+        return Description(self.identity(), tables.schema(), tables.contract(), tables.to_json())
 
     def prepare(self) -> int:
         if self.settings.snapshot == "none":
             return self.oldest()
-        self._snapshots.create(self._known_tables().tables, self._check_plan)
-        state, snapshot = self._slot.state(), self._snapshots.find()
+        self.snapshots.create(self.known_tables().tables, self._check_plan)
+        state, snapshot = self.slot.state(), self.snapshots.find()
         oldest = self._oldest(state, snapshot)
         if snapshot is None or oldest >= snapshot.version:
-            raise self._slot.used(oldest)
+            raise self.slot.used(oldest)
         return oldest
 
     def oldest(self) -> int:
-        return self._oldest(self._slot.state(), self._snapshots.find())
+        return self._oldest(self.slot.state(), self.snapshots.find())
 
     def newest(self, after: int) -> int:
         """Return the end of the log, if there are changes above ``after``."""
-        self._known_tables()
-        state, snapshot = self._slot.state(), self._snapshots.find()
+        self.known_tables()
+        state, snapshot = self.slot.state(), self.snapshots.find()
         # Later commits begin at the end of the log or after it.
         self._flushed, upto = state.flushed, state.flushed - 1
         if snapshot is not None and after < snapshot.version:
@@ -210,16 +208,16 @@ class OpenPostgresFeed(OpenFeed):
             return max(upto, after)
         if upto <= after or self._quiet == (after, upto):
             return after
-        if self._slot.has_changes(after, upto) or upto - after > _QUIET:
+        if self.slot.has_changes(after, upto) or upto - after > _QUIET:
             return upto
         self._quiet = after, upto
         return after
 
     def stream_start(self) -> Json:
-        snapshot = self._snapshots.find()
+        snapshot = self.snapshots.find()
         if snapshot is not None:
             return dict(snapshot.publication)
-        return state_of(self._server, self.settings.publication, self._known_tables()).to_json()
+        return state_of(self.server, self.settings.publication, self.known_tables()).to_json()
 
     def stream_end(self, after: int, state: Json | None) -> int:
         """Return the version up to which a stream may read now: see :class:`Lookahead`."""
@@ -230,10 +228,8 @@ class OpenPostgresFeed(OpenFeed):
             return after
         if self._lookahead is None:
             columns = None if self._planned is None else self._planned.columns
-            self._lookahead = Lookahead(
-                self.settings, self._server, self._slot, self._known_tables(), columns
-            )
-        snapshot = self._snapshots.find()
+            self._lookahead = Lookahead(self.settings, self.server, self.slot, self.known_tables(), columns)
+        snapshot = self.snapshots.find()
         start = after if snapshot is None else max(after, min(snapshot.version, upto))
         end = self._lookahead.end(start, upto, state, rows_before=start > after)
         self._searched = searched if end == after else None
@@ -243,19 +239,19 @@ class OpenPostgresFeed(OpenFeed):
         return state if self._lookahead is None else self._lookahead.state_at(upto, state)
 
     def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
-        self._known_tables()
-        snapshot = self._snapshots.find()
-        self._require(after, self._slot.state(), snapshot)
+        self.known_tables()
+        snapshot = self.snapshots.find()
+        self.require(after, self.slot.state(), snapshot)
         if snapshot is not None and after < snapshot.version <= upto:
             yield Commit(snapshot.version, snapshot.timestamp, snapshot.rows)
             after = snapshot.version
-        yield from self._slot.commits(after, upto, rows)
+        yield from self.slot.commits(after, upto, rows)
 
     def tasks(self, after: int, upto: int, rows_per_task: int) -> Sequence[ReadTask]:
         """Return one task for the log, since a slot has one reader, and several for the snapshot."""
-        tables = self._known_tables()
-        snapshot = self._snapshots.find()
-        self._require(after, self._slot.state(), snapshot)
+        tables = self.known_tables()
+        snapshot = self.snapshots.find()
+        self.require(after, self.slot.state(), snapshot)
         tasks: list[ReadTask] = []
         first = after + 1
         if snapshot is not None and after < snapshot.version <= upto:
@@ -273,8 +269,8 @@ class OpenPostgresFeed(OpenFeed):
     def _require_partition_keys(self, tables: Tables, after: int, upto: int) -> None:
         """Refuse rows of partitions that do not log their table's key, unless a stream has looked ahead."""
         if self._lookahead is None and any(table.partitioned for table in tables.tables):
-            relations = self._slot.relations(after, upto, skipped=self.settings.skip or ())
-            for _, error in other_identities(self.settings.name, self._server, tables, relations):
+            relations = self.slot.relations(after, upto, skipped=self.settings.skip or ())
+            for _, error in other_identities(self.settings.name, self.server, tables, relations):
                 raise error
 
     def read(self, task: ReadTask, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -296,30 +292,31 @@ class OpenPostgresFeed(OpenFeed):
 
     def logged(self, upto: int) -> None:
         """Advance the slot, and drop the snapshot's copies."""
-        snapshot = self._snapshots.find()
+        snapshot = self.snapshots.find()
         if snapshot is not None:
             if upto < snapshot.version:
                 return
             # Before the slot advances: a snapshot belongs to a slot that has not.
-            self._snapshots.drop()
-        self._slot.advance(upto)
+            self.snapshots.drop()
+        self.slot.advance(upto)
 
     def lag(self) -> SlotLag:
-        return replace(self._slot.state().lag, open_transaction=self._transactions.oldest())
+        return replace(self.slot.state().lag, open_transaction=self._transactions.oldest())
 
     def warnings(self) -> list[str]:
-        warning = self._transactions.warning(lambda: self._slot.state().lag.retained)
+        warning = self._transactions.warning(lambda: self.slot.state().lag.retained)
         return [] if warning is None else [warning]
 
     def _messages(self, task: ReadTask) -> Generator[list[bytes], None, None]:
         if task.piece is not None:
-            return self._snapshots.messages(task.piece)
-        self._slot.choose(task.tables)
+            return self.snapshots.messages(task.piece)
+        self.slot.choose(task.tables)
         # Another reader may have advanced the slot since the task was created.
-        self._require(task.after, self._slot.state(), None)
-        return self._slot.messages(task.upto)
+        self.require(task.after, self.slot.state(), None)
+        return self.slot.messages(task.upto)
 
-    def _known_tables(self) -> Tables:
+    def known_tables(self) -> Tables:
+        """Return the tables as they are read; without a plan, as the oldest unread rows were written."""
         if self._tables is None:
             self._use(self._tables_after(None))
         assert self._tables is not None
@@ -327,33 +324,33 @@ class OpenPostgresFeed(OpenFeed):
 
     def _tables_after(self, after: int | None) -> Tables:
         """Return the tables for a read that begins after a version, or with the oldest one."""
-        tables = catalog.load_tables(self._server, self.settings.publication, self.settings.tables)
-        state = self._slot.find()
+        tables = catalog.load_tables(self.server, self.settings.publication, self.settings.tables)
+        state = self.slot.find()
         if state is None or not state.ready:
             return self._with_types(tables)
-        snapshot = self._snapshots.find()
+        snapshot = self.snapshots.find()
         start = self._oldest(state, snapshot)
         start = start if after is None else max(start, after)
         relations: list[Relation] = []
         if snapshot is not None and start < snapshot.version:
             relations += [copy.relation for copy in snapshot.copies if copy.rows]
             start = snapshot.version
-        self._slot.choose(tables)
-        logged = self._slot.relations(
+        self.slot.choose(tables)
+        logged = self.slot.relations(
             start, state.flushed - 1, skipped=self.settings.skip or (), messages=_PLANNING_MESSAGES
         )
         relations += [relation for relation in logged.uses if relation.schema != SNAPSHOT_SCHEMA]
         types = {column.type for relation in relations for column in relation.columns}
-        domains = {**tables.domains, **catalog.domains_of(self._server, types)}
+        domains = {**tables.domains, **catalog.domains_of(self.server, types)}
         return self._with_types(replace(tables, domains=domains).as_logged(relations))
 
     def _with_types(self, tables: Tables) -> Tables:
-        catalog.check_names(self._server, tables)
-        return tables.reading_as(self._server, self.settings.types or {})
+        catalog.check_names(self.server, tables)
+        return tables.reading_as(self.server, self.settings.types or {})
 
     def _check_plan(self, session: Session) -> Json:
         """Check the tables in the session that copies them; return the state of the publication."""
-        tables = self._known_tables()
+        tables = self.known_tables()
         current, _ = catalog.published(session, self.settings.publication)
         fit = Fit(tables, {table.name: table.relation.names for table in tables.tables})
         for table in current:
@@ -366,14 +363,15 @@ class OpenPostgresFeed(OpenFeed):
         some_columns = self._planned is not None and self._planned.some_columns
         self._tables = replace(tables, some_columns=some_columns)
         self._lookahead = None
-        self._slot.choose(tables)
+        self.slot.choose(tables)
 
-    def _identity(self) -> str:
+    def identity(self) -> str:
+        """Return what identifies the feed, without a secret."""
         try:
-            system = self._server.fetch("system")[0].system_identifier
+            system = self.server.fetch("system")[0].system_identifier
         except FeedUnavailableError:
             system = "server"
-        (row,) = self._server.fetch("server")
+        (row,) = self.server.fetch("server")
         tables = "".join(f"/{table}" for table in sorted(self.settings.tables or ()))
         return f"postgresql:{system}/{row.database}/{self.settings.publication}/{self.settings.slot}{tables}"
 
@@ -383,7 +381,8 @@ class OpenPostgresFeed(OpenFeed):
             return snapshot.version - 1
         return confirmed
 
-    def _require(self, after: int, state: SlotState, snapshot: Snapshot | None) -> None:
+    def require(self, after: int, state: SlotState, snapshot: Snapshot | None) -> None:
+        """Refuse to read after a commit if later ones are gone."""
         oldest = self._oldest(state, snapshot)
         if after < oldest:
             raise DataLostError(

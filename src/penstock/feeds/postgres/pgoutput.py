@@ -261,6 +261,24 @@ class Decoder:
         self._version, self._timestamp, self._sequence = version, timestamp, sequence
         self._relations[relation.oid] = relation
 
+    def fork(self) -> Decoder:
+        """Return a decoder that is where this one is."""
+        other = Decoder(self._after, self._upto, self._wanted)
+        other._skipped, other._relations = self._skipped, dict(self._relations)
+        other._version, other._timestamp = self._version, self._timestamp
+        other._sequence = self._sequence
+        return other
+
+    @property
+    def version(self) -> int:
+        """The last transaction that has begun."""
+        return self._version
+
+    @property
+    def rows(self) -> int:
+        """How many tuples of that transaction are decoded, with those that it may turn out not to need."""
+        return self._sequence
+
     def decode(self, messages: Sequence[bytes]) -> Iterator[list[Changes] | Truncation]:
         """Yield changes, in parts in which each relation has one form, and the truncations between them."""
         buffer = Buffer(messages)

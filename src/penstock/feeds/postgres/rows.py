@@ -55,7 +55,7 @@ class RowReader:
         self._columns = pa.schema([*schema, *(planned.field(name) for name in position)])
         self._last = (-1, -1)
         self._structs = tables.columns()
-        self._fit = Fit(tables, tables.selected_columns(self._columns), settings.accept or ())
+        self.fit = Fit(tables, tables.selected_columns(self._columns), settings.accept or ())
         self._table_of: dict[Relation, Table | None] = {}
         self._invalid: Counter[tuple[str, str]] = Counter()
         """How many values were replaced with null, by table and column."""
@@ -68,18 +68,38 @@ class RowReader:
                 skipped,
                 extra={"action": "commits_skipped", "slot": self._settings.slot, "versions": skipped},
             )
-        return Decoder(after, upto, self._is_wanted, skipped)
+        return Decoder(after, upto, self.wants, skipped)
 
     def batches(self, decoder: Decoder, chunks: Iterator[list[bytes]]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of messages, except those that were given before."""
         for messages in chunks:
             for part in decoder.decode(messages):
                 if isinstance(part, Truncation):
-                    if error := schema_changes.truncated(self._settings, self._fit, part):
-                        raise error
-                elif (rows := self._batch(part)) is not None:
-                    yield rows.select(self._schema.names) if len(rows.schema) > len(self._schema) else rows
-                    self._last = (rows[COMMIT_VERSION][-1].as_py(), rows[SEQUENCE][-1].as_py())
+                    self.check_truncation(part)
+                elif (rows := self.rows_of(part)) is not None:
+                    yield rows
+
+    def check_truncation(self, truncation: Truncation) -> None:
+        """Refuse a TRUNCATE of a table that is read, unless it is to be skipped."""
+        if error := schema_changes.truncated(self._settings, self.fit, truncation):
+            raise error
+
+    def rows_of(self, part: Sequence[Changes]) -> pa.RecordBatch | None:
+        """Return the rows of changes of the tables, in the order of the log; None without any."""
+        rows = self._batch(part)
+        if rows is None:
+            return None
+        self._last = (rows[COMMIT_VERSION][-1].as_py(), rows[SEQUENCE][-1].as_py())
+        return rows.select(self._schema.names) if len(rows.schema) > len(self._schema) else rows
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The commit of the last row that was read, and its place there."""
+        return self._last
+
+    def resume_after(self, version: int, sequence: int) -> None:
+        """Leave out rows up to a place in a commit, which were read before."""
+        self._last = (version, sequence)
 
     def report_invalid(self) -> None:
         for (table, column), count in self._invalid.items():
@@ -91,10 +111,10 @@ class RowReader:
                 extra={"action": "invalid_values", "table": table, "column": column, "values": count},
             )
 
-    def _is_wanted(self, relation: Relation, version: int) -> bool:
+    def wants(self, relation: Relation, version: int) -> bool:
         """Whether a relation's rows belong to the feed; raises if they do not fit the plan."""
         if relation not in self._table_of:
-            table = self._fit.reads(relation)
+            table = self.fit.reads(relation)
             if isinstance(table, SchemaChange):
                 raise table.in_range(self._name, self._first, version)
             self._table_of[relation] = table

@@ -23,6 +23,7 @@ _WHOLE_NUMBERS = (21, 23, 20)
 _TEXT, _VARCHAR = 25, 1043
 _TIMES = (1083, 1114, 1184, 1266)
 """Times and timestamps, whose modifier is the number of digits of a second."""
+_EVOLVABLE = ("FEED_UNAVAILABLE.COLUMN_ADDED", "FEED_UNAVAILABLE.COLUMN_DROPPED")
 _NAMES = {
     16: "boolean", 17: "bytea", 20: "bigint", 21: "smallint", 23: "integer", 25: "text", 26: "oid",
     114: "json", 700: "real", 701: "double precision", 1042: "character", 1043: "character varying",
@@ -49,6 +50,15 @@ class SchemaChange:
         remedy = self.remedy or (
             "All earlier commits are read: start the query again with a new read_stream, which reads the "
             f"table in its new form{self.advice}"
+        )
+        return self._error(f"{name}: {self.what}, from commit {version} on. {remedy}", version)
+
+    def in_pump(self, name: str, version: int) -> FeedUnavailableError:
+        """Return the error of a pump that has appended all earlier commits."""
+        remedy = self.remedy or (
+            "All earlier commits are in the queues. To read the table in its new form, remove the pump with "
+            "`penstock pump remove`, drop the slot, and start again with other queues; or change the table "
+            "back, and leave out the commits in between with skip=[…]"
         )
         return self._error(f"{name}: {self.what}, from commit {version} on. {remedy}", version)
 
@@ -229,6 +239,32 @@ class Fit:
             for name in table.relation.names
             if name in selected or (self._tables.several and name in table.key)
         ]
+
+
+def evolved(
+    table: Table, relation: Relation, tables: Tables, change: SchemaChange, *, keeps_new: bool
+) -> Table | None:
+    """Return a planned table in the form of a logged relation that has got or lost columns; None if another
+    change has come with that, or the change is another one.
+
+    With ``keeps_new`` it has the new columns too. Columns that are still there keep the planned types.
+    """
+    if change.condition not in _EVOLVABLE:
+        return None
+    planned = dict(zip(table.relation.names, table.bases, strict=True))
+    lasting = [name for name in relation.names if name in planned]
+    if lasting != [name for name in planned if name in lasting] or not set(table.key) <= set(lasting):
+        return None
+    logged = {column.name: tables.base(column) for column in relation.columns}
+    if not all(holds(planned[name], logged[name]) for name in lasting):
+        return None
+    columns = [column for column in relation.columns if keeps_new or column.name in planned]
+    return replace(
+        table,
+        relation=replace(relation, columns=tuple(columns)),
+        bases=tuple(planned.get(column.name, logged[column.name]) for column in columns),
+        read_as=tuple((name, kind) for name, kind in table.read_as if name in relation.names),
+    )
 
 
 def _first_added(table: Table, logged: Collection[str]) -> str | None:

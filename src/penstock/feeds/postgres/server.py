@@ -77,7 +77,7 @@ class Server:
 
     def __init__(self, url: StoreUrl, name: str, wait: float) -> None:
         self._url, self.name, self._wait = url, name, wait
-        self._psycopg = driver("a postgresql feed")
+        self.psycopg = driver("a postgresql feed")
         self._connection: Connection | None = None
         self._lock = threading.RLock()
 
@@ -90,8 +90,8 @@ class Server:
             connection.prepare_threshold = None
             # A replication connection has no prepared statements.
             result = connection.pgconn.exec_(statements()["settings"].replace("%%", "%").encode())
-            if result.status != self._psycopg.pq.ExecStatus.TUPLES_OK:
-                raise self._psycopg.OperationalError(result.get_error_message())
+            if result.status != self.psycopg.pq.ExecStatus.TUPLES_OK:
+                raise self.psycopg.OperationalError(result.get_error_message())
         except BaseException:
             connection.close()
             raise
@@ -159,7 +159,7 @@ class Server:
             connection = self.connect()
             try:
                 connection.autocommit = False
-                factory = self._psycopg.rows.tuple_row if binary else connection.row_factory
+                factory = self.psycopg.rows.tuple_row if binary else connection.row_factory
                 cursor = connection.cursor("penstock", row_factory=factory)
                 cursor.execute(query.encode(), parameters, binary=binary)
                 return connection, cursor, cursor.fetchmany(rows)
@@ -177,7 +177,7 @@ class Server:
     def close(self) -> None:
         with self._lock:
             if self._connection is not None:
-                with suppress(self._psycopg.Error):
+                with suppress(self.psycopg.Error):
                     self._connection.close()
             self._connection = None
 
@@ -191,7 +191,7 @@ class Server:
         """Translate the driver's errors into those of the feed."""
         try:
             yield
-        except self._psycopg.Error as error:
+        except self.psycopg.Error as error:
             raise self._translated(error) from None
 
     def _translated(self, error: psycopg.Error) -> PenstockError:

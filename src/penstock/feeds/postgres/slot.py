@@ -257,12 +257,12 @@ class Slot:
             return
         state = self.state()
         if state.flushed < position:
-            self._require_log(upto)
+            self.require_log(upto)
         if state.confirmed < position:
             self._server.fetch("advance", slot=self.name, upto=lsn(position))
         self._advanced_to = position
 
-    def _require_log(self, upto: int) -> None:
+    def require_log(self, upto: int) -> None:
         """Refuse a server whose log ends before what was read; a standby may be behind for a while."""
         (end,) = self._server.fetch("position")
         if not end.standby and end.position <= upto:

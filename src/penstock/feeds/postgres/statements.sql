@@ -440,3 +440,9 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
     AND l.classid::bigint = (key >> 32) & 4294967295 AND l.objid::bigint = key & 4294967295
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database());
 
+
+-- name: end_reader
+-- Ends a process that streams from the slot for a pump of this name, which runs elsewhere by now.
+SELECT pg_terminate_backend(a.pid)
+FROM pg_replication_slots AS s JOIN pg_stat_activity AS a ON a.pid = s.active_pid
+WHERE s.slot_name = :slot AND a.application_name = :application;

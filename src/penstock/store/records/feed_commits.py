@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from penstock.errors import CommitOutOfOrderError
 from penstock.json_text import parse_record, unreadable_record
-from penstock.store.database import Row, Transaction
+from penstock.store.database import Columns, Row, Transaction
 from penstock.store.records import catalog
 from penstock.store.records.catalog import PartitionRecord, QueueRecord
 
@@ -42,35 +43,68 @@ def page(
     return [_commit(row) for row in rows]
 
 
-def open_commit(tx: Transaction, queue: QueueRecord, version: int, timestamp: int) -> None:
-    """Lock the feed, and check that the commit follows all others."""
+@dataclass(frozen=True)
+class Before:
+    """Where a feed ends before commits are appended."""
+
+    ends: Sequence[int]
+    """Where each partition ends."""
+    committed: int
+    """How many of the rows belong to commits."""
+    firsts: Sequence[int]
+    """The first row that each partition still has."""
+
+
+def begin_commits(
+    tx: Transaction, queue: QueueRecord, versions: Sequence[int], timestamps: Sequence[int]
+) -> Before:
+    """Lock the feed, and check that the first of some commits follows all others."""
     if catalog.find_queue(tx, queue.name, lock=True).queue_id != queue.queue_id:
         raise catalog.dropped(queue)
     last = newest(tx, queue)
-    if last is not None and (version <= last.version or timestamp < last.timestamp):
-        what = "version" if version <= last.version else "timestamp"
-        raise CommitOutOfOrderError(
-            f"commit {version} of feed {queue.name!r} goes backwards: the {what} of the newest one, "
-            f"{last.version}, must be before its own. Nothing was appended; if this repeats commit "
-            f"{last.version}, that one is already committed",
-            feed=queue.name,
-            version=version,
-            newest=last.version,
-        )
+    for version, timestamp in zip(versions, timestamps, strict=True):
+        if last is not None and (version <= last.version or timestamp < last.timestamp):
+            what = "version" if version <= last.version else "timestamp"
+            raise CommitOutOfOrderError(
+                f"commit {version} of feed {queue.name!r} goes backwards: the {what} of the newest one, "
+                f"{last.version}, must be before its own. Nothing was appended; if this repeats commit "
+                f"{last.version}, that one is already committed",
+                feed=queue.name,
+                version=version,
+                newest=last.version,
+            )
+    parts = catalog.partitions(tx, queue)
+    committed = 0 if last is None else sum(_checked_ends(last, parts))
+    return Before([part.next_index for part in parts], committed, [part.first_index for part in parts])
 
 
-def close_commit(tx: Transaction, queue: QueueRecord, version: int, timestamp: int, rows: int) -> None:
-    """Record where the partitions end now, under the lock of ``open_commit``."""
-    records = catalog.partitions(tx, queue)
-    tx.run(
-        "insert_feed_commit",
-        queue_id=queue.queue_id,
-        version=version,
-        timestamp=timestamp,
-        row_count=rows,
-        ends=json.dumps([record.next_index for record in records]),
-    )
-    _prune(tx, queue, [record.first_index for record in records])
+def insert_commits(
+    tx: Transaction,
+    queue: QueueRecord,
+    before: Before,
+    versions: Sequence[int],
+    timestamps: Sequence[int],
+    ends: Sequence[Sequence[int]],
+    *,
+    unless_empty: int | None = None,
+) -> None:
+    """Record where the partitions end after each of some commits, under the lock of ``begin_commits``.
+
+    The commit ``unless_empty`` is left out if it has no rows.
+    """
+    totals = [before.committed, *map(sum, ends)]
+    counts = [after - total for total, after in pairwise(totals)]
+    kept = [place for place, version in enumerate(versions) if counts[place] or version != unless_empty]
+    if not kept:
+        return
+    columns: Columns = {
+        "version": [versions[place] for place in kept],
+        "timestamp": [timestamps[place] for place in kept],
+        "row_count": [counts[place] for place in kept],
+        "ends": [json.dumps(ends[place]) for place in kept],
+    }
+    tx.many("insert_feed_commit", columns, queue_id=queue.queue_id)
+    _prune(tx, queue, before.firsts)
 
 
 def starts(tx: Transaction, queue: QueueRecord, after: int) -> list[int]:

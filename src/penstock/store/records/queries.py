@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from penstock.store.database import AHEAD, Row, Transaction
 
 RUNNING, STOPPED, FAILED = "running", "stopped", "failed"
-MICRO_BATCH, CONTINUOUS = "micro-batch", "continuous"
+MICRO_BATCH, CONTINUOUS, PUMP = "micro-batch", "continuous", "pump"
 KEPT_PROGRESS = 900
 """The number of progress rows that are kept for a query."""
 KEPT_QUERIES = 1000

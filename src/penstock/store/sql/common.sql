@@ -487,6 +487,40 @@ update penstock.producer set sequence = :sequence where queue_id = :queue_id and
 -- name: list_producers
 select session, epoch, sequence from penstock.producer where queue_id = :queue_id order by session;
 
+-- pumps
+
+-- name: insert_pump
+insert into penstock.pump (name, owner, epoch, alive_at, version, timestamp, part_version, part_rows, state)
+values (:name, '', 0, 0, :version, :timestamp, 0, 0, :state)
+on conflict (name) do nothing;
+
+-- name: find_pump
+select name, owner, epoch, alive_at, version, timestamp, part_version, part_rows, state from penstock.pump where name = :name;
+
+-- name: list_pumps
+select name, owner, epoch, alive_at, version, timestamp, part_version, part_rows, state from penstock.pump order by name;
+
+-- name: own_pump
+update penstock.pump set owner = :owner, epoch = epoch + 1, alive_at = :now where name = :name and epoch = :epoch;
+
+-- The update takes the pump's row lock; it changes nothing if another process has moved or taken over the pump.
+-- name: move_pump
+update penstock.pump
+set version = :version, timestamp = :timestamp, part_version = :part_version, part_rows = :part_rows, alive_at = :now
+where name = :name and owner = :owner and version = :old_version and part_rows = :old_rows;
+
+-- name: beat_pump
+update penstock.pump set alive_at = :now where name = :name and owner = :owner;
+
+-- name: set_pump_state
+update penstock.pump set state = :state where name = :name and owner = :owner;
+
+-- name: release_pump
+update penstock.pump set owner = '', alive_at = 0 where name = :name and owner = :owner;
+
+-- name: delete_pump
+delete from penstock.pump where name = :name;
+
 -- ledger and marks
 
 -- name: find_ledger

@@ -278,6 +278,12 @@ where queue_id = :queue_id and partition = :partition and end_index = any(:end_i
 -- name: delete_payload_all
 delete from penstock.payload where payload_id = any(:payload_id::bigint[]);
 
+-- name: insert_feed_commit_all
+insert into penstock.feed_commit (queue_id, version, timestamp, row_count, ends)
+select :queue_id, new.version, new.timestamp, new.row_count, new.ends
+from unnest(:version::bigint[], :timestamp::bigint[], :row_count::bigint[], :ends::text[])
+    as new (version, timestamp, row_count, ends);
+
 -- name: insert_staged_all
 insert into penstock.staged
     (app_id, batch_id, attempt, task, ordinal, queue_id, partition, row_count, bytes, payload_id, created_at)

@@ -225,6 +225,22 @@ create table penstock.producer (
     check (octet_length(session) <= 4096 and octet_length(owner) <= 4096)
 );
 
+-- Pumps, which bring the changes of a server's log into queues. owner is the process that runs one. version is the last
+-- commit all of whose rows are appended, and of part_version, the next one, part_rows rows are.
+create table penstock.pump (
+    name         text collate "C" not null primary key,
+    owner        text   not null,
+    epoch        bigint not null,
+    alive_at     bigint not null,
+    version      bigint not null,
+    timestamp    bigint not null,
+    part_version bigint not null,
+    part_rows    bigint not null,
+    state        text   not null,
+    check (0 <= epoch and epoch < 4611686018427387904 and 0 <= part_rows and part_rows < 4611686018427387904),
+    check (octet_length(name) <= 4096 and octet_length(owner) <= 4096 and octet_length(state) <= 16777216)
+);
+
 -- task is -1 for a whole micro-batch. logged is the offset that the query's checkpoint logs for it, if the checkpoint is
 -- written after the sink has committed.
 create table penstock.ledger (

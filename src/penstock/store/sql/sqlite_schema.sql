@@ -220,6 +220,22 @@ create table penstock.producer (
     check (length(cast(session as blob)) <= 4096 and length(cast(owner as blob)) <= 4096)
 ) strict, without rowid;
 
+-- Pumps, which bring the changes of a server's log into queues. owner is the process that runs one. version is the last
+-- commit all of whose rows are appended, and of part_version, the next one, part_rows rows are.
+create table penstock.pump (
+    name         text    not null primary key,
+    owner        text    not null,
+    epoch        integer not null,
+    alive_at     integer not null,
+    version      integer not null,
+    timestamp    integer not null,
+    part_version integer not null,
+    part_rows    integer not null,
+    state        text    not null,
+    check (0 <= epoch and epoch < 4611686018427387904 and 0 <= part_rows and part_rows < 4611686018427387904),
+    check (length(cast(name as blob)) <= 4096 and length(cast(owner as blob)) <= 4096 and length(cast(state as blob)) <= 16777216)
+) strict, without rowid;
+
 -- task is -1 for a whole micro-batch. logged is the offset that the query's checkpoint logs for it, if the checkpoint is
 -- written after the sink has committed.
 create table penstock.ledger (

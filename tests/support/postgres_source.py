@@ -21,7 +21,7 @@ from penstock.feeds.postgres import PostgresFeed
 from penstock.feeds.postgres.feed import OpenPostgresFeed
 from penstock.json_text import Json
 from penstock.spark.schemas import to_struct
-from tests.feeds.reading import batches_of
+from tests.support.feed_reading import batches_of
 
 Row = dict[str, Any]
 COLUMNS = ("id", "part", "text", "number")

@@ -1,0 +1,157 @@
+"""``penstock pump``: changes of a PostgreSQL publication in queues, without Spark."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.commands.shared import MOST_LISTED, Run, YesOption, argument, command, note_missing, option
+from penstock.cli.output import Column
+from penstock.cli.units import age_text
+from penstock.errors import InvalidInputError, QueueNotFoundError
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from penstock.json_text import Json
+    from penstock.store.database import Transaction
+    from penstock.store.records.pumps import PumpRecord
+
+group = typer.Typer(
+    help="Bring changes of PostgreSQL tables into queues, without Spark.", no_args_is_help=True
+)
+
+_COLUMNS = (
+    Column("pump", "pump"),
+    Column("state", "state"),
+    Column("commit", "commit", right=True),
+    Column("alive_seconds", "last sign of life", age_text, right=True),
+    Column("feed", "feed"),
+    Column("queues", "queues", lambda queues: ", ".join(queues)),
+)
+
+
+@command(
+    group,
+    "run",
+    "penstock pump run 'postgresql://app@db/shop?publication=orders'",
+    "penstock pump run 'postgresql://app@db/shop?publication=orders' --prefix shop. --partitions 4",
+)
+def run_pump(
+    run: Run,
+    feed: Annotated[
+        str,
+        argument(
+            "FEED", "postgresql://…?publication=NAME, and slot=NAME if it is not penstock_ and that name."
+        ),
+    ],
+    queue: Annotated[
+        str | None,
+        option("--queue", "QUEUE", "One queue for all tables; by default, each table has a queue."),
+    ] = None,
+    prefix: Annotated[str, option("--prefix", "TEXT", "What the names of the queues begin with.")] = "",
+    schema_changes: Annotated[
+        str,
+        option(
+            "--schema-changes",
+            "POLICY",
+            "refuse tables that get or lose columns; evolve: add new columns to the queue, and leave those "
+            "that are gone empty; ignore: leave out new columns.",
+        ),
+    ] = "refuse",
+    partitions: Annotated[
+        int, option("--partitions", "N", "Partitions of the queues that are created.", min=1, max=10_000)
+    ] = 1,
+    name: Annotated[
+        str | None, option("--name", "NAME", "The pump's name in the store; by default that of the slot.")
+    ] = None,
+) -> None:
+    """Append the changes of the tables of a publication to queues, commit by commit, until Ctrl-C or SIGTERM.
+
+    The first run creates the store, the queues and the slot, and copies the rows that are there. Several
+    processes may be started with the same name: one of them works, and another takes over when it ends.
+    """
+    from penstock.pump.pump import Pump
+
+    pump = Pump(
+        feed,
+        run.url,
+        queue=queue,
+        prefix=prefix,
+        schema_changes=schema_changes,
+        partitions=partitions,
+        name=name,
+    )
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        pump.stop()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        run.output.note(f"pump {pump.name} starts")
+        pump.run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    run.output.note(f"pump {pump.name} has stopped")
+
+
+@command(group, "list", "penstock pump list", "penstock pump list --json")
+def list_pumps(run: Run) -> None:
+    """List the pumps of a store.
+
+    "state" is running, stopped, or silent: its process has given no sign of life for 6 seconds. Every commit
+    up to "commit" is in the queues.
+    """
+    from penstock.store.records import pumps
+    from penstock.ui.unreadable import Unreadable
+
+    def read(tx: Transaction) -> tuple[int, list[PumpRecord]]:
+        return tx.now(), pumps.list_pumps(tx)
+
+    with run.connect() as store:
+        now, found = store.database.run(read, write=False)
+    unreadable = Unreadable()
+    rows = unreadable.each(
+        found[:MOST_LISTED], lambda pump: _row(pump, now), lambda pump: f"pump {pump.name!r}"
+    )
+    note_missing(run.output, unreadable, max(len(found) - MOST_LISTED, 0), "pumps", "the first ones")
+    run.output.table("pumps", _COLUMNS, rows)
+
+
+def _row(pump: PumpRecord, now: int) -> Json:
+    alive = pump.is_alive(now)
+    return {
+        "pump": pump.name,
+        "state": "running" if alive else "silent" if pump.owner else "stopped",
+        "commit": pump.position.version,
+        "alive_seconds": max(now - pump.alive_at, 0) / 1e6 if pump.owner else None,
+        "feed": pump.state.get("feed"),
+        "queues": sorted(pump.state.get("queues", {}).values()),
+    }
+
+
+@command(group, "remove", "penstock pump remove penstock_orders --yes")
+def remove_pump(
+    run: Run, name: Annotated[str, argument("PUMP", "The pump's name.")], yes: YesOption = False
+) -> None:
+    """Forget a pump that does not run. Its queues stay; its slot, too, and keeps log on the server until you
+    drop it there.
+    """
+    from penstock.store.records import pumps
+
+    run.confirm(f"Forget how far pump {name!r} is? A new one cannot append to its queues.", yes)
+
+    def remove(tx: Transaction) -> None:
+        found = pumps.find_pump(tx, name)
+        if found is None:
+            raise QueueNotFoundError(f"there is no pump {name!r}: `penstock pump list` lists them", pump=name)
+        if found.is_alive(tx.now()):
+            raise InvalidInputError(f"pump {name!r} runs: stop it first", pump=name)
+        pumps.delete_pump(tx, name)
+
+    with run.connect() as store:
+        store.database.run(remove, idempotent=True)
+    run.output.done(f"pump {name} is removed", {"pump": name})

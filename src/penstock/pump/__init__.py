@@ -1,0 +1,1 @@
+"""Pumps: processes without Spark that bring the changes of a server's log into queues."""

@@ -1,0 +1,47 @@
+"""What a pump reads and how, as its store keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.feeds.postgres.catalog import Tables
+from penstock.feeds.postgres.publication import PublicationState
+from penstock.json_text import Json, unreadable_record
+
+
+@dataclass(frozen=True)
+class PumpPlan:
+    """The feed, its tables as they are read, and their queues."""
+
+    feed: str
+    """What identifies the feed."""
+    together: str | None
+    """The queue for all tables; None if each has its own."""
+    queues: dict[str, str]
+    """The queues by table."""
+    tables: Tables
+    publication: PublicationState
+
+    def to_json(self) -> Json:
+        return {
+            "feed": self.feed,
+            "together": self.together,
+            "queues": self.queues,
+            "tables": self.tables.to_json(),
+            "publication": self.publication.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, name: str, state: Json) -> PumpPlan:
+        """Return what the store has, where others may have written it."""
+        try:
+            queues = {str(table): str(queue) for table, queue in state["queues"].items()}
+            tables = Tables.from_json(state["tables"])
+            publication = PublicationState.from_json(state["publication"])
+            return cls(state["feed"], state["together"], queues, tables, publication)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise unreadable_record(f"the state of pump {name!r}", error) from None
+
+    def listed(self) -> str:
+        """Return the names of its queues."""
+        return ", ".join(sorted(map(repr, self.queues.values())))

@@ -1,0 +1,130 @@
+"""What a pump has done, for its program, and for the monitor page, where it is one of the queries."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import condition_of
+from penstock.instants import now_micros
+from penstock.redaction import shown
+from penstock.store.database import Transaction
+from penstock.store.records import queries
+from penstock.store.records.queries import PUMP, QueryError, QueryProgress, QueryRun
+
+_PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+_MOST_COMMITS = 10_000
+"""Of which latencies are kept between two reports."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a process has appended."""
+
+    commits: int
+    rows: int
+    caught_up_to: int | None
+    """The server's time up to which every commit is appended, in microseconds since 1970; None if it is not
+    known.
+    """
+
+
+@dataclass(frozen=True)
+class News:
+    """What was appended since the last report."""
+
+    rows: int = 0
+    latencies: tuple[NDArray[np.float64], ...] = ()
+    """Milliseconds from the commits until they were in the queues."""
+
+    def __add__(self, later: News) -> News:
+        enough = sum(map(len, self.latencies)) >= _MOST_COMMITS
+        return News(self.rows + later.rows, self.latencies + (() if enough else later.latencies))
+
+    def percentiles(self) -> dict[str, float]:
+        """Return the milliseconds in which shares of the commits were in the queues."""
+        if not self.latencies:
+            return {}
+        found = np.concatenate(self.latencies)
+        return {name: round(float(np.percentile(found, share)), 3) for name, share in _PERCENTILES.items()}
+
+
+class Reports:
+    """The counts of a process that runs a pump; safe to use from several threads.
+
+    Parameters
+    ----------
+    store
+        The store's id.
+    name
+        The pump's name.
+    owner
+        The process's id.
+    source
+        What it reads, without a password.
+    """
+
+    def __init__(self, store: str, name: str, owner: str, source: str) -> None:
+        self._lock = threading.Lock()
+        number = str(uuid.uuid5(uuid.UUID(store), f"pump {name}"))
+        self._run = QueryRun(number, owner, name, PUMP, now_micros(), source)
+        self._totals, self._news = Totals(0, 0, None), News()
+        self._appends = 0
+        self.sink: str | None = None
+        """What it appends to; None until that is planned."""
+        self.warnings: tuple[str, ...] = ()
+        """What is wrong with the server."""
+
+    @property
+    def totals(self) -> Totals:
+        """What was appended so far."""
+        with self._lock:
+            return self._totals
+
+    def appended(self, commits: NDArray[np.int64], rows: int) -> None:
+        """Count an append: the times of its commits, in microseconds since 1970, and its rows."""
+        milliseconds = (now_micros() - commits) / 1000
+        with self._lock:
+            total = self._totals
+            self._totals = Totals(total.commits + len(commits), total.rows + rows, total.caught_up_to)
+            self._news += News(rows, (milliseconds,) if len(commits) else ())
+            self._appends += 1
+
+    def caught_up(self, upto: int) -> None:
+        """Note the server's time up to which everything is appended."""
+        with self._lock:
+            self._totals = replace(self._totals, caught_up_to=upto)
+
+    def begin(self, tx: Transaction) -> None:
+        """Report that the process begins."""
+        queries.begin(tx, self._run)
+
+    def take(self) -> News:
+        """Return what was appended since the last time; give it back if it is not reported."""
+        with self._lock:
+            news, self._news = self._news, News()
+            return news
+
+    def give_back(self, news: News) -> None:
+        with self._lock:
+            self._news = news + self._news
+
+    def report(self, tx: Transaction, news: News) -> None:
+        """Report that the process is alive, and what it has appended."""
+        progress = None
+        if news.rows:
+            with self._lock:
+                number, upto = self._appends, self._totals.caught_up_to
+            progress = QueryProgress(
+                number, news.rows, news.rows, news.percentiles(), watermark=upto, warnings=self.warnings
+            )
+        queries.report(tx, self._run, progress, sink=self.sink)
+
+    def end(self, tx: Transaction, error: BaseException | None) -> None:
+        """Report that the process ends, and why."""
+        failure = None if error is None else QueryError(condition_of(error), shown(error))
+        queries.end(tx, self._run, failure)

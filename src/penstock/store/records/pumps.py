@@ -1,0 +1,173 @@
+"""Pumps: how far each has brought the changes of a server's log into queues, and which process runs it.
+
+A pump's row is moved in the transaction that appends the rows, from where it was to where they end. So
+whoever repeats rows, or has lost the pump to another process, finds another position or owner and appends
+nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.errors import ProducerFencedError, QueueNotFoundError
+from penstock.json_text import Json, parse_record
+from penstock.store.database import Row, Transaction
+
+ALIVE_SECONDS = 6.0
+"""How long after its last sign of life a pump is taken for dead."""
+
+
+@dataclass(frozen=True)
+class PumpPosition:
+    """How far a pump is."""
+
+    version: int
+    """The last commit all of whose rows are appended."""
+    timestamp: int
+    """The time of the last commit with rows, in microseconds since 1970; never falls."""
+    part_version: int = 0
+    """The commit after it of which some rows are appended; 0 if there is none."""
+    part_rows: int = 0
+    """How many."""
+
+
+@dataclass(frozen=True)
+class PumpRecord:
+    """A pump as the store has it."""
+
+    name: str
+    owner: str
+    """The process that runs it, or ran it last; empty after one that was stopped."""
+    epoch: int
+    """How many processes have run it."""
+    alive_at: int
+    """The last sign of life, in microseconds since 1970 by the database's clock."""
+    position: PumpPosition
+    text: str
+    """Its state as JSON."""
+
+    @property
+    def state(self) -> Json:
+        """What the pump reads and how, as it has written it; empty before it has begun.
+
+        Raises
+        ------
+        StoreError
+            When the store has something else.
+        """
+        state: Json = parse_record(self.text, f"the state of pump {self.name!r}", dict)
+        return state
+
+    def is_alive(self, now: int) -> bool:
+        """Whether a process runs it, as far as anybody can know."""
+        return bool(self.owner) and now - self.alive_at < ALIVE_SECONDS * 1_000_000
+
+
+def find_pump(tx: Transaction, name: str) -> PumpRecord | None:
+    row = tx.one("find_pump", name=name)
+    return None if row is None else _record(row)
+
+
+def list_pumps(tx: Transaction) -> list[PumpRecord]:
+    return [_record(row) for row in tx.all("list_pumps")]
+
+
+def create_pump(tx: Transaction, name: str, position: PumpPosition, state: str) -> None:
+    """Enter a pump that nobody runs yet, unless it is there."""
+    tx.run(
+        "insert_pump",
+        name=name,
+        version=position.version,
+        timestamp=position.timestamp,
+        state=state,
+    )
+
+
+def own_pump(tx: Transaction, record: PumpRecord, owner: str) -> bool:
+    """Make a process the one that runs a pump; False if another one was quicker."""
+    return bool(tx.run("own_pump", name=record.name, owner=owner, epoch=record.epoch, now=tx.now()))
+
+
+def move_pump(tx: Transaction, name: str, owner: str, before: PumpPosition, after: PumpPosition) -> bool:
+    """Move a pump's position, which locks it until the transaction ends.
+
+    False if it is there already: the rows were appended by an attempt whose outcome was unknown.
+
+    Raises
+    ------
+    ProducerFencedError
+        When another process runs the pump.
+    """
+    moved = tx.run(
+        "move_pump",
+        name=name,
+        owner=owner,
+        now=tx.now(),
+        old_version=before.version,
+        old_rows=before.part_rows,
+        version=after.version,
+        timestamp=after.timestamp,
+        part_version=after.part_version,
+        part_rows=after.part_rows,
+    )
+    if moved:
+        return True
+    record = require_owned(tx, name, owner)
+    if record.position == after:
+        return False
+    raise fenced(name)
+
+
+def require_owned(tx: Transaction, name: str, owner: str) -> PumpRecord:
+    """Return a pump that a process runs; refuse it if another one does."""
+    record = find_pump(tx, name)
+    if record is None:
+        raise removed(name)
+    if record.owner != owner:
+        raise fenced(name)
+    return record
+
+
+def beat_pump(tx: Transaction, name: str, owner: str) -> bool:
+    """Give a sign of life; False if another process runs the pump, or nobody does."""
+    return bool(tx.run("beat_pump", name=name, owner=owner, now=tx.now()))
+
+
+def set_pump_state(tx: Transaction, name: str, owner: str, state: str) -> None:
+    """Keep what a pump needs to go on."""
+    if not tx.run("set_pump_state", name=name, owner=owner, state=state):
+        require_owned(tx, name, owner)
+
+
+def release_pump(tx: Transaction, name: str, owner: str) -> None:
+    """Let another process run the pump at once."""
+    tx.run("release_pump", name=name, owner=owner)
+
+
+def delete_pump(tx: Transaction, name: str) -> None:
+    tx.run("delete_pump", name=name)
+
+
+def removed(name: str) -> QueueNotFoundError:
+    """Return the error for a pump that the store does not have any more."""
+    return QueueNotFoundError(f"the pump {name!r} was removed from the store", pump=name)
+
+
+def fenced(name: str) -> ProducerFencedError:
+    """Return the error for a process that does not run the pump any more."""
+    return ProducerFencedError(
+        f"another process has taken over the pump {name!r}, so this one appends nothing more. Nothing is "
+        "lost or repeated: let it end",
+        pump=name,
+    )
+
+
+def _record(row: Row) -> PumpRecord:
+    return PumpRecord(
+        row.name,
+        row.owner,
+        row.epoch,
+        row.alive_at,
+        PumpPosition(row.version, row.timestamp, row.part_version, row.part_rows),
+        row.state,
+    )
