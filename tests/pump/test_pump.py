@@ -22,7 +22,7 @@ from penstock.errors import (
 )
 from penstock.feeds.postgres import following
 from penstock.feeds.queue_feed import QueueFeed
-from penstock.pump import run
+from penstock.pump import appender
 from penstock.store.records import pumps
 from tests.support.postgres_source import Source, open_transaction
 from tests.support.pumped import (
@@ -124,7 +124,7 @@ def test_a_pump_that_dies_within_a_large_transaction_goes_on_in_it(
 
     monkeypatch.setattr(pumps, "move_pump", dying)
     if after_commit:
-        append = run.append_commits
+        append = appender.append_commits
 
         def appending(*given: object) -> object:
             append(*given)
@@ -133,7 +133,7 @@ def test_a_pump_that_dies_within_a_large_transaction_goes_on_in_it(
             if moved % 5 == 0:
                 raise Dies
 
-        monkeypatch.setattr(run, "append_commits", appending)
+        monkeypatch.setattr(appender, "append_commits", appending)
     with shop.connection.transaction():
         fill(shop, 1001, 4000)
     for attempt in range(40):

@@ -17,6 +17,8 @@ class PumpPlan:
     """What identifies the feed."""
     together: str | None
     """The queue for all tables; None if each has its own."""
+    prefix: str
+    """What the names of the queues begin with."""
     queues: dict[str, str]
     """The queues by table."""
     tables: Tables
@@ -26,6 +28,7 @@ class PumpPlan:
         return {
             "feed": self.feed,
             "together": self.together,
+            "prefix": self.prefix,
             "queues": self.queues,
             "tables": self.tables.to_json(),
             "publication": self.publication.to_json(),
@@ -38,7 +41,7 @@ class PumpPlan:
             queues = {str(table): str(queue) for table, queue in state["queues"].items()}
             tables = Tables.from_json(state["tables"])
             publication = PublicationState.from_json(state["publication"])
-            return cls(state["feed"], state["together"], queues, tables, publication)
+            return cls(state["feed"], state["together"], state["prefix"], queues, tables, publication)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise unreadable_record(f"the state of pump {name!r}", error) from None
 

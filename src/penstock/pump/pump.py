@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from penstock.arguments import refusal, require
 from penstock.errors import InvalidInputError
 from penstock.feeds.postgres import PostgresFeed
-from penstock.feeds.postgres.following import CHANGES, REFUSE
+from penstock.feeds.postgres.table_readers import CHANGES, REFUSE
 from penstock.pump.reports import Reports
-from penstock.pump.run import PumpRun, PumpSettings
+from penstock.pump.run import PumpRun, PumpSettings, Waits
 from penstock.pump.targets import QueueSettings
 from penstock.queue.checks import check_name
 from penstock.queue.maintenance import Retention
@@ -69,10 +69,11 @@ class Pump:
         What the names of the queues begin with. A table of the schema ``public`` has the queue of its name,
         another one that of its schema and name, as in ``sales.orders``.
     schema_changes
-        What to do when a table gets or loses columns. ``refuse``: end before the first commit with such rows.
-        ``evolve``: the queue gets new columns, and columns that are gone are NULL from then on. ``ignore``:
-        the same without the new columns. Columns that are renamed, that get another type, or that belong to
-        the key are always refused, as are all such changes where one queue has the rows of all tables.
+        What to do when a table gets or loses columns, or the publication gets a table. ``refuse``: end before
+        the first commit with such rows. ``evolve``: the queue gets new columns, and columns that are gone are
+        NULL from then on; a new table is refused. ``ignore``: new columns and tables are left out. Columns
+        that are renamed, that get another type, or that belong to the key are always refused, and so are
+        such changes of a table without a key, or where one queue has the rows of all tables.
     partitions
         The partitions of each queue that is created.
     retention
@@ -132,15 +133,19 @@ class Pump:
         """
         if not self._running.acquire(blocking=False):
             raise InvalidInputError(f"pump {self.name!r} runs already in this process")
+        waits = Waits(self.name, self._stopping)
         try:
-            with closing(connect(self._settings.url)) as store:
-                self._run(store)
+            while not self._stopping.is_set() and not waits.repeated(lambda: self._attempt(waits)):
+                pass
         finally:
             self._reports = None
             self._running.release()
 
     def stop(self) -> None:
-        """End :meth:`run` when what it is appending is safe; for another thread, or a signal handler."""
+        """End :meth:`run` when what it is appending is safe; for another thread, or a signal handler.
+
+        A pump that was stopped is not run again: make another one.
+        """
         self._stopping.set()
 
     def status(self) -> PumpStatus:
@@ -153,13 +158,19 @@ class Pump:
         moment = None if upto is None else datetime.fromtimestamp(upto / 1_000_000, UTC)
         return PumpStatus(True, totals.commits, totals.rows, moment)
 
-    def _run(self, store: Store) -> None:
+    def _attempt(self, waits: Waits) -> bool:
+        """Run the pump; return True when it was stopped."""
+        with closing(connect(self._settings.url)) as store:
+            self._run(store, waits)
+        return True
+
+    def _run(self, store: Store, waits: Waits) -> None:
         store.database.run(lambda tx: pumps.create_pump(tx, self.name, _NEW, "{}"), idempotent=True)
         owner = str(uuid.uuid4())
         if not self._own(store, owner):
             return
         reports = Reports(store.uuid, self.name, owner, self._settings.feed.name)
-        run = PumpRun(self._settings, store, owner, self._stopping, reports)
+        run = PumpRun(self._settings, store, owner, self._stopping, reports, waits)
         self._reports = reports
         log.info("pump %s starts", self.name, extra={"action": "pump_started", "pump": self.name})
         run.all()

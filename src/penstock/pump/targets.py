@@ -38,37 +38,21 @@ class Continued:
 
 
 class Targets:
-    """The queues of tables, in a store."""
+    """The open queues of tables."""
 
-    def __init__(self, store: Store, queues: Mapping[str, str]) -> None:
-        self._store, self._names = store, queues
-        self._queues: dict[str, Queue] = {}
+    def __init__(self, queues: Mapping[str, Queue]) -> None:
+        self._queues = queues
 
-    def open(self, plans: Mapping[str, Tables], url: str, settings: QueueSettings) -> None:
-        """Open the queues, and create those that are missing.
+    @classmethod
+    def opened(cls, store: Store, names: Mapping[str, str], tables: Iterable[str]) -> Targets:
+        """Open the queues of some tables.
 
         Raises
         ------
-        AlreadyExistsError
-            When a queue is there with other columns, or it holds no change feed.
+        QueueNotFoundError
+            When a queue was dropped: its earlier rows are gone, so it is not created again.
         """
-        for table, plan in plans.items():
-            name = self._names[table]
-            schema = pa.schema([each for each in plan.schema() if each.name not in METADATA_NAMES])
-            try:
-                queue = self._store.queue(name)
-            except QueueNotFoundError:
-                QueueFeed.create(
-                    name,
-                    schema,
-                    _contract(plan),
-                    store=url,
-                    partitions=settings.partitions,
-                    retention=settings.retention,
-                )
-                queue = self._store.queue(name)
-            self._queues[table] = queue
-            self._require_columns(queue, plan.schema())
+        return cls({table: store.queue(names[table]) for table in tables})
 
     def rows(
         self,
@@ -119,16 +103,50 @@ class Targets:
         number = None if continued is None else continued.version
         return FeedRows(queue, queue.rows_to_append(rows), ended, moments, ends, number)
 
-    def _require_columns(self, queue: Queue, schema: pa.Schema) -> None:
-        there = {field.name: field.type for field in queue.schema}
-        other = next((field for field in schema if there.get(field.name) != field.type), None)
-        if other is not None:
-            raise AlreadyExistsError(
-                f"the queue {in_quotes(queue.name)} is there already, and has no column "
-                f"{in_quotes(other.name)} of type {other.type}: name another one, or drop it",
-                queue=queue.name,
-                column=other.name,
+
+def create_queues(
+    store: Store, names: Mapping[str, str], plans: Mapping[str, Tables], url: str, settings: QueueSettings
+) -> None:
+    """Create the queues of a new pump, unless they are there, and empty.
+
+    Raises
+    ------
+    AlreadyExistsError
+        When a queue has had rows, which are of something else or of an earlier pump, or has other columns.
+    """
+    for table, plan in plans.items():
+        name = names[table]
+        schema = pa.schema([each for each in plan.schema() if each.name not in METADATA_NAMES])
+        try:
+            _require_empty(store.queue(name), plan.schema())
+        except QueueNotFoundError:
+            QueueFeed.create(
+                name,
+                schema,
+                _contract(plan),
+                store=url,
+                partitions=settings.partitions,
+                retention=settings.retention,
             )
+
+
+def _require_empty(queue: Queue, schema: pa.Schema) -> None:
+    there = {field.name: field.type for field in queue.schema}
+    other = next((field for field in schema if there.get(field.name) != field.type), None)
+    if other is not None:
+        why = f"has no column {in_quotes(other.name)} of type {other.type}"
+    elif queue.record.contract is None:
+        why = "holds rows, not a change feed"
+    elif any(partition.next_index for partition in queue.info().partitions):
+        why = "has had rows, which a new pump would repeat"
+    else:
+        return
+    raise AlreadyExistsError(
+        f"the queue {in_quotes(queue.name)} is there already, and {why}: drop it, or start the pump with "
+        "another queue or prefix",
+        queue=queue.name,
+        column=None if other is None else other.name,
+    )
 
 
 def _with_new_columns(queue: Queue, batches: Sequence[pa.RecordBatch]) -> pa.Table:

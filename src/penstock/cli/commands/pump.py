@@ -23,11 +23,16 @@ group = typer.Typer(
     help="Bring changes of PostgreSQL tables into queues, without Spark.", no_args_is_help=True
 )
 
+
+def _age_or_blank(seconds: float | None) -> str:
+    return "" if seconds is None else age_text(seconds)
+
+
 _COLUMNS = (
     Column("pump", "pump"),
     Column("state", "state"),
     Column("commit", "commit", right=True),
-    Column("alive_seconds", "last sign of life", age_text, right=True),
+    Column("alive_seconds", "last sign of life", _age_or_blank, right=True),
     Column("feed", "feed"),
     Column("queues", "queues", lambda queues: ", ".join(queues)),
 )
@@ -71,7 +76,8 @@ def run_pump(
     """Append the changes of the tables of a publication to queues, commit by commit, until Ctrl-C or SIGTERM.
 
     The first run creates the store, the queues and the slot, and copies the rows that are there. Several
-    processes may be started with the same name: one of them works, and another takes over when it ends.
+    processes may be started with the same name: one of them works, and another takes over when it ends. A
+    second signal ends it at once, which loses nothing either.
     """
     from penstock.pump.pump import Pump
 
@@ -85,7 +91,14 @@ def run_pump(
         name=name,
     )
 
+    signals = 0
+
     def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal signals
+        signals += 1
+        if signals > 1:
+            # It may be waiting for a server or a lock.
+            raise KeyboardInterrupt
         pump.stop()
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -142,7 +155,7 @@ def remove_pump(
     """
     from penstock.store.records import pumps
 
-    run.confirm(f"Forget how far pump {name!r} is? A new one cannot append to its queues.", yes)
+    run.confirm(f"Forget how far pump {name!r} is? A new one needs other queues.", yes)
 
     def remove(tx: Transaction) -> None:
         found = pumps.find_pump(tx, name)

@@ -369,6 +369,8 @@ class OpenPostgresFeed(OpenFeed):
         """Return what identifies the feed, without a secret."""
         try:
             system = self.server.fetch("system")[0].system_identifier
+        except ServerGone:
+            raise
         except FeedUnavailableError:
             system = "server"
         (row,) = self.server.fetch("server")

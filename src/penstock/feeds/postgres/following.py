@@ -1,35 +1,30 @@
 """A slot that is followed by one process: the initial copy, and then what the server sends, by table.
 
 The rows are those that a query reads through Spark, with the same checks of each table's form
-(:mod:`penstock.feeds.postgres.schema_changes`). What the log does not have is found by comparing the state of
+(:mod:`penstock.feeds.postgres.table_readers`). What the log does not have is found by comparing the state of
 the publication every few seconds (:mod:`penstock.feeds.postgres.unlogged`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from penstock.errors import FeedUnavailableError
-from penstock.feeds.postgres import unlogged
-from penstock.feeds.postgres.catalog import Table, Tables, domains_of
+from penstock.errors import DataLostError, FeedUnavailableError
+from penstock.feeds.postgres import schema_changes, unlogged
 from penstock.feeds.postgres.feed import OpenPostgresFeed
-from penstock.feeds.postgres.pgoutput import BEGIN, COMMIT, Changes, Decoder, Relation, Truncation
+from penstock.feeds.postgres.pgoutput import BEGIN, COMMIT, Decoder
 from penstock.feeds.postgres.publication import PublicationState, state_of
 from penstock.feeds.postgres.replication import Received, ReplicationStream
-from penstock.feeds.postgres.rows import RowReader
-from penstock.feeds.postgres.schema_changes import Fit, SchemaChange, evolved
+from penstock.feeds.postgres.rows import skipped_commits
+from penstock.feeds.postgres.snapshot import SnapshotPiece
+from penstock.feeds.postgres.table_readers import IGNORE, TableReaders
 
-REFUSE = "refuse"
-EVOLVE = "evolve"
-CHANGES = (REFUSE, EVOLVE, "ignore")
-ALL = ""
-"""Stands for all tables where their rows come in one form."""
 _PART_BYTES = 32 << 20
 """The messages of a transaction that is not complete are kept up to this size; then its rows are read."""
 _PIECE_ROWS = 50_000
@@ -65,15 +60,10 @@ class Step:
     sent_at: int | None = None
     """The server's time then, in microseconds since 1970."""
 
-
-def tables_by_queue(tables: Tables, together: bool) -> dict[str, Tables]:
-    """Return how the rows of each table are read; those of all of them under ALL if they come in one form."""
-    if together:
-        return {ALL: tables}
-    chosen = tables.chosen or len(tables.tables) > 1
-    return {
-        table.name: replace(tables, tables=(table,), several=False, chosen=chosen) for table in tables.tables
-    }
+    def add(self, rows: Mapping[str, Sequence[pa.RecordBatch]]) -> None:
+        """Add later rows."""
+        for name, batches in rows.items():
+            self.rows.setdefault(name, []).extend(batches)
 
 
 class SlotFollower:
@@ -83,65 +73,58 @@ class SlotFollower:
     ----------
     feed
         The open feed.
-    tables
-        How its tables are read.
-    state
-        The last known state of the publication.
-    together
-        Whether the rows of all tables come in one form, rather than each table's in its own.
+    readers
+        Those of its tables.
     changes
-        What to do when columns are added or dropped: one of CHANGES.
+        What to do with tables that are added: one of ``table_readers.CHANGES``.
     """
 
-    def __init__(
-        self,
-        feed: OpenPostgresFeed,
-        tables: Tables,
-        state: PublicationState,
-        *,
-        together: bool,
-        changes: str = REFUSE,
-    ) -> None:
-        self._changes = changes
-        self._feed, self._tables, self._together = feed, tables, together
-        self.state = state
-        self.plans = tables_by_queue(tables, together)
-        """How the rows of each table are read; those of all of them under ALL."""
-        columns = {table.name: table.relation.names for table in tables.tables}
-        self._fit = Fit(tables, {**columns}, feed.settings.accept or ())
-        self._readers: dict[str, RowReader] = {}
-        self._reading_of: dict[Relation, _Reading | None] = {}
-        self._failure: FeedUnavailableError | None = None
-        """Why what comes next cannot be read."""
-        self._decoder = Decoder(0, _END, self._wants)
+    def __init__(self, feed: OpenPostgresFeed, readers: TableReaders, changes: str) -> None:
+        self._feed, self._readers, self._changes = feed, readers, changes
+        self._decoder = Decoder(0, _END, readers.wants)
         self._stream: ReplicationStream | None = None
         self._kept: list[bytes] = []
         """Messages of a transaction whose commit has not come."""
         self._kept_bytes = 0
+        self._failure: FeedUnavailableError | None = None
+        """Why what comes next cannot be read."""
+        self._removed: tuple[int, FeedUnavailableError] | None = None
+        """Up to where the log may have rows of a table that has left the publication, and the error then."""
+        self._continued = PlaceInLog()
+        """The commit that is to come first, of which some rows were read before."""
         self._check_at = 0.0
+        self._unkept = False
+        """Whether the state has changed since it was kept."""
 
     def copy(self, after: PlaceInLog) -> Iterator[Step]:
         """Yield the rows of the initial copy, if it is there and not all of it was read before."""
         snapshot = self._feed.snapshots.find()
         if snapshot is None or after.version >= snapshot.version:
             return
-        version, pieces = snapshot.version, snapshot.pieces(_PIECE_ROWS)
-        self._begin(after if after.part_version == version else PlaceInLog(after.version))
-        for number, piece in enumerate(pieces, start=1):
-            rows = piece.sequence + piece.last - piece.first
-            if rows <= after.part_rows and after.part_version == version and number < len(pieces):
-                continue
-            decoder = Decoder(version - 1, version, self._wants)
-            decoder.begin(version, piece.timestamp, piece.sequence, piece.copy.relation)
-            step = Step(PlaceInLog(0, version, rows))
-            with closing(self._feed.snapshots.messages(piece)) as chunks:
-                for messages in chunks:
-                    self._decode(decoder, messages, step)
-            if number == len(pieces):
-                step.place = PlaceInLog(version)
+        version = snapshot.version
+        done = after.part_rows if after.part_version == version else 0
+        self._readers.begin(version, done)
+        for piece in snapshot.pieces(_PIECE_ROWS):
+            if piece.sequence + piece.last - piece.first > done:
+                yield from self._piece(piece)
+        yield Step(PlaceInLog(version))
+
+    def _piece(self, piece: SnapshotPiece) -> Iterator[Step]:
+        """Yield the rows of a piece in steps of some megabytes."""
+        version = piece.version
+        decoder = Decoder(version - 1, version, self._readers.wants)
+        decoder.begin(version, piece.timestamp, piece.sequence, piece.copy.relation)
+        step, size = Step(), 0
+        with closing(self._feed.snapshots.messages(piece)) as chunks:
+            for messages in chunks:
+                step.add(self._readers.decode(decoder, messages))
+                step.place = PlaceInLog(0, version, decoder.rows)
+                size += sum(map(len, messages))
+                if size > _PART_BYTES:
+                    yield step
+                    step, size = Step(), 0
+        if step.place.part_version:
             yield step
-        if not pieces:
-            yield Step(PlaceInLog(version))
 
     def start(self, after: PlaceInLog, application: str) -> None:
         """Begin to receive what comes after a place; the initial copy is dropped.
@@ -155,21 +138,31 @@ class SlotFollower:
         FeedUnavailableError
             When something has happened that is not in the log, or the server refuses.
         """
-        feed, slot = self._feed, self._feed.slot
+        feed, slot, settings = self._feed, self._feed.slot, self._feed.settings
+        if after.part_rows and after.part_version in (settings.skip or ()):
+            raise feed.server.unavailable(
+                "SKIPPED_IN_PART",
+                f"commit {after.part_version} cannot be left out any more, since {after.part_rows:,} of its "
+                "rows are in the queues: read the column as text, types={…: 'text'}, or replace values that "
+                "do not fit with NULL, invalid_values='null'",
+                version=after.part_version,
+            )
         if feed.snapshots.find() is not None:
             feed.logged(after.version)
         state = slot.state()
         feed.require(after.version, state, None)
         if state.flushed <= after.version:
             slot.require_log(after.version)
-        self.check()
-        self._begin(after)
-        self._decoder = Decoder(after.version, _END, self._wants, feed.settings.skip or ())
-        self._kept, self._kept_bytes = [], 0
+        self._compare()
+        self._readers.begin(after.part_version, after.part_rows)
+        skipped = skipped_commits(settings, after.version, _END)
+        self._decoder = Decoder(after.version, _END, self._readers.wants, skipped)
+        self._kept, self._kept_bytes, self._failure = [], 0, None
+        self._continued = after if after.part_rows else PlaceInLog()
         name = application.encode()[:_MOST_NAME].decode(errors="ignore")
         feed.server.fetch("end_reader", slot=slot.name, application=name)
         self._stream = ReplicationStream(
-            feed.server, slot.name, feed.settings.publication, after.version + 1, name
+            feed.server, slot.name, settings.publication, after.version + 1, name
         )
 
     def read(self, wait: float) -> Step | None:
@@ -192,29 +185,45 @@ class SlotFollower:
         step = Step(complete=received.complete, sent_at=received.sent_at)
         if messages:
             self._read_to(messages, step)
+        if self._removed is not None and max(step.complete or 0, step.place.version) >= self._removed[0]:
+            self._failure = self._removed[1]
         return step
 
     def _read_to(self, messages: list[bytes], step: Step) -> None:
         """Read messages, or those before the first commit that cannot be read."""
-        before = self._decoder.fork()
-        places = [(reader, reader.place) for reader in self._all_readers()]
+        decoder, kept = self._decoder.fork(), self._readers.keep()
         try:
-            self._decode(self._decoder, messages, step)
+            step.add(self._readers.decode(self._decoder, messages))
         except FeedUnavailableError as error:
-            readable = messages[: _begin_of(error.parameters.get("version"), messages)]
-            if not readable:
+            messages = messages[: _begin_of(error.parameters.get("version"), messages)]
+            if not messages:
                 raise
-            self._failure, self._decoder = error, before
-            for reader, place in places:
-                reader.resume_after(*place)
-            step.rows, step.complete = {}, None
-            messages = readable
-            self._decode(self._decoder, messages, step)
+            self._failure, self._decoder, step.complete = error, decoder, None
+            self._readers.return_to(kept)
+            step.add(self._readers.decode(self._decoder, messages))
         step.place = self._place(messages[-1])
+        self._require_continued(messages, step.place)
 
-    def _all_readers(self) -> list[RowReader]:
-        evolved = [reading.reader for reading in self._reading_of.values() if reading is not None]
-        return list({id(reader): reader for reader in [*self._readers.values(), *evolved]}.values())
+    def _place(self, last: bytes) -> PlaceInLog:
+        version = self._decoder.version
+        if last[0] == COMMIT:
+            return PlaceInLog(version)
+        return PlaceInLog(0, version, self._decoder.rows)
+
+    def _require_continued(self, messages: Sequence[bytes], place: PlaceInLog) -> None:
+        """Refuse a log without the commit of which rows were read before."""
+        version = self._continued.part_version
+        if not version or max(place.version, place.part_version) < version:
+            return
+        self._continued = PlaceInLog()
+        if _begin_of(version, messages) == 0 and _version(messages[0]) != version:
+            raise DataLostError(
+                f"{self._feed.name}: the server does not have commit {version} any more, some rows of which "
+                "are in the queues: it was restored from a backup, or another server has taken over without "
+                "it. Start over with a new slot and other queues",
+                condition="DATA_LOST.HISTORY_CHANGED",
+                version=version,
+            )
 
     def _whole(self, received: Received) -> list[bytes]:
         """Return the messages of complete transactions, or many of one that is not, and keep the others."""
@@ -230,130 +239,70 @@ class SlotFollower:
         self._kept, self._kept_bytes = [], 0
         return kept
 
-    def _place(self, last: bytes) -> PlaceInLog:
-        version = self._decoder.version
-        if last[0] == COMMIT:
-            return PlaceInLog(version)
-        return PlaceInLog(0, version, self._decoder.rows)
-
     def confirm(self, position: int) -> None:
         """Let the server remove the log before a position, since all rows of it are safe."""
         assert self._stream is not None
         self._stream.confirm(position)
 
+    @property
+    def state(self) -> PublicationState:
+        """The last known state of the publication."""
+        return self._readers.state
+
     def check(self) -> bool:
-        """Refuse what has happened since the last check that is not in the log; at most every few seconds.
+        """Refuse what has happened since the last check that is not in the log, every few seconds.
 
         Return whether the state of the publication is to be kept anew.
         """
-        if time.monotonic() < self._check_at:
-            return False
-        settings, before = self._feed.settings, self.state
-        now = state_of(self._feed.server, settings.publication, self._tables).remembering(before)
-        columns = {name: self._fit.columns_of(oid, name) for oid, name in now.names.items()}
+        if time.monotonic() >= self._check_at or self._readers.has_evolved:
+            self._compare()
+        changed, self._unkept = self._unkept, False
+        return changed
+
+    def _compare(self) -> None:
+        """Compare the state of the publication with the last one."""
+        settings, before, tables = self._feed.settings, self._readers.state, self._readers.tables
+        now = state_of(self._feed.server, settings.publication, tables).remembering(before)
         changes = unlogged.changes_between(
             self._feed.server,
             settings.publication,
             before,
             now,
-            self._tables,
-            columns,
+            tables,
+            self._readers.columns_read(now),
             keeps_emptied=settings.truncate == "skip",
         )
+        if self._changes == IGNORE:
+            changes = [change for change in changes if not change.table or change.table in tables.by_name]
         unlogged.refuse(self._feed.name, changes, settings.accept or ())
-        self.state, self._check_at = now, time.monotonic() + _CHECK_SECONDS
-        return now.definitions() != before.definitions()
+        self._note_removed(now)
+        self._readers.report_invalid()
+        self._readers.state, self._readers.has_evolved = now, False
+        self._check_at = time.monotonic() + _CHECK_SECONDS
+        self._unkept |= now.definitions() != before.definitions()
+
+    def _note_removed(self, now: PublicationState) -> None:
+        """Note that a table has left the publication: its rows up to here are still read."""
+        left = [
+            table
+            for table in self._readers.tables.tables
+            if table.relation.oid not in now.names and table.name not in now.tables
+        ]
+        if left and self._removed is None:
+            (end,) = self._feed.server.fetch("position")
+            self._removed = int(end.position), schema_changes.table_left(self._feed.name, left[0])
 
     def close(self) -> None:
+        self._readers.report_invalid()
         if self._stream is not None:
             self._stream.close()
 
-    def _begin(self, after: PlaceInLog) -> None:
-        self._reading_of, self._failure = {}, None
-        self._readers = {name: self._reader(plan) for name, plan in self.plans.items()}
-        if after.part_rows:
-            for reader in self._readers.values():
-                reader.resume_after(after.part_version, after.part_rows - 1)
 
-    def _reader(self, plan: Tables) -> RowReader:
-        return RowReader(self._feed.settings, plan, plan.schema(), 0, from_log=True)
-
-    def _wants(self, relation: Relation, version: int) -> bool:
-        """Whether a relation's rows are read; raises if they do not fit."""
-        if relation not in self._reading_of:
-            self._reading_of[relation] = self._reading(relation, version)
-        return self._reading_of[relation] is not None
-
-    def _reading(self, relation: Relation, version: int) -> _Reading | None:
-        table = self._fit.reads(relation)
-        if table is None:
-            return None
-        if isinstance(table, SchemaChange):
-            return self._evolved(relation, version, table)
-        name = ALL if self._together else table.name
-        self._readers[name].wants(relation, version)
-        return _Reading(name, self._readers[name])
-
-    def _evolved(self, relation: Relation, version: int, change: SchemaChange) -> _Reading:
-        """Return how rows are read whose table has got or lost columns; raise if that is to be refused."""
-        table = self._fit.table_of(relation)
-        form = None
-        if self._changes != REFUSE and not self._together and isinstance(table, Table):
-            domains = domains_of(self._feed.server, {column.type for column in relation.columns})
-            tables = replace(self._tables, domains={**self._tables.domains, **domains})
-            form = evolved(table, relation, tables, change, keeps_new=self._changes == EVOLVE)
-        if form is None or self._renames(form, relation):
-            raise change.in_pump(self._feed.name, version)
-        plan = replace(self.plans[form.name], tables=(form,), domains=tables.domains, some_columns=True)
-        reader = self._reader(plan)
-        reader.resume_after(*self._readers[form.name].place)
-        reader.wants(relation, version)
-        self._readers[form.name] = reader
-        return _Reading(form.name, reader)
-
-    def _renames(self, form: Table, relation: Relation) -> bool:
-        """Whether a column that the form lacks is there under another name: its values would be lost."""
-        settings, planned = self._feed.settings, self._tables.by_oid.get(relation.oid)
-        now = state_of(self._feed.server, settings.publication, self._tables).remembering(self.state)
-        name = now.names.get(relation.oid)
-        if name is None or planned is None:
-            # The table is gone, or another one with its name.
-            return False
-        names = {number: column for column, (number, *_) in now.columns[name].items()}
-        numbers = {column: number for column, (number, *_) in now.columns[name].items()}
-        numbers |= now.dropped.get(name, {})
-        gone = [column for column in planned.relation.names if column not in form.relation.names]
-        # A number that is not known is 0.
-        return any(not numbers.get(each) or names.get(numbers[each], each) != each for each in gone)
-
-    def _decode(self, decoder: Decoder, messages: Sequence[bytes], step: Step) -> None:
-        for part in decoder.decode(messages):
-            if isinstance(part, Truncation):
-                for reader in self._readers.values():
-                    reader.check_truncation(part)
-                continue
-            mine: dict[str, tuple[RowReader, list[Changes]]] = {}
-            for changes in part:
-                reading = self._reading_of[changes.relation]
-                assert reading is not None
-                mine.setdefault(reading.name, (reading.reader, []))[1].append(changes)
-            for name, (reader, of_reader) in mine.items():
-                rows = reader.rows_of(of_reader)
-                if rows is not None and rows.num_rows:
-                    step.rows.setdefault(name, []).append(rows)
-
-
-class _Reading(NamedTuple):
-    """How the rows of one form of a table are read."""
-
-    name: str
-    """The table's; ALL if all come in one form."""
-    reader: RowReader
+def _version(message: bytes) -> int | None:
+    """Return the commit that a message begins; None for another message."""
+    return int.from_bytes(message[1:9], "big") if message[0] == BEGIN else None
 
 
 def _begin_of(version: object, messages: Sequence[bytes]) -> int:
     """Return where the messages of a commit begin; 0 if that is not here."""
-    for index, message in enumerate(messages):
-        if message[0] == BEGIN and int.from_bytes(message[1:9], "big") == version:
-            return index
-    return 0
+    return next((place for place, message in enumerate(messages) if _version(message) == version), 0)

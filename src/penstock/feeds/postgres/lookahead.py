@@ -295,14 +295,14 @@ def other_identities(
     for place, (partition, version) in enumerate(forms):
         root = roots.get(partition.oid, 0)
         table, first = tables.by_oid.get(root), used.get(root)
-        if table is None or not table.partitioned or first is None or not _logs_other_key(partition, table):
+        if table is None or not table.partitioned or first is None or not logs_other_key(partition, table):
             continue
         later = [until for following, until in forms[place + 1 :] if following.oid == partition.oid]
         if not later or later[0] > first:
             yield version, schema_changes.partition_key(name, table, partition, version)
 
 
-def _logs_other_key(partition: Relation, table: Table) -> bool:
+def logs_other_key(partition: Relation, table: Table) -> bool:
     """Whether changes of a partition are logged without a key column of its table.
 
     Without any key column PostgreSQL refuses changes, and a column of another name was renamed.

@@ -81,6 +81,10 @@ class ReplicationStream:
         with self._server.translating():
             self._take(received)
             if not received.bytes and received.complete is None:
+                # Rows may be decrypted already, so that the socket has none.
+                self._pgconn.consume_input()
+                self._take(received)
+            if not received.bytes and received.complete is None:
                 self._await(wait)
                 self._take(received)
             if time.monotonic() - self._replied_at >= _REPLY_SECONDS:
@@ -129,8 +133,9 @@ class ReplicationStream:
 
     def _end(self) -> None:
         result = self._pgconn.get_result()
-        text = "" if result is None else result.error_message.decode(errors="replace").strip()
-        raise ServerGone(f"{self._server.name}: the server has ended the replication ({text or 'no reason'})")
+        if result is not None and result.error_message:
+            raise self._server.psycopg.errors.error_from_result(result)
+        raise ServerGone(f"{self._server.name}: the server has ended the replication")
 
     def _reply(self) -> None:
         now = int((time.time() - _EPOCH) * 1_000_000)

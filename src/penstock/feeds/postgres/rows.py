@@ -61,14 +61,7 @@ class RowReader:
         """How many values were replaced with null, by table and column."""
 
     def decoder(self, after: int, upto: int) -> Decoder:
-        skipped = [version for version in self._settings.skip or () if after < version <= upto]
-        if skipped:
-            log.warning(
-                "the rows of commits %s are left out because of skip",
-                skipped,
-                extra={"action": "commits_skipped", "slot": self._settings.slot, "versions": skipped},
-            )
-        return Decoder(after, upto, self.wants, skipped)
+        return Decoder(after, upto, self.wants, skipped_commits(self._settings, after, upto))
 
     def batches(self, decoder: Decoder, chunks: Iterator[list[bytes]]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of messages, except those that were given before."""
@@ -110,6 +103,7 @@ class RowReader:
                 count,
                 extra={"action": "invalid_values", "table": table, "column": column, "values": count},
             )
+        self._invalid.clear()
 
     def wants(self, relation: Relation, version: int) -> bool:
         """Whether a relation's rows belong to the feed; raises if they do not fit the plan."""
@@ -203,6 +197,18 @@ class RowReader:
             table=table.name,
             column=column,
         )
+
+
+def skipped_commits(settings: FeedSettings, after: int, upto: int) -> list[int]:
+    """Return the commits of a range that are left out, and log them."""
+    skipped = [version for version in settings.skip or () if after < version <= upto]
+    if skipped:
+        log.warning(
+            "the rows of commits %s are left out because of skip",
+            skipped,
+            extra={"action": "commits_skipped", "slot": settings.slot, "versions": skipped},
+        )
+    return skipped
 
 
 class TableColumns:

@@ -55,11 +55,17 @@ class SchemaChange:
 
     def in_pump(self, name: str, version: int) -> FeedUnavailableError:
         """Return the error of a pump that has appended all earlier commits."""
-        remedy = self.remedy or (
-            "All earlier commits are in the queues. To read the table in its new form, remove the pump with "
-            "`penstock pump remove`, drop the slot, and start again with other queues; or change the table "
-            "back, and leave out the commits in between with skip=[…]"
-        )
+        if self.condition == "FEED_UNAVAILABLE.TABLE_ADDED":
+            remedy = (
+                "Start the pump with schema_changes='ignore' (--schema-changes ignore) to leave the table "
+                "out; a pump of its own, with tables=[…] and another slot, can read it"
+            )
+        else:
+            remedy = self.remedy or (
+                "All earlier commits are in the queues. To read the table in its new form, remove the pump "
+                "with `penstock pump remove`, drop the slot, and start again with other queues; or change "
+                "the table back, and leave out the commits in between with skip=[…]"
+            )
         return self._error(f"{name}: {self.what}, from commit {version} on. {remedy}", version)
 
     def before_start(self, name: str) -> FeedUnavailableError:
@@ -132,6 +138,10 @@ class Fit:
         return _schema_change(
             "TABLE_ADDED", relation.name, what, "; or name the tables to read, with tables=[…]"
         )
+
+    def is_unknown(self, relation: Relation) -> bool:
+        """Whether no planned table has a relation's id or its name."""
+        return relation.oid not in self._tables.by_oid and relation.name not in self._tables.by_name
 
     def columns_of(self, oid: int, name: str) -> list[str]:
         """Return the columns that are read of a table, which may have been renamed or recreated."""
@@ -249,7 +259,8 @@ def evolved(
 
     With ``keeps_new`` it has the new columns too. Columns that are still there keep the planned types.
     """
-    if change.condition not in _EVOLVABLE:
+    if change.condition not in _EVOLVABLE or (tables.changes_rows and not table.keyed):
+        # Without a key all columns identify a row, and others would identify other rows.
         return None
     planned = dict(zip(table.relation.names, table.bases, strict=True))
     lasting = [name for name in relation.names if name in planned]
@@ -264,6 +275,17 @@ def evolved(
         relation=replace(relation, columns=tuple(columns)),
         bases=tuple(planned.get(column.name, logged[column.name]) for column in columns),
         read_as=tuple((name, kind) for name, kind in table.read_as if name in relation.names),
+    )
+
+
+def with_columns(table: Table, form: Table) -> Table:
+    """Return a table with the columns that a later form of it has got, beside those that are gone."""
+    new = [place for place, name in enumerate(form.relation.names) if name not in table.relation.names]
+    columns = (*table.relation.columns, *(form.relation.columns[place] for place in new))
+    return replace(
+        table,
+        relation=replace(table.relation, columns=columns),
+        bases=(*table.bases, *(form.bases[place] for place in new)),
     )
 
 
@@ -283,6 +305,17 @@ def _key_missing(table: Table) -> SchemaChange:
     what = f"{table.name} has rows that were inserted while it had no key, so several may have the same one"
     remedy = "Give the table a key, and start over with a new slot, a new checkpoint and an empty sink"
     return replace(_schema_change("KEY_MISSING", table.name, what), remedy=remedy)
+
+
+def table_left(name: str, table: Table) -> FeedUnavailableError:
+    """Return the error of a pump one of whose tables is not in the publication any more."""
+    return FeedUnavailableError(
+        f"{name}: {table.name} was dropped, or taken out of the publication; all earlier rows are in its "
+        "queue. Remove the pump with `penstock pump remove`, drop the slot, and start another pump of the "
+        "tables that are left, with other queues",
+        condition="FEED_UNAVAILABLE.TABLE_REMOVED",
+        table=table.name,
+    )
 
 
 def table_removed(name: str, table: Table) -> FeedUnavailableError:

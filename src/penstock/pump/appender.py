@@ -1,0 +1,104 @@
+"""Appends of what a pump reads, each in one transaction with the pump's position."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from penstock.feeds.feed_writer import append_commits
+from penstock.feeds.postgres.following import PlaceInLog, SlotFollower, Step
+from penstock.feeds.postgres.table_readers import TableReaders
+from penstock.pump.reports import Reports
+from penstock.pump.targets import Continued, Stamps, Targets
+from penstock.store.database import Database, Transaction
+from penstock.store.records import pumps
+from penstock.store.records.pumps import PumpPosition
+
+_CONFIRM_SECONDS = 1.0
+"""How often a position without rows is noted, and confirmed to the server."""
+
+
+@dataclass
+class Appender:
+    """Appends for a pump that a process owns."""
+
+    database: Database
+    name: str
+    """The pump's."""
+    owner: str
+    position: PumpPosition
+    targets: Targets
+    readers: TableReaders
+    reports: Reports
+
+    def __post_init__(self) -> None:
+        self._confirmed_at = 0.0
+        self._tables = self.readers.tables
+        """How the tables are read, as the store has it."""
+
+    @property
+    def place(self) -> PlaceInLog:
+        """Where what comes next begins."""
+        return PlaceInLog(self.position.version, self.position.part_version, self.position.part_rows)
+
+    def append(self, step: Step, *, note: bool = False) -> None:
+        """Append the rows of a step and move the pump, in one transaction.
+
+        Without rows it is moved only if ``note`` is set: else with the next rows, or before it is confirmed.
+        """
+        before, place = self.position, step.place
+        if before.part_rows and 0 < place.version < before.part_version:
+            # Commits without rows that come once more.
+            return
+        ended = place.version > 0
+        continues = ended and before.part_rows > 0
+        continued = Continued(before.part_version, before.timestamp) if continues else None
+        stamps = Stamps(step.rows, before.timestamp)
+        version = place.version if ended else before.version
+        after = PumpPosition(version, stamps.last, place.part_version, place.part_rows)
+        rows = self.targets.rows(step.rows, after.version, stamps, continued)
+        if not rows and not (note and ended):
+            return
+        append_commits(self.database, rows, lambda tx: self._move(tx, before, after))
+        self.position, self._tables = after, self.readers.tables
+        times = {moment for each in rows for moment in zip(each.versions, each.timestamps, strict=True)}
+        commits = np.array([time for _, time in times], np.int64)
+        self.reports.appended(commits, sum(each.rows.num_rows for each in rows))
+
+    def _move(self, tx: Transaction, before: PumpPosition, after: PumpPosition) -> bool:
+        if not pumps.move_pump(tx, self.name, self.owner, before, after):
+            return False
+        if self.readers.tables is not self._tables:
+            self._keep(tx, tables=self.readers.tables.to_json())
+        return True
+
+    def confirm(self, follower: SlotFollower, step: Step) -> None:
+        """Let the server remove what is appended.
+
+        Where the log goes on without rows of the tables, the pump is moved first: a store that is restored
+        must never be behind the slot.
+        """
+        follower.confirm(self.position.version + 1)
+        if step.complete is not None and step.sent_at is not None:
+            self.reports.caught_up(step.sent_at)
+        before, now = self.position, time.monotonic()
+        upto = max((step.complete or 0) - 1, step.place.version)
+        if upto <= before.version or before.part_rows or now - self._confirmed_at < _CONFIRM_SECONDS:
+            return
+        self._confirmed_at = now
+        after = replace(before, version=upto)
+        self.database.run(lambda tx: self._move(tx, before, after), idempotent=True)
+        self.position = after
+        follower.confirm(after.version + 1)
+
+    def keep_state(self) -> None:
+        """Keep the last known state of the publication."""
+        publication = self.readers.state.to_json()
+        self.database.run(lambda tx: self._keep(tx, publication=publication), idempotent=True)
+
+    def _keep(self, tx: Transaction, **parts: object) -> None:
+        record = pumps.require_owned(tx, self.name, self.owner)
+        pumps.set_pump_state(tx, self.name, self.owner, json.dumps(record.state | parts))
