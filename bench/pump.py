@@ -134,10 +134,10 @@ def _store(url: str, folder: Path, kind: str) -> Iterator[str]:
             yield made
         return
     made = with_schema(url, "bench")
-    drop_schema(made)
+    drop_schema(url, "bench")
     with penstock.connect(made):
         yield made
-    drop_schema(made)
+    drop_schema(url, "bench")
 
 
 def _pump(feed: str, store: str) -> subprocess.Popen[bytes]:
