@@ -198,6 +198,12 @@ class ConsumerNotFoundError(NotFoundError):
     condition = "CONSUMER_NOT_FOUND"
 
 
+class PumpNotFoundError(NotFoundError):
+    """The store has no pump with that name."""
+
+    condition = "PUMP_NOT_FOUND"
+
+
 class NotRegisteredError(NotFoundError):
     """The consumer is not registered on that queue."""
 

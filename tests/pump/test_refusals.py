@@ -344,6 +344,13 @@ def test_a_table_of_pumps_is_shown(copied: Source, store_url: str, tmp_path: Pat
     assert "stopped" in child.output
 
 
+def test_a_pump_that_is_not_there_is_named(store_url: str, store: penstock.Store, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "penstock", "pump", "remove", "nope", "--yes", "--url", store_url]
+    child = start(command, os.environ, tmp_path / "log")
+    assert child.wait(60) == 1
+    assert "PUMP_NOT_FOUND" in child.output
+
+
 def test_wide_rows_are_copied_in_steps_of_some_megabytes(
     source: Source, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,8 @@ class Pump:
             When the server has removed log that the pump has not read.
         ProducerFencedError
             When another process has taken the pump over, as after this one was suspended.
+        PumpNotFoundError
+            When the pump was removed from the store.
         StoreError
         """
         if not self._running.acquire(blocking=False):

@@ -10,7 +10,7 @@ import typer
 from penstock.cli.commands.shared import MOST_LISTED, Run, YesOption, argument, command, note_missing, option
 from penstock.cli.output import Column
 from penstock.cli.units import age_text
-from penstock.errors import InvalidInputError, QueueNotFoundError
+from penstock.errors import InvalidInputError, PumpNotFoundError
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -160,7 +160,7 @@ def remove_pump(
     def remove(tx: Transaction) -> None:
         found = pumps.find_pump(tx, name)
         if found is None:
-            raise QueueNotFoundError(f"there is no pump {name!r}: `penstock pump list` lists them", pump=name)
+            raise PumpNotFoundError(f"there is no pump {name!r}: `penstock pump list` lists them", pump=name)
         if found.is_alive(tx.now()):
             raise InvalidInputError(f"pump {name!r} runs: stop it first", pump=name)
         pumps.delete_pump(tx, name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.errors import ProducerFencedError, QueueNotFoundError
+from penstock.errors import ProducerFencedError, PumpNotFoundError
 from penstock.json_text import Json, parse_record
 from penstock.store.database import Row, Transaction
 
@@ -149,9 +149,9 @@ def delete_pump(tx: Transaction, name: str) -> None:
     tx.run("delete_pump", name=name)
 
 
-def removed(name: str) -> QueueNotFoundError:
+def removed(name: str) -> PumpNotFoundError:
     """Return the error for a pump that the store does not have any more."""
-    return QueueNotFoundError(f"the pump {name!r} was removed from the store", pump=name)
+    return PumpNotFoundError(f"the pump {name!r} was removed from the store", pump=name)
 
 
 def fenced(name: str) -> ProducerFencedError:
