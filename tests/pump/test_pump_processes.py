@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -19,6 +20,7 @@ from penstock.ui.reading import QueryRow, read_queries
 from tests.support.postgres_source import Source
 from tests.support.processes import ChildProcess, start
 from tests.support.pumped import await_equal, change, fill, is_equal, pumped_tables, source_tables
+from tests.support.raw_sql import run_sql
 from tests.support.waiting import wait_until
 
 TAKE_OVER_SECONDS = 10.0
@@ -125,6 +127,11 @@ def test_a_pump_is_listed_and_removed(
     assert "runs: stop it first" in refused.output
     os.kill(child.pid, signal.SIGINT)
     assert child.wait(30) == 0
+    password = urlsplit(shop.url).password
+    assert password
+    with penstock.connect(store_url) as store:
+        kept = [run_sql(store.database, f"select * from penstock.{table}") for table in ("pump", "query")]
+    assert password not in f"{kept} {child.output}"
     shown = _command(tmp_path, "pump", "list", "--json", "--url", store_url)
     assert shown.wait() == 0
     assert '"state": "stopped"' in shown.output
