@@ -63,7 +63,7 @@ class PumpSettings:
     """The queue for all tables; None for one for each."""
     prefix: str
     schema_changes: str
-    """One of ``following.CHANGES``."""
+    """One of ``table_readers.CHANGES``."""
     queues: QueueSettings
 
 
