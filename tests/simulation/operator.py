@@ -16,6 +16,7 @@ from penstock.errors import (
     CommitOutcomeUnknownError,
     OwnerFencedError,
     PenstockError,
+    StoreError,
     StoreUnavailableError,
 )
 from penstock.queue.maintenance import clean_staging, maintain_partitions
@@ -164,7 +165,7 @@ class Operator:
         self._create(store, SINK, self.scenario.sink_partitions, key)
 
     def _create(self, store: Any, name: str, partitions: int, key: Sequence[str] = ()) -> None:
-        """Create a queue, and try again while its object storage fails."""
+        """Create a queue; whoever has restored a backup keeps it. While object storage fails, try again."""
         payloads = LOCATION if self.scenario.objects else None
         while True:
             with suppress(CommitOutcomeUnknownError):
@@ -174,6 +175,12 @@ class Operator:
                     if error.condition != "STORE_UNAVAILABLE.OBJECTS":
                         raise
                     self.world.sleep(0.5)
+                    continue
+                except StoreError as error:
+                    restored = any(server.restores for server in (self.source, self.sink))
+                    if error.condition != "STORE_ERROR.OBJECTS_OF_A_COPY" or not restored:
+                        raise
+                    clean_up(store.database, older_than=int(ORPHAN_SECONDS * 1_000_000), take_over=True)
                     continue
             return
 
