@@ -33,15 +33,12 @@ from tests.support.pumped import (
     fill,
     is_equal,
     ordered,
+    pump_of,
     pumped_tables,
     running,
     source_tables,
 )
 from tests.support.waiting import wait_until
-
-
-def pump_of(source: Source, store_url: str, **options: object) -> penstock.Pump:
-    return penstock.Pump(source.feed(snapshot="initial"), store_url, **options)
 
 
 def commits(store_url: str, queue: str) -> list[tuple[int, int]]:

@@ -45,6 +45,14 @@ class Machines:
         self.all.append(child)
         return child
 
+    def pair(self) -> tuple[ChildProcess, ChildProcess]:
+        """Start a pump that has appended what is there, and another one that waits."""
+        first = self.start()
+        await_equal(self._url, self._shop, [])
+        second = self.start()
+        second.wait_for_line("runs in another process")
+        return first, second
+
 
 @pytest.fixture
 def machines(shop: Source, store_url: str, tmp_path: Path) -> Iterator[Machines]:
@@ -75,10 +83,7 @@ def test_pumps_that_are_killed_at_random_moments_lose_and_repeat_nothing(
 def test_another_pump_takes_over_from_one_that_is_suspended_which_appends_nothing_later(
     shop: Source, store_url: str, machines: Machines
 ) -> None:
-    first = machines.start()
-    await_equal(store_url, shop, [])
-    second = machines.start()
-    second.wait_for_line("runs in another process")
+    first, _ = machines.pair()
     os.kill(first.pid, signal.SIGSTOP)
     stopped_at = time.monotonic()
     fill(shop, 501, 600)
@@ -96,10 +101,7 @@ def test_another_pump_takes_over_from_one_that_is_suspended_which_appends_nothin
 def test_another_pump_takes_over_at_once_from_one_that_is_stopped(
     shop: Source, store_url: str, machines: Machines
 ) -> None:
-    first = machines.start()
-    await_equal(store_url, shop, [])
-    second = machines.start()
-    second.wait_for_line("runs in another process")
+    first, second = machines.pair()
     os.kill(first.pid, signal.SIGTERM)
     assert first.wait(30) == 0
     assert "has stopped" in first.output

@@ -29,13 +29,9 @@ from penstock.store.database import Transaction
 from penstock.store.records import pumps
 from tests.support.postgres_source import Source, open_transaction
 from tests.support.processes import start
-from tests.support.pumped import await_equal, change_rows, fill, ordered, running
+from tests.support.pumped import await_equal, change_rows, fill, ordered, pump_of, running
 from tests.support.raw_sql import run_sql
 from tests.support.waiting import wait_until
-
-
-def pump_of(source: Source, store_url: str, **options: object) -> penstock.Pump:
-    return penstock.Pump(source.feed(snapshot="initial"), store_url, **options)
 
 
 def failure_of(pump: penstock.Pump) -> BaseException:

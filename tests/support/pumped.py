@@ -87,6 +87,11 @@ def pumped_tables(store_url: str, source: Source) -> dict[str, dict[object, Row]
     return tables
 
 
+def pump_of(source: Source, store_url: str, **options: object) -> penstock.Pump:
+    """A pump that first copies the rows that are there."""
+    return penstock.Pump(source.feed(snapshot="initial"), store_url, **options)
+
+
 @contextmanager
 def running(pump: penstock.Pump) -> Iterator[list[BaseException]]:
     """Run a pump in a thread; what ends it is in the list."""

@@ -166,7 +166,7 @@ class PumpRun:
                 changes=settings.schema_changes,
             )
             targets = Targets.opened(self.store, plan.queues, readers.names)
-            follower = SlotFollower(feed, readers, settings.schema_changes)
+            follower = SlotFollower(feed, readers)
             database = self.store.database
             appender = Appender(database, settings.name, self.owner, position, targets, readers, self.reports)
             with closing(follower):

@@ -19,11 +19,11 @@ from penstock.errors import DataLostError, FeedUnavailableError
 from penstock.feeds.postgres import schema_changes, unlogged
 from penstock.feeds.postgres.feed import OpenPostgresFeed
 from penstock.feeds.postgres.pgoutput import BEGIN, COMMIT, Decoder
-from penstock.feeds.postgres.publication import PublicationState, state_of
+from penstock.feeds.postgres.publication import PublicationState, state_of, tables_left
 from penstock.feeds.postgres.replication import Received, ReplicationStream
 from penstock.feeds.postgres.rows import skipped_commits
 from penstock.feeds.postgres.snapshot import SnapshotPiece
-from penstock.feeds.postgres.table_readers import IGNORE, TableReaders
+from penstock.feeds.postgres.table_readers import TableReaders
 
 _PART_BYTES = 32 << 20
 """The messages of a transaction that is not complete are kept up to this size; then its rows are read."""
@@ -75,12 +75,10 @@ class SlotFollower:
         The open feed.
     readers
         Those of its tables.
-    changes
-        What to do with tables that are added: one of ``table_readers.CHANGES``.
     """
 
-    def __init__(self, feed: OpenPostgresFeed, readers: TableReaders, changes: str) -> None:
-        self._feed, self._readers, self._changes = feed, readers, changes
+    def __init__(self, feed: OpenPostgresFeed, readers: TableReaders) -> None:
+        self._feed, self._readers = feed, readers
         self._decoder = Decoder(0, _END, readers.wants)
         self._stream: ReplicationStream | None = None
         self._kept: list[bytes] = []
@@ -272,7 +270,7 @@ class SlotFollower:
             self._readers.columns_read(now),
             keeps_emptied=settings.truncate == "skip",
         )
-        if self._changes == IGNORE:
+        if self._readers.ignores_new_tables:
             changes = [change for change in changes if not change.table or change.table in tables.by_name]
         unlogged.refuse(self._feed.name, changes, settings.accept or ())
         self._note_removed(now)
@@ -283,11 +281,7 @@ class SlotFollower:
 
     def _note_removed(self, now: PublicationState) -> None:
         """Note that a table has left the publication: its rows up to here are still read."""
-        left = [
-            table
-            for table in self._readers.tables.tables
-            if table.relation.oid not in now.names and table.name not in now.tables
-        ]
+        left = tables_left(self._readers.tables, now)
         if left and self._removed is None:
             (end,) = self._feed.server.fetch("position")
             self._removed = int(end.position), schema_changes.table_left(self._feed.name, left[0])

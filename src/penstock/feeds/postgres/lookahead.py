@@ -16,7 +16,7 @@ from penstock.errors import FeedUnavailableError
 from penstock.feeds.postgres import schema_changes, unlogged
 from penstock.feeds.postgres.catalog import Table, Tables, published
 from penstock.feeds.postgres.pgoutput import Relation
-from penstock.feeds.postgres.publication import KeptState, PublicationState, state_of
+from penstock.feeds.postgres.publication import KeptState, PublicationState, state_of, tables_left
 from penstock.feeds.postgres.schema_changes import Fit, SchemaChange
 from penstock.feeds.postgres.server import Server
 from penstock.feeds.postgres.settings import FeedSettings
@@ -211,7 +211,7 @@ class Lookahead:
             if rows_before or min(readable.values(), default=version) < version:
                 return version - 1
             raise error
-        removed = [table for table in self._removed(state) if table.name not in readable]
+        removed = [table for table in tables_left(self._tables, state) if table.name not in readable]
         if removed and not rows_before:
             raise schema_changes.table_removed(self._name, removed[0])
         return upto
@@ -254,14 +254,6 @@ class Lookahead:
         key = primary if primary and primary <= columns else columns
         return schema_changes.key_changed(table, sorted(key)) if key != set(table.key) else None
 
-    def _removed(self, state: PublicationState) -> list[Table]:
-        """Return the tables that are no longer in the publication."""
-        return [
-            table
-            for table in self._tables.tables
-            if table.relation.oid not in state.names and table.name not in state.tables
-        ]
-
     def _catalog_fits(self, state: PublicationState) -> bool:
         """Whether future rows can be read as long as no table is changed."""
         tables, _ = published(self._server, self._settings.publication)
@@ -273,7 +265,7 @@ class Lookahead:
             name in now and isinstance(self._table_of(now[name].relation, state), Table)
             for name in state.tables
         )
-        return fitting and not self._removed(state)
+        return fitting and not tables_left(self._tables, state)
 
 
 def other_identities(

@@ -12,7 +12,7 @@ from functools import cached_property
 from reprlib import repr as limited
 
 from penstock.errors import CheckpointMismatchError
-from penstock.feeds.postgres.catalog import Tables, missing_publication
+from penstock.feeds.postgres.catalog import Table, Tables, missing_publication
 from penstock.feeds.postgres.server import Row, Statements
 from penstock.json_text import Json
 
@@ -181,6 +181,15 @@ def same_tables(before: PublicationState, now: PublicationState) -> Iterator[tup
     for oid, name in now.names.items():
         if oid in before.names:
             yield before.names[oid], name
+
+
+def tables_left(tables: Tables, state: PublicationState) -> list[Table]:
+    """Return the planned tables that are no longer in the publication."""
+    return [
+        table
+        for table in tables.tables
+        if table.relation.oid not in state.names and table.name not in state.tables
+    ]
 
 
 def state_of(server: Statements, publication: str, tables: Tables) -> PublicationState:

@@ -139,10 +139,6 @@ class Fit:
             "TABLE_ADDED", relation.name, what, "; or name the tables to read, with tables=[…]"
         )
 
-    def is_unknown(self, relation: Relation) -> bool:
-        """Whether no planned table has a relation's id or its name."""
-        return relation.oid not in self._tables.by_oid and relation.name not in self._tables.by_name
-
     def columns_of(self, oid: int, name: str) -> list[str]:
         """Return the columns that are read of a table, which may have been renamed or recreated."""
         table = self._tables.by_oid.get(oid) or self._tables.by_name.get(name)

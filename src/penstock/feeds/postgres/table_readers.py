@@ -98,6 +98,11 @@ class TableReaders:
         """Under which the rows come: the tables', or ALL."""
         return list(tables_by_queue(self.tables, self._together))
 
+    @property
+    def ignores_new_tables(self) -> bool:
+        """Whether tables that the publication gets are left out."""
+        return self._changes == IGNORE
+
     def begin(self, part_version: int, part_rows: int) -> None:
         """Begin to read, after some rows of a commit; 0 and 0 for a whole one."""
         self._readings = {}
@@ -168,7 +173,7 @@ class TableReaders:
         if table is None:
             return None
         if isinstance(table, SchemaChange):
-            if self._changes == IGNORE and self._fit.is_unknown(relation):
+            if self.ignores_new_tables and table.condition == "FEED_UNAVAILABLE.TABLE_ADDED":
                 return None
             return self._evolved(relation, version, table)
         name = ALL if self._together else table.name
