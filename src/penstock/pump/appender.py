@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from penstock.feeds.feed_writer import append_commits
 from penstock.feeds.postgres.following import PlaceInLog, SlotFollower, Step
 from penstock.feeds.postgres.table_readers import TableReaders
+from penstock.json_text import Json
 from penstock.pump.reports import Reports
 from penstock.pump.targets import Continued, Stamps, Targets
 from penstock.store.database import Database, Transaction
@@ -36,6 +38,7 @@ class Appender:
 
     def __post_init__(self) -> None:
         self._confirmed_at = 0.0
+        self._changes: list[Callable[[Json], None]] = []
         self._tables = self.readers.tables
         """How the tables are read, as the store has it."""
 
@@ -43,6 +46,10 @@ class Appender:
     def place(self) -> PlaceInLog:
         """Where what comes next begins."""
         return PlaceInLog(self.position.version, self.position.part_version, self.position.part_rows)
+
+    def change_state(self, change: Callable[[Json], None]) -> None:
+        """Have the pump's state changed in the transaction that moves it next."""
+        self._changes.append(change)
 
     def append(self, step: Step, *, note: bool = False) -> None:
         """Append the rows of a step and move the pump, in one transaction.
@@ -63,6 +70,7 @@ class Appender:
         if not rows and not (note and ended):
             return
         append_commits(self.database, rows, lambda tx: self._move(tx, before, after))
+        self._changes = []
         self.position, self._tables = after, self.readers.tables
         times = {moment for each in rows for moment in zip(each.versions, each.timestamps, strict=True)}
         commits = np.array([time for _, time in times], np.int64)
@@ -72,7 +80,9 @@ class Appender:
         if not pumps.move_pump(tx, self.name, self.owner, before, after):
             return False
         if self.readers.tables is not self._tables:
-            self._keep(tx, tables=self.readers.tables.to_json())
+            self._keep(tx, lambda state: state.update(tables=self.readers.tables.to_json()))
+        for change in self._changes:
+            self._keep(tx, change)
         return True
 
     def confirm(self, follower: SlotFollower, step: Step) -> None:
@@ -91,14 +101,17 @@ class Appender:
         self._confirmed_at = now
         after = replace(before, version=upto)
         self.database.run(lambda tx: self._move(tx, before, after), idempotent=True)
-        self.position = after
+        self.position, self._changes = after, []
         follower.confirm(after.version + 1)
 
     def keep_state(self) -> None:
         """Keep the last known state of the publication."""
         publication = self.readers.state.to_json()
-        self.database.run(lambda tx: self._keep(tx, publication=publication), idempotent=True)
+        self.database.run(
+            lambda tx: self._keep(tx, lambda state: state.update(publication=publication)), idempotent=True
+        )
 
-    def _keep(self, tx: Transaction, **parts: object) -> None:
-        record = pumps.require_owned(tx, self.name, self.owner)
-        pumps.set_pump_state(tx, self.name, self.owner, json.dumps(record.state | parts))
+    def _keep(self, tx: Transaction, change: Callable[[Json], None]) -> None:
+        state = pumps.require_owned(tx, self.name, self.owner).state
+        change(state)
+        pumps.set_pump_state(tx, self.name, self.owner, json.dumps(state))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from penstock.feeds.postgres.catalog import Tables
 from penstock.feeds.postgres.publication import PublicationState
 from penstock.json_text import Json, unreadable_record
+from penstock.pump.backfill_records import TableBackfill, backfills_of
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class PumpPlan:
     """The queues by table."""
     tables: Tables
     publication: PublicationState
+    backfills: dict[str, TableBackfill]
+    """Tables whose rows are read beside the log."""
 
     def to_json(self) -> Json:
         return {
@@ -32,6 +35,7 @@ class PumpPlan:
             "queues": self.queues,
             "tables": self.tables.to_json(),
             "publication": self.publication.to_json(),
+            "backfills": {name: backfill.to_json() for name, backfill in self.backfills.items()},
         }
 
     @classmethod
@@ -41,7 +45,15 @@ class PumpPlan:
             queues = {str(table): str(queue) for table, queue in state["queues"].items()}
             tables = Tables.from_json(state["tables"])
             publication = PublicationState.from_json(state["publication"])
-            return cls(state["feed"], state["together"], state["prefix"], queues, tables, publication)
+            return cls(
+                state["feed"],
+                state["together"],
+                state["prefix"],
+                queues,
+                tables,
+                publication,
+                backfills_of(name, state),
+            )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise unreadable_record(f"the state of pump {name!r}", error) from None
 

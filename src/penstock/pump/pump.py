@@ -13,8 +13,9 @@ from penstock.arguments import refusal, require
 from penstock.errors import InvalidInputError
 from penstock.feeds.postgres import PostgresFeed
 from penstock.feeds.postgres.table_readers import CHANGES, REFUSE
+from penstock.pump.planning import PumpSettings
 from penstock.pump.reports import Reports
-from penstock.pump.run import PumpRun, PumpSettings, Waits
+from penstock.pump.run import PumpRun, Waits
 from penstock.pump.targets import QueueSettings
 from penstock.queue.checks import check_name
 from penstock.queue.maintenance import Retention

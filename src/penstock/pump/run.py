@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from penstock.arguments import in_quotes
 from penstock.errors import (
-    CheckpointMismatchError,
     CommitOutcomeUnknownError,
-    InvalidInputError,
     PenstockError,
     StoreUnavailableError,
     condition_of,
 )
-from penstock.feeds.postgres import PostgresFeed
-from penstock.feeds.postgres.catalog import Tables
 from penstock.feeds.postgres.feed import OpenPostgresFeed
 from penstock.feeds.postgres.following import SlotFollower
-from penstock.feeds.postgres.publication import PublicationState
 from penstock.feeds.postgres.server import ServerGone, SlotInUse
-from penstock.feeds.postgres.table_readers import ALL, TableReaders, tables_by_queue
+from penstock.feeds.postgres.table_readers import TableReaders
 from penstock.pump.appender import Appender
-from penstock.pump.plan import PumpPlan
+from penstock.pump.backfill_records import backfills_of
+from penstock.pump.backfills import Backfills
+from penstock.pump.planning import Planner, PumpSettings
 from penstock.pump.reports import News, Reports
-from penstock.pump.targets import QueueSettings, Targets, create_queues, queue_names
+from penstock.pump.targets import Targets
 from penstock.queue.store import Store
 from penstock.redaction import shown
 from penstock.store.database import Transaction
 from penstock.store.records import pumps
-from penstock.store.records.pumps import PumpPosition, PumpRecord
 
 log = logging.getLogger("penstock.pump")
 
@@ -43,28 +38,15 @@ T = TypeVar("T")
 
 _WAIT = 0.5
 """Seconds to wait for rows before looking whether the pump is to stop."""
+_BACKFILL_WAIT = 0.02
+_LOOK_SECONDS = 2.0
+"""How often to look whether the rows of a table are to be read again."""
 _BEAT_SECONDS = 2.0
 _LONGEST_PAUSE = 30.0
 _END_SECONDS = 2.0
 """For how long a store that does not answer is asked to note that a pump has ended."""
 AWAY = (ServerGone, SlotInUse, StoreUnavailableError, CommitOutcomeUnknownError)
 """Errors that pass."""
-
-
-@dataclass(frozen=True)
-class PumpSettings:
-    """What a pump reads, and where to."""
-
-    name: str
-    feed: PostgresFeed
-    url: str
-    """That of the store."""
-    together: str | None
-    """The queue for all tables; None for one for each."""
-    prefix: str
-    schema_changes: str
-    """One of ``table_readers.CHANGES``."""
-    queues: QueueSettings
 
 
 class Waits:
@@ -116,6 +98,7 @@ class PumpRun:
         self._lost = threading.Event()
         """Set when another process owns the pump."""
         self._done = threading.Event()
+        self._look_at = 0.0
 
     def all(self) -> None:
         """Append until the pump is stopped; servers that are away are waited for.
@@ -154,8 +137,8 @@ class PumpRun:
         """Append from the stored position on, on one connection to the server."""
         settings = self.settings
         with closing(settings.feed.open()) as feed:
-            record = self._run(lambda tx: pumps.require_owned(tx, settings.name, self.owner))
-            plan, position = self._plan(feed, record)
+            plan, position = Planner(settings, self.store, self.owner, feed).plan()
+            backfills = Backfills(settings.feed, feed, plan, settings.name)
             self.reports.sink = f"queues {plan.listed()}"
             readers = TableReaders(
                 feed.settings,
@@ -164,69 +147,18 @@ class PumpRun:
                 plan.publication,
                 together=plan.together is not None,
                 changes=settings.schema_changes,
+                backfills=backfills.sieves,
             )
             targets = Targets.opened(self.store, plan.queues, readers.names)
             follower = SlotFollower(feed, readers)
             database = self.store.database
             appender = Appender(database, settings.name, self.owner, position, targets, readers, self.reports)
-            with closing(follower):
-                self._follow(feed, follower, appender)
+            with closing(follower), closing(backfills):
+                self._follow(feed, follower, appender, backfills)
 
-    def _plan(self, feed: OpenPostgresFeed, record: PumpRecord) -> tuple[PumpPlan, PumpPosition]:
-        """Return what the pump reads and how far it is; make a plan if it is new."""
-        state = record.state
-        if not state:
-            return self._new_plan(feed, record)
-        plan, settings = PumpPlan.from_json(record.name, state), self.settings
-        names = list(tables_by_queue(plan.tables, settings.together is not None))
-        same = plan.together == settings.together and plan.prefix == settings.prefix
-        if plan.feed != feed.identity() or not same or set(names) - set(plan.queues):
-            raise CheckpointMismatchError(
-                f"the pump {settings.name!r} brings {plan.feed} into {plan.listed()}: start it with the same "
-                "feed, queue and prefix, or give this one another name",
-                condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
-                pump=settings.name,
-            )
-        return plan, record.position
-
-    def _new_plan(self, feed: OpenPostgresFeed, record: PumpRecord) -> tuple[PumpPlan, PumpPosition]:
-        """Create the slot and the queues, and store the plan when all of it is there."""
-        settings, identity = self.settings, feed.describe().identity
-        names = self._queue_names(feed.known_tables())
-        position = PumpPosition(feed.prepare(), 0)
-        tables, publication = feed.known_tables(), PublicationState.from_json(feed.stream_start())
-        plans = tables_by_queue(tables, settings.together is not None)
-        create_queues(self.store, names, plans, settings.url, settings.queues)
-        plan = PumpPlan(identity, settings.together, settings.prefix, names, tables, publication)
-        text = json.dumps(plan.to_json())
-
-        def begin(tx: Transaction) -> None:
-            pumps.move_pump(tx, record.name, self.owner, record.position, position)
-            pumps.set_pump_state(tx, record.name, self.owner, text)
-
-        self._run(begin)
-        return plan, position
-
-    def _queue_names(self, tables: Tables) -> dict[str, str]:
-        """Return the queues by table; refuse two tables with one."""
-        settings = self.settings
-        if settings.together is not None:
-            return {ALL: settings.together}
-        names = queue_names(tables_by_queue(tables, together=False), settings.prefix)
-        by_queue: dict[str, str] = {}
-        for table, queue in names.items():
-            other = by_queue.setdefault(queue, table)
-            if other != table:
-                raise InvalidInputError(
-                    f"the tables {in_quotes(other)} and {in_quotes(table)} would have one queue, "
-                    f"{in_quotes(queue)}: read them with two pumps, each with tables=[…] and a slot and a "
-                    "prefix of its own",
-                    condition="INVALID_INPUT.QUEUE_OF_TWO_TABLES",
-                    queue=queue,
-                )
-        return names
-
-    def _follow(self, feed: OpenPostgresFeed, follower: SlotFollower, appender: Appender) -> None:
+    def _follow(
+        self, feed: OpenPostgresFeed, follower: SlotFollower, appender: Appender, backfills: Backfills
+    ) -> None:
         for step in follower.copy(appender.place):
             appender.append(step, note=True)
             if self._ends():
@@ -242,15 +174,51 @@ class PumpRun:
             version,
             extra={"action": "pump_follows", "pump": self.settings.name, "version": version},
         )
+        backfills.start()
         while not self._ends():
-            received = follower.read(_WAIT)
+            received = follower.read(_BACKFILL_WAIT if backfills.tables else _WAIT)
             if received is not None:
+                for change in backfills.changes():
+                    appender.change_state(change)
                 appender.append(received)
                 appender.confirm(follower, received)
                 self.waits.reset()
+            if backfills.tables:
+                self._backfill(follower, appender, backfills)
             if follower.check():
                 appender.keep_state()
+            if follower.has_new_tables or self._has_new_backfills(backfills):
+                # Another session begins with them.
+                return
             self.reports.warnings = tuple(feed.warnings())
+
+    def _backfill(self, follower: SlotFollower, appender: Appender, backfills: Backfills) -> None:
+        """Append rows of a table that is read beside the log, between two commits."""
+        position = appender.position
+        if position.part_rows:
+            return
+        step = backfills.step(appender.readers, follower.reached, position.version)
+        if step is None:
+            return
+        appender.change_state(step.change)
+        appender.append(step.step, note=True)
+        if step.progress is None:
+            log.info(
+                "pump %s has brought all rows of %s into its queue",
+                self.settings.name,
+                step.table,
+                extra={"action": "backfill_complete", "pump": self.settings.name, "table": step.table},
+            )
+
+    def _has_new_backfills(self, backfills: Backfills) -> bool:
+        """Whether somebody has asked for the rows of a table, every few seconds."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return False
+        self._look_at = now + _LOOK_SECONDS
+        record = self._run(lambda tx: pumps.require_owned(tx, self.settings.name, self.owner))
+        asked = backfills_of(record.name, record.state)
+        return any(each.started_at != backfills.started.get(table) for table, each in asked.items())
 
     # In a thread of its own: signs of life.
 

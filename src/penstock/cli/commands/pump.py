@@ -24,6 +24,13 @@ group = typer.Typer(
 )
 
 
+def _backfill_text(backfill: Json) -> str:
+    expected, left = backfill["expected_rows"], backfill["seconds_left"]
+    about = f" of about {expected:,}" if expected else ""
+    ends = "" if left is None else f", about {age_text(left)} left"
+    return f"{backfill['table']}: {backfill['rows']:,}{about} rows{ends}"
+
+
 def _age_or_blank(seconds: float | None) -> str:
     return "" if seconds is None else age_text(seconds)
 
@@ -35,6 +42,7 @@ _COLUMNS = (
     Column("alive_seconds", "last sign of life", _age_or_blank, right=True),
     Column("feed", "feed"),
     Column("queues", "queues", lambda queues: ", ".join(queues)),
+    Column("backfills", "backfills", lambda backfills: ", ".join(map(_backfill_text, backfills))),
 )
 
 
@@ -62,8 +70,8 @@ def run_pump(
         option(
             "--schema-changes",
             "POLICY",
-            "refuse tables that get or lose columns; evolve: add new columns to the queue, and leave those "
-            "that are gone empty; ignore: leave out new columns.",
+            "refuse tables that get or lose columns, and new tables; evolve: add new columns to the queue, "
+            "leave those that are gone empty, and read new tables too; ignore: leave out what is new.",
         ),
     ] = "refuse",
     partitions: Annotated[
@@ -116,7 +124,8 @@ def list_pumps(run: Run) -> None:
     """List the pumps of a store.
 
     "state" is running, stopped, or silent: its process has given no sign of life for 6 seconds. Every commit
-    up to "commit" is in the queues.
+    up to "commit" is in the queues. Of tables that were added, or are read again, it says how many rows are
+    in the queue.
     """
     from penstock.store.records import pumps
     from penstock.ui.unreadable import Unreadable
@@ -135,6 +144,8 @@ def list_pumps(run: Run) -> None:
 
 
 def _row(pump: PumpRecord, now: int) -> Json:
+    from penstock.pump.backfill_records import backfills_of
+
     alive = pump.is_alive(now)
     return {
         "pump": pump.name,
@@ -143,7 +154,33 @@ def _row(pump: PumpRecord, now: int) -> Json:
         "alive_seconds": max(now - pump.alive_at, 0) / 1e6 if pump.owner else None,
         "feed": pump.state.get("feed"),
         "queues": sorted(pump.state.get("queues", {}).values()),
+        "backfills": [
+            {
+                "table": table,
+                "rows": backfill.rows,
+                "expected_rows": backfill.expected or None,
+                "seconds_left": backfill.seconds_left(now),
+            }
+            for table, backfill in sorted(backfills_of(pump.name, pump.state).items())
+        ],
     }
+
+
+@command(group, "backfill", "penstock pump backfill penstock_orders public.orders")
+def backfill(
+    run: Run,
+    name: Annotated[str, argument("PUMP", "The pump's name.")],
+    table: Annotated[str, argument("TABLE", "The table, with its schema.")],
+) -> None:
+    """Have a pump read all rows of one of its tables again, beside the log, and append them as updates.
+
+    The pump begins within a few seconds, or when it is started. `penstock pump list` shows how far it is.
+    """
+    from penstock.pump.backfill_records import ask_for_backfill
+
+    with run.connect() as store:
+        ask_for_backfill(store, name, table)
+    run.output.done(f"pump {name} reads {table} again", {"pump": name, "table": table})
 
 
 @command(group, "remove", "penstock pump remove penstock_orders --yes")

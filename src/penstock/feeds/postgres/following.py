@@ -91,6 +91,10 @@ class SlotFollower:
         self._continued = PlaceInLog()
         """The commit that is to come first, of which some rows were read before."""
         self._check_at = 0.0
+        self.has_new_tables = False
+        """Whether the publication has tables that are to be read too."""
+        self.reached = 0
+        """The position up to which everything has been returned by :meth:`read`."""
         self._unkept = False
         """Whether the state has changed since it was kept."""
 
@@ -183,7 +187,8 @@ class SlotFollower:
         step = Step(complete=received.complete, sent_at=received.sent_at)
         if messages:
             self._read_to(messages, step)
-        if self._removed is not None and max(step.complete or 0, step.place.version) >= self._removed[0]:
+        self.reached = max(self.reached, step.complete or 0, step.place.version)
+        if self._removed is not None and self.reached >= self._removed[0]:
             self._failure = self._removed[1]
         return step
 
@@ -270,8 +275,12 @@ class SlotFollower:
             self._readers.columns_read(now),
             keeps_emptied=settings.truncate == "skip",
         )
-        if self._readers.ignores_new_tables:
+        if self._readers.ignores_new_tables or self._readers.follows_new_tables:
             changes = [change for change in changes if not change.table or change.table in tables.by_name]
+        if self._readers.follows_new_tables:
+            self.has_new_tables = any(
+                oid not in tables.by_oid and name not in tables.by_name for oid, name in now.names.items()
+            )
         unlogged.refuse(self._feed.name, changes, settings.accept or ())
         self._note_removed(now)
         self._readers.report_invalid()

@@ -168,6 +168,8 @@ class Changes:
         self._starts = starts
         self._paired = paired
         self.place = self.version = self.timestamp = self.sequence = np.zeros(0, np.int64)
+        self.transaction = self.version
+        """The lower 32 bits of the transaction's id."""
 
     def __len__(self) -> int:
         return len(self.message)
@@ -254,7 +256,7 @@ class Decoder:
         self._after, self._upto, self._wanted = after, upto, wanted
         self._skipped = np.array(sorted(skipped), np.int64)
         self._relations: dict[int, Relation] = {}
-        self._version = self._timestamp = self._sequence = 0
+        self._version = self._timestamp = self._transaction = self._sequence = 0
 
     def begin(self, version: int, timestamp: int, sequence: int, relation: Relation) -> None:
         """Begin inside a transaction: a snapshot's rows have no Begin and Relation messages."""
@@ -266,6 +268,7 @@ class Decoder:
         other = Decoder(self._after, self._upto, self._wanted)
         other._skipped, other._relations = self._skipped, dict(self._relations)
         other._version, other._timestamp = self._version, self._timestamp
+        other._transaction = self._transaction
         other._sequence = self._sequence
         return other
 
@@ -310,7 +313,9 @@ class Decoder:
         begins = np.flatnonzero(kinds == BEGIN)
         versions = np.r_[self._version, buffer.int64(starts[begins] + 1)]
         stamps = np.r_[self._timestamp, buffer.int64(starts[begins] + 9) + _EPOCH]
+        numbers = np.r_[self._transaction, buffer.int32(starts[begins] + 17) & 0xFFFFFFFF]
         self._version, self._timestamp = int(versions[-1]), int(stamps[-1])
+        self._transaction = int(numbers[-1])
         rows = np.flatnonzero((kinds == INSERT) | (kinds == UPDATE) | (kinds == DELETE))
         transaction = np.searchsorted(begins, rows)
         in_range = self._in_range(versions)[transaction]
@@ -341,6 +346,7 @@ class Decoder:
             changes.sequence = sequence[message] + second
             changes.version = versions[transaction[message]]
             changes.timestamp = stamps[transaction[message]]
+            changes.transaction = numbers[transaction[message]]
         return [changes for changes, _ in by_relation]
 
     def _relation(self, oid: int) -> Relation:

@@ -6,16 +6,18 @@ between two states that is not in the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from reprlib import repr as limited
+from typing import TypeVar
 
 from penstock.errors import CheckpointMismatchError
 from penstock.feeds.postgres.catalog import Table, Tables, missing_publication
 from penstock.feeds.postgres.server import Row, Statements
 from penstock.json_text import Json
 
+T = TypeVar("T")
 _MOST_COLUMNS = 1_600
 
 Columns = Mapping[str, tuple[int, int, int]]
@@ -130,6 +132,22 @@ class PublicationState:
             if name in dropped:
                 dropped[name] = {column: numbers.get(column, 0) for column in dropped[name]}
         return replace(self, dropped=dropped)
+
+    def with_tables(self, names: Collection[str], now: PublicationState) -> PublicationState:
+        """Return the state with some tables as they are in a later one."""
+
+        def grafted(before: Mapping[str, T], after: Mapping[str, T]) -> dict[str, T]:
+            return {**before, **{name: after[name] for name in names if name in after}}
+
+        return replace(
+            self,
+            tables=grafted(self.tables, now.tables),
+            partitions=grafted(self.partitions, now.partitions),
+            columns=grafted(self.columns, now.columns),
+            widths=grafted(self.widths, now.widths),
+            keys=grafted(self.keys, now.keys),
+            stamps=grafted(self.stamps, now.stamps),
+        )
 
     def primary_key(self, name: str) -> set[str]:
         """Return the names of the columns of a table's primary key."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -37,16 +38,51 @@ _WHOLE_NUMBERS = {20, 21, 23, 26}
 """Types whose text is JSON already."""
 
 
+class KeyedRows(NamedTuple):
+    """What a sieve sees of some rows, in the order of the log."""
+
+    keys: Sequence[pa.StringArray]
+    """The text of their keys, an array for each column."""
+    transactions: Integers
+    """The lower 32 bits of the ids of their transactions."""
+    needs: Integers
+    """The index of the row with another key that has the values which a row lacks; -1 if it lacks none.
+
+    Those are unchanged TOAST values, where an update changes the key.
+    """
+
+
+class RowSieve(Protocol):
+    """Keeps rows of a table from being returned."""
+
+    key: Sequence[str]
+    """The columns that identify the table's rows."""
+
+    def holds(self, rows: KeyedRows) -> Mask:
+        """Return the mask of the rows to keep back."""
+
+    def hold(self, rows: pa.RecordBatch, keyed: KeyedRows) -> None:
+        """Take the rows that are kept back."""
+
+
 class RowReader:
     """Reads the rows of one task, and resumes after the last one that it has returned.
 
     ``first`` is the commit with which the range begins, for messages; only commits of the log (``from_log``),
-    not the snapshot's, can be left out.
+    not the snapshot's, can be left out. A ``sieve`` is for a feed of one table.
     """
 
     def __init__(
-        self, settings: FeedSettings, tables: Tables, schema: pa.Schema, first: int, *, from_log: bool
+        self,
+        settings: FeedSettings,
+        tables: Tables,
+        schema: pa.Schema,
+        first: int,
+        *,
+        from_log: bool,
+        sieve: RowSieve | None = None,
     ) -> None:
+        self._sieve = sieve
         self._settings, self._tables, self._schema = settings, tables, schema
         self._name, self._first, self._from_log = settings.name, first, from_log
         # The position of the last row, from which to resume after a broken connection.
@@ -134,10 +170,38 @@ class RowReader:
             keep &= (changes.version > version) | (
                 (changes.version == version) & (changes.sequence > sequence)
             )
+        if self._sieve is not None:
+            keep &= ~self._held(self._sieve, table, columns, kinds, keep)
+        return self._kept_rows(table, columns, kinds, keep), columns.kept(changes.place)
+
+    def _kept_rows(
+        self, table: Table, columns: TableColumns, kinds: NDArray[np.int8], keep: Mask
+    ) -> pa.RecordBatch:
         columns.keep = None if keep.all() else keep
         arrays = [self._array(field, table, columns, kinds) for field in self._columns]
-        rows = pa.RecordBatch.from_arrays(arrays, schema=self._columns)
-        return rows, columns.kept(changes.place)
+        return pa.RecordBatch.from_arrays(arrays, schema=self._columns)
+
+    def _held(
+        self, sieve: RowSieve, table: Table, columns: TableColumns, kinds: NDArray[np.int8], keep: Mask
+    ) -> Mask:
+        """Hand rows to the sieve that holds them; return their mask."""
+        rows = np.flatnonzero(keep)
+        keyed = KeyedRows(
+            [columns.text(columns.places[name]).take(pa.array(rows)) for name in sieve.key],
+            columns.changes.transaction[rows],
+            columns.needs(kinds, rows),
+        )
+        held = np.zeros(len(keep), bool)
+        mine = sieve.holds(keyed)
+        if mine.any():
+            held[rows[mine]] = True
+            mask = pa.array(mine)
+            keys = [key.filter(mask) for key in keyed.keys]
+            sieve.hold(
+                self._kept_rows(table, columns, kinds, held),
+                KeyedRows(keys, keyed.transactions[mine], keyed.needs[mine]),
+            )
+        return held
 
     def _array(
         self, field: pa.Field, table: Table, columns: TableColumns, kinds: NDArray[np.int8]
@@ -246,6 +310,23 @@ class TableColumns:
             kinds[after] = np.where(moved, IS_INSERT, IS_POSTIMAGE)
             keep[before] = moved | (changes.marker[changes.message[before]] == pgoutput.OLD)
         return kinds, keep
+
+    def needs(self, kinds: NDArray[np.int8], rows: Integers) -> Integers:
+        """Return for each of some tuples the index among them of the one with the values that it lacks.
+
+        That is the deleted row of an update that changes the key and no TOAST value; -1 for others.
+        """
+        needs = np.full(len(rows), -1)
+        moved = np.flatnonzero((kinds[rows] == IS_INSERT) & (self.changes.partner[rows] >= 0))
+        if not len(moved):
+            return needs
+        lacks = np.zeros(len(kinds), bool)
+        for column in self._table.relation.columns:
+            if column.name in self.places:
+                lacks |= self.changes.unchanged(self.places[column.name])
+        moved = moved[lacks[rows[moved]]]
+        needs[moved] = np.searchsorted(rows, self.changes.partner[rows[moved]])
+        return needs
 
     def _differs(self, before: Integers, after: Integers) -> Mask:
         """Return the mask of the pairs of tuples whose keys differ."""

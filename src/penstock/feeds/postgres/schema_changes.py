@@ -57,8 +57,8 @@ class SchemaChange:
         """Return the error of a pump that has appended all earlier commits."""
         if self.condition == "FEED_UNAVAILABLE.TABLE_ADDED":
             remedy = (
-                "Start the pump with schema_changes='ignore' (--schema-changes ignore) to leave the table "
-                "out; a pump of its own, with tables=[…] and another slot, can read it"
+                "Start the pump with schema_changes='evolve' (--schema-changes evolve) to read the table "
+                "too, or with 'ignore' to leave it out"
             )
         else:
             remedy = self.remedy or (

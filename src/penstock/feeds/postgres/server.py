@@ -30,6 +30,7 @@ _ATTEMPTS = 6
 _CHUNK_BYTES, _CHUNK_ROWS = 8 << 20, 20_000
 _FETCH_ROWS = 2_000
 """Fetched at once: few, since later rows may be larger than the first ones."""
+_FIRST_ROWS = 100
 _PID = re.compile(r"PID (\d+)")
 
 
@@ -127,20 +128,8 @@ class Server:
 
     def chunks(self, query: str, parameters: Json | None = None) -> Generator[list[bytes], None, None]:
         """Fetch the single column of a query in chunks of a few megabytes, through a separate connection."""
-        chunk: list[bytes] = []
-        size = 0
-        first = min(100, _FETCH_ROWS)
-        with self._server_cursor(query, parameters, first, binary=True) as (cursor, rows):
-            while rows:
-                fetched = list(chain.from_iterable(rows))
-                bytes_fetched = sum(map(len, fetched))
-                chunk, size = chunk + fetched, size + bytes_fetched
-                if size >= _CHUNK_BYTES or len(chunk) >= _CHUNK_ROWS:
-                    yield from _halved(chunk, size)
-                    chunk, size = [], 0
-                count = _CHUNK_BYTES * len(fetched) // (bytes_fetched + 1)
-                rows = cursor.fetchmany(max(1, min(_FETCH_ROWS, count)))
-            yield from _halved(chunk, size)
+        with self._server_cursor(query, parameters, _FIRST_ROWS, binary=True) as (cursor, rows):
+            yield from chunks_of(cursor, rows)
 
     def rows(self, statement: str, /, **parameters: object) -> Generator[Row, None, None]:
         """Fetch the rows of a named statement lazily, through a separate connection."""
@@ -259,6 +248,35 @@ WAL_LEVEL = (
     "the server's wal_level is not logical: alter system set wal_level = 'logical', then restart the server "
     "(on Amazon RDS: rds.logical_replication = 1)"
 )
+
+
+def chunks_of(cursor: psycopg.ServerCursor[Row], rows: list[Row]) -> Iterator[list[bytes]]:
+    """Yield the single column of a cursor in chunks of a few megabytes, from the first fetched rows on."""
+    chunk: list[bytes] = []
+    size = 0
+    while rows:
+        fetched = list(chain.from_iterable(rows))
+        bytes_fetched = sum(map(len, fetched))
+        chunk, size = chunk + fetched, size + bytes_fetched
+        if size >= _CHUNK_BYTES or len(chunk) >= _CHUNK_ROWS:
+            yield from _halved(chunk, size)
+            chunk, size = [], 0
+        count = _CHUNK_BYTES * len(fetched) // (bytes_fetched + 1)
+        rows = cursor.fetchmany(max(1, min(_FETCH_ROWS, count)))
+    yield from _halved(chunk, size)
+
+
+def first_chunk(connection: Connection, query: str) -> tuple[list[bytes], bool]:
+    """Return the single column of a query up to a few megabytes, and whether there is more.
+
+    The connection has to be in a transaction.
+    """
+    from psycopg.rows import tuple_row
+
+    with connection.cursor("penstock", row_factory=tuple_row) as cursor:
+        cursor.execute(query.encode(), binary=True)
+        chunks = chunks_of(cursor, cursor.fetchmany(_FIRST_ROWS))
+        return next(chunks, []), next(chunks, None) is not None
 
 
 def _halved(chunk: list[bytes], size: int) -> Iterator[list[bytes]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -19,7 +18,8 @@ from dataclasses import asdict, dataclass
 from penstock.arguments import in_quotes
 from penstock.errors import DataLostError
 from penstock.feeds.postgres.catalog import SNAPSHOT_SCHEMA, Table
-from penstock.feeds.postgres.pgoutput import INSERT, NEW, NULL, TEXT, Relation
+from penstock.feeds.postgres.pgoutput import Relation
+from penstock.feeds.postgres.row_messages import qualified, row_messages, source_of
 from penstock.feeds.postgres.server import Connection, Row, Server, Session, SlotInUse, quoted, run
 from penstock.feeds.postgres.slot import FAILOVER_SINCE, OpenTransaction, Slot
 from penstock.json_text import Json
@@ -139,7 +139,7 @@ class Snapshots:
                 return
             half_done = self._slot.find() is not None
             # A slot that is left behind by a refusal would keep the log.
-            self._require_trusted_functions(tables)
+            self.require_trusted_functions(tables)
             with self._server.translating():
                 if row is None:
                     self._create_schema(connection)
@@ -313,8 +313,8 @@ class Snapshots:
         place = f"rows_{digest}_{number}"
         target = f"{SNAPSHOT_SCHEMA}.{quoted(place)}"
         self._hold(connection, table)
-        self._require_trusted_functions([table])
-        connection.execute(f"CREATE TABLE {target} AS {_select(table)}".encode())
+        self.require_trusted_functions([table])
+        connection.execute(f"CREATE TABLE {target} AS {_numbered(table)}".encode())
         connection.execute(f"ALTER TABLE {target} ADD PRIMARY KEY (n)".encode())
         row = connection.execute(f"SELECT count(*) FROM {target}".encode()).fetchone()
         assert row is not None
@@ -326,12 +326,12 @@ class Snapshots:
         The transaction's snapshot of the catalog does not show it yet.
         """
         # Analysing a query locks its table, for which no privilege is needed, and runs nothing.
-        connection.execute(f"PREPARE penstock_hold AS SELECT FROM {_source(table)}".encode())
+        connection.execute(f"PREPARE penstock_hold AS SELECT FROM {source_of(table)}".encode())
         connection.execute("DEALLOCATE penstock_hold")
         (held,) = run(
             connection,
             "is_table",
-            name=_qualified(table),
+            name=qualified(table),
             oid=table.relation.oid,
             partitioned=table.partitioned,
         )
@@ -343,7 +343,7 @@ class Snapshots:
                 table=table.relation.name,
             )
 
-    def _require_trusted_functions(self, tables: Sequence[Table]) -> None:
+    def require_trusted_functions(self, tables: Sequence[Table]) -> None:
         """Refuse tables whose indexes, statistics or partition keys use what an untrusted role owns.
 
         Planning a query on them would run it. The catalog is read in another session: a query in the copy's
@@ -368,34 +368,10 @@ class Snapshots:
         )
 
 
-def _select(table: Table) -> str:
-    """Return a query for the rows of a table as numbered Insert messages.
-
-    concat() uses a type's output function, which a cast to text does not always do.
-    """
-    columns = table.relation.columns
-    head = struct.pack(">BIBh", INSERT, table.relation.oid, NEW, len(columns))
-    texts = [
-        f"CASE WHEN {name} IS NULL THEN NULL ELSE convert_to(concat({name}), 'UTF8') END AS c{place}"
-        for place, name in enumerate(quoted(column.name) for column in columns)
-    ]
-    values = [
-        f"coalesce('\\x{TEXT:02x}'::bytea || int4send(octet_length(c{place})) || c{place}, '\\x{NULL:02x}')"
-        for place in range(len(columns))
-    ]
+def _numbered(table: Table) -> str:
+    """Return a query for the rows of a table as numbered messages."""
     condition = f" WHERE {table.filter}" if table.filter else ""
-    # Without OFFSET each text would be computed twice.
-    inner = f"SELECT {', '.join(texts) or 'NULL'} FROM {_source(table)}{condition} OFFSET 0"
-    change = " || ".join([f"'\\x{head.hex()}'::bytea", *values])
-    return f"SELECT row_number() OVER () AS n, {change} AS change FROM ({inner}) AS rows"
-
-
-def _source(table: Table) -> str:
-    return _qualified(table) if table.partitioned else f"ONLY {_qualified(table)}"
-
-
-def _qualified(table: Table) -> str:
-    return f"{quoted(table.relation.schema)}.{quoted(table.relation.table)}"
+    return row_messages(table, condition, first="row_number() OVER () AS n, ")
 
 
 def _drop(connection: Connection, tables: Sequence[Json]) -> None:

@@ -446,3 +446,59 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
 SELECT pg_terminate_backend(a.pid)
 FROM pg_replication_slots AS s JOIN pg_stat_activity AS a ON a.pid = s.active_pid
 WHERE s.slot_name = :slot AND a.application_name = :application;
+
+-- name: read_chunk
+-- A parallel plan might return the rows in another order.
+SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY;
+SET LOCAL max_parallel_workers_per_gather = 0;
+
+-- name: visible
+-- Which transactions this one sees.
+SELECT pg_snapshot_xmin(s)::text::bigint AS oldest, pg_snapshot_xmax(s)::text::bigint AS next,
+    ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(s) AS x) AS running,
+    (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS timestamp
+FROM (SELECT pg_current_snapshot() AS s) AS now;
+
+-- name: chunk_session
+-- A standby that is away must not hold up the marks.
+SET synchronous_commit TO local;
+
+-- name: mark
+-- A position behind all that is visible, which the log gets to even if nothing else is written.
+SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+    ELSE pg_logical_emit_message(true, 'penstock', ''::text) END - '0/0' AS position;
+
+-- name: current_columns
+SELECT a.attname AS name, a.atttypid AS type, a.atttypmod AS modifier
+FROM pg_attribute AS a
+WHERE a.attrelid = :oid::oid AND a.attnum > 0 AND NOT a.attisdropped;
+
+-- name: key_columns
+-- How values of some columns are compared. Of a type that an extension has added, the operators have any names.
+WITH RECURSIVE base (name, type, at) AS (
+    SELECT a.attname, a.atttypid, 0
+    FROM pg_attribute AS a
+    WHERE a.attrelid = :oid::oid AND a.attname = ANY (:names::text[]) AND NOT a.attisdropped
+    UNION ALL
+    SELECT b.name, y.typbasetype, b.at + 1
+    FROM base AS b JOIN pg_type AS y ON y.oid = b.type AND y.typtype = 'd'
+)
+SELECT DISTINCT ON (a.attname) a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type,
+    y.oid < 16384 OR y.typtype = 'e' AS comparable,
+    quote_ident(n.nspname) || '.' || quote_ident(c.collname) AS collation
+FROM base AS b
+JOIN pg_attribute AS a ON a.attrelid = :oid::oid AND a.attname = b.name
+JOIN pg_type AS y ON y.oid = b.type
+LEFT JOIN pg_collation AS c ON c.oid = a.attcollation
+LEFT JOIN pg_namespace AS n ON n.oid = c.collnamespace
+ORDER BY a.attname, b.at DESC;
+
+-- name: row_estimate
+-- The server's estimate of a table's rows, those of its partitions together; 0 if it has none.
+WITH RECURSIVE member (oid) AS (
+    SELECT :oid::oid
+    UNION ALL
+    SELECT i.inhrelid FROM member AS m JOIN pg_inherits AS i ON i.inhparent = m.oid
+)
+SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint AS rows
+FROM member AS m JOIN pg_class AS c ON c.oid = m.oid AND c.relkind <> 'p';

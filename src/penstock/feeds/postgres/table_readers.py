@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from penstock.feeds.postgres.backfill import Backfill
 from penstock.feeds.postgres.catalog import Table, Tables, check_names, domains_of
 from penstock.feeds.postgres.lookahead import logs_other_key
 from penstock.feeds.postgres.pgoutput import BEGIN, RELATION, Changes, Decoder, Relation, Truncation
@@ -52,6 +53,7 @@ class Kept:
     readers: Mapping[str, RowReader]
     readings: Mapping[Relation, _Reading | None]
     places: Sequence[tuple[RowReader, tuple[int, int]]]
+    held: Sequence[tuple[Backfill, Any]]
 
 
 class TableReaders:
@@ -67,6 +69,8 @@ class TableReaders:
         Whether the rows of all tables come in one form, rather than each table's in its own.
     changes
         One of CHANGES.
+    backfills
+        Tables whose rows are read beside the log, by name.
     """
 
     def __init__(
@@ -78,7 +82,9 @@ class TableReaders:
         *,
         together: bool,
         changes: str,
+        backfills: Mapping[str, Backfill] | None = None,
     ) -> None:
+        self._backfills = backfills or {}
         self._settings, self._server, self.state = settings, server, state
         self._together, self._changes = together, changes
         self._use(tables)
@@ -103,6 +109,11 @@ class TableReaders:
         """Whether tables that the publication gets are left out."""
         return self._changes == IGNORE
 
+    @property
+    def follows_new_tables(self) -> bool:
+        """Whether tables that the publication gets are read too."""
+        return self._changes == EVOLVE and not self._together and not self.tables.chosen
+
     def begin(self, part_version: int, part_rows: int) -> None:
         """Begin to read, after some rows of a commit; 0 and 0 for a whole one."""
         self._readings = {}
@@ -113,12 +124,15 @@ class TableReaders:
                 reader.resume_after(part_version, part_rows - 1)
 
     def _reader(self, plan: Tables) -> RowReader:
-        return RowReader(self._settings, plan, plan.schema(), 0, from_log=True)
+        (table, *_) = plan.tables
+        sieve = None if self._together else self._backfills.get(table.name)
+        return RowReader(self._settings, plan, plan.schema(), 0, from_log=True, sieve=sieve)
 
     def keep(self) -> Kept:
         readings = [reading.reader for reading in self._readings.values() if reading is not None]
         places = [(reader, reader.place) for reader in [*self._readers.values(), *readings]]
-        return Kept(self.tables, dict(self._readers), dict(self._readings), places)
+        held = [(backfill, backfill.place()) for backfill in self._backfills.values()]
+        return Kept(self.tables, dict(self._readers), dict(self._readings), places, held)
 
     def return_to(self, kept: Kept) -> None:
         """Forget what was read since."""
@@ -126,6 +140,8 @@ class TableReaders:
         self._readers, self._readings = dict(kept.readers), dict(kept.readings)
         for reader, place in kept.places:
             reader.resume_after(*place)
+        for backfill, held in kept.held:
+            backfill.return_to(held)
 
     def columns_read(self, now: PublicationState) -> dict[str, Collection[str]]:
         """Return the columns that are read, by the current name of their table."""
@@ -173,8 +189,13 @@ class TableReaders:
         if table is None:
             return None
         if isinstance(table, SchemaChange):
-            if self.ignores_new_tables and table.condition == "FEED_UNAVAILABLE.TABLE_ADDED":
-                return None
+            if table.condition == "FEED_UNAVAILABLE.TABLE_ADDED":
+                if self.ignores_new_tables:
+                    return None
+                if self.follows_new_tables:
+                    # All of its rows are read later; the next check finds it.
+                    self.has_evolved = True
+                    return None
             return self._evolved(relation, version, table)
         name = ALL if self._together else table.name
         self._readers[name].wants(relation, version)

@@ -1,0 +1,122 @@
+"""The order of a table's key, as the server compares it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.arguments import in_quotes
+from penstock.feeds.postgres.catalog import Table
+from penstock.feeds.postgres.pgoutput import Mask
+from penstock.feeds.postgres.server import Connection, Row, Server, Statements, quoted
+
+Key: TypeAlias = tuple[str, ...]
+"""The text of a key's columns."""
+_WHOLE_NUMBERS = {20, 21, 23}
+
+
+class _KeyColumn(NamedTuple):
+    name: str
+    type: str
+    collation: str | None
+
+    def value(self, text: str) -> str:
+        """Return the SQL of a value in its text form, as the column compares it."""
+        collate = "" if self.collation is None else f" COLLATE {self.collation}"
+        return f"({text}::{self.type}{collate})"
+
+
+class KeyOrder:
+    """The order of a table's key.
+
+    Only the server knows the order of text, which depends on collations.
+    """
+
+    def __init__(self, table: Table, columns: Sequence[_KeyColumn]) -> None:
+        self._columns = columns
+        bases = dict(zip(table.relation.names, table.bases, strict=True))
+        self._whole_number = len(table.key) == 1 and bases[table.key[0]][0] in _WHOLE_NUMBERS
+
+    @classmethod
+    def of(cls, server: Statements, table: Table) -> KeyOrder:
+        """Return the order of a table's key.
+
+        Raises
+        ------
+        FeedUnavailableError
+            When the table has no key, or one whose order is not known.
+        """
+        if not table.keyed:
+            raise server.unavailable(
+                "NO_KEY_TO_READ_BY",
+                f"the rows of {table.name} cannot be read beside the log, since it has no primary key: give "
+                "it one, or read it with a pump of its own, with tables=[…] and another slot",
+                table=table.name,
+            )
+        rows = server.fetch("key_columns", oid=table.relation.oid, names=list(table.key))
+        found = {row.name: row for row in rows}
+        for name in table.key:
+            if name not in found:
+                raise server.unavailable(
+                    "KEY_CHANGED", f"{table.name} has no column {in_quotes(name)} any more", table=table.name
+                )
+            if not found[name].comparable:
+                raise server.unavailable(
+                    "NO_KEY_TO_READ_BY",
+                    f"the rows of {table.name} cannot be read beside the log, since the type of "
+                    f"{in_quotes(name)} in its key, {found[name].type}, is not PostgreSQL's own: read it "
+                    "with a pump of its own, with tables=[…] and another slot",
+                    table=table.name,
+                    column=name,
+                )
+        return cls(table, [_KeyColumn(name, found[name].type, found[name].collation) for name in table.key])
+
+    def clauses(self, connection: Connection, after: Key | None, filtered: str | None, limit: int) -> str:
+        """Return the clauses of a query for the rows after a key, in the order of keys."""
+        names = ", ".join(quoted(column.name) for column in self._columns)
+        conditions = [f"({filtered})"] if filtered else []
+        if after is not None:
+            conditions.append(f"({names}) > ({self._values(connection, after)})")
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return f"{where} ORDER BY {names} LIMIT {limit}"
+
+    def clauses_of(self, connection: Connection, keys: Sequence[Key], filtered: str | None) -> str:
+        """Return the clauses of a query for the rows with some keys."""
+        names = ", ".join(quoted(column.name) for column in self._columns)
+        condition = f" AND ({filtered})" if filtered else ""
+        values = ", ".join(f"({self._values(connection, key)})" for key in keys)
+        return f" WHERE ({names}) IN ({values}){condition}"
+
+    def _values(self, connection: Connection, key: Key) -> str:
+        from psycopg import sql
+
+        return ", ".join(
+            f"{sql.quote(text, connection)}::text::{column.type}"
+            for text, column in zip(key, self._columns, strict=True)
+        )
+
+    def after(self, server: Server, bound: Key | None, keys: Sequence[pa.StringArray]) -> Mask:
+        """Return the mask of the keys, one array for each column, that come after one; all without one."""
+        count = len(keys[0])
+        if bound is None or not count:
+            return np.ones(count, bool)
+        if self._whole_number:
+            numbers = keys[0].cast(pa.int64())
+            found: Mask = pc.greater(numbers, int(bound[0])).to_numpy(zero_copy_only=False)
+            return found
+        rows = server.on_connection(lambda connection: self._compare(connection, bound, keys))
+        return np.fromiter((row[0] for row in rows), bool, count)
+
+    def _compare(self, connection: Connection, bound: Key, keys: Sequence[pa.StringArray]) -> list[Row]:
+        names = [f"c{place}" for place in range(len(keys))]
+        values = ", ".join(column.value(name) for name, column in zip(names, self._columns, strict=True))
+        condition = f"({values}) > ({self._values(connection, bound)})".replace("%", "%%")
+        arrays = ", ".join(f"%({name})s::text[]" for name in names)
+        source = f"unnest({arrays}) WITH ORDINALITY AS k ({', '.join(names)}, n)"
+        query = f"SELECT {condition} FROM {source} ORDER BY n"
+        texts = {name: each.to_pylist() for name, each in zip(names, keys, strict=True)}
+        return connection.execute(query.encode(), texts).fetchall()

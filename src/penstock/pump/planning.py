@@ -1,0 +1,159 @@
+"""What a pump reads, and into which queues: planned when it is new, and when the publication gets tables."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+from penstock.arguments import in_quotes
+from penstock.errors import CheckpointMismatchError, InvalidInputError
+from penstock.feeds.postgres import PostgresFeed
+from penstock.feeds.postgres.catalog import Table, Tables, check_names, published
+from penstock.feeds.postgres.feed import OpenPostgresFeed
+from penstock.feeds.postgres.key_order import KeyOrder
+from penstock.feeds.postgres.publication import PublicationState, state_of
+from penstock.feeds.postgres.table_readers import ALL, EVOLVE, tables_by_queue
+from penstock.instants import now_micros
+from penstock.pump.backfill_records import TableBackfill
+from penstock.pump.plan import PumpPlan
+from penstock.pump.targets import QueueSettings, create_queues, queue_names
+from penstock.queue.store import Store
+from penstock.store.database import Transaction
+from penstock.store.records import pumps
+from penstock.store.records.pumps import PumpPosition, PumpRecord
+
+
+@dataclass(frozen=True)
+class PumpSettings:
+    """What a pump reads, and where to."""
+
+    name: str
+    feed: PostgresFeed
+    url: str
+    """That of the store."""
+    together: str | None
+    """The queue for all tables; None for one for each."""
+    prefix: str
+    schema_changes: str
+    """One of ``table_readers.CHANGES``."""
+    queues: QueueSettings
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans a pump for the process that owns it."""
+
+    settings: PumpSettings
+    store: Store
+    owner: str
+    feed: OpenPostgresFeed
+
+    def plan(self) -> tuple[PumpPlan, PumpPosition]:
+        """Return what the pump reads and how far it is; its queues are there."""
+        record = self.store.database.run(
+            lambda tx: pumps.require_owned(tx, self.settings.name, self.owner), idempotent=True
+        )
+        if not record.state:
+            return self._new_plan(record)
+        return self._with_new_tables(self._known_plan(record)), record.position
+
+    def _known_plan(self, record: PumpRecord) -> PumpPlan:
+        plan, settings = PumpPlan.from_json(record.name, record.state), self.settings
+        names = list(tables_by_queue(plan.tables, settings.together is not None))
+        same = plan.together == settings.together and plan.prefix == settings.prefix
+        if plan.feed != self.feed.identity() or not same or set(names) - set(plan.queues):
+            raise CheckpointMismatchError(
+                f"the pump {settings.name!r} brings {plan.feed} into {plan.listed()}: start it with the same "
+                "feed, queue and prefix, or give this one another name",
+                condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
+                pump=settings.name,
+            )
+        return plan
+
+    def _new_plan(self, record: PumpRecord) -> tuple[PumpPlan, PumpPosition]:
+        """Create the slot and the queues, and store the plan when all of it is there."""
+        settings, feed = self.settings, self.feed
+        identity = feed.describe().identity
+        names = self._queue_names(feed.known_tables())
+        position = PumpPosition(feed.prepare(), 0)
+        tables, publication = feed.known_tables(), PublicationState.from_json(feed.stream_start())
+        self._create_queues(names, tables)
+        plan = PumpPlan(identity, settings.together, settings.prefix, names, tables, publication, {})
+        text = json.dumps(plan.to_json())
+
+        def begin(tx: Transaction) -> None:
+            pumps.move_pump(tx, record.name, self.owner, record.position, position)
+            pumps.set_pump_state(tx, record.name, self.owner, text)
+
+        self.store.database.run(begin, idempotent=True)
+        return plan, position
+
+    def _with_new_tables(self, plan: PumpPlan) -> PumpPlan:
+        """Add the tables that the publication has got, whose rows are then read beside the log."""
+        settings, server = self.settings, self.feed.server
+        if settings.schema_changes != EVOLVE or plan.together is not None or plan.tables.chosen:
+            return plan
+        tables, domains = published(server, settings.feed.publication)
+        known = plan.tables
+        new = [
+            table
+            for table in tables
+            if table.relation.oid not in known.by_oid and table.name not in known.by_name
+        ]
+        if not new:
+            return plan
+        added = self._readable(plan.tables, new, domains)
+        state = plan.publication.with_tables(
+            [table.name for table in new], state_of(server, settings.feed.publication, added)
+        )
+        names = {**plan.queues, **self._queue_names(added)}
+        self._create_queues(names, replace(added, tables=added.tables[-len(new) :]))
+        started = now_micros()
+        backfills = {
+            **plan.backfills,
+            **{table.name: TableBackfill(None, 0, 0, started, again=False) for table in new},
+        }
+        plan = replace(plan, queues=names, tables=added, publication=state, backfills=backfills)
+        self.store.database.run(lambda tx: self._keep(tx, plan), idempotent=True)
+        return plan
+
+    def _readable(self, known: Tables, new: list[Table], domains: dict[int, tuple[int, int]]) -> Tables:
+        """Return the tables with new ones, whose rows can be read in the order of their keys."""
+        for table in new:
+            KeyOrder.of(self.feed.server, table)
+        tables = replace(
+            known, tables=(*known.tables, *new), several=True, domains={**known.domains, **domains}
+        )
+        for each in tables_by_queue(tables, together=False).values():
+            check_names(self.feed.server, each)
+        return tables.reading_as(self.feed.server, self.settings.feed.types or {})
+
+    def _keep(self, tx: Transaction, plan: PumpPlan) -> None:
+        state = pumps.require_owned(tx, self.settings.name, self.owner).state
+        # Somebody may have asked for a table to be read again meanwhile.
+        backfills = {**state.get("backfills", {}), **plan.to_json()["backfills"]}
+        text = json.dumps(plan.to_json() | {"backfills": backfills})
+        pumps.set_pump_state(tx, self.settings.name, self.owner, text)
+
+    def _create_queues(self, names: dict[str, str], tables: Tables) -> None:
+        plans = tables_by_queue(tables, self.settings.together is not None)
+        create_queues(self.store, names, plans, self.settings.url, self.settings.queues)
+
+    def _queue_names(self, tables: Tables) -> dict[str, str]:
+        """Return the queues by table; refuse two tables with one."""
+        settings = self.settings
+        if settings.together is not None:
+            return {ALL: settings.together}
+        names = queue_names(tables_by_queue(tables, together=False), settings.prefix)
+        by_queue: dict[str, str] = {}
+        for table, queue in names.items():
+            other = by_queue.setdefault(queue, table)
+            if other != table:
+                raise InvalidInputError(
+                    f"the tables {in_quotes(other)} and {in_quotes(table)} would have one queue, "
+                    f"{in_quotes(queue)}: read them with two pumps, each with tables=[…] and a slot and a "
+                    "prefix of its own",
+                    condition="INVALID_INPUT.QUEUE_OF_TWO_TABLES",
+                    queue=queue,
+                )
+        return names

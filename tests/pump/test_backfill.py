@@ -1,0 +1,399 @@
+"""Tables that are read beside the log: each row comes once, and each change of it in its order."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import penstock
+from penstock.errors import QueueNotFoundError, StoreNotFoundError
+from penstock.pump import appender, backfills
+from penstock.pump.backfill_records import ask_for_backfill
+from penstock.store.records import pumps
+from tests.support.postgres_source import Row, Source, apply
+from tests.support.pumped import change_rows, ordered, pump_of, running
+from tests.support.waiting import wait_until
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A table, and how random changes of it are made."""
+
+    columns: str
+    key: tuple[str, ...]
+    names: tuple[str, ...]
+    value: str
+    """The key of the number n, as SQL."""
+    full: bool = False
+    """Whether its replica identity is full."""
+
+
+KINDS = {
+    "number": Kind("id int PRIMARY KEY, v int, big text", ("id",), ("id", "v", "big"), "{n}"),
+    "text": Kind(
+        "id text PRIMARY KEY, v int, big text",
+        ("id",),
+        ("id", "v", "big"),
+        "(ARRAY['a', 'B', 'ä', 'Z', 'ß'])[{n} % 5 + 1] || '%s'' ' || {n}",
+    ),
+    "two columns": Kind(
+        "id uuid, part numeric, v int, big text, PRIMARY KEY (part, id)",
+        ("id", "part"),
+        ("id", "part", "v", "big"),
+        "md5(({n} / 3)::text)::uuid, {n} % 3 + 0.5",
+    ),
+    # The order of an enum is not that of its text.
+    "enum": Kind(
+        "size {schema}.size, id int, v int, big text, PRIMARY KEY (size, id)",
+        ("size", "id"),
+        ("size", "id", "v", "big"),
+        "(ARRAY['small', 'large', 'huge'])[{n} % 3 + 1]::{schema}.size, {n}",
+    ),
+    "full": Kind("id int PRIMARY KEY, v int, big text", ("id",), ("id", "v", "big"), "{n}", full=True),
+}
+
+
+@pytest.fixture
+def grown(source: Source, request: pytest.FixtureRequest) -> tuple[Source, Kind]:
+    """A publication that has one table, beside another with rows that it does not have yet."""
+    kind = KINDS[getattr(request, "param", "number")]
+    columns, value = (text.replace("{schema}", source.name) for text in (kind.columns, kind.value))
+    kind = replace(kind, columns=columns, value=value)
+    source.table("id int PRIMARY KEY", "first", f"INSERT INTO {source.name}.first VALUES (1)")
+    name = f"{source.name}.added"
+    source.run(f"CREATE TYPE {source.name}.size AS ENUM ('small', 'large', 'huge')")
+    source.run(f"CREATE TABLE {name} ({kind.columns})", f"ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL")
+    if kind.full:
+        source.run(f"ALTER TABLE {name} REPLICA IDENTITY FULL")
+    source.run(
+        f"INSERT INTO {name} SELECT {kind.value.format(n='n')}, n, repeat('x', n % 2 * 3000) "
+        "FROM generate_series(1, 2000) AS n"
+    )
+    return source, kind
+
+
+def change(connection: psycopg.Connection, source: Source, kind: Kind, chance: random.Random) -> None:
+    """Commit, or roll back, a transaction of some changes."""
+    name, key = f"{source.name}.added", ", ".join(kind.key)
+    columns = ", ".join(f"{kind.key[place]}" for place in range(len(kind.key)))
+    with connection.transaction(force_rollback=chance.random() < 0.1):
+        for _ in range(chance.randint(1, 5)):
+            n, m = chance.randint(1, 2100), chance.randint(1, 2100)
+            mine, other = kind.value.format(n=n), kind.value.format(n=m)
+            is_free = f"NOT EXISTS (SELECT FROM {name} WHERE ({key}) = ({other}))"
+            statement = chance.choice(
+                [
+                    f"INSERT INTO {name} ({columns}, v) VALUES ({mine}, {m}) ON CONFLICT DO NOTHING",
+                    f"UPDATE {name} SET v = v + 1 WHERE ({key}) = ({mine})",
+                    f"UPDATE {name} SET big = repeat('y', 3000) WHERE ({key}) = ({mine})",
+                    f"UPDATE {name} SET ({columns}) = ROW ({other}) WHERE ({key}) = ({mine}) AND {is_free}",
+                    f"DELETE FROM {name} WHERE ({key}) = ({mine})",
+                ]
+            )
+            connection.execute(statement.encode())
+
+
+@contextmanager
+def changing(source: Source, kind: Kind, writers: int = 3) -> Iterator[None]:
+    """Change a table from several sessions meanwhile."""
+    end = threading.Event()
+
+    def write(seed: int) -> None:
+        chance = random.Random(seed)
+        with psycopg.connect(source.url, autocommit=True) as connection:
+            while not end.is_set():
+                with suppress(psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
+                    change(connection, source, kind, chance)
+
+    threads = [threading.Thread(target=write, args=(seed,)) for seed in range(writers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+
+
+def source_rows(source: Source, kind: Kind) -> dict[object, Row]:
+    rows = source.rows(f"SELECT {', '.join(kind.names)} FROM {source.name}.added")
+    found = {}
+    for row in rows:
+        values = dict(zip(kind.names, row, strict=True))
+        if "part" in values:
+            values |= {"id": str(values["id"]), "part": str(values["part"])}
+        found[tuple(values[name] for name in kind.key)] = values
+    return found
+
+
+def queue_rows(source: Source, store_url: str, kind: Kind) -> dict[object, Row]:
+    """What the changes in the queue make, each of which has to fit the ones before it."""
+    state: dict[object, Row] = {}
+    apply(ordered(change_rows(store_url, f"{source.name}.added")), kind.key, kind.names, state)
+    return state
+
+
+def is_equal(source: Source, store_url: str, kind: Kind) -> bool:
+    try:
+        return queue_rows(source, store_url, kind) == source_rows(source, kind)
+    except (StoreNotFoundError, QueueNotFoundError):
+        return False
+
+
+def await_queue(source: Source, store_url: str, failures: Sequence[BaseException]) -> None:
+    def is_there() -> bool:
+        try:
+            return bool(failures) or len(change_rows(store_url, f"{source.name}.first")) > 0
+        except (StoreNotFoundError, QueueNotFoundError):
+            return False
+
+    wait_until(is_there, 60, "the first queue")
+    assert not failures
+
+
+def await_rows(source: Source, store_url: str, kind: Kind, failures: Sequence[BaseException]) -> None:
+    wait_until(lambda: failures or is_equal(source, store_url, kind), 60, "the queue to have all rows")
+    assert not failures
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backfills, "_CHUNK_ROWS", 100)
+
+
+def evolving(source: Source, store_url: str, **options: object) -> penstock.Pump:
+    return pump_of(source, store_url, schema_changes="evolve", **options)
+
+
+def add(source: Source, *tables: str) -> None:
+    for table in tables or ("added",):
+        source.run(f"ALTER PUBLICATION {source.name} ADD TABLE {source.name}.{table}")
+
+
+@contextmanager
+def held_at(monkeypatch: pytest.MonkeyPatch, chunk: int) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Hold up the reading of a chunk: events that it is next, and that it may be read."""
+    reached, released = threading.Event(), threading.Event()
+    read, count = backfills.read_chunk, 0
+
+    def held(*given: object) -> object:
+        nonlocal count
+        count += 1
+        if count == chunk:
+            reached.set()
+            assert released.wait(60)
+        return read(*given)
+
+    monkeypatch.setattr(backfills, "read_chunk", held)
+    try:
+        yield reached, released
+    finally:
+        released.set()
+
+
+@pytest.mark.parametrize("grown", KINDS, indirect=True)
+def test_a_table_that_is_added_comes_with_its_rows_while_it_changes(
+    grown: tuple[Source, Kind], store_url: str
+) -> None:
+    source, kind = grown
+    with running(evolving(source, store_url)) as failures:
+        await_queue(source, store_url, failures)
+        with changing(source, kind):
+            add(source)
+            wait_until(lambda: failures or appended(source, store_url) > 2500, 60, "rows of the table")
+        await_rows(source, store_url, kind, failures)
+        assert backfills_of(store_url) == {}
+
+
+def appended(source: Source, store_url: str) -> int:
+    """How many rows the queue of the table has, those of a commit that goes on as well."""
+    try:
+        with penstock.connect(store_url) as store:
+            info = store.queue(f"{source.name}.added").info()
+            return sum(partition.next_index for partition in info.partitions)
+    except (StoreNotFoundError, QueueNotFoundError):
+        return 0
+
+
+def backfills_of(store_url: str) -> dict[str, dict[str, object]]:
+    """The backfills in the states of a store's pumps."""
+    with penstock.connect(store_url) as store:
+        found = store.database.run(pumps.list_pumps, write=False)
+    return {name: each for pump in found for name, each in pump.state.get("backfills", {}).items()}
+
+
+class Dies(Exception):
+    """Stands for the death of a process."""
+
+
+@pytest.mark.parametrize("after_commit", [True, False])
+def test_a_pump_that_dies_goes_on_where_it_was(
+    grown: tuple[Source, Kind], store_url: str, monkeypatch: pytest.MonkeyPatch, after_commit: bool
+) -> None:
+    source, kind = grown
+    move, append, moved = pumps.move_pump, appender.append_commits, 0
+
+    def count() -> None:
+        nonlocal moved
+        moved += 1
+        if moved % 7 == 0:
+            raise Dies
+
+    def dying(*given: object) -> object:
+        count()
+        return move(*given)
+
+    def appending(*given: object) -> None:
+        append(*given)
+        count()
+
+    with running(evolving(source, store_url)) as failures:
+        await_queue(source, store_url, failures)
+    if after_commit:
+        monkeypatch.setattr(appender, "append_commits", appending)
+    else:
+        monkeypatch.setattr(pumps, "move_pump", dying)
+    add(source)
+    chance, deaths = random.Random(3), 0
+    for _ in range(60):
+        with running(evolving(source, store_url)) as failures:
+            while not failures and not (deaths > 3 and is_equal(source, store_url, kind)):
+                change(source.connection, source, kind, chance)
+        assert all(isinstance(each, Dies) for each in failures)
+        if not failures:
+            break
+        deaths += 1
+    assert not failures
+    assert deaths > 3
+    assert is_equal(source, store_url, kind)
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_a_row_whose_key_changes_is_read_again_if_its_values_did_not_come(
+    grown: tuple[Source, Kind], store_url: str, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    source, kind = grown
+    name = f"{source.name}.added"
+    with running(evolving(source, store_url)) as failures:
+        await_queue(source, store_url, failures)
+    add(source)
+    pump = evolving(source, store_url)
+    with held_at(monkeypatch, 4) as (reached, released), running(pump) as failures:
+        wait_until(lambda: failures or reached.is_set(), 60, "the fourth chunk")
+        # The rows up to 200, at least, were appended; the new values of these are in the log alone.
+        source.run(
+            f"DELETE FROM {name} WHERE id IN (11, 13)",
+            f"UPDATE {name} SET id = 11 WHERE id = 1501",
+            f"UPDATE {name} SET v = -1 WHERE id = 11",
+            f"UPDATE {name} SET id = 13 WHERE id = 1503",
+            f"DELETE FROM {name} WHERE id = 13",
+            f"UPDATE {name} SET id = 13 WHERE id = 1505",
+            f"UPDATE {name} SET id = 3017 WHERE id = 17",
+        )
+        wait_until(lambda: failures or _gaps(store_url) == [["11"], ["13"]], 60, "the gaps")
+        if restarts:
+            pump.stop()
+        released.set()
+        if not restarts:
+            await_rows(source, store_url, kind, failures)
+    with running(evolving(source, store_url)) as failures:
+        await_rows(source, store_url, kind, failures)
+
+
+def _gaps(store_url: str) -> object:
+    (backfill,) = backfills_of(store_url).values()
+    return backfill["gaps"]
+
+
+def test_rows_of_a_transaction_that_is_in_the_log_before_others_can_see_it_are_not_lost(
+    grown: tuple[Source, Kind], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source, kind = grown
+    name, store_url = f"{source.name}.added", f"sqlite:///{tmp_path / 'store.db'}"
+    with running(evolving(source, store_url)) as failures:
+        await_queue(source, store_url, failures)
+        source.run("SET synchronous_commit TO local")
+        add(source)
+        with held_at(monkeypatch, 4) as (reached, released):
+            wait_until(lambda: failures or reached.is_set(), 60, "the fourth chunk")
+            with _waiting_for_a_standby(source, name):
+                # The log goes on, and the pump is behind the transaction that others do not see.
+                source.run(f"UPDATE {name} SET v = -2 WHERE id = 1")
+                wait_until(lambda: failures or _value(source, store_url, 1) == -2, 60, "the update")
+                released.set()
+                wait_until(lambda: failures or appended(source, store_url) > 700, 60, "more rows")
+        await_rows(source, store_url, kind, failures)
+    rows = ordered(change_rows(store_url, name))
+    assert [(row["_change_type"], row["v"]) for row in rows if row["id"] == 350] == [
+        ("insert", 350),
+        ("update_postimage", -1),
+    ]
+    assert [row["_change_type"] for row in rows if row["id"] == 450] == ["insert", "delete"]
+
+
+@contextmanager
+def _waiting_for_a_standby(source: Source, name: str) -> Iterator[None]:
+    """Meanwhile a transaction of changes is in the log, and nobody sees it: its commit awaits a standby."""
+
+    def names(standbys: str) -> None:
+        source.run(f"ALTER SYSTEM SET synchronous_standby_names = '{standbys}'", "SELECT pg_reload_conf()")
+
+    def commit() -> None:
+        with psycopg.connect(source.url) as connection:
+            connection.execute(f"UPDATE {name} SET v = -1 WHERE id IN (250, 350)".encode())
+            connection.execute(f"DELETE FROM {name} WHERE id = 450".encode())
+            connection.execute(f"UPDATE {name} SET id = 5250, v = -1 WHERE id = 351".encode())
+
+    def waits() -> bool:
+        return bool(source.rows("SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep'"))
+
+    names("nobody")
+    thread = threading.Thread(target=commit)
+    try:
+        wait_until(lambda: source.rows("SHOW synchronous_standby_names") == [("nobody",)], 30, "the setting")
+        thread.start()
+        wait_until(waits, 30, "the commit")
+        yield
+    finally:
+        names("")
+        thread.join(60)
+
+
+def _value(source: Source, store_url: str, number: int) -> object:
+    """The newest value of a row in the queue."""
+    return queue_rows(source, store_url, KINDS["number"]).get((number,), {}).get("v")
+
+
+def test_a_table_is_read_again_while_it_changes(grown: tuple[Source, Kind], store_url: str) -> None:
+    source, kind = grown
+    name = f"{source.name}.added"
+    add(source)
+    with running(pump_of(source, store_url)) as failures:
+        await_rows(source, store_url, kind, failures)
+    source.run(f"UPDATE {name} SET v = -7 WHERE id % 2 = 0")
+    (version,) = source.rows("SELECT pg_current_wal_lsn() - '0/0'")[0]
+    with changing(source, kind), running(pump_of(source, store_url)) as failures:
+        wait_until(lambda: failures or appended(source, store_url) > 3500, 60, "changes")
+        ask(store_url, source.name, f"{source.name}.added")
+        wait_until(lambda: failures or not backfills_of(store_url), 60, "all rows")
+        assert not failures
+    with running(pump_of(source, store_url)) as failures:
+        await_rows(source, store_url, kind, failures)
+    rows = change_rows(store_url, name)
+    updated = {row["id"] for row in rows if row["_change_type"] == "update_postimage"}
+    assert {key for (key,) in source_rows(source, kind)} <= updated | {
+        row["id"] for row in rows if row["_change_type"] == "insert" and row["_commit_version"] > int(version)
+    }
+
+
+def ask(store_url: str, pump: str, table: str) -> None:
+    with penstock.connect(store_url) as store:
+        ask_for_backfill(store, pump, table)
