@@ -13,11 +13,18 @@ import psycopg
 import pytest
 
 import penstock
-from penstock.errors import QueueNotFoundError, StoreNotFoundError
+from penstock.errors import (
+    InvalidInputError,
+    PumpNotFoundError,
+    QueueNotFoundError,
+    StoreNotFoundError,
+    condition_of,
+)
+from penstock.feeds.postgres import following
 from penstock.pump import appender, backfills
 from penstock.pump.backfill_records import ask_for_backfill
 from penstock.store.records import pumps
-from tests.support.postgres_source import Row, Source, apply
+from tests.support.postgres_source import Row, Source, apply, open_transaction
 from tests.support.pumped import change_rows, ordered, pump_of, running
 from tests.support.waiting import wait_until
 
@@ -397,3 +404,181 @@ def test_a_table_is_read_again_while_it_changes(grown: tuple[Source, Kind], stor
 def ask(store_url: str, pump: str, table: str) -> None:
     with penstock.connect(store_url) as store:
         ask_for_backfill(store, pump, table)
+
+
+def test_several_tables_come_one_after_another_also_without_rows(
+    grown: tuple[Source, Kind], store_url: str
+) -> None:
+    source, kind = grown
+    source.run(f"CREATE TABLE {source.name}.empty (id int PRIMARY KEY)")
+    with running(evolving(source, store_url)) as failures:
+        await_queue(source, store_url, failures)
+        with changing(source, kind, 1):
+            add(source, "added", "empty")
+            wait_until(lambda: failures or appended(source, store_url) > 2500, 60, "rows of the table")
+        await_rows(source, store_url, kind, failures)
+        wait_until(lambda: failures or not backfills_of(store_url), 60, "the empty table")
+        source.run(f"INSERT INTO {source.name}.empty VALUES (1)")
+        wait_until(lambda: failures or change_rows(store_url, f"{source.name}.empty"), 60, "a row")
+    # Both are tables like the first one from then on.
+    source.run(f"INSERT INTO {source.name}.empty VALUES (2)", f"DELETE FROM {source.name}.added WHERE id = 7")
+    with running(pump_of(source, store_url)) as failures:
+        wait_until(
+            lambda: failures or len(change_rows(store_url, f"{source.name}.empty")) == 2, 60, "another row"
+        )
+        await_rows(source, store_url, kind, failures)
+
+
+def test_parts_of_a_large_transaction_are_held_back_like_others(
+    grown: tuple[Source, Kind], store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_PART_BYTES", 1 << 14)
+    source, kind = grown
+    name = f"{source.name}.added"
+    with running(evolving(source, store_url)) as failures:
+        await_queue(source, store_url, failures)
+        add(source)
+        with held_at(monkeypatch, 5) as (reached, released):
+            wait_until(lambda: failures or reached.is_set(), 60, "the fifth chunk")
+            with source.connection.transaction():
+                source.run(f"UPDATE {name} SET v = -v", f"DELETE FROM {name} WHERE id % 5 = 0")
+                source.run(f"INSERT INTO {name} SELECT n, n, '' FROM generate_series(3001, 5000) AS n")
+            released.set()
+            with changing(source, kind):
+                wait_until(lambda: failures or appended(source, store_url) > 6000, 60, "rows of the table")
+        await_rows(source, store_url, kind, failures)
+
+
+def test_columns_that_come_and_go_meanwhile_come_and_go_in_the_queue(
+    grown: tuple[Source, Kind], store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, kind = grown
+    name = f"{source.name}.added"
+    with running(evolving(source, store_url)) as failures:
+        await_queue(source, store_url, failures)
+        add(source)
+        with held_at(monkeypatch, 5) as (reached, released):
+            wait_until(lambda: failures or reached.is_set(), 60, "the fifth chunk")
+            source.run(
+                f"ALTER TABLE {name} ADD more int",
+                f"UPDATE {name} SET more = id",
+                f"ALTER TABLE {name} DROP big",
+            )
+            released.set()
+        without = replace(kind, names=("id", "v", "more"))
+        wait_until(lambda: failures or not backfills_of(store_url), 60, "all rows")
+        source.run(f"UPDATE {name} SET v = v + 1 WHERE id = 1999")
+        await_rows(source, store_url, without, failures)
+
+
+def test_a_type_that_the_queue_cannot_hold_ends_the_pump(
+    grown: tuple[Source, Kind], store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, _ = grown
+    monkeypatch.setattr(backfills, "_CHANGE_SECONDS", 0.5)
+    with running(evolving(source, store_url)) as failures:
+        await_queue(source, store_url, failures)
+        add(source)
+        with held_at(monkeypatch, 5) as (reached, released):
+            wait_until(lambda: failures or reached.is_set(), 60, "the fifth chunk")
+            source.run(f"ALTER TABLE {source.name}.added ALTER v TYPE text")
+            released.set()
+            wait_until(lambda: failures, 60, "the end")
+    assert [condition_of(each) for each in failures] == ["FEED_UNAVAILABLE.CHANGED_IN_BACKFILL"]
+
+
+def test_a_backfill_waits_for_transactions_that_are_open_and_says_so(
+    grown: tuple[Source, Kind],
+    store_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source, kind = grown
+    caplog.set_level("INFO", "penstock.pump")
+    monkeypatch.setattr(backfills, "_WARN_SECONDS", 0.1)
+    name = f"{source.name}.added"
+    with running(evolving(source, store_url)) as failures:
+        await_queue(source, store_url, failures)
+        with open_transaction(source, f"INSERT INTO {name} VALUES (0, 0, '')") as other:
+            add(source)
+            wait_until(lambda: failures or "backfill_waits" in actions(caplog), 60, "the warning")
+            source.run(
+                f"UPDATE {name} SET v = -1 WHERE id = 5", f"INSERT INTO {source.name}.first VALUES (2)"
+            )
+            wait_until(
+                lambda: failures or len(change_rows(store_url, f"{source.name}.first")) == 2, 60, "a row"
+            )
+            assert appended(source, store_url) == 0
+            other.execute(f"INSERT INTO {name} VALUES (-1, 0, '')".encode())
+            other.commit()
+        await_rows(source, store_url, kind, failures)
+    assert {"backfill_started", "backfill_complete"} <= actions(caplog)
+
+
+def actions(caplog: pytest.LogCaptureFixture) -> set[str]:
+    return {getattr(record, "action", "") for record in caplog.records}
+
+
+@pytest.mark.parametrize(
+    ("columns", "condition"),
+    [
+        ("id int", "FEED_UNAVAILABLE.NO_KEY_TO_READ_BY"),
+        ("id {schema}.own PRIMARY KEY", "FEED_UNAVAILABLE.NO_KEY_TO_READ_BY"),
+    ],
+)
+def test_a_table_whose_rows_have_no_known_order_ends_the_pump(
+    grown: tuple[Source, Kind], store_url: str, columns: str, condition: str
+) -> None:
+    source, _ = grown
+    source.run(f"CREATE TYPE {source.name}.own AS (a int, b int)")
+    source.run(f"CREATE TABLE {source.name}.other ({columns.format(schema=source.name)})")
+    with running(evolving(source, store_url)) as failures:
+        await_queue(source, store_url, failures)
+        add(source, "other")
+        wait_until(lambda: failures, 60, "the end")
+    assert [condition_of(each) for each in failures] == [condition]
+
+
+def test_new_tables_are_left_out_or_refused_by_the_other_policies(
+    grown: tuple[Source, Kind], store_url: str
+) -> None:
+    source, kind = grown
+    with running(pump_of(source, store_url, schema_changes="ignore")) as failures:
+        await_queue(source, store_url, failures)
+        add(source)
+        source.run(
+            f"INSERT INTO {source.name}.added VALUES (0, 0, '')",
+            f"INSERT INTO {source.name}.first VALUES (2)",
+        )
+        wait_until(lambda: failures or len(change_rows(store_url, f"{source.name}.first")) == 2, 60, "a row")
+    # What was left out comes as soon as it is to be read.
+    with running(evolving(source, store_url)) as failures:
+        await_rows(source, store_url, kind, failures)
+
+
+def test_what_cannot_be_read_again_is_refused(source: Source, store_url: str) -> None:
+    source.table("id int PRIMARY KEY", "first", f"INSERT INTO {source.name}.first VALUES (1)")
+    with running(pump_of(source, store_url, queue="together")) as failures:
+        wait_until(lambda: failures or _has_begun(store_url), 60, "the pump")
+        with pytest.raises(InvalidInputError, match="one queue for all tables"):
+            ask(store_url, source.name, f"{source.name}.first")
+    with pytest.raises(PumpNotFoundError, match="penstock pump list"):
+        ask(store_url, "other", f"{source.name}.first")
+
+
+def test_a_table_that_the_pump_does_not_have_is_not_read_again(
+    grown: tuple[Source, Kind], store_url: str
+) -> None:
+    source, _ = grown
+    with running(pump_of(source, store_url)) as failures:
+        await_queue(source, store_url, failures)
+    with pytest.raises(InvalidInputError, match=f"Did you mean '{source.name}.first'"):
+        ask(store_url, source.name, f"{source.name}.frist")
+
+
+def _has_begun(store_url: str) -> bool:
+    try:
+        with penstock.connect(store_url, create=False) as store:
+            return any(pump.state for pump in store.database.run(pumps.list_pumps, write=False))
+    except StoreNotFoundError:
+        return False
