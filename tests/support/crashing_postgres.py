@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 
@@ -22,6 +23,16 @@ class CrashingPostgres:
         self._process = psutil.Process(int(self._pid_file.read_text().split()[0]))
         self._command = self._process.cmdline()
         self._log = server.directory / "log"
+
+    def program(self, name: str) -> Path:
+        """The path of another program of the server's version."""
+        return Path(self._command[0]).with_name(name)
+
+    def options(self, *, data: str, port: str) -> list[str]:
+        """The command that starts a server like this one, with other data at another port."""
+        words = list(self._command)
+        words[words.index("-D") + 1], words[words.index("-p") + 1] = data, port
+        return words
 
     def stop(self) -> None:
         """As in a crash: nobody gets an answer, nothing is written in order."""

@@ -15,6 +15,8 @@ class Proxy:
     """Forwards bytes both ways until it is to fail."""
 
     url: str
+    target: tuple[str, int]
+    """The host and the port of the server."""
     fail_on: bytes = b""
     """A client's message with these bytes is the last thing that goes through."""
     deliver: bool = True
@@ -22,6 +24,14 @@ class Proxy:
     failures: int = 0
     """How often it will still fail."""
     _open: list[socket.socket] = field(default_factory=list)
+
+    def lead_to(self, url: str) -> None:
+        """Forward to another server from now on, and end what is connected."""
+        parts = urlsplit(url)
+        self.target = parts.hostname or "127.0.0.1", parts.port or 5432
+        for each in self._open:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
 
     def lose(self, message: bytes, *, deliver: bool, times: int = 1) -> None:
         self.fail_on, self.deliver, self.failures = message, deliver, times
@@ -35,20 +45,24 @@ def proxied(url: str) -> Iterator[Proxy]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         credentials = parts.netloc.rpartition("@")[0]
         netloc = f"{credentials}@127.0.0.1:{listener.getsockname()[1]}"
-        proxy = Proxy(parts._replace(netloc=netloc).geturl())
-        threading.Thread(target=_accept, args=(listener, target, proxy), daemon=True).start()
+        proxy = Proxy(parts._replace(netloc=netloc).geturl(), target)
+        threading.Thread(target=_accept, args=(listener, proxy), daemon=True).start()
         yield proxy
     for each in proxy._open:
         each.close()
 
 
-def _accept(listener: socket.socket, target: tuple[str, int], proxy: Proxy) -> None:
+def _accept(listener: socket.socket, proxy: Proxy) -> None:
     while True:
         try:
             client, _ = listener.accept()
         except OSError:
             return
-        server = socket.create_connection(target)
+        try:
+            server = socket.create_connection(proxy.target)
+        except OSError:
+            client.close()
+            continue
         proxy._open += [client, server]
         threading.Thread(target=_forward, args=(client, server, proxy, True), daemon=True).start()
         threading.Thread(target=_forward, args=(server, client, proxy, False), daemon=True).start()

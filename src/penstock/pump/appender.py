@@ -47,6 +47,18 @@ class Appender:
         """Where what comes next begins."""
         return PlaceInLog(self.position.version, self.position.part_version, self.position.part_rows)
 
+    def last_row(self) -> int:
+        """Return the last commit that has rows in a queue; 0 if there is none."""
+        return self.database.run(self.targets.last_commit, write=False)
+
+    def go_back(self, place: PlaceInLog) -> None:
+        """Move the pump to an earlier place, from which on there are no rows yet."""
+        if place.version >= self.position.version:
+            return
+        before, after = self.position, replace(self.position, version=place.version)
+        self.database.run(lambda tx: self._move(tx, before, after), idempotent=True)
+        self.position = after
+
     def change_state(self, change: Callable[[Json], None]) -> None:
         """Have the pump's state changed in the transaction that moves it next."""
         self._changes.append(change)

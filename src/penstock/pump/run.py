@@ -163,10 +163,14 @@ class PumpRun:
             appender.append(step, note=True)
             if self._ends():
                 return
-        version = appender.position.version
         store = self.store.uuid[:8]
         # With the store's id: the copy of a store must not end the original's connection.
-        follower.start(appender.place, f"penstock pump {store} {self.settings.name}")
+        name = f"penstock pump {store} {self.settings.name}"
+        appender.go_back(follower.start(appender.place, name, appender.last_row()))
+        if follower.check():
+            # Rows of a new timeline are not to be taken for those of the one before.
+            appender.keep_state()
+        version = appender.position.version
         log.info(
             "pump %s follows slot %s from commit %d on",
             self.settings.name,

@@ -19,6 +19,8 @@ from penstock.feeds.queue_feed import QueueFeed
 from penstock.queue.maintenance import Retention
 from penstock.queue.queue import Queue
 from penstock.queue.store import Store
+from penstock.store.database import Transaction
+from penstock.store.records import feed_commits
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ class Targets:
             When a queue was dropped: its earlier rows are gone, so it is not created again.
         """
         return cls({table: store.queue(names[table]) for table in tables})
+
+    def last_commit(self, tx: Transaction) -> int:
+        """Return the last commit of all queues; 0 if there is none."""
+        commits = (feed_commits.newest(tx, queue.record) for queue in self._queues.values())
+        return max((each.version for each in commits if each is not None), default=0)
 
     def rows(
         self,

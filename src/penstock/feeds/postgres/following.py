@@ -24,6 +24,7 @@ from penstock.feeds.postgres.replication import Received, ReplicationStream
 from penstock.feeds.postgres.rows import skipped_commits
 from penstock.feeds.postgres.snapshot import SnapshotPiece
 from penstock.feeds.postgres.table_readers import TableReaders
+from penstock.feeds.postgres.timelines import left_at, other_history
 
 _PART_BYTES = 32 << 20
 """The messages of a transaction that is not complete are kept up to this size; then its rows are read."""
@@ -128,10 +129,18 @@ class SlotFollower:
         if step.place.part_version:
             yield step
 
-    def start(self, after: PlaceInLog, application: str) -> None:
-        """Begin to receive what comes after a place; the initial copy is dropped.
+    def start(self, after: PlaceInLog, application: str, last_row: int) -> PlaceInLog:
+        """Begin to receive what comes after a place; the initial copy is dropped. Return the place.
 
         Another process that still receives under the same name of an application is ended.
+
+        A standby that has taken over may lack the end of the log, without rows of the tables. Then the place
+        is where its own log begins.
+
+        Parameters
+        ----------
+        last_row
+            The last commit with rows.
 
         Raises
         ------
@@ -152,6 +161,7 @@ class SlotFollower:
         if feed.snapshots.find() is not None:
             feed.logged(after.version)
         state = slot.state()
+        after = self._on_timeline(after, max(last_row, after.part_version))
         feed.require(after.version, state, None)
         if state.flushed <= after.version:
             slot.require_log(after.version)
@@ -166,6 +176,18 @@ class SlotFollower:
         self._stream = ReplicationStream(
             feed.server, slot.name, settings.publication, after.version + 1, name
         )
+        return after
+
+    def _on_timeline(self, after: PlaceInLog, last_row: int) -> PlaceInLog:
+        """Return a place on the server's timeline; refuse a server that lacks rows that were read."""
+        server, before = self._feed.server, self._readers.state.timeline
+        (now,) = server.fetch("transaction")
+        position = left_at(server, before, now.timeline)
+        if position is None or position > max(after.version, last_row):
+            return after
+        if last_row >= position:
+            raise other_history(server, now.timeline, position, last_row)
+        return PlaceInLog(position - 1)
 
     def read(self, wait: float) -> Step | None:
         """Return what has come since the last step, waiting at most that many seconds; None for nothing.

@@ -21,6 +21,7 @@ from penstock.feeds.postgres.schema_changes import Fit, SchemaChange
 from penstock.feeds.postgres.server import Server
 from penstock.feeds.postgres.settings import FeedSettings
 from penstock.feeds.postgres.slot import LogRelations, Slot
+from penstock.feeds.postgres.timelines import require_same_history
 from penstock.feeds.postgres.unlogged import Unlogged
 from penstock.json_text import Json
 
@@ -69,6 +70,8 @@ class Lookahead:
         if changing.alone and known is not None:
             # Listing the tables would wait for that transaction. The next call compares with the same state
             # as this one.
+            (now,) = self._server.fetch("transaction")
+            require_same_history(self._server, known.timeline, now.timeline, after)
             state, busy = known, True
         else:
             state, busy = self._current_state(known, after), changing.busy
@@ -89,6 +92,7 @@ class Lookahead:
         last = self._states[-1][1] if self._states else None
         for earlier in [known] if last is known else [known, last]:
             if earlier is not None:
+                require_same_history(self._server, earlier.timeline, state.timeline, after)
                 self._refuse_unlogged(earlier, state)
         state = state if last is None else state.remembering(last)
         self._note(state, after)

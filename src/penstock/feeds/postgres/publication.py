@@ -57,12 +57,15 @@ class PublicationState:
     """By table: a value that changes with its definition."""
     dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By table: planned columns that are gone, with their numbers; 0 if it is not known."""
+    timeline: int = 0
+    """The server's timeline; 0 if it is not known."""
 
     def to_json(self) -> Json:
         """Return the part that a checkpoint keeps."""
         dropped = {name: dict(columns) for name, columns in self.dropped.items()}
         return ({"dropped": dropped} if dropped else {}) | {
             "transaction": self.transaction,
+            "timeline": self.timeline,
             "publication": self.publication,
             "tables": dict(self.tables),
             "partitions": {
@@ -98,6 +101,7 @@ class PublicationState:
                 name: {column: _column_number(number) for column, number in columns.items()}
                 for name, columns in value.get("dropped", {}).items()
             },
+            _whole(value.get("timeline", 0)),
         )
         state.oids()
         if not state.tables.keys() == state.columns.keys() == state.widths.keys() == state.keys.keys():
@@ -114,14 +118,16 @@ class PublicationState:
         return set(self.names).union(*self.partitions.values())
 
     def definitions(self) -> tuple[object, ...]:
-        """Return what stays equal as long as no table and no publication is changed."""
-        return self.publication, self.tables, self.partitions, self.stamps
+        """Return what stays equal as long as no table and no publication is changed, and no standby takes
+        over.
+        """
+        return self.publication, self.tables, self.partitions, self.stamps, self.timeline
 
     def columns_and_keys(self) -> tuple[object, ...]:
         return self.columns, self.widths, self.keys
 
     def remembering(self, earlier: PublicationState) -> PublicationState:
-        """Return the state with the numbers that dropped columns had in an earlier one.
+        """Return the state with what only an earlier one has: the numbers of columns that were dropped since.
 
         A column that gets the name of one of them later is another column, unless it has that number.
         """
@@ -131,7 +137,7 @@ class PublicationState:
             numbers |= earlier.dropped.get(was, {})
             if name in dropped:
                 dropped[name] = {column: numbers.get(column, 0) for column in dropped[name]}
-        return replace(self, dropped=dropped)
+        return replace(self, dropped=dropped, timeline=self.timeline or earlier.timeline)
 
     def with_tables(self, names: Collection[str], now: PublicationState) -> PublicationState:
         """Return the state with some tables as they are in a later one."""
@@ -234,6 +240,7 @@ def state_of(server: Statements, publication: str, tables: Tables) -> Publicatio
         {row.name: PrimaryKey(row.identity, row.key or 0, tuple(row.key_columns or ())) for row in rows},
         {row.name: row.stamp for row in rows},
         _dropped(rows, tables),
+        transaction.timeline,
     )
 
 

@@ -114,7 +114,10 @@ SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_curre
     AS position, pg_is_in_recovery() AS standby;
 
 -- name: transaction
-SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next;
+SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next,
+    -- A standby does not say.
+    CASE WHEN pg_is_in_recovery() THEN 0
+        ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int END AS timeline;
 
 -- name: origins
 -- When tables were created, and whether the partitions among them were created as such. The system columns of
