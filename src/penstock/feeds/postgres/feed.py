@@ -16,7 +16,7 @@ from penstock.feeds.postgres.pgoutput import Relation
 from penstock.feeds.postgres.publication import state_of
 from penstock.feeds.postgres.rows import RowReader
 from penstock.feeds.postgres.schema_changes import Fit, SchemaChange
-from penstock.feeds.postgres.server import Server, ServerGone, Session
+from penstock.feeds.postgres.server import START_OVER, Server, ServerGone, Session
 from penstock.feeds.postgres.settings import FeedSettings
 from penstock.feeds.postgres.slot import OpenTransactions, Slot, SlotLag, SlotState
 from penstock.feeds.postgres.snapshot import Snapshot, SnapshotPiece, Snapshots
@@ -389,7 +389,7 @@ class OpenPostgresFeed(OpenFeed):
         if after < oldest:
             raise DataLostError(
                 f"{self.name}: the commits from {after + 1} to {oldest} are gone: another query advanced the "
-                "slot, or it was recreated. Start over with a new slot, a new checkpoint and an empty sink; "
+                f"slot, or it was recreated. {START_OVER.capitalize()}; "
                 f'or continue after {oldest} with a new checkpoint and snapshot="none"',
                 condition="DATA_LOST.SLOT",
                 after=after,

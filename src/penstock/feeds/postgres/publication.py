@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from penstock.errors import CheckpointMismatchError
 from penstock.feeds.postgres.catalog import Table, Tables, missing_publication
-from penstock.feeds.postgres.server import Row, Statements
+from penstock.feeds.postgres.server import START_OVER, Row, Statements
 from penstock.json_text import Json
 
 T = TypeVar("T")
@@ -262,7 +262,7 @@ def _require_logged(server: Statements, rows: Sequence[Row]) -> None:
             raise server.unavailable(
                 "PARTITION_UNLOGGED",
                 f"the partition {partition} is unlogged, so its changes are not in the log: alter table "
-                f"{partition} set logged, and start over with a new slot, a new checkpoint and an empty sink",
+                f"{partition} set logged, and {START_OVER}",
                 table=row.name,
                 partition=partition,
             )

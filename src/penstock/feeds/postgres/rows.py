@@ -28,6 +28,7 @@ from penstock.feeds.postgres import pgoutput, schema_changes
 from penstock.feeds.postgres.catalog import KEY, SEQUENCE, TABLE, UNCHANGED_COLUMNS, Table, Tables
 from penstock.feeds.postgres.pgoutput import Changes, Decoder, Integers, Item, Mask, Relation, Truncation
 from penstock.feeds.postgres.schema_changes import Fit, SchemaChange
+from penstock.feeds.postgres.server import START_OVER
 from penstock.feeds.postgres.settings import FeedSettings
 from penstock.feeds.postgres.values import fits_type, from_text
 from penstock.feeds.protocol import INSTANT
@@ -256,7 +257,7 @@ class RowReader:
         return FeedUnavailableError(
             f"{self._name}: a change of {table.name} has no {column!r}, which identifies its rows: a "
             "partition has another replica identity. Run alter table … replica identity default for each "
-            "partition, and start over with a new slot and a new checkpoint",
+            f"partition, and {START_OVER}",
             condition="FEED_UNAVAILABLE.KEY_UNKNOWN",
             table=table.name,
             column=column,

@@ -14,6 +14,7 @@ from itertools import takewhile
 from penstock.errors import FeedUnavailableError
 from penstock.feeds.postgres.catalog import SNAPSHOT_SCHEMA, BaseType, Table, Tables
 from penstock.feeds.postgres.pgoutput import Relation, Truncation
+from penstock.feeds.postgres.server import START_OVER
 from penstock.feeds.postgres.settings import FeedSettings
 from penstock.feeds.postgres.values import NUMERIC, digits
 from penstock.json_text import Json
@@ -78,7 +79,7 @@ class SchemaChange:
         """Return the error of a stream whose next commit has rows from before and after the change."""
         return self._error(
             f"{name}: {self.what}, within commit {version}, and no query reads its rows from both before and "
-            "after. Start over with a new slot, a new checkpoint and an empty sink; or skip the commit with "
+            f"after. {START_OVER.capitalize()}; or skip the commit with "
             f"skip=[{version}]",
             version,
             condition="FEED_UNAVAILABLE.CHANGED_IN_COMMIT",
@@ -299,7 +300,7 @@ def key_changed(table: Table, key: Collection[str]) -> SchemaChange:
 def _key_missing(table: Table) -> SchemaChange:
     """Return the change of a table that had no key: several inserted rows may have the planned one."""
     what = f"{table.name} has rows that were inserted while it had no key, so several may have the same one"
-    remedy = "Give the table a key, and start over with a new slot, a new checkpoint and an empty sink"
+    remedy = f"Give the table a key, and {START_OVER}"
     return replace(_schema_change("KEY_MISSING", table.name, what), remedy=remedy)
 
 
@@ -332,7 +333,7 @@ def partition_key(name: str, table: Table, partition: Relation, version: int) ->
         f"{name}: from commit {version} on, the partition {partition.name} has another replica identity: it "
         f"logs {logged}, and rows of {table.name} are identified by {_listed(table.key)}, whose changes are "
         f"not logged there. Run alter table {partition.name} replica identity default, or using the index on "
-        "those columns, and start over with a new slot, a new checkpoint and an empty sink",
+        f"those columns, and {START_OVER}",
         condition="FEED_UNAVAILABLE.KEY_UNKNOWN",
         table=table.name,
         partition=partition.name,
@@ -350,7 +351,7 @@ def truncated(settings: FeedSettings, fit: Fit, truncation: Truncation) -> FeedU
         return None
     return FeedUnavailableError(
         f"{settings.name}: TRUNCATE has emptied {names} in commit {truncation.version}, and its rows are "
-        "not in the log. Start over with a new slot, a new checkpoint and an empty sink; or continue with "
+        f"not in the log. {START_OVER.capitalize()}; or continue with "
         'truncate="skip", if the copy may keep the rows',
         condition="FEED_UNAVAILABLE.TRUNCATED",
         tables=names,

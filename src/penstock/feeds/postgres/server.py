@@ -238,8 +238,7 @@ class Server:
         """Return the error for a slot whose log the server has removed."""
         return DataLostError(
             f"{self.name}: the server has removed log that the slot needs ({why}); see "
-            "max_slot_wal_keep_size. Drop the slot with pg_drop_replication_slot and start with a new "
-            "checkpoint",
+            f"max_slot_wal_keep_size. Drop the slot with pg_drop_replication_slot, and {START_OVER}",
             condition="DATA_LOST.SLOT_INVALIDATED",
         )
 
@@ -277,6 +276,12 @@ def first_chunk(connection: Connection, query: str) -> tuple[list[bytes], bool]:
         cursor.execute(query.encode(), binary=True)
         chunks = chunks_of(cursor, cursor.fetchmany(_FIRST_ROWS))
         return next(chunks, []), next(chunks, None) is not None
+
+
+START_OVER = (
+    "start over with a new slot, a new checkpoint and an empty sink (a pump: a new slot and other queues)"
+)
+"""What helps when rows are missing, in a sentence."""
 
 
 def _halved(chunk: list[bytes], size: int) -> Iterator[list[bytes]]:

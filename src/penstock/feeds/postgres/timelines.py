@@ -7,7 +7,7 @@ lacks commits that were read, and has others at the same positions.
 from __future__ import annotations
 
 from penstock.errors import DataLostError
-from penstock.feeds.postgres.server import Server
+from penstock.feeds.postgres.server import START_OVER, Server
 
 
 def left_at(server: Server, before: int, now: int) -> int | None:
@@ -52,7 +52,7 @@ def other_history(server: Server, timeline: int, position: int, version: int) ->
     return DataLostError(
         f"{server.name}: a standby has taken over, or the server was restored, without all that was read. "
         f"Its timeline {timeline} has other commits from {position} on; those up to {version} were read. "
-        "Start over with a new slot, a new checkpoint and an empty sink, or a pump with other queues. "
+        f"{START_OVER.capitalize()}. "
         "With synchronized_standby_slots a server sends only what its standbys have",
         condition="DATA_LOST.HISTORY_CHANGED",
         version=version,

@@ -14,7 +14,7 @@ from penstock.errors import FeedUnavailableError
 from penstock.feeds.postgres.catalog import Tables
 from penstock.feeds.postgres.pgoutput import Relation
 from penstock.feeds.postgres.publication import PublicationState, oid_of, same_tables
-from penstock.feeds.postgres.server import Statements
+from penstock.feeds.postgres.server import START_OVER, Statements
 
 _WITHOUT_KEY = "fn"
 """Replica identities with which rows are logged without a key: full and nothing."""
@@ -368,7 +368,7 @@ def refuse(name: str, changes: Sequence[Unlogged], accepted: Collection[str]) ->
     others = f" ({len(refused) - 1} more)" if len(refused) > 1 else ""
     tokens = [*accepted, *(change.token for change in refused)]
     raise FeedUnavailableError(
-        f"{name}: {first.what}{others}. Start over with a new slot, a new checkpoint and an empty sink; or "
+        f"{name}: {first.what}{others}. {START_OVER.capitalize()}; or "
         f"continue with accept={tokens!r}, if the copy may lack those rows or you correct it",
         condition=first.condition,
         table=first.table,
