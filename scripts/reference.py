@@ -44,6 +44,7 @@ GROUPS = {
         "ChangeContract", "QueueFeed", "PostgresFeed", "DeltaFeed", "IcebergFeed", "SnapshotFeed",
         "DebeziumFeed", "Pump", "PumpStatus",
     ),
+    "Comparison of a copy": ("reconcile", "Reconciliation", "DifferingRange", "DifferingRow"),
     "Rows in a notebook": ("take", "take_sample", "TakeResult"),
     "Errors": ("PenstockError",),
 }  # fmt: skip

@@ -53,6 +53,10 @@ if TYPE_CHECKING:
     from penstock.queue.queue import QueueInfo as QueueInfo
     from penstock.queue.store import Store as Store
     from penstock.queue.store import connect as connect
+    from penstock.reconciliation.reconcile import reconcile as reconcile
+    from penstock.reconciliation.report import DifferingRange as DifferingRange
+    from penstock.reconciliation.report import DifferingRow as DifferingRow
+    from penstock.reconciliation.report import Reconciliation as Reconciliation
     from penstock.spark.compaction import compact as compact
     from penstock.spark.connectors import BatchSink as BatchSink
     from penstock.spark.connectors import MicroBatch as MicroBatch
@@ -93,6 +97,8 @@ _NAMES = {
     "queue.producer": ["Producer"],
     "queue.queue": ["Queue", "QueueInfo"],
     "queue.store": ["Store", "connect"],
+    "reconciliation.reconcile": ["reconcile"],
+    "reconciliation.report": ["DifferingRange", "DifferingRow", "Reconciliation"],
     "spark.compaction": ["compact"],
     "spark.connectors": ["BatchSink", "MicroBatch", "Sink", "Source", "WriteSettings"],
     "spark.progress_log": ["log_progress"],

@@ -12,7 +12,17 @@ from urllib.parse import parse_qsl, unquote
 import typer
 
 from penstock.arguments import brief
-from penstock.cli.commands import changes, checkpoint, consumer, modes, pump, query, queue_rows, store
+from penstock.cli.commands import (
+    changes,
+    checkpoint,
+    consumer,
+    modes,
+    pump,
+    query,
+    queue_rows,
+    reconcile,
+    store,
+)
 from penstock.cli.commands.shared import (
     BROKEN_PIPE,
     FAILED,
@@ -68,6 +78,7 @@ app.add_typer(pump.group, name="pump")
 app.add_typer(changes.group, name="changes")
 app.add_typer(modes.group, name="modes")
 app.add_typer(checkpoint.group, name="checkpoint")
+command(app, "reconcile", *reconcile.EXAMPLES)(reconcile.reconcile)
 
 
 def _show_version(wanted: bool) -> None:

@@ -15,16 +15,16 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
-from penstock.arguments import in_quotes
 from penstock.errors import DataLostError
 from penstock.feeds.postgres.catalog import SNAPSHOT_SCHEMA, Table
 from penstock.feeds.postgres.pgoutput import Relation
-from penstock.feeds.postgres.row_messages import qualified, row_messages, source_of
+from penstock.feeds.postgres.row_messages import row_messages
 from penstock.feeds.postgres.server import Connection, Row, Server, Session, SlotInUse, quoted, run
 from penstock.feeds.postgres.slot import FAILOVER_SINCE, OpenTransaction, Slot
+from penstock.feeds.postgres.table_rows import hold, require_trusted_functions
 from penstock.json_text import Json
 from penstock.store.postgres.connection import CREATED_MEANWHILE
-from penstock.store.postgres.trusted_owners import ALWAYS_TRUSTED, find_foreign_owner
+from penstock.store.postgres.trusted_owners import find_foreign_owner
 from penstock.store.statements import bind
 
 log = logging.getLogger("penstock.feeds")
@@ -312,7 +312,7 @@ class Snapshots:
         digest = hashlib.sha256(self._slot.name.encode()).hexdigest()[:16]
         place = f"rows_{digest}_{number}"
         target = f"{SNAPSHOT_SCHEMA}.{quoted(place)}"
-        self._hold(connection, table)
+        hold(self._server, connection, table)
         self.require_trusted_functions([table])
         connection.execute(f"CREATE TABLE {target} AS {_numbered(table)}".encode())
         connection.execute(f"ALTER TABLE {target} ADD PRIMARY KEY (n)".encode())
@@ -320,52 +320,9 @@ class Snapshots:
         assert row is not None
         return Copy(place, table.relation, row[0])
 
-    def _hold(self, connection: Connection, table: Table) -> None:
-        """Lock a table, and refuse what has taken its place: a view's functions run with its reader's rights.
-
-        The transaction's snapshot of the catalog does not show it yet.
-        """
-        # Analysing a query locks its table, for which no privilege is needed, and runs nothing.
-        connection.execute(f"PREPARE penstock_hold AS SELECT FROM {source_of(table)}".encode())
-        connection.execute("DEALLOCATE penstock_hold")
-        (held,) = run(
-            connection,
-            "is_table",
-            name=qualified(table),
-            oid=table.relation.oid,
-            partitioned=table.partitioned,
-        )
-        if not held.same:
-            raise self._server.unavailable(
-                "TABLE_RECREATED",
-                f"{table.relation.name} was dropped or replaced while the snapshot was created: start the "
-                "query again",
-                table=table.relation.name,
-            )
-
     def require_trusted_functions(self, tables: Sequence[Table]) -> None:
-        """Refuse tables whose indexes, statistics or partition keys use what an untrusted role owns.
-
-        Planning a query on them would run it. The catalog is read in another session: a query in the copy's
-        transaction sees it as it was when the slot was created, but is planned with what was added since.
-        """
-        names = {table.relation.oid: table.relation.name for table in tables}
-        trusted = [*ALWAYS_TRUSTED, *self._trusted]
-        foreign = next(iter(self._server.fetch("foreign_functions", oids=list(names), trusted=trusted)), None)
-        if foreign is None:
-            return
-        table, kind, owner = names[foreign.oid], foreign.object_type, foreign.owner
-        drop = "" if kind == "table" else f", drop the {kind}"
-        raise self._server.unavailable(
-            "FUNCTION_OWNER",
-            f"the {kind} {foreign.object} uses the {foreign.used_type} {foreign.used} of the role "
-            f"{in_quotes(owner)}, which could run code with the rights of the role {in_quotes(foreign.role)} "
-            f"when {table} is copied. Read other tables with tables=[…]{drop}, or trust the role with "
-            f"trusted_owners={[owner]}",
-            table=table,
-            function=foreign.used,
-            owner=owner,
-        )
+        """Refuse tables whose indexes, statistics or partition keys use what an untrusted role owns."""
+        require_trusted_functions(self._server, tables, self._trusted)
 
 
 def _numbered(table: Table) -> str:

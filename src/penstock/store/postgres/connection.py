@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import re
+from collections.abc import Iterator
 from enum import Enum, auto
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -97,6 +98,30 @@ def connect(url: StoreUrl, name: str, *, through_pooler: bool = False, **options
     connection: PgConnection = psycopg.connect(**chosen, autocommit=True)
     _warn_in_clear(connection, str(url))
     return connection
+
+
+def copied_out(connection: PgConnection, text: str) -> Iterator[memoryview | bytes]:
+    """Yield the rows that a ``copy`` to standard output sends; all of them have to be read.
+
+    For each row psycopg's own copy runs several Python functions, which takes longer than the row itself.
+    """
+    from psycopg import pq
+    from psycopg.errors import error_from_result
+
+    server = connection.pgconn
+    result = server.exec_(text.encode())
+    if result.status != pq.ExecStatus.COPY_OUT:
+        raise error_from_result(result)
+    size, row = server.get_copy_data(0)
+    while size > 0:
+        yield row
+        size, row = server.get_copy_data(0)
+    failed = None
+    # The connection takes the next command once there are no more results.
+    while (ended := server.get_result()) is not None:
+        failed = failed if ended.status == pq.ExecStatus.COMMAND_OK else ended
+    if failed is not None:
+        raise error_from_result(failed)
 
 
 def failure_of(error: psycopg.Error) -> Failure:

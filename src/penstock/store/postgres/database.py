@@ -24,7 +24,7 @@ from penstock.errors import (
     StoreUnsafeError,
 )
 from penstock.store.database import Columns, Database, OwnerLock, Row, Transaction, row_maker
-from penstock.store.postgres.connection import Failure, connect, driver, failure_of
+from penstock.store.postgres.connection import Failure, connect, copied_out, driver, failure_of
 from penstock.store.postgres.locks import (
     AdvisoryOwnerLock,
     Holder,
@@ -204,6 +204,10 @@ class PostgresTransaction(Transaction):
         with self._cursor.copy(text.encode()) as copy:
             for buffer in data:
                 copy.write(buffer)
+
+    def unload(self, text: str) -> Iterator[bytes | memoryview]:
+        """Yield what a ``copy`` to standard output sends; all of it has to be read."""
+        return copied_out(self._cursor.connection, text)
 
     def now(self) -> int:
         return int(self.one("clock").now)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ _WRITER = "penstock:writer"
 _MOST_FILES = 64
 _JOINED_ROWS, _JOINED_BYTES = 1 << 19, 1 << 28
 _NUMBER = "_penstock_number"
+_SMALL_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -128,24 +129,36 @@ class AppliedTable:
         return int(table.version())
 
 
-def rows_with_keys(place: DeltaPlace, table: DeltaTable, touched: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Read some columns of the rows of a table that have the ``touched`` keys."""
+def rows_with_keys(
+    place: DeltaPlace,
+    table: DeltaTable,
+    touched: pa.Table,
+    schema: pa.Schema,
+    *,
+    part_bytes: int = _JOINED_BYTES,
+) -> pa.Table:
+    """Read some columns of the rows of a table that have the ``touched`` keys.
+
+    About ``part_bytes`` of the table are in memory at a time.
+    """
     columns = ", ".join(map(quoted, schema.names))
     with place.translating_errors():
         # Not by an Arrow dataset: the threads that read it for deltalake sometimes abort a process that is
         # exiting.
-        query = (
-            library("deltalake")
-            .QueryBuilder()
-            .register("stored", table)
-            .execute(f"SELECT {columns} FROM stored")
-        )
-        batches = (pa.record_batch(batch) for batch in query)
+        batches = stored_rows(table, f"SELECT {columns} FROM stored", small=part_bytes < _JOINED_BYTES)
         parts = [
             _with_keys(pa.Table.from_batches(group).cast(schema), touched)
-            for group in grouped(batches, _JOINED_ROWS, _JOINED_BYTES)
+            for group in grouped(batches, _JOINED_ROWS, part_bytes)
         ]
     return pa.concat_tables([schema.empty_table(), *parts])
+
+
+def stored_rows(table: DeltaTable, query: str, *, small: bool) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a query on the relation ``stored``; in ``small`` batches, rows may be wide."""
+    builder = library("deltalake").QueryBuilder().register("stored", table)
+    if small:
+        list(builder.execute(f"SET datafusion.execution.batch_size = {_SMALL_ROWS}"))
+    return (pa.record_batch(batch) for batch in builder.execute(query))
 
 
 def _with_keys(part: pa.Table, touched: pa.Table) -> pa.Table:

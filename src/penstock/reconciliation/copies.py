@@ -1,0 +1,65 @@
+"""The copy of a comparison: what each kind of table does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from penstock.arguments import did_you_mean, in_quotes
+from penstock.errors import SchemaMismatchError
+from penstock.reconciliation.rows import Key
+from penstock.tables.columns import VALID_FROM, VALID_TO
+
+SourceRows = Callable[[Sequence[Key]], pa.Table]
+"""Reads the rows of the source that have some keys, as they are now."""
+
+
+class Copy(Protocol):
+    """An open copy, whose rows have the types of the source, and the column INVALID."""
+
+    @property
+    def shown(self) -> str:
+        """Its name for messages."""
+
+    @property
+    def history(self) -> bool:
+        """Whether it has earlier versions of rows, which are not compared."""
+
+    @property
+    def nan_as_null(self) -> bool:
+        """Whether it has NULL in the place of NaN."""
+
+    def pages(self, rows: int) -> Iterator[pa.Table]:
+        """Yield all rows, in pages of at most so many."""
+
+    def find(self, keys: Sequence[Key]) -> Iterator[pa.Table]:
+        """Yield the rows with some keys."""
+
+    def repair(self, keys: Sequence[Key], source_rows: SourceRows) -> int:
+        """Make the rows with some keys those of the source, beside other writers; return how many were
+        written or deleted.
+        """
+
+    def close(self) -> None: ...
+
+
+def require_columns(schema: pa.Schema, existing: Collection[str], shown: str) -> None:
+    """Refuse a copy without some of the columns that are compared."""
+    missing = [name for name in schema.names if name not in existing]
+    if missing:
+        names = ", ".join(map(in_quotes, missing))
+        raise SchemaMismatchError(
+            f"the copy {shown} has no column {names}.{did_you_mean(missing[0], existing)} It has "
+            f"{', '.join(existing)}. To compare only some columns, name them with columns (--column)",
+            condition="SCHEMA_MISMATCH.COPY_LACKS_COLUMNS",
+            table=shown,
+            columns=missing,
+        )
+
+
+def has_history(schema: pa.Schema, existing: Collection[str]) -> bool:
+    """Whether a copy keeps every version of a row (type 2)."""
+    own = {VALID_FROM, VALID_TO}
+    return own <= set(existing) and not own & set(schema.names)

@@ -1,0 +1,159 @@
+"""A Delta table as a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.arrow.arrays import grouped
+from penstock.errors import CommitRefusedError, TableRefusedError
+from penstock.lake.storage import DeltaPlace, library
+from penstock.reconciliation.copies import SourceRows, has_history, require_columns
+from penstock.reconciliation.rows import Key, key_table, keys_of
+from penstock.reconciliation.staleness import stale_keys
+from penstock.reconciliation.values import in_types, whole
+from penstock.tables.columns import VALID_TO
+from penstock.tables.delta.applied_table import rows_with_keys, stored_rows
+from penstock.tables.delta.change_events import PRESENT
+from penstock.tables.delta.transactions import SOURCE, merge_by_keys, source_columns
+from penstock.tables.names import quoted
+
+_PAGE_BYTES = 16 << 20
+_KEYS_AT_ONCE = 10_000
+_ATTEMPTS = 10
+
+
+@dataclass(frozen=True)
+class DeltaCopy:
+    """An existing Delta table; ``names`` are its columns by those of the source."""
+
+    place: DeltaPlace
+    schema: pa.Schema
+    key: tuple[str, ...]
+    names: Mapping[str, str]
+    history: bool
+    nan_as_null: bool = False
+
+    @classmethod
+    def of(cls, url: str, name: str, schema: pa.Schema, key: tuple[str, ...]) -> DeltaCopy:
+        place = DeltaPlace.of(url, name)
+        table = place.find()
+        if table is None:
+            raise TableRefusedError(
+                f"there is no Delta table {place.shown}: check the name and the URL of the folder",
+                condition="TABLE_REFUSED.NOT_FOUND",
+                table=place.shown,
+            )
+        existing = {field.name.lower(): field.name for field in table.schema().fields}
+        names = {name: existing[name.lower()] for name in schema.names if name.lower() in existing}
+        own = [name for name in existing.values() if name not in names.values()]
+        require_columns(schema, [*names, *own], place.shown)
+        return cls(place, schema, key, names, has_history(schema, [*names, *own]))
+
+    @property
+    def shown(self) -> str:
+        return self.place.shown
+
+    def pages(self, rows: int) -> Iterator[pa.Table]:
+        columns = ", ".join(f"{quoted(self.names[name])} AS {quoted(name)}" for name in self.schema.names)
+        where = f" WHERE {quoted(VALID_TO)} IS NULL" if self.history else ""
+        table = self.place.open()
+        with self.place.translating_errors():
+            batches = stored_rows(table, f"SELECT {columns} FROM stored{where}", small=True)
+            for group in grouped(batches, rows, _PAGE_BYTES):
+                yield self._typed(pa.Table.from_batches(group))
+
+    def _typed(self, rows: pa.Table) -> pa.Table:
+        columns = {name: whole(rows[name]) for name in self.schema.names}
+        return in_types(columns, self.schema, lambda values, kind: values.cast(kind), self.key, self.shown)
+
+    def find(self, keys: Sequence[Key]) -> Iterator[pa.Table]:
+        """Yield the rows with some keys: all of the table is read for them."""
+        yield self._found(self.place.open(), keys)
+
+    def _found(self, table: Any, keys: Sequence[Key]) -> pa.Table:
+        stored = pa.schema(table.schema().to_arrow())
+        more = [VALID_TO] if self.history else []
+        wanted = [stored.field(name) for name in [*self.names.values(), *more]]
+        plain = pa.schema([_plain(field) for field in wanted])
+        touched = key_table(self._key_schema, keys).rename_columns([self.names[name] for name in self.key])
+        touched = touched.cast(pa.schema([plain.field(self.names[name]) for name in self.key]))
+        rows = rows_with_keys(self.place, table, touched, plain, part_bytes=_PAGE_BYTES)
+        if self.history:
+            rows = rows.filter(rows[VALID_TO].is_null())
+        return self._typed(rows.select(list(self.names.values())).rename_columns(list(self.names)))
+
+    @property
+    def _key_schema(self) -> pa.Schema:
+        return pa.schema([self.schema.field(name) for name in self.key])
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
+
+    def repair(self, keys: Sequence[Key], source_rows: SourceRows) -> int:
+        """Commit the source's rows, each time only if nobody has committed since the copy was read."""
+        parts = [keys[first : first + _KEYS_AT_ONCE] for first in range(0, len(keys), _KEYS_AT_ONCE)]
+        return sum(self._repair_part(part, source_rows) for part in parts)
+
+    def _repair_part(self, keys: Sequence[Key], source_rows: SourceRows) -> int:
+        conflict = library("deltalake.exceptions").CommitFailedError
+        for _ in range(_ATTEMPTS):
+            table = self.place.open()
+            found = self._found(table, keys)
+            rows = source_rows(keys)
+            wrong = stale_keys(rows, found, self.key)
+            if not wrong:
+                return 0
+            try:
+                with self.place.translating_errors(beside=(conflict,)):
+                    self._merge(table, rows, wrong)
+                return len(wrong)
+            except conflict:
+                # A query was faster: what it has written may be newer than the rows that were read.
+                continue
+        raise CommitRefusedError(
+            f"other writers changed the Delta table {self.shown} at each of the {_ATTEMPTS} times that it "
+            "was to be repaired: try again when they write less",
+            condition="COMMIT_REFUSED.REPAIR_CONFLICT",
+            table=self.shown,
+        )
+
+    def _merge(self, table: Any, rows: pa.Table, wrong: Sequence[Key]) -> None:
+        names = [self.names[name] for name in self.schema.names]
+        merged = repairs(rows, wrong, self.key).rename_columns([*names, PRESENT])
+        properties = library("deltalake").CommitProperties(max_commit_retries=0)
+        sets, removes = (f"{SOURCE}.{quoted(PRESENT)} = {present}" for present in (1, 0))
+        merge = merge_by_keys(table, merged, [self.names[name] for name in self.key], properties)
+        columns = source_columns(names)
+        merge.when_matched_delete(removes).when_matched_update(columns, sets).when_not_matched_insert(
+            columns, sets
+        ).execute()
+
+
+def repairs(rows: pa.Table, wrong: Sequence[Key], key: Sequence[str]) -> pa.Table:
+    """Return the rows to write, and the keys of those to delete, with the column PRESENT."""
+    wanted = set(wrong)
+    found = keys_of(rows.select(list(key)))
+    writes = rows.filter(pa.array([each in wanted for each in found], pa.bool_()))
+    gone = sorted(wanted - set(found), key=repr)
+    keys = key_table(pa.schema([rows.schema.field(name) for name in key]), gone)
+    deletes = [
+        keys[field.name] if field.name in key else pa.nulls(len(gone), field.type) for field in rows.schema
+    ]
+    nullable = pa.schema([field.with_nullable(True) for field in rows.schema])
+    both = pa.concat_tables([pa.table(writes.columns, schema=nullable), pa.table(deletes, schema=nullable)])
+    present = pa.array([1] * writes.num_rows + [0] * len(gone), pa.int32())
+    return both.append_column(PRESENT, present)
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    """Return a field without the views in which deltalake describes texts."""
+    kind = field.type
+    if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
+        kind = pa.string()
+    elif pa.types.is_binary_view(kind) or pa.types.is_large_binary(kind):
+        kind = pa.binary()
+    return pa.field(field.name, kind)

@@ -1,0 +1,123 @@
+"""The differences that are found, counted by range, and the first rows of them."""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.reconciliation.copies import Copy
+from penstock.reconciliation.report import DIFFERENT, EXTRA, MISSING, DifferingRange, DifferingRow
+from penstock.reconciliation.rows import ABSENT, INVALID, HashedRows, Key, key_table, keys_of, without_nan
+from penstock.reconciliation.scanning import Scan
+from penstock.reconciliation.settling import Sighting
+from penstock.reconciliation.source import SourceTable
+
+_HASH_RANGES_BITS = 10
+"""A range of hashes has 1,024 of the 65,536 buckets."""
+_ROWS_AT_ONCE = 100
+
+
+class Findings:
+    """The rows that really differ; ``most`` of them are kept for the report."""
+
+    def __init__(self, source: SourceTable, copy: Copy, scan: Scan, most: int) -> None:
+        self._source, self._copy, self._scan, self._most = source, copy, scan, most
+        self.kinds: Counter[str] = Counter()
+        self.rows: list[DifferingRow] = []
+        self._counts: Counter[tuple[int, str]] = Counter()
+
+    def add(self, found: Mapping[Key, Sighting]) -> None:
+        """Note rows that differ."""
+        kinds = {key: _kind(sighting) for key, sighting in found.items()}
+        self.kinds.update(kinds.values())
+        self._counts.update(zip(self._range_numbers(list(kinds)), kinds.values(), strict=True))
+        left = self._most - len(self.rows)
+        for first in range(0, min(left, len(kinds)), _ROWS_AT_ONCE):
+            part = list(kinds)[first : min(left, first + _ROWS_AT_ONCE)]
+            self.rows += self._described(part, kinds)
+
+    def _range_numbers(self, keys: Sequence[Key]) -> list[int]:
+        if self._source.is_ordered:
+            # A range gets its bound when its rows are reported: until then it is the last one.
+            bounds = [_comparable(key) for key in self._scan.bounds]
+            return [bisect.bisect_left(bounds, _comparable(key)) for key in keys]
+        table = key_table(self._key_schema, keys)
+        buckets = HashedRows(table, np.zeros(len(keys), np.uint64)).buckets
+        numbers: list[int] = (buckets >> _HASH_RANGES_BITS).tolist()
+        return numbers
+
+    @property
+    def _key_schema(self) -> pa.Schema:
+        return pa.schema([self._source.schema.field(name) for name in self._source.key])
+
+    def _described(self, keys: Sequence[Key], kinds: Mapping[Key, str]) -> list[DifferingRow]:
+        changed = [key for key in keys if kinds[key] == DIFFERENT]
+        columns = self._differing_columns(changed) if changed else {}
+        names = self._source.key
+        return [
+            DifferingRow(dict(zip(names, key, strict=True)), kinds[key], tuple(columns.get(key, ())))
+            for key in keys
+        ]
+
+    def _differing_columns(self, keys: Sequence[Key]) -> dict[Key, list[str]]:
+        source = pa.concat_tables([part.rows for part in self._source.find(keys)])
+        if self._copy.nan_as_null:
+            source = without_nan(source)
+        copy = pa.concat_tables(list(self._copy.find(keys)))
+        mine, other = (
+            dict(zip(keys_of(rows.select(list(self._source.key))), range(rows.num_rows), strict=True))
+            for rows in (source, copy)
+        )
+        both = [key for key in keys if key in mine and key in other]
+        source = source.take([mine[key] for key in both])
+        copy = copy.take([other[key] for key in both])
+        found: dict[Key, list[str]] = {key: [] for key in both}
+        for name in self._source.schema.names:
+            differs = _differs(source[name], copy[name])
+            for key, is_other, invalid in zip(
+                both, differs.to_pylist(), copy[INVALID].to_pylist(), strict=True
+            ):
+                if is_other or (invalid is not None and f"\0{name}\0" in f"\0{invalid}"):
+                    found[key].append(name)
+        return found
+
+    def ranges(self) -> tuple[DifferingRange, ...]:
+        """Return the ranges with differences, in their order."""
+        return tuple(map(self._range, sorted({number for number, _ in self._counts})))
+
+    def _range(self, number: int) -> DifferingRange:
+        counts = (self._counts[number, kind] for kind in (MISSING, EXTRA, DIFFERENT))
+        if not self._source.is_ordered:
+            return DifferingRange(number, None, None, *counts)
+        return DifferingRange(number, self._bound(number - 1), self._bound(number), *counts)
+
+    def _bound(self, number: int) -> dict[str, object] | None:
+        bounds = self._scan.bounds
+        inside = 0 <= number < len(bounds)
+        return dict(zip(self._source.key, bounds[number], strict=True)) if inside else None
+
+
+def _kind(sighting: Sighting) -> str:
+    if sighting.copy == ABSENT:
+        return MISSING
+    return EXTRA if sighting.source == ABSENT else DIFFERENT
+
+
+def _differs(mine: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
+    same = pc.fill_null(pc.equal(mine, other), False)
+    both_null = pc.and_(pc.is_null(mine), pc.is_null(other))
+    same = pc.or_(same, both_null)
+    if pa.types.is_floating(mine.type):
+        both_nan = pc.and_(pc.fill_null(pc.is_nan(mine), False), pc.fill_null(pc.is_nan(other), False))
+        same = pc.or_(same, both_nan)
+    return pc.invert(same)
+
+
+def _comparable(key: Key) -> tuple[object, ...]:
+    """Return a key that Python orders as the databases do: text by the bytes of UTF-8."""
+    return tuple(value.encode() if isinstance(value, str) else value for value in key)

@@ -1,0 +1,122 @@
+"""A PostgreSQL table as a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.feeds.postgres.table_rows import texts_of
+from penstock.feeds.postgres.values import from_text
+from penstock.reconciliation.paging import PageSize
+from penstock.reconciliation.postgres_sql import COLUMNS, FORMS, Bound, Checksum, PostgresTable
+from penstock.reconciliation.rows import Key
+from penstock.reconciliation.sql_copy import SqlCopy
+from penstock.reconciliation.values import in_types, whole
+from penstock.store.database import Transaction
+
+if TYPE_CHECKING:
+    from penstock.store.postgres.database import PostgresTransaction
+
+_KEYS_AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class PostgresCopy(SqlCopy):
+    """An open table of PostgreSQL."""
+
+    @cached_property
+    def column_facts(self) -> dict[str, tuple[str, bool]]:
+        """The type of each column for a cast, and whether text in it is ordered by the bytes of UTF-8."""
+        oid = "select c.oid::bigint from pg_class as c join pg_namespace as n on n.oid = c.relnamespace"
+
+        def read(tx: Transaction) -> dict[str, tuple[str, bool]]:
+            ((number,),) = tx.query(
+                f"{oid} where n.nspname = :schema and c.relname = :name",
+                schema=self.name.schema,
+                name=self.name.table,
+            )
+            return {name: (kind, ordered) for name, kind, ordered in tx.query(COLUMNS, oid=number)}
+
+        return self.store.database.run(read, write=False)
+
+    @cached_property
+    def sql(self) -> PostgresTable:
+        types = {name: kind for name, (kind, _) in self.column_facts.items()}
+        return PostgresTable(self.name.sql, self.current, tuple(self.schema.names), self.key, types)
+
+    def _copied(self, text: str) -> pa.Table:
+        def read(tx: Transaction) -> pa.Table:
+            return self._unloaded(tx, text)
+
+        return self.store.database.run(read, write=False)
+
+    def _unloaded(self, tx: Transaction, text: str) -> pa.Table:
+        tx.require_trusted_owner(self.name.schema, self.name.table)
+        tx.execute(FORMS)
+        return texts_of(_postgres(tx).unload(text), self.schema.names)
+
+    def _typed(self, texts: pa.Table) -> pa.Table:
+        columns = {name: whole(texts[name]) for name in self.schema.names}
+        return in_types(columns, self.schema, from_text, self.key, self.shown)
+
+    def rows(self, after: Bound | None, upto: Bound | None) -> pa.Table:
+        """Read the rows of a range."""
+        return self._typed(self._copied(self.sql.rows(after, upto)))
+
+    def bound(self, after: Bound | None, upto: Bound | None, count: int) -> Bound | None:
+        """Return the key of the row with a number in a range; None if it has fewer rows."""
+        found = self._fetched(self.sql.bound(after, upto, count))
+        return found[0] if found else None
+
+    def checksum(self, after: Bound | None, upto: Bound | None) -> Checksum:
+        (found,) = self._fetched(self.sql.checksum(after, upto))
+        return Checksum(*found)
+
+    def _fetched(self, text: str) -> list[tuple[Any, ...]]:
+        def read(tx: Transaction) -> list[tuple[Any, ...]]:
+            tx.execute(FORMS)
+            return tx.query(text)
+
+        return self.store.database.run(read, write=False)
+
+    def pages(self, rows: int) -> Iterator[pa.Table]:
+        after: Bound | None = None
+        size = PageSize(rows)
+        while True:
+            texts = self._copied(self.sql.rows(after, None, size.rows))
+            if texts.num_rows:
+                after = tuple(texts[name][-1].as_py() for name in self.key)
+                yield self._typed(texts)
+            if texts.num_rows < size.rows:
+                return
+            size.read(texts.nbytes)
+
+    def find(self, keys: Sequence[Key]) -> Iterator[pa.Table]:
+        size = PageSize(_KEYS_AT_ONCE)
+        for part in size.parts(keys):
+            texts = self._copied(self.sql.with_keys(part))
+            size.read(texts.nbytes)
+            yield self._typed(texts)
+
+    def lock(self, tx: Transaction) -> None:
+        # Readers do not wait for it.
+        tx.execute(f"lock table {self.name.sql} in share row exclusive mode")
+        tx.require_trusted_owner(self.name.schema, self.name.table)
+
+    def read_keys(self, tx: Transaction, keys: Sequence[Key]) -> pa.Table:
+        return self._typed(self._unloaded(tx, self.sql.with_keys(keys)))
+
+    def delete(self, tx: Transaction, keys: Sequence[Key]) -> None:
+        relation, _, same = self.sql.wanted(keys).rpartition(" ON ")
+        tx.change(f"delete from {self.name.sql} as own using {relation} where {same}")
+
+
+def _postgres(tx: Transaction) -> PostgresTransaction:
+    from penstock.store.postgres.database import PostgresTransaction
+
+    assert isinstance(tx, PostgresTransaction)
+    return tx

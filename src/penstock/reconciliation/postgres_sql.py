@@ -1,0 +1,142 @@
+"""SQL for reading a PostgreSQL table, the source or a copy, in ranges of its key."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import NamedTuple, TypeAlias
+
+from penstock.feeds.postgres.server import quoted
+from penstock.feeds.postgres.table_rows import TO_CSV
+from penstock.reconciliation.rows import Key
+
+Bound: TypeAlias = tuple[str, ...]
+"""A key as PostgreSQL's text."""
+
+COLUMNS = """
+select a.attname, pg_catalog.format_type(a.atttypid, -1),
+    pg_catalog.current_setting('server_encoding') = 'UTF8' and (a.attcollation in (950, 951)
+        or a.attcollation = 100 and d.datcollate in ('C', 'POSIX')
+        and coalesce(pg_catalog.to_jsonb(d) ->> 'datlocprovider', 'c') = 'c')
+from pg_catalog.pg_attribute as a
+join pg_catalog.pg_database as d on d.datname = pg_catalog.current_database()
+where a.attrelid = :oid::oid and a.attnum > 0 and not a.attisdropped
+"""
+"""The type of each column for a cast, and whether text in it is ordered by the bytes of UTF-8."""
+FORMS = (
+    "set local datestyle to 'ISO, YMD'; set local intervalstyle to 'postgres'; set local timezone to 'UTC'; "
+    "set local extra_float_digits to 1; set local bytea_output to 'hex'; set local row_security to off; "
+    "set local enable_bitmapscan to on"
+)
+"""In which form values are written as text, as in the sessions of a feed, for one transaction; and a plan for
+ranges, which the store's own statements do not need.
+"""
+
+
+class Checksum(NamedTuple):
+    """The sum of the hashes of the rows in a range, as text."""
+
+    rows: int
+    first: str
+    second: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class PostgresTable:
+    """A table that is read."""
+
+    relation: str
+    """What it is selected from."""
+    condition: str
+    """The condition of the rows that are compared."""
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    types: Mapping[str, str]
+    """The SQL types of the columns of the key."""
+
+    @property
+    def _keys(self) -> str:
+        return ", ".join(map(quoted, self.key))
+
+    @property
+    def _columns(self) -> str:
+        return ", ".join(map(quoted, self.columns))
+
+    def rows(self, after: Bound | None, upto: Bound | None, limit: int | None = None) -> str:
+        """Return a COPY of the rows of a range, in the order of their keys if a limit is set."""
+        order = "" if limit is None else f" ORDER BY {self._keys} LIMIT {limit}"
+        return f"COPY (SELECT {self._columns} FROM {self._range(after, upto)}{order}) TO STDOUT {TO_CSV}"
+
+    def bound(self, after: Bound | None, upto: Bound | None, count: int) -> str:
+        """Return a query for the key of the row with a number in a range; no row if it has fewer."""
+        texts = ", ".join(f"concat({quoted(name)}) AS k{place}" for place, name in enumerate(self.key))
+        return (
+            f"SELECT {texts} FROM {self._range(after, upto)} ORDER BY {self._keys} OFFSET {count - 1} LIMIT 1"
+        )
+
+    def checksum(self, after: Bound | None, upto: Bound | None) -> str:
+        """Return a query for the `Checksum` of a range.
+
+        The text of a whole row is unambiguous: values are quoted, and NULL is empty. Without OFFSET it would
+        be computed for each use.
+        """
+        rows = (
+            f'SELECT ROW({self._columns})::text COLLATE "C" AS line FROM {self._range(after, upto)} OFFSET 0'
+        )
+        sums = ", ".join(
+            f"coalesce(sum(hashtextextended(line, {seed})), 0)::text AS sum{seed}" for seed in (0, 1)
+        )
+        size = "coalesce(sum(octet_length(line)), 0)::bigint AS bytes"
+        return f"SELECT count(*), {sums}, {size} FROM ({rows}) AS lines"
+
+    def with_keys(self, keys: Sequence[Key], *more: str) -> str:
+        """Return a COPY of the rows with some keys, and of ``more`` columns of theirs."""
+        columns = ", ".join(f"own.{name}" for name in [*map(quoted, self.columns), *more])
+        where = f" WHERE {self.condition}" if self.condition else ""
+        # The condition is the publication's, which has no names of tables.
+        rows = f"(SELECT {', '.join(['*', *more])} FROM {self.relation}{where}) AS own"
+        return f"COPY (SELECT {columns} FROM {rows} JOIN {self.wanted(keys)}) TO STDOUT {TO_CSV}"
+
+    def wanted(self, keys: Sequence[Key]) -> str:
+        """Return a relation of keys, and the condition that ``own`` has one of them, for a join."""
+        arrays = [
+            f"ARRAY[{', '.join(literal(as_text(value)) for value in values)}]::text[]"
+            for values in zip(*keys, strict=True)
+        ]
+        names = [f"k{number}" for number in range(len(self.key))]
+        same = " AND ".join(
+            f"own.{quoted(name)} = wanted.{short}::{self.types[name]}"
+            for name, short in zip(self.key, names, strict=True)
+        )
+        return f"unnest({', '.join(arrays)}) AS wanted ({', '.join(names)}) ON {same}"
+
+    def _range(self, after: Bound | None, upto: Bound | None) -> str:
+        conditions = [f"({self.condition})"] if self.condition else []
+        for sign, bound in ((">", after), ("<=", upto)):
+            if bound is not None:
+                conditions.append(f"({self._keys}) {sign} ({self._values(bound)})")
+        return self.relation + (f" WHERE {' AND '.join(conditions)}" if conditions else "")
+
+    def _values(self, bound: Bound) -> str:
+        return ", ".join(
+            f"{literal(text)}::{self.types[name]}" for name, text in zip(self.key, bound, strict=True)
+        )
+
+
+def literal(text: str) -> str:
+    """Quote a text, whatever the session's settings are."""
+    return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def as_text(value: object) -> str:
+    """Return a value of a key as PostgreSQL reads it."""
+    if isinstance(value, bytes):
+        return "\\x" + value.hex()
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, datetime.datetime):
+        return value.isoformat(sep=" ")
+    return value.isoformat() if isinstance(value, datetime.date) else str(value)

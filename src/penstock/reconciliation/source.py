@@ -1,0 +1,255 @@
+"""The source of a comparison: a table of a PostgreSQL publication, read in short snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from penstock.arguments import did_you_mean, in_quotes
+from penstock.errors import InvalidInputError, TableRefusedError
+from penstock.feeds.postgres import PostgresFeed
+from penstock.feeds.postgres.catalog import Tables, load_tables
+from penstock.feeds.postgres.row_messages import source_of
+from penstock.feeds.postgres.server import Connection, Server, run
+from penstock.feeds.postgres.table_rows import (
+    hold,
+    require_trusted_functions,
+    texts_of,
+    typed,
+)
+from penstock.feeds.postgres.values import from_text
+from penstock.reconciliation.paging import PageSize
+from penstock.reconciliation.postgres_sql import COLUMNS, Bound, Checksum, PostgresTable
+from penstock.reconciliation.rows import Key, keys_of
+from penstock.store.postgres.connection import copied_out
+from penstock.store.statements import bind
+
+T = TypeVar("T")
+_VERSION = "xmin"
+_KEYS_AT_ONCE = 500
+_INFINITE = pa.array(["infinity", "-infinity"])
+BINARY_ORDER = frozenset({16, 17, 20, 21, 23, 26, 1082, 1114, 1184, 1700, 2950})
+"""Types that every database orders in one way: boolean, bytea, integers, dates, times, numeric and uuid."""
+TEXTS = frozenset({25, 1043})
+
+
+@dataclass(frozen=True)
+class FoundRows:
+    """The rows with some keys, in one state of the source."""
+
+    rows: pa.Table
+    versions: dict[Key, str]
+    """The number of the transaction that wrote each row."""
+    position: int
+    """The position of the log when they were read; whatever they show is before it."""
+
+
+class SourceTable:
+    """The table that a feed names; ``columns`` are compared, all of them when None."""
+
+    def __init__(self, feed: PostgresFeed, columns: Sequence[str] | None) -> None:
+        self.name = str(feed.server)
+        self.server = Server(feed.server, self.name, 0.0)
+        self._null = feed.invalid_values == "null"
+        self._trusted = feed.trusted_owners or ()
+        self.last_position = 0
+        self.first_position: int | None = None
+        try:
+            self.tables = self._load(feed)
+            self.table = self.tables.tables[0]
+            self.key = self._checked_key()
+            self.schema = self._compared(columns)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self.server.close()
+
+    def _load(self, feed: PostgresFeed) -> Tables:
+        tables = load_tables(self.server, feed.publication, feed.tables)
+        if len(tables.tables) > 1:
+            raise InvalidInputError(
+                f"the publication {in_quotes(feed.publication)} has {len(tables.tables)} tables, and one is "
+                f"compared at a time: name it in the URL, table={tables.tables[0].name}",
+                condition="INVALID_INPUT.SEVERAL_TABLES",
+                parameter="source",
+            )
+        return tables.reading_as(self.server, feed.types or {})
+
+    def _checked_key(self) -> tuple[str, ...]:
+        if not self.table.keyed:
+            raise TableRefusedError(
+                f"{self.table.name} has no primary key or other replica identity, by which its rows could be "
+                "found in the copy: add a primary key, or set replica identity using index",
+                condition="TABLE_REFUSED.NO_KEY",
+                table=self.table.name,
+            )
+        types = {field.name: field.type for field in self.table.fields()}
+        inexact = [name for name in self.table.key if pat.is_floating(types[name])]
+        if inexact:
+            raise TableRefusedError(
+                f"the key {in_quotes(inexact[0])} of {self.table.name} is {types[inexact[0]]}, and rows are "
+                "found only by exact values: read it as text, type=COLUMN:text in the URL",
+                condition="TABLE_REFUSED.INEXACT_KEY",
+                table=self.table.name,
+            )
+        return self.table.key
+
+    def _compared(self, columns: Sequence[str] | None) -> pa.Schema:
+        fields = {field.name: field for field in self.table.fields()}
+        unknown = [name for name in columns or () if name not in fields]
+        if unknown:
+            raise InvalidInputError(
+                f"{self.table.name} has no column {in_quotes(unknown[0])}."
+                f"{did_you_mean(unknown[0], fields)} It has {', '.join(fields)}",
+                condition="INVALID_INPUT.UNKNOWN_COLUMN",
+                parameter="columns",
+            )
+        return pa.schema(
+            [each for name, each in fields.items() if columns is None or name in {*columns, *self.key}]
+        )
+
+    @cached_property
+    def _column_facts(self) -> dict[str, tuple[str, bool]]:
+        text = bind(COLUMNS, "postgres").encode()
+        rows = self.server.on_connection(
+            lambda connection: connection.execute(text, {"oid": self.table.relation.oid}).fetchall()
+        )
+        return {name: (kind, in_order) for name, kind, in_order in rows}
+
+    @cached_property
+    def sql(self) -> PostgresTable:
+        types = {name: kind for name, (kind, _) in self._column_facts.items()}
+        names = tuple(self.schema.names)
+        return PostgresTable(source_of(self.table), self.table.filter or "", names, self.key, types)
+
+    @cached_property
+    def key_types(self) -> dict[str, int]:
+        """The types of the columns of the key, with domains resolved."""
+        names = self.table.relation.names
+        return {name: self.table.bases[names.index(name)][0] for name in self.key}
+
+    @cached_property
+    def is_ordered(self) -> bool:
+        """Whether the keys have one order everywhere: that of their values, or of the bytes of UTF-8."""
+        return all(
+            name not in dict(self.table.read_as)
+            and (kind in BINARY_ORDER or (kind in TEXTS and self._column_facts[name][1]))
+            for name, kind in self.key_types.items()
+        )
+
+    def _snapshot(self, work: Callable[[Connection], T]) -> tuple[T, int]:
+        """Run work in a short snapshot; also return the position of the log, which has all that it shows."""
+
+        def read(connection: Connection) -> tuple[T, int]:
+            require_trusted_functions(self.server, [self.table], self._trusted)
+            with connection.transaction():
+                connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                hold(self.server, connection, self.table)
+                result = work(connection)
+                (row,) = run(connection, "position")
+                return result, int(row.position)
+
+        result, position = self.server.on_connection(read)
+        if self.first_position is None:
+            self.first_position = position
+        self.last_position = position
+        return result, position
+
+    def _copied(
+        self, text: str, names: Sequence[str], *, may_fail: bool = False
+    ) -> tuple[pa.Table | None, int]:
+        """Read what a COPY sends; None if it ``may_fail``, and a literal of it is no value of its type."""
+
+        def read(connection: Connection) -> pa.Table | None:
+            try:
+                with connection.transaction():
+                    return texts_of(copied_out(connection, text), names)
+            except self.server.psycopg.DataError:
+                if not may_fail:
+                    raise
+                return None
+
+        return self._snapshot(read)
+
+    def _typed(self, texts: pa.Table) -> pa.Table:
+        for name in self.key:
+            kind = self.schema.field(name).type
+            if pat.is_temporal(kind) and pc.any(pc.is_in(texts[name], value_set=_INFINITE)).as_py():
+                raise TableRefusedError(
+                    f"{self.table.name} has an infinite {in_quotes(name)}, part of its key, which no "
+                    "copy has: read the column as text, type=COLUMN:text in the URL",
+                    condition="TABLE_REFUSED.INFINITE_KEY",
+                    table=self.table.name,
+                )
+        return typed(self.server, self.table, texts, invalid_as_null=self._null)
+
+    def rows(self, after: Bound | None, upto: Bound | None) -> pa.Table:
+        """Read the rows of a range."""
+        texts, _ = self._copied(self.sql.rows(after, upto), self.schema.names)
+        assert texts is not None
+        return self._typed(texts)
+
+    def bound(self, after: Bound | None, upto: Bound | None, count: int) -> Bound | None:
+        """Return the key of the row with a number in a range; None if it has fewer rows."""
+        text = self.sql.bound(after, upto, count).encode()
+        found, _ = self._snapshot(lambda connection: connection.execute(text).fetchone())
+        return None if found is None else tuple(found)
+
+    def checksum(self, after: Bound | None, upto: Bound | None) -> Checksum:
+        text = self.sql.checksum(after, upto).encode()
+        found, _ = self._snapshot(lambda connection: connection.execute(text).fetchone())
+        assert found is not None
+        return Checksum(*found)
+
+    def key_at(self, bound: Bound) -> Key:
+        """Return the key with a text."""
+        arrays = [
+            from_text(pa.array([text]), self.schema.field(name).type)
+            for name, text in zip(self.key, bound, strict=True)
+        ]
+        return keys_of(pa.table(arrays, names=list(self.key)))[0]
+
+    def pages(self, rows: int) -> Iterator[pa.Table]:
+        """Yield all rows, in the order of the key and in short snapshots."""
+        after: Bound | None = None
+        size = PageSize(rows)
+        while True:
+            texts, _ = self._copied(self.sql.rows(after, None, size.rows), self.schema.names)
+            assert texts is not None
+            if texts.num_rows:
+                after = tuple(texts[name][-1].as_py() for name in self.key)
+                yield self._typed(texts)
+            if texts.num_rows < size.rows:
+                return
+            size.read(texts.nbytes)
+
+    def find(self, keys: Sequence[Key]) -> Iterator[FoundRows]:
+        """Read the rows with some keys, a few at a time."""
+        size = PageSize(_KEYS_AT_ONCE)
+        for part in size.parts(keys):
+            for found in self._found(part):
+                size.read(found.rows.nbytes)
+                yield found
+
+    def _found(self, keys: Sequence[Key]) -> Iterator[FoundRows]:
+        names = [*self.schema.names, _VERSION]
+        texts, position = self._copied(self.sql.with_keys(keys, _VERSION), names, may_fail=True)
+        if texts is not None:
+            rows = self._typed(texts.select(self.schema.names))
+            found = keys_of(rows.select(list(self.key)))
+            yield FoundRows(rows, dict(zip(found, texts[_VERSION].to_pylist(), strict=True)), position)
+        elif len(keys) > 1:
+            half = len(keys) // 2
+            yield from self._found(keys[:half])
+            yield from self._found(keys[half:])
+        else:
+            # A text of the copy that is no value of the key's type: no row has it.
+            yield FoundRows(self.schema.empty_table(), {}, position)

@@ -1,0 +1,139 @@
+"""A SQLite table as a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from penstock.feeds.postgres.values import from_text
+from penstock.reconciliation.paging import PageSize
+from penstock.reconciliation.rows import Key, key_table
+from penstock.reconciliation.sql_copy import SqlCopy
+from penstock.reconciliation.values import in_types
+from penstock.store.database import Transaction
+from penstock.tables.names import quoted
+from penstock.tables.row_encoding import database_schema, to_database_types
+
+_KEYS_AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class SqliteCopy(SqlCopy):
+    """An open table of SQLite."""
+
+    @property
+    def nan_as_null(self) -> bool:
+        return True
+
+    @property
+    def _columns(self) -> str:
+        return ", ".join(quoted(name) for name in self.schema.names)
+
+    @property
+    def _keys(self) -> str:
+        return ", ".join(quoted(name) for name in self.key)
+
+    def pages(self, rows: int) -> Iterator[pa.Table]:
+        after: tuple[Any, ...] | None = None
+        size = PageSize(rows)
+        places = [self.schema.names.index(name) for name in self.key]
+        while True:
+            conditions = [self.current] if self.current else []
+            if after is not None:
+                conditions.append(f"({self._keys}) > ({_literals(after)})")
+            where = f" where {' and '.join(conditions)}" if conditions else ""
+            limit = size.rows
+            found = self._read(
+                f"select {self._columns} from {self.name.sql}{where} order by {self._keys} limit {limit}"
+            )
+            if found:
+                after = tuple(found[-1][place] for place in places)
+                table = self._typed(found)
+                size.read(table.nbytes)
+                yield table
+            if len(found) < limit:
+                return
+
+    def _read(self, text: str) -> list[tuple[Any, ...]]:
+        return self.store.database.run(lambda tx: tx.query(text), write=False)
+
+    def _typed(self, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
+        values = zip(*rows, strict=True) if rows else ((),) * len(self.schema)
+        columns = {name: _column(each) for name, each in zip(self.schema.names, values, strict=True)}
+        return in_types(columns, self.schema, _converted, self.key, self.shown)
+
+    def find(self, keys: Sequence[Key]) -> Iterator[pa.Table]:
+        size = PageSize(_KEYS_AT_ONCE)
+        for part in size.parts(keys):
+            rows = self._typed(self._read(self._with_keys(part)))
+            size.read(rows.nbytes)
+            yield rows
+
+    def _with_keys(self, keys: Sequence[Key]) -> str:
+        where = f" and {self.current}" if self.current else ""
+        return f"select {self._columns} from {self.name.sql} where {self._one_of(keys)}{where}"
+
+    def _one_of(self, keys: Sequence[Key]) -> str:
+        return f"({self._keys}) in (values {', '.join(f'({_literals(key)})' for key in self._stored(keys))})"
+
+    def _stored(self, keys: Sequence[Key]) -> list[tuple[Any, ...]]:
+        """Return keys with the values that the table has for them."""
+        table = key_table(pa.schema([self.schema.field(name) for name in self.key]), keys)
+        plain = table.rename_columns([str(number) for number in range(len(self.key))])
+        batch = plain.combine_chunks().to_batches()[0]
+        stored = to_database_types(batch, database_schema(batch.schema, "sqlite"))
+        return list(zip(*(column.to_pylist() for column in stored.columns), strict=True))
+
+    def lock(self, tx: Transaction) -> None:
+        """Do nothing: a transaction that writes has the whole database."""
+
+    def read_keys(self, tx: Transaction, keys: Sequence[Key]) -> pa.Table:
+        return self._typed(tx.query(self._with_keys(keys)))
+
+    def delete(self, tx: Transaction, keys: Sequence[Key]) -> None:
+        tx.change(f"delete from {self.name.sql} where {self._one_of(keys)}")
+
+
+def _column(values: Sequence[Any]) -> pa.Array:
+    """Return values as they are stored; as text if their types differ."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        texts = [None if value is None else _as_text(value) for value in values]
+        return pa.array(texts, pa.string())
+
+
+def _as_text(value: Any) -> str:
+    return "\\x" + value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _converted(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pat.is_null(values.type):
+        return pa.nulls(len(values), kind)
+    if pat.is_boolean(kind) and pat.is_integer(values.type):
+        flags = values.cast(pa.bool_())
+        if not flags.cast(values.type).equals(values):
+            raise pa.ArrowInvalid("a boolean is 0 or 1")
+        return flags
+    if pat.is_string(values.type) and not pat.is_boolean(kind):
+        return from_text(values, kind)
+    if pat.is_string(kind) or (pat.is_binary(values.type) != pat.is_binary(kind)) or pat.is_temporal(kind):
+        raise pa.ArrowInvalid(f"{values.type} is no {kind}")
+    return values.cast(kind)
+
+
+def _literals(values: Sequence[Any]) -> str:
+    return ", ".join(map(_literal, values))
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bytes):
+        return f"X'{value.hex()}'"
+    if isinstance(value, str):
+        # A text may have the character NUL.
+        return f"cast(X'{value.encode().hex()}' as text)"
+    return repr(value)
