@@ -22,7 +22,6 @@ from penstock.store.records import pumps
 from tests.support.feed_reading import batches_of
 from tests.support.pgtools import program
 from tests.support.processes import ChildProcess, start
-from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
@@ -87,11 +86,17 @@ def test_tables_with_millions_of_rows_come_without_a_difference(bank: str, tmp_p
                 child = pump(bank, store, tmp_path)
         print(f"\n{SCALE * 100_000:,} accounts in at most {taken:.0f} s, with {kills} kills in all")
         for table in BALANCES:
-            wait_until(
-                lambda table=table: _balances(store, table) == _source(bank, table), 300, table, interval=5
-            )
+            _await_equal(store, bank, table, child)
     finally:
         child.kill_tree()
+
+
+def _await_equal(store: str, url: str, table: str, child: ChildProcess) -> None:
+    deadline = time.monotonic() + 300
+    while (found := _balances(store, table)) != (expected := _source(url, table)):
+        assert child.returncode is None, child.output
+        assert time.monotonic() < deadline, (table, found, expected, child.output)
+        time.sleep(2)
 
 
 def _is_complete(store: str) -> bool:

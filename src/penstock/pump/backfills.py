@@ -199,8 +199,9 @@ class Backfills:
             # The log has rows in another form, and so have later chunks.
             self._give_up_reading()
             return None
-        # Between two commits in the log, each of which takes more than one byte.
-        version = max(chunk.position, version + 1)
+        # Between two commits in the log, each of which takes more than one byte: another one may begin at the
+        # chunk's position.
+        version = max(chunk.position - 1, version + 1)
         batches = self.sieves[table].complete(chunk, version)
         for sieve in self.sieves.values():
             sieve.forget(chunk.visible)
