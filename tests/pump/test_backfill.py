@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -22,8 +23,8 @@ from penstock.errors import (
 )
 from penstock.feeds.postgres import following
 from penstock.pump import appender, backfills
-from penstock.pump.backfill_records import ask_for_backfill
 from penstock.store.records import pumps
+from tests.support.backfilled import add, appended, ask, await_queue, backfills_of, evolving, held_at
 from tests.support.postgres_source import Row, Source, apply, open_transaction
 from tests.support.pumped import change_rows, ordered, pump_of, running
 from tests.support.waiting import wait_until
@@ -118,6 +119,8 @@ def changing(source: Source, kind: Kind, writers: int = 3) -> Iterator[None]:
             while not end.is_set():
                 with suppress(psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
                     change(connection, source, kind, chance)
+                # A pump that falls behind appends no chunks.
+                time.sleep(0.003)
 
     threads = [threading.Thread(target=write, args=(seed,)) for seed in range(writers)]
     for thread in threads:
@@ -155,55 +158,17 @@ def is_equal(source: Source, store_url: str, kind: Kind) -> bool:
         return False
 
 
-def await_queue(source: Source, store_url: str, failures: Sequence[BaseException]) -> None:
-    def is_there() -> bool:
-        try:
-            return bool(failures) or len(change_rows(store_url, f"{source.name}.first")) > 0
-        except (StoreNotFoundError, QueueNotFoundError):
-            return False
-
-    wait_until(is_there, 60, "the first queue")
-    assert not failures
-
-
 def await_rows(source: Source, store_url: str, kind: Kind, failures: Sequence[BaseException]) -> None:
-    wait_until(lambda: failures or is_equal(source, store_url, kind), 60, "the queue to have all rows")
+    # Each look reads the whole queue.
+    wait_until(
+        lambda: failures or is_equal(source, store_url, kind), 60, "the queue to have all rows", interval=0.5
+    )
     assert not failures
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backfills, "_CHUNK_ROWS", 100)
-
-
-def evolving(source: Source, store_url: str, **options: object) -> penstock.Pump:
-    return pump_of(source, store_url, schema_changes="evolve", **options)
-
-
-def add(source: Source, *tables: str) -> None:
-    for table in tables or ("added",):
-        source.run(f"ALTER PUBLICATION {source.name} ADD TABLE {source.name}.{table}")
-
-
-@contextmanager
-def held_at(monkeypatch: pytest.MonkeyPatch, chunk: int) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """Hold up the reading of a chunk: events that it is next, and that it may be read."""
-    reached, released = threading.Event(), threading.Event()
-    read, count = backfills.read_chunk, 0
-
-    def held(*given: object) -> object:
-        nonlocal count
-        count += 1
-        if count == chunk:
-            reached.set()
-            assert released.wait(60)
-        return read(*given)
-
-    monkeypatch.setattr(backfills, "read_chunk", held)
-    try:
-        yield reached, released
-    finally:
-        released.set()
 
 
 @pytest.mark.parametrize("grown", KINDS, indirect=True)
@@ -220,21 +185,18 @@ def test_a_table_that_is_added_comes_with_its_rows_while_it_changes(
         assert backfills_of(store_url) == {}
 
 
-def appended(source: Source, store_url: str) -> int:
-    """How many rows the queue of the table has, those of a commit that goes on as well."""
-    try:
-        with penstock.connect(store_url) as store:
-            info = store.queue(f"{source.name}.added").info()
-            return sum(partition.next_index for partition in info.partitions)
-    except (StoreNotFoundError, QueueNotFoundError):
-        return 0
-
-
-def backfills_of(store_url: str) -> dict[str, dict[str, object]]:
-    """The backfills in the states of a store's pumps."""
-    with penstock.connect(store_url) as store:
-        found = store.database.run(pumps.list_pumps, write=False)
-    return {name: each for pump in found for name, each in pump.state.get("backfills", {}).items()}
+def test_chunks_have_positions_of_their_own_however_often_the_pump_moves_without_rows(
+    grown: tuple[Source, Kind], store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(appender, "_CONFIRM_SECONDS", 0.0)
+    monkeypatch.setattr(backfills, "_CHUNK_ROWS", 20)
+    source, kind = grown
+    with running(evolving(source, store_url)) as failures:
+        await_queue(source, store_url, failures)
+        with changing(source, kind):
+            add(source)
+            wait_until(lambda: failures or appended(source, store_url) > 2500, 60, "rows of the table")
+        await_rows(source, store_url, kind, failures)
 
 
 class Dies(Exception):
@@ -399,11 +361,6 @@ def test_a_table_is_read_again_while_it_changes(grown: tuple[Source, Kind], stor
     assert {key for (key,) in source_rows(source, kind)} <= updated | {
         row["id"] for row in rows if row["_change_type"] == "insert" and row["_commit_version"] > int(version)
     }
-
-
-def ask(store_url: str, pump: str, table: str) -> None:
-    with penstock.connect(store_url) as store:
-        ask_for_backfill(store, pump, table)
 
 
 def test_several_tables_come_one_after_another_also_without_rows(

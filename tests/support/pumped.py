@@ -117,8 +117,12 @@ def await_equal(
     store_url: str, source: Source, failures: Sequence[BaseException], seconds: float = 60
 ) -> None:
     """Wait until the queues have everything that the tables have, or the pump has failed."""
+    # Each look reads the whole queues.
     wait_until(
-        lambda: failures or is_equal(store_url, source), seconds, "the queues to have what the tables have"
+        lambda: failures or is_equal(store_url, source),
+        seconds,
+        "the queues to have what the tables have",
+        interval=0.25,
     )
     assert not failures
 

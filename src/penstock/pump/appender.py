@@ -19,6 +19,10 @@ from penstock.store.database import Database, Transaction
 from penstock.store.records import pumps
 from penstock.store.records.pumps import PumpPosition
 
+_ROOM = 16
+"""How far a position without rows stays behind the end of the log, where the next commit may begin: chunks of
+tables take positions in between. No record of a commit is as short.
+"""
 _CONFIRM_SECONDS = 1.0
 """How often a position without rows is noted, and confirmed to the server."""
 
@@ -107,7 +111,7 @@ class Appender:
         if step.complete is not None and step.sent_at is not None:
             self.reports.caught_up(step.sent_at)
         before, now = self.position, time.monotonic()
-        upto = max((step.complete or 0) - 1, step.place.version)
+        upto = max((step.complete or 0) - _ROOM, step.place.version)
         if upto <= before.version or before.part_rows or now - self._confirmed_at < _CONFIRM_SECONDS:
             return
         self._confirmed_at = now

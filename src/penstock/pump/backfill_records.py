@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.arguments import did_you_mean, in_quotes
 from penstock.errors import InvalidInputError, PumpNotFoundError
 from penstock.instants import now_micros
-from penstock.json_text import Json, unreadable_record
+from penstock.json_text import Json, parse_json, unreadable_record
 from penstock.store.records import pumps
 
 if TYPE_CHECKING:
@@ -42,19 +42,38 @@ class TableBackfill:
     def from_json(cls, value: Json) -> TableBackfill:
         after = value["after"]
         return cls(
-            None if after is None else tuple(map(str, after)),
-            int(value["rows"]),
-            int(value["expected"]),
-            int(value["started_at"]),
+            None if after is None else _key(after),
+            _count(value["rows"]),
+            _count(value["expected"]),
+            _count(value["started_at"]),
             bool(value["again"]),
-            tuple(tuple(map(str, key)) for key in value["gaps"]),
+            tuple(map(_key, value["gaps"])),
         )
+
+    def has_keys_of(self, columns: int) -> bool:
+        """Whether its keys have that many columns."""
+        keys = [*self.gaps, *([] if self.after is None else [self.after])]
+        return all(len(key) == columns for key in keys)
 
     def seconds_left(self, now: int) -> float | None:
         """Return about how long it takes from now on; None if that is not known."""
         if not self.rows or self.expected < self.rows:
             return None
         return (self.expected - self.rows) / self.rows * max(now - self.started_at, 0) / 1e6
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(value)
+    return value
+
+
+def _key(value: object) -> Key:
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise TypeError(value)
+    key = tuple(value)
+    "".join(key).encode()
+    return key
 
 
 def backfills_of(name: str, state: Json) -> dict[str, TableBackfill]:
@@ -67,8 +86,10 @@ def backfills_of(name: str, state: Json) -> dict[str, TableBackfill]:
         raise unreadable_record(f"the state of pump {name!r}", error) from None
 
 
-def ask_for_backfill(store: Store, pump: str, table: str) -> None:
+def ask_for_backfill(store: Store, pump: str, table: str) -> bool:
     """Ask a pump to read all rows of one of its tables again, from the first one on if it does so already.
+
+    Return False if the pump is reading them for the first time.
 
     Raises
     ------
@@ -77,7 +98,7 @@ def ask_for_backfill(store: Store, pump: str, table: str) -> None:
         When the pump does not have the table, or one queue for all tables.
     """
 
-    def ask(tx: Transaction) -> None:
+    def ask(tx: Transaction) -> bool:
         record = pumps.find_pump(tx, pump)
         if record is None:
             raise PumpNotFoundError(f"there is no pump {pump!r}: `penstock pump list` lists them", pump=pump)
@@ -94,10 +115,29 @@ def ask_for_backfill(store: Store, pump: str, table: str) -> None:
                 pump=pump,
                 table=table,
             )
+        if not _is_keyed(pump, state, table):
+            raise InvalidInputError(
+                f"{table} has no primary key, by which its rows could be read again",
+                pump=pump,
+                table=table,
+            )
         before = backfills_of(pump, state).get(table)
         if before is None or before.again:
             asked = TableBackfill(None, 0, 0, now_micros(), again=True)
             state["backfills"] = {**state.get("backfills", {}), table: asked.to_json()}
             pumps.set_pump_state(tx, pump, record.owner, json.dumps(state))
+        return before is None or before.again
 
-    store.database.run(ask, idempotent=True)
+    return store.database.run(ask, idempotent=True)
+
+
+def _is_keyed(pump: str, state: Json, table: str) -> bool:
+    """Whether a pump's plan has a primary key for a table."""
+    try:
+        tables = parse_json(state["tables"])["tables"]
+        return any(
+            each["keyed"] and f"{each['relation']['schema']}.{each['relation']['table']}" == table
+            for each in tables
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise unreadable_record(f"the state of pump {pump!r}", error) from None

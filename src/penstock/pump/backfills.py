@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from penstock.errors import FeedUnavailableError, condition_of
 from penstock.feeds.postgres import PostgresFeed
 from penstock.feeds.postgres.backfill import Backfill
 from penstock.feeds.postgres.catalog import Tables
@@ -17,7 +18,14 @@ from penstock.feeds.postgres.feed import OpenPostgresFeed
 from penstock.feeds.postgres.following import PlaceInLog, Step
 from penstock.feeds.postgres.key_order import Key, KeyOrder
 from penstock.feeds.postgres.server import Connection, run
-from penstock.feeds.postgres.table_chunks import Chunk, TableChanged, Visible, read_chunk, visible_now
+from penstock.feeds.postgres.table_chunks import (
+    Chunk,
+    TableChanged,
+    Visible,
+    read_chunk,
+    require_backfills,
+    visible_now,
+)
 from penstock.feeds.postgres.table_readers import TableReaders, tables_by_queue
 from penstock.json_text import Json
 from penstock.pump.backfill_records import TableBackfill
@@ -26,7 +34,7 @@ from penstock.pump.plan import PumpPlan
 log = logging.getLogger("penstock.pump")
 
 _CHUNK_ROWS = 10_000
-_MOST_GAPS = 1_000
+_MOST_GAPS = 5_000
 _POLL_SECONDS = 0.5
 _CHANGE_SECONDS = 15.0
 """How long a change of a table may take to come in the log, or to be seen in the catalog."""
@@ -144,9 +152,18 @@ class Backfills:
         """When each of them was asked for, also of those that are complete by now."""
         self.sieves: dict[str, Backfill] = {}
         """For the readers of the tables."""
+        self._refused: list[str] = []
         for table, progress in plan.backfills.items():
             planned = plan.tables.by_name[table]
-            order = KeyOrder.of(feed.server, planned)
+            try:
+                require_backfills(feed.server, feed.settings.publication)
+                order = KeyOrder.of(feed.server, planned)
+            except FeedUnavailableError as error:
+                if not progress.again:
+                    raise
+                # The rest of the pump goes on.
+                self._refuse(table, error)
+                continue
             if not progress.expected:
                 (estimate,) = feed.server.fetch("row_estimate", oid=planned.relation.oid)
                 progress = replace(progress, expected=estimate.rows)
@@ -161,6 +178,22 @@ class Backfills:
         self._changed_at: float | None = None
         """Since when a table has not had the form in which it is to be read."""
         self._not_before = 0.0
+
+    def _refuse(self, table: str, error: FeedUnavailableError) -> None:
+        """Forget that somebody has asked for a table that cannot be read again."""
+        self._refused.append(table)
+        log.error(
+            "pump %s cannot read %s again: %s",
+            self._name,
+            table,
+            error,
+            extra={
+                "action": "backfill_refused",
+                "pump": self._name,
+                "table": table,
+                "error": condition_of(error),
+            },
+        )
 
     @property
     def tables(self) -> Mapping[str, TableBackfill]:
@@ -220,7 +253,7 @@ class Backfills:
         self._waiting = None
         for table in self._progress:
             log.info(
-                "pump %s reads the rows of %s beside the log",
+                "pump %s begins to read the rows of %s",
                 self._name,
                 table,
                 extra={"action": "backfill_started", "pump": self._name, "table": table},
@@ -246,9 +279,9 @@ class Backfills:
         if now - self._changed_at > _CHANGE_SECONDS:
             raise self._feed.server.unavailable(
                 "CHANGED_IN_BACKFILL",
-                f"{table} was altered while its rows are read, and its queue has columns of other types: "
-                "change it back; or remove the pump with `penstock pump remove`, drop the slot, and start "
-                "again with other queues",
+                f"{table} was altered while its rows are read: a name, a type, the key or the row filter is "
+                "another one than in its queue. Change it back; or remove the pump with `penstock pump "
+                "remove`, drop the slot, and start again with other queues",
                 table=table,
             )
         readers.has_evolved = True
@@ -256,6 +289,9 @@ class Backfills:
 
     def changes(self) -> Iterator[Callable[[Json], None]]:
         """Yield what to change in the pump's state, together with the rows that were read last."""
+        for table in self._refused:
+            yield self._change(table)
+        self._refused = []
         for table, progress in self._progress.items():
             gaps = tuple(self.sieves[table].gaps)
             if gaps != progress.gaps:

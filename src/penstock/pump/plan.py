@@ -45,6 +45,10 @@ class PumpPlan:
             queues = {str(table): str(queue) for table, queue in state["queues"].items()}
             tables = Tables.from_json(state["tables"])
             publication = PublicationState.from_json(state["publication"])
+            backfills = backfills_of(name, state)
+            for table, backfill in backfills.items():
+                if not backfill.has_keys_of(len(tables.by_name[table].key)):
+                    raise ValueError(backfill)
             return cls(
                 state["feed"],
                 state["together"],
@@ -52,7 +56,7 @@ class PumpPlan:
                 queues,
                 tables,
                 publication,
-                backfills_of(name, state),
+                backfills,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise unreadable_record(f"the state of pump {name!r}", error) from None

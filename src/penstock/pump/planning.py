@@ -12,6 +12,7 @@ from penstock.feeds.postgres.catalog import Table, Tables, check_names, publishe
 from penstock.feeds.postgres.feed import OpenPostgresFeed
 from penstock.feeds.postgres.key_order import KeyOrder
 from penstock.feeds.postgres.publication import PublicationState, state_of
+from penstock.feeds.postgres.table_chunks import require_backfills
 from penstock.feeds.postgres.table_readers import ALL, EVOLVE, tables_by_queue
 from penstock.instants import now_micros
 from penstock.pump.backfill_records import TableBackfill
@@ -55,7 +56,11 @@ class Planner:
         )
         if not record.state:
             return self._new_plan(record)
-        return self._with_new_tables(self._known_plan(record)), record.position
+        plan = self._known_plan(record)
+        if not record.position.part_rows:
+            # The rest of a large transaction is counted in rows of the tables that were read so far.
+            plan = self._with_new_tables(plan)
+        return plan, record.position
 
     def _known_plan(self, record: PumpRecord) -> PumpPlan:
         plan, settings = PumpPlan.from_json(record.name, record.state), self.settings
@@ -119,6 +124,7 @@ class Planner:
 
     def _readable(self, known: Tables, new: list[Table], domains: dict[int, tuple[int, int]]) -> Tables:
         """Return the tables with new ones, whose rows can be read in the order of their keys."""
+        require_backfills(self.feed.server, self.settings.feed.publication)
         for table in new:
             KeyOrder.of(self.feed.server, table)
         tables = replace(
@@ -131,7 +137,7 @@ class Planner:
     def _keep(self, tx: Transaction, plan: PumpPlan) -> None:
         state = pumps.require_owned(tx, self.settings.name, self.owner).state
         # Somebody may have asked for a table to be read again meanwhile.
-        backfills = {**state.get("backfills", {}), **plan.to_json()["backfills"]}
+        backfills = {**plan.to_json()["backfills"], **state.get("backfills", {})}
         text = json.dumps(plan.to_json() | {"backfills": backfills})
         pumps.set_pump_state(tx, self.settings.name, self.owner, text)
 

@@ -191,7 +191,9 @@ class PumpRun:
                 self._backfill(follower, appender, backfills)
             if follower.check():
                 appender.keep_state()
-            if follower.has_new_tables or self._has_new_backfills(backfills):
+            if not appender.position.part_rows and (
+                follower.has_new_tables or self._has_new_backfills(backfills)
+            ):
                 # Another session begins with them.
                 return
             self.reports.warnings = tuple(feed.warnings())

@@ -124,8 +124,8 @@ def list_pumps(run: Run) -> None:
     """List the pumps of a store.
 
     "state" is running, stopped, or silent: its process has given no sign of life for 6 seconds. Every commit
-    up to "commit" is in the queues. Of tables that were added, or are read again, it says how many rows are
-    in the queue.
+    up to "commit" is in the queues. "backfills" has the tables whose rows are being read, and how many of
+    them are in the queue.
     """
     from penstock.store.records import pumps
     from penstock.ui.unreadable import Unreadable
@@ -172,15 +172,16 @@ def backfill(
     name: Annotated[str, argument("PUMP", "The pump's name.")],
     table: Annotated[str, argument("TABLE", "The table, with its schema.")],
 ) -> None:
-    """Have a pump read all rows of one of its tables again, beside the log, and append them as updates.
+    """Have a pump read all rows of one of its tables again, and append them as updates.
 
     The pump begins within a few seconds, or when it is started. `penstock pump list` shows how far it is.
     """
     from penstock.pump.backfill_records import ask_for_backfill
 
     with run.connect() as store:
-        ask_for_backfill(store, name, table)
-    run.output.done(f"pump {name} reads {table} again", {"pump": name, "table": table})
+        is_asked = ask_for_backfill(store, name, table)
+    what = "will read all rows of" if is_asked else "has not read all rows yet of"
+    run.output.done(f"pump {name} {what} {table}", {"pump": name, "table": table})
 
 
 @command(group, "remove", "penstock pump remove penstock_orders --yes")

@@ -114,15 +114,37 @@ class Backfill:
             self._held.append(_Held(None, rows))
             return np.zeros(len(rows.transactions), bool)
         held = self.order.after(self._server, self.after, rows.keys)
-        lacking = np.flatnonzero(rows.needs >= 0)
-        if self._gaps or len(lacking):
+        if self._gaps or (rows.needs >= 0).any():
             joined = _joined(rows.keys)
             held |= _is_in(joined, list(self._gaps))
-            for place in lacking.tolist():
-                if held[rows.needs[place]] and not held[place]:
-                    self._make_gap(rows, place)
-                    held[place:] |= _is_in(joined[place:], [joined[place].as_py()])
+            needed = rows.needs[rows.needs >= 0]
+            self._hold_lacking(rows, joined, held, joined.take(pa.array(needed)).to_pylist())
         return held
+
+    def _hold_lacking(
+        self, rows: KeyedRows, joined: pa.StringArray, held: Mask, sources: Sequence[str] | None = None
+    ) -> None:
+        """Make gaps of rows that lack values, and hold what comes under their keys from there on.
+
+        With ``sources``, the keys of the rows that they need, only of those that need a row which is held.
+        """
+        lacking = np.flatnonzero(rows.needs >= 0)
+        keys = joined.take(pa.array(lacking)).to_pylist()
+        begins: dict[str, int] = {}
+        for number, place in enumerate(lacking.tolist()):
+            if held[place] or keys[number] in begins:
+                continue
+            if sources is not None:
+                source = int(rows.needs[place])
+                if not held[source] and begins.get(sources[number], source + 1) > source:
+                    continue
+            begins[keys[number]] = place
+            self._make_gap(rows, place)
+        if begins:
+            found = pc.index_in(joined, value_set=pa.array(list(begins), pa.string()))
+            starts = np.append(np.fromiter(begins.values(), np.int64, len(begins)), len(held))
+            first = starts[pc.fill_null(found, len(begins)).to_numpy(zero_copy_only=False)]
+            held |= np.arange(len(held)) >= first
 
     def _make_gap(self, rows: KeyedRows, place: int) -> None:
         key = tuple(texts[place].as_py() for texts in rows.keys)
@@ -212,10 +234,7 @@ class Backfill:
         held = self.order.after(self._server, bound, rows.keys)
         joined = _joined(rows.keys)
         held |= _is_in(joined, list(self._gaps))
-        for place in np.flatnonzero(rows.needs >= 0).tolist():
-            if not held[place]:
-                self._make_gap(rows, place)
-                held[place:] |= _is_in(joined[place:], [joined[place].as_py()])
+        self._hold_lacking(rows, joined, held)
         return held
 
     def _unchanged(self, chunk: Chunk) -> pa.RecordBatch | None:

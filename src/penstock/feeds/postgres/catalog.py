@@ -297,6 +297,9 @@ def _table(rows: Sequence[Row], domains: Mapping[int, BaseType]) -> Table:
     columns = tuple(Column(row.name, row.type, row.modifier, full or (usable and row.key)) for row in rows)
     relation = Relation(first.oid, first.schema, first.table, columns, first.identity)
     primary = tuple(row.name for row in rows if row.key) if usable else ()
+    if len(primary) != first.key_columns:
+        # A part of a key does not identify rows.
+        primary = ()
     return Table(
         relation,
         tuple(domains.get(row.type, (row.type, row.modifier)) for row in rows),

@@ -301,7 +301,8 @@ class SlotFollower:
             changes = [change for change in changes if not change.table or change.table in tables.by_name]
         if self._readers.follows_new_tables:
             self.has_new_tables = any(
-                oid not in tables.by_oid and name not in tables.by_name for oid, name in now.names.items()
+                oid not in tables.by_oid and name not in tables.by_name and now.columns[name]
+                for oid, name in now.names.items()
             )
         unlogged.refuse(self._feed.name, changes, settings.accept or ())
         self._note_removed(now)

@@ -53,8 +53,9 @@ class KeyOrder:
         if not table.keyed:
             raise server.unavailable(
                 "NO_KEY_TO_READ_BY",
-                f"the rows of {table.name} cannot be read beside the log, since it has no primary key: give "
-                "it one, or read it with a pump of its own, with tables=[…] and another slot",
+                f"the rows of {table.name} cannot be read while they change, since it has no primary key: "
+                "give it one, or take it out of the publication; or start the pump with "
+                "schema_changes='ignore' (--schema-changes ignore)",
                 table=table.name,
             )
         rows = server.fetch("key_columns", oid=table.relation.oid, names=list(table.key))
@@ -67,9 +68,10 @@ class KeyOrder:
             if not found[name].comparable:
                 raise server.unavailable(
                     "NO_KEY_TO_READ_BY",
-                    f"the rows of {table.name} cannot be read beside the log, since the type of "
-                    f"{in_quotes(name)} in its key, {found[name].type}, is not PostgreSQL's own: read it "
-                    "with a pump of its own, with tables=[…] and another slot",
+                    f"the rows of {table.name} cannot be read while they change, since the type of "
+                    f"{in_quotes(name)} in its key, {found[name].type}, is neither built in nor an enum: "
+                    "take it out of the publication; or start the pump with schema_changes='ignore' "
+                    "(--schema-changes ignore)",
                     table=table.name,
                     column=name,
                 )

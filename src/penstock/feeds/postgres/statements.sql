@@ -32,7 +32,7 @@ SELECT current_setting('server_version_num')::int AS version,
 SELECT system_identifier FROM pg_control_system();
 
 -- name: publication
-SELECT pubupdate OR pubdelete AS changes_rows,
+SELECT pubupdate OR pubdelete AS changes_rows, pubinsert AND pubupdate AND pubdelete AS all_changes,
     concat(oid, '.', xmin, '.',
         CASE WHEN puballtables THEN 'a' END, CASE WHEN pubinsert THEN 'i' END, CASE WHEN pubupdate THEN 'u' END,
         CASE WHEN pubdelete THEN 'd' END, CASE WHEN pubtruncate THEN 't' END, CASE WHEN pubviaroot THEN 'r' END
@@ -204,7 +204,7 @@ WHERE get_byte(data, 0) IN (82, 84);
 SELECT t.oid, t.schemaname AS schema, t.tablename AS table, t.relkind AS kind, t.relreplident AS identity,
     t.rowfilter,
     a.attname AS name, a.atttypid AS type, a.atttypmod AS modifier,
-    coalesce(a.attnum = ANY (i.indkey), false) AS key
+    coalesce(a.attnum = ANY (i.indkey), false) AS key, i.key_columns
 FROM (
     SELECT c.oid, p.schemaname, p.tablename, c.relkind, c.relreplident,
         to_jsonb(p) -> 'attnames' AS names, to_jsonb(p) ->> 'rowfilter' AS rowfilter
@@ -216,7 +216,7 @@ FROM (
 JOIN pg_attribute AS a ON a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped
 LEFT JOIN LATERAL (
     -- A key that is checked at the end of a transaction is no replica identity.
-    SELECT x.indkey FROM pg_index AS x
+    SELECT x.indkey, cardinality(x.indkey::int2[]) AS key_columns FROM pg_index AS x
     WHERE x.indrelid = t.oid AND x.indislive AND x.indimmediate
         AND CASE WHEN t.relreplident = 'i' THEN x.indisreplident ELSE x.indisprimary END
     LIMIT 1
@@ -353,8 +353,20 @@ ON CONFLICT (slot) DO UPDATE SET state = 'copying', consistent_point = NULL, cop
 
 -- Both functions look at the catalog as it is now, and not as the transaction's snapshot has it. A view has no file.
 -- name: is_table
+-- A table that was rewritten since the transaction's snapshot has another file now, and looks empty in the snapshot.
+WITH RECURSIVE member (oid) AS (
+    SELECT :oid::oid
+    UNION ALL
+    SELECT i.inhrelid
+    FROM member AS m
+    JOIN pg_class AS c ON c.oid = m.oid AND c.relkind = 'p'
+    JOIN pg_inherits AS i ON i.inhparent = m.oid
+)
 SELECT (
     to_regclass(:name)::oid = :oid::oid AND (:partitioned::boolean OR pg_relation_filenode(:oid::oid) IS NOT NULL)
+    AND NOT EXISTS (
+        SELECT FROM member AS m JOIN pg_class AS c ON c.oid = m.oid
+        WHERE c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_relation_filenode(c.oid))
 ) IS TRUE AS same;
 
 -- name: foreign_functions
@@ -468,16 +480,23 @@ SET synchronous_commit TO local;
 
 -- name: mark
 -- A position behind all that is visible, which the log gets to even if nothing else is written.
-SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
-    ELSE pg_logical_emit_message(true, 'penstock', ''::text) END - '0/0' AS position;
+SELECT pg_logical_emit_message(true, 'penstock', ''::text) - '0/0' AS position;
 
 -- name: current_columns
 SELECT a.attname AS name, a.atttypid AS type, a.atttypmod AS modifier
 FROM pg_attribute AS a
 WHERE a.attrelid = :oid::oid AND a.attnum > 0 AND NOT a.attisdropped;
 
+-- name: row_filter
+SELECT to_jsonb(p) ->> 'rowfilter' AS rowfilter
+FROM pg_publication_tables AS p
+JOIN pg_namespace AS n ON n.nspname = p.schemaname
+JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = p.tablename
+WHERE p.pubname = :publication AND c.oid = :oid::oid;
+
 -- name: key_columns
--- How values of some columns are compared. Of a type that an extension has added, the operators have any names.
+-- How values of some columns are compared. Of a type that an extension has added, the operators have any names; a
+-- domain may run a function of its owner.
 WITH RECURSIVE base (name, type, at) AS (
     SELECT a.attname, a.atttypid, 0
     FROM pg_attribute AS a
@@ -486,8 +505,8 @@ WITH RECURSIVE base (name, type, at) AS (
     SELECT b.name, y.typbasetype, b.at + 1
     FROM base AS b JOIN pg_type AS y ON y.oid = b.type AND y.typtype = 'd'
 )
-SELECT DISTINCT ON (a.attname) a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type,
-    y.oid < 16384 OR y.typtype = 'e' AS comparable,
+SELECT DISTINCT ON (a.attname) a.attname AS name, format_type(y.oid, -1) AS type,
+    (y.oid < 16384 AND y.typname NOT LIKE 'reg%') OR y.typtype = 'e' AS comparable,
     quote_ident(n.nspname) || '.' || quote_ident(c.collname) AS collation
 FROM base AS b
 JOIN pg_attribute AS a ON a.attrelid = :oid::oid AND a.attname = b.name

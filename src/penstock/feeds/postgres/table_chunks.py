@@ -12,10 +12,10 @@ from penstock.feeds.postgres.catalog import Table, Tables
 from penstock.feeds.postgres.feed import OpenPostgresFeed
 from penstock.feeds.postgres.key_order import Key, KeyOrder
 from penstock.feeds.postgres.pgoutput import Column, Decoder, Integers, Mask, Truncation
-from penstock.feeds.postgres.row_messages import row_messages
+from penstock.feeds.postgres.row_messages import qualified, row_messages, source_of
 from penstock.feeds.postgres.rows import RowReader
 from penstock.feeds.postgres.schema_changes import holds
-from penstock.feeds.postgres.server import Connection, first_chunk, run
+from penstock.feeds.postgres.server import Connection, Server, first_chunk, run
 
 _HALF = 2**31
 
@@ -76,6 +76,31 @@ class TableChanged(Exception):
     """A table does not have the form in which it was to be read."""
 
 
+def require_backfills(server: Server, publication: str) -> None:
+    """Refuse a server or a publication whose tables cannot be read beside the log.
+
+    Raises
+    ------
+    FeedUnavailableError
+    """
+    (now,) = server.fetch("transaction")
+    if not now.timeline:
+        raise server.unavailable(
+            "BACKFILL_ON_STANDBY",
+            "the server is a standby, which does not tell which transactions run: read from the primary, or "
+            "start the pump with schema_changes='ignore' (--schema-changes ignore)",
+        )
+    rows = server.fetch("publication", publication=publication)
+    if rows and not rows[0].all_changes:
+        raise server.unavailable(
+            "PARTLY_PUBLISHED",
+            f"the publication {publication!r} does not publish inserts, updates and deletes, so rows of a "
+            "table cannot be read while it changes: alter publication … set (publish = 'insert, update, "
+            "delete'), or start the pump with schema_changes='ignore' (--schema-changes ignore)",
+            publication=publication,
+        )
+
+
 def visible_now(connection: Connection) -> tuple[Visible, int]:
     """Return what a new transaction sees, and the server's time in microseconds since 1970."""
     (row,) = run(connection, "visible")
@@ -116,13 +141,16 @@ def read_chunk(
         try:
             with connection.transaction():
                 run(connection, "read_chunk")
+                # Before the snapshot: a table that is rewritten meanwhile looks empty in an earlier one.
+                connection.execute(f"LOCK TABLE {source_of(table)} IN ACCESS SHARE MODE".encode())
                 visible, timestamp = visible_now(connection)
+                filtered = _filter(connection, feed.settings.publication, table)
                 gone = _gone(connection, tables)
-                clauses = order.clauses(connection, after, table.filter, limit)
+                clauses = order.clauses(connection, after, filtered, limit)
                 messages, more = first_chunk(connection, row_messages(table, clauses, without=gone))
                 count = len(messages)
                 if gaps:
-                    clauses = order.clauses_of(connection, gaps, table.filter)
+                    clauses = order.clauses_of(connection, gaps, filtered)
                     cursor = connection.cursor(row_factory=feed.server.psycopg.rows.tuple_row)
                     query = row_messages(table, clauses, without=gone)
                     cursor.execute(query.encode(), binary=True)
@@ -135,6 +163,17 @@ def read_chunk(
     more = more or count == limit
     last = tuple(texts[count - 1].as_py() for texts in keys) if count else None
     return Chunk(table, rows, keys, count, last, more, gaps, visible, position, timestamp)
+
+
+def _filter(connection: Connection, publication: str, table: Table) -> str | None:
+    """Return the row filter of a table; raise if it is another one, or another table has its name."""
+    oid, partitioned = table.relation.oid, table.partitioned
+    (held,) = run(connection, "is_table", name=qualified(table), oid=oid, partitioned=partitioned)
+    filters = [row.rowfilter for row in run(connection, "row_filter", publication=publication, oid=oid)]
+    if not held.same or filters != [table.filter]:
+        raise TableChanged
+    (found,) = filters
+    return None if found is None else str(found)
 
 
 def _gone(connection: Connection, tables: Tables) -> list[str]:

@@ -34,7 +34,7 @@ def hold(server: Server, connection: Connection, table: Table) -> None:
     if not held.same:
         raise server.unavailable(
             "TABLE_RECREATED",
-            f"{table.relation.name} was dropped or replaced while it was read: start again",
+            f"{table.relation.name} was dropped, replaced or rewritten while it was read: start again",
             table=table.relation.name,
         )
 

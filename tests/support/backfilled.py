@@ -1,0 +1,81 @@
+"""Pumps that read the rows of added tables beside the log."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+import penstock
+from penstock.errors import QueueNotFoundError, StoreNotFoundError
+from penstock.pump import backfills
+from penstock.pump.backfill_records import ask_for_backfill
+from penstock.store.records import pumps
+from tests.support.postgres_source import Source
+from tests.support.pumped import change_rows, pump_of
+from tests.support.waiting import wait_until
+
+
+def await_queue(source: Source, store_url: str, failures: Sequence[BaseException]) -> None:
+    def is_there() -> bool:
+        try:
+            return bool(failures) or len(change_rows(store_url, f"{source.name}.first")) > 0
+        except (StoreNotFoundError, QueueNotFoundError):
+            return False
+
+    wait_until(is_there, 60, "the first queue")
+    assert not failures
+
+
+def evolving(source: Source, store_url: str, **options: object) -> penstock.Pump:
+    return pump_of(source, store_url, schema_changes="evolve", **options)
+
+
+def add(source: Source, *tables: str) -> None:
+    for table in tables or ("added",):
+        source.run(f"ALTER PUBLICATION {source.name} ADD TABLE {source.name}.{table}")
+
+
+@contextmanager
+def held_at(monkeypatch: pytest.MonkeyPatch, chunk: int) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Hold up the reading of a chunk: events that it is next, and that it may be read."""
+    reached, released = threading.Event(), threading.Event()
+    read, count = backfills.read_chunk, 0
+
+    def held(*given: object) -> object:
+        nonlocal count
+        count += 1
+        if count == chunk:
+            reached.set()
+            assert released.wait(60)
+        return read(*given)
+
+    monkeypatch.setattr(backfills, "read_chunk", held)
+    try:
+        yield reached, released
+    finally:
+        released.set()
+
+
+def appended(source: Source, store_url: str) -> int:
+    """How many rows the queue of the table has, those of a commit that goes on as well."""
+    try:
+        with penstock.connect(store_url) as store:
+            info = store.queue(f"{source.name}.added").info()
+            return sum(partition.next_index for partition in info.partitions)
+    except (StoreNotFoundError, QueueNotFoundError):
+        return 0
+
+
+def backfills_of(store_url: str) -> dict[str, dict[str, object]]:
+    """The backfills in the states of a store's pumps."""
+    with penstock.connect(store_url) as store:
+        found = store.database.run(pumps.list_pumps, write=False)
+    return {name: each for pump in found for name, each in pump.state.get("backfills", {}).items()}
+
+
+def ask(store_url: str, pump: str, table: str) -> None:
+    with penstock.connect(store_url) as store:
+        ask_for_backfill(store, pump, table)
