@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 
 import numpy as np
 import psycopg
@@ -18,7 +19,7 @@ from penstock.feeds.postgres.catalog import Table
 from penstock.feeds.postgres.key_order import KeyOrder
 from penstock.feeds.postgres.pgoutput import Column, Relation
 from penstock.feeds.postgres.rows import KeyedRows
-from penstock.pump import backfills, planning
+from penstock.pump import appender, backfills, planning
 from penstock.pump.backfill_records import backfills_of as checked_backfills
 from penstock.store.database import Transaction
 from penstock.store.records import pumps
@@ -81,27 +82,57 @@ def test_a_table_that_is_rewritten_meanwhile_does_not_look_empty(
     assert sorted(ids(store_url, f"{grown.name}.added")) == list(range(1, 1001))
 
 
+class Dies(Exception):
+    """Stands for the death of a process."""
+
+
+@pytest.mark.parametrize("dies", [False, True])
 def test_a_table_that_is_added_within_a_large_transaction_does_not_change_its_parts(
-    grown: Source, store_url: str, monkeypatch: pytest.MonkeyPatch
+    grown: Source, store_url: str, monkeypatch: pytest.MonkeyPatch, dies: bool
 ) -> None:
     monkeypatch.setattr(following, "_PART_BYTES", 1 << 14)
     name = grown.name
     with running(evolving(grown, store_url)) as failures:
         await_queue(grown, store_url, failures)
-        with grown.connection.transaction():
-            grown.run(f"INSERT INTO {name}.first SELECT n FROM generate_series(2, 3000) AS n")
-            add(grown)
-            for first in range(10_000, 14_000, 200):
-                grown.run(
-                    f"INSERT INTO {name}.added SELECT n, n FROM generate_series({first}, {first + 99}) AS n",
-                    f"INSERT INTO {name}.first SELECT n FROM generate_series({first}, {first + 199}) AS n",
-                )
+        if dies:
+            monkeypatch.setattr(appender, "append_commits", _dying_at(4))
+        _write_large_transaction(grown)
+        wait_until(lambda: failures or f"{name}.added" in _queues(store_url), 60, "the new table")
+    assert [type(each) for each in failures] == [Dies] * dies
+    monkeypatch.undo()
+    with running(evolving(grown, store_url)) as failures:
         wait_until(lambda: failures or f"{name}.added" in _queues(store_url), 60, "the new table")
         wait_until(lambda: failures or not backfills_of(store_url), 60, "all rows")
     assert not failures
     for table in ("first", "added"):
         expected = [row[0] for row in grown.rows(f"SELECT id FROM {name}.{table} ORDER BY id")]
         assert sorted(ids(store_url, f"{name}.{table}")) == expected
+
+
+def _write_large_transaction(grown: Source) -> None:
+    """Commit rows of two tables, one of which is published meanwhile."""
+    name = grown.name
+    with grown.connection.transaction():
+        grown.run(f"INSERT INTO {name}.first SELECT n FROM generate_series(2, 300) AS n")
+        add(grown)
+        for first in range(10_000, 14_000, 200):
+            grown.run(
+                f"INSERT INTO {name}.added SELECT n, n FROM generate_series({first}, {first + 99}) AS n",
+                f"INSERT INTO {name}.first SELECT n FROM generate_series({first}, {first + 199}) AS n",
+            )
+
+
+def _dying_at(number: int) -> Callable[..., object]:
+    append, count = appender.append_commits, 0
+
+    def appending(*given: object) -> object:
+        nonlocal count
+        count += 1
+        if count == number:
+            raise Dies
+        return append(*given)
+
+    return appending
 
 
 def _queues(store_url: str) -> list[str]:
@@ -126,6 +157,7 @@ def test_tables_are_not_added_where_not_all_changes_are_published(
     grown.run(f"ALTER PUBLICATION {grown.name} SET (publish = '{published}')")
     condition = _ends_with(grown, store_url, f"ALTER PUBLICATION {grown.name} ADD TABLE {grown.name}.added")
     assert condition == "FEED_UNAVAILABLE.PARTLY_PUBLISHED"
+    assert _queues(store_url) == [f"{grown.name}.first"]
 
 
 def test_a_part_of_a_key_does_not_identify_rows(source: Source) -> None:
