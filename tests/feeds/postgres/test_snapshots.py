@@ -377,6 +377,32 @@ def test_a_view_that_takes_the_place_of_a_table_during_the_copy_is_not_read(
         assert shared.trapped() == []
 
 
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_a_table_that_is_rewritten_before_it_is_copied_does_not_look_empty(
+    source: Source, monkeypatch: pytest.MonkeyPatch, partitioned: bool
+) -> None:
+    """Its earlier rows cannot be seen in the copy's transaction any more."""
+
+    class Overtaken(snapshot.Session):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            source.run(f"ALTER TABLE {table} ALTER v TYPE int USING (v + 0)")
+
+    if partitioned:
+        source.run(f"ALTER PUBLICATION {source.name} SET (publish_via_partition_root = true)")
+        table = source.table("id int primary key, v int) PARTITION BY RANGE (id", "t")
+        source.run(f"CREATE TABLE {table}_all PARTITION OF {table} DEFAULT")
+    else:
+        table = source.table("id int primary key, v int")
+    source.run(f"INSERT INTO {table} VALUES (1, 1)")
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "Session", Overtaken)
+        with pytest.raises(FeedUnavailableError) as caught:
+            source.open(snapshot="initial").prepare()
+    assert caught.value.condition == "FEED_UNAVAILABLE.TABLE_RECREATED"
+    assert [row["id"] for row in everything(source.open(snapshot="initial"))] == [1]
+
+
 def test_a_promoted_standby_has_the_slot(source: Source) -> None:
     if source.version < 17:
         pytest.skip("slots fail over since PostgreSQL 17")
