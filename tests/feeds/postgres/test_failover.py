@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
 import pytest
 
 import penstock
-from penstock.errors import DataLostError, condition_of
+from penstock.errors import DataLostError, FeedUnavailableError, condition_of
+from penstock.feeds.postgres.table_chunks import require_backfills
 from tests.support.postgres_source import Stream
 from tests.support.pumped import change_rows, running
 from tests.support.standby import Pair, with_standby
@@ -159,3 +161,11 @@ def test_a_stream_goes_on_with_a_standby_unless_it_lacks_rows(pair: Pair, lacks_
     else:
         stream.drain()
     assert [row["id"] for row in stream.rows if row["id"]] == ([1, 2] if lacks_rows else [1, 3])
+
+
+def test_tables_are_not_backfilled_from_a_standby(pair: Pair) -> None:
+    pair.follow()
+    with closing(penstock.PostgresFeed(pair.standby_url, "p", "p").open()) as opened:
+        with pytest.raises(FeedUnavailableError) as caught:
+            require_backfills(opened.server, "p")
+    assert caught.value.condition == "FEED_UNAVAILABLE.BACKFILL_ON_STANDBY"
