@@ -165,7 +165,7 @@ def test_a_stream_goes_on_with_a_standby_unless_it_lacks_rows(pair: Pair, lacks_
 
 def test_tables_are_not_backfilled_from_a_standby(pair: Pair) -> None:
     pair.follow()
-    with closing(penstock.PostgresFeed(pair.standby_url, "p", "p").open()) as opened:
-        with pytest.raises(FeedUnavailableError) as caught:
-            require_backfills(opened.server, "p")
+    opened = penstock.PostgresFeed(pair.standby_url, "p", "p").open()
+    with closing(opened), pytest.raises(FeedUnavailableError) as caught:
+        require_backfills(opened.server, "p")
     assert caught.value.condition == "FEED_UNAVAILABLE.BACKFILL_ON_STANDBY"
