@@ -244,8 +244,8 @@ class RowReader:
         skip = f"; or leave the commit out, skip=[{version}]" if self._from_log else ""
         return FeedUnavailableError(
             f"{self._name}: {table.name} has {field.name} = {value!r} in commit {version}, which "
-            f"{field.type} cannot hold{why}. Read the column as text, types={{{field.name!r}: 'text'}} (a pump: "
-            f"with other queues); or replace the value with NULL, invalid_values='null'{skip}",
+            f"{field.type} cannot hold{why}. Read the column as text, types={{{field.name!r}: 'text'}} (a "
+            f"pump: with other queues); or replace the value with NULL, invalid_values='null'{skip}",
             condition="FEED_UNAVAILABLE.VALUE",
             table=table.name,
             column=field.name,
