@@ -1,4 +1,4 @@
-"""Tables that are read beside the log: each row comes once, and each change of it in its order."""
+"""Backfills of a pump: each row comes once, and each change of it in its order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pumps that read the rows of added tables beside the log."""
+"""Pumps that backfill the tables that are added to their publication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store keeps of the tables whose rows a pump reads beside the log."""
+"""The state of a pump's backfills in its store, and requests for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TableBackfill:
-    """How far the rows of a table are read that are read beside the log."""
+    """How far the backfill of a table is."""
 
     after: Key | None
     """The key of the last row; None at the beginning."""
@@ -77,7 +77,7 @@ def _key(value: object) -> Key:
 
 
 def backfills_of(name: str, state: Json) -> dict[str, TableBackfill]:
-    """Return the tables whose rows a pump reads beside the log, from its state."""
+    """Return the backfills in a pump's state, by table."""
     try:
         return {
             str(table): TableBackfill.from_json(value) for table, value in state.get("backfills", {}).items()

@@ -1,4 +1,4 @@
-"""The tables whose rows a pump reads beside the log: one after another, in chunks."""
+"""Backfills of a pump: the existing rows of tables, read in chunks while the pump follows the log."""
 
 from __future__ import annotations
 

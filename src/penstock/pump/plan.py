@@ -25,7 +25,7 @@ class PumpPlan:
     tables: Tables
     publication: PublicationState
     backfills: dict[str, TableBackfill]
-    """Tables whose rows are read beside the log."""
+    """The tables that are being backfilled."""
 
     def to_json(self) -> Json:
         return {

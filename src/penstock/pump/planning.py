@@ -94,7 +94,7 @@ class Planner:
         return plan, position
 
     def _with_new_tables(self, plan: PumpPlan) -> PumpPlan:
-        """Add the tables that the publication has got, whose rows are then read beside the log."""
+        """Add the tables that the publication has got, to be backfilled."""
         settings, server = self.settings, self.feed.server
         if settings.schema_changes != EVOLVE or plan.together is not None or plan.tables.chosen:
             return plan

@@ -199,7 +199,7 @@ class PumpRun:
             self.reports.warnings = tuple(feed.warnings())
 
     def _backfill(self, follower: SlotFollower, appender: Appender, backfills: Backfills) -> None:
-        """Append rows of a table that is read beside the log, between two commits."""
+        """Append the next chunk of a backfill, between two commits."""
         position = appender.position
         if position.part_rows:
             return

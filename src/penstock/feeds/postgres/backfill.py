@@ -1,4 +1,4 @@
-"""The rows of a table that are read in chunks beside the log, without rows that come twice or not at all.
+"""Backfill: existing rows of a table, read in chunks while its changes come, each row exactly once.
 
 The idea is that of watermarks (Andreakis and Papapanagiotou, "DBLog: A Watermark Based Change-Data-Capture
 Framework", 2020), made exact by PostgreSQL's snapshots: a chunk of the table comes with the set of
@@ -65,7 +65,7 @@ class _Gap:
 
 
 class Backfill:
-    """A table whose rows are read beside the log; the sieve of its :class:`RowReader`. Not thread-safe.
+    """The backfill of a table, and the sieve of its :class:`RowReader`; not thread-safe.
 
     Parameters
     ----------

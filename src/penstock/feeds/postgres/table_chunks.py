@@ -77,7 +77,7 @@ class TableChanged(Exception):
 
 
 def require_backfills(server: Server, publication: str) -> None:
-    """Refuse a server or a publication whose tables cannot be read beside the log.
+    """Refuse a server or a publication whose tables cannot be backfilled.
 
     Raises
     ------

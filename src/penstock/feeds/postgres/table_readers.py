@@ -70,7 +70,7 @@ class TableReaders:
     changes
         One of CHANGES.
     backfills
-        Tables whose rows are read beside the log, by name.
+        Backfills that are not complete, by table.
     """
 
     def __init__(
