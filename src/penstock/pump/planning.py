@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+import logging
+from dataclasses import dataclass, field, replace
 
 from penstock.arguments import in_quotes
-from penstock.errors import CheckpointMismatchError, InvalidInputError
+from penstock.errors import (
+    CheckpointMismatchError,
+    FeedUnavailableError,
+    InvalidInputError,
+    condition_of,
+)
 from penstock.feeds.postgres import PostgresFeed
 from penstock.feeds.postgres.catalog import Table, Tables, check_names, published
 from penstock.feeds.postgres.feed import OpenPostgresFeed
@@ -22,6 +28,8 @@ from penstock.queue.store import Store
 from penstock.store.database import Transaction
 from penstock.store.records import pumps
 from penstock.store.records.pumps import PumpPosition, PumpRecord
+
+log = logging.getLogger("penstock.pump")
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class PumpSettings:
     queues: QueueSettings
 
 
-@dataclass(frozen=True)
+@dataclass
 class Planner:
     """Plans a pump for the process that owns it."""
 
@@ -48,6 +56,8 @@ class Planner:
     store: Store
     owner: str
     feed: OpenPostgresFeed
+    left_out: dict[int, str] = field(default_factory=dict)
+    """New tables that cannot be backfilled: the stamps of their definitions by object id."""
 
     def plan(self) -> tuple[PumpPlan, PumpPosition]:
         """Return what the pump reads and how far it is; its queues are there."""
@@ -105,12 +115,15 @@ class Planner:
             for table in tables
             if table.relation.oid not in known.by_oid and table.name not in known.by_name
         ]
+        if new:
+            require_backfills(server, settings.feed.publication)
+        # A definition that changes after this is looked at again.
+        now = state_of(server, settings.feed.publication, known)
+        new = [table for table in new if self._can_be_read(table, now)]
         if not new:
             return plan
-        added = self._readable(plan.tables, new, domains)
-        state = plan.publication.with_tables(
-            [table.name for table in new], state_of(server, settings.feed.publication, added)
-        )
+        added = self._with(plan.tables, new, domains)
+        state = plan.publication.with_tables([table.name for table in new], now)
         names = {**plan.queues, **self._queue_names(added)}
         self._create_queues(names, replace(added, tables=added.tables[-len(new) :]))
         started = now_micros()
@@ -122,11 +135,28 @@ class Planner:
         self.store.database.run(lambda tx: self._keep(tx, plan), idempotent=True)
         return plan
 
-    def _readable(self, known: Tables, new: list[Table], domains: dict[int, tuple[int, int]]) -> Tables:
-        """Return the tables with new ones, whose rows can be read in the order of their keys."""
-        require_backfills(self.feed.server, self.settings.feed.publication)
-        for table in new:
+    def _can_be_read(self, table: Table, now: PublicationState) -> bool:
+        """Whether a new table can be read in the order of its key; others are left out until they can."""
+        try:
             KeyOrder.of(self.feed.server, table)
+        except FeedUnavailableError as error:
+            self.left_out[table.relation.oid] = now.stamps.get(table.name, "")
+            log.warning(
+                "pump %s leaves a new table out: %s",
+                self.settings.name,
+                error,
+                extra={
+                    "action": "table_left_out",
+                    "pump": self.settings.name,
+                    "table": table.name,
+                    "error": condition_of(error),
+                },
+            )
+            return False
+        return True
+
+    def _with(self, known: Tables, new: list[Table], domains: dict[int, tuple[int, int]]) -> Tables:
+        """Return the tables with new ones."""
         tables = replace(
             known, tables=(*known.tables, *new), several=True, domains={**known.domains, **domains}
         )

@@ -137,7 +137,8 @@ class PumpRun:
         """Append from the stored position on, on one connection to the server."""
         settings = self.settings
         with closing(settings.feed.open()) as feed:
-            plan, position = Planner(settings, self.store, self.owner, feed).plan()
+            planner = Planner(settings, self.store, self.owner, feed)
+            plan, position = planner.plan()
             backfills = Backfills(settings.feed, feed, plan, settings.name)
             self.reports.sink = f"queues {plan.listed()}"
             readers = TableReaders(
@@ -148,6 +149,7 @@ class PumpRun:
                 together=plan.together is not None,
                 changes=settings.schema_changes,
                 backfills=backfills.sieves,
+                left_out=planner.left_out,
             )
             targets = Targets.opened(self.store, plan.queues, readers.names)
             follower = SlotFollower(feed, readers)

@@ -299,11 +299,7 @@ class SlotFollower:
         )
         if self._readers.ignores_new_tables or self._readers.follows_new_tables:
             changes = [change for change in changes if not change.table or change.table in tables.by_name]
-        if self._readers.follows_new_tables:
-            self.has_new_tables = any(
-                oid not in tables.by_oid and name not in tables.by_name and now.columns[name]
-                for oid, name in now.names.items()
-            )
+        self.has_new_tables = self._readers.has_new_tables(now)
         unlogged.refuse(self._feed.name, changes, settings.accept or ())
         self._note_removed(now)
         self._readers.report_invalid()

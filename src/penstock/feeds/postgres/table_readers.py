@@ -71,6 +71,8 @@ class TableReaders:
         One of CHANGES.
     backfills
         Backfills that are not complete, by table.
+    left_out
+        Tables that are not read as long as their definitions have these stamps, by object id.
     """
 
     def __init__(
@@ -83,7 +85,9 @@ class TableReaders:
         together: bool,
         changes: str,
         backfills: Mapping[str, Backfill] | None = None,
+        left_out: Mapping[int, str] | None = None,
     ) -> None:
+        self._left_out = left_out or {}
         self._backfills = backfills or {}
         self._settings, self._server, self.state = settings, server, state
         self._together, self._changes = together, changes
@@ -113,6 +117,18 @@ class TableReaders:
     def follows_new_tables(self) -> bool:
         """Whether tables that the publication gets are read too."""
         return self._changes == EVOLVE and not self._together and not self.tables.chosen
+
+    def has_new_tables(self, now: PublicationState) -> bool:
+        """Whether the publication has tables that are to be read too."""
+        known = self.tables
+        return self.follows_new_tables and any(
+            oid not in known.by_oid
+            and name not in known.by_name
+            # A table without columns has no rows to read.
+            and now.columns[name]
+            and self._left_out.get(oid) != now.stamps[name]
+            for oid, name in now.names.items()
+        )
 
     def begin(self, part_version: int, part_rows: int) -> None:
         """Begin to read, after some rows of a commit; 0 and 0 for a whole one."""
