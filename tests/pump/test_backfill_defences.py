@@ -305,6 +305,23 @@ def test_many_keys_that_change_without_their_values_take_linear_time() -> None:
     assert min(seconds(80_000) for _ in range(3)) < 8 * 3 * max(few, 0.01)
 
 
+def test_a_pump_that_waits_for_a_locked_table_stops_at_once(
+    grown: Source, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pump = evolving(grown, store_url)
+    with running(pump) as failures:
+        await_queue(grown, store_url, failures)
+        add(grown)
+        with held_at(monkeypatch, 2) as (reached, released), psycopg.connect(grown.url) as other:
+            wait_until(lambda: failures or reached.is_set(), 60, "the second chunk")
+            other.execute(f"LOCK TABLE {grown.name}.added IN ACCESS EXCLUSIVE MODE".encode())
+            released.set()
+            wait_until(lambda: grown.rows("SELECT FROM pg_locks WHERE NOT granted"), 30, "the chunk waits")
+            pump.stop()
+            wait_until(lambda: not pump.status().active, 10, "the end of the pump")
+    assert not failures
+
+
 def test_a_table_without_columns_is_left_alone(
     grown: Source, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,9 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from penstock.errors import FeedUnavailableError, condition_of
 from penstock.feeds.postgres import PostgresFeed
@@ -38,6 +40,7 @@ _MOST_GAPS = 5_000
 _POLL_SECONDS = 0.5
 _CHANGE_SECONDS = 15.0
 """How long a change of a table may take to come in the log, or to be seen in the catalog."""
+_CANCEL_SECONDS = 0.2
 _WARN_SECONDS = 30.0
 """How long a backfill waits for transactions before a warning says for which."""
 
@@ -55,6 +58,7 @@ class ChunkReader:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"pump {name} backfill")
         self._feed: OpenPostgresFeed | None = None
         self._connection: Connection | None = None
+        self._last: Future[Any] | None = None
         self.seen: Visible | None = None
         """What was visible when it last looked, while it waits."""
 
@@ -63,20 +67,25 @@ class ChunkReader:
 
         Of one that is ended in the log, other sessions may not see the rows yet.
         """
-        return self._thread.submit(self._wait)
+        waiting = self._last = self._thread.submit(self._wait)
+        return waiting
 
     def read(self, tables: Tables, order: KeyOrder, after: Key | None, gaps: Sequence[Key]) -> Future[Chunk]:
         """Read the next rows of a table; the result may be the error TableChanged."""
-        return self._thread.submit(self._read, tables, order, after, gaps)
+        reading = self._last = self._thread.submit(self._read, tables, order, after, gaps)
+        return reading
 
     def close(self) -> None:
         """End; what is being read is given up."""
         self._closing.set()
-        connection = self._connection
-        if connection is not None:
-            with suppress(Exception):
-                connection.cancel()
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        # A cancellation that comes between two statements does nothing.
+        while self._last is not None and not self._last.done():
+            if self._connection is not None:
+                with suppress(Exception):
+                    self._connection.cancel()
+            futures.wait([self._last], _CANCEL_SECONDS)
+        self._thread.shutdown()
         if self._connection is not None:
             self._connection.close()
         if self._feed is not None:
