@@ -108,17 +108,19 @@ class Planner:
         settings, server = self.settings, self.feed.server
         if settings.schema_changes != EVOLVE or plan.together is not None or plan.tables.chosen:
             return plan
-        tables, domains = published(server, settings.feed.publication)
         known = plan.tables
+        # First: what changes after this is looked at again.
+        now = state_of(server, settings.feed.publication, known)
+        tables, domains = published(server, settings.feed.publication)
         new = [
             table
             for table in tables
-            if table.relation.oid not in known.by_oid and table.name not in known.by_name
+            if table.relation.oid not in known.by_oid
+            and table.name not in known.by_name
+            and now.names.get(table.relation.oid) == table.name
         ]
         if new:
             require_backfills(server, settings.feed.publication)
-        # A definition that changes after this is looked at again.
-        now = state_of(server, settings.feed.publication, known)
         new = [table for table in new if self._can_be_read(table, now)]
         if not new:
             return plan
