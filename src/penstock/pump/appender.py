@@ -20,8 +20,8 @@ from penstock.store.records import pumps
 from penstock.store.records.pumps import PumpPosition
 
 _ROOM = 16
-"""How far a position without rows stays behind the end of the log, where the next commit may begin: chunks of
-tables take positions in between. No record of a commit is as short.
+"""How far a position without rows stays behind the end of the log during backfills. The next commit may begin
+there, and chunks of tables take positions in between. No record of a commit is as short.
 """
 _CONFIRM_SECONDS = 1.0
 """How often a position without rows is noted, and confirmed to the server."""
@@ -101,7 +101,7 @@ class Appender:
             self._keep(tx, change)
         return True
 
-    def confirm(self, follower: SlotFollower, step: Step) -> None:
+    def confirm(self, follower: SlotFollower, step: Step, *, leaves_room: bool) -> None:
         """Let the server remove what is appended.
 
         Where the log goes on without rows of the tables, the pump is moved first: a store that is restored
@@ -111,7 +111,8 @@ class Appender:
         if step.complete is not None and step.sent_at is not None:
             self.reports.caught_up(step.sent_at)
         before, now = self.position, time.monotonic()
-        upto = max((step.complete or 0) - _ROOM, step.place.version)
+        room = _ROOM if leaves_room else 1
+        upto = max((step.complete or 0) - room, step.place.version)
         if upto <= before.version or before.part_rows or now - self._confirmed_at < _CONFIRM_SECONDS:
             return
         self._confirmed_at = now

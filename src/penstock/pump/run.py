@@ -187,7 +187,7 @@ class PumpRun:
                 for change in backfills.changes():
                     appender.change_state(change)
                 appender.append(received)
-                appender.confirm(follower, received)
+                appender.confirm(follower, received, leaves_room=bool(backfills.tables))
                 self.waits.reset()
             if backfills.tables:
                 self._backfill(follower, appender, backfills)
