@@ -175,7 +175,10 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_table_that_is_added_comes_with_its_rows_while_it_changes(
     grown: tuple[Source, Kind], store_url: str
 ) -> None:
-    source, kind = grown
+    add_while_it_changes(*grown, store_url)
+
+
+def add_while_it_changes(source: Source, kind: Kind, store_url: str) -> None:
     with running(evolving(source, store_url)) as failures:
         await_queue(source, store_url, failures)
         with changing(source, kind):
@@ -190,13 +193,7 @@ def test_chunks_have_positions_of_their_own_however_often_the_pump_moves_without
 ) -> None:
     monkeypatch.setattr(appender, "_CONFIRM_SECONDS", 0.0)
     monkeypatch.setattr(backfills, "_CHUNK_ROWS", 20)
-    source, kind = grown
-    with running(evolving(source, store_url)) as failures:
-        await_queue(source, store_url, failures)
-        with changing(source, kind):
-            add(source)
-            wait_until(lambda: failures or appended(source, store_url) > 2500, 60, "rows of the table")
-        await_rows(source, store_url, kind, failures)
+    add_while_it_changes(*grown, store_url)
 
 
 class Dies(Exception):

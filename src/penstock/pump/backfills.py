@@ -244,9 +244,9 @@ class Backfills:
         # Between two commits in the log, each of which takes more than one byte: another one may begin at the
         # chunk's position.
         version = max(chunk.position - 1, version + 1)
-        batches = self.sieves[table].complete(chunk, version)
         for sieve in self.sieves.values():
             sieve.forget(chunk.visible)
+        batches = self.sieves[table].complete(chunk, version)
         return self._noted(table, chunk, Step(PlaceInLog(version), {table: batches} if batches else {}))
 
     def _waits(self, reader: ChunkReader) -> bool:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
+
+import pyarrow as pa
+
+from penstock.reconciliation.postgres_sql import Bound
 
 T = TypeVar("T")
 
@@ -31,3 +35,26 @@ class PageSize:
             rows = self.rows
             yield keys[first : first + rows]
             first += rows
+
+
+def pages(read: Callable[[Bound | None, int], pa.Table], key: Sequence[str], rows: int) -> Iterator[pa.Table]:
+    """Yield all rows of a table as text, in the order of its key.
+
+    Parameters
+    ----------
+    read
+        Returns the rows after a key, up to a number of them.
+    rows
+        The rows of a page at most.
+    """
+    after: Bound | None = None
+    size = PageSize(rows)
+    while True:
+        count = size.rows
+        texts = read(after, count)
+        if texts.num_rows:
+            after = tuple(texts[name][-1].as_py() for name in key)
+            yield texts
+        if texts.num_rows < count:
+            return
+        size.read(texts.nbytes)

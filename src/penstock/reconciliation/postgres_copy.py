@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from penstock.feeds.postgres.table_rows import texts_of
 from penstock.feeds.postgres.values import from_text
-from penstock.reconciliation.paging import PageSize
+from penstock.reconciliation.paging import PageSize, pages
 from penstock.reconciliation.postgres_sql import COLUMNS, FORMS, Bound, Checksum, PostgresTable
 from penstock.reconciliation.rows import Key
 from penstock.reconciliation.sql_copy import SqlCopy
@@ -84,16 +84,10 @@ class PostgresCopy(SqlCopy):
         return self.store.database.run(read, write=False)
 
     def pages(self, rows: int) -> Iterator[pa.Table]:
-        after: Bound | None = None
-        size = PageSize(rows)
-        while True:
-            texts = self._copied(self.sql.rows(after, None, size.rows))
-            if texts.num_rows:
-                after = tuple(texts[name][-1].as_py() for name in self.key)
-                yield self._typed(texts)
-            if texts.num_rows < size.rows:
-                return
-            size.read(texts.nbytes)
+        def read(after: Bound | None, count: int) -> pa.Table:
+            return self._copied(self.sql.rows(after, None, count))
+
+        return map(self._typed, pages(read, self.key, rows))
 
     def find(self, keys: Sequence[Key]) -> Iterator[pa.Table]:
         size = PageSize(_KEYS_AT_ONCE)

@@ -24,7 +24,7 @@ from penstock.feeds.postgres.table_rows import (
     typed,
 )
 from penstock.feeds.postgres.values import from_text
-from penstock.reconciliation.paging import PageSize
+from penstock.reconciliation.paging import PageSize, pages
 from penstock.reconciliation.postgres_sql import COLUMNS, Bound, Checksum, PostgresTable
 from penstock.reconciliation.rows import Key, keys_of
 from penstock.store.postgres.connection import copied_out
@@ -219,17 +219,13 @@ class SourceTable:
 
     def pages(self, rows: int) -> Iterator[pa.Table]:
         """Yield all rows, in the order of the key and in short snapshots."""
-        after: Bound | None = None
-        size = PageSize(rows)
-        while True:
-            texts, _ = self._copied(self.sql.rows(after, None, size.rows), self.schema.names)
+
+        def read(after: Bound | None, count: int) -> pa.Table:
+            texts, _ = self._copied(self.sql.rows(after, None, count), self.schema.names)
             assert texts is not None
-            if texts.num_rows:
-                after = tuple(texts[name][-1].as_py() for name in self.key)
-                yield self._typed(texts)
-            if texts.num_rows < size.rows:
-                return
-            size.read(texts.nbytes)
+            return texts
+
+        return map(self._typed, pages(read, self.key, rows))
 
     def find(self, keys: Sequence[Key]) -> Iterator[FoundRows]:
         """Read the rows with some keys, a few at a time."""

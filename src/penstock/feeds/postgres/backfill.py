@@ -171,10 +171,9 @@ class Backfill:
     def complete(self, chunk: Chunk, version: int) -> list[pa.RecordBatch]:
         """Return the rows of a chunk, with later changes of them, as those of a commit.
 
-        All changes in the log before the chunk's position have to be read. Rows after these are held back
-        from then on.
+        All changes in the log before the chunk's position have to be read, and those that it shows
+        forgotten. Rows after these are held back from then on.
         """
-        self.forget(chunk.visible)
         if self.again:
             parts = [self._unchanged(chunk)]
             self.is_complete = not chunk.more
@@ -182,7 +181,7 @@ class Backfill:
             filled = self._fill(chunk)
             lacks = any((each.keyed.needs >= 0).any() for each in self._held)
             self.is_complete = not (chunk.more or self._gaps or lacks)
-            parts = [self._filled(chunk, filled), *self._later_changes(chunk, filled)]
+            parts = [self._filled(chunk, filled), *self._later_changes(chunk)]
         self.after = chunk.last or self.after
         if self.is_complete:
             self._held = []
@@ -213,7 +212,7 @@ class Backfill:
         keep |= _is_in(_joined(chunk.keys), filled)
         return chunk.rows.filter(pa.array(keep))
 
-    def _later_changes(self, chunk: Chunk, filled: Sequence[str]) -> list[pa.RecordBatch]:
+    def _later_changes(self, chunk: Chunk) -> list[pa.RecordBatch]:
         """Return the held changes of rows that a chunk has, and keep the others."""
         bound = chunk.last or self.after
         found, kept = [], []
@@ -221,7 +220,7 @@ class Backfill:
             held = (
                 np.zeros(len(each.keyed.transactions), bool)
                 if self.is_complete
-                else self._not_had(each.keyed, bound, filled)
+                else self._not_had(each.keyed, bound)
             )
             found.append(each.only(~held).rows)
             if held.any():
@@ -229,7 +228,7 @@ class Backfill:
         self._held = kept
         return [rows for rows in found if rows is not None]
 
-    def _not_had(self, rows: KeyedRows, bound: Key | None, filled: Sequence[str]) -> Mask:
+    def _not_had(self, rows: KeyedRows, bound: Key | None) -> Mask:
         """Return the mask of the changes of rows that no chunk has had, or that are to be read again."""
         held = self.order.after(self._server, bound, rows.keys)
         joined = _joined(rows.keys)

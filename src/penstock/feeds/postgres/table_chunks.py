@@ -151,7 +151,7 @@ def read_chunk(
                 count = len(messages)
                 if gaps:
                     clauses = order.clauses_of(connection, gaps, filtered)
-                    cursor = connection.cursor(row_factory=feed.server.psycopg.rows.tuple_row)
+                    cursor = connection.cursor(row_factory=psycopg.rows.tuple_row)
                     query = row_messages(table, clauses, without=gone)
                     cursor.execute(query.encode(), binary=True)
                     messages += [message for (message,) in cursor]
