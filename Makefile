@@ -16,6 +16,9 @@ VENV := .venv$(if $(SPARK),-spark-$(SPARK))
 BIN := $(VENV)/bin
 ARGS ?=
 
+# Where bytecode is not kept, each of the thousand processes that the tests start compiles every module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 WITH_JAVA = JAVA_HOME="$$(scripts/ensure_java.sh)" && export JAVA_HOME &&
 WITH_PG = $(if $(PG),PENSTOCK_TEST_PG_HOME="$$(scripts/ensure_postgres.sh $(PG))" && export PENSTOCK_TEST_PG_HOME &&)
 

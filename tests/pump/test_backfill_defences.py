@@ -97,7 +97,8 @@ def test_a_table_that_is_added_within_a_large_transaction_does_not_change_its_pa
         if dies:
             monkeypatch.setattr(appender, "append_commits", _dying_at(4))
         _write_large_transaction(grown)
-        wait_until(lambda: failures or f"{name}.added" in _queues(store_url), 60, "the new table")
+        # A pump may plan the new table before it reads the transaction.
+        wait_until(lambda: failures or (not dies and f"{name}.added" in _queues(store_url)), 60, "the new table")
     assert [type(each) for each in failures] == [Dies] * dies
     monkeypatch.undo()
     with running(evolving(grown, store_url)) as failures:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Annotated, Any, TextIO
 from urllib.parse import parse_qsl, unquote
 
 import typer
+from typer.main import get_command
 
 from penstock.arguments import brief
 from penstock.cli.commands import (
@@ -160,7 +162,7 @@ def run(arguments: Sequence[str]) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         with checked():
-            code: object = app(args=list(arguments), prog_name="penstock", standalone_mode=False)
+            code: object = _command_tree()(args=list(arguments), prog_name="penstock", standalone_mode=False)
             # Help and versions are printed by typer, not by a command.
             sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -178,6 +180,12 @@ def run(arguments: Sequence[str]) -> int:
         if not is_misuse(error):
             raise
         return _misused(error, as_json=as_json)
+
+
+@cache
+def _command_tree() -> Callable[..., object]:
+    # Built once, since a program may run many commands in one process.
+    return get_command(app)
 
 
 def warn_of_secrets(arguments: Sequence[str]) -> None:
