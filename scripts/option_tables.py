@@ -58,6 +58,8 @@ CHANGES = {
     "maxRowsPerTrigger": "rows in a micro-batch, rounded up to a whole commit",
     "rowsPerTask": "about how many rows a task reads",
     "readOnly": "a stream never reports to the feed how far it has read: a PostgreSQL slot does not advance",
+    "finalizedUntil": "a stream has a column `_finalized_until`: the [time before which it has all commits]"
+    "(feeds.md#how-complete-a-stream-is)",
 }
 
 # What a default that is no value means.

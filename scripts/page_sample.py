@@ -149,6 +149,7 @@ def query(
         "batch_duration_ms": None,
         "duration_ms": None,
         "watermark": None,
+        "finalized_until": None,
         "state_rows": None,
         "state_bytes": None,
         "last_error": None,

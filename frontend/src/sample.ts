@@ -68,6 +68,7 @@ export function query(parts: Partial<Query> = {}): Query {
     batch_duration_ms: null,
     duration_ms: null,
     watermark: null,
+    finalized_until: null,
     state_rows: null,
     state_bytes: null,
     last_error: null,

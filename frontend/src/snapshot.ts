@@ -92,6 +92,8 @@ export interface Query {
   batch_duration_ms: (Percentiles & { batches: number }) | null;
   duration_ms: Record<string, number> | null;
   watermark: string | null;
+  /** The time before which it has all commits of its change feeds. */
+  finalized_until: string | null;
   state_rows: number | null;
   state_bytes: number | null;
   last_error: { condition: string | null; message: string; at: string | null } | null;

@@ -7,12 +7,14 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import penstock
+from penstock.changes import finality
 from penstock.errors import (
     AlreadyExistsError,
     CheckpointMismatchError,
@@ -22,8 +24,10 @@ from penstock.errors import (
 )
 from penstock.feeds.postgres import following
 from penstock.feeds.queue_feed import QueueFeed
+from penstock.instants import moment_of
 from penstock.pump import appender
 from penstock.store.records import pumps
+from penstock.store.records.pumps import PumpPosition
 from tests.support.postgres_source import Source, open_transaction
 from tests.support.pumped import (
     TABLES,
@@ -345,3 +349,46 @@ def test_a_pump_needs_no_spark() -> None:
         "import penstock.feeds.queue_feed"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_time_before_which_all_commits_are_in_the_queues_goes_on(shop: Source, store_url: str) -> None:
+    pump = pump_of(shop, store_url)
+    feed = QueueFeed(f"{shop.name}.orders", store_url).open()
+
+    def passed(moment: object) -> bool:
+        known, read = pump.status().finalized_until, feed.finalized_until(feed.newest(-1))
+        assert isinstance(moment, datetime)
+        return known is not None and known >= moment and read is not None and moment_of(read) >= moment
+
+    with running(pump) as failures:
+        await_equal(store_url, shop, failures)
+        fill(shop, 501, 510)
+        # Also while nothing changes.
+        for _ in range(2):
+            ((moment,),) = shop.rows("SELECT clock_timestamp()")
+            wait_until(lambda moment=moment: failures or passed(moment), 30, "the time to go on")
+        assert not failures
+        assert is_equal(store_url, shop)
+    # A reader that is behind knows the time of what it has read.
+    first = next(iter(feed.commits(-1, 2**62)))
+    assert feed.finalized_until(first.version) == first.timestamp
+    # Later commits have no earlier time.
+    fill(shop, 511, 520)
+    known = feed.finalized_until(feed.newest(-1))
+    with running(pump_of(shop, store_url)) as failures:
+        await_equal(store_url, shop, failures)
+    assert list(feed.commits(-1, 2**62))[-1].timestamp >= known
+
+
+def test_a_pump_state_that_is_no_pumps_does_not_hinder_a_reader(shop: Source, store_url: str) -> None:
+    with running(pump_of(shop, store_url)) as failures:
+        await_equal(store_url, shop, failures)
+    feed = QueueFeed(f"{shop.name}.orders", store_url).open()
+    newest = feed.newest(-1)
+    with penstock.connect(store_url) as store:
+        for text in ("[]", "{", '{"queues": [1]}', '{"queues": {"a": {}}, "backfills": 1}'):
+            store.database.run(lambda tx, text=text: pumps.create_pump(tx, text, PumpPosition(0, 0), text))
+    known = feed.finalized_until(newest)
+    assert known is not None
+    assert finality.noted({}, known).keys() == {"finalizedUntil"}
+    assert finality.noted({}, 2**63 - 1) == {}

@@ -41,7 +41,7 @@ def test_a_run_is_recorded_from_start_to_end(store: penstock.Store) -> None:
     assert row.started_at == 5
     assert before - 5e6 < row.reported_at < before + 60e6
     first = QueryProgress(
-        7, 10, 8, {"p50": 1.5, "p90": 2.0, "p99": 3.0, "max": 4.0}, 230.0, {"addBatch": 5.0}, 9
+        7, 10, 8, {"p50": 1.5, "p90": 2.0, "p99": 3.0, "max": 4.0}, 230.0, {"addBatch": 5.0}, 9, 11
     )
     for progress in (first, QueryProgress(8, 5)):
         database.run(lambda tx, progress=progress: queries.report(tx, RUN, progress, source="rate"))
@@ -49,7 +49,7 @@ def test_a_run_is_recorded_from_start_to_end(store: penstock.Store) -> None:
         assert texts.durations == ('{"addBatch": 5.0}' if progress is first else "{}")
     one, two = _progress(store)
     assert (one.batch_id, one.rows_in, one.rows_out, one.p50, one.max) == (7, 10, 8, 1.5, 4.0)
-    assert (one.duration, one.watermark) == (230.0, 9)
+    assert (one.duration, one.watermark, one.finalized_until) == (230.0, 9, 11)
     assert (two.rows_out, two.p50, two.state_rows) == (None, None, None)
     (row,) = _listed(store)
     assert (row.rows_in, row.rows_out, row.source, row.sink) == (15, 8, "rate", "queue 'x'")

@@ -94,6 +94,7 @@ QUERY = "query set {} = ? where query_id = 'bad'"
         *((PROGRESS.format("warnings"), value) for value in ("x", DEEP, "5")),
         (PROGRESS.format("watermark"), HUGE),
         (PROGRESS.format("watermark"), -HUGE),
+        (PROGRESS.format("finalized_until"), HUGE),
         (QUERY.format("state"), "odd"),
         *((QUERY.format(column), HUGE) for column in ("started_at", "reported_at")),
         ("queue set key_columns = ? where name = 'bad'", "5"),

@@ -47,6 +47,7 @@ export function QueryDetail({ query, now }: { query: Query; now: string }) {
             ["Started", timed(query.started_at, now)],
             [filesOnly ? "Last written" : "Last heard", timed(query.updated_at, now)],
             ["Watermark", timed(query.watermark, now)],
+            ["All changes until", timed(query.finalized_until, now)],
             ["Latency", latency && percentiles(latency)],
             ["Micro-batch duration", batches && `${percentiles(batches)}, of the newest ${count(batches.batches)} reported`],
             ["State", keptState(query)],

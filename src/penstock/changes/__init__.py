@@ -8,6 +8,7 @@ from penstock.extras import lazy_names
 
 if TYPE_CHECKING:
     from penstock.changes.differences import diff as diff
+    from penstock.changes.finality import finalized_until as finalized_until
     from penstock.changes.post_processing import post_process as post_process
     from penstock.changes.reading import read as read
     from penstock.changes.reading import read_stream as read_stream
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "DEAD_LETTERS": "penstock.feeds.contract",
     "diff": "penstock.changes.differences",
+    "finalized_until": "penstock.changes.finality",
     "parse": "penstock.feeds.urls",
     "post_process": "penstock.changes.post_processing",
     "read": "penstock.changes.reading",
     "read_stream": "penstock.changes.reading",
 }
 
-__all__ = ["DEAD_LETTERS", "diff", "parse", "post_process", "read", "read_stream"]
+__all__ = ["DEAD_LETTERS", "diff", "finalized_until", "parse", "post_process", "read", "read_stream"]
 
 
 if not TYPE_CHECKING:

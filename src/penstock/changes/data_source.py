@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from penstock.changes import finality
 from penstock.changes.options import ENDING, STARTING, ChangeRange
 from penstock.errors import (
     CheckpointMismatchError,
@@ -47,7 +48,7 @@ _MOST = (1 << 63) - 1
 """The highest version."""
 LIMITS = ("maxCommitsPerTrigger", "maxRowsPerTrigger")
 BATCH = ("url", *STARTING, *ENDING, "rowsPerTask")
-STREAM = (*BATCH, *LIMITS, "readOnly")
+STREAM = (*BATCH, *LIMITS, "readOnly", "finalizedUntil")
 _PASSES = ("deduplicationmode", "computeupdates")
 _PLANNED = ("plan", "somecolumns")
 """Options that `changes.read` sets for its own reads."""
@@ -64,6 +65,8 @@ class ReadOptions:
     max_rows: int | None = None
     read_only: bool = False
     """Whether the feed is not notified of what has been read."""
+    finalized_until: bool = False
+    """Whether there is a column with the time before which the stream has all commits."""
     plan: str | None = field(default=None, repr=False)
     """The feed's plan, if it was described earlier."""
     some_columns: bool = False
@@ -90,6 +93,7 @@ def read_options(options: Mapping[str, str], known: Sequence[str], what: str) ->
         max_commits=read.value("maxCommitsPerTrigger", parse_positive),
         max_rows=read.value("maxRowsPerTrigger", parse_positive),
         read_only=read.value("readOnly", parse_boolean, False),
+        finalized_until=read.value("finalizedUntil", parse_boolean, False),
         plan=plan.text("plan"),
         some_columns=plan.value("someColumns", parse_boolean, False),
     )
@@ -104,8 +108,10 @@ class ChangesDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        with closing(parse(read_options(self.options, STREAM, "read").url).open()) as feed:
-            return to_struct(feed.describe().schema)
+        options = read_options(self.options, STREAM, "read")
+        with closing(parse(options.url).open()) as feed:
+            schema = feed.describe().schema
+        return to_struct(with_finality(schema) if options.finalized_until else schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return ChangesReader(read_options(self.options, BATCH, "batch read of changes"), schema)
@@ -114,12 +120,18 @@ class ChangesDataSource(DataSource):
         return ChangesStreamReader(read_options(self.options, STREAM, "streaming read of changes"), schema)
 
 
-class ChangesTask(InputPartition):
-    """A task of the feed, as Spark's partition."""
+def with_finality(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of a feed with the column for the time before which a stream has all commits."""
+    finality.refuse_column(schema.names)
+    return schema.append(finality.FIELD)
 
-    def __init__(self, task: Task) -> None:
+
+class ChangesTask(InputPartition):
+    """A task of the feed, as Spark's partition, and the time before which its micro-batch is complete."""
+
+    def __init__(self, task: Task, finalized: int | None = None) -> None:
         super().__init__(None)
-        self.task = task
+        self.task, self.finalized = task, finalized
 
 
 @without_tracebacks
@@ -137,11 +149,19 @@ class FeedReader:
         # Spark passes an empty partition if there are none.
         if isinstance(partition, ChangesTask):
             with closing(self._feed.open()) as opened:
-                yield from opened.read(partition.task, self._described()[1])
+                for batch in opened.read(partition.task, self._described()[1]):
+                    yield self._with_finality(batch, partition.finalized)
 
-    def _tasks(self, after: int, upto: int) -> list[InputPartition]:
+    def _with_finality(self, batch: pa.RecordBatch, finalized: int | None) -> pa.RecordBatch:
+        """Return a batch with the columns of the read, one of which may not be the feed's."""
+        if finality.COLUMN not in self._requested.names or not self._options.finalized_until:
+            return batch
+        time = pa.repeat(pa.scalar(finalized, finality.FIELD.type), batch.num_rows)
+        return batch.append_column(finality.FIELD, time).select(self._requested.names)
+
+    def _tasks(self, after: int, upto: int, finalized: int | None = None) -> list[InputPartition]:
         tasks = self._opened.tasks(after, upto, self._options.rows_per_task) if after < upto else ()
-        return [ChangesTask(task) for task in tasks]
+        return [ChangesTask(task, finalized) for task in tasks]
 
     def _described(self) -> tuple[str, pa.Schema]:
         """Return the feed's identity and the schema of the read."""
@@ -233,7 +253,9 @@ class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAva
         upto = self._admitted(after, self._capped(newest))
         if upto <= after:
             return start
-        return self._offset(after, upto, self._opened.stream_state(upto, state))
+        offset = self._offset(after, upto, self._opened.stream_state(upto, state))
+        times = finality.micros_in(start), self._opened.finalized_until(upto)
+        return finality.noted(offset, max((time for time in times if time is not None), default=None))
 
     def reportLatestOffset(self) -> Json | None:
         start = self._initial if self._initial is not None else self._opened.oldest()
@@ -246,7 +268,7 @@ class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAva
         after, upto = self._range(end)
         self._check_commit(end)
         self._note_end(upto)
-        return self._tasks(after, upto)
+        return self._tasks(after, upto, finality.micros_in(end))
 
     def _note_end(self, after: int) -> None:
         if self._ends_here:
@@ -322,6 +344,8 @@ class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAva
 
 
 def _read_schema(requested: StructType, description: Description, options: ReadOptions) -> pa.Schema:
+    if options.finalized_until:
+        requested = StructType([each for each in requested if each.name != finality.COLUMN])
     try:
         wanted = projection(requested, description.schema)
     except SchemaMismatchError as error:

@@ -8,10 +8,12 @@ from datetime import datetime
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from penstock.arguments import column_names, require
+from penstock.changes import finality
 from penstock.changes.data_source import BATCH, FORMAT, STREAM, ChangesDataSource, read_options
-from penstock.changes.options import ENDING, EVER, STARTING, ChangeOptions
+from penstock.changes.options import COMMIT, ENDING, EVER, STARTING, ChangeOptions, flag
 from penstock.changes.passes.passes import Passes
 from penstock.changes.passes.rows import ChangeRows
 from penstock.changes.passes.violations import check_rows
@@ -107,6 +109,7 @@ def read_stream(
     keep_watermark: bool = False,
     net_window: str | None = None,
     columns: str | Sequence[str] | None = None,
+    finalized_until: bool = False,
     options: Mapping[str, object] | None = None,
 ) -> DataFrame:
     """Read changes as a stream; each micro-batch holds whole commits.
@@ -140,6 +143,10 @@ def read_stream(
         commit from after its end has been read.
     columns
         The column or columns to read, as for :func:`read`.
+    finalized_until
+        Whether to add a column ``_finalized_until``: the time before which the stream has all commits of the
+        feed once the row's micro-batch is processed, NULL if that is not known. It is the same when the
+        micro-batch is repeated.
     options
         Further options of the data source: ``maxCommitsPerTrigger`` and ``maxRowsPerTrigger`` (rounded up to
         a whole commit), ``rowsPerTask``.
@@ -159,6 +166,7 @@ def read_stream(
             deduplication_mode, compute_updates, net_window, strategy, watermark_delay, keep_watermark
         ),
         streaming=True,
+        finalized_until=flag("finalized_until", finalized_until),
     )
 
 
@@ -172,6 +180,7 @@ def _changes(
     passes: ChangeOptions,
     *,
     streaming: bool,
+    finalized_until: bool = False,
 ) -> DataFrame:
     require("options", options, Mapping | None, "a mapping such as {'rowsPerTask': 100_000}")
     if any(str(name).lower() == "url" for name in options or ()):
@@ -181,6 +190,12 @@ def _changes(
     check_session(spark)
     feed = parse(feed) if isinstance(feed, str) else feed
     require("feed", feed, Feed, "a change feed, such as penstock.DeltaFeed('/data/orders'), or its URL")
+    if finalized_until and passes.net_changes and passes.net_window != COMMIT:
+        raise InvalidChangeOptionError(
+            "finalized_until is the time of one micro-batch, and the net changes of a window are of several: "
+            "leave it out, or set net_window='commit'",
+            option="finalizedUntil",
+        )
     bounds = dict(zip((*STARTING, *ENDING), (*starting, *ending), strict=True))
     texts = {name: _text(value) for name, value in {**bounds, **(options or {})}.items() if value is not None}
     # Checked now rather than when the query runs: these are the caller's errors.
@@ -197,6 +212,10 @@ def _changes(
     if columns is not None:
         names = column_names("columns", columns)
         schema = narrowed(schema, contract, names, case_sensitive=is_case_sensitive(spark))
+    if finalized_until:
+        finality.refuse_column(description.schema.names)
+        schema = StructType([*schema, *to_struct(pa.schema([finality.FIELD]))])
+        texts |= {"finalizedUntil": "true"}
     register_source(spark, ChangesDataSource)
     reader = spark.readStream if streaming else spark.read
     rows = reader.format(FORMAT).schema(schema).options(**texts, url=feed.url).load()

@@ -192,6 +192,14 @@ class OpenFeed(ABC):
         """
         return None
 
+    def finalized_until(self, upto: int) -> int | None:
+        """Return a time before which every commit is at most a version, in microseconds since 1970.
+
+        None if that is not known. Called after ``newest`` or ``stream_end``, with a version up to their
+        result. By default the time of the last commit, which is right where commit times never fall.
+        """
+        return max((commit.timestamp for commit in self.commits(upto - 1, upto, 1)), default=None)
+
     def warnings(self) -> Sequence[str]:
         """Return what is wrong with the system now, for people; called with each micro-batch."""
         return ()

@@ -46,7 +46,7 @@ from penstock.queue.maintenance import Retention
 from penstock.queue.queue import Queue
 from penstock.queue.store import open_store
 from penstock.store.database import Transaction
-from penstock.store.records import catalog, feed_commits
+from penstock.store.records import catalog, feed_commits, pumps
 from penstock.store.records.catalog import QueueRecord
 
 if TYPE_CHECKING:
@@ -74,6 +74,24 @@ class OpenQueueFeed(OpenFeed):
     def newest(self, after: int) -> int:
         newest = self._run(feed_commits.newest)
         return after if newest is None else max(after, newest.version)
+
+    def finalized_until(self, upto: int) -> int | None:
+        """Return the time of the last commit, or that up to which a pump knows of no later one."""
+
+        def found(tx: Transaction, queue: QueueRecord) -> int | None:
+            # First: what it appends after this has no earlier time.
+            pump = pumps.pump_of(tx, queue.name)
+            last = feed_commits.newest(tx, queue)
+            if last is not None and last.version > upto:
+                last, pump = feed_commits.newest(tx, queue, upto), None
+            times = [] if last is None else [last.timestamp]
+            if pump is not None:
+                if pump.copies(queue.name):
+                    return None
+                times.append(pump.position.timestamp)
+            return max(times, default=None)
+
+        return self._run(found)
 
     def commit_name(self, version: int) -> str | None:
         """Return the version and the time of the commit; of the one before it in a queue that lacks it."""

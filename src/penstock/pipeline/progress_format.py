@@ -8,6 +8,7 @@ from datetime import datetime
 
 from pyspark.errors import PySparkException
 
+from penstock.changes.finality import finalized_of
 from penstock.continuous.driver.progress import LATENCY
 from penstock.errors import PenstockError, QueryFailedError
 from penstock.instants import micros_of
@@ -52,6 +53,7 @@ def progress_of(
         latency=_latency((progress.get("sink") or {}).get("metrics") or {}),
         duration=durations.get("triggerExecution", progress.get("batchDuration")),
         durations=durations,
+        finalized_until=finalized_of(progress),
         watermark=_watermark((progress.get("eventTime") or {}).get("watermark")),
         state_rows=_sum(operators, "numRowsTotal"),
         state_bytes=_sum(operators, "memoryUsedBytes"),

@@ -105,18 +105,20 @@ class Appender:
         """Let the server remove what is appended.
 
         Where the log goes on without rows of the tables, the pump is moved first: a store that is restored
-        must never be behind the slot.
+        must never be behind the slot. Then the time is noted, too, up to which everything is appended; later
+        commits get no earlier one.
         """
         follower.confirm(self.position.version + 1)
-        if step.complete is not None and step.sent_at is not None:
-            self.reports.caught_up(step.sent_at)
+        finalized = follower.finalized_until or 0
+        if finalized:
+            self.reports.finalized(finalized)
         before, now = self.position, time.monotonic()
         room = _ROOM if leaves_room else 1
-        upto = max((step.complete or 0) - room, step.place.version)
-        if upto <= before.version or before.part_rows or now - self._confirmed_at < _CONFIRM_SECONDS:
+        upto = max((step.complete or 0) - room, step.place.version, before.version)
+        after = replace(before, version=upto, timestamp=max(before.timestamp, finalized))
+        if after == before or before.part_rows or now - self._confirmed_at < _CONFIRM_SECONDS:
             return
         self._confirmed_at = now
-        after = replace(before, version=upto)
         self.database.run(lambda tx: self._move(tx, before, after), idempotent=True)
         self.position, self._changes = after, []
         follower.confirm(after.version + 1)

@@ -7,12 +7,13 @@ import threading
 import uuid
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from penstock.arguments import refusal, require
 from penstock.errors import InvalidInputError
 from penstock.feeds.postgres import PostgresFeed
 from penstock.feeds.postgres.table_readers import CHANGES, REFUSE
+from penstock.instants import moment_of
 from penstock.pump.planning import PumpSettings
 from penstock.pump.reports import Reports
 from penstock.pump.run import PumpRun, Waits
@@ -38,8 +39,8 @@ class PumpStatus:
     """False while another process runs the pump, and this one waits to take it over."""
     commits: int
     rows: int
-    caught_up_to: datetime | None
-    """Every commit of the tables up to this time, by the server's clock, is in the queues; None if that is
+    finalized_until: datetime | None
+    """Every commit of the tables before this time, by the server's clock, is in the queues; None if that is
     not known.
     """
 
@@ -72,9 +73,9 @@ class Pump:
     schema_changes
         What to do when a table gets or loses columns, or the publication gets a table. ``refuse``: end before
         the first commit with such rows. ``evolve``: the queue gets new columns, and columns that are gone are
-        NULL from then on; a new table gets a queue with all of its rows, which are read while the pump goes
-        on with the others (a backfill), and is left out, with a warning, while it has no key. ``ignore``: new
-        columns and tables are left out. Columns that are renamed, that get another type, or that belong to
+        NULL from then on; a new table gets a queue with all of its rows, which are read beside the changes of
+        all tables (a backfill), and is left out, with a warning, while it has no key. ``ignore``: new columns
+        and tables are left out. Columns that are renamed, that get another type, or that belong to
         the key are always refused, and so are such changes of a table without a key, or where one queue has
         the rows of all tables.
     partitions
@@ -159,8 +160,8 @@ class Pump:
         if reports is None:
             return PumpStatus(False, 0, 0, None)
         totals = reports.totals
-        upto = totals.caught_up_to
-        moment = None if upto is None else datetime.fromtimestamp(upto / 1_000_000, UTC)
+        until = totals.finalized_until
+        moment = None if until is None else moment_of(until)
         return PumpStatus(True, totals.commits, totals.rows, moment)
 
     def _attempt(self, waits: Waits) -> bool:

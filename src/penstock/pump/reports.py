@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from penstock.instants import now_micros
 from penstock.redaction import shown
 from penstock.store.database import Transaction
 from penstock.store.records import queries
-from penstock.store.records.queries import PUMP, QueryError, QueryProgress, QueryRun
+from penstock.store.records.queries import HEARTBEAT_SECONDS, PUMP, QueryError, QueryProgress, QueryRun
 
 _PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 _MOST_COMMITS = 10_000
@@ -27,8 +28,8 @@ class Totals:
 
     commits: int
     rows: int
-    caught_up_to: int | None
-    """The server's time up to which every commit is appended, in microseconds since 1970; None if it is not
+    finalized_until: int | None
+    """The server's time before which every commit is appended, in microseconds since 1970; None if it is not
     known.
     """
 
@@ -74,6 +75,8 @@ class Reports:
         self._run = QueryRun(number, owner, name, PUMP, now_micros(), source)
         self._totals, self._news = Totals(0, 0, None), News()
         self._appends = 0
+        self._report_at = 0.0
+        """When to report that there is nothing new."""
         self.sink: str | None = None
         """What it appends to; None until that is planned."""
         self.warnings: tuple[str, ...] = ()
@@ -90,14 +93,14 @@ class Reports:
         milliseconds = (now_micros() - commits) / 1000
         with self._lock:
             total = self._totals
-            self._totals = Totals(total.commits + len(commits), total.rows + rows, total.caught_up_to)
+            self._totals = Totals(total.commits + len(commits), total.rows + rows, total.finalized_until)
             self._news += News(rows, (milliseconds,) if len(commits) else ())
             self._appends += 1
 
-    def caught_up(self, upto: int) -> None:
-        """Note the server's time up to which everything is appended."""
+    def finalized(self, until: int) -> None:
+        """Note the server's time before which everything is appended."""
         with self._lock:
-            self._totals = replace(self._totals, caught_up_to=upto)
+            self._totals = replace(self._totals, finalized_until=until)
 
     def begin(self, tx: Transaction) -> None:
         """Report that the process begins."""
@@ -115,12 +118,18 @@ class Reports:
 
     def report(self, tx: Transaction, news: News) -> None:
         """Report that the process is alive, and what it has appended."""
-        progress = None
-        if news.rows:
-            with self._lock:
-                number, upto = self._appends, self._totals.caught_up_to
+        progress, now = None, time.monotonic()
+        with self._lock:
+            number, until = self._appends, self._totals.finalized_until
+        if news.rows or (until is not None and now >= self._report_at):
+            self._report_at = now + HEARTBEAT_SECONDS
             progress = QueryProgress(
-                number, news.rows, news.rows, news.percentiles(), watermark=upto, warnings=self.warnings
+                number,
+                news.rows,
+                news.rows,
+                news.percentiles(),
+                finalized_until=until,
+                warnings=self.warnings,
             )
         queries.report(tx, self._run, progress, sink=self.sink)
 

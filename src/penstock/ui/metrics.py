@@ -82,6 +82,11 @@ _OF_QUERIES = (
     _Kind("query_state_rows", "Rows in a query's state.", "state_rows"),
     _Kind("query_state_bytes", "Bytes of a query's state.", "state_bytes"),
     _Kind("query_watermark_timestamp_seconds", "A query's watermark.", _moment("watermark")),
+    _Kind(
+        "query_finalized_until_timestamp_seconds",
+        "Time before which a query has all commits of its change feeds.",
+        _moment("finalized_until"),
+    ),
     _Kind("query_updated_timestamp_seconds", "Time of a query's last report.", _moment("updated_at")),
 )
 _STATE = _Kind("query_state", "1 for the state that a query is in.", "is_in_state")

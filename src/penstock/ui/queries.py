@@ -38,8 +38,9 @@ STATES = (FAILED, SILENT, RUNNING, FILES_ONLY, STOPPED)
 _UNKNOWN: Json = dict.fromkeys(
     (
         "id", "run_id", "name", "engine", "state", "batch", "unit", "rows_in", "rows_out",
-        "rows_in_per_second", "latency_ms", "batch_duration_ms", "duration_ms", "watermark", "state_rows",
-        "state_bytes", "last_error", "spark_ui", "checkpoint", "source", "sink", "started_at", "updated_at",
+        "rows_in_per_second", "latency_ms", "batch_duration_ms", "duration_ms", "watermark",
+        "finalized_until", "state_rows", "state_bytes", "last_error", "spark_ui", "checkpoint", "source",
+        "sink", "started_at", "updated_at",
     )
 )  # fmt: skip
 
@@ -215,6 +216,7 @@ def _progress(tracked: _Tracked, query: Json, now: int) -> Json:
         "batch_duration_ms": tracked.batch_durations.summary() if _is_micro_batch(last) else None,
         "duration_ms": None if texts is None else _durations(texts, f"a report of query {query['id']}"),
         "watermark": iso(last.watermark) or query["watermark"],
+        "finalized_until": iso(last.finalized_until),
         "state_rows": last.state_rows,
         "state_bytes": query["state_bytes"] if last.state_bytes is None else last.state_bytes,
     }

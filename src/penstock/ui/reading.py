@@ -111,6 +111,7 @@ class ProgressRow(Protocol):
     max: float
     duration: float | None
     watermark: int | None
+    finalized_until: int | None
     state_rows: int | None
     state_bytes: int | None
     is_micro_batch: bool

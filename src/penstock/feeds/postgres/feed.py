@@ -20,6 +20,7 @@ from penstock.feeds.postgres.server import START_OVER, Server, ServerGone, Sessi
 from penstock.feeds.postgres.settings import FeedSettings
 from penstock.feeds.postgres.slot import OpenTransactions, Slot, SlotLag, SlotState
 from penstock.feeds.postgres.snapshot import Snapshot, SnapshotPiece, Snapshots
+from penstock.feeds.postgres.times_of_log import TimesOfLog
 from penstock.feeds.protocol import Commit, Description, OpenFeed, PlannedRead
 from penstock.json_text import Json
 
@@ -166,6 +167,9 @@ class OpenPostgresFeed(OpenFeed):
         self._flushed = 0
         self._searched: tuple[int, int] | None = None
         """The version, and the end of the log, with which the lookahead last found nothing."""
+        self._times = TimesOfLog()
+        self._known_upto = 0, 0
+        """The end that was found last, and the version up to which there are no commits after it."""
         if planned is not None and planned.plan is not None:
             self._use(Tables.from_json(planned.plan))
 
@@ -201,6 +205,12 @@ class OpenPostgresFeed(OpenFeed):
         state, snapshot = self.slot.state(), self.snapshots.find()
         # Later commits begin at the end of the log or after it.
         self._flushed, upto = state.flushed, state.flushed - 1
+        self._times.note(state.written - 1, state.now)
+        found = self._found(after, upto, state, snapshot)
+        self._known_upto = found, max(found, upto)
+        return found
+
+    def _found(self, after: int, upto: int, state: SlotState, snapshot: Snapshot | None) -> int:
         if snapshot is not None and after < snapshot.version:
             return max(upto, snapshot.version)
         if after < self._oldest(state, snapshot):
@@ -233,7 +243,13 @@ class OpenPostgresFeed(OpenFeed):
         start = after if snapshot is None else max(after, min(snapshot.version, upto))
         end = self._lookahead.end(start, upto, state, rows_before=start > after)
         self._searched = searched if end == after else None
+        if end < upto:
+            self._known_upto = end, end
         return end
+
+    def finalized_until(self, upto: int) -> int | None:
+        end, known = self._known_upto
+        return self._times.before(known if upto == end else upto)
 
     def stream_state(self, upto: int, state: Json | None) -> Json | None:
         return state if self._lookahead is None else self._lookahead.state_at(upto, state)

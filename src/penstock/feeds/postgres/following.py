@@ -25,6 +25,7 @@ from penstock.feeds.postgres.rows import skipped_commits
 from penstock.feeds.postgres.snapshot import SnapshotPiece
 from penstock.feeds.postgres.table_readers import TableReaders
 from penstock.feeds.postgres.timelines import left_at, other_history
+from penstock.feeds.postgres.times_of_log import TimesOfLog
 
 _PART_BYTES = 32 << 20
 """The messages of a transaction that is not complete are kept up to this size; then its rows are read."""
@@ -32,6 +33,7 @@ _PIECE_ROWS = 50_000
 _MOST_NAME = 63
 """Bytes of an application's name that the server keeps."""
 _CHECK_SECONDS = 5.0
+_TIME_SECONDS = 1.0
 _END = 2**63 - 1
 
 
@@ -58,8 +60,6 @@ class Step:
     """The rows by table; those of all tables under ALL if they come in one form."""
     complete: int | None = None
     """The position up to which everything has come, with these rows; None if that is not known."""
-    sent_at: int | None = None
-    """The server's time then, in microseconds since 1970."""
 
     def add(self, rows: Mapping[str, Sequence[pa.RecordBatch]]) -> None:
         """Add later rows."""
@@ -98,6 +98,8 @@ class SlotFollower:
         """The position up to which everything has been returned by :meth:`read`."""
         self._unkept = False
         """Whether the state has changed since it was kept."""
+        self._times = TimesOfLog()
+        self._time_at = 0.0
 
     def copy(self, after: PlaceInLog) -> Iterator[Step]:
         """Yield the rows of the initial copy, if it is there and not all of it was read before."""
@@ -202,11 +204,12 @@ class SlotFollower:
         assert self._stream is not None
         if self._failure is not None:
             raise self._failure
+        self._note_time()
         received = self._stream.read(wait)
         messages = self._whole(received)
         if not messages and received.complete is None:
             return None
-        step = Step(complete=received.complete, sent_at=received.sent_at)
+        step = Step(complete=received.complete)
         if messages:
             self._read_to(messages, step)
         self.reached = max(self.reached, step.complete or 0, step.place.version)
@@ -228,6 +231,22 @@ class SlotFollower:
             step.add(self._readers.decode(self._decoder, messages))
         step.place = self._place(messages[-1])
         self._require_continued(messages, step.place)
+
+    def _note_time(self) -> None:
+        now = time.monotonic()
+        if now >= self._time_at:
+            self._time_at = now + _TIME_SECONDS
+            (row,) = self._feed.server.fetch("position")
+            self._times.note(int(row.position) - 1, int(row.now))
+
+    @property
+    def finalized_until(self) -> int | None:
+        """The server's time before which every commit has been returned by :meth:`read`; None if not known.
+
+        In microseconds since 1970. It does not follow from the server's signs of life, which have the current
+        time however far it is behind in reading its log.
+        """
+        return self._times.before(self.reached)
 
     def _place(self, last: bytes) -> PlaceInLog:
         version = self._decoder.version

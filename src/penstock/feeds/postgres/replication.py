@@ -43,8 +43,6 @@ class Received:
     """How many of the messages belong to transactions that are complete."""
     complete: int | None
     """Everything before this position was sent; None if the server has not said."""
-    sent_at: int | None
-    """The server's time when it said so, in microseconds since 1970."""
     bytes: int = 0
     """The size of the messages."""
 
@@ -77,7 +75,7 @@ class ReplicationStream:
         ServerGone
             When the connection is closed.
         """
-        received = Received([], 0, None, None)
+        received = Received([], 0, None)
         with self._server.translating():
             self._take(received)
             if not received.bytes and received.complete is None:
@@ -120,8 +118,7 @@ class ReplicationStream:
                     if message[0] == COMMIT:
                         received.whole = len(messages)
                 elif kind == _KEEPALIVE:
-                    position, sent_at, reply = _KEEPALIVE_BODY.unpack_from(data, 1)
-                    received.complete, received.sent_at = position, sent_at + _EPOCH * 1_000_000
+                    received.complete, _, reply = _KEEPALIVE_BODY.unpack_from(data, 1)
                     wanted |= bool(reply)
             elif length == 0:
                 break

@@ -50,6 +50,10 @@ class SlotState:
     """Commits from here on can still be read."""
     ready: bool = True
     """False while the server is creating the slot."""
+    written: int = 0
+    """The end of the log, which need not be on disk yet."""
+    now: int = 0
+    """The server's time before that, in microseconds since 1970."""
 
     @property
     def lag(self) -> SlotLag:
@@ -118,7 +122,13 @@ class Slot:
             raise self._server.lost_slot(row.reason or f"wal_status is {row.wal_status}")
         if row.confirmed is None:
             return SlotState(int(row.flushed), int(row.flushed), 0, ready=False)
-        state = SlotState(int(row.flushed), int(row.restart), int(row.confirmed))
+        state = SlotState(
+            int(row.flushed),
+            int(row.restart),
+            int(row.confirmed),
+            written=int(row.written),
+            now=int(row.now),
+        )
         self._warn(state.lag)
         return state
 

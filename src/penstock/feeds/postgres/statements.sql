@@ -111,7 +111,8 @@ ORDER BY t.name;
 -- name: position
 -- The end of the log, with all that can be seen in the catalog now.
 SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END - '0/0'
-    AS position, pg_is_in_recovery() AS standby;
+    AS position, pg_is_in_recovery() AS standby,
+    (extract(epoch FROM statement_timestamp()) * 1000000)::bigint AS now;
 
 -- name: transaction
 SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next,
@@ -230,6 +231,10 @@ ORDER BY t.schemaname, t.tablename, a.attnum;
 SELECT current_database() AS here,
     CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END - '0/0'
         AS flushed,
+    -- All that others could see at this time is before the end of the log.
+    CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END - '0/0'
+        AS written,
+    (extract(epoch FROM statement_timestamp()) * 1000000)::bigint AS now,
     (SELECT count(*) > 0 FROM pg_publication WHERE pubname = :publication) AS published,
     s.plugin, s.slot_type AS type, s.database, s.active_pid AS pid,
     s.restart_lsn - '0/0' AS restart, s.confirmed_flush_lsn - '0/0' AS confirmed,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.errors import ProducerFencedError, PumpNotFoundError
+from penstock.errors import ProducerFencedError, PumpNotFoundError, StoreError
 from penstock.json_text import Json, parse_record
 from penstock.store.database import Row, Transaction
 
@@ -24,7 +24,7 @@ class PumpPosition:
     version: int
     """The last commit all of whose rows are appended."""
     timestamp: int
-    """The time of the last commit with rows, in microseconds since 1970; never falls."""
+    """The time before which all commits are appended, in microseconds since 1970; never falls."""
     part_version: int = 0
     """The commit after it of which some rows are appended; 0 if there is none."""
     part_rows: int = 0
@@ -62,6 +62,29 @@ class PumpRecord:
         """Whether a process runs it, as far as anybody can know."""
         # A sign of life in the future is from before the clock was set back.
         return bool(self.owner) and abs(now - self.alive_at) < ALIVE_SECONDS * 1_000_000
+
+    def copies(self, queue: str) -> bool:
+        """Whether rows that were there before are still being read for the first time into a queue."""
+        queues = self._part("queues")
+        running = [each for table, each in self._part("backfills").items() if queues.get(table) == queue]
+        return not all(isinstance(each, dict) and each.get("again") is True for each in running)
+
+    def appends_to(self, queue: str) -> bool:
+        """Whether a queue is one of the pump's."""
+        return queue in self._part("queues").values()
+
+    def _part(self, name: str) -> Json:
+        """Return a part of the state by name; nothing if the state is not as a pump has written it."""
+        try:
+            part = self.state.get(name)
+        except StoreError:
+            part = None
+        return part if isinstance(part, dict) else {}
+
+
+def pump_of(tx: Transaction, queue: str) -> PumpRecord | None:
+    """Return the pump that appends to a queue."""
+    return next((record for record in list_pumps(tx) if record.appends_to(queue)), None)
 
 
 def find_pump(tx: Transaction, name: str) -> PumpRecord | None:

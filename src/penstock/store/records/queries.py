@@ -43,8 +43,8 @@ class QueryProgress:
     """The progress of a query since its last report; what is not known is None or empty.
 
     Latency, duration and durations (by phase) are milliseconds of the newest micro-batch or epoch, and the
-    watermark is microseconds since 1970. Warnings are problems of the systems that it reads from, without
-    secrets.
+    watermark is microseconds since 1970, and so is the time before which it has all commits of its change
+    feeds. Warnings are problems of the systems that it reads from, without secrets.
     """
 
     batch_id: int
@@ -54,6 +54,7 @@ class QueryProgress:
     duration: float | None = None
     durations: Mapping[str, float] = field(default_factory=dict)
     watermark: int | None = None
+    finalized_until: int | None = None
     state_rows: int | None = None
     state_bytes: int | None = None
     warnings: tuple[str, ...] = ()
@@ -119,6 +120,7 @@ def _insert(tx: Transaction, run: QueryRun, progress: QueryProgress, now: int) -
         duration=progress.duration,
         durations=json.dumps(dict(progress.durations)),
         watermark=progress.watermark,
+        finalized_until=progress.finalized_until,
         state_rows=progress.state_rows,
         state_bytes=progress.state_bytes,
         warnings=json.dumps(progress.warnings) if progress.warnings else None,

@@ -710,11 +710,11 @@ where query_id = :query_id and run_id = :run_id;
 
 -- name: insert_query_progress
 insert into penstock.query_progress
-    (query_id, reported_at, run_id, batch_id, rows_in, rows_out, p50, p90, p99, max, duration, durations, watermark, state_rows,
-     state_bytes, warnings)
+    (query_id, reported_at, run_id, batch_id, rows_in, rows_out, p50, p90, p99, max, duration, durations, watermark,
+     finalized_until, state_rows, state_bytes, warnings)
 values
     (:query_id, :now, :run_id, :batch_id, :rows_in, :rows_out, :p50, :p90, :p99, :max, :duration, :durations, :watermark,
-     :state_rows, :state_bytes, :warnings)
+     :finalized_until, :state_rows, :state_bytes, :warnings)
 on conflict (query_id, reported_at) do nothing;
 
 -- A report under a clock that was ahead would be the newest for long.
@@ -758,7 +758,7 @@ with listed as (
 )
 select
     substr(p.query_id, 1, 65) as query_id, p.reported_at, substr(p.run_id, 1, 64) as run_id, p.batch_id, p.rows_in, p.rows_out,
-    p.p50, p.p90, p.p99, p.max, p.duration, p.watermark, p.state_rows, p.state_bytes,
+    p.p50, p.p90, p.p99, p.max, p.duration, p.watermark, p.finalized_until, p.state_rows, p.state_bytes,
     substr(p.durations, 1, 4000) like '%"triggerExecution"%' as is_micro_batch
 from listed as l
 cross join penstock.query_progress as p

@@ -310,6 +310,7 @@ create table penstock.query_progress (
     duration    double precision,
     durations   text   not null,
     watermark   bigint,
+    finalized_until bigint,
     state_rows  bigint,
     state_bytes bigint,
     warnings    text,

@@ -305,6 +305,7 @@ create table penstock.query_progress (
     duration    real,
     durations   text    not null,
     watermark   integer,
+    finalized_until integer,
     state_rows  integer,
     state_bytes integer,
     warnings    text,
