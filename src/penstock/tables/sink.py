@@ -38,15 +38,17 @@ from penstock.store.url import parse_url
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.continuous import TableSinkDriver
 from penstock.tables.delta.changes_writer import accepted_changes, changes_writer
+from penstock.tables.delta.schema import DeltaLayout, add_columns, new_columns, rows_layout
 from penstock.tables.delta.writer import DeltaWriter, accepted_rows, delta_writer
 from penstock.tables.names import TableName, resolve
 from penstock.tables.row_checks import require_row_id, tie_breakers
-from penstock.tables.sql import apply, ddl
+from penstock.tables.sql import apply, ddl, evolution
 from penstock.tables.sql.writer import CHANGES, TableWriter
 from penstock.tables.unchanged_values import UnchangedValues
 
 MODES = ("append", "update", "complete")
 _SCD_TYPES = (1, 2)
+REFUSE, EVOLVE, IGNORE = SCHEMA_CHANGES = ("refuse", "evolve", "ignore")
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,10 @@ class TableSink(Sink, ContinuousSink):
     sequence_by
         The column that orders the changes of a key; by default ``_commit_version``. A change with a lower
         value than one that was applied before is dropped.
+    schema_changes
+        What to do when a query starts whose rows have columns that the table lacks. ``refuse`` them;
+        ``evolve``: add the columns, and in PostgreSQL widen types that are too narrow; or ``ignore``: leave
+        the columns out. Output mode complete replaces the table's columns in any case.
     """
 
     format: ClassVar[str] = "penstock table"
@@ -99,6 +105,7 @@ class TableSink(Sink, ContinuousSink):
     apply_changes: bool = field(default=False, kw_only=True)
     scd_type: int = field(default=1, kw_only=True)
     sequence_by: str | None = field(default=None, kw_only=True)
+    schema_changes: str = field(default=REFUSE, kw_only=True)
 
     def __post_init__(self) -> None:
         check_name("table", self.name)
@@ -116,6 +123,13 @@ class TableSink(Sink, ContinuousSink):
             check_name("app", self.app_id)
         for flag in ("allow_new_checkpoint", "allow_new_sink", "apply_changes"):
             require(flag, getattr(self, flag), bool, "True or False")
+        if self.schema_changes not in SCHEMA_CHANGES:
+            raise InvalidOptionError(
+                f"schema_changes is {' or '.join(SCHEMA_CHANGES)}, not {in_quotes(self.schema_changes)}."
+                f"{did_you_mean(str(self.schema_changes), SCHEMA_CHANGES)}",
+                condition="INVALID_OPTION.VALUE",
+                option="schema_changes",
+            )
         self._check_changes()
 
     def _check_changes(self) -> None:
@@ -240,6 +254,8 @@ class TableSink(Sink, ContinuousSink):
                     option="guarantee",
                 )
             place = DeltaPlace.of(url, self.name)
+            if self.schema_changes == EVOLVE and output_mode != "complete":
+                add_columns(place, self._delta_layout(frame.schema, place))
             if self.apply_changes:
                 return changes_writer(
                     frame, place, self.keys, self._order, self.scd_type, guarantee, location, self.app_id
@@ -263,8 +279,31 @@ class TableSink(Sink, ContinuousSink):
         )
 
     def stream_writer(self, rows: DataFrame, settings: WriteSettings) -> DataStreamWriter:
+        if self.schema_changes == IGNORE and settings.output_mode != "complete":
+            rows = rows.drop(*self._new_columns(rows))
         write = self.writer(rows, settings.guarantee, settings.output_mode, settings.checkpoint)
         return rows.writeStream.foreachBatch(write).option("checkpointLocation", settings.checkpoint)
+
+    def _new_columns(self, rows: DataFrame) -> list[str]:
+        """Return the columns of a query that the table lacks."""
+        url = self.place(rows.sparkSession)
+        if is_delta(url):
+            place = DeltaPlace.of(url, self.name)
+            layout = self._delta_layout(rows.schema, place)
+            return new_columns(layout, place.find())
+
+        def found(tx: Transaction) -> list[str]:
+            layout = self._layout(resolve(tx, self.name), rows.schema, self.keys, tx.dialect)
+            return evolution.new_columns(tx, layout)
+
+        with connect(url) as store:
+            return store.database.run(found, write=False)
+
+    def _delta_layout(self, schema: StructType, place: DeltaPlace) -> DeltaLayout:
+        """Return the layout of the table for rows of a schema."""
+        if self.apply_changes:
+            return accepted_changes(schema, place, self.keys, self._order, self.scd_type).table
+        return rows_layout(schema, self.keys)
 
     @property
     def description(self) -> str:
@@ -285,6 +324,14 @@ class TableSink(Sink, ContinuousSink):
     ) -> TableSinkDriver:
         url = self.place(spark)
         self._require_append_only(url, guarantee, output_mode)
+        if self.schema_changes == IGNORE:
+            raise ContinuousRefusedError(
+                "a continuous query does not leave out columns: use schema_changes='refuse' or 'evolve', or "
+                "select the table's columns",
+                condition="CONTINUOUS_REFUSED.SINK",
+                sink="TableSink",
+                table=self.name,
+            )
         check_reach(url, spark.conf.get("spark.master", None))
         return self.driver(url, query_id, exactly_once=guarantee == "exactly_once")
 
@@ -379,6 +426,8 @@ class TableSink(Sink, ContinuousSink):
 
         def work(tx: Transaction) -> Layout:
             layout = self._layout(resolve(tx, self.name), schema, keys, tx.dialect)
+            if self.schema_changes == EVOLVE and output_mode != "complete":
+                evolution.evolve(tx, layout)
             if self.apply_changes:
                 apply.prepare(tx, layout)
             else:

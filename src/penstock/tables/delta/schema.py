@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,8 @@ from penstock.lake.storage import DeltaPlace, library
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
+log = logging.getLogger("penstock.tables")
+_ATTEMPTS = 10
 _SIMPLE = (
     spark.BooleanType,
     spark.ByteType,
@@ -94,6 +98,34 @@ def match_table(place: DeltaPlace, layout: DeltaLayout, table: DeltaTable) -> De
     renamed = dict(zip(layout.schema.names, names, strict=True))
     schema = pa.schema([field.with_name(name) for field, name in zip(layout.schema, names, strict=True)])
     return DeltaLayout(schema, tuple(renamed[key] for key in layout.keys))
+
+
+def new_columns(layout: DeltaLayout, table: DeltaTable | None) -> list[str]:
+    """Return the columns of the rows that a table lacks; none if it does not exist."""
+    if table is None:
+        return []
+    existing = [field.name for field in table.schema().fields]
+    return [name for name in layout.schema.names if _match(name, existing) is None]
+
+
+def add_columns(place: DeltaPlace, layout: DeltaLayout) -> None:
+    """Add the columns of the rows that the table lacks, in one commit; a key is never added."""
+    deltalake, conflict = library("deltalake"), library("deltalake.exceptions").CommitFailedError
+    for _ in range(_ATTEMPTS):
+        table = place.find()
+        names = [name for name in new_columns(layout, table) if name not in layout.keys]
+        if table is None or not names:
+            return
+        with suppress(conflict), place.translating_errors(beside=(conflict,)):
+            fields = deltalake.Schema.from_arrow(pa.schema([layout.schema.field(name) for name in names]))
+            table.alter.add_columns(fields.fields)
+            log.info(
+                "the Delta table %s is changed to take new rows: add column %s",
+                place.shown,
+                ", ".join(names),
+                extra={"action": "table_evolves", "table": place.shown, "columns": names},
+            )
+            return
 
 
 def _is_supported(kind: spark.DataType) -> bool:

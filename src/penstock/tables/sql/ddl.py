@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pyarrow.types as pat
@@ -159,8 +158,7 @@ def drop_table(tx: Transaction, layout: Layout) -> None:
 def differences(layout: Layout, existing: ExistingTable, *, complete: bool) -> list[str]:
     """Describe what keeps the rows from going into the table, or from replacing all of its rows."""
     names = {column.name for column in layout.columns}
-    if layout.dialect == "sqlite":
-        existing = _respelled(existing, names)
+    existing = spelled_as(existing, layout)
     described = [_difference(column, existing, layout) for column in layout.columns]
     extra = set(existing.types) - names if complete else existing.required - names
     why = "" if complete else " is NOT NULL without a default, and"
@@ -171,9 +169,11 @@ def differences(layout: Layout, existing: ExistingTable, *, complete: bool) -> l
     return [difference for difference in described if difference]
 
 
-def _respelled(existing: ExistingTable, names: Iterable[str]) -> ExistingTable:
+def spelled_as(existing: ExistingTable, layout: Layout) -> ExistingTable:
     """Return the definition with names as the rows spell them: SQLite ignores the case of ASCII letters."""
-    spelling = {name.encode().lower(): name for name in names}
+    if layout.dialect != "sqlite":
+        return existing
+    spelling = {column.name.encode().lower(): column.name for column in layout.columns}
 
     def respelled(name: str) -> str:
         return spelling.get(name.encode().lower(), name)
@@ -193,7 +193,7 @@ def _difference(column: Column, existing: ExistingTable, layout: Layout) -> str:
         return f"the table has no column {in_quotes(column.name)}{fix}"
     if takes(column, kind, layout.dialect):
         return ""
-    wider = is_wider(column, kind, layout.dialect)
+    wider = needs_wider(column, kind, layout.dialect)
     fix = f" ({alter} alter column {column.sql} type {column.declared})" if wider else ""
     return f"the table's column {in_quotes(column.name)} is {kind}, and the rows need {column.sql_type}{fix}"
 
@@ -201,6 +201,11 @@ def _difference(column: Column, existing: ExistingTable, layout: Layout) -> str:
 def takes(column: Column, kind: str, dialect: str) -> bool:
     """Whether an existing column of a type, in SQLite of an affinity, holds a column's values as they are."""
     return _sqlite_takes(column, kind) if dialect == "sqlite" else _postgres_takes(column.sql_type, kind)
+
+
+def needs_wider(column: Column, kind: str, dialect: str) -> bool:
+    """Whether an existing column can be altered to take a column's values, and has to be."""
+    return not takes(column, kind, dialect) and is_wider(column, kind, dialect)
 
 
 def is_wider(column: Column, kind: str, dialect: str) -> bool:

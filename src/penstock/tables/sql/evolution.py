@@ -1,0 +1,64 @@
+"""Changes of a SQL table's columns, so that it takes rows with new columns or wider types."""
+
+from __future__ import annotations
+
+import logging
+
+from penstock.errors import TableRefusedError
+from penstock.store.database import Transaction
+from penstock.tables.columns import Column, Layout
+from penstock.tables.sql import ddl
+
+log = logging.getLogger("penstock.tables")
+_DEPENDED_ON = ("0A000", "2BP01")
+"""A view, a rule or a policy uses the column."""
+
+
+def evolve(tx: Transaction, layout: Layout) -> None:
+    """Add the columns that the table lacks, and widen those whose type is too narrow for the rows.
+
+    A key is never added. Rows that are there have NULL in new columns.
+    """
+    existing = ddl.find_table(tx, layout.name)
+    if existing is None:
+        return
+    types = ddl.spelled_as(existing, layout).types
+    changes = []
+    for column in layout.stored.columns:
+        kind = types.get(column.name)
+        if kind is None and not column.key:
+            changes.append(_alter(tx, layout, column, f"add column {column.sql} {column.declared}"))
+        elif kind is not None and ddl.needs_wider(column, kind, tx.dialect):
+            changes.append(_alter(tx, layout, column, f"alter column {column.sql} type {column.declared}"))
+    if changes:
+        log.info(
+            "the table %s is changed to take new rows: %s",
+            layout.name.sql,
+            ", ".join(changes),
+            extra={"action": "table_evolves", "table": layout.name.sql, "columns": changes},
+        )
+
+
+def new_columns(tx: Transaction, layout: Layout) -> list[str]:
+    """Return the columns of the rows that the table lacks; none if it does not exist."""
+    existing = ddl.find_table(tx, layout.name)
+    if existing is None:
+        return []
+    types = ddl.spelled_as(existing, layout).types
+    return [column.name for column in layout.stored.columns if not column.key and column.name not in types]
+
+
+def _alter(tx: Transaction, layout: Layout, column: Column, change: str) -> str:
+    """Change the table; return the change."""
+    statement = f"alter table {layout.name.sql} {change}"
+    try:
+        tx.execute(statement)
+    except Exception as error:
+        if getattr(error, "sqlstate", None) not in _DEPENDED_ON:
+            raise
+        raise TableRefusedError(
+            f"the column {column.sql} of {layout.name.sql} needs another type for the rows, and a view or a "
+            f"policy uses it: drop that, run {statement}, and create it again",
+            condition="TABLE_REFUSED.DEPENDED_ON",
+        ) from error
+    return change
