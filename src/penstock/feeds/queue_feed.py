@@ -48,6 +48,7 @@ from penstock.queue.store import open_store
 from penstock.store.database import Transaction
 from penstock.store.records import catalog, feed_commits, pumps
 from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.feed_commits import FeedCommit
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -61,6 +62,9 @@ class OpenQueueFeed(OpenFeed):
 
     def __init__(self, name: str, queue: str, store: str) -> None:
         self.name, self._queue, self._store = name, queue, store
+        self._last: FeedCommit | None = None
+        self._no_later_before: int | None = None
+        """The newest commit at the last look, and the time before which its pump knew of no later one."""
 
     def describe(self, after: int | None = None) -> Description:
         store = open_store(self._store, verify=True)
@@ -72,26 +76,15 @@ class OpenQueueFeed(OpenFeed):
         return self._run(feed_commits.oldest)
 
     def newest(self, after: int) -> int:
-        newest = self._run(feed_commits.newest)
-        return after if newest is None else max(after, newest.version)
+        self._last, self._no_later_before = self._run(_newest)
+        return after if self._last is None else max(after, self._last.version)
 
     def finalized_until(self, upto: int) -> int | None:
-        """Return the time of the last commit, or that up to which a pump knows of no later one."""
-
-        def found(tx: Transaction, queue: QueueRecord) -> int | None:
-            # First: what it appends after this has no earlier time.
-            pump = pumps.pump_of(tx, queue.name)
-            last = feed_commits.newest(tx, queue)
-            if last is not None and last.version > upto:
-                last, pump = feed_commits.newest(tx, queue, upto), None
-            times = [] if last is None else [last.timestamp]
-            if pump is not None:
-                if pump.copies(queue.name):
-                    return None
-                times.append(pump.position.timestamp)
-            return max(times, default=None)
-
-        return self._run(found)
+        """Return the time of the last commit, or that before which its pump knows of no later one."""
+        if self._last is not None and self._last.version > upto:
+            last = self._run(lambda tx, queue: feed_commits.newest(tx, queue, upto))
+            return None if last is None else last.timestamp
+        return self._no_later_before
 
     def commit_name(self, version: int) -> str | None:
         """Return the version and the time of the commit; of the one before it in a queue that lacks it."""
@@ -99,7 +92,7 @@ class OpenQueueFeed(OpenFeed):
         return None if commit is None else f"{commit.version}@{commit.timestamp}"
 
     def commits(self, after: int, upto: int, rows: int | None = None) -> Iterator[Commit]:
-        def page(tx: Transaction, queue: QueueRecord) -> list[feed_commits.FeedCommit]:
+        def page(tx: Transaction, queue: QueueRecord) -> list[FeedCommit]:
             self._require_kept(tx, queue, after)
             return feed_commits.page(tx, queue, after, upto)
 
@@ -149,6 +142,19 @@ class OpenQueueFeed(OpenFeed):
                 after=after,
                 oldest=oldest,
             )
+
+
+def _newest(tx: Transaction, queue: QueueRecord) -> tuple[FeedCommit | None, int | None]:
+    """Return the newest commit, and the time before which there is no later one, if that is known."""
+    # First: what a pump appends after this has no earlier time.
+    pump = pumps.pump_of(tx, queue.name)
+    last = feed_commits.newest(tx, queue)
+    times = [] if last is None else [last.timestamp]
+    if pump is not None:
+        if pump.copies(queue.name):
+            return last, None
+        times.append(pump.position.timestamp)
+    return last, max(times, default=None)
 
 
 class _WriterLookup:
