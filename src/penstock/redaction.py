@@ -24,183 +24,11 @@ _USER = re.compile(r"//[^\s/:@]*:")
 _USER_INFO = r"""(\b(?:https?|nats)://)[^\s/?#@:"'<>,\\]++(?=@|:(?:x-oauth-basic)?@"""
 _TOKEN_IN_URL = re.compile(rf"{_USER_INFO})", re.IGNORECASE)
 _TOKEN_IN_CUT_URL = re.compile(rf"{_USER_INFO}|(?::[a-z-]{{0,13}}+)?\Z)", re.IGNORECASE)
-_PEM = r"[A-Z0-9 ]{0,40}?PRIVATE KEY(?: BLOCK)?-----"
-_PRIVATE_KEY = re.compile(rf"(-----BEGIN {_PEM}).*?(?=-----END {_PEM}|\Z)", re.DOTALL)
-# With the prefix of a literal in SQL or Python. A quote that is not closed is redacted to the end of the
-# text.
-_QUOTED = (
-    r"""(?:(?:[BEFNRUX]|[BR]{2}|U&)?(?:"(?:[^"\\]|\\.)*+"?|'(?:[^'\\]|\\.)*+'?)"""
-    r"""|\$\w*+\$[^$]*+(?:\$\w*+\$)?+)"""
-)
-# JSON inside JSON has backslashes before its quotes.
-_ESCAPED = r"""(?:\\++["'][^"'\\]*+(?:\\++["'])?+)"""
-
-
-# Names such as password_file and password_env, whose value is readable.
-_OF_NO_PLACE = r"(?<!_file)(?<!_env)"
-
-
-def _named(words: str) -> str:
-    """Return a pattern for a name that contains one of the words, with the quote around it."""
-    return rf"""(?<![\w.?&-])(?=[\w.-]*?(?:{words}))[\w.-]++{_OF_NO_PLACE}\\*+["']?+[ \t]*+"""
-
-
-# A quoted value, as in JSON and SQL, ends with its quote. Any other may contain blanks, as in libpq's
-# keyword strings and in YAML, so that it is redacted to the end of the line, which in YAML may be the next
-# one.
-_PASSWORD = re.compile(
-    rf"({_named('password|passphrase')}(?::[ \t]*+)?+){_QUOTED}"
-    rf"|({_named('password|passphrase')}:[ \t]*+(?:[|>][+-]?+)?+\r?\n[ \t]++)[^\n]*"
-    rf"|({_named('password|passphrase')}[=:])[^\n]*",
-    re.IGNORECASE | re.DOTALL,
-)
-# The first line is of names that are also options of commands. Then headers such as
-# Ocp-Apim-Subscription-Key, but not the keys of tables. The last one is that of Azure's signed URLs; as part
-# of a longer word it means something else.
-_OPTIONS = (
-    "secret|token|credential|passwd|pwd|passcode"
-    "|(?:access|api|private|account|storage|master|customer)[._-]?key"
-)
-# Names such as db_pass; other ones that end in the same way, such as forward_pass, mean a pass over data.
-_PASS_OF = (
-    "db", "database", "user", "admin", "root", "mysql", "mariadb", "postgres", "postgresql", "pg", "sql",
-    "oracle", "mongo", "redis", "rabbitmq", "smtp", "mail", "ftp", "ssh", "ldap", "http", "proxy", "auth",
-    "login", "account", "service", "app", "api", "key", "store", "ssl", "tls",
-)  # fmt: skip
-# Looking for the rare word first, and then at what is before it, is much faster.
-_PASS = rf"pass(?![\w.-])(?:{'|'.join(f'(?<={word}pass)|(?<={word}[._-]pass)' for word in _PASS_OF)})"
-_KEYS = (
-    rf"{_OPTIONS}|authorization|signature"
-    rf"|{_PASS}"
-    r"|(?<!primary)(?<!foreign)(?<!partition)(?<!sort)(?<!row)(?<!public)(?<!unique)-key(?![\w.-])"
-    r"|(?:(?<![^\W_])|(?<=%26|%3F))sig(?![^\W_])"
-)
-_SECRETS = f"password|passphrase|{_KEYS}"
-_OTHER = re.compile(
-    rf"({_named(_KEYS)}[=:]\s*+(?:(?:bearer|basic)\s++)?+)(?:{_QUOTED}|{_ESCAPED}|[^\s,;&)}}\]]+)",
-    re.IGNORECASE | re.DOTALL,
-)
-_IN_QUERY = re.compile(
-    rf"([?&](?=[\w.-]{{0,100}}?(?:password|{_KEYS}))[\w.-]{{1,200}}{_OF_NO_PLACE}=)[^\s&'\")]*", re.IGNORECASE
-)
-# Headers whose whole value is secret, to the end of the line unless it is quoted with its name.
-_HEADER_NAME = r"(?<![\w.?&-])(?:(?:proxy-)?authorization|(?:set-)?cookie)"
-_HEADER = re.compile(
-    rf"""((?<=["']){_HEADER_NAME}["'][ \t]*+[=:][ \t]*+){_QUOTED}"""
-    rf"""|({_HEADER_NAME}\\*+["']?+[ \t]*+[=:][ \t]*+)[^\n]+""",
-    re.IGNORECASE | re.DOTALL,
-)
-# One that names a file or a variable is readable.
-_OPTION_NAME = (
-    rf"--?+(?!no-)(?=[\w.-]*?(?:password|passphrase|{_OPTIONS}))[\w.-]++"
-    r"(?<!file)(?<!path)(?<!dir)(?<!env)(?<!name)(?<!id)(?<!url)"
-)
-# A name and its value in a tuple or a list of two, and an option and its value in the list of a command.
-_PAIR = re.compile(
-    rf"""([(\[]\s*+[bu]?["'](?=[\w.-]*?(?:password|passphrase|cookie|{_KEYS}))[\w.-]++["']\s*+,\s*+)"""
-    rf"""{_QUOTED}(?=\s*+(?:[)\]]|\Z))"""
-    rf"""|(["']{_OPTION_NAME}["']\s*+,\s*+){_QUOTED}"""
-    # A user and a password, as Python's HTTP clients take them.
-    rf"""|((?<![^\W_])auth["']?+\s*+[=:]\s*+[(\[]\s*+{_QUOTED}\s*+,\s*+){_QUOTED}""",
-    re.IGNORECASE | re.DOTALL,
-)
-# What may follow a name in a sentence or in a usage message.
-_WORD = (
-    r"(?:[-<]|(?:a|an|and|are|as|at|because|but|by|can|cannot|does|for|from|has|have|if|in|instead|is|it|may|must"
-    r"|needs?|not|of|on|options?|or|password|requires?|secret|should|takes|than|that|the|to|token|was|were|when"
-    r"|which|with|without)(?![^\s.,;:!?)\]]))"
-)
-# An option with its value, and a setting of Spark with its value, as in spark-defaults.conf.
-_SETTING_NAME = rf"spark\.(?=[\w.-]*?(?:password|{_OPTIONS}))[\w.-]++{_OF_NO_PLACE}"
-_OPTION = re.compile(
-    rf"((?<![\w.?&-])(?:{_OPTION_NAME}|{_SETTING_NAME})[ \t]++)"
-    rf"(?!{_WORD}|[=:,]|->)(?:{_QUOTED}|\S++)",
-    re.IGNORECASE | re.DOTALL,
-)
-# A map and a tuple of Scala, and an object or an element with a name and a value.
-_ENTRY = re.compile(
-    rf"({_named(_SECRETS)}->[ \t]*+)[^\s,;)}}\]]++"
-    rf"|(\((?=[\w.-]*?(?:{_SECRETS}))[\w-]++[.][\w.-]++{_OF_NO_PLACE},)[^\s,)]++"
-    rf"""|(["']name["']\s*+:\s*+["'](?=[\w.-]*?(?:{_SECRETS}))[\w.-]++["']\s*+,\s*+["']value["']\s*+:\s*+)"""
-    rf"{_QUOTED}"
-    rf"|(<name>\s*+(?=[\w.-]*?(?:{_SECRETS}))[\w.-]++\s*+</name>\s*+<value>)[^<]++",
-    re.IGNORECASE | re.DOTALL,
-)
-# Percent-encoded as part of a URL, even twice; the value ends with an encoded &.
-_ENCODED = re.compile(
-    rf"""((?<![\w.-])(?=[\w.-]*?(?:{_SECRETS}))[\w.-]++%(?:25)*+3D)"""
-    r"""(?:[^\s&'")%]|%(?!(?:25)*+26))*+""",
-    re.IGNORECASE,
-)
-# A header's value without its name, which may be cut off, and libpq's variable as some programs print it.
-# Words of a sentence are no secrets.
-_ALONE = re.compile(
-    r"(\b(?i:bearer)[ \t]++)(?:[\w.~+/=-]{8,}+|[\w.~+/=-]++\Z)"
-    r"|(\bPGPASSWORD[ \t]++)(?!(?:and|for|from|in|is|or|to)\b)\S++"
-    # MySQL's and Oracle's password of a user, and that of a setting such as DB_PASS.
-    rf"|(\b(?i:identified[ \t]++by[ \t]++(?:password[ \t]++)?+))(?i:{_QUOTED})"
-    r"|(\b(?i:user[ \t]++[\w.@%-]++[ \t]++identified[ \t]++by[ \t]++))[^\s;]++"
-    r"|((?<![^\W_])(?i:pass)=)[^\s,;&)}\]]++"
-)
-# Tokens that are known by their beginning: of GitHub, GitLab, Slack, Stripe, OpenAI and DigitalOcean, and
-# JSON Web Tokens. Those of Hugging Face, npm and Google are recognised by their length, too, since names such
-# as npm_config_cache begin in the same way. The last ones are Slack's webhooks.
-_TOKEN = re.compile(
-    r"(\b(?:gh[oprsu]_|github_pat_|glpat-|xox[abeprs]-|[rs]k[-_](?:live|proj|test|ant)[-_]|do[opr]_v1_"
-    r"|eyJ(?=[\w-]*+\.eyJ)))[\w.-]++"
-    r"|(\b(?:hf|npm)_)[A-Za-z0-9]{20,}+"
-    r"|(\bAIza)[\w-]{20,}+"
-    r"""|(hooks\.slack(?:-gov)?\.com(?:/|%2F)(?:services|triggers|workflows)(?:/|%2F))[^\s"'<>)\]&,;]++"""
-)
-# Passwords that are recognised only in the arguments of a command: a pattern for the command and the rest of
-# its line, including continued lines, and one for the passwords there.
-_COMMAND = r"""(?<![\w.-]){}(?:\.exe)?(?=[\s"'])(?:[^\n\\]|\\.)*+"""
-# Blanks between an option and its value, also in a list of arguments.
-_GAP = r"""(?:["']?+[ \t]*+,[ \t]*+|=|[ \t]|\\\r?\n)*+"""
-_CURL_USER = rf"(?<![\w-])(?:-[A-Za-z]{{0,6}}?[uU]|--(?:proxy-)?user){_GAP}"
-_CURL_FORMS = (
-    rf"""({_CURL_USER}"[^":]{{0,256}}+:)[^"]++""",
-    rf"""({_CURL_USER}'[^':]{{0,256}}+:)[^']++""",
-    rf"""({_CURL_USER}[^\s:"']{{0,256}}+:(?!//))[^\s"',\]]++""",
-)
-_IN_COMMANDS = [
-    (re.compile(_COMMAND.format(names), re.DOTALL), re.compile(secret))
-    for names, secret in (
-        ("curl", "|".join(_CURL_FORMS)),
-        # What follows "-p" and a blank is the name of a database. A number and a colon are Docker's ports.
-        (
-            "(?:mysql|mariadb)[a-z-]{0,16}",
-            r"""((?<![\w-])-p)(?!\d++:)(?:"[^"]++"?|'[^']++'?|[^\s"'.,;:)\]][^\s"',\]]*+)""",
-        ),
-        (
-            "(?:sqlplus|sqlldr|expdp|impdp|rman)",
-            r"""((?<![^\s"'=])[A-Za-z][\w$#]{0,127}+/)[^\s/@"']{1,128}+(?=@|\Z)""",
-        ),
-    )
-]
-_ORACLE_URL = re.compile(r"""(\bjdbc:oracle:[a-z0-9]{1,8}:[^\s/@:"']{1,128}+/)(?:"[^"]++"?|[^\s@"',;)]++)""")
-# A line of a pgpass file. Addresses of IPv6 look similar.
-_PGPASS_FIELDS = (
-    r"(?![0-9A-Fa-f:]*+(?![\w*.-]))"
-    r"""[^\s:"'`]{1,255}+:(?:\d{4,5}|\*):(?:[A-Za-z_][\w.$-]{0,62}+|\*):(?:[A-Za-z_][\w.@$-]{0,62}+|\*):"""
-)
-_PGPASS = re.compile(
-    rf"""(^{_PGPASS_FIELDS})[^\s][^\r\n]*+|((?<=[\s"'`]){_PGPASS_FIELDS})[^\s"'`]++""", re.MULTILINE
-)
-# An element of XML. A usage message has names in such brackets, too.
-_XML = re.compile(
-    rf"(<(?=[\w:.-]*?(?:password|passphrase|{_OPTIONS}))[\w:.-]++[^<>/]*+>)"
-    r"(?:(?![\s\])|])[^<]++|[ \t\r]*+\n[^<]++(?=</|<?\Z))",
-    re.IGNORECASE,
-)
 # The literals of PostgreSQL's SQL; one that is not closed is cut off there.
 _LITERAL = re.compile(
     r"""(?<![\w$])[eE]'(?:[^'\\]|''|\\.)*+(?:'|\\?\Z)|'(?:[^']|'')*+'?|(?<![\w$])\$(\w*+)\$.*?(?:\$\1\$|\Z)""",
     re.DOTALL,
 )
-_PATTERNS = (
-    _PGPASS, _ORACLE_URL, _ENTRY, _XML, _PAIR, _PASSWORD, _HEADER, _OTHER, _OPTION, _ALONE, _TOKEN,
-)  # fmt: skip
 SHORTEST_SECRET = 4
 """Characters of a secret that is looked for in a text; a shorter one would redact letters everywhere."""
 _SCHEME = r"\bpostgres(?:ql)?://"
@@ -226,16 +54,18 @@ def without(text: str, secret: str) -> str:
 
 def redact(text: str, secrets: Sequence[str] = ()) -> str:
     """Return a text without passwords, keys and tokens; of a very long text, the beginning."""
+    from penstock import secret_patterns as patterns
+
     for secret in secrets:
         text = without(text, secret)
     cut = len(text) > SEARCHED_CHARACTERS
     # Private keys first: a name whose value ends with its line would leave their further lines.
-    shown = _PRIVATE_KEY.sub(r"\1***", text[:SEARCHED_CHARACTERS])
+    shown = patterns.PRIVATE_KEY.sub(r"\1***", text[:SEARCHED_CHARACTERS])
     shown = without_user_info(shown, cut=cut)
-    shown = _ENCODED.sub(r"\1***", _IN_QUERY.sub(r"\1***", shown))
-    for command, password in _IN_COMMANDS:
+    shown = patterns.ENCODED.sub(r"\1***", patterns.IN_QUERY.sub(r"\1***", shown))
+    for command, password in patterns.IN_COMMANDS:
         shown = command.sub(partial(_starred_inside, password), shown)
-    for pattern in _PATTERNS:
+    for pattern in patterns.PATTERNS:
         shown = pattern.sub(_starred, shown)
     return f"{shown}…" if cut else shown
 
