@@ -41,7 +41,14 @@ def test_a_run_is_recorded_from_start_to_end(store: penstock.Store) -> None:
     assert row.started_at == 5
     assert before - 5e6 < row.reported_at < before + 60e6
     first = QueryProgress(
-        7, 10, 8, {"p50": 1.5, "p90": 2.0, "p99": 3.0, "max": 4.0}, 230.0, {"addBatch": 5.0}, 9, 11
+        7,
+        10,
+        8,
+        {"p50": 1.5, "p90": 2.0, "p99": 3.0, "max": 4.0},
+        230.0,
+        {"addBatch": 5.0},
+        9,
+        finalized_until=11,
     )
     for progress in (first, QueryProgress(8, 5)):
         database.run(lambda tx, progress=progress: queries.report(tx, RUN, progress, source="rate"))

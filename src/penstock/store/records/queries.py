@@ -54,10 +54,10 @@ class QueryProgress:
     duration: float | None = None
     durations: Mapping[str, float] = field(default_factory=dict)
     watermark: int | None = None
-    finalized_until: int | None = None
     state_rows: int | None = None
     state_bytes: int | None = None
     warnings: tuple[str, ...] = ()
+    finalized_until: int | None = None
 
 
 @dataclass(frozen=True)
