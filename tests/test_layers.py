@@ -34,6 +34,7 @@ def test_the_contract_against_spark_lists_every_module_below_it() -> None:
                 "folders",
                 "parallel",
                 "redaction",
+                "secret_patterns",
             ),
             *("arrow", "objects", "store", "queue", "commit"),
         )
