@@ -6,7 +6,7 @@ import json
 import pickle
 import random
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,9 +120,19 @@ def everything(feed: OpenPostgresFeed, after: int | None = None) -> list[Row]:
     return changes(feed, after, feed.newest(after))
 
 
-def apply(rows: Sequence[Row], key: Sequence[str], columns: Sequence[str], state: dict[object, Row]) -> None:
-    """Play change rows onto a table; what is not known stays as it is, also where the key changes."""
+def apply(
+    rows: Sequence[Row],
+    key: Sequence[str],
+    columns: Sequence[str],
+    state: dict[object, Row],
+    unchecked: Collection[str] = (),
+) -> None:
+    """Play change rows onto a table; what is not known stays as it is, also where the key changes.
+
+    The old values of an update have to be those of the table, but for the columns that are ``unchecked``.
+    """
     gone: Row = {}
+    checked = [name for name in columns if name not in unchecked]
     for row in rows:
         assert row["_change_type"] in ("insert", "delete", "update_preimage", "update_postimage")
         place = tuple(row[name] for name in key)
@@ -131,7 +141,7 @@ def apply(rows: Sequence[Row], key: Sequence[str], columns: Sequence[str], state
         else:
             assert place in state, row
         if row["_change_type"] == "update_preimage":
-            assert state[place] == {name: row[name] for name in columns}, row
+            assert {name: state[place][name] for name in checked} == {name: row[name] for name in checked}, row
         elif row["_change_type"] == "delete":
             gone = state.pop(place)
         else:

@@ -25,10 +25,13 @@ TYPES = (
 NAMES = ("v", "w", "x")
 FLOAT4 = 700
 """The object id of ``real``, whose values the driver reads as the nearest double precision."""
+COLUMNS = "id int not null, code int not null, v int, w text, PRIMARY KEY (id)"
 ROWS = (
     "insert", "insert", "insert", "update", "update", "update_key", "delete", "transaction",
     "prepare", "resolve",
 )  # fmt: skip
+LARGE_ROWS = ("large", "large", "subtransactions", "subtransactions", "rolled_back")
+"""What is done to rows in transactions of many statements, with texts that are too long for their rows."""
 DEFINITIONS = (
     "add", "add_default", "drop", "rename", "retype", "exchange", "replace", "identity", "key",
     "rename_key", "truncate", "recreate",
@@ -64,6 +67,10 @@ class ChangingTables:
     """Whether there is a prepared transaction."""
     unlogged: int | None = None
     """From which moment on rows may have come or gone without being logged."""
+    form: str = COLUMNS
+    """The columns of the table that is there at the beginning."""
+    others: tuple[str, ...] = ("u",)
+    """The names of tables that may come and go."""
 
     @property
     def table(self) -> str:
@@ -78,7 +85,7 @@ class ChangingTables:
         # A prepared transaction keeps its locks.
         self.source.run("SET lock_timeout = '100ms'")
         self.source.run(
-            f"CREATE TABLE {name}.t (id int not null, code int not null, v int, w text, PRIMARY KEY (id))"
+            f"CREATE TABLE {name}.t ({self.form})"
             + (" PARTITION BY RANGE (id)" if self.partitioned else "")
         )
         if self.partitioned:
@@ -146,10 +153,8 @@ class ChangingTables:
         return dict(rows)
 
     def tables(self) -> list[str]:
-        found = [self.table]
-        if self.columns(f"{self.source.name}.u"):
-            found.append(f"{self.source.name}.u")
-        return found
+        others = [f"{self.source.name}.{name}" for name in self.others]
+        return [self.table, *(name for name in others if self.columns(name))]
 
     # Rows.
 
@@ -171,6 +176,8 @@ class ChangingTables:
             return f"{number}.135"
         if kind == "uuid":
             return f"'00000000-0000-0000-0000-{number:012}'"
+        if kind.endswith(".size"):
+            return f"'{('small', 'large', 'huge')[number % 3]}'"
         if kind.startswith(("text", "character")):
             return f"'{'00' * (number % 3 == 0)}{number}'"
         return str(number)
@@ -191,8 +198,24 @@ class ChangingTables:
         if what == "delete":
             return f"DELETE FROM {table} {where}"
         name = chance.choice(others if what == "update" else list(columns) or [first])
-        one = f"WHERE {first} = (SELECT min({first}) FROM {table})" if what == "update_key" else where
-        return f"UPDATE {table} SET {name} = {self.value(columns.get(name, 'int'))} {one}"
+        one = f"WHERE {first} = (SELECT {first} FROM {table} ORDER BY 1 LIMIT 1)"
+        where = one if what == "update_key" else where
+        return f"UPDATE {table} SET {name} = {self.value(columns.get(name, 'int'))} {where}"
+
+    def large_statement(self, chance: Random) -> str:
+        """A statement of a transaction of many, some of which write texts that are kept out of line."""
+        what = chance.choice(("insert", "insert", "update", "update", "update_key", "delete", "long"))
+        if what != "long":
+            return self.statement(what, chance)
+        table = chance.choice(self.tables())
+        columns = self.columns(table)
+        texts = [name for name in columns if name in NAMES and columns[name] == "text"]
+        if not texts:
+            return self.statement("insert", chance)
+        first, self.numbers = next(iter(columns)), self.numbers + 1
+        long = f"(SELECT string_agg(md5(n::text), '') FROM generate_series({self.numbers}, {self.numbers + 90}) AS n)"
+        chosen = f"SELECT {first} FROM {table} ORDER BY 1 OFFSET {chance.randint(0, 9)} LIMIT 1"
+        return f"UPDATE {table} SET {chance.choice(texts)} = {long} WHERE {first} = ({chosen})"
 
     def rows(self, what: str, chance: Random) -> None:
         if what == "transaction":
@@ -201,10 +224,27 @@ class ChangingTables:
             )
         elif what == "prepare":
             self.prepare(self.statement(chance.choice(("insert", "update", "delete")), chance))
+        elif what in LARGE_ROWS:
+            self.large(what, chance)
         elif what == "resolve":
             self.resolve(chance.choice(("COMMIT", "COMMIT", "ROLLBACK")))
         else:
             self.run(self.statement(what, chance))
+
+    def large(self, what: str, chance: Random) -> None:
+        """Commit a transaction of many statements, some of which are undone, or roll it back."""
+        statements = [
+            self.large_statement(chance) for _ in range(chance.randint(*((9, 40) if what == "large" else (2, 9))))
+        ]
+        if what == "subtransactions":
+            for name in ("a", "b"):
+                begin, end = sorted(chance.sample(range(len(statements) + 1), 2))
+                how = chance.choice(("ROLLBACK TO", "ROLLBACK TO", "RELEASE"))
+                statements.insert(end, f"{how} {name}")
+                statements.insert(begin, f"SAVEPOINT {name}")
+        if what == "rolled_back":
+            statements.append("SELECT 1 / 0")
+        self.run(*statements)
 
     def prepare(self, statement: str) -> None:
         """Prepare a transaction with a statement, unless there is one already."""

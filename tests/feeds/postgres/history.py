@@ -15,10 +15,8 @@ from typing import Any
 from penstock.errors import FeedUnavailableError
 from penstock.feeds.postgres import PostgresFeed
 from penstock.feeds.postgres.catalog import Tables
-from tests.feeds.postgres.changing_tables import (
-    ChangingTables,
-    plain,
-)
+from tests.feeds.postgres.changing_tables import plain
+from tests.feeds.postgres.mended_tables import MendedTables
 from tests.support.postgres_source import Row, Stream
 
 READS = ("drain", "drain", "drain", "restart", "die_logged", "die_written")
@@ -51,7 +49,7 @@ class Table:
 
 
 @dataclass
-class History(ChangingTables):
+class History(MendedTables):
     """One history, its stream and its copy."""
 
     stream: Stream = field(default_factory=Stream)
@@ -352,45 +350,10 @@ class History(ChangingTables):
             return
         self.apply()
 
-    def touch(self) -> None:
-        """Have the source log all rows as they are."""
-        for table in self.tables():
-            first = next(iter(self.columns(table)), None)
-            if first is None or self.run(f"UPDATE {table} SET {first} = {first}"):
-                continue
-            if self.kind == "filtered":
-                # PostgreSQL refuses updates while the filter's column is not part of the key.
-                self.unlogged = len(self.moments)
-                name = self.source.name
-                self.run(f"ALTER PUBLICATION {name} DROP TABLE {table}")
-                self.run(f"ALTER PUBLICATION {name} ADD TABLE {table}")
-
-    def mend(self) -> None:
-        """Give the source what a stream needs: a key, and its place in the publication."""
-        self.resolve()
-        name = self.source.name
-        self.give_key()
-        for table in self.tables():
-            self.run(f"ALTER PUBLICATION {name} ADD TABLE {table}")
-            self.run(f"ALTER TABLE {table} REPLICA IDENTITY DEFAULT")
-        self.run(f"ALTER TABLE {name}.t1 REPLICA IDENTITY DEFAULT")
-        if self.kind == "leaves" and not self.held():
-            self.run(f"CREATE TABLE {name}.t0_{len(self.log)} PARTITION OF {self.table} DEFAULT")
-        self.publish_everything()
-
-    def publish_everything(self) -> None:
-        name = self.source.name
-        everything = "pubinsert AND pubupdate AND pubdelete AND pubtruncate"
-        if self.source.rows(f"SELECT 1 FROM pg_publication WHERE pubname = '{name}' AND NOT ({everything})"):
-            self.run(f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')")
-
     def end(self) -> None:
         """What the stream has told in the end is all that there is."""
         self.mend()
-        for table in self.tables():
-            for column, kind in self.columns(table).items():
-                if kind.startswith("numeric("):
-                    self.run(f"UPDATE {table} SET {column} = NULL WHERE {column} = 'NaN'")
+        self.clear_nan()
         for _ in range(12):
             if not self.drain():
                 continue

@@ -1,0 +1,213 @@
+"""Control over the pumps of a history: chunks that are held up, deaths, lost replies and suspended processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import penstock
+from penstock.feeds.postgres import following
+from penstock.feeds.postgres.following import SlotFollower
+from penstock.pump import appender, backfills, planning, pump, run
+from penstock.pump.backfills import ChunkReader
+from penstock.pump.run import PumpRun
+from penstock.store.records import pumps
+
+DEATHS = ("append", "append", "appended", "appended", "chunk", "confirm", "state", "queues", "planned")
+"""Where a pump may die: before or after an append, in a chunk, before a confirmation, before its state is
+written, and after its queues are created or its plan is stored."""
+_QUICKLY = {
+    (following, "_CHECK_SECONDS"): 0.02,
+    (following, "_PART_BYTES"): 1 << 12,
+    (following, "_PIECE_ROWS"): 11,
+    (appender, "_CONFIRM_SECONDS"): 0.0,
+    (backfills, "_CHUNK_ROWS"): 5,
+    (backfills, "_POLL_SECONDS"): 0.01,
+    (backfills, "_CHANGE_SECONDS"): 1.0,
+    (backfills, "_CANCEL_SECONDS"): 0.02,
+    (pump, "_STANDBY_SECONDS"): 0.02,
+    (run, "_WAIT"): 0.02,
+    (run, "_BACKFILL_WAIT"): 0.005,
+    (run, "_LOOK_SECONDS"): 0.02,
+    (run, "_BEAT_SECONDS"): 0.05,
+    (run, "_LONGEST_PAUSE"): 0.02,
+    (pumps, "ALIVE_SECONDS"): 0.3,
+}
+"""Small parts, small chunks and short waits."""
+
+
+class Dies(Exception):
+    """Stands for the death of a process."""
+
+
+class RunningPump:
+    """A pump in a thread."""
+
+    def __init__(self, made: penstock.Pump) -> None:
+        self.pump = made
+        self.failure: BaseException | None = None
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.pump.run()
+        except BaseException as error:
+            self.failure = error
+
+    @property
+    def has_ended(self) -> bool:
+        return not self.thread.is_alive()
+
+    def stop(self) -> None:
+        self.pump.stop()
+        self.thread.join(60)
+        assert self.has_ended, "the pump does not stop"
+
+
+class PumpControl:
+    """What happens to the pumps of one history."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._holds, self._permits = False, 0
+        self.death: tuple[str, int] | None = None
+        """Where the pump dies next, and after how many times."""
+        self.lost_replies = 0
+        """How many appends from now on are done again, since their replies were lost."""
+        self.comparisons = 0
+        """How often a pump has compared the state of the publication."""
+        self.suspended: RunningPump | None = None
+        self._resumed = threading.Event()
+
+    # Chunks.
+
+    def hold(self) -> None:
+        """Hold up chunks, before and after they are read."""
+        with self._changed:
+            self._holds, self._permits = True, 0
+
+    def release(self, count: int | None = None) -> None:
+        """Let chunks go on, that many times; for good with None."""
+        with self._changed:
+            self._permits += count or 0
+            self._holds &= count is not None
+            self._changed.notify_all()
+            if count is not None:
+                self._changed.wait_for(lambda: not self._permits or not self._holds, 0.1)
+
+    def _pass(self) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._permits or not self._holds, 60)
+            self._permits = max(self._permits - 1, 0)
+            self._changed.notify_all()
+
+    def _read_chunk(self, read: Callable[..., Any], *given: Any) -> Any:
+        self._pass()
+        self._dies("chunk")
+        chunk = read(*given)
+        self._pass()
+        return chunk
+
+    def _close(self, close: Callable[..., None], reader: ChunkReader) -> None:
+        self.release()
+        close(reader)
+
+    # Deaths, and replies that are lost.
+
+    def _dies(self, place: str) -> None:
+        if self.death is not None and self.death[0] == place:
+            count = self.death[1]
+            self.death = (place, count - 1) if count else None
+            if not count:
+                raise Dies(place)
+
+    def _append(self, append: Callable[..., Any], *given: Any) -> Any:
+        self._await_resumption()
+        self._dies("append")
+        appended = append(*given)
+        if self.lost_replies:
+            self.lost_replies -= 1
+            appended = append(*given)
+        self._dies("appended")
+        return appended
+
+    def _confirm(self, confirm: Callable[..., None], *given: Any) -> None:
+        self._await_resumption()
+        self._dies("confirm")
+        confirm(*given)
+
+    def _set_state(self, set_state: Callable[..., None], *given: Any) -> None:
+        self._dies("state")
+        set_state(*given)
+
+    def _create_queues(self, create: Callable[..., None], *given: Any) -> None:
+        create(*given)
+        self._dies("queues")
+
+    def _plan(self, plan: Callable[..., Any], planner: Any) -> Any:
+        planned = plan(planner)
+        self._dies("planned")
+        return planned
+
+    def _end(self, end: Callable[..., None], ended: PumpRun, tx: Any, failure: BaseException | None) -> None:
+        if not isinstance(failure, Dies):
+            end(ended, tx, failure)
+
+    def _compare(self, compare: Callable[..., None], follower: SlotFollower) -> None:
+        compare(follower)
+        self.comparisons += 1
+
+    # Suspended processes.
+
+    def suspend(self, running: RunningPump) -> None:
+        """Suspend a pump before its next append or confirmation, and its signs of life at once."""
+        self._resumed.clear()
+        self.suspended = running
+
+    def _await_resumption(self) -> None:
+        suspended = self.suspended
+        if suspended is not None and threading.current_thread() is suspended.thread:
+            assert self._resumed.wait(60)
+
+    def resume(self) -> None:
+        self.suspended = None
+        self._resumed.set()
+
+    def _sign(self, sign: Callable[..., bool], signing: PumpRun, tx: Any, news: Any) -> bool:
+        suspended = self.suspended
+        if suspended is not None and suspended.pump._stopping is signing.stopping:
+            return True
+        return sign(signing, tx, news=news)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Control the pumps of this process."""
+        wrapped = (
+            (backfills, "read_chunk", self._read_chunk),
+            (ChunkReader, "close", self._close),
+            (appender, "append_commits", self._append),
+            (SlotFollower, "confirm", self._confirm),
+            (SlotFollower, "_compare", self._compare),
+            (pumps, "set_pump_state", self._set_state),
+            (planning, "create_queues", self._create_queues),
+            (planning.Planner, "plan", self._plan),
+            (PumpRun, "_end", self._end),
+            (PumpRun, "_sign", self._sign),
+        )
+        with ExitStack() as stack:
+            for (owner, name), value in _QUICKLY.items():
+                stack.enter_context(patch.object(owner, name, value))
+            for owner, name, wrapper in wrapped:
+                stack.enter_context(patch.object(owner, name, _wrapping(getattr(owner, name), wrapper)))
+            yield
+
+
+def _wrapping(wrapped: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*given: Any, **named: Any) -> Any:
+        return wrapper(wrapped, *given, **named)
+
+    return call

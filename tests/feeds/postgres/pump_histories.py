@@ -1,0 +1,108 @@
+"""Random histories of tables that change while pumps bring their changes into queues: rows, definitions,
+tables that are added, restarts, deaths, takeovers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from random import Random
+
+from penstock.testing import temporary_store_url
+from tests.feeds.postgres.changing_tables import DEFINITIONS, KINDS, LARGE_ROWS, ROWS
+from tests.feeds.postgres.pump_history import (
+    FORMS,
+    NEW_TABLES,
+    OTHERS,
+    POLICIES,
+    PUMP_ACTIONS,
+    PumpHistory,
+)
+from tests.support.postgres_source import Source, source_at
+
+Step = tuple[str, int]
+_MOST_STEPS = 40
+
+
+def play(source: Source, store_url: str, kind: str, steps: Sequence[Step], chance: Random) -> PumpHistory:
+    """Play a history to its end."""
+    source.connection.prepare_threshold = None
+    source.run(f"CREATE TYPE {source.name}.size AS ENUM ('small', 'large', 'huge')")
+    form = chance.choice(FORMS) if kind in ("one", "chosen", "several", "schema") else FORMS[0]
+    history = PumpHistory(
+        source,
+        kind,
+        form=form.replace("{schema}", source.name),
+        others=OTHERS,
+        store_url=store_url,
+        policy=chance.choice(POLICIES),
+        partitions=chance.choice((1, 1, 3)),
+    )
+    try:
+        with history.control.applied():
+            _play(history, steps)
+    except BaseException as error:
+        error.add_note("\n".join([kind, history.policy, repr(steps), *history.log[-80:]]))
+        raise
+    finally:
+        history.resolve("ROLLBACK")
+    return history
+
+
+def _play(history: PumpHistory, steps: Sequence[Step]) -> None:
+    history.make()
+    history.note()
+    try:
+        history.begin()
+        for what, number in steps:
+            chance = Random(number)
+            if what in PUMP_ACTIONS:
+                history.act(what, chance)
+            elif what in DEFINITIONS or what in NEW_TABLES:
+                history.define(what, chance)
+            else:
+                history.rows(what, chance)
+        history.end()
+    finally:
+        history.control.resume()
+        history.control.release()
+        if history.running is not None:
+            history.running.stop()
+
+
+def steps_of(chance: Random, definitions: Sequence[str]) -> list[Step]:
+    """What happens to the tables, and to the pumps that read them."""
+    pools = [ROWS] * 4 + [LARGE_ROWS] * 2 + [tuple(definitions)] * 2 + [NEW_TABLES] * 2 + [PUMP_ACTIONS] * 5
+    count = chance.randint(8, _MOST_STEPS)
+    return [(chance.choice(chance.choice(pools)), chance.getrandbits(16)) for _ in range(count)]
+
+
+def play_on(url: str, number: int, definitions: Sequence[str], kinds: Sequence[str]) -> list[str]:
+    """Play the history of a number in a schema and a store of its own: by what its pumps were ended."""
+    chance = Random(number)
+    kind, steps = chance.choice(kinds), steps_of(chance, definitions)
+    in_postgres = chance.random() < 0.1
+    with source_at(url) as source, temporary_store_url(url if in_postgres else None) as store_url:
+        try:
+            return play(source, store_url, kind, steps, chance).stops
+        except BaseException as error:
+            error.add_note(f"history {number}")
+            raise
+
+
+def play_pumps(
+    url: str,
+    most: int,
+    definitions: Sequence[str] = DEFINITIONS,
+    kinds: Sequence[str] = KINDS,
+    *,
+    first: int = 0,
+    played: Callable[[list[str]], None] = lambda stops: None,
+) -> None:
+    """Play so many histories of pumps, from a number on, and raise the error of the first that fails.
+
+    What happens is the same for each number; when it happens to a pump, which runs beside it, is not.
+    """
+    logging.getLogger("penstock").setLevel(logging.CRITICAL)
+    for number in range(first, first + most):
+        played(play_on(url, number, definitions, kinds))

@@ -1,0 +1,429 @@
+"""A history of tables that change, and the pumps that bring their changes into queues.
+
+Pumps are stopped, die and take one another over. After each commit in the queues, their rows make the tables
+that the source had then; in the end they make the source's tables, or the pump has ended by name before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from random import Random
+
+import penstock
+from penstock.errors import (
+    FeedUnavailableError,
+    InvalidInputError,
+    ProducerFencedError,
+    SchemaMismatchError,
+    condition_of,
+)
+from penstock.feeds.postgres import PostgresFeed
+from penstock.pump.backfill_records import ask_for_backfill
+from penstock.queue.store import Store
+from penstock.store.records import pumps
+from penstock.store.records.pumps import PumpRecord
+from tests.feeds.postgres.history import MENDED_AT_THE_SOURCE, STARTS_AGAIN, STARTS_OVER
+from tests.feeds.postgres.mended_tables import MendedTables
+from tests.feeds.postgres.pump_control import DEATHS, Dies, PumpControl, RunningPump
+from tests.feeds.postgres.queue_tables import played, read_tables, require_whole_commits
+from tests.support.postgres_source import Row
+from tests.support.waiting import wait_until
+
+POLICIES = ("evolve", "evolve", "evolve", "ignore", "refuse")
+FORMS = (
+    "id int not null, code int not null, v int, w text, PRIMARY KEY (id)",
+    "id text not null, code int not null, v int, w text, PRIMARY KEY (id)",
+    "id uuid not null, code bigint not null, v int, w text, PRIMARY KEY (code, id)",
+    "id {schema}.size not null, code text not null, v int, w text, PRIMARY KEY (id, code)",
+    "id numeric not null, code varchar(20) not null, v int, w text, PRIMARY KEY (id)",
+    "id timestamp not null, code smallint not null, v int, w text, PRIMARY KEY (code)",
+)
+"""Tables with keys of several types."""
+OTHERS = ("u", "a", "b")
+PUMP_ACTIONS = (
+    "catch_up", "catch_up", "run", "stop", "die", "die", "second", "hold", "chunks", "chunks", "chunks",
+    "again", "cut", "lose_replies", "other_policy",
+)  # fmt: skip
+NEW_TABLES = ("add_table", "add_table", "add_table", "publish_again")
+ENDS = (
+    STARTS_AGAIN
+    | STARTS_OVER
+    | MENDED_AT_THE_SOURCE
+    | {"COLUMN_REPLACED", "CHANGED_IN_BACKFILL", "PARTLY_PUBLISHED", "COLUMN_UNKNOWN"}
+)
+"""What may end a pump."""
+_CARRIED = {"add", "add_default", "add_table", "publish_again"}
+_LEAST_RECORD = 17
+"""A commit takes more bytes of the log than a position without rows may be behind its end."""
+_MOST_STOPS = 40
+
+
+@dataclass
+class PumpHistory(MendedTables):
+    """One history, its pumps and their queues."""
+
+    store_url: str = ""
+    policy: str = "evolve"
+    partitions: int = 1
+    control: PumpControl = field(default_factory=PumpControl)
+    running: RunningPump | None = None
+    generation: int = 0
+    """How often the pump was removed, to start over with other queues."""
+    stops: list[str] = field(default_factory=list)
+    changes: set[str] = field(default_factory=set)
+    """The changes of definitions since the queues were created."""
+    gone: set[str] = field(default_factory=set)
+    """Columns that were dropped or renamed since then."""
+    is_backfilled: bool = False
+    """Whether tables have been backfilled since then."""
+    first_tables: set[str] = field(default_factory=set)
+    """Those that the pump has copied at its start."""
+
+    # The pump.
+
+    @property
+    def name(self) -> str:
+        return f"p{self.generation}"
+
+    def feed(self) -> PostgresFeed:
+        chosen = {"tables": ("t",)} if self.kind == "chosen" else {}
+        return self.source.feed(snapshot="initial", invalid_values="null", **chosen)
+
+    def new_pump(self) -> RunningPump:
+        return RunningPump(
+            penstock.Pump(
+                self.feed(),
+                self.store_url,
+                schema_changes=self.policy,
+                prefix=f"g{self.generation}.",
+                partitions=self.partitions,
+                name=self.name,
+            )
+        )
+
+    def record(self, store: Store) -> PumpRecord | None:
+        return store.database.run(lambda tx: pumps.find_pump(tx, self.name), write=False)
+
+    def stored(self) -> PumpRecord | None:
+        with penstock.connect(self.store_url) as store:
+            return self.record(store)
+
+    def run_pump(self) -> RunningPump:
+        """Run a pump, unless one runs; one that has ended by name is removed and started over."""
+        running = self.running
+        if running is None:
+            running = self.running = self.new_pump()
+        elif running.has_ended:
+            self.ended(running)
+            return self.run_pump()
+        return running
+
+    def ended(self, running: RunningPump) -> None:
+        """Look at what has ended a pump, and do what its error says."""
+        self.running, failure = None, running.failure
+        assert failure is not None, "a pump that nobody stopped has ended"
+        if isinstance(failure, Dies):
+            self.log.append(f"-- the pump has died: {failure}")
+            return
+        if not isinstance(failure, FeedUnavailableError | SchemaMismatchError):
+            raise failure
+        condition = str(condition_of(failure)).rpartition(".")[2]
+        self.log.append(f"-- {failure}")
+        self.stops.append(condition)
+        assert len(self.stops) < _MOST_STOPS, f"the pump never starts: {self.stops[-9:]}"
+        if isinstance(failure, FeedUnavailableError) and condition not in ENDS:
+            raise failure
+        if self.is_carried():
+            raise AssertionError(f"the pump ended for no reason: {self.changes}") from failure
+        self.verify()
+        self.start_over(mends=self.stops[-3:-2] == [condition] or condition in _MENDED)
+
+    def is_carried(self) -> bool:
+        """Whether the pump has to carry all changes of definitions since its queues were created."""
+        # A table that a publication of a schema names too counts as published again.
+        twice = self.kind == "schema" and "publish_again" in self.changes
+        if self.policy == "refuse" or twice:
+            return not self.changes
+        return self.changes <= _CARRIED or self.changes == {"drop"}
+
+    def start_over(self, *, mends: bool = False) -> None:
+        """With a new pump, a new slot and empty queues."""
+        self.stop()
+        self.log.append("-- start over")
+        # The new slot waits for it.
+        self.resolve()
+        if mends:
+            self.mend()
+            self.run(f"ALTER TABLE {self.source.name}.t1 SET LOGGED")
+        self.give_key()
+        self.publish_everything()
+        self.source.run(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = "
+            f"'{self.source.name}'"
+        )
+        self.generation += 1
+        self.moments, self.altered, self.replaced, self.gone = [], set(), set(), set()
+        self.unlogged, self.changes, self.is_backfilled = None, set(), False
+        self.control.death, self.control.lost_replies = None, 0
+        self.note()
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the first pump of its queues, and wait until it has planned them."""
+        running = self.run_pump()
+        wait_until(lambda: running.has_ended or self._is_planned(), 60, "the plan", interval=0.01)
+        if running.has_ended:
+            self.run_pump()
+            return
+        record = self.stored()
+        assert record is not None
+        self.first_tables = set(record.state["queues"])
+
+    def _is_planned(self) -> bool:
+        record = self.stored()
+        return record is not None and bool(record.state)
+
+    def stop(self) -> None:
+        running, self.running = self.running, None
+        if running is not None:
+            self.control.release()
+            running.stop()
+            if running.failure is not None:
+                self.ended(running)
+
+    # What happens to it.
+
+    def act(self, what: str, chance: Random) -> None:
+        self.log.append(f"-- {what}")
+        getattr(self, f"_{what}")(chance)
+
+    def _run(self, chance: Random) -> None:
+        self.run_pump()
+
+    def _stop(self, chance: Random) -> None:
+        self.stop()
+        self.verify()
+
+    def _die(self, chance: Random) -> None:
+        self.run_pump()
+        self.control.death = chance.choice(DEATHS), chance.randint(0, 5)
+
+    def _hold(self, chance: Random) -> None:
+        self.control.hold()
+
+    def _chunks(self, chance: Random) -> None:
+        self.run_pump()
+        self.control.release(chance.randint(1, 3))
+
+    def _lose_replies(self, chance: Random) -> None:
+        self.control.lost_replies = chance.randint(1, 5)
+
+    def _again(self, chance: Random) -> None:
+        self.run_pump()
+        record = self.stored()
+        tables = sorted(record.state.get("queues", ())) if record is not None else []
+        if tables:
+            with penstock.connect(self.store_url) as store, suppress(InvalidInputError):
+                ask_for_backfill(store, self.name, chance.choice(tables))
+
+    def _cut(self, chance: Random) -> None:
+        self.source.run(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots "
+            f"WHERE slot_name = '{self.source.name}' AND active_pid IS NOT NULL"
+        )
+
+    def _other_policy(self, chance: Random) -> None:
+        """Go on with another policy. What was left out until then is read from then on."""
+        self.stop()
+        self.policy = chance.choice(POLICIES)
+        self.altered |= {column for table in self.tables() for column in self.columns(table)} - {"id", "code"}
+        self.changes.add("other_policy")
+
+    def _second(self, chance: Random) -> None:
+        """Have a second pump take over from one that is suspended, and wakes when it has lost the pump."""
+        first = self.run_pump()
+        self.control.suspend(first)
+        try:
+            second = self.new_pump()
+            wait_until(lambda: second.has_ended or second.pump.status().active, 60, "the second pump")
+        finally:
+            self.control.resume()
+        self.running = second
+        wait_until(lambda: first.has_ended, 60, "the end of the first pump")
+        if not isinstance(first.failure, ProducerFencedError | Dies | FeedUnavailableError):
+            raise first.failure or AssertionError("a pump that was taken over has not noticed")
+
+    def _catch_up(self, chance: Random) -> None:
+        self.catch_up()
+
+    def catch_up(self, *, everything: bool = False) -> bool:
+        """Wait until the pump has everything that there is, and compare it; whether it came to that."""
+        self.resolve()
+        self.control.death = None
+        self.control.release()
+        (end,) = self.source.rows("SELECT pg_current_wal_flush_lsn() - '0/0'")[0]
+        number, running = self.generation, self.run_pump()
+        if number != self.generation:
+            return False
+        looks = self.control.comparisons
+        with penstock.connect(self.store_url) as store:
+
+            def is_done() -> bool:
+                return running.has_ended or (
+                    self.control.comparisons >= looks + 3 and self._has_all(store, int(end))
+                )
+
+            wait_until(is_done, 30, "the pump to catch up", interval=0.01)
+        if running.has_ended:
+            dies = isinstance(running.failure, Dies)
+            self.run_pump()
+            return self.catch_up(everything=everything) if dies else False
+        self.verify(at_the_end=True, everything=everything)
+        return True
+
+    def _has_all(self, store: Store, end: int) -> bool:
+        record = self.record(store)
+        if record is None or record.position.part_rows or record.state.get("backfills"):
+            return False
+        return record.position.version >= end - _LEAST_RECORD
+
+    # What its queues have.
+
+    def define(self, what: str, chance: Random) -> None:
+        before = [self.columns(table) for table in self.tables()]
+        number = len(self.log)
+        if what == "add_table":
+            self.add_table(chance)
+        else:
+            super().define(what, chance)
+        if len(self.log) == number:
+            return
+        self.changes.add(what)
+        now = {column for table in self.tables() for column in self.columns(table)}
+        old = {column for columns in before for column in columns}
+        self.replaced |= (now - old) & self.gone
+        self.gone |= old - now
+        self.altered |= self.replaced | ((now - old) if what == "add_default" else set())
+
+    def add_table(self, chance: Random) -> None:
+        """Create a table with rows, and publish it at once or later."""
+        free = [name for name in self.others if not self.columns(f"{self.source.name}.{name}")]
+        if not free:
+            return
+        table = f"{self.source.name}.{chance.choice(free)}"
+        create = f"CREATE TABLE {table} ({chance.choice(FORMS).replace('{schema}', self.source.name)})"
+        publish = f"ALTER PUBLICATION {self.source.name} ADD TABLE {table}"
+        if not self.run(create, *([publish] if chance.random() < 0.2 else [])):
+            return
+        columns = self.columns(table)
+        rows = [", ".join(self.value(kind) for kind in columns.values()) for _ in range(chance.randint(0, 40))]
+        if rows:
+            values = ", ".join(f"({row})" for row in rows)
+            self.run(f"INSERT INTO {table} ({', '.join(columns)}) VALUES {values} ON CONFLICT DO NOTHING")
+        if chance.random() < 0.8:
+            self.run(publish)
+
+    def verify(self, *, at_the_end: bool = False, everything: bool = False) -> None:
+        """After each commit, the rows in the queues make what the source had then.
+
+        ``at_the_end`` says that the pump has everything, and ``everything`` that all values are logged.
+        """
+        record = self.stored()
+        if record is None or not record.state:
+            return
+        queues = record.state["queues"]
+        self.is_backfilled |= bool(queues.keys() - self.first_tables)
+        tables = read_tables(self.store_url, queues, ordered=self.partitions == 1)
+        # Of an update a row may be left out that only a partition has logged.
+        if not self.is_backfilled and "identity_of_partition" not in self.changes:
+            require_whole_commits(tables)
+        states: dict[str, dict[object, Row]] = {name: {} for name in tables}
+        unchecked = self.altered | self.gone | self.replaced
+        for version in played(tables, unchecked):
+            if not everything:
+                states = {name: dict(table.state) for name, table in tables.items()}
+                self._compare_at(version, states, {name: table.columns for name, table in tables.items()})
+        if at_the_end or everything:
+            states = {name: table.state for name, table in tables.items()}
+            self._compare_now(states, {name: table.columns for name, table in tables.items()}, everything)
+
+    def _compare_at(
+        self, version: int, states: dict[str, dict[object, Row]], columns: dict[str, Sequence[str]]
+    ) -> None:
+        """A commit is of one of two moments: of the last one before its position, or of the one after."""
+        last = max((n for n, moment in enumerate(self.moments) if moment.position <= version), default=-1)
+        if last < 0 or (self.unlogged is not None and last + 1 >= self.unlogged):
+            return
+        for name in self.first_tables & states.keys():
+            candidates = [
+                moment.rows.get(name) for moment in self.moments[last : last + 2] if name in moment.rows
+            ]
+            copy, altered = states[name], self.altered | self.replaced
+            found = [self._differs(rows or [], copy, columns[name], altered) for rows in candidates]
+            assert not found or None in found, (version, name, found)
+
+    def _compare_now(
+        self, states: dict[str, dict[object, Row]], columns: dict[str, Sequence[str]], everything: bool
+    ) -> None:
+        altered = set() if everything else self.altered | self.replaced
+        for name, rows in self.held().items():
+            if name not in states:
+                assert self._may_lack(name, rows, everything), f"{name} has no queue"
+                continue
+            if everything and self.policy != "ignore":
+                missing = set(rows[0] if rows else ()) - set(columns[name])
+                assert not missing, f"{name} lacks {missing}"
+            found = self._differs(rows, states[name], columns[name], altered)
+            assert found is None, (name, found)
+        if everything:
+            self.unlogged = None
+
+    def _may_lack(self, name: str, rows: Sequence[Row], everything: bool) -> bool:
+        if self.policy == "ignore" or self.kind == "chosen":
+            return True
+        if self.policy == "refuse":
+            return not rows or not everything
+        return not self.source.rows(
+            f"SELECT 1 FROM pg_constraint WHERE conrelid = to_regclass('{name}') AND contype = 'p'"
+        )
+
+    def _differs(
+        self, rows: Sequence[Row], copy: dict[object, Row], columns: Sequence[str], without: set[str]
+    ) -> str | None:
+        """What differs between a table's rows and a copy of them."""
+        names = [name for name in columns if name not in without and all(name in row for row in rows)]
+        mine = sorted(repr([_valid(row[name]) for name in names]) for row in rows)
+        its = sorted(repr([_valid(row[name]) for name in names]) for row in copy.values())
+        if mine == its:
+            return None
+        missing = [row for row in mine if row not in its]
+        more = [row for row in its if row not in mine]
+        return f"{names}: the copy lacks {missing[:4]} and has {more[:4]} ({len(mine)}, {len(its)})"[:2000]
+
+    def end(self) -> None:
+        """In the end the queues have all that there is."""
+        self.mend()
+        self.changes.add("mend")
+        self.clear_nan()
+        for _ in range(12):
+            if not self.catch_up():
+                continue
+            self.touch()
+            number = self.generation
+            if self.catch_up() and number == self.generation and self.catch_up(everything=True):
+                break
+        else:
+            raise AssertionError(f"the pump never comes to its end: {self.stops}")
+        self.stop()
+
+
+_MENDED = MENDED_AT_THE_SOURCE | {"PUBLICATION_CHANGED", "KEY_UNKNOWN", "PARTITION_UNLOGGED", "PARTLY_PUBLISHED"}
+
+
+def _valid(value: object) -> object:
+    """A value as a queue has it that cannot hold NaN."""
+    return None if value == "NaN" else value
+
+
