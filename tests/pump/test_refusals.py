@@ -168,6 +168,26 @@ def test_a_table_that_leaves_the_publication_ends_the_pump_after_its_rows(
     assert "last" in {row["item"] for row in change_rows(store_url, f"{copied.name}.stock")}
 
 
+@pytest.mark.parametrize("policy", ["refuse", "evolve", "ignore"])
+@pytest.mark.parametrize(
+    ("more", "condition"),
+    [
+        ((), "TABLE_RENAMED"),
+        (
+            ("ALTER PUBLICATION {0} DROP TABLE {0}.goods", "ALTER PUBLICATION {0} ADD TABLE {0}.goods"),
+            "TABLE_PUBLISHED_AGAIN",
+        ),
+    ],
+)
+def test_a_table_that_is_renamed_ends_the_pump_before_it_has_rows(
+    copied: Source, store_url: str, policy: str, more: tuple[str, ...], condition: str
+) -> None:
+    statements = [each.format(copied.name) for each in more]
+    copied.run(f"ALTER TABLE {copied.name}.stock RENAME TO goods", *statements)
+    failure = failure_of(pump_of(copied, store_url, schema_changes=policy))
+    assert failure.condition == f"FEED_UNAVAILABLE.{condition}"
+
+
 @pytest.mark.parametrize(
     ("change", "condition"),
     [

@@ -119,7 +119,8 @@ class PumpControl:
     # Deaths, and replies that are lost.
 
     def _dies(self, place: str) -> None:
-        if self.death is not None and self.death[0] == place:
+        is_pump = threading.current_thread() is not threading.main_thread()
+        if is_pump and self.death is not None and self.death[0] == place:
             count = self.death[1]
             self.death = (place, count - 1) if count else None
             if not count:

@@ -244,6 +244,7 @@ class PumpHistory(MendedTables):
     def _second(self, chance: Random) -> None:
         """Have a second pump take over from one that is suspended, and wakes when it has lost the pump."""
         first = self.run_pump()
+        wait_until(lambda: first.has_ended or first.pump.status().active, 60, "the first pump")
         self.control.suspend(first)
         try:
             second = self.new_pump()

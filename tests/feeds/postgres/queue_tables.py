@@ -73,12 +73,12 @@ def require_whole_commits(tables: Mapping[str, QueueTable]) -> None:
 
 def played(tables: Mapping[str, QueueTable], unchecked: Collection[str]) -> Iterator[int]:
     """Apply the commits to the tables in their order; yield each commit after it is applied."""
-    rows = sorted(
-        ((place_of(row), name, row) for name, table in tables.items() for row in table.rows),
-        key=lambda each: each[0],
-    )
-    for version, commit in itertools.groupby(rows, lambda each: each[0][0]):
-        for _, name, row in commit:
+    commits: dict[int, dict[str, list[Row]]] = {}
+    for name, table in tables.items():
+        for row in sorted(table.rows, key=place_of):
+            commits.setdefault(row["_commit_version"], {}).setdefault(name, []).append(row)
+    for version in sorted(commits):
+        for name, rows in commits[version].items():
             table = tables[name]
-            apply([row], table.key, table.columns, table.state, unchecked)
+            apply(rows, table.key, table.columns, table.state, unchecked)
         yield version

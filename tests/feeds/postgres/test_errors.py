@@ -20,6 +20,7 @@ from penstock.errors import (
     MissingDependencyError,
 )
 from penstock.feeds.postgres import PostgresFeed, server, settings, slot
+from penstock.feeds.postgres.publication import state_of
 from penstock.feeds.urls import parse
 from tests.feeds.postgres.stops import started
 from tests.support.postgres import start_postgres
@@ -143,6 +144,24 @@ def test_a_publication_that_is_dropped_stops_the_query(source: Source) -> None:
     source.run(f"DROP PUBLICATION {source.name}")
     with refused("PUBLICATION_MISSING"):
         feed.newest(start)
+
+
+def test_a_table_that_is_dropped_while_its_description_is_read_is_read_without(source: Source) -> None:
+    source.table("id int primary key")
+    dropped = source.table("id int primary key", "dropped")
+    feed = source.open()
+    described: list[str] = []
+    reading = threading.Thread(
+        target=lambda: described.extend(state_of(feed.server, source.name, feed.known_tables()).tables)
+    )
+    with psycopg.connect(source.url) as other:
+        feed.known_tables()
+        other.execute(f"DROP TABLE {dropped}".encode())
+        reading.start()
+        wait_until(lambda: source.rows("SELECT FROM pg_locks WHERE NOT granted"), 30, "the lock")
+        other.commit()
+    reading.join(30)
+    assert described == [f"{source.name}.t"]
 
 
 def test_a_slot_of_another_kind(source: Source) -> None:

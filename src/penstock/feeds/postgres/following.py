@@ -317,7 +317,7 @@ class SlotFollower:
             keeps_emptied=settings.truncate == "skip",
         )
         if self._readers.ignores_new_tables or self._readers.follows_new_tables:
-            changes = [change for change in changes if not change.table or change.table in tables.by_name]
+            changes = [change for change in changes if change.table not in self._readers.new_tables(now)]
         self.has_new_tables = self._readers.has_new_tables(now)
         unlogged.refuse(self._feed.name, changes, settings.accept or ())
         self._note_removed(now)

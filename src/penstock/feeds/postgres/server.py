@@ -32,6 +32,7 @@ _FETCH_ROWS = 2_000
 """Fetched at once: few, since later rows may be larger than the first ones."""
 _FIRST_ROWS = 100
 _PID = re.compile(r"PID (\d+)")
+_DROPPED = re.compile(r"could not open relation with OID|cache lookup failed for")
 
 
 @cache
@@ -50,6 +51,12 @@ class ServerGone(FeedUnavailableError):
     """The server does not answer, or closed the connection; raised after retries with back-off."""
 
     condition = "FEED_UNAVAILABLE.SERVER"
+
+
+class _DroppedMeanwhile(FeedUnavailableError):
+    """A statement met a table that was dropped while it ran; raised after retries."""
+
+    condition = "FEED_UNAVAILABLE.QUERY"
 
 
 class Statements(Protocol):
@@ -107,16 +114,19 @@ class Server:
             return self.with_retries(lambda: work(self._shared()))
 
     def with_retries(self, work: Callable[[], T]) -> T:
-        """Run work, and retry it after a pause while the server does not answer or the slot is in use."""
+        """Run work, and retry it after a pause while the server does not answer, the slot is in use, or tables
+        are dropped meanwhile.
+        """
         deadline = time.monotonic() + self._wait
         attempt = 0
         while True:
             try:
                 with self.translating():
                     return work()
-            except ServerGone:
+            except (ServerGone, _DroppedMeanwhile) as error:
                 attempt += 1
-                self.close()
+                if isinstance(error, ServerGone):
+                    self.close()
                 if attempt == _ATTEMPTS:
                     raise
                 pause = 0.1 * 2**attempt
@@ -227,6 +237,8 @@ class Server:
             )
         if failure is Failure.UNAVAILABLE:
             return ServerGone(f"{self.name}: the server is down or busy ({text}); a restarted query resumes")
+        if state == "XX000" and _DROPPED.search(text):
+            return _DroppedMeanwhile(f"{self.name}: {text}")
         return self.unavailable("QUERY", text)
 
     def unavailable(self, condition: str, message: str, **parameters: object) -> FeedUnavailableError:

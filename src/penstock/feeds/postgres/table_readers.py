@@ -120,15 +120,20 @@ class TableReaders:
 
     def has_new_tables(self, now: PublicationState) -> bool:
         """Whether the publication has tables that are to be read too."""
-        known = self.tables
         return self.follows_new_tables and any(
-            oid not in known.by_oid
-            and name not in known.by_name
             # A table without columns has no rows to read.
-            and now.columns[name]
-            and self._left_out.get(oid) != now.stamps[name]
-            for oid, name in now.names.items()
+            now.columns[name] and self._left_out.get(oid) != now.stamps[name]
+            for name, oid in self.new_tables(now).items()
         )
+
+    def new_tables(self, now: PublicationState) -> dict[str, int]:
+        """Return the object ids, by name, of the tables of the publication that are not read so far."""
+        known = self.tables
+        return {
+            name: oid
+            for oid, name in now.names.items()
+            if oid not in known.by_oid and name not in known.by_name
+        }
 
     def begin(self, part_version: int, part_rows: int) -> None:
         """Begin to read, after some rows of a commit; 0 and 0 for a whole one."""
