@@ -175,6 +175,8 @@ class PumpHistory(MendedTables):
         running = self.run_pump()
         wait_until(lambda: running.has_ended or self._is_planned(), 60, "the plan", interval=0.01)
         if running.has_ended:
+            # What was changed before may prevent a start.
+            self.changes.add("start")
             self.run_pump()
             return
         record = self.stored()
@@ -412,6 +414,7 @@ class PumpHistory(MendedTables):
             if not self.catch_up():
                 continue
             self.touch()
+            self.changes.add("touch")
             number = self.generation
             if self.catch_up() and number == self.generation and self.catch_up(everything=True):
                 break

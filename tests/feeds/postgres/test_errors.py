@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import threading
 from contextlib import closing
 from functools import reduce
@@ -21,6 +23,7 @@ from penstock.errors import (
 )
 from penstock.feeds.postgres import PostgresFeed, server, settings, slot
 from penstock.feeds.postgres.publication import state_of
+from penstock.feeds.postgres.replication import ReplicationStream
 from penstock.feeds.urls import parse
 from tests.feeds.postgres.stops import started
 from tests.support.postgres import start_postgres
@@ -333,6 +336,28 @@ def test_a_broken_connection_is_reopened(source: Source, monkeypatch: pytest.Mon
         if number == 2:
             source.run(end_others)
     assert ids == list(range(1, 5001))
+
+
+def test_a_connection_that_is_lost_as_replication_starts_is_opened_again(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.table("id int primary key")
+    source.make_slot()
+    feed = source.open()
+    connect, lost = server.Server.connect, 0
+
+    def losing(connecting: server.Server, **options: object) -> psycopg.Connection:
+        nonlocal lost
+        connection = connect(connecting, **options)
+        if options and not lost:
+            lost += 1
+            with closing(socket.socket(fileno=os.dup(connection.pgconn.socket))) as mine:
+                mine.shutdown(socket.SHUT_RDWR)
+        return connection
+
+    monkeypatch.setattr(server.Server, "connect", losing)
+    with closing(ReplicationStream(feed.server, source.name, source.name, 0, "test")):
+        assert lost == 1
 
 
 def test_an_unreachable_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

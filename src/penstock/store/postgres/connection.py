@@ -137,7 +137,11 @@ def failure_of(error: psycopg.Error) -> Failure:
         return Failure.LOGIN
     if _DATABASE_MISSING.search(text):
         return Failure.NO_DATABASE
-    broken = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    # libpq reports a connection that is lost during a statement as a result without a state, which gets no
+    # class of its own.
+    broken = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or (
+        type(error) is psycopg.DatabaseError
+    )
     return Failure.UNAVAILABLE if broken else Failure.OTHER
 
 
