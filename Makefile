@@ -58,7 +58,7 @@ simulate: env-dev ## run the simulation of the protocols; ARGS="--seconds 600" o
 faults: env-dev ## count the schedules of the simulation until each of the seeded faults is found; ARGS="--schedules 5000 --only merge"
 	@PYTHONPATH=.:src $(BIN)/python -m tests.simulation.fault_run $(ARGS)
 
-histories: env-dev ## play random changes of tables, rows and restarts against a PostgreSQL and a feed of it; ARGS="--histories 10000 --first 1 --only add,rename"
+histories: env-dev ## play random changes of tables, rows and restarts against a PostgreSQL and a feed of it, or with --pump a pump of it; ARGS="--histories 10000 --first 1 --only add,rename"
 	@$(WITH_PG) PYTHONPATH=.:src $(BIN)/python -m tests.feeds.postgres.schema_histories $(ARGS)
 
 history-faults: env-dev ## play such histories with one of the feed's checks taken away, and count them until the loss is found; ARGS="--histories 1500 --only key"

@@ -141,7 +141,9 @@ def apply(
         else:
             assert place in state, row
         if row["_change_type"] == "update_preimage":
-            assert {name: state[place][name] for name in checked} == {name: row[name] for name in checked}, row
+            assert {name: state[place][name] for name in checked} == {name: row[name] for name in checked}, (
+                row
+            )
         elif row["_change_type"] == "delete":
             gone = state.pop(place)
         else:

@@ -85,8 +85,7 @@ class ChangingTables:
         # A prepared transaction keeps its locks.
         self.source.run("SET lock_timeout = '100ms'")
         self.source.run(
-            f"CREATE TABLE {name}.t ({self.form})"
-            + (" PARTITION BY RANGE (id)" if self.partitioned else "")
+            f"CREATE TABLE {name}.t ({self.form})" + (" PARTITION BY RANGE (id)" if self.partitioned else "")
         )
         if self.partitioned:
             self.source.run(
@@ -212,8 +211,7 @@ class ChangingTables:
         texts = [name for name in columns if name in NAMES and columns[name] == "text"]
         if not texts:
             return self.statement("insert", chance)
-        first, self.numbers = next(iter(columns)), self.numbers + 1
-        long = f"(SELECT string_agg(md5(n::text), '') FROM generate_series({self.numbers}, {self.numbers + 90}) AS n)"
+        first, long = next(iter(columns)), self.long_text()
         chosen = f"SELECT {first} FROM {table} ORDER BY 1 OFFSET {chance.randint(0, 9)} LIMIT 1"
         return f"UPDATE {table} SET {chance.choice(texts)} = {long} WHERE {first} = ({chosen})"
 
@@ -231,10 +229,17 @@ class ChangingTables:
         else:
             self.run(self.statement(what, chance))
 
+    def long_text(self) -> str:
+        """A text that is kept out of line: updates of other columns do not log it."""
+        self.numbers += 1
+        numbers = f"generate_series({self.numbers}, {self.numbers + 90}) AS n"
+        return f"(SELECT string_agg(md5(n::text), '') FROM {numbers})"
+
     def large(self, what: str, chance: Random) -> None:
         """Commit a transaction of many statements, some of which are undone, or roll it back."""
         statements = [
-            self.large_statement(chance) for _ in range(chance.randint(*((9, 40) if what == "large" else (2, 9))))
+            self.large_statement(chance)
+            for _ in range(chance.randint(*((9, 40) if what == "large" else (2, 9))))
         ]
         if what == "subtransactions":
             for name in ("a", "b"):

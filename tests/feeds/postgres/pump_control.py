@@ -1,4 +1,4 @@
-"""Control over the pumps of a history: chunks that are held up, deaths, lost replies and suspended processes."""
+"""Control over the pumps of a history: chunks held up, deaths, lost replies and suspended processes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from penstock.store.records import pumps
 DEATHS = ("append", "append", "appended", "appended", "chunk", "confirm", "state", "queues", "planned")
 """Where a pump may die: before or after an append, in a chunk, before a confirmation, before its state is
 written, and after its queues are created or its plan is stored."""
+_HELD_LOG_SECONDS = 0.005
 _QUICKLY = {
     (following, "_CHECK_SECONDS"): 0.02,
     (following, "_PART_BYTES"): 1 << 12,
@@ -73,7 +74,9 @@ class PumpControl:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._holds, self._permits = False, 0
+        self._holds, self._permits, self._waiting = False, 0, 0
+        self.holds_log = False
+        """Whether the pumps receive nothing from the log."""
         self.death: tuple[str, int] | None = None
         """Where the pump dies next, and after how many times."""
         self.lost_replies = 0
@@ -91,8 +94,9 @@ class PumpControl:
             self._holds, self._permits = True, 0
 
     def release(self, count: int | None = None) -> None:
-        """Let chunks go on, that many times; for good with None."""
+        """Let chunks continue, that many times; for good, and also the log, with None."""
         with self._changed:
+            self.holds_log &= count is not None
             self._permits += count or 0
             self._holds &= count is not None
             self._changed.notify_all()
@@ -101,7 +105,9 @@ class PumpControl:
 
     def _pass(self) -> None:
         with self._changed:
+            self._waiting += 1
             assert self._changed.wait_for(lambda: self._permits or not self._holds, 60)
+            self._waiting -= 1
             self._permits = max(self._permits - 1, 0)
             self._changed.notify_all()
 
@@ -115,6 +121,16 @@ class PumpControl:
     def _close(self, close: Callable[..., None], reader: ChunkReader) -> None:
         self.release()
         close(reader)
+
+    def _read(self, read: Callable[..., Any], follower: SlotFollower, wait: float) -> Any:
+        if self.holds_log:
+            self._resumed.wait(_HELD_LOG_SECONDS)
+            return None
+        step = read(follower, wait)
+        if step is not None and step.place.part_version and self._waiting:
+            # Chunks arrive between the parts of a transaction.
+            self.release(2)
+        return step
 
     # Deaths, and replies that are lost.
 
@@ -191,6 +207,7 @@ class PumpControl:
             (backfills, "read_chunk", self._read_chunk),
             (ChunkReader, "close", self._close),
             (appender, "append_commits", self._append),
+            (SlotFollower, "read", self._read),
             (SlotFollower, "confirm", self._confirm),
             (SlotFollower, "_compare", self._compare),
             (pumps, "set_pump_state", self._set_state),

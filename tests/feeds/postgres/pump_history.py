@@ -43,8 +43,8 @@ FORMS = (
 """Tables with keys of several types."""
 OTHERS = ("u", "a", "b")
 PUMP_ACTIONS = (
-    "catch_up", "catch_up", "run", "stop", "die", "die", "second", "hold", "chunks", "chunks", "chunks",
-    "again", "cut", "lose_replies", "other_policy",
+    "catch_up", "catch_up", "run", "stop", "die", "die", "die", "second", "hold", "hold", "chunks", "chunks",
+    "chunks", "chunks", "hold_log", "hold_log", "again", "again", "cut", "lose_replies", "other_policy",
 )  # fmt: skip
 NEW_TABLES = ("add_table", "add_table", "add_table", "publish_again")
 ENDS = (
@@ -215,6 +215,9 @@ class PumpHistory(MendedTables):
     def _hold(self, chance: Random) -> None:
         self.control.hold()
 
+    def _hold_log(self, chance: Random) -> None:
+        self.control.holds_log = not self.control.holds_log
+
     def _chunks(self, chance: Random) -> None:
         self.run_pump()
         self.control.release(chance.randint(1, 3))
@@ -237,7 +240,7 @@ class PumpHistory(MendedTables):
         )
 
     def _other_policy(self, chance: Random) -> None:
-        """Go on with another policy. What was left out until then is read from then on."""
+        """Restart with another policy. What was left out until then is read from then on."""
         self.stop()
         self.policy = chance.choice(POLICIES)
         self.altered |= {column for table in self.tables() for column in self.columns(table)} - {"id", "code"}
@@ -321,12 +324,20 @@ class PumpHistory(MendedTables):
         if not self.run(create, *([publish] if chance.random() < 0.2 else [])):
             return
         columns = self.columns(table)
-        rows = [", ".join(self.value(kind) for kind in columns.values()) for _ in range(chance.randint(0, 40))]
+        rows = [self._row(columns, chance) for _ in range(chance.randint(0, 60))]
         if rows:
             values = ", ".join(f"({row})" for row in rows)
             self.run(f"INSERT INTO {table} ({', '.join(columns)}) VALUES {values} ON CONFLICT DO NOTHING")
+        if chance.random() < 0.3:
+            # A transaction that has written before the table is published.
+            first = next(iter(columns))
+            self.prepare(f"UPDATE {table} SET v = -1 WHERE {first} > (SELECT {first} FROM {table} LIMIT 1)")
         if chance.random() < 0.8:
             self.run(publish)
+
+    def _row(self, columns: dict[str, str], chance: Random) -> str:
+        values = [self.value(kind) for kind in columns.values()]
+        return ", ".join([*values[:-1], self.long_text()] if chance.random() < 0.3 else values)
 
     def verify(self, *, at_the_end: bool = False, everything: bool = False) -> None:
         """After each commit, the rows in the queues make what the source had then.
@@ -423,11 +434,14 @@ class PumpHistory(MendedTables):
         self.stop()
 
 
-_MENDED = MENDED_AT_THE_SOURCE | {"PUBLICATION_CHANGED", "KEY_UNKNOWN", "PARTITION_UNLOGGED", "PARTLY_PUBLISHED"}
+_MENDED = MENDED_AT_THE_SOURCE | {
+    "PUBLICATION_CHANGED",
+    "KEY_UNKNOWN",
+    "PARTITION_UNLOGGED",
+    "PARTLY_PUBLISHED",
+}
 
 
 def _valid(value: object) -> object:
     """A value as a queue has it that cannot hold NaN."""
     return None if value == "NaN" else value
-
-

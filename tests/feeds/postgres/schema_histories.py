@@ -24,9 +24,11 @@ from tests.feeds.postgres.changing_tables import (
     ROWS,
 )
 from tests.feeds.postgres.history import READS, History
+from tests.feeds.postgres.pump_histories import play_pumps
 from tests.support.postgres_source import Source, source_at
 
 Step = tuple[str, int]
+_SHOWN_EACH = 50
 
 
 def play(source: Source, kind: str, steps: Sequence[Step]) -> History:
@@ -143,9 +145,11 @@ def play_many(
 
 def main(words: Sequence[str]) -> int:
     """Play histories: ``--histories N``, ``--first SEED``, ``--only add,rename`` for some changes of
-    definitions, ``--kinds leaves,filtered`` for some kinds of tables."""
+    definitions, ``--kinds leaves,filtered`` for some kinds of tables; those of a pump with ``--pump``."""
     from tests.support.postgres import start_postgres
 
+    plays = play_pumps if "--pump" in words else play_many
+    words = [word for word in words if word != "--pump"]
     given_words = dict(zip(words[::2], words[1::2], strict=True))
     most, first = int(given_words.get("--histories", "1000")), int(given_words.get("--first", "0"))
     definitions = given_words.get("--only", ",".join(DEFINITIONS)).split(",")
@@ -157,19 +161,19 @@ def main(words: Sequence[str]) -> int:
         nonlocal histories_played
         counted.update(stops)
         histories_played += 1
-        if histories_played % 100 == 0:
+        if histories_played % _SHOWN_EACH == 0:
             told = f"{histories_played} histories in {time.monotonic() - began:.0f} s"
-            print(f"{told}; the streams ended by {dict(sorted(counted.items()))}", flush=True)
+            print(f"{told}; ended by {dict(sorted(counted.items()))}", flush=True)
 
     server = start_postgres()
     try:
-        play_many(server.url, most, definitions, kinds, first=first, played=played)
+        plays(server.url, most, definitions, kinds, first=first, played=played)
     except BaseException:
         print(f"a history failed, the first time after {histories_played} that did not", flush=True)
         raise
     finally:
         server.stop()
-        print(f"{histories_played} histories; the streams ended by {dict(sorted(counted.items()))}")
+        print(f"{histories_played} histories; ended by {dict(sorted(counted.items()))}")
     return 0
 
 

@@ -114,8 +114,8 @@ class Server:
             return self.with_retries(lambda: work(self._shared()))
 
     def with_retries(self, work: Callable[[], T]) -> T:
-        """Run work, and retry it after a pause while the server does not answer, the slot is in use, or tables
-        are dropped meanwhile.
+        """Run work, and retry it after a pause while the server does not answer, the slot is in use, or
+        tables are dropped meanwhile.
         """
         deadline = time.monotonic() + self._wait
         attempt = 0
