@@ -74,7 +74,7 @@ class PumpControl:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._holds, self._permits, self._waiting = False, 0, 0
+        self._holds, self._permits, self._waiting, self._closing = False, 0, 0, 0
         self.holds_log = False
         """Whether the pumps receive nothing from the log."""
         self.death: tuple[str, int] | None = None
@@ -106,7 +106,8 @@ class PumpControl:
     def _pass(self) -> None:
         with self._changed:
             self._waiting += 1
-            assert self._changed.wait_for(lambda: self._permits or not self._holds, 60)
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self._permits or self._closing or not self._holds, 60)
             self._waiting -= 1
             self._permits = max(self._permits - 1, 0)
             self._changed.notify_all()
@@ -119,8 +120,19 @@ class PumpControl:
         return chunk
 
     def _close(self, close: Callable[..., None], reader: ChunkReader) -> None:
-        self.release()
-        close(reader)
+        with self._changed:
+            self._closing += 1
+            self._changed.notify_all()
+        try:
+            close(reader)
+        finally:
+            with self._changed:
+                self._closing -= 1
+
+    def await_chunk(self) -> None:
+        """Wait until a chunk is held up, unless none comes soon."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting, 2)
 
     def _read(self, read: Callable[..., Any], follower: SlotFollower, wait: float) -> Any:
         if self.holds_log:

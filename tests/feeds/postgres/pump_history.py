@@ -24,6 +24,7 @@ from penstock.pump.backfill_records import ask_for_backfill
 from penstock.queue.store import Store
 from penstock.store.records import pumps
 from penstock.store.records.pumps import PumpRecord
+from tests.feeds.postgres.changing_tables import LARGE_ROWS, ROWS
 from tests.feeds.postgres.history import MENDED_AT_THE_SOURCE, STARTS_AGAIN, STARTS_OVER
 from tests.feeds.postgres.mended_tables import MendedTables
 from tests.feeds.postgres.pump_control import DEATHS, Dies, PumpControl, RunningPump
@@ -44,7 +45,8 @@ FORMS = (
 OTHERS = ("u", "a", "b")
 PUMP_ACTIONS = (
     "catch_up", "catch_up", "run", "stop", "die", "die", "die", "second", "hold", "hold", "chunks", "chunks",
-    "chunks", "chunks", "hold_log", "hold_log", "again", "again", "cut", "lose_replies", "other_policy",
+    "interleave", "interleave", "interleave", "interleave", "hold_log", "again", "again", "cut",
+    "lose_replies", "other_policy",
 )  # fmt: skip
 NEW_TABLES = ("add_table", "add_table", "add_table", "publish_again")
 ENDS = (
@@ -221,6 +223,23 @@ class PumpHistory(MendedTables):
     def _chunks(self, chance: Random) -> None:
         self.run_pump()
         self.control.release(chance.randint(1, 3))
+
+    def _interleave(self, chance: Random) -> None:
+        """Backfill tables in small steps, between which rows change."""
+        self.resolve()
+        self.run_pump()
+        self.control.hold()
+        self.add_table(chance)
+        if chance.random() < 0.5:
+            self._again(chance)
+        if chance.random() < 0.7:
+            self.resolve()
+        if not self.prepared:
+            self.control.await_chunk()
+        for _ in range(chance.randint(4, 16)):
+            self.rows(chance.choice((*ROWS[:7], *LARGE_ROWS)), chance)
+            self.control.release(1)
+        self.changes.add("add_table")
 
     def _lose_replies(self, chance: Random) -> None:
         self.control.lost_replies = chance.randint(1, 5)
