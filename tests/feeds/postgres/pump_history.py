@@ -144,9 +144,8 @@ class PumpHistory(MendedTables):
 
     def is_carried(self) -> bool:
         """Whether the pump has to carry all changes of definitions since its queues were created."""
-        # A table that a publication of a schema names too counts as published again.
-        twice = self.kind == "schema" and "publish_again" in self.changes
-        if self.policy == "refuse" or twice:
+        # A table that a publication of its schema names too counts as published again.
+        if self.policy == "refuse" or self.kind == "schema":
             return not self.changes
         return self.changes <= _CARRIED or self.changes == {"drop"}
 
@@ -317,7 +316,7 @@ class PumpHistory(MendedTables):
     # What its queues have.
 
     def define(self, what: str, chance: Random) -> None:
-        before = [self.columns(table) for table in self.tables()]
+        before = self._all_columns()
         number = len(self.log)
         if what == "add_table":
             self.add_table(chance)
@@ -326,11 +325,14 @@ class PumpHistory(MendedTables):
         if len(self.log) == number:
             return
         self.changes.add(what)
-        now = {column for table in self.tables() for column in self.columns(table)}
-        old = {column for columns in before for column in columns}
-        self.replaced |= (now - old) & self.gone
-        self.gone |= old - now
-        self.altered |= self.replaced | ((now - old) if what == "add_default" else set())
+        now = self._all_columns()
+        new, gone = ({column for _, column in each} for each in (now - before, before - now))
+        self.replaced |= new & self.gone
+        self.gone |= gone
+        self.altered |= self.replaced | (new if what == "add_default" else set())
+
+    def _all_columns(self) -> set[tuple[str, str]]:
+        return {(table, column) for table in self.tables() for column in self.columns(table)}
 
     def add_table(self, chance: Random) -> None:
         """Create a table with rows, and publish it at once or later."""
