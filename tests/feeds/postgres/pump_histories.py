@@ -19,6 +19,7 @@ from tests.feeds.postgres.pump_history import (
     PumpHistory,
 )
 from tests.support.postgres_source import Source, source_at
+from tests.support.quiet_logs import only
 
 Step = tuple[str, int]
 _MOST_STEPS = 40
@@ -106,6 +107,6 @@ def play_pumps(
 
     What happens is the same for each number; when it happens to a pump, which runs beside it, is not.
     """
-    logging.getLogger("penstock").setLevel(logging.CRITICAL)
-    for number in range(first, first + most):
-        played(play_on(url, number, definitions, kinds))
+    with only(logging.CRITICAL, "penstock"):
+        for number in range(first, first + most):
+            played(play_on(url, number, definitions, kinds))

@@ -26,6 +26,7 @@ from tests.feeds.postgres.changing_tables import (
 from tests.feeds.postgres.history import READS, History
 from tests.feeds.postgres.pump_histories import play_pumps
 from tests.support.postgres_source import Source, source_at
+from tests.support.quiet_logs import only
 
 Step = tuple[str, int]
 _SHOWN_EACH = 50
@@ -126,7 +127,6 @@ def play_many(
     shrink
         Whether that history is made as short as it can be.
     """
-    logging.getLogger("penstock.feeds").setLevel(logging.ERROR)
 
     @settings(
         max_examples=most,
@@ -139,7 +139,7 @@ def play_many(
     def plays(history: tuple[str, list[Step]]) -> None:
         played(play_on(url, history))
 
-    with kept_connections():
+    with kept_connections(), only(logging.ERROR, "penstock.feeds"):
         (plays if first is None else seed(first)(plays))()
 
 
