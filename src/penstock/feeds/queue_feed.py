@@ -81,7 +81,7 @@ class OpenQueueFeed(OpenFeed):
 
     def finalized_until(self, upto: int) -> int | None:
         """Return the time of the last commit, or that before which its pump knows of no later one."""
-        if self._last is not None and self._last.version > upto:
+        if self._last is not None and self._last.version > upto and self._no_later_before is not None:
             last = self._run(lambda tx, queue: feed_commits.newest(tx, queue, upto))
             return None if last is None else last.timestamp
         return self._no_later_before

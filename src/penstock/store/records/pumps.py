@@ -64,8 +64,12 @@ class PumpRecord:
         return bool(self.owner) and abs(now - self.alive_at) < ALIVE_SECONDS * 1_000_000
 
     def copies(self, queue: str) -> bool:
-        """Whether rows that were there before are still being read for the first time into a queue."""
+        """Whether a queue does not have yet what its table had before: its rows are read for the first time,
+        or again since the pump has recovered.
+        """
         queues = self._part("queues")
+        if any(queues.get(table) == queue for table in self._part("recoveries")):
+            return True
         running = [each for table, each in self._part("backfills").items() if queues.get(table) == queue]
         return not all(isinstance(each, dict) and each.get("again") is True for each in running)
 
