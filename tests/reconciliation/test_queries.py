@@ -15,6 +15,7 @@ from penstock.testing import temporary_store_url
 from tests.support.postgres_source import Source
 from tests.support.pumped import running
 from tests.support.reconciled import CopiedTable
+from tests.support.recovered import drop_slot, is_recovered, recover, shift_versions, states
 from tests.support.sql_tables import NOW
 from tests.support.waiting import wait_until
 
@@ -121,11 +122,18 @@ def test_the_current_versions_of_a_table_with_history_are_compared(
         assert refused.value.condition == "TABLE_REFUSED.HISTORY_NOT_REPAIRABLE"
 
 
-def test_a_copy_of_a_pumped_queue(spark: SparkSession, source: Source, table: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("offset", [0, 10**12])
+def test_a_copy_of_a_pumped_queue(
+    spark: SparkSession, source: Source, table: str, tmp_path: Path, offset: int
+) -> None:
     checkpoint = str(tmp_path / "checkpoint")
     with store_or_folder("sqlite", source, tmp_path) as url:
         made = CopiedTable(source, table, f"delta://{tmp_path}/tables", "copy")
         feed = source.feed(tables=[table], snapshot="initial")
+        if offset:
+            with running(penstock.Pump(feed, url)) as failures:
+                wait_until(lambda: failures or _rows_in(url, f"{source.name}.t") == 300, 60, "the copy")
+            shift_versions(url, offset)
         with running(penstock.Pump(feed, url)) as failures:
             queue = penstock.QueueFeed(f"{source.name}.t", url)
 
@@ -135,12 +143,7 @@ def test_a_copy_of_a_pumped_queue(spark: SparkSession, source: Source, table: st
                 query.awaitTermination()
 
             def arrived(rows: int) -> Callable[[], bool]:
-                def look() -> bool:
-                    with closing(penstock.connect(url)) as store:
-                        name = f"{source.name}.t"
-                        return name in store.queues() and store.queue(name).info().rows >= rows
-
-                return look
+                return lambda: _rows_in(url, f"{source.name}.t") >= rows
 
             wait_until(arrived(300), 60, "the copy in the queue")
             run()
@@ -158,6 +161,45 @@ def test_a_copy_of_a_pumped_queue(spark: SparkSession, source: Source, table: st
                 made.compare(source=feed, checkpoint=checkpoint)
             assert refused.value.condition == "INVALID_INPUT.OTHER_CHECKPOINT"
             assert not failures
+
+
+def test_a_pump_that_recovers_has_not_read_all(
+    spark: SparkSession, source: Source, table: str, tmp_path: Path
+) -> None:
+    checkpoint = str(tmp_path / "checkpoint")
+    with store_or_folder("sqlite", source, tmp_path) as url:
+        made = CopiedTable(source, table, f"delta://{tmp_path}/tables", "copy")
+        feed = source.feed(tables=[table], snapshot="initial")
+        queue = penstock.QueueFeed(f"{source.name}.t", url)
+        options = {"source": feed, "checkpoint": checkpoint, "queue_store": url, "settle": 3600.0}
+
+        def run() -> None:
+            sink = penstock.TableSink("copy", keys=["id"], url=made.url, apply_changes=True)
+            query = penstock.stream(spark, queue).write(sink).start(checkpoint=checkpoint, trigger=NOW)
+            query.awaitTermination()
+
+        with running(penstock.Pump(feed, url)) as failures:
+            wait_until(lambda: failures or _rows_in(url, queue.queue) == 300, 60, "the copy")
+        drop_slot(source)
+        change(source, table)
+        recover(url)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("penstock.pump.backfills.Backfills.step", lambda *_: None)
+            with running(penstock.Pump(feed, url)) as failures:
+                wait_until(lambda: failures or states(url).get("recoveries"), 60, "the new slot")
+                run()
+                found = made.compare(**options, timeout=1.0)
+                assert (found.differences, found.undecided) == (0, 110)
+        with running(penstock.Pump(feed, url)) as failures:
+            wait_until(lambda: failures or is_recovered(url), 60, "the end of the recovery")
+            run()
+            assert made.compare(**options).equal
+        assert not failures
+
+
+def _rows_in(store_url: str, queue: str) -> int:
+    with closing(penstock.connect(store_url)) as store:
+        return store.queue(queue).info().rows if queue in store.queues() else 0
 
 
 def test_the_checkpoint_of_another_query_is_refused(

@@ -39,18 +39,22 @@ def add(source: Source, *tables: str) -> None:
 
 
 @contextmanager
-def held_at(monkeypatch: pytest.MonkeyPatch, chunk: int) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """Hold up the reading of a chunk: events that it is next, and that it may be read."""
+def held_at(
+    monkeypatch: pytest.MonkeyPatch, chunk: int, *, is_read: bool = False
+) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Hold up a chunk before or after it ``is_read``: events that it is next, and that it is let go."""
     reached, released = threading.Event(), threading.Event()
     read, count = backfills.read_chunk, 0
 
     def held(*given: object) -> object:
         nonlocal count
         count += 1
-        if count == chunk:
+        mine = count == chunk
+        result = read(*given) if mine and is_read else None
+        if mine:
             reached.set()
             assert released.wait(60)
-        return read(*given)
+        return read(*given) if result is None else result
 
     monkeypatch.setattr(backfills, "read_chunk", held)
     try:

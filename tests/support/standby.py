@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -97,6 +97,31 @@ def with_standby(**settings: str) -> Iterator[Pair]:
                 pair.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(url: str, *statements: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def await_slot(pair: Pair, read_on: Callable[[], object] = lambda: None, slot: str = "p") -> None:
+    """Wait until the standby has the slot, as far as it is confirmed, while its reader goes on."""
+    query = (
+        b"SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s AND NOT temporary "
+        b"AND (synced OR NOT pg_is_in_recovery())"
+    )
+
+    def confirmed(url: str) -> list[tuple[object, ...]]:
+        with psycopg.connect(url) as connection:
+            return connection.execute(query, [slot]).fetchall()
+
+    def is_there() -> bool:
+        run(pair.url, "SELECT pg_log_standby_snapshot()")
+        read_on()
+        return confirmed(pair.standby_url) == confirmed(pair.url) != []
+
+    wait_until(is_there, 60, "the slot on the standby", interval=0.5)
 
 
 def _with_port(url: str, port: int) -> str:

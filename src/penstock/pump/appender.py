@@ -1,4 +1,9 @@
-"""Appends of what a pump reads, each in one transaction with the pump's position."""
+"""Appends of what a pump reads, each in one transaction with the pump's position.
+
+The versions of a queue's commits only grow, and the positions in the log of another server may be lower. So
+the version of a commit is its position plus an offset, 0 at first, which a recovery raises where that is
+needed. This module alone adds and subtracts it: the store has versions, and what reads the log has positions.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from penstock.feeds.contract import COMMIT_VERSION
 from penstock.feeds.feed_writer import append_commits
 from penstock.feeds.postgres.following import PlaceInLog, SlotFollower, Step
 from penstock.feeds.postgres.table_readers import TableReaders
@@ -39,6 +47,8 @@ class Appender:
     targets: Targets
     readers: TableReaders
     reports: Reports
+    offset: int
+    """What is added to positions in the log to get versions."""
 
     def __post_init__(self) -> None:
         self._confirmed_at = 0.0
@@ -48,15 +58,19 @@ class Appender:
 
     @property
     def place(self) -> PlaceInLog:
-        """Where what comes next begins."""
-        return PlaceInLog(self.position.version, self.position.part_version, self.position.part_rows)
+        """Where in the log what comes next begins."""
+        return _moved(
+            PlaceInLog(self.position.version, self.position.part_version, self.position.part_rows),
+            -self.offset,
+        )
 
     def last_row(self) -> int:
-        """Return the last commit that has rows in a queue; 0 if there is none."""
-        return self.database.run(self.targets.last_commit, write=False)
+        """Return the position of the last commit that has rows in a queue; none is below 1."""
+        return self.database.run(self.targets.last_commit, write=False) - self.offset
 
     def go_back(self, place: PlaceInLog) -> None:
-        """Move the pump to an earlier place, from which on there are no rows yet."""
+        """Move the pump to an earlier place in the log, from which on there are no rows yet."""
+        place = _moved(place, self.offset)
         if place.version >= self.position.version:
             return
         before, after = self.position, replace(self.position, version=place.version)
@@ -72,17 +86,18 @@ class Appender:
 
         Without rows it is moved only if ``note`` is set: else with the next rows, or before it is confirmed.
         """
-        before, place = self.position, step.place
+        before, place = self.position, _moved(step.place, self.offset)
         if before.part_rows and 0 < place.version < before.part_version:
             # Commits without rows that come once more.
             return
         ended = place.version > 0
         continues = ended and before.part_rows > 0
         continued = Continued(before.part_version, before.timestamp) if continues else None
-        stamps = Stamps(step.rows, before.timestamp)
+        batches = self._with_versions(step)
+        stamps = Stamps(batches, before.timestamp)
         version = place.version if ended else before.version
         after = PumpPosition(version, stamps.last, place.part_version, place.part_rows)
-        rows = self.targets.rows(step.rows, after.version, stamps, continued)
+        rows = self.targets.rows(batches, after.version, stamps, continued)
         if not rows and not (note and ended):
             return
         append_commits(self.database, rows, lambda tx: self._move(tx, before, after))
@@ -91,6 +106,15 @@ class Appender:
         times = {moment for each in rows for moment in zip(each.versions, each.timestamps, strict=True)}
         commits = np.array([time for _, time in times], np.int64)
         self.reports.appended(commits, sum(each.rows.num_rows for each in rows))
+
+    def _with_versions(self, step: Step) -> dict[str, list[pa.RecordBatch]]:
+        """Return the rows of a step with versions in the place of positions."""
+        if not self.offset:
+            return step.rows
+        return {
+            table: [_with_version(batch, self.offset) for batch in batches]
+            for table, batches in step.rows.items()
+        }
 
     def _move(self, tx: Transaction, before: PumpPosition, after: PumpPosition) -> bool:
         if not pumps.move_pump(tx, self.name, self.owner, before, after):
@@ -108,20 +132,20 @@ class Appender:
         must never be behind the slot. Then the time is noted, too, up to which everything is appended; later
         commits get no earlier one.
         """
-        follower.confirm(self.position.version + 1)
+        follower.confirm(self.place.version + 1)
         finalized = follower.finalized_until or 0
-        if finalized:
+        if finalized and not leaves_room:
             self.reports.finalized(finalized)
         before, now = self.position, time.monotonic()
         room = _ROOM if leaves_room else 1
-        upto = max((step.complete or 0) - room, step.place.version, before.version)
-        after = replace(before, version=upto, timestamp=max(before.timestamp, finalized))
+        upto = max((step.complete or 0) - room, step.place.version) + self.offset
+        after = replace(before, version=max(upto, before.version), timestamp=max(before.timestamp, finalized))
         if after == before or before.part_rows or now - self._confirmed_at < _CONFIRM_SECONDS:
             return
         self._confirmed_at = now
         self.database.run(lambda tx: self._move(tx, before, after), idempotent=True)
         self.position, self._changes = after, []
-        follower.confirm(after.version + 1)
+        follower.confirm(self.place.version + 1)
 
     def keep_state(self) -> None:
         """Keep the last known state of the publication."""
@@ -134,3 +158,14 @@ class Appender:
         state = pumps.require_owned(tx, self.name, self.owner).state
         change(state)
         pumps.set_pump_state(tx, self.name, self.owner, json.dumps(state))
+
+
+def _moved(place: PlaceInLog, offset: int) -> PlaceInLog:
+    """Return a place with another offset; 0 stands for no commit."""
+    version, part_version, part_rows = place
+    return PlaceInLog(version and version + offset, part_version and part_version + offset, part_rows)
+
+
+def _with_version(batch: pa.RecordBatch, offset: int) -> pa.RecordBatch:
+    place = batch.schema.get_field_index(COMMIT_VERSION)
+    return batch.set_column(place, batch.schema.field(place), pc.add(batch[COMMIT_VERSION], offset))

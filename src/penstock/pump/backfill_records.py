@@ -115,7 +115,7 @@ def ask_for_backfill(store: Store, pump: str, table: str) -> bool:
                 pump=pump,
                 table=table,
             )
-        if not _is_keyed(pump, state, table):
+        if not is_keyed(pump, state, table):
             raise InvalidInputError(
                 f"{table} has no primary key, by which its rows could be read again",
                 pump=pump,
@@ -131,7 +131,7 @@ def ask_for_backfill(store: Store, pump: str, table: str) -> bool:
     return store.database.run(ask, idempotent=True)
 
 
-def _is_keyed(pump: str, state: Json, table: str) -> bool:
+def is_keyed(pump: str, state: Json, table: str) -> bool:
     """Whether a pump's plan has a primary key for a table."""
     try:
         tables = parse_json(state["tables"])["tables"]

@@ -32,6 +32,7 @@ from penstock.feeds.postgres.table_readers import TableReaders, tables_by_queue
 from penstock.json_text import Json
 from penstock.pump.backfill_records import TableBackfill
 from penstock.pump.plan import PumpPlan
+from penstock.pump.recovery_records import note_read
 
 log = logging.getLogger("penstock.pump")
 
@@ -168,7 +169,7 @@ class Backfills:
                 require_backfills(feed.server, feed.settings.publication)
                 order = KeyOrder.of(feed.server, planned)
             except FeedUnavailableError as error:
-                if not progress.again:
+                if not progress.again or table in plan.recoveries:
                     raise
                 # The rest of the pump goes on.
                 self._refuse(table, error)
@@ -317,6 +318,7 @@ class Backfills:
                 return
             if progress is None:
                 backfills.pop(table, None)
+                note_read(state, table)
             else:
                 backfills[table] = progress.to_json()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.feeds.postgres.catalog import Tables
 from penstock.feeds.postgres.publication import PublicationState
 from penstock.json_text import Json, unreadable_record
 from penstock.pump.backfill_records import TableBackfill, backfills_of
+from penstock.pump.recovery_records import TableRecovery, recoveries_of
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,10 @@ class PumpPlan:
     publication: PublicationState
     backfills: dict[str, TableBackfill]
     """The tables that are being backfilled."""
+    offset: int = 0
+    """What is added to positions in the log to get versions: see :class:`Appender`."""
+    recoveries: dict[str, TableRecovery] = field(default_factory=dict)
+    """The tables whose recovery is not complete."""
 
     def to_json(self) -> Json:
         return {
@@ -36,6 +41,8 @@ class PumpPlan:
             "tables": self.tables.to_json(),
             "publication": self.publication.to_json(),
             "backfills": {name: backfill.to_json() for name, backfill in self.backfills.items()},
+            "offset": self.offset,
+            "recoveries": {name: recovery.to_json() for name, recovery in self.recoveries.items()},
         }
 
     @classmethod
@@ -45,7 +52,10 @@ class PumpPlan:
             queues = {str(table): str(queue) for table, queue in state["queues"].items()}
             tables = Tables.from_json(state["tables"])
             publication = PublicationState.from_json(state["publication"])
-            backfills = backfills_of(name, state)
+            backfills, recoveries = backfills_of(name, state), recoveries_of(name, state)
+            offset = state.get("offset", 0)
+            if type(offset) is not int or offset < 0 or recoveries.keys() - tables.by_name.keys():
+                raise ValueError(state)
             for table, backfill in backfills.items():
                 if not backfill.has_keys_of(len(tables.by_name[table].key)):
                     raise ValueError(backfill)
@@ -57,6 +67,8 @@ class PumpPlan:
                 tables,
                 publication,
                 backfills,
+                offset,
+                recoveries,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise unreadable_record(f"the state of pump {name!r}", error) from None

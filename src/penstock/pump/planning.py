@@ -73,16 +73,10 @@ class Planner:
         return plan, record.position
 
     def _known_plan(self, record: PumpRecord) -> PumpPlan:
-        plan, settings = PumpPlan.from_json(record.name, record.state), self.settings
-        names = list(tables_by_queue(plan.tables, settings.together is not None))
-        same = plan.together == settings.together and plan.prefix == settings.prefix
-        if plan.feed != self.feed.identity() or not same or set(names) - set(plan.queues):
-            raise CheckpointMismatchError(
-                f"the pump {settings.name!r} brings {plan.feed} into {plan.listed()}: start it with the same "
-                "feed, queue and prefix, or give this one another name",
-                condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
-                pump=settings.name,
-            )
+        plan, identity = PumpPlan.from_json(record.name, record.state), self.feed.identity()
+        require_same_source(plan, self.settings, identity)
+        if plan.feed != identity:
+            raise _other_server(plan, self.settings, identity)
         return plan
 
     def _new_plan(self, record: PumpRecord) -> tuple[PumpPlan, PumpPosition]:
@@ -170,7 +164,7 @@ class Planner:
         state = pumps.require_owned(tx, self.settings.name, self.owner).state
         # Somebody may have asked for a table to be read again meanwhile.
         backfills = {**plan.to_json()["backfills"], **state.get("backfills", {})}
-        text = json.dumps(plan.to_json() | {"backfills": backfills})
+        text = json.dumps(state | plan.to_json() | {"backfills": backfills})
         pumps.set_pump_state(tx, self.settings.name, self.owner, text)
 
     def _create_queues(self, names: dict[str, str], tables: Tables) -> None:
@@ -195,3 +189,34 @@ class Planner:
                     queue=queue,
                 )
         return names
+
+
+def require_same_source(plan: PumpPlan, settings: PumpSettings, identity: str) -> None:
+    """Refuse another feed or other queues than those of a plan; the feed's server may be another one."""
+    names = set(tables_by_queue(plan.tables, settings.together is not None))
+    same = plan.together == settings.together and plan.prefix == settings.prefix
+    if _without_server(plan.feed) == _without_server(identity) and same and names <= set(plan.queues):
+        return
+    raise CheckpointMismatchError(
+        f"the pump {settings.name!r} brings {plan.feed} into {plan.listed()}: start it with the same "
+        "feed, queue and prefix, or give this one another name",
+        condition="CHECKPOINT_MISMATCH.OTHER_SOURCE",
+        pump=settings.name,
+    )
+
+
+def _other_server(plan: PumpPlan, settings: PumpSettings, identity: str) -> CheckpointMismatchError:
+    before, now = (each.partition("/")[0].rpartition(":")[2] for each in (plan.feed, identity))
+    return CheckpointMismatchError(
+        f"the pump {settings.name!r} has read from the server with the system identifier {before}, and "
+        f"this is another one, {now}. Correct the URL; or if this server has taken its place, as after an "
+        f"upgrade, `penstock pump recover {settings.name}` has the pump read all rows again",
+        condition="CHECKPOINT_MISMATCH.OTHER_SERVER",
+        pump=settings.name,
+        before=before,
+        now=now,
+    )
+
+
+def _without_server(identity: str) -> str:
+    return identity.partition("/")[2]

@@ -73,9 +73,9 @@ class Pump:
     schema_changes
         What to do when a table gets or loses columns, or the publication gets a table. ``refuse``: end before
         the first commit with such rows. ``evolve``: the queue gets new columns, and columns that are gone are
-        NULL from then on; a new table gets a queue with all of its rows, which are read beside the changes of
-        all tables (a backfill), and is left out, with a warning, while it has no key. ``ignore``: new columns
-        and tables are left out. Columns that are renamed, that get another type, or that belong to
+        NULL from then on; a new table gets a queue with all of its rows, which are read while the pump
+        follows the others (a backfill), and is left out, with a warning, while it has no key. ``ignore``: new
+        columns and tables are left out. Columns that are renamed, that get another type, or that belong to
         the key are always refused, and so are such changes of a table without a key, or where one queue has
         the rows of all tables.
     partitions
@@ -130,7 +130,10 @@ class Pump:
         FeedUnavailableError
             When the server refuses, or a table has changed in a way that its queue cannot follow.
         DataLostError
-            When the server has removed log that the pump has not read.
+            When the server does not have all that the pump has read, or has removed log that it has not read:
+            `penstock pump recover` has it create a new slot and read all rows again.
+        CheckpointMismatchError
+            When the feed is another one than that of the queues, or on another server.
         ProducerFencedError
             When another process has taken the pump over, as after this one was suspended.
         PumpNotFoundError

@@ -12,7 +12,10 @@ from functools import partial
 from typing import TypeVar
 
 from penstock.errors import (
+    CheckpointMismatchError,
     CommitOutcomeUnknownError,
+    DataLostError,
+    FeedUnavailableError,
     PenstockError,
     StoreUnavailableError,
     condition_of,
@@ -24,7 +27,10 @@ from penstock.feeds.postgres.table_readers import TableReaders
 from penstock.pump.appender import Appender
 from penstock.pump.backfill_records import backfills_of
 from penstock.pump.backfills import Backfills
+from penstock.pump.deletions import Deletions
 from penstock.pump.planning import Planner, PumpSettings
+from penstock.pump.recovery import Recovery
+from penstock.pump.recovery_records import RecoveryRequest
 from penstock.pump.reports import News, Reports
 from penstock.pump.targets import Targets
 from penstock.queue.store import Store
@@ -134,41 +140,65 @@ class PumpRun:
         self.reports.end(tx, failure)
 
     def _session(self) -> None:
-        """Append from the stored position on, on one connection to the server."""
+        """Append from the stored position on, or recover, on one connection to the server."""
+        # With the store's id: the copy of a store must not end the original's connection.
+        name = f"penstock pump {self.store.uuid[:8]} {self.settings.name}"
+        with closing(self.settings.feed.open()) as feed:
+            recovery = Recovery(self.settings, self.store, self.owner, feed, name)
+            request = recovery.request()
+            if request is not None and request.force:
+                recovery.run()
+                return
+            try:
+                self._resume(feed, recovery)
+            except (CheckpointMismatchError, DataLostError, FeedUnavailableError) as error:
+                recovery.handle(error)
+
+    def _resume(self, feed: OpenPostgresFeed, recovery: Recovery) -> None:
         settings = self.settings
-        with closing(settings.feed.open()) as feed:
-            planner = Planner(settings, self.store, self.owner, feed)
-            plan, position = planner.plan()
-            backfills = Backfills(settings.feed, feed, plan, settings.name)
-            self.reports.sink = f"queues {plan.listed()}"
-            readers = TableReaders(
-                feed.settings,
-                feed.server,
-                plan.tables,
-                plan.publication,
-                together=plan.together is not None,
-                changes=settings.schema_changes,
-                backfills=backfills.sieves,
-                left_out=planner.left_out,
-            )
-            targets = Targets.opened(self.store, plan.queues, readers.names)
-            follower = SlotFollower(feed, readers)
-            database = self.store.database
-            appender = Appender(database, settings.name, self.owner, position, targets, readers, self.reports)
-            with closing(follower), closing(backfills):
-                self._follow(feed, follower, appender, backfills)
+        planner = Planner(settings, self.store, self.owner, feed)
+        plan, position = planner.plan()
+        backfills = Backfills(settings.feed, feed, plan, settings.name)
+        deletions = Deletions(feed, plan, self.store, settings.name)
+        self.reports.sink = f"queues {plan.listed()}"
+        readers = TableReaders(
+            feed.settings,
+            feed.server,
+            plan.tables,
+            plan.publication,
+            together=plan.together is not None,
+            changes=settings.schema_changes,
+            backfills=backfills.sieves,
+            left_out=planner.left_out,
+        )
+        follower = SlotFollower(feed, readers)
+        appender = Appender(
+            self.store.database,
+            settings.name,
+            self.owner,
+            position,
+            Targets.opened(self.store, plan.queues, readers.names),
+            readers,
+            self.reports,
+            plan.offset,
+        )
+        with closing(follower), closing(backfills), closing(deletions):
+            self._follow(feed, follower, appender, backfills, deletions, recovery)
 
     def _follow(
-        self, feed: OpenPostgresFeed, follower: SlotFollower, appender: Appender, backfills: Backfills
+        self,
+        feed: OpenPostgresFeed,
+        follower: SlotFollower,
+        appender: Appender,
+        backfills: Backfills,
+        deletions: Deletions,
+        recovery: Recovery,
     ) -> None:
         for step in follower.copy(appender.place):
             appender.append(step, note=True)
             if self._ends():
                 return
-        store = self.store.uuid[:8]
-        # With the store's id: the copy of a store must not end the original's connection.
-        name = f"penstock pump {store} {self.settings.name}"
-        appender.go_back(follower.start(appender.place, name, appender.last_row()))
+        appender.go_back(follower.start(appender.place, recovery.application, appender.last_row()))
         if follower.check():
             # Rows of a new timeline are not to be taken for those of the one before.
             appender.keep_state()
@@ -181,36 +211,42 @@ class PumpRun:
             extra={"action": "pump_follows", "pump": self.settings.name, "version": version},
         )
         backfills.start()
+        is_asked = recovery.request() is not None
         while not self._ends():
-            received = follower.read(_BACKFILL_WAIT if backfills.tables else _WAIT)
+            if is_asked and not appender.position.part_rows:
+                recovery.decline()
+                is_asked = False
+            is_busy = bool(backfills.tables or deletions.tables)
+            received = follower.read(_BACKFILL_WAIT if is_busy else _WAIT)
             if received is not None:
                 for change in backfills.changes():
                     appender.change_state(change)
                 appender.append(received)
-                appender.confirm(follower, received, leaves_room=bool(backfills.tables))
+                appender.confirm(follower, received, leaves_room=is_busy)
                 self.waits.reset()
-            if backfills.tables:
-                self._backfill(follower, appender, backfills)
+            if is_busy and not appender.position.part_rows:
+                self._backfill(follower, appender, backfills, deletions)
+                self._delete(follower, appender, deletions)
             if follower.check():
                 appender.keep_state()
             if not appender.position.part_rows and (
-                follower.has_new_tables or self._has_new_backfills(backfills)
+                follower.has_new_tables or self._has_new_requests(backfills)
             ):
                 # Another session begins with them.
                 return
             self.reports.warnings = tuple(feed.warnings())
 
-    def _backfill(self, follower: SlotFollower, appender: Appender, backfills: Backfills) -> None:
+    def _backfill(
+        self, follower: SlotFollower, appender: Appender, backfills: Backfills, deletions: Deletions
+    ) -> None:
         """Append the next chunk of a backfill, between two commits."""
-        position = appender.position
-        if position.part_rows:
-            return
-        step = backfills.step(appender.readers, follower.reached, position.version)
+        step = backfills.step(appender.readers, follower.reached, appender.place.version)
         if step is None:
             return
         appender.change_state(step.change)
         appender.append(step.step, note=True)
         if step.progress is None:
+            deletions.begin(step.table)
             log.info(
                 "pump %s has brought all rows of %s into its queue",
                 self.settings.name,
@@ -218,14 +254,27 @@ class PumpRun:
                 extra={"action": "backfill_complete", "pump": self.settings.name, "table": step.table},
             )
 
-    def _has_new_backfills(self, backfills: Backfills) -> bool:
-        """Whether somebody has asked for the rows of a table, every few seconds."""
+    def _delete(self, follower: SlotFollower, appender: Appender, deletions: Deletions) -> None:
+        """Append the next deletes of a recovery, between two commits."""
+        step = deletions.step(appender.readers, follower.reached, appender.place.version)
+        if step is None:
+            return
+        if step.change is not None:
+            appender.change_state(step.change)
+        appender.append(step.step, note=True)
+
+    def _has_new_requests(self, backfills: Backfills) -> bool:
+        """Whether somebody has asked for the rows of a table, or for a recovery, every few seconds."""
         now = time.monotonic()
         if now < self._look_at:
             return False
         self._look_at = now + _LOOK_SECONDS
-        record = self._run(lambda tx: pumps.require_owned(tx, self.settings.name, self.owner))
+        record = self.store.database.run(
+            lambda tx: pumps.require_owned(tx, self.settings.name, self.owner), write=False
+        )
         asked = backfills_of(record.name, record.state)
+        if RecoveryRequest.of(record.name, record.state) is not None:
+            return True
         return any(each.started_at != backfills.started.get(table) for table, each in asked.items())
 
     # In a thread of its own: signs of life.

@@ -12,9 +12,11 @@ from penstock.feeds.postgres.feed import OpenPostgresFeed
 from penstock.feeds.postgres.server import SlotInUse
 from penstock.feeds.queue_feed import QueueFeed
 from penstock.json_text import JsonValue
-from penstock.queue.store import Store, connect
+from penstock.pump.recovery_records import recoveries_of
+from penstock.queue.store import Store, connect, open_store
 from penstock.spark.checkpoint import Checkpoint
 from penstock.store.records import pumps
+from penstock.store.records.pumps import PumpRecord
 
 _QUEUE = "queue:"
 _LOG_PAGE, _PAGE_HEADER = 8192, 40
@@ -51,7 +53,15 @@ class QueryProgress:
         version = self._version()
         if version is None:
             return False
-        return version >= position or self._is_quiet(version, position)
+        if self._queue is None:
+            return version >= position or self._is_quiet(version, position)
+        pump = self._pump()
+        if pump is None or recoveries_of(pump.name, pump.state):
+            # The queue may lack what the pump has not read again.
+            return False
+        # A recovery has shifted the versions in the queue.
+        shifted = position + int(pump.state.get("offset", 0))
+        return version >= shifted or self._is_confirmed(version, position)
 
     def _version(self) -> int | None:
         """Return the last version of the feed that the query has written; None before the first one."""
@@ -82,34 +92,42 @@ class QueryProgress:
         with closing(connect(self._store, create=False)) as store:
             identity, _, _ = feed.rpartition("/")
             number, _, name = identity.removeprefix(_QUEUE).partition("/")
-            if number != store.uuid or not self._is_pumped(store, name):
+            if number != store.uuid or self._pump_of(store, name) is None:
                 raise self._refusal(
                     f"reads a queue that no pump of {store.url} fills from {in_quotes(self._identity)}"
                 )
         return name
 
-    def _is_pumped(self, store: Store, queue: str) -> bool:
+    def _pump(self) -> PumpRecord | None:
+        assert self._queue is not None
+        assert self._store is not None
+        return self._pump_of(open_store(self._store), self._queue)
+
+    def _pump_of(self, store: Store, queue: str) -> PumpRecord | None:
+        """Return the pump that fills a queue from the source."""
         for pump in store.database.run(pumps.list_pumps, write=False):
             feed = str(pump.state.get("feed"))
             is_source = feed == self._identity or feed.startswith(f"{self._identity}/")
             if is_source and queue in dict(pump.state.get("queues", {})).values():
-                return True
-        return False
+                return pump
+        return None
 
     def _is_quiet(self, version: int, position: int) -> bool:
         """Whether the table has no commits above a version and below a position."""
         state = self._feed.slot.find()
+        if state is None or not state.ready or not _reaches(state.flushed, position):
+            return False
+        try:
+            return not self._feed.slot.has_changes(version, position)
+        except SlotInUse:
+            # The query is reading: it will have more soon.
+            return False
+
+    def _is_confirmed(self, version: int, position: int) -> bool:
+        """Whether the pump has confirmed a position, and the queue has no commits above a version."""
+        state = self._feed.slot.find()
         if state is None or not state.ready:
             return False
-        if self._queue is None:
-            if not _reaches(state.flushed, position):
-                return False
-            try:
-                return not self._feed.slot.has_changes(version, position)
-            except SlotInUse:
-                # The query is reading: it will have more soon.
-                return False
-        # What the pump has confirmed is in the queue.
         return _reaches(state.confirmed, position) and self._newest_in_queue(version) == version
 
     def _newest_in_queue(self, version: int) -> int:

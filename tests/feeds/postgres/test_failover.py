@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from penstock.errors import DataLostError, FeedUnavailableError, condition_of
 from penstock.feeds.postgres.table_chunks import require_backfills
 from tests.support.postgres_source import Stream
 from tests.support.pumped import change_rows, running
-from tests.support.standby import Pair, with_standby
+from tests.support.standby import Pair, await_slot, run, with_standby
 from tests.support.waiting import wait_until
 
 
@@ -27,31 +27,6 @@ def pair() -> Iterator[Pair]:
             connection.execute(b"CREATE TABLE t (id int PRIMARY KEY)")
             connection.execute(b"CREATE PUBLICATION p FOR TABLE t")
         yield made
-
-
-def run(url: str, *statements: str) -> None:
-    with psycopg.connect(url, autocommit=True) as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
-
-
-def await_slot(pair: Pair, read_on: Callable[[], object] = lambda: None) -> None:
-    """Wait until the standby has the slot, as far as it is confirmed, while its reader goes on."""
-    query = (
-        b"SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'p' AND NOT temporary "
-        b"AND (synced OR NOT pg_is_in_recovery())"
-    )
-
-    def confirmed(url: str) -> list[tuple[object, ...]]:
-        with psycopg.connect(url) as connection:
-            return connection.execute(query).fetchall()
-
-    def is_there() -> bool:
-        run(pair.url, "SELECT pg_log_standby_snapshot()")
-        read_on()
-        return confirmed(pair.standby_url) == confirmed(pair.url) != []
-
-    wait_until(is_there, 60, "the slot on the standby", interval=0.5)
 
 
 def feed(pair: Pair) -> penstock.PostgresFeed:

@@ -43,6 +43,7 @@ _COLUMNS = (
     Column("feed", "feed"),
     Column("queues", "queues", lambda queues: ", ".join(queues)),
     Column("backfills", "backfills", lambda backfills: ", ".join(map(_backfill_text, backfills))),
+    Column("recovery", "recovery", lambda recovery: recovery or ""),
 )
 
 
@@ -125,7 +126,8 @@ def list_pumps(run: Run) -> None:
 
     "state" is running, stopped, or silent: its process has given no sign of life for 6 seconds. Every commit
     up to "commit" is in the queues. "backfills" has the tables whose rows are being read, and how many of
-    them are in the queue.
+    them are in the queue. "recovery" is asked for, or reading, while rows are read again and the deleted ones
+    are looked for.
     """
     from penstock.store.records import pumps
     from penstock.ui.unreadable import Unreadable
@@ -145,8 +147,11 @@ def list_pumps(run: Run) -> None:
 
 def _row(pump: PumpRecord, now: int) -> Json:
     from penstock.pump.backfill_records import backfills_of
+    from penstock.pump.recovery_records import RecoveryRequest, recoveries_of
 
     alive = pump.is_alive(now)
+    is_asked = RecoveryRequest.of(pump.name, pump.state) is not None
+    is_read = bool(recoveries_of(pump.name, pump.state))
     return {
         "pump": pump.name,
         "state": "running" if alive else "silent" if pump.owner else "stopped",
@@ -163,6 +168,8 @@ def _row(pump: PumpRecord, now: int) -> Json:
             }
             for table, backfill in sorted(backfills_of(pump.name, pump.state).items())
         ],
+        "recovery": "asked for" if is_asked else "reading" if is_read else None,
+        "offset": pump.state.get("offset", 0),
     }
 
 
@@ -182,6 +189,28 @@ def backfill(
         is_asked = ask_for_backfill(store, name, table)
     what = "will read all rows of" if is_asked else "has not read all rows yet of"
     run.output.done(f"pump {name} {what} {table}", {"pump": name, "table": table})
+
+
+@command(group, "recover", "penstock pump recover penstock_orders --yes")
+def recover(
+    run: Run,
+    name: Annotated[str, argument("PUMP", "The pump's name.")],
+    force: Annotated[bool, typer.Option("--force", help="Recover even if the pump can resume.")] = False,
+    yes: YesOption = False,
+) -> None:
+    """Have a pump that cannot resume create a new slot, and read all rows of its tables again.
+
+    For a slot that is lost, and for a server that was upgraded, restored or replaced. The queues stay: they
+    get the rows as updates, and then deletes of the rows that are gone. The pump recovers when it is started;
+    one that can resume does not.
+    """
+    from penstock.pump.recovery_records import ask_for_recovery
+
+    run.confirm(f"Have pump {name!r} drop its slot, and bring its queues to what its source has?", yes)
+    with run.connect() as store:
+        ask_for_recovery(store, name, force=force)
+    what = "" if force else ", unless it can resume"
+    run.output.done(f"pump {name} will recover when it runs{what}", {"pump": name, "force": force})
 
 
 @command(group, "remove", "penstock pump remove penstock_orders --yes")

@@ -12,7 +12,9 @@ known whether a chunk has it already.
   are. If no chunk has had that row under its old key, it is read again under its new one.
 
 A table that is read again, whose rows are there already, has nothing held back. Of a chunk, those rows are
-left out that were changed by transactions which it does not show: the log had newer values.
+left out that were changed by transactions which it does not show: the log had newer values. If it did not
+have all of them, since TOAST values were not changed, the row is read again with the next chunk. So is a row
+that was not read under its old key, and that an update without such values brings under a new one.
 """
 
 from __future__ import annotations
@@ -48,11 +50,8 @@ class _Held(NamedTuple):
     def only(self, mask: Mask) -> _Held:
         if mask.all():
             return self
-        keys, transactions, needs = self.keyed
-        chosen = pa.array(mask)
-        rows = None if self.rows is None else self.rows.filter(chosen)
-        keyed = KeyedRows([key.filter(chosen) for key in keys], transactions[mask], needs[mask])
-        return _Held(rows, keyed)
+        rows = None if self.rows is None else self.rows.filter(pa.array(mask))
+        return _Held(rows, self.keyed.filter(mask))
 
 
 @dataclass(frozen=True)
@@ -96,6 +95,8 @@ class Backfill:
         self.key, self.order, self._server = key, order, server
         self.after, self.again, self.is_complete = after, again, False
         self._held: list[_Held] = []
+        self._is_at_end = False
+        """Whether a chunk had the last row."""
         self._gaps = {_SEPARATOR.join(gap): _Gap(gap, None) for gap in gaps}
 
     @property
@@ -112,14 +113,23 @@ class Backfill:
             return np.zeros(len(rows.transactions), bool)
         if self.again:
             self._held.append(_Held(None, rows))
+            if (rows.needs >= 0).any():
+                joined = _joined(rows.keys)
+                unread = self._unread(rows.keys) | _is_in(joined, list(self._gaps))
+                self._hold_lacking(rows, joined, unread, _needed(rows, joined))
             return np.zeros(len(rows.transactions), bool)
         held = self.order.after(self._server, self.after, rows.keys)
         if self._gaps or (rows.needs >= 0).any():
             joined = _joined(rows.keys)
             held |= _is_in(joined, list(self._gaps))
-            needed = rows.needs[rows.needs >= 0]
-            self._hold_lacking(rows, joined, held, joined.take(pa.array(needed)).to_pylist())
+            self._hold_lacking(rows, joined, held, _needed(rows, joined))
         return held
+
+    def _unread(self, keys: Sequence[pa.StringArray]) -> Mask:
+        """Return the mask of the keys of a table that is read again which no chunk has had yet."""
+        if self._is_at_end:
+            return np.zeros(len(keys[0]), bool)
+        return self.order.after(self._server, self.after, keys)
 
     def _hold_lacking(
         self, rows: KeyedRows, joined: pa.StringArray, held: Mask, sources: Sequence[str] | None = None
@@ -176,7 +186,10 @@ class Backfill:
         """
         if self.again:
             parts = [self._unchanged(chunk)]
-            self.is_complete = not chunk.more
+            self._fill(chunk)
+            self._note_lacking(chunk)
+            self._is_at_end |= not chunk.more
+            self.is_complete = self._is_at_end and not self._gaps
         else:
             filled = self._fill(chunk)
             lacks = any((each.keyed.needs >= 0).any() for each in self._held)
@@ -188,9 +201,22 @@ class Backfill:
         batches, sequence = [], 0
         for part in parts:
             if part is not None and part.num_rows:
-                batches.append(_as_commit(part, version, chunk.timestamp, sequence))
+                batches.append(as_commit(part, version, chunk.timestamp, sequence))
                 sequence += part.num_rows
         return batches
+
+    def _note_lacking(self, chunk: Chunk) -> None:
+        """Make gaps of rows that a chunk was to bring, and whose later changes lack some of their values."""
+        for each in self._held:
+            keyed = each.keyed
+            if not keyed.lacks.any():
+                continue
+            mine = self._unread(keyed.keys)
+            if chunk.more:
+                mine &= ~self.order.after(self._server, chunk.last, keyed.keys)
+            mine |= _is_in(_joined(keyed.keys), list(map(_SEPARATOR.join, chunk.gaps)))
+            for place in np.flatnonzero(keyed.lacks & mine).tolist():
+                self._make_gap(keyed, place)
 
     def _fill(self, chunk: Chunk) -> list[str]:
         """Close the gaps whose rows a chunk has, as they are now; return their keys as text."""
@@ -254,12 +280,18 @@ def _joined(keys: Sequence[pa.StringArray]) -> pa.StringArray:
     return keys[0] if len(keys) == 1 else pc.binary_join_element_wise(*keys, _SEPARATOR)
 
 
+def _needed(rows: KeyedRows, joined: pa.StringArray) -> list[str]:
+    """Return the keys of the rows that others need, in the order of those."""
+    keys: list[str] = joined.take(pa.array(rows.needs[rows.needs >= 0])).to_pylist()
+    return keys
+
+
 def _is_in(texts: pa.StringArray, values: Sequence[str]) -> Mask:
     found: Mask = pc.is_in(texts, value_set=pa.array(values, pa.string())).to_numpy(zero_copy_only=False)
     return found
 
 
-def _as_commit(rows: pa.RecordBatch, version: int, timestamp: int, sequence: int) -> pa.RecordBatch:
+def as_commit(rows: pa.RecordBatch, version: int, timestamp: int, sequence: int) -> pa.RecordBatch:
     """Return rows as those of a commit, from a place in it on."""
     count = rows.num_rows
     values = {

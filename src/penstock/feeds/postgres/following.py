@@ -264,7 +264,7 @@ class SlotFollower:
             raise DataLostError(
                 f"{self._feed.name}: the server does not have commit {version} any more, some rows of which "
                 "are in the queues: it was restored from a backup, or another server has taken over without "
-                "it. Start over with a new slot and other queues",
+                "it. `penstock pump recover` has the pump read all rows again",
                 condition="DATA_LOST.HISTORY_CHANGED",
                 version=version,
             )

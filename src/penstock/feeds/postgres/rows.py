@@ -51,6 +51,14 @@ class KeyedRows(NamedTuple):
 
     Those are unchanged TOAST values, where an update changes the key.
     """
+    lacks: Mask
+    """Which rows have unchanged TOAST values that the log does not have."""
+
+    def filter(self, mask: Mask) -> KeyedRows:
+        """Return some of the rows; what they need is not among them."""
+        chosen = pa.array(mask)
+        keys = [key.filter(chosen) for key in self.keys]
+        return KeyedRows(keys, self.transactions[mask], self.needs[mask], self.lacks[mask])
 
 
 class RowSieve(Protocol):
@@ -186,22 +194,18 @@ class RowReader:
         self, sieve: RowSieve, table: Table, columns: TableColumns, kinds: NDArray[np.int8], keep: Mask
     ) -> Mask:
         """Hand rows to the sieve that holds them; return their mask."""
-        rows = np.flatnonzero(keep)
+        rows, lacks = np.flatnonzero(keep), columns.lacks()
         keyed = KeyedRows(
             [columns.text(columns.places[name]).take(pa.array(rows)) for name in sieve.key],
             columns.changes.transaction[rows],
-            columns.needs(kinds, rows),
+            columns.needs(kinds, rows, lacks),
+            lacks[rows],
         )
         held = np.zeros(len(keep), bool)
         mine = sieve.holds(keyed)
         if mine.any():
             held[rows[mine]] = True
-            mask = pa.array(mine)
-            keys = [key.filter(mask) for key in keyed.keys]
-            sieve.hold(
-                self._kept_rows(table, columns, kinds, held),
-                KeyedRows(keys, keyed.transactions[mine], keyed.needs[mine]),
-            )
+            sieve.hold(self._kept_rows(table, columns, kinds, held), keyed.filter(mine))
         return held
 
     def _array(
@@ -312,19 +316,21 @@ class TableColumns:
             keep[before] = moved | (changes.marker[changes.message[before]] == pgoutput.OLD)
         return kinds, keep
 
-    def needs(self, kinds: NDArray[np.int8], rows: Integers) -> Integers:
+    def lacks(self) -> Mask:
+        """Return the mask of the tuples with unchanged TOAST values that their old tuple does not have."""
+        lacks = np.zeros(len(self.changes), bool)
+        for column in self._table.relation.columns:
+            if column.name in self.places:
+                lacks |= self.changes.unchanged(self.places[column.name])
+        return lacks
+
+    def needs(self, kinds: NDArray[np.int8], rows: Integers, lacks: Mask) -> Integers:
         """Return for each of some tuples the index among them of the one with the values that it lacks.
 
         That is the deleted row of an update that changes the key and no TOAST value; -1 for others.
         """
         needs = np.full(len(rows), -1)
         moved = np.flatnonzero((kinds[rows] == IS_INSERT) & (self.changes.partner[rows] >= 0))
-        if not len(moved):
-            return needs
-        lacks = np.zeros(len(kinds), bool)
-        for column in self._table.relation.columns:
-            if column.name in self.places:
-                lacks |= self.changes.unchanged(self.places[column.name])
         moved = moved[lacks[rows[moved]]]
         needs[moved] = np.searchsorted(rows, self.changes.partner[rows[moved]])
         return needs

@@ -69,6 +69,13 @@ class SchemaChange:
             )
         return self._error(f"{name}: {self.what}, from commit {version} on. {remedy}", version)
 
+    def in_recovery(self, name: str) -> FeedUnavailableError:
+        """Return the error of a pump that cannot read the table again into its queue."""
+        return self._error(
+            f"{name}: {self.what}, so the pump cannot recover. Change the table back; or start over: "
+            "`penstock pump remove`, a new slot and other queues"
+        )
+
     def before_start(self, name: str) -> FeedUnavailableError:
         """Return the error of a query that has not read anything."""
         return self._error(

@@ -291,7 +291,7 @@ def first_chunk(connection: Connection, query: str) -> tuple[list[bytes], bool]:
 
 
 START_OVER = (
-    "start over with a new slot, a new checkpoint and an empty sink (a pump: a new slot and other queues)"
+    "start over with a new slot, a new checkpoint and an empty sink (a pump: `penstock pump recover`)"
 )
 """What helps when rows are missing, in a sentence."""
 

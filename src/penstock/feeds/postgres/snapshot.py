@@ -158,6 +158,29 @@ class Snapshots:
         state = self._slot.find()
         return state is not None and state.ready and (row is None or row.state != "copying")
 
+    def recreate_slot(self) -> int:
+        """Create the slot again, without a snapshot; drop the earlier one and what is left of its snapshot.
+
+        Return the position at which it begins, less one: below the version of every later commit.
+        """
+        with self._locked() as connection:
+            row = self._row()
+            self._require_own_slot()
+            with self._server.translating():
+                run(connection, "limit_waiting", wait="0")
+                run(connection, "drop_slot", slot=self._slot.name)
+                if row is not None:
+                    _drop(connection, row.tables)
+                    run(connection, "snapshot_read", slot=self._slot.name)
+                with self._created_slot(exported=False) as (point, _):
+                    self._is_read = row is not None
+                    return point - 1
+
+    def _require_own_slot(self) -> None:
+        """Refuse a slot of another kind; one whose log is lost is dropped like any other."""
+        with suppress(DataLostError):
+            self._slot.find()
+
     def drop(self) -> None:
         """Drop the copies, which are logged."""
         with self._locked() as connection, self._server.translating(), connection.transaction():
@@ -270,15 +293,16 @@ class Snapshots:
             )
 
     @contextmanager
-    def _created_slot(self) -> Iterator[tuple[int, str]]:
+    def _created_slot(self, *, exported: bool = True) -> Iterator[tuple[int, str]]:
         """Create the slot: its first position, and the snapshot, which lives as long as the connection."""
         connection = self._server.connect(replication="database")
         try:
             version = connection.info.server_version
-            options = "(SNAPSHOT 'export')" if version >= _SYNTAX_15 else "EXPORT_SNAPSHOT"
+            kind, before_15 = ("export", "EXPORT") if exported else ("nothing", "NOEXPORT")
+            options = f"(SNAPSHOT '{kind}')" if version >= _SYNTAX_15 else f"{before_15}_SNAPSHOT"
             if version >= FAILOVER_SINCE:
                 # A standby that synchronizes slots has it when it takes over.
-                options = "(SNAPSHOT 'export', FAILOVER)"
+                options = f"(SNAPSHOT '{kind}', FAILOVER)"
             name = quoted(self._slot.name)
             self._warn_of_waiting()
             cursor = connection.execute(f"CREATE_REPLICATION_SLOT {name} LOGICAL pgoutput {options}".encode())

@@ -92,7 +92,8 @@ def pump_of(tx: Transaction, queue: str) -> PumpRecord | None:
 
 
 def find_pump(tx: Transaction, name: str) -> PumpRecord | None:
-    row = tx.one("find_pump", name=name)
+    """Return a pump, locked until the end of a transaction that writes: its state is changed as a whole."""
+    row = tx.one("lock_pump" if tx.write else "find_pump", name=name)
     return None if row is None else _record(row)
 
 

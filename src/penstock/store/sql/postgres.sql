@@ -336,6 +336,10 @@ select * from penstock.partition where queue_id = :queue_id and partition = :par
 -- name: lock_queue
 select * from penstock.queue where name = :name for update;
 
+-- name: lock_pump
+select name, owner, epoch, alive_at, version, timestamp, part_version, part_rows, state
+from penstock.pump where name = :name for update;
+
 -- name: insert_ledger
 insert into penstock.ledger (sink, app_id, batch_id, task, ranges, row_count, logged, committed_at)
 values (:sink, :app_id, :batch_id, :task, :ranges, :row_count, :logged, coalesce(:now::bigint, (extract(epoch from clock_timestamp()) * 1000000)::bigint))

@@ -42,6 +42,10 @@ select * from penstock.partition where queue_id = :queue_id and partition = :par
 -- name: lock_queue
 select * from penstock.queue where name = :name;
 
+-- name: lock_pump
+select name, owner, epoch, alive_at, version, timestamp, part_version, part_rows, state
+from penstock.pump where name = :name;
+
 -- name: insert_ledger
 insert into penstock.ledger (sink, app_id, batch_id, task, ranges, row_count, logged, committed_at)
 values (:sink, :app_id, :batch_id, :task, :ranges, :row_count, :logged, :now)
