@@ -39,6 +39,7 @@ _COLUMNS = (
     Column("pump", "pump"),
     Column("state", "state"),
     Column("commit", "commit", right=True),
+    Column("finalized_until", "all commits before", lambda moment: moment or "", right=True),
     Column("alive_seconds", "last sign of life", _age_or_blank, right=True),
     Column("feed", "feed"),
     Column("queues", "queues", lambda queues: ", ".join(queues)),
@@ -125,7 +126,8 @@ def list_pumps(run: Run) -> None:
     """List the pumps of a store.
 
     "state" is running, stopped, or silent: its process has given no sign of life for 6 seconds. Every commit
-    up to "commit" is in the queues. "backfills" has the tables whose rows are being read, and how many of
+    up to "commit" is in the queues, and so is every one before the server's time in "all commits before".
+    "backfills" has the tables whose rows are being read, and how many of
     them are in the queue. "recovery" is asked for, or reading, while rows are read again and the deleted ones
     are looked for.
     """
@@ -146,6 +148,7 @@ def list_pumps(run: Run) -> None:
 
 
 def _row(pump: PumpRecord, now: int) -> Json:
+    from penstock.instants import moment_of, moment_text
     from penstock.pump.backfill_records import backfills_of
     from penstock.pump.recovery_records import RecoveryRequest, recoveries_of
 
@@ -156,6 +159,9 @@ def _row(pump: PumpRecord, now: int) -> Json:
         "pump": pump.name,
         "state": "running" if alive else "silent" if pump.owner else "stopped",
         "commit": pump.position.version,
+        "finalized_until": moment_text(moment_of(pump.position.timestamp))
+        if pump.position.timestamp
+        else None,
         "alive_seconds": max(now - pump.alive_at, 0) / 1e6 if pump.owner else None,
         "feed": pump.state.get("feed"),
         "queues": sorted(pump.state.get("queues", {}).values()),
