@@ -139,7 +139,7 @@ def test_pumps_that_start_meanwhile_wait_and_a_second_request_changes_nothing(
         await_recovered(store_url, shop, [*failures, *others])
         assert [first.status().active, second.status().active].count(True) == 1
     actions = [getattr(record, "action", None) for record in caplog.records]
-    assert actions.count("pump_recovered") == 1
+    assert actions.count("recovery_started") == 1
     assert actions.count("table_recovered") == len(TABLES)
 
 
@@ -172,7 +172,7 @@ def test_a_pump_that_can_resume_does_not_recover_unless_it_is_forced_to(
 ) -> None:
     def logged() -> list[str]:
         actions = [getattr(record, "action", "") for record in caplog.records]
-        return [action for action in actions if action in ("recovery_declined", "pump_recovered")]
+        return [action for action in actions if action in ("recovery_declined", "recovery_started")]
 
     pumped(shop, store_url)
     recover(store_url)
@@ -185,7 +185,7 @@ def test_a_pump_that_can_resume_does_not_recover_unless_it_is_forced_to(
         assert logged() == ["recovery_declined"] * 2
         recover(store_url, force=True)
         await_recovered(store_url, shop, failures)
-    assert logged()[2:] == ["pump_recovered"]
+    assert logged()[2:] == ["recovery_started"]
 
 
 def _slot_start(source: Source) -> object:

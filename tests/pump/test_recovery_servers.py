@@ -24,8 +24,10 @@ from tests.support.recovered import (
     pumped,
     queue_rows,
     reached,
+    recover,
     recovering,
     states,
+    system_identifier,
     the_pump,
 )
 from tests.support.standby import await_slot, with_standby
@@ -143,6 +145,7 @@ def test_a_restored_database_takes_the_place_of_the_source(store_url: str) -> No
             feed = states(store_url)["feed"]
             proxy.lead_to(new.url)
             with reached(proxy.url, source) as now:
+                _check_unnamed(now, store_url)
                 check_recovery(now, store_url, "CHECKPOINT_MISMATCH.OTHER_SERVER")
                 state = states(store_url)
                 assert state["offset"] > 0
@@ -154,6 +157,18 @@ def test_a_restored_database_takes_the_place_of_the_source(store_url: str) -> No
     finally:
         old.stop()
         new.stop()
+
+
+def _check_unnamed(source: Source, store_url: str) -> None:
+    """A pump reads from no other server that is not named: its URL may be wrong, and rows be deleted."""
+    before = the_pump(store_url).state
+    for server in (None, "1"):
+        recover(store_url, force=True, server=server)
+        failure = failure_of(pump_of(source, store_url))
+        assert failure.condition == "CHECKPOINT_MISMATCH.OTHER_SERVER"
+        assert f"recover shop --server {system_identifier(source)}" in failure.message
+        now = the_pump(store_url).state
+        assert {**now, "recovery_request": None} == {**before, "recovery_request": None}
 
 
 def _check_idle(source: Source, store_url: str) -> None:

@@ -95,10 +95,15 @@ def await_recovered(store_url: str, source: Source, failures: Sequence[BaseExcep
     assert not failures
 
 
-def recover(store_url: str, *, force: bool = False) -> None:
+def recover(store_url: str, *, force: bool = False, server: str | None = None) -> None:
     """Ask the pump of a store to recover."""
     with penstock.connect(store_url) as store:
-        ask_for_recovery(store, the_pump(store_url).name, force=force)
+        ask_for_recovery(store, the_pump(store_url).name, force=force, server=server)
+
+
+def system_identifier(source: Source) -> str:
+    ((found,),) = source.rows("SELECT system_identifier FROM pg_control_system()")
+    return str(found)
 
 
 def failure_of(pump: penstock.Pump) -> PenstockError:
@@ -189,7 +194,7 @@ def drop_slot(source: Source) -> None:
 @contextmanager
 def recovering(source: Source, store_url: str, **options: object) -> Iterator[None]:
     """Recover while the tables change; in the end the queues have what the tables have."""
-    recover(store_url)
+    recover(store_url, server=system_identifier(source))
     with running(pump_of(source, store_url, **options)) as failures:
         with changing(source.url, source.name) as count:
             wait_until(lambda: failures or count() > 50, 60, "changes")

@@ -36,19 +36,22 @@ class Query(Protocol):
 def finalized_until(query: Query, feed: Feed | str | None = None) -> datetime | None:
     """Return the time before which a streaming query has processed all commits of its change feeds.
 
-    That is as of its last micro-batch, whose progress Spark keeps while there is nothing to read. With
-    ``feed``, the feed is asked too, and the time goes on as long as the query has processed all of it.
+    The time is that of the query's last finished micro-batch, so it stands still while there is nothing to
+    read. With ``feed``, the source is asked as well, with a connection of its own: if the query has processed
+    everything in it, the time advances.
 
     Parameters
     ----------
     query
         A streaming query that reads one or more change feeds; the earliest time counts.
     feed
-        The only feed that it reads, or its URL.
+        The only feed that it reads, or its URL; another one has no effect.
 
     Returns
     -------
-    None if the query has not processed anything, reads no change feed, or if the time is not known of a feed.
+    datetime or None
+        A time in UTC; commits at exactly that time may still follow. None if the query has not finished a
+        micro-batch since it was started, reads no change feed, or if the time is not known of one of them.
 
     Raises
     ------
@@ -73,7 +76,7 @@ def _now(feed: OpenFeed, end: Json) -> int | None:
     if end["feed"] != feed.describe().identity:
         return None
     upto = int(end["to"])
-    # The end of the log at one moment is found to be without changes by a later look.
+    # The second call confirms that nothing was committed up to the end that the first one saw.
     reached = all(feed.newest(upto) == upto for _ in range(2))
     return feed.finalized_until(upto) if reached else None
 

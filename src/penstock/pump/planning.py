@@ -76,7 +76,7 @@ class Planner:
         plan, identity = PumpPlan.from_json(record.name, record.state), self.feed.identity()
         require_same_source(plan, self.settings, identity)
         if plan.feed != identity:
-            raise _other_server(plan, self.settings, identity)
+            raise other_server(plan, self.settings, identity)
         return plan
 
     def _new_plan(self, record: PumpRecord) -> tuple[PumpPlan, PumpPosition]:
@@ -205,12 +205,19 @@ def require_same_source(plan: PumpPlan, settings: PumpSettings, identity: str) -
     )
 
 
-def _other_server(plan: PumpPlan, settings: PumpSettings, identity: str) -> CheckpointMismatchError:
-    before, now = (each.partition("/")[0].rpartition(":")[2] for each in (plan.feed, identity))
+def server_of(identity: str) -> str:
+    """Return the system identifier of the server in the identity of a feed."""
+    return identity.partition("/")[0].rpartition(":")[2]
+
+
+def other_server(plan: PumpPlan, settings: PumpSettings, identity: str) -> CheckpointMismatchError:
+    """Return the error for a server that is not the one which a pump has read from."""
+    before, now = server_of(plan.feed), server_of(identity)
     return CheckpointMismatchError(
         f"the pump {settings.name!r} has read from the server with the system identifier {before}, and "
         f"this is another one, {now}. Correct the URL; or if this server has taken its place, as after an "
-        f"upgrade, `penstock pump recover {settings.name}` has the pump read all rows again",
+        f"upgrade, `penstock pump recover {settings.name} --server {now}` has the pump read all rows again, "
+        "and delete the rows that this server does not have",
         condition="CHECKPOINT_MISMATCH.OTHER_SERVER",
         pump=settings.name,
         before=before,

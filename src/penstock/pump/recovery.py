@@ -4,8 +4,8 @@ The queues stay. A new slot is created, and every table is read again beside it,
 all that is in the queues (:mod:`penstock.pump.backfills`). Then the rows that were deleted meanwhile are
 deleted in the queues (:mod:`penstock.pump.deletions`).
 
-Everything that the store keeps of it changes in one transaction. Before that, a recovery that dies is begun
-again: what it has left behind is the slot, which has the pump's own name.
+The store is switched to the new slot in one transaction. If the process dies before that, the next one begins
+the recovery again, and drops the slot that is left, which has the pump's own name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.instants import now_micros
 from penstock.json_text import Json
 from penstock.pump.backfill_records import TableBackfill
 from penstock.pump.plan import PumpPlan
-from penstock.pump.planning import PumpSettings, require_same_source
+from penstock.pump.planning import PumpSettings, other_server, require_same_source, server_of
 from penstock.pump.recovery_records import RecoveryRequest, TableRecovery
 from penstock.pump.targets import Continued, Stamps, Targets
 from penstock.queue.store import Store
@@ -108,25 +108,29 @@ class Recovery:
         settings, record = self.settings, self._record()
         plan, identity = PumpPlan.from_json(record.name, record.state), self.feed.identity()
         require_same_source(plan, settings, identity)
+        request = self.request()
+        server = None if request is None else request.server
+        if identity != plan.feed and server_of(identity) != server:
+            raise other_server(plan, settings, identity)
         self.feed.slot.check_server()
         # Before anything is dropped, for what it refuses.
         self._current(plan, identity)
         # Once the slot is dropped, it may look as if the pump could resume.
-        self._change_state(RecoveryRequest(now_micros(), force=True).enter)
+        self._change_state(RecoveryRequest(now_micros(), force=True, server=server).enter)
         self.feed.server.fetch("end_reader", slot=settings.feed.slot, application=self.application)
         first = self.feed.snapshots.recreate_slot()
-        # Read after the slot was created: what the log lacks was before the rows are read again.
+        # After the slot was created: what the new slot's log lacks was committed before the rows are read.
         tables, publication = self._current(plan, identity)
         plan = replace(plan, feed=identity, tables=tables, publication=publication)
         version = self._switch(record, plan, first)
         log.warning(
-            "pump %s has recovered: slot %s is a new one, and all rows of %s are read again, as commits "
+            "pump %s recovers: it continues with a new slot %s, and reads all rows of %s again, as commits "
             "after %d",
             settings.name,
             settings.feed.slot,
             ", ".join(sorted(plan.queues)),
             version,
-            extra={"action": "pump_recovered", "pump": settings.name, "version": version},
+            extra={"action": "recovery_started", "pump": settings.name, "version": version},
         )
 
     def _current(self, plan: PumpPlan, identity: str) -> tuple[Tables, PublicationState]:

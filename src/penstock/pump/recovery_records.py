@@ -27,6 +27,8 @@ class RecoveryRequest:
     """When, in microseconds since 1970."""
     force: bool
     """Whether the pump recovers even if it can resume; also set once a recovery has begun."""
+    server: str | None = None
+    """The system identifier of another server that has taken the place of the pump's; None if none has."""
 
     @classmethod
     def of(cls, name: str, state: Json) -> RecoveryRequest | None:
@@ -35,7 +37,10 @@ class RecoveryRequest:
         if value is None:
             return None
         try:
-            return cls(_whole(value["asked_at"]), bool(value["force"]))
+            server = value.get("server")
+            if not isinstance(server, str | None):
+                raise TypeError(server)
+            return cls(_whole(value["asked_at"]), bool(value["force"]), server)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise unreadable_record(f"the state of pump {name!r}", error) from None
 
@@ -85,13 +90,17 @@ def note_recovered(state: Json, table: str) -> None:
     state.get("recoveries", {}).pop(table, None)
 
 
-def ask_for_recovery(store: Store, pump: str, *, force: bool = False) -> None:
+def ask_for_recovery(store: Store, pump: str, *, force: bool = False, server: str | None = None) -> None:
     """Ask a pump to recover when it runs next: to create a new slot, and to read all rows again.
 
     Parameters
     ----------
     force
         Whether it recovers even if it can resume.
+    server
+        The system identifier of the server that has taken the place of the one that the pump has read from.
+        Rows that it does not have are deleted in all copies, so the pump reads from no other server unless
+        that is named.
 
     Raises
     ------
@@ -108,7 +117,8 @@ def ask_for_recovery(store: Store, pump: str, *, force: bool = False) -> None:
         _require_recoverable(pump, state)
         before = RecoveryRequest.of(pump, state)
         force_too = force or (before is not None and before.force)
-        RecoveryRequest(now_micros(), force_too).enter(state)
+        named = server if server is not None or before is None else before.server
+        RecoveryRequest(now_micros(), force_too, named).enter(state)
         pumps.set_pump_state(tx, pump, record.owner, json.dumps(state))
 
     store.database.run(ask, idempotent=True)

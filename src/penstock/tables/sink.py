@@ -86,9 +86,10 @@ class TableSink(Sink, ContinuousSink):
         The column that orders the changes of a key; by default ``_commit_version``. A change with a lower
         value than one that was applied before is dropped.
     schema_changes
-        What to do when a query starts whose rows have columns that the table lacks. ``refuse`` them;
-        ``evolve``: add the columns, and in PostgreSQL widen types that are too narrow; or ``ignore``: leave
-        the columns out. Output mode complete replaces the table's columns in any case.
+        What to do, when a query starts, if its rows have columns that the table lacks. ``refuse``: do not
+        start; ``evolve``: add the columns, and in PostgreSQL also widen types that are too narrow;
+        ``ignore``: leave the columns out. Types that are too narrow are refused otherwise. Output mode
+        complete replaces the table's columns in any case.
     """
 
     format: ClassVar[str] = "penstock table"

@@ -126,10 +126,11 @@ def list_pumps(run: Run) -> None:
     """List the pumps of a store.
 
     "state" is running, stopped, or silent: its process has given no sign of life for 6 seconds. Every commit
-    up to "commit" is in the queues, and so is every one before the server's time in "all commits before".
+    up to "commit" is in the queues, and so is every one before the server's time in "all commits before",
+    which is blank during a recovery and while the rows of a new table are read.
     "backfills" has the tables whose rows are being read, and how many of
-    them are in the queue. "recovery" is asked for, or reading, while rows are read again and the deleted ones
-    are looked for.
+    them are in the queue. "recovery" is `asked for` until the pump starts, or `reading` while rows are
+    read again and deleted ones are looked for.
     """
     from penstock.store.records import pumps
     from penstock.ui.unreadable import Unreadable
@@ -148,20 +149,19 @@ def list_pumps(run: Run) -> None:
 
 
 def _row(pump: PumpRecord, now: int) -> Json:
-    from penstock.instants import moment_of, moment_text
     from penstock.pump.backfill_records import backfills_of
     from penstock.pump.recovery_records import RecoveryRequest, recoveries_of
 
     alive = pump.is_alive(now)
     is_asked = RecoveryRequest.of(pump.name, pump.state) is not None
-    is_read = bool(recoveries_of(pump.name, pump.state))
+    recoveries, backfills = recoveries_of(pump.name, pump.state), backfills_of(pump.name, pump.state)
     return {
         "pump": pump.name,
         "state": "running" if alive else "silent" if pump.owner else "stopped",
         "commit": pump.position.version,
-        "finalized_until": moment_text(moment_of(pump.position.timestamp))
-        if pump.position.timestamp
-        else None,
+        "finalized_until": _finalized(
+            pump, bool(recoveries) or any(not each.again for each in backfills.values())
+        ),
         "alive_seconds": max(now - pump.alive_at, 0) / 1e6 if pump.owner else None,
         "feed": pump.state.get("feed"),
         "queues": sorted(pump.state.get("queues", {}).values()),
@@ -172,11 +172,19 @@ def _row(pump: PumpRecord, now: int) -> Json:
                 "expected_rows": backfill.expected or None,
                 "seconds_left": backfill.seconds_left(now),
             }
-            for table, backfill in sorted(backfills_of(pump.name, pump.state).items())
+            for table, backfill in sorted(backfills.items())
         ],
-        "recovery": "asked for" if is_asked else "reading" if is_read else None,
-        "offset": pump.state.get("offset", 0),
+        "recovery": "asked for" if is_asked else "reading" if recoveries else None,
+        "version_offset": pump.state.get("offset", 0),
     }
+
+
+def _finalized(pump: PumpRecord, lacks_rows: bool) -> str | None:
+    """Return the time before which all commits are in the queues, unless some lack rows from before."""
+    from penstock.instants import moment_of, moment_text
+
+    micros = pump.position.timestamp
+    return None if lacks_rows or not micros else moment_text(moment_of(micros), "milliseconds")
 
 
 @command(group, "backfill", "penstock pump backfill penstock_orders public.orders")
@@ -202,19 +210,27 @@ def recover(
     run: Run,
     name: Annotated[str, argument("PUMP", "The pump's name.")],
     force: Annotated[bool, typer.Option("--force", help="Recover even if the pump can resume.")] = False,
+    server: Annotated[
+        str | None,
+        option("--server", "ID", "The system identifier of the server that has taken the other one's place."),
+    ] = None,
     yes: YesOption = False,
 ) -> None:
     """Have a pump that cannot resume create a new slot, and read all rows of its tables again.
 
     For a slot that is lost, and for a server that was upgraded, restored or replaced. The queues stay: they
-    get the rows as updates, and then deletes of the rows that are gone. The pump recovers when it is started;
-    one that can resume does not.
+    get the rows as updates, and then deletes of the rows that are gone. The command only leaves a request:
+    the pump recovers when it starts next. A pump that can resume drops the request, unless it was forced.
     """
     from penstock.pump.recovery_records import ask_for_recovery
 
-    run.confirm(f"Have pump {name!r} drop its slot, and bring its queues to what its source has?", yes)
+    run.confirm(
+        f"Pump {name!r} will drop its slot, read all rows of its tables again, and delete in its queues "
+        "those that its source does not have. Continue?",
+        yes,
+    )
     with run.connect() as store:
-        ask_for_recovery(store, name, force=force)
+        ask_for_recovery(store, name, force=force, server=server)
     what = "" if force else ", unless it can resume"
     run.output.done(f"pump {name} will recover when it runs{what}", {"pump": name, "force": force})
 
@@ -223,9 +239,7 @@ def recover(
 def remove_pump(
     run: Run, name: Annotated[str, argument("PUMP", "The pump's name.")], yes: YesOption = False
 ) -> None:
-    """Forget a pump that does not run. Its queues stay; its slot, too, and keeps log on the server until you
-    drop it there.
-    """
+    """Forget a pump that does not run. Its queues and its slot stay. Drop the slot, which retains WAL."""
     from penstock.store.records import pumps
 
     run.confirm(f"Forget how far pump {name!r} is? A new one needs other queues.", yes)

@@ -6,9 +6,10 @@ _MOST = 1024
 
 
 class TimesOfLog:
-    """Pairs of a position and a time: whatever others could see by then is at or before the position.
+    """Pairs of a position and a time: every commit that others could see at the time is at or before the
+    position.
 
-    The commits themselves do not tell: a server takes their times before it orders them.
+    Commit timestamps cannot be used, since a server sets them before it decides on the order of the commits.
     """
 
     def __init__(self) -> None:
@@ -17,7 +18,7 @@ class TimesOfLog:
         """The least time between two pairs, in microseconds; grows while the reader lags behind."""
 
     def note(self, position: int, time: int) -> None:
-        """Note that the log ended at a position after a time."""
+        """Note that the log ended at a position at some moment after a time."""
         pairs = self._pairs
         if pairs and (position < pairs[-1][0] or time < pairs[-1][1]):
             # The clock was set back, or this is another server.

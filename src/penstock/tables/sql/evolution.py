@@ -23,11 +23,13 @@ def evolve(tx: Transaction, layout: Layout) -> None:
     if existing is None:
         return
     types = ddl.spelled_as(existing, layout).types
+    # Another query may add the column at the same moment; SQLite has one writer at a time.
+    add = "add column if not exists" if tx.dialect == "postgres" else "add column"
     changes = []
     for column in layout.stored.columns:
         kind = types.get(column.name)
         if kind is None and not column.key:
-            changes.append(_alter(tx, layout, column, f"add column {column.sql} {column.declared}"))
+            changes.append(_alter(tx, layout, column, f"{add} {column.sql} {column.declared}"))
         elif kind is not None and ddl.needs_wider(column, kind, tx.dialect):
             changes.append(_alter(tx, layout, column, f"alter column {column.sql} type {column.declared}"))
     if changes:
