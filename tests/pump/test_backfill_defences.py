@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import psycopg
@@ -16,16 +18,18 @@ from penstock.errors import InvalidInputError, StoreError, condition_of
 from penstock.feeds.postgres import following
 from penstock.feeds.postgres.backfill import Backfill
 from penstock.feeds.postgres.catalog import Table
+from penstock.feeds.postgres.following import SlotFollower, Step
 from penstock.feeds.postgres.key_order import KeyOrder
 from penstock.feeds.postgres.pgoutput import Column, Relation
 from penstock.feeds.postgres.rows import KeyedRows
+from penstock.feeds.postgres.table_chunks import Chunk
 from penstock.pump import appender, backfills, planning
 from penstock.pump.backfill_records import backfills_of as checked_backfills
 from penstock.store.database import Transaction
 from penstock.store.records import pumps
 from tests.support.backfilled import add, ask, await_queue, backfills_of, evolving, held_at
-from tests.support.postgres_source import Source
-from tests.support.pumped import change_rows, pump_of, running
+from tests.support.postgres_source import Row, Source, apply
+from tests.support.pumped import change_rows, ordered, pump_of, running
 from tests.support.waiting import wait_until
 
 
@@ -367,3 +371,71 @@ def test_a_backfill_in_the_store_that_is_not_as_written_is_refused(change: dict[
     assert checked_backfills("p", {"backfills": {"t": GOOD}})["t"].after == ("1",)
     with pytest.raises(StoreError, match="the state of pump 'p'"):
         checked_backfills("p", {"backfills": {"t": GOOD | change}})
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_changes_that_came_with_a_chunk_do_not_come_again_after_a_death(
+    grown: Source, store_url: str, monkeypatch: pytest.MonkeyPatch, in_parts: bool
+) -> None:
+    monkeypatch.setattr(following, "_PART_BYTES", 1 << (12 if in_parts else 25))
+    monkeypatch.setattr(appender, "_CONFIRM_SECONDS", 1e9)
+    name = f"{grown.name}.added"
+    with running(evolving(grown, store_url)) as failures:
+        await_queue(grown, store_url, failures)
+        with chunk_that_meets_commit(monkeypatch) as (is_held, meets_commit):
+            add(grown)
+            wait_until(lambda: failures or is_held(), 60, "the first chunk")
+            meets_commit.set()
+            with grown.connection.transaction():
+                grown.run(f"DELETE FROM {name} WHERE id <= 50")
+                for _ in range(4):
+                    grown.run(f"UPDATE {name} SET v = v + 1 WHERE id <= 150")
+            wait_until(lambda: failures, 60, "the death of the pump")
+    assert [type(each) for each in failures] == [Dies]
+    monkeypatch.undo()
+    with running(evolving(grown, store_url)) as failures:
+        wait_until(lambda: failures or not backfills_of(store_url), 60, "all rows")
+    assert not failures
+    state: dict[object, Row] = {}
+    apply(ordered(change_rows(store_url, name)), ("id",), ("id", "v"), state)
+    expected = [{"id": n, "v": n + 4 * (n <= 150)} for n in range(51, 1001)]
+    assert [state[key] for key in sorted(state)] == expected
+
+
+@contextmanager
+def chunk_that_meets_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[tuple[Callable[[], bool], threading.Event]]:
+    """Hold up the first chunk, when it is read, until all or a part of a transaction has come.
+
+    Yield whether it is held up and the log has come as far, and what to set for the transaction. The pump
+    dies at its second append after the chunk continues.
+    """
+    chunks: list[Chunk] = []
+    reached, meets_commit, released = 0, threading.Event(), threading.Event()
+    read_chunk, read = backfills.read_chunk, SlotFollower.read
+
+    def held(*given: object) -> Chunk:
+        chunk = read_chunk(*given)
+        chunks.append(chunk)
+        if len(chunks) == 1:
+            assert released.wait(60)
+        return chunk
+
+    def reading(follower: SlotFollower, wait: float) -> Step | None:
+        nonlocal reached
+        step = read(follower, wait)
+        reached = follower.reached
+        comes = meets_commit.is_set() and step is not None and any(step.place)
+        if comes and not released.is_set():
+            monkeypatch.setattr(appender, "append_commits", dying)
+            released.set()
+        return step
+
+    dying = _dying_at(2)
+    monkeypatch.setattr(backfills, "read_chunk", held)
+    monkeypatch.setattr(SlotFollower, "read", reading)
+    try:
+        yield lambda: bool(chunks) and reached >= chunks[0].position, meets_commit
+    finally:
+        released.set()

@@ -230,7 +230,7 @@ class Backfills:
         reached
             The position in the log up to which everything has been appended.
         version
-            The last commit.
+            The last commit that was read.
         """
         if self._reader is None or self._waits(self._reader):
             return None

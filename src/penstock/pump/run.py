@@ -240,7 +240,13 @@ class PumpRun:
         self, follower: SlotFollower, appender: Appender, backfills: Backfills, deletions: Deletions
     ) -> None:
         """Append the next chunk of a backfill, between two commits."""
-        step = backfills.step(appender.readers, follower.reached, appender.place.version)
+        place = follower.place
+        # The position lacks commits, and parts of one, whose rows are all held back. Changes that come with
+        # the chunk must not come from the log once more after a restart.
+        if place.part_version:
+            return
+        version = max(appender.place.version, place.version)
+        step = backfills.step(appender.readers, follower.reached, version)
         if step is None:
             return
         appender.change_state(step.change)

@@ -35,7 +35,8 @@ LARGE_ROWS = ("large", "large", "subtransactions", "subtransactions", "rolled_ba
 DEFINITIONS = (
     "add", "add_default", "drop", "rename", "retype", "exchange", "replace", "identity", "key",
     "rename_key", "truncate", "recreate",
-    "rename_table", "unpublish", "publish_again", "publish_flags", "second_table", "drop_second",
+    "rename_table", "unpublish", "publish_again", "leave_and_return", "publish_flags", "second_table",
+    "drop_second",
     "partition", "attach", "detach",
     "identity_of_partition",
     "no_key", "attach_again", "unlogged_partition", "move_away",
@@ -155,7 +156,17 @@ class ChangingTables:
         others = [f"{self.source.name}.{name}" for name in self.others]
         return [self.table, *(name for name in others if self.columns(name))]
 
+    def any_table(self, chance: Random) -> str:
+        """A table to change."""
+        return chance.choice(self.tables())
+
     # Rows.
+
+    def some_rows(self, table: str, first: str, most: int, chance: Random) -> str:
+        """A condition for some rows of a table that follow one another."""
+        begin = f"(SELECT (count(*) * {chance.choice((0, 0, chance.random()))})::int FROM {table})"
+        chosen = f"SELECT {first} FROM {table} ORDER BY 1 OFFSET {begin} LIMIT {chance.randint(1, most)}"
+        return f"{first} IN ({chosen})"
 
     def value(self, kind: str) -> str:
         """A literal of a type, with what it can hold: digits, zeros in front, fractions of seconds."""
@@ -182,10 +193,10 @@ class ChangingTables:
         return str(number)
 
     def statement(self, what: str, chance: Random) -> str:
-        table = chance.choice(self.tables())
+        table = self.any_table(chance)
         columns = self.columns(table)
         first = next(iter(columns), "id")
-        where = f"WHERE {first} IN (SELECT {first} FROM {table} ORDER BY 1 LIMIT {chance.randint(1, 3)})"
+        where = "WHERE " + self.some_rows(table, first, 1 if what == "update_key" else 3, chance)
         others = [name for name in columns if name not in ("id", "code", "n", "number")] or [first]
         if what == "insert":
             values = {name: self.value(kind) for name, kind in columns.items()}
@@ -197,8 +208,6 @@ class ChangingTables:
         if what == "delete":
             return f"DELETE FROM {table} {where}"
         name = chance.choice(others if what == "update" else list(columns) or [first])
-        one = f"WHERE {first} = (SELECT {first} FROM {table} ORDER BY 1 LIMIT 1)"
-        where = one if what == "update_key" else where
         return f"UPDATE {table} SET {name} = {self.value(columns.get(name, 'int'))} {where}"
 
     def large_statement(self, chance: Random) -> str:
@@ -206,14 +215,14 @@ class ChangingTables:
         what = chance.choice(("insert", "insert", "update", "update", "update_key", "delete", "long"))
         if what != "long":
             return self.statement(what, chance)
-        table = chance.choice(self.tables())
+        table = self.any_table(chance)
         columns = self.columns(table)
         texts = [name for name in columns if name in NAMES and columns[name] == "text"]
         if not texts:
             return self.statement("insert", chance)
         first, long = next(iter(columns)), self.long_text()
-        chosen = f"SELECT {first} FROM {table} ORDER BY 1 OFFSET {chance.randint(0, 9)} LIMIT 1"
-        return f"UPDATE {table} SET {chance.choice(texts)} = {long} WHERE {first} = ({chosen})"
+        where = self.some_rows(table, first, 1, chance)
+        return f"UPDATE {table} SET {chance.choice(texts)} = {long} WHERE {where}"
 
     def rows(self, what: str, chance: Random) -> None:
         if what == "transaction":
@@ -275,7 +284,7 @@ class ChangingTables:
 
     def define(self, what: str, chance: Random) -> None:
         """Change a definition, in a transaction of its own or in one with rows."""
-        name, table = self.source.name, chance.choice(self.tables())
+        name, table = self.source.name, self.any_table(chance)
         columns = self.columns(table)
         spare = [each for each in NAMES if each not in columns]
         own = [each for each in columns if each in NAMES]
@@ -338,6 +347,13 @@ class ChangingTables:
             statements, unlogged = [f"ALTER PUBLICATION {name} DROP TABLE {table}"], True
         elif what == "publish_again":
             statements, unlogged = [f"ALTER PUBLICATION {name} ADD TABLE {table}"], True
+        elif what == "leave_and_return":
+            statements = [
+                f"ALTER PUBLICATION {name} DROP TABLE {table}",
+                chance.choice((self.insert(table, columns), f"DELETE FROM {table}")),
+                f"ALTER PUBLICATION {name} ADD TABLE {table}",
+            ]
+            unlogged = True
         elif what == "publish_flags":
             flags = chance.choice(("insert, update, delete, truncate", "insert, update", "insert, delete"))
             statements, unlogged = [f"ALTER PUBLICATION {name} SET (publish = '{flags}')"], True

@@ -1,14 +1,16 @@
 """Take away one of the feed's checks after the other, and count the histories until the loss is found.
 
-``make history-faults ARGS="--histories 1000 --only renamed"``
+``make history-faults ARGS="--histories 1000 --only renamed"``; with ``--pump`` the guards of a pump.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -19,6 +21,8 @@ from penstock.feeds.postgres.lookahead import Lookahead
 from penstock.feeds.postgres.schema_changes import Fit
 from penstock.feeds.postgres.values import from_text
 from tests.feeds.postgres.changing_tables import DEFINITIONS, KINDS
+from tests.feeds.postgres.pump_faults import PUMP_FAULTS, PumpFault
+from tests.feeds.postgres.pump_histories import play_pumps
 from tests.feeds.postgres.schema_histories import play_many
 from tests.support.postgres import start_postgres
 
@@ -122,14 +126,17 @@ FAULTS = (
 
 def main() -> int:
     arguments = _arguments()
-    wanted = [fault for fault in FAULTS if arguments.only is None or arguments.only in fault.name]
+    faults: Sequence[Fault | PumpFault] = PUMP_FAULTS if arguments.pump else FAULTS
+    parts = (arguments.only or "").split("|")
+    wanted = [fault for fault in faults if any(part in fault.name for part in parts)]
+    most = arguments.histories or (30 if arguments.pump else 1000)
     server = start_postgres()
     try:
-        found = [_histories_until_found(server.url, fault, arguments) for fault in wanted]
+        found = [_histories_until_found(server.url, fault, most, arguments.first) for fault in wanted]
     finally:
         server.stop()
     caught = len(wanted) - found.count(None)
-    print(f"{caught} of {len(wanted)} found, in at most {arguments.histories} histories each")
+    print(f"{caught} of {len(wanted)} found, in at most {most} histories each")
     return 1 if None in found else 0
 
 
@@ -137,28 +144,24 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.feeds.postgres.history_faults", description=__doc__
     )
-    parser.add_argument("--only", help="a part of the names of the faults to apply")
+    parser.add_argument("--pump", action="store_true", help="take away the guards of a pump")
+    parser.add_argument("--only", help="parts of the names of the faults to apply, with | between them")
     parser.add_argument("--first", type=int, default=0, help="the seed")
-    parser.add_argument("--histories", type=int, default=1000, help="how many for each, at the most")
+    parser.add_argument("--histories", type=int, help="how many for each, at the most")
     return parser.parse_args()
 
 
-def _histories_until_found(url: str, fault: Fault, arguments: argparse.Namespace) -> int | None:
+def _histories_until_found(url: str, fault: Fault | PumpFault, most: int, first: int) -> int | None:
     played: list[list[str]] = []
+    plays = play_pumps if isinstance(fault, PumpFault) else partial(play_many, shrink=False)
+    began = time.monotonic()
     with fault.applied():
         try:
-            play_many(
-                url,
-                arguments.histories,
-                fault.definitions,
-                fault.kinds,
-                first=arguments.first,
-                shrink=False,
-                played=played.append,
-            )
+            plays(url, most, fault.definitions, fault.kinds, first=first, played=played.append)
         except Exception as error:
-            text = str(error).partition("\n")[0][:120]
-            print(f"{fault.name}: {len(played) + 1}, {type(error).__name__} {text}", flush=True)
+            text = repr(str(error).partition("\n")[0][:120])
+            took = f"{len(played) + 1} in {time.monotonic() - began:.0f} s"
+            print(f"{fault.name}: {took}, {type(error).__name__} {text}", flush=True)
             return len(played) + 1
     print(f"{fault.name}: NOT FOUND", flush=True)
     return None

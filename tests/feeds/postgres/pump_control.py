@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
 import penstock
 from penstock.feeds.postgres import following
 from penstock.feeds.postgres.following import SlotFollower
+from penstock.feeds.postgres.table_chunks import Chunk
 from penstock.pump import appender, backfills, planning, pump, run
-from penstock.pump.backfills import ChunkReader
+from penstock.pump.backfills import Backfills, BackfillStep, ChunkReader
 from penstock.pump.run import PumpRun
 from penstock.store.records import pumps
+from tests.support.waiting import wait_until
 
 DEATHS = ("append", "append", "appended", "appended", "chunk", "confirm", "state", "queues", "planned")
 """Where a pump may die: before or after an append, in a chunk, before a confirmation, before its state is
 written, and after its queues are created or its plan is stored."""
 _HELD_LOG_SECONDS = 0.005
+_SELDOM_SECONDS = 0.5
+_LONG_SECONDS = 1.0
+"""Longer than a pump that runs takes for the next thing that it does."""
 _QUICKLY = {
     (following, "_CHECK_SECONDS"): 0.02,
     (following, "_PART_BYTES"): 1 << 12,
@@ -81,6 +86,18 @@ class PumpControl:
         """Where the pump dies next, and after how many times."""
         self.lost_replies = 0
         """How many appends from now on are done again, since their replies were lost."""
+        self.chunk: Chunk | None = None
+        """The chunk that is held up between its snapshot and its append."""
+        self.meets_parts = False
+        """Whether that chunk continues once the next transaction has come in part."""
+        self.reached = 0
+        """The position up to which the log was read."""
+        self.reads = 0
+        """How often the log was read, or would have been while it was held."""
+        self.looks = 0
+        """How often a backfill has looked which transactions are open."""
+        self.completed: dict[tuple[str, str], int] = {}
+        """The commits with which the first backfills of pumps and tables have ended."""
         self.comparisons = 0
         """How often a pump has compared the state of the publication."""
         self.suspended: RunningPump | None = None
@@ -103,12 +120,12 @@ class PumpControl:
             if count is not None:
                 self._changed.wait_for(lambda: not self._permits or not self._holds, 0.1)
 
-    def _pass(self) -> None:
+    def _pass(self, chunk: Chunk | None = None) -> None:
         with self._changed:
-            self._waiting += 1
+            self._waiting, self.chunk = self._waiting + 1, chunk
             self._changed.notify_all()
             assert self._changed.wait_for(lambda: self._permits or self._closing or not self._holds, 60)
-            self._waiting -= 1
+            self._waiting, self.chunk = self._waiting - 1, None
             self._permits = max(self._permits - 1, 0)
             self._changed.notify_all()
 
@@ -116,7 +133,7 @@ class PumpControl:
         self._pass()
         self._dies("chunk")
         chunk = read(*given)
-        self._pass()
+        self._pass(chunk)
         return chunk
 
     def _close(self, close: Callable[..., None], reader: ChunkReader) -> None:
@@ -129,19 +146,68 @@ class PumpControl:
             with self._changed:
                 self._closing -= 1
 
-    def await_chunk(self) -> None:
-        """Wait until a chunk is held up, unless none comes soon."""
+    def await_snapshot(self, is_over: Callable[[], bool]) -> Chunk | None:
+        """Have the next chunk read, and return it while it is held up; None if none comes."""
+        self._await(lambda: bool(self._waiting), is_over)
+        if self._waiting and self.chunk is None:
+            with self._changed:
+                self._permits += 1
+                self._changed.notify_all()
+            self._await(lambda: self.chunk is not None, is_over)
+        return self.chunk
+
+    def let_append(self) -> None:
+        """Let the chunk continue that is held up before its append, if it still is."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting, 2)
+            if self.chunk is not None:
+                self._permits += 1
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self.chunk is None, _LONG_SECONDS)
+
+    def await_log(self, position: int, is_over: Callable[[], bool]) -> None:
+        """Wait until the log is read up to a position."""
+        self._await(lambda: self.reached >= position, is_over)
+
+    def await_reads(self, is_over: Callable[[], bool]) -> None:
+        """Let the pump do what it does while nothing comes."""
+        before = self.reads
+        self._await(lambda: self.reads >= before + 4, is_over)
+
+    def await_looks(self, is_over: Callable[[], bool]) -> None:
+        """Wait until a backfill has looked several times which transactions are open."""
+        before = self.looks
+        self._await(lambda: self.looks >= before + 4, is_over)
+
+    def _await(self, condition: Callable[[], bool], is_over: Callable[[], bool]) -> None:
+        with suppress(AssertionError):
+            wait_until(lambda: condition() or is_over(), _LONG_SECONDS, interval=0.003)
 
     def _read(self, read: Callable[..., Any], follower: SlotFollower, wait: float) -> Any:
+        self.reads += 1
         if self.holds_log:
             self._resumed.wait(_HELD_LOG_SECONDS)
             return None
         step = read(follower, wait)
+        self.reached = follower.reached
         if step is not None and step.place.part_version and self._waiting:
             # Chunks arrive between the parts of a transaction.
-            self.release(2)
+            if self.meets_parts:
+                self.meets_parts = False
+                self.let_append()
+            elif self.chunk is None:
+                self.release(2)
+        return step
+
+    def _look(self, look: Callable[..., Any], *given: Any) -> Any:
+        self.looks += 1
+        return look(*given)
+
+    def _note(self, note: Callable[..., BackfillStep], backfills: Backfills, *given: Any) -> BackfillStep:
+        step = note(backfills, *given)
+        table = step.table
+        if step.progress is None and not backfills.sieves[table].again:
+            # One whose append fails is read once more.
+            self.completed[backfills._name, table] = step.step.place.version
         return step
 
     # Deaths, and replies that are lost.
@@ -213,10 +279,13 @@ class PumpControl:
         return sign(signing, tx, news=news)
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Control the pumps of this process."""
+    def applied(self, *, confirms_seldom: bool = False) -> Iterator[None]:
+        """Control the pumps of this process; a position without rows may be stored seldom."""
+        quickly = _QUICKLY | ({(appender, "_CONFIRM_SECONDS"): _SELDOM_SECONDS} if confirms_seldom else {})
         wrapped = (
             (backfills, "read_chunk", self._read_chunk),
+            (backfills, "visible_now", self._look),
+            (Backfills, "_noted", self._note),
             (ChunkReader, "close", self._close),
             (appender, "append_commits", self._append),
             (SlotFollower, "read", self._read),
@@ -229,7 +298,7 @@ class PumpControl:
             (PumpRun, "_sign", self._sign),
         )
         with ExitStack() as stack:
-            for (owner, name), value in _QUICKLY.items():
+            for (owner, name), value in quickly.items():
                 stack.enter_context(patch.object(owner, name, value))
             for owner, name, wrapper in wrapped:
                 stack.enter_context(patch.object(owner, name, _wrapping(getattr(owner, name), wrapper)))

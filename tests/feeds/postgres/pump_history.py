@@ -7,7 +7,6 @@ that the source had then; in the end they make the source's tables, or the pump 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
@@ -24,29 +23,18 @@ from penstock.pump.backfill_records import ask_for_backfill
 from penstock.queue.store import Store
 from penstock.store.records import pumps
 from penstock.store.records.pumps import PumpRecord
-from tests.feeds.postgres.changing_tables import LARGE_ROWS, ROWS
+from tests.feeds.postgres.aimed_tables import AimedTables
+from tests.feeds.postgres.backfill_actions import BACKFILL_ACTIONS
 from tests.feeds.postgres.history import MENDED_AT_THE_SOURCE, STARTS_AGAIN, STARTS_OVER
-from tests.feeds.postgres.mended_tables import MendedTables
-from tests.feeds.postgres.pump_control import DEATHS, Dies, PumpControl, RunningPump
+from tests.feeds.postgres.pump_control import DEATHS, Dies, RunningPump
 from tests.feeds.postgres.queue_tables import played, read_tables, require_whole_commits
 from tests.support.postgres_source import Row
 from tests.support.waiting import wait_until
 
 POLICIES = ("evolve", "evolve", "evolve", "ignore", "refuse")
-FORMS = (
-    "id int not null, code int not null, v int, w text, PRIMARY KEY (id)",
-    "id text not null, code int not null, v int, w text, PRIMARY KEY (id)",
-    "id uuid not null, code bigint not null, v int, w text, PRIMARY KEY (code, id)",
-    "id {schema}.size not null, code text not null, v int, w text, PRIMARY KEY (id, code)",
-    "id numeric not null, code varchar(20) not null, v int, w text, PRIMARY KEY (id)",
-    "id timestamp not null, code smallint not null, v int, w text, PRIMARY KEY (code)",
-)
-"""Tables with keys of several types."""
-OTHERS = ("u", "a", "b")
 PUMP_ACTIONS = (
-    "catch_up", "catch_up", "run", "stop", "die", "die", "die", "second", "hold", "hold", "chunks", "chunks",
-    "interleave", "interleave", "interleave", "interleave", "hold_log", "again", "again", "cut",
-    "lose_replies", "other_policy",
+    "catch_up", "catch_up", "run", "stop", "die", "die", "die", "second", "hold", "chunks", "chunks",
+    "hold_log", "again", "cut", "lose_replies", "other_policy",
 )  # fmt: skip
 NEW_TABLES = ("add_table", "add_table", "add_table", "publish_again")
 ENDS = (
@@ -63,19 +51,16 @@ _MOST_STOPS = 40
 
 
 @dataclass
-class PumpHistory(MendedTables):
+class PumpHistory(AimedTables):
     """One history, its pumps and their queues."""
 
     store_url: str = ""
     policy: str = "evolve"
     partitions: int = 1
-    control: PumpControl = field(default_factory=PumpControl)
     running: RunningPump | None = None
     generation: int = 0
     """How often the pump was removed, to start over with other queues."""
     stops: list[str] = field(default_factory=list)
-    changes: set[str] = field(default_factory=set)
-    """The changes of definitions since the queues were created."""
     gone: set[str] = field(default_factory=set)
     """Columns that were dropped or renamed since then."""
     is_backfilled: bool = False
@@ -196,11 +181,47 @@ class PumpHistory(MendedTables):
             if running.failure is not None:
                 self.ended(running)
 
+    def has_ended(self) -> bool:
+        return self.running is None or self.running.has_ended
+
+    def has_no_chunk(self) -> bool:
+        """Whether no chunk comes: the pump has ended, or all rows of its tables are there."""
+        record = self.stored()
+        return self.has_ended() or record is None or not record.state.get("backfills")
+
+    def is_read(self, table: str) -> bool:
+        """Whether all rows of a table are there."""
+        record = self.stored()
+        state = {} if record is None else record.state
+        return table in state.get("queues", ()) and table not in state.get("backfills", ())
+
+    def await_queue(self, table: str) -> None:
+        """Wait until a table has a queue, or the pump has ended."""
+
+        def is_there() -> bool:
+            record = self.stored()
+            return self.has_ended() or (record is not None and table in record.state.get("queues", ()))
+
+        wait_until(is_there, 30, f"the queue of {table}", interval=0.01)
+
+    def flush_log(self) -> None:
+        """Commit a message: the server itself takes a while until it flushes a chunk's place in the log."""
+        self.source.run("SELECT pg_logical_emit_message(true, '', '')")
+
+    def await_log(self, position: int | None = None) -> None:
+        """Wait until the pump has read what was committed last, or what comes before a position."""
+        self.flush_log()
+        (end,) = self.source.rows("SELECT pg_current_wal_flush_lsn() - '0/0'")[0]
+        self.control.await_log(position or int(end), self.has_ended)
+
     # What happens to it.
 
     def act(self, what: str, chance: Random) -> None:
         self.log.append(f"-- {what}")
-        getattr(self, f"_{what}")(chance)
+        if what in BACKFILL_ACTIONS:
+            BACKFILL_ACTIONS[what](self, chance)
+        else:
+            getattr(self, f"_{what}")(chance)
 
     def _run(self, chance: Random) -> None:
         self.run_pump()
@@ -213,6 +234,11 @@ class PumpHistory(MendedTables):
         self.run_pump()
         self.control.death = chance.choice(DEATHS), chance.randint(0, 5)
 
+    def _change_unseen(self, chance: Random) -> None:
+        """Change tables in ways that the log does not show, while no pump runs."""
+        self.stop()
+        self.define(chance.choice(("recreate", "leave_and_return", "attach_again")), chance)
+
     def _hold(self, chance: Random) -> None:
         self.control.hold()
 
@@ -223,33 +249,26 @@ class PumpHistory(MendedTables):
         self.run_pump()
         self.control.release(chance.randint(1, 3))
 
-    def _interleave(self, chance: Random) -> None:
-        """Backfill tables in small steps, between which rows change."""
-        self.resolve()
-        self.run_pump()
-        self.control.hold()
-        self.add_table(chance)
-        if chance.random() < 0.5:
-            self._again(chance)
-        if chance.random() < 0.7:
-            self.resolve()
-        if not self.prepared:
-            self.control.await_chunk()
-        for _ in range(chance.randint(4, 16)):
-            self.rows(chance.choice((*ROWS[:7], *LARGE_ROWS)), chance)
-            self.control.release(1)
-        self.changes.add("add_table")
-
     def _lose_replies(self, chance: Random) -> None:
         self.control.lost_replies = chance.randint(1, 5)
 
     def _again(self, chance: Random) -> None:
         self.run_pump()
+        self.read_again(chance)
+
+    def read_again(self, chance: Random) -> str | None:
+        """Ask for a table that is there already; return its name."""
         record = self.stored()
         tables = sorted(record.state.get("queues", ())) if record is not None else []
-        if tables:
-            with penstock.connect(self.store_url) as store, suppress(InvalidInputError):
-                ask_for_backfill(store, self.name, chance.choice(tables))
+        if not tables:
+            return None
+        table = chance.choice(tables)
+        with penstock.connect(self.store_url) as store:
+            try:
+                ask_for_backfill(store, self.name, table)
+            except InvalidInputError:
+                return None
+        return table
 
     def _cut(self, chance: Random) -> None:
         self.source.run(
@@ -295,6 +314,7 @@ class PumpHistory(MendedTables):
         with penstock.connect(self.store_url) as store:
 
             def is_done() -> bool:
+                self.flush_log()
                 return running.has_ended or (
                     self.control.comparisons >= looks + 3 and self._has_all(store, int(end))
                 )
@@ -336,29 +356,14 @@ class PumpHistory(MendedTables):
 
     def add_table(self, chance: Random) -> None:
         """Create a table with rows, and publish it at once or later."""
-        free = [name for name in self.others if not self.columns(f"{self.source.name}.{name}")]
-        if not free:
+        table = self.create_table(chance, is_published=chance.random() < 0.2)
+        if table is None:
             return
-        table = f"{self.source.name}.{chance.choice(free)}"
-        create = f"CREATE TABLE {table} ({chance.choice(FORMS).replace('{schema}', self.source.name)})"
-        publish = f"ALTER PUBLICATION {self.source.name} ADD TABLE {table}"
-        if not self.run(create, *([publish] if chance.random() < 0.2 else [])):
-            return
-        columns = self.columns(table)
-        rows = [self._row(columns, chance) for _ in range(chance.randint(0, 60))]
-        if rows:
-            values = ", ".join(f"({row})" for row in rows)
-            self.run(f"INSERT INTO {table} ({', '.join(columns)}) VALUES {values} ON CONFLICT DO NOTHING")
         if chance.random() < 0.3:
             # A transaction that has written before the table is published.
-            first = next(iter(columns))
-            self.prepare(f"UPDATE {table} SET v = -1 WHERE {first} > (SELECT {first} FROM {table} LIMIT 1)")
+            self.prepare(self.change_of_most_rows(table, chance))
         if chance.random() < 0.8:
-            self.run(publish)
-
-    def _row(self, columns: dict[str, str], chance: Random) -> str:
-        values = [self.value(kind) for kind in columns.values()]
-        return ", ".join([*values[:-1], self.long_text()] if chance.random() < 0.3 else values)
+            self.publish(table)
 
     def verify(self, *, at_the_end: bool = False, everything: bool = False) -> None:
         """After each commit, the rows in the queues make what the source had then.
@@ -391,13 +396,20 @@ class PumpHistory(MendedTables):
         last = max((n for n, moment in enumerate(self.moments) if moment.position <= version), default=-1)
         if last < 0 or (self.unlogged is not None and last + 1 >= self.unlogged):
             return
-        for name in self.first_tables & states.keys():
+        for name in states.keys() & self._tables_at(version):
             candidates = [
                 moment.rows.get(name) for moment in self.moments[last : last + 2] if name in moment.rows
             ]
             copy, altered = states[name], self.altered | self.replaced
             found = [self._differs(rows or [], copy, columns[name], altered) for rows in candidates]
             assert not found or None in found, (version, name, found)
+
+    def _tables_at(self, version: int) -> set[str]:
+        """The tables that have all of their rows after a commit."""
+        ended = self.control.completed.items()
+        return self.first_tables | {
+            table for (pump, table), last in ended if pump == self.name and last <= version
+        }
 
     def _compare_now(
         self, states: dict[str, dict[object, Row]], columns: dict[str, Sequence[str]], everything: bool

@@ -12,7 +12,7 @@ from tests.feeds.postgres.pump_histories import play_pumps
 
 
 def test_queues_follow_changing_tables(logical_pg_url: str) -> None:
-    play_pumps(logical_pg_url, 4)
+    play_pumps(logical_pg_url, 3, longest=8)
 
 
 @pytest.mark.soak

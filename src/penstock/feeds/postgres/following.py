@@ -96,6 +96,8 @@ class SlotFollower:
         """Whether the publication has tables that are to be read too."""
         self.reached = 0
         """The position up to which everything has been returned by :meth:`read`."""
+        self.place = PlaceInLog()
+        """How far what :meth:`read` has returned goes, with the commits of which there are no rows."""
         self._unkept = False
         """Whether the state has changed since it was kept."""
         self._times = TimesOfLog()
@@ -173,6 +175,7 @@ class SlotFollower:
         self._decoder = Decoder(after.version, _END, self._readers.wants, skipped)
         self._kept, self._kept_bytes, self._failure = [], 0, None
         self._continued = after if after.part_rows else PlaceInLog()
+        self.place = after
         name = application.encode()[:_MOST_NAME].decode(errors="ignore")
         feed.server.fetch("end_reader", slot=slot.name, application=name)
         self._stream = ReplicationStream(
@@ -229,7 +232,7 @@ class SlotFollower:
             self._failure, self._decoder, step.complete = error, decoder, None
             self._readers.return_to(kept)
             step.add(self._readers.decode(self._decoder, messages))
-        step.place = self._place(messages[-1])
+        self.place = step.place = self._place(messages[-1])
         self._require_continued(messages, step.place)
 
     def _note_time(self) -> None:
