@@ -27,7 +27,7 @@ from penstock.pump import appender, backfills, planning
 from penstock.pump.backfill_records import backfills_of as checked_backfills
 from penstock.store.database import Transaction
 from penstock.store.records import pumps
-from tests.support.backfilled import add, ask, await_queue, backfills_of, evolving, held_at
+from tests.support.backfilled import add, ask, await_queue, backfills_of, evolving, held_at, pumped_queues
 from tests.support.postgres_source import Row, Source, apply
 from tests.support.pumped import change_rows, ordered, pump_of, running
 from tests.support.waiting import wait_until
@@ -95,18 +95,20 @@ def test_a_table_that_is_added_within_a_large_transaction_does_not_change_its_pa
     grown: Source, store_url: str, monkeypatch: pytest.MonkeyPatch, dies: bool
 ) -> None:
     monkeypatch.setattr(following, "_PART_BYTES", 1 << 14)
-    name = grown.name
+    name, added = grown.name, f"{grown.name}.added"
     with running(evolving(grown, store_url)) as failures:
         await_queue(grown, store_url, failures)
         if dies:
             monkeypatch.setattr(appender, "append_commits", _dying_at(4))
         _write_large_transaction(grown)
         # A pump may plan the new table before it reads the transaction.
-        wait_until(lambda: failures or (not dies and f"{name}.added" in _queues(store_url)), 60, "its end")
+        wait_until(
+            lambda: failures or (not dies and f"{name}.added" in pumped_queues(store_url)), 60, "its end"
+        )
     assert [type(each) for each in failures] == [Dies] * dies
     monkeypatch.undo()
     with running(evolving(grown, store_url)) as failures:
-        wait_until(lambda: failures or f"{name}.added" in _queues(store_url), 60, "the new table")
+        wait_until(lambda: failures or added in pumped_queues(store_url), 60, "the new table")
         wait_until(lambda: failures or not backfills_of(store_url), 60, "all rows")
     assert not failures
     for table in ("first", "added"):
@@ -259,7 +261,7 @@ def test_a_domain_in_a_key_runs_nothing_of_its_owner(grown: Source, store_url: s
 
 
 def _is_done(store_url: str, name: str) -> bool:
-    return f"{name}.words" in _queues(store_url) and not backfills_of(store_url)
+    return f"{name}.words" in pumped_queues(store_url) and not backfills_of(store_url)
 
 
 def test_a_filter_in_the_store_is_not_run_at_the_source(

@@ -15,6 +15,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
+from penstock.errors import CommitRefusedError
 from penstock.reconciliation import settling
 from penstock.reconciliation.sql_copy import SqlCopy
 from tests.support.postgres_source import Source
@@ -155,6 +156,17 @@ def test_lost_changes_are_found_under_writes(busy: CopiedTable) -> None:
     assert {row.key["id"] for row in busy.compare().differing_rows} <= {11, 12, 13}
 
 
+def repair_at_last(busy: CopiedTable) -> None:
+    """Repair a copy that others write; again if they were faster each time, as on a slow machine."""
+    for attempt in range(5):
+        try:
+            busy.compare(range_rows=300, settle=2.0, timeout=60.0, repair=True)
+            return
+        except CommitRefusedError as error:
+            if attempt == 4 or error.condition != "COMMIT_REFUSED.REPAIR_CONFLICT":
+                raise
+
+
 def test_a_repair_under_writes_converges(busy: CopiedTable) -> None:
     chance = random.Random(3)
     with Lagging(busy, 0.3) as writer:
@@ -162,7 +174,7 @@ def test_a_repair_under_writes_converges(busy: CopiedTable) -> None:
         time.sleep(1.5)
         busy.delete("id < 30")
         for _ in range(2):
-            busy.compare(range_rows=300, settle=2.0, timeout=60.0, repair=True)
+            repair_at_last(busy)
         writer.lost = lambda change: False
         writer.quiet()
     busy.compare(repair=True)

@@ -80,6 +80,13 @@ def backfills_of(store_url: str) -> dict[str, dict[str, object]]:
     return {name: each for pump in found for name, each in pump.state.get("backfills", {}).items()}
 
 
+def pumped_queues(store_url: str) -> list[str]:
+    """The queues in the states of a store's pumps, which is where a new table is with its backfill."""
+    with penstock.connect(store_url) as store:
+        found = store.database.run(pumps.list_pumps, write=False)
+    return [queue for pump in found for queue in pump.state.get("queues", {}).values()]
+
+
 def ask(store_url: str, pump: str, table: str) -> None:
     with penstock.connect(store_url) as store:
         ask_for_backfill(store, pump, table)
