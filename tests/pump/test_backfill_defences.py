@@ -102,9 +102,7 @@ def test_a_table_that_is_added_within_a_large_transaction_does_not_change_its_pa
             monkeypatch.setattr(appender, "append_commits", _dying_at(4))
         _write_large_transaction(grown)
         # A pump may plan the new table before it reads the transaction.
-        wait_until(
-            lambda: failures or (not dies and f"{name}.added" in pumped_queues(store_url)), 60, "its end"
-        )
+        wait_until(lambda: failures or (not dies and added in pumped_queues(store_url)), 60, "its end")
     assert [type(each) for each in failures] == [Dies] * dies
     monkeypatch.undo()
     with running(evolving(grown, store_url)) as failures:
