@@ -254,8 +254,9 @@ class ChangesStreamReader(FeedReader, DataSourceStreamReader, SupportsTriggerAva
         if upto <= after:
             return start
         offset = self._offset(after, upto, self._opened.stream_state(upto, state))
-        times = finality.micros_in(start), self._opened.finalized_until(upto)
-        return finality.noted(offset, max((time for time in times if time is not None), default=None))
+        # A time that is not known now does not take back an earlier one.
+        finalized = finality.latest(finality.micros_in(start), self._opened.finalized_until(upto))
+        return finality.noted(offset, finalized)
 
     def reportLatestOffset(self) -> Json | None:
         start = self._initial if self._initial is not None else self._opened.oldest()

@@ -67,7 +67,7 @@ def finalized_until(query: Query, feed: Feed | str | None = None) -> datetime | 
         ends = [end for end in _ends(sources) if _is_of_feed(end)]
         with closing(feed.open()) as opened:
             now = _now(opened, ends[0]) if len(ends) == 1 else None
-        micros = max((time for time in (micros, now) if time is not None), default=None)
+        micros = latest(micros, now)
     return _moment(micros)
 
 
@@ -79,6 +79,11 @@ def _now(feed: OpenFeed, end: Json) -> int | None:
     # The second call confirms that nothing was committed up to the end that the first one saw.
     reached = all(feed.newest(upto) == upto for _ in range(2))
     return feed.finalized_until(upto) if reached else None
+
+
+def latest(*times: int | None) -> int | None:
+    """Return the latest of the times that are known; None if none is."""
+    return max((time for time in times if time is not None), default=None)
 
 
 def micros_in(offset: object) -> int | None:

@@ -325,14 +325,6 @@ class TableSink(Sink, ContinuousSink):
     ) -> TableSinkDriver:
         url = self.place(spark)
         self._require_append_only(url, guarantee, output_mode)
-        if self.schema_changes == IGNORE:
-            raise ContinuousRefusedError(
-                "a continuous query does not leave out columns: use schema_changes='refuse' or 'evolve', or "
-                "select the table's columns",
-                condition="CONTINUOUS_REFUSED.SINK",
-                sink="TableSink",
-                table=self.name,
-            )
         check_reach(url, spark.conf.get("spark.master", None))
         return self.driver(url, query_id, exactly_once=guarantee == "exactly_once")
 
@@ -404,6 +396,11 @@ class TableSink(Sink, ContinuousSink):
             wrong = (
                 f"output mode {in_quotes(output_mode)} replaces rows of {sink}, and a continuous query only "
                 f"appends rows: use output_mode='append', {otherwise}"
+            )
+        elif self.schema_changes == IGNORE:
+            wrong = (
+                f"{sink} has schema_changes='ignore', and a continuous query does not leave out columns: use "
+                f"'refuse' or 'evolve', or select the table's columns, {otherwise}"
             )
         elif self.keys and guarantee == "at_least_once":
             wrong = (

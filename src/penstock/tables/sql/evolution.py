@@ -19,10 +19,9 @@ def evolve(tx: Transaction, layout: Layout) -> None:
 
     A key is never added. Rows that are there have NULL in new columns.
     """
-    existing = ddl.find_table(tx, layout.name)
-    if existing is None:
+    types = _types(tx, layout)
+    if types is None:
         return
-    types = ddl.spelled_as(existing, layout).types
     # Another query may add the column at the same moment; SQLite has one writer at a time.
     add = "add column if not exists" if tx.dialect == "postgres" else "add column"
     changes = []
@@ -43,11 +42,16 @@ def evolve(tx: Transaction, layout: Layout) -> None:
 
 def new_columns(tx: Transaction, layout: Layout) -> list[str]:
     """Return the columns of the rows that the table lacks; none if it does not exist."""
-    existing = ddl.find_table(tx, layout.name)
-    if existing is None:
+    types = _types(tx, layout)
+    if types is None:
         return []
-    types = ddl.spelled_as(existing, layout).types
     return [column.name for column in layout.stored.columns if not column.key and column.name not in types]
+
+
+def _types(tx: Transaction, layout: Layout) -> dict[str, str] | None:
+    """Return the types of the table's columns, with names as the rows spell them; None without a table."""
+    existing = ddl.find_table(tx, layout.name)
+    return None if existing is None else ddl.spelled_as(existing, layout).types
 
 
 def _alter(tx: Transaction, layout: Layout, column: Column, change: str) -> str:
