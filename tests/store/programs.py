@@ -82,6 +82,36 @@ def with_little_room(url: str, limit: str) -> None:
     print("rows", queue.info().rows, queue.read(0, 0).num_rows)
 
 
+def wakeups_of(url: str) -> None:
+    """Print what wakes those who listen to a queue of a SQLite store."""
+    from penstock.store.sqlite import wakeups
+    from penstock.store.sqlite.files import StoreFiles
+
+    file = url.removeprefix("sqlite:///")
+    with penstock.connect(url) as store:
+        queue, other = store.create_queue("q", SCHEMA), store.create_queue("other", SCHEMA)
+        queue.append([{"n": 0}])
+        print("files before anybody listens:", len(list(Path(file).parent.glob("*wakeup*"))))
+        events = wakeups.listen(file, queue.record.queue_id, StoreFiles(file))
+        assert events is not None
+
+        def show(what: str) -> None:
+            print(f"{what}: {'woken' if events.heard() else 'silent'}")
+
+        show("listening")
+        for n in range(3):
+            queue.append([{"n": n}])
+            show("append")
+            other.append([{"n": n}])
+            show("append to another queue")
+            queue.read(0, 0)
+            show("read")
+            try:
+                store.create_queue("q", SCHEMA)
+            except penstock.PenstockError as error:
+                show(f"create the queue again: {type(error).__name__}")
+
+
 def hold_owner(url: str, name: str) -> None:
     """Hold an owner lock until killed."""
     store = penstock.connect(url, create=False)

@@ -5,17 +5,17 @@ one queue.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import penstock
-from penstock.errors import AlreadyExistsError
 from penstock.store.sqlite import wakeups
 from penstock.store.sqlite.files import StoreFiles
 from penstock.store.sqlite.wakeups import VISITED, WRITTEN, FileEvents
 from tests.store.programs import SCHEMA
+from tests.support.processes import ChildProcess
 from tests.support.waiting import readable
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
@@ -102,41 +102,25 @@ def store(tmp_path: Path) -> Iterator[penstock.Store]:
         yield store
 
 
-def _listening(tmp_path: Path, queue: penstock.Queue) -> FileEvents:
-    events = wakeups.listen(str(tmp_path / "x.db"), queue.record.queue_id, StoreFiles(str(tmp_path / "x.db")))
-    assert events is not None
-    return events
-
-
-def _woken(events: FileEvents) -> bool:
-    return readable(events, 0) and events.heard()
-
-
-def test_an_append_rings_and_neither_a_read_nor_a_rollback_does(
-    tmp_path: Path, store: penstock.Store
+def test_only_an_append_to_the_queue_wakes_its_watchers(
+    tmp_path: Path, run_child: Callable[..., ChildProcess]
 ) -> None:
-    queue, other = store.create_queue("q", SCHEMA), store.create_queue("other", SCHEMA)
-    events = _listening(tmp_path, queue)
-    for n in range(3):
-        queue.append([{"n": n}])
-        assert _woken(events)
-        other.append([{"n": n}])
-        assert queue.read(0, 0).num_rows == n + 1
-        with pytest.raises(AlreadyExistsError):
-            store.create_queue("q", SCHEMA)
-        assert not _woken(events)
-    events.close()
-
-
-def test_appends_before_a_wakeup_file_is_created_are_not_reported(
-    tmp_path: Path, store: penstock.Store
-) -> None:
-    queue = store.create_queue("q", SCHEMA)
-    queue.append([{"n": 1}])
-    assert not list(tmp_path.glob("*wakeup*")), "a queue that nobody watches needs no file"
-    events = _listening(tmp_path, queue)
-    assert not _woken(events)
-    events.close()
+    """In a process of its own: a child that another thread starts keeps files open for a moment, and an
+    event comes when the last one closes a file.
+    """
+    child = run_child("tests.store.programs", "wakeups_of", f"sqlite:///{tmp_path}/x.db")
+    assert child.wait() == 0
+    assert child.output.splitlines() == [
+        "files before anybody listens: 0",
+        "listening: silent",
+        *[
+            "append: woken",
+            "append to another queue: silent",
+            "read: silent",
+            "create the queue again: AlreadyExistsError: silent",
+        ]
+        * 3,
+    ]
 
 
 def test_without_a_wakeup_file_writes_to_the_store_are_watched(tmp_path: Path, store: penstock.Store) -> None:
