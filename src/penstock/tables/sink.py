@@ -37,9 +37,8 @@ from penstock.store.database import Transaction
 from penstock.store.url import parse_url
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.continuous import TableSinkDriver
-from penstock.tables.delta.changes_writer import accepted_changes, changes_writer
-from penstock.tables.delta.schema import DeltaLayout, add_columns, new_columns, rows_layout
-from penstock.tables.delta.writer import DeltaWriter, accepted_rows, delta_writer
+from penstock.tables.delta.sink_table import DeltaSinkTable
+from penstock.tables.lake_table import BatchWriter, LakeTable
 from penstock.tables.names import TableName, resolve
 from penstock.tables.row_checks import require_row_id, tie_breakers
 from penstock.tables.sql import apply, ddl, evolution
@@ -202,13 +201,11 @@ class TableSink(Sink, ContinuousSink):
             self._require_append_only(url, "exactly_once", output_mode)
         if self.apply_changes:
             require_row_id(frame.schema, self.keys)
-        if not is_delta(url):
+        lake = self._lake_table(url)
+        if lake is None:
             self._layout(TableName("", self.name), frame.schema, self.keys, parse_url(url).dialect)
-        elif self.apply_changes:
-            place = DeltaPlace.of(url, self.name)
-            accepted_changes(frame.schema, place, self.keys, self._order, self.scd_type)
         else:
-            accepted_rows(frame.schema, self.keys, output_mode)
+            lake.check_rows(frame.schema, output_mode)
 
     def _check_idempotent(self, output_mode: str) -> None:
         """Refuse everything but appends: rows are identified by the coordinates of their source."""
@@ -228,9 +225,7 @@ class TableSink(Sink, ContinuousSink):
                 option="keys",
             )
 
-    def writer(
-        self, frame: DataFrame, guarantee: str, output_mode: str, location: str
-    ) -> TableWriter | DeltaWriter:
+    def writer(self, frame: DataFrame, guarantee: str, output_mode: str, location: str) -> BatchWriter:
         """Create or check the table, and return the function that the query calls with each micro-batch."""
         self.check(guarantee, output_mode)
         if not is_classic(frame):
@@ -246,22 +241,18 @@ class TableSink(Sink, ContinuousSink):
             require_row_id(frame.schema, self.keys)
         spark = frame.sparkSession
         url = self.place(spark)
-        if is_delta(url):
+        lake = self._lake_table(url)
+        if lake is not None:
             if guarantee == "idempotent":
                 raise InvalidOptionError(
-                    "guarantee=idempotent needs unique keys, which a Delta table does not enforce: use "
+                    f"guarantee=idempotent needs unique keys, which {lake.kind} does not enforce: use "
                     "guarantee=exactly_once",
                     condition="INVALID_OPTION.CONFLICT",
                     option="guarantee",
                 )
-            place = DeltaPlace.of(url, self.name)
             if self.schema_changes == EVOLVE and output_mode != "complete":
-                add_columns(place, self._delta_layout(frame.schema, place))
-            if self.apply_changes:
-                return changes_writer(
-                    frame, place, self.keys, self._order, self.scd_type, guarantee, location, self.app_id
-                )
-            return delta_writer(frame, place, self.keys, output_mode, guarantee, location, self.app_id)
+                lake.add_columns(frame.schema)
+            return lake.writer(frame, output_mode, guarantee, location, self.app_id)
         check_reach(url, spark.conf.get("spark.master", None))
         keys = self.keys
         if guarantee == "idempotent":
@@ -288,10 +279,9 @@ class TableSink(Sink, ContinuousSink):
     def _new_columns(self, rows: DataFrame) -> list[str]:
         """Return the columns of a query that the table lacks."""
         url = self.place(rows.sparkSession)
-        if is_delta(url):
-            place = DeltaPlace.of(url, self.name)
-            layout = self._delta_layout(rows.schema, place)
-            return new_columns(layout, place.find())
+        lake = self._lake_table(url)
+        if lake is not None:
+            return lake.new_columns(rows.schema)
 
         def found(tx: Transaction) -> list[str]:
             layout = self._layout(resolve(tx, self.name), rows.schema, self.keys, tx.dialect)
@@ -300,11 +290,12 @@ class TableSink(Sink, ContinuousSink):
         with connect(url) as store:
             return store.database.run(found, write=False)
 
-    def _delta_layout(self, schema: StructType, place: DeltaPlace) -> DeltaLayout:
-        """Return the layout of the table for rows of a schema."""
-        if self.apply_changes:
-            return accepted_changes(schema, place, self.keys, self._order, self.scd_type).table
-        return rows_layout(schema, self.keys)
+    def _lake_table(self, url: str) -> LakeTable | None:
+        """Return the table, unless it is in the database of a store."""
+        if not is_delta(url):
+            return None
+        sequence_by = self._order if self.apply_changes else None
+        return DeltaSinkTable(DeltaPlace.of(url, self.name), tuple(self.keys), sequence_by, self.scd_type)
 
     @property
     def description(self) -> str:
@@ -317,8 +308,9 @@ class TableSink(Sink, ContinuousSink):
         return resolve(tx, self.name).ledger_name
 
     def binding(self, spark: SparkSession) -> Binding | None:
-        in_store = not is_delta(self.place(spark))
-        return Binding(self.app_id, self.allow_new_checkpoint) if in_store else None
+        if self._lake_table(self.place(spark)) is not None:
+            return None
+        return Binding(self.app_id, self.allow_new_checkpoint)
 
     def continuous_driver(
         self, spark: SparkSession, query_id: str, guarantee: str, output_mode: str
@@ -330,7 +322,7 @@ class TableSink(Sink, ContinuousSink):
 
     def record(self, spark: SparkSession, query_id: str) -> TableSinkDriver | None:
         url = self.place(spark)
-        return None if is_delta(url) else self.driver(url, query_id, exactly_once=True)
+        return None if self._lake_table(url) is not None else self.driver(url, query_id, exactly_once=True)
 
     def driver(self, url: str, query_id: str, *, exactly_once: bool) -> TableSinkDriver:
         """Return the driver side of a table in a store, for a continuous query."""
@@ -382,9 +374,10 @@ class TableSink(Sink, ContinuousSink):
     def _require_append_only(self, url: str, guarantee: str, output_mode: str) -> None:
         """Refuse a table that a continuous query, which only appends rows, cannot write."""
         sink, otherwise = f"TableSink({in_quotes(self.name)})", "or use Trigger.processing_time"
-        if is_delta(url):
+        lake = self._lake_table(url)
+        if lake is not None:
             wrong = (
-                f"{sink} is a Delta table, which would get a version for each epoch: use a SQL table, "
+                f"{sink} is {lake.kind}, which would get a version for each epoch: use a SQL table, "
                 f"{otherwise}"
             )
         elif self.apply_changes:
