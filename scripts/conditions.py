@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src/penstock"
@@ -27,12 +28,15 @@ class Kind:
 
 
 Kinds = dict[str, Kind]
+_Modules = dict[Path, list[ast.AST]]
+"""The nodes of each module."""
 _Makers = dict[tuple[Path | None, str], str]
 _WHOLE = re.compile(r"[A-Z][A-Z_0-9]+(\.[A-Z][A-Z_0-9]+)?")
 _PART = re.compile(r"[A-Z][A-Z_0-9]+")
 _PIECE = re.compile(r"[A-Z][A-Z_0-9.]*[A-Z_0-9]")
 
 
+@cache
 def raised() -> dict[str, set[str]]:
     """The conditions, each with the names of the errors in ``penstock.errors`` that come with it.
 
@@ -41,23 +45,23 @@ def raised() -> dict[str, set[str]]:
     ValueError
         When a condition is put together of pieces, and only running it tells which.
     """
-    trees = {path: ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
-    kinds = _kinds(trees)
+    modules = {path: list(ast.walk(ast.parse(path.read_text()))) for path in sorted(SOURCE.rglob("*.py"))}
+    kinds = _kinds(modules)
     of = {kind.condition: kind for kind in reversed(kinds.values())}
-    makers = _makers(trees, set(of))
+    makers = _makers(modules, set(of))
     found: dict[str, set[str]] = {}
-    for path, tree in trees.items():
-        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+    for path, nodes in modules.items():
+        for call in (node for node in nodes if isinstance(node, ast.Call)):
             base = _called(makers, path, call)
             if base is not None:
                 _require_whole(path, call, call.args)
                 for part in _texts(call.args, _PART):
                     found.setdefault(f"{base}.{part}", set()).add(of[base].public)
                 continue
-            for condition in _told(path, tree, call, kinds):
+            for condition in _told(path, nodes, call, kinds):
                 kind = kinds.get(_name(call)) or of[condition.partition(".")[0]]
                 found.setdefault(condition, set()).add(kind.public)
-        for named in (node for node in ast.walk(tree) if isinstance(node, ast.Attribute)):
+        for named in (node for node in nodes if isinstance(node, ast.Attribute)):
             # An error that is recorded rather than raised has the condition of its class.
             if named.attr == "condition" and getattr(named.value, "id", "") in kinds:
                 kind = kinds[named.value.id]  # type: ignore[attr-defined]
@@ -75,13 +79,10 @@ def subconditions(conditions: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def _kinds(trees: dict[Path, ast.Module]) -> Kinds:
+def _kinds(modules: _Modules) -> Kinds:
     """The classes of errors; one without a condition of its own has that of its base."""
     classes = [
-        (path, node)
-        for path, tree in trees.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
+        (path, node) for path, nodes in modules.items() for node in nodes if isinstance(node, ast.ClassDef)
     ]
     found = {"PenstockError": Kind("PENSTOCK_ERROR", "PenstockError")}
     known = 0
@@ -101,7 +102,7 @@ def _own(kind: ast.ClassDef) -> Iterator[str]:
             yield str(ast.literal_eval(node.value))
 
 
-def _told(path: Path, tree: ast.Module, call: ast.Call, kinds: Kinds) -> set[str]:
+def _told(path: Path, nodes: list[ast.AST], call: ast.Call, kinds: Kinds) -> set[str]:
     """The conditions of an error that is made here: those that it is given, or that of its class."""
     kind = _name(call)
     given = next((keyword.value for keyword in call.keywords if keyword.arg == "condition"), None)
@@ -112,18 +113,18 @@ def _told(path: Path, tree: ast.Module, call: ast.Call, kinds: Kinds) -> set[str
     if kind in kinds and isinstance(given, ast.Name):
         values += [
             node.value
-            for node in ast.walk(tree)
+            for node in nodes
             if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == given.id
         ]
     return _texts(values, _WHOLE)
 
 
-def _makers(trees: dict[Path, ast.Module], known: set[str]) -> _Makers:
+def _makers(modules: _Modules, known: set[str]) -> _Makers:
     """The functions that put a condition together, and those that hand a parameter of theirs on to one."""
     functions = [
         ((path if node.name.startswith("_") else None, node.name), path, node)
-        for path, tree in trees.items()
-        for node in ast.walk(tree)
+        for path, nodes in modules.items()
+        for node in nodes
         if isinstance(node, ast.FunctionDef)
     ]
     found = {key: base for key, _, function in functions for base in _put_together(function, known)}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,10 +46,40 @@ _LONGEST_FIRST = (
 """Folders, with those whose files take longest first."""
 
 
+_ABOVE_STORES = (
+    "cli", "continuous", "feeds", "golden", "limits", "peek", "pipeline", "pump", "spark", "ui",
+)  # fmt: skip
+"""Folders of code that asks a store, of whichever kind, only through its interface."""
+_STORES = re.compile(r"sqlite|postgresql")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave short files for the end, so that no worker waits long for the last one."""
+    """Leave the second kind of store to the soak run, for code above the stores; and short files for the
+    end, so that no worker waits long for the last one.
+    """
+    names = {item.nodeid for item in items}
+    for item in items:
+        if _folder(item) in _ABOVE_STORES and _runs_twice(item, names):
+            item.add_marker(pytest.mark.soak)
     places = {name: place for place, name in enumerate(_LONGEST_FIRST)}
-    items.sort(key=lambda item: places.get(item.path.relative_to(ROOT / "tests").parts[0], len(places)))
+    items.sort(key=lambda item: places.get(_folder(item), len(places)))
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(ROOT / "tests").parts[0]
+
+
+def _runs_twice(item: pytest.Item, names: set[str]) -> bool:
+    """Whether the same test with the other kind of store runs anyway; half of the tests run with each."""
+    kinds = set(_STORES.findall(item.nodeid))
+    if len(kinds) != 1:
+        return False
+    other = "postgresql" if kinds == {"sqlite"} else "sqlite"
+    if _STORES.sub(other, item.nodeid) not in names:
+        return False
+    chosen = zlib.crc32(_STORES.sub("", item.nodeid).encode()) % 2
+    return other == ("sqlite", "postgresql")[chosen]
 
 
 @pytest.fixture(scope="session")

@@ -47,6 +47,7 @@ def run_with(
         check_objects(case)
 
 
+@pytest.mark.crash_full
 def test_nothing_is_lost_repeated_or_left_with_a_kill_before_and_after_the_commit(
     cases: list[Case], children: Children, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ def test_sigterm_finishes_the_current_micro_batch_and_advances_the_consumer(
     assert all(offset == safe == end for offset, safe, end in offsets), offsets
 
 
+@pytest.mark.crash_full
 def test_sigterm_to_a_driver_that_was_just_resumed_stops_its_query(
     make_case: Callable[..., Case], children: Children
 ) -> None:

@@ -15,7 +15,12 @@ from tests.support.pages import DOCS
 
 PAGE = (DOCS / "problems.md").read_text()
 SECTIONS = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
-RAISED = conditions.raised()
+Raised = dict[str, set[str]]
+
+
+@pytest.fixture
+def raised() -> Raised:
+    return conditions.raised()
 
 
 def rows(section: str) -> list[list[str]]:
@@ -33,12 +38,12 @@ TOLD = {
 }
 
 
-def test_every_condition_has_a_row() -> None:
-    assert RAISED.keys() - {code for codes in TOLD.values() for code in codes} == set()
+def test_every_condition_has_a_row(raised: Raised) -> None:
+    assert raised.keys() - {code for codes in TOLD.values() for code in codes} == set()
 
 
-def test_every_row_is_about_a_condition_that_is_raised() -> None:
-    assert {code for codes in TOLD.values() for code in codes} - RAISED.keys() == set()
+def test_every_row_is_about_a_condition_that_is_raised(raised: Raised) -> None:
+    assert {code for codes in TOLD.values() for code in codes} - raised.keys() == set()
 
 
 def test_sections_and_rows_are_in_order() -> None:
@@ -63,27 +68,27 @@ def test_rows_with_the_same_code_are_distinguished() -> None:
         assert len(first) == len(set(first))
 
 
-def test_conditions_are_found_in_every_notation() -> None:
+def test_conditions_are_found_in_every_notation(raised: Raised) -> None:
     # That of the class, whole, handed to a function that puts it together, by another function in between.
-    assert RAISED["QUEUE_NOT_FOUND"] == {"QueueNotFoundError"}
-    assert RAISED["STORE_TOO_OLD"] == {"StoreError"}
-    assert RAISED["FEED_UNAVAILABLE.WAL_LEVEL"] == {"FeedUnavailableError"}
-    assert RAISED["CHANGELOG_CONTRACT_VIOLATION.NULL_SEQUENCE"] == {"ChangelogContractViolationError"}
+    assert raised["QUEUE_NOT_FOUND"] == {"QueueNotFoundError"}
+    assert raised["STORE_TOO_OLD"] == {"StoreError"}
+    assert raised["FEED_UNAVAILABLE.WAL_LEVEL"] == {"FeedUnavailableError"}
+    assert raised["CHANGELOG_CONTRACT_VIOLATION.NULL_SEQUENCE"] == {"ChangelogContractViolationError"}
     # Of a class that is not public, of a choice, and of a variable.
-    assert RAISED["ROWS_REJECTED"] == {"SchemaMismatchError"}
-    assert RAISED["INVALID_CDC_OPTION.MISSING_STARTING_VERSION"] == {"InvalidChangeOptionError"}
-    assert RAISED["PYTHON_EXCEPTION"] == {"PenstockError"}
+    assert raised["ROWS_REJECTED"] == {"SchemaMismatchError"}
+    assert raised["INVALID_CDC_OPTION.MISSING_STARTING_VERSION"] == {"InvalidChangeOptionError"}
+    assert raised["PYTHON_EXCEPTION"] == {"PenstockError"}
 
 
-def test_each_condition_belongs_to_a_public_error() -> None:
-    for names in RAISED.values():
+def test_each_condition_belongs_to_a_public_error(raised: Raised) -> None:
+    for names in raised.values():
         assert all(issubclass(getattr(errors, name), errors.PenstockError) for name in names)
 
 
-def test_the_link_in_an_error_leads_to_its_row() -> None:
+def test_the_link_in_an_error_leads_to_its_row(raised: Raised) -> None:
     page = with_code_anchors(PAGE)
     anchors = set(re.findall(r'<span id="([^"]+)">', page)) | {name.lower() for name in SECTIONS}
-    for code in RAISED:
+    for code in raised:
         address, _, anchor = str(PenstockError("", condition=code).help_url).partition("#")
         assert address.endswith("/problems/")
         assert anchor in anchors, code

@@ -14,13 +14,16 @@ from penstock.spark.session import session_settings
 from scripts import option_tables, reference
 from tests.support.pages import DOCS
 
-PAGES = reference.pages()
+
+@pytest.fixture(scope="module")
+def pages() -> dict[Path, str]:
+    """The generated pages; several seconds of work, which only the worker that runs this file does."""
+    return reference.pages()
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_the_committed_page_equals_the_generated_one(path: Path) -> None:
-    text, made = path.read_text(), PAGES[path]
-    assert text == made, "run `make docs`"
+def test_every_committed_page_equals_the_generated_one(pages: dict[Path, str]) -> None:
+    outdated = [path.name for path, made in pages.items() if path.read_text() != made]
+    assert not outdated, "run `make docs`"
 
 
 def test_every_public_name_is_in_a_group() -> None:
@@ -30,15 +33,15 @@ def test_every_public_name_is_in_a_group() -> None:
 
 
 @pytest.mark.parametrize("name", reference.MODULES)
-def test_every_name_of_a_public_module_has_a_heading(name: str) -> None:
+def test_every_name_of_a_public_module_has_a_heading(name: str, pages: dict[Path, str]) -> None:
     prefix = "penstock.testing." if name == "testing" else f"penstock.{name}."
-    page = PAGES[reference.REFERENCE / f"{name}.md"]
+    page = pages[reference.REFERENCE / f"{name}.md"]
     for each in import_module(f"penstock.{name}").__all__:
         assert f"## `{prefix}{each}`\n" in page
 
 
-def test_every_condition_is_in_the_table() -> None:
-    page = PAGES[reference.REFERENCE / "errors.md"]
+def test_every_condition_is_in_the_table(pages: dict[Path, str]) -> None:
+    page = pages[reference.REFERENCE / "errors.md"]
     for kind in (each for each in _kinds(PenstockError) if each.__module__ == "penstock.errors"):
         shown = f"`{kind.condition}`"
         linked = f"[{shown}](../problems.md#{kind.condition.lower()})"
@@ -46,8 +49,8 @@ def test_every_condition_is_in_the_table() -> None:
         assert kind.__doc__, f"{kind.__name__} says nothing of itself"
 
 
-def test_every_parameter_of_a_public_name_is_documented() -> None:
-    for path, page in PAGES.items():
+def test_every_parameter_of_a_public_name_is_documented(pages: dict[Path, str]) -> None:
+    for path, page in pages.items():
         assert not re.findall(r"^\| `[^|]+` \| \|$", page, re.MULTILINE), path.name
 
 

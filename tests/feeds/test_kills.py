@@ -149,6 +149,7 @@ def feeds(tmp_path: Path, logical_pg_url: str) -> Iterator[dict[str, Feed]]:
         }
 
 
+@pytest.mark.crash_full
 def test_every_killed_feed_continues_exactly_once(
     spark: SparkSession,
     feeds: dict[str, Feed],

@@ -91,6 +91,7 @@ def test_a_queue(spark: SparkSession, tmp_path: Path, chance: random.Random) -> 
     check(spark, feed, tmp_path, chance, states)
 
 
+@pytest.mark.soak
 def test_snapshots(spark: SparkSession, tmp_path: Path, chance: random.Random) -> None:
     folder = tmp_path / "snapshots"
     folder.mkdir()
@@ -136,6 +137,7 @@ def iceberg_commit(table: Table, new: int, chance: random.Random) -> None:
         lake.delete_positions(table, chance.sample(places, 1))
 
 
+@pytest.mark.soak
 def test_iceberg(spark: SparkSession, tmp_path: Path, chance: random.Random) -> None:
     made = lake.Lake(tmp_path / "lake")
     orders = made.table()
@@ -184,6 +186,7 @@ def of_table(row: Row) -> Row:
     return {**row, **row[chosen]}
 
 
+@pytest.mark.soak
 def test_debezium(spark: SparkSession, tmp_path: Path, chance: random.Random) -> None:
     folder = tmp_path / "topic"
     folder.mkdir()

@@ -9,6 +9,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,15 +54,20 @@ def loggers(tree: ast.Module) -> dict[str, str]:
     }
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    """All modules with their source."""
-    for path in sorted(SOURCE.rglob("*.py")):
-        yield ".".join(path.relative_to(SOURCE).with_suffix("").parts), ast.parse(path.read_text())
+@cache
+def modules(word: str = "") -> tuple[tuple[str, ast.Module], ...]:
+    """The modules whose source contains a word, by default all of them."""
+    texts = ((path, path.read_text()) for path in sorted(SOURCE.rglob("*.py")))
+    return tuple(
+        (".".join(path.relative_to(SOURCE).with_suffix("").parts), ast.parse(text))
+        for path, text in texts
+        if word in text
+    )
 
 
 def records() -> list[Record]:
     """All calls that write to the log."""
-    return [record for module, tree in modules() for record in _of(module, tree, loggers(tree))]
+    return [record for module, tree in modules("getLogger") for record in _of(module, tree, loggers(tree))]
 
 
 def _of(module: str, tree: ast.Module, found: dict[str, str]) -> Iterator[Record]:

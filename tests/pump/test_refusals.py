@@ -367,6 +367,7 @@ def test_a_pump_that_is_not_there_is_named(store_url: str, store: penstock.Store
     assert "PUMP_NOT_FOUND" in child.output
 
 
+@pytest.mark.soak
 def test_wide_rows_are_copied_in_steps_of_some_megabytes(
     source: Source, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

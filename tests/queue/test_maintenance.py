@@ -183,6 +183,7 @@ def timed(store: penstock.Store) -> tuple[penstock.Queue, list[int]]:
     return queue, expected
 
 
+@pytest.mark.soak
 def test_times_of_many_partitions_take_bounded_memory(
     store: penstock.Store, timed: tuple[penstock.Queue, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

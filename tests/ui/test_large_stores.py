@@ -131,6 +131,7 @@ def memory_of(what: str, url: str) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc reports the most memory that was used")
+@pytest.mark.soak
 def test_the_memory_for_the_reports_of_a_query_does_not_grow_with_them(
     store: penstock.Store, store_url: str
 ) -> None:
@@ -142,6 +143,7 @@ def test_the_memory_for_the_reports_of_a_query_does_not_grow_with_them(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc reports the most memory that was used")
+@pytest.mark.soak
 def test_the_memory_for_all_queries_is_bounded(store: penstock.Store, store_url: str) -> None:
     """1,200 queries with long names and texts, and 200 reports each."""
     write(

@@ -32,9 +32,14 @@ def statements(dialect: str, schema: str) -> dict[str, str]:
     """All statements of a dialect, by name; ``schema`` is the quoted name of the schema of the store's
     tables.
     """
-    found = parse(read("sql", "common.sql")) | parse(read("sql", f"{dialect}.sql"))
     quoted = schema if dialect == "sqlite" else schema.replace("%", "%%")
-    return {name: qualify(bind(text, dialect), dialect, quoted) for name, text in found.items()}
+    return {name: qualify(text, dialect, quoted) for name, text in _bound(dialect).items()}
+
+
+@cache
+def _bound(dialect: str) -> dict[str, str]:
+    found = parse(read("sql", "common.sql")) | parse(read("sql", f"{dialect}.sql"))
+    return {name: bind(text, dialect) for name, text in found.items()}
 
 
 def qualify(text: str, dialect: str, schema: str) -> str:
@@ -58,9 +63,9 @@ def bind(text: str, dialect: str) -> str:
 
 
 def create_statements(dialect: str, schema: str) -> list[str]:
-    """The statements that create a store's tables."""
-    script = _COMMENT.sub("", read("sql", f"{dialect}_schema.sql"))
-    return [qualify(part, dialect, schema) for part in script.split(";") if part.strip()]
+    """The statements that create a store's tables; for PostgreSQL as one text, in one round trip."""
+    script = qualify(_COMMENT.sub("", read("sql", f"{dialect}_schema.sql")), dialect, schema)
+    return [part for part in script.split(";") if part.strip()] if dialect == "sqlite" else [script]
 
 
 @cache
