@@ -32,7 +32,7 @@ MODULES = ("changes", "limits", "logs", "modes", "state", "testing")
 GROUPS = {
     "Stores, queues and consumers": (
         "connect", "Store", "Queue", "QueueInfo", "AppendResult", "Retention", "Consumer", "Pull", "Lag",
-        "Producer", "AppendBuffer", "NumberedAppendBuffer", "compact",
+        "Producer", "AppendBuffer", "NumberedAppendBuffer", "compact", "QueueExport", "ExportStatus",
     ),
     "Sessions": ("session", "register", "monitor", "log_progress"),
     "Pipelines": ("stream", "Stream", "Pipeline", "Trigger", "Query", "ContinuousQuery"),
@@ -63,6 +63,7 @@ INNER = {
         "segments_of",
         "while_growing",
     },
+    "Consumer": {"refuse_when_owned"},
     "Retention": {"of"},
     "Stream": {"row_limit", "key_limit"},
     "QueueSource": {"given"},

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from penstock import state as state
     from penstock.changes.debezium import DebeziumFeed as DebeziumFeed
     from penstock.errors import PenstockError as PenstockError
+    from penstock.export.export import ExportStatus as ExportStatus
+    from penstock.export.export import QueueExport as QueueExport
     from penstock.feeds.contract import ChangeContract as ChangeContract
     from penstock.feeds.delta import DeltaFeed as DeltaFeed
     from penstock.feeds.iceberg import IcebergFeed as IcebergFeed
@@ -74,6 +76,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "changes.debezium": ["DebeziumFeed"],
     "errors": ["PenstockError"],
+    "export.export": ["ExportStatus", "QueueExport"],
     "feeds.contract": ["ChangeContract"],
     "feeds.delta": ["DeltaFeed"],
     "feeds.iceberg": ["IcebergFeed"],

@@ -21,7 +21,7 @@ from penstock.cli.commands import (
     modes,
     pump,
     query,
-    queue_rows,
+    queue_export,
     reconcile,
     store,
 )
@@ -73,7 +73,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(store.group, name="store")
-app.add_typer(queue_rows.group, name="queue")
+app.add_typer(queue_export.group, name="queue")
 app.add_typer(consumer.group, name="consumer")
 app.add_typer(query.group, name="query")
 app.add_typer(pump.group, name="pump")

@@ -150,7 +150,7 @@ class Consumer:
 
         def work(tx: Transaction) -> None:
             registration = self._find(tx, queue, lock=True)
-            self._refuse_when_owned(tx, registration, "unregister")
+            self.refuse_when_owned(tx, registration, "unregister")
             tx.run("delete_registration", **registration.keys)
 
         self._database.run(work)
@@ -273,7 +273,7 @@ class Consumer:
 
         def work(tx: Transaction) -> QueueRecord | None:
             registration = self._find(tx, queue, lock=True)
-            self._refuse_when_owned(tx, registration, "move")
+            self.refuse_when_owned(tx, registration, "move")
             self._require_pulled(registration, partition)
             stored = None
             if 0 <= partition < 2**63:
@@ -332,7 +332,7 @@ class Consumer:
                 position = {p: max(offset, first[p]) for p, offset in enumerate(before)} | dict(position)
             offsets = positions.resolve(tx, record, position)
             if generation is not None:
-                self._refuse_when_owned(tx, registration, "seek")
+                self.refuse_when_owned(tx, registration, "seek")
                 consumers.seek(tx, registration, offsets, generation)
             return offsets
 
@@ -402,7 +402,8 @@ class Consumer:
                 partition=partition,
             )
 
-    def _refuse_when_owned(self, tx: Transaction, registration: Registration, action: str) -> None:
+    def refuse_when_owned(self, tx: Transaction, registration: Registration, action: str) -> None:
+        """Refuse to change what a running query relies on."""
         if tx.owner_alive(registration.lock_name(self._database.uuid)):
             raise ConsumerInUseError(
                 f"cannot {action} consumer {self.name!r} on queue {registration.queue!r}: a running query "

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.commands.shared import MOST_LISTED, Run, YesOption, argument, command, note_missing, option
+from penstock.cli.commands.shared import (
+    MOST_LISTED,
+    Run,
+    YesOption,
+    argument,
+    command,
+    note_missing,
+    option,
+    until_signal,
+)
 from penstock.cli.output import Column
 from penstock.cli.units import age_text
 from penstock.errors import InvalidInputError, PumpNotFoundError
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from penstock.json_text import Json
     from penstock.store.database import Transaction
     from penstock.store.records.pumps import PumpRecord
@@ -101,23 +107,9 @@ def run_pump(
         name=name,
     )
 
-    signals = 0
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal signals
-        signals += 1
-        if signals > 1:
-            # It may be waiting for a server or a lock.
-            raise KeyboardInterrupt
-        pump.stop()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with until_signal(pump.stop):
         run.output.note(f"pump {pump.name} starts")
         pump.run()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     run.output.note(f"pump {pump.name} has stopped")
 
 

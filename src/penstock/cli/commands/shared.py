@@ -6,9 +6,11 @@ import functools
 import inspect
 import logging
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +22,8 @@ from penstock.extras import instead
 from penstock.logs import JsonFormatter
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from penstock.queue.store import Store
     from penstock.ui.unreadable import Unreadable
 
@@ -255,3 +259,24 @@ def _with_common_options(function: Command) -> Command:
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions take attributes
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call
+
+
+@contextmanager
+def until_signal(stop: Callable[[], None]) -> Iterator[None]:
+    """Call ``stop`` at the first SIGINT or SIGTERM during the block; the second one interrupts it."""
+    signals = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal signals
+        signals += 1
+        if signals > 1:
+            # It may be waiting for a server or a lock.
+            raise KeyboardInterrupt
+        stop()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

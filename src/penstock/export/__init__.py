@@ -1,0 +1,1 @@
+"""Tables of a lake that have the rows of a queue."""

@@ -1,0 +1,142 @@
+"""The Delta table of an export: app transactions record the positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from penstock.errors import PenstockError, TableRefusedError
+from penstock.export.table import QueueId, TableChangedError
+from penstock.lake.storage import DeltaPlace, library
+from penstock.parallel import ahead
+from penstock.tables.delta.schema import DeltaLayout, add_columns, match_table
+from penstock.tables.delta.transactions import commit_properties
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_RETENTION = "delta.setTransactionRetentionDuration"
+_MOST_SMALL = 32
+"""This many small files are merged."""
+
+
+class DeltaExportTable:
+    """The transaction of the queue has its generation as the version, those of its partitions the index
+    after the last row.
+    """
+
+    def __init__(self, place: DeltaPlace, queue: QueueId, file_bytes: int) -> None:
+        self._place, self._queue, self._file_bytes = place, queue, file_bytes
+        self._table: DeltaTable | None = None
+
+    @property
+    def shown(self) -> str:
+        return f"the Delta table {self._place.shown}"
+
+    def prepare(self, schema: pa.Schema) -> None:
+        layout = DeltaLayout(pa.schema([field.with_nullable(True) for field in schema]), ())
+        table = self._place.find() or self._place.create(layout.schema)
+        if _RETENTION in table.metadata().configuration:
+            raise TableRefusedError(
+                f"{self.shown} has the property {_RETENTION}, after which it forgets which rows of a queue "
+                "it has: remove the property, or export to another table",
+                condition="TABLE_REFUSED.FORGETS_POSITIONS",
+                table=self._place.shown,
+            )
+        add_columns(self._place, layout)
+        match_table(self._place, layout, self._place.open())
+
+    def load(self) -> None:
+        self._table = self._place.open()
+
+    @property
+    def _loaded(self) -> DeltaTable:
+        assert self._table is not None, "load comes first"
+        return self._table
+
+    @property
+    def _name(self) -> str:
+        return f"penstock-queue:{self._queue.store}:{self._queue.name}"
+
+    def _part(self, partition: int) -> str:
+        return f"{self._name}:{self._queue.generation}:{partition}"
+
+    def generation(self) -> int | None:
+        return self._loaded.transaction_version(self._name)
+
+    def positions(self, partitions: int) -> dict[int, int]:
+        found = ((part, self._loaded.transaction_version(self._part(part))) for part in range(partitions))
+        return {part: position for part, position in found if position is not None}
+
+    def append(self, schema: pa.Schema, rows: Iterator[pa.RecordBatch], ends: Mapping[int, int]) -> None:
+        versions = {self._name: self._queue.generation}
+        versions |= {self._part(part): end for part, end in ends.items()}
+        deltalake, conflict = library("deltalake"), library("deltalake.exceptions").CommitFailedError
+        complete = _with_columns_of(self._loaded, schema)
+        source = _Source(rows, complete)
+        try:
+            with self._place.translating_errors(beside=(conflict,)):
+                deltalake.write_deltalake(
+                    self._loaded,
+                    # Read ahead in another thread: in the one that deltalake takes the batches in, an object
+                    # store hangs.
+                    pa.RecordBatchReader.from_batches(complete, ahead(iter(source))),
+                    mode="append",
+                    target_file_size=self._file_bytes,
+                    commit_properties=commit_properties(versions),
+                )
+        except conflict as error:
+            raise TableChangedError(self._place.message(error)) from None
+        except PenstockError:
+            if source.error is None:
+                raise
+            # Of an error while rows are read, deltalake keeps only the text.
+            raise source.error from None
+
+    def tidy(self) -> None:
+        small = sum(size < self._file_bytes // 4 for size in self._sizes())
+        if small >= _MOST_SMALL:
+            with suppress(library("deltalake.exceptions").CommitFailedError):
+                self._loaded.optimize.compact(target_size=self._file_bytes)
+
+    def _sizes(self) -> list[int]:
+        actions = pa.table(self._loaded.get_add_actions())
+        return [int(size) for size in actions["size_bytes"].to_pylist()]
+
+
+class _Source:
+    """Rows with all columns of a table, null where they do not have them; it keeps the error of reading."""
+
+    def __init__(self, rows: Iterator[pa.RecordBatch], schema: pa.Schema) -> None:
+        self._rows, self._schema = rows, schema
+        self.error: Exception | None = None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        try:
+            for batch in self._rows:
+                yield self._completed(batch)
+        except Exception as error:
+            self.error = error
+            raise
+
+    def _completed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        own = {name.lower(): n for n, name in enumerate(batch.schema.names)}
+        arrays = []
+        for field in self._schema:
+            at = own.get(field.name.lower())
+            arrays.append(pa.nulls(batch.num_rows, field.type) if at is None else batch.column(at))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def _with_columns_of(table: DeltaTable, rows: pa.Schema) -> pa.Schema:
+    """Return the table's columns, in its order, with the types of the rows where they have the column."""
+    own = {field.name.lower(): field for field in rows}
+    return pa.schema(
+        [
+            own.get(field.name.lower(), field).with_name(field.name).with_nullable(True)
+            for field in pa.schema(table.schema().to_arrow())
+        ]
+    )

@@ -1,0 +1,210 @@
+"""``QueueExport``: the rows of a queue in a Delta table, without Spark."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import timedelta
+
+from penstock.arguments import require
+from penstock.errors import (
+    ConsumerInUseError,
+    InvalidInputError,
+    InvalidUrlError,
+    StoreUnavailableError,
+    condition_of,
+)
+from penstock.export.delta_table import DeltaExportTable
+from penstock.export.run import ExportRun, Totals
+from penstock.export.source import ExportSource
+from penstock.export.table import QueueId
+from penstock.lake.storage import DeltaPlace, is_delta
+from penstock.queue.checks import check_name
+from penstock.queue.store import Store, connect
+from penstock.redaction import shown
+
+log = logging.getLogger("penstock.export")
+
+FILE_BYTES = 128 << 20
+_LOOK_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class ExportStatus:
+    """What an export has done in this process."""
+
+    commits: int
+    rows: int
+
+
+class QueueExport:
+    """Keeps a Delta table that has the rows of a queue, so that anything can query them; without Spark.
+
+    Each commit of the table also records the positions up to which it has the rows: nothing is lost and
+    nothing repeated, whatever dies when, and even if two processes export the same queue at once. A consumer
+    follows the table, and keeps rows that it does not have from being trimmed.
+
+    Columns that the queue gets later are added to the table. Other programs may append to the table too, and
+    several queues may be exported to one.
+
+    Parameters
+    ----------
+    queue
+        The queue's name.
+    store
+        The URL of its store.
+    target
+        The folder of the table, as for :class:`TableSink`: ``delta:///folder`` or
+        ``delta:s3://bucket/folder?storage.KEY=VALUE``.
+    table
+        The table's name; by default the queue's.
+    consumer
+        The name of the consumer, which is created; by default ``export-`` and the table's name.
+    metadata_columns
+        Whether the table has the columns ``_queue``, ``_generation``, ``_partition``, ``_row_index`` and
+        ``_timestamp`` too.
+    file_bytes
+        The size of data files to aim for, in bytes.
+
+    Raises
+    ------
+    InvalidUrlError, InvalidNameError, InvalidInputError
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        store: str,
+        target: str,
+        *,
+        table: str | None = None,
+        consumer: str | None = None,
+        metadata_columns: bool = False,
+        file_bytes: int = FILE_BYTES,
+    ) -> None:
+        self.queue = check_name("queue", queue)
+        require("store", store, str, "the URL of a store, such as 'sqlite:///shop.db'")
+        require("target", target, str, "the folder of the table, such as 'delta:///lake'")
+        require("metadata_columns", metadata_columns, bool, "True or False")
+        if type(file_bytes) is not int or file_bytes < 1 << 10:
+            raise InvalidInputError(
+                f"file_bytes is 1,024 or more, not {file_bytes!r}", parameter="file_bytes"
+            )
+        if not is_delta(target):
+            raise InvalidUrlError(
+                "a queue is exported to a folder of Delta tables, delta:///folder or delta:s3://bucket/folder",
+                condition="INVALID_URL.UNKNOWN_KIND",
+            )
+        self.table = queue if table is None else check_name("table", table)
+        self._place = DeltaPlace.of(target, self.table)
+        self.consumer = check_name("consumer", f"export-{self.table}" if consumer is None else consumer)
+        self._url, self._metadata_columns, self._file_bytes = store, metadata_columns, file_bytes
+        self._stopping = threading.Event()
+        self._totals = Totals()
+
+    def status(self) -> ExportStatus:
+        """Return what was exported so far."""
+        return ExportStatus(self._totals.commits, self._totals.rows)
+
+    def stop(self) -> None:
+        """End :meth:`follow` after the commit that it is making; for another thread, or a signal handler."""
+        self._stopping.set()
+
+    def run(self) -> ExportStatus:
+        """Export the rows that are in the queue now, and return.
+
+        Raises
+        ------
+        QueueNotFoundError, StoreNotFoundError
+        ConsumerInUseError
+            When another process exports the queue to this table.
+        TableRefusedError, SchemaMismatchError
+            When the table does not take the rows, or has those of another queue with this name.
+        DataLostError
+            When rows that the table lacks have been trimmed.
+        CheckpointMismatchError
+            When the queue has fewer rows than the table has from it, as after a backup was restored.
+        """
+        with closing(connect(self._url, create=False)) as store, closing(self._own(store)) as run:
+            # Rows that come meanwhile are the next run's, or this would never end.
+            until = run.ends()
+            while run.commit(until):
+                pass
+        return self.status()
+
+    def follow(self, *, every: timedelta = timedelta(minutes=1)) -> ExportStatus:
+        """Export rows as they come, until :meth:`stop` is called.
+
+        A store or a storage that does not answer is waited for. If another process exports the queue to this
+        table, this one waits, and takes over when that one ends.
+
+        Parameters
+        ----------
+        every
+            The longest time between the arrival of a row and its commit; earlier if there are enough rows
+            for a file.
+
+        Raises
+        ------
+        QueueNotFoundError, StoreNotFoundError, TableRefusedError, SchemaMismatchError, DataLostError
+        CheckpointMismatchError
+            As from :meth:`run`.
+        """
+        require("every", every, timedelta, "a timedelta")
+        pause = 1.0
+        while not self._stopping.is_set():
+            try:
+                with closing(connect(self._url, create=False)) as store:
+                    self._follow(store, every.total_seconds())
+                return self.status()
+            except ConsumerInUseError:
+                self._stopping.wait(1.0)
+            except StoreUnavailableError as error:
+                log.warning(
+                    "the export of queue %r waits %.0f s: %s",
+                    self.queue,
+                    pause,
+                    shown(error),
+                    extra={"action": "export_waits", "queue": self.queue, "error": condition_of(error)},
+                )
+                self._stopping.wait(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+        return self.status()
+
+    def _follow(self, store: Store, every: float) -> None:
+        with closing(self._own(store)) as run, store.queue(self.queue).watch() as watch:
+            while not self._stopping.is_set():
+                while not self._stopping.is_set() and run.commit():
+                    pass
+                waiting_since = time.monotonic()
+                while not self._stopping.is_set():
+                    if not watch.wait(run.positions, _LOOK_SECONDS):
+                        waiting_since = time.monotonic()
+                    elif time.monotonic() - waiting_since >= every or run.has_enough():
+                        break
+                    else:
+                        self._stopping.wait(min(_LOOK_SECONDS, every))
+
+    def _own(self, store: Store) -> ExportRun:
+        """Prepare a run, unless another process exports the queue to this table."""
+        lock = store.database.owner_lock(f"export:{self.consumer}:{self.queue}")
+        if not lock.acquire():
+            raise ConsumerInUseError(
+                f"another process exports queue {self.queue!r} as consumer {self.consumer!r}: wait until it "
+                "ends, or stop it",
+                condition="CONSUMER_IN_USE.RUNNING_EXPORT",
+                consumer=self.consumer,
+                queue=self.queue,
+            )
+        try:
+            source = ExportSource(store, self.queue, self.consumer, self._metadata_columns)
+            queue = QueueId(store.uuid, self.queue, source.record.generation)
+            table = DeltaExportTable(self._place, queue, self._file_bytes)
+            return ExportRun(source, table, self._file_bytes, lock, self._totals)
+        except BaseException:
+            lock.release()
+            raise

@@ -1,0 +1,110 @@
+"""One run of an export: commit after commit, until the table has the rows of the queue."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.errors import CommitRefusedError, TableRefusedError
+from penstock.export.source import ExportSource, Pending
+from penstock.export.table import ExportTable, TableChangedError
+from penstock.store.database import OwnerLock
+
+log = logging.getLogger("penstock.export")
+
+_COMMIT_FILES = 4
+"""The most files of the wanted size in a commit: how much is repeated after a crash."""
+_ATTEMPTS = 10
+
+
+@dataclass
+class Totals:
+    commits: int = 0
+    rows: int = 0
+
+
+class ExportRun:
+    """Has a lock, which one run at a time has; close it after use."""
+
+    def __init__(
+        self, source: ExportSource, table: ExportTable, file_bytes: int, lock: OwnerLock, totals: Totals
+    ) -> None:
+        self._source, self._table, self._file_bytes = source, table, file_bytes
+        self._lock, self._totals = lock, totals
+        self._prepared: pa.Schema | None = None
+        self.positions: dict[int, int] = {}
+        """The first row of each partition that the table lacks, as of the last commit."""
+        self._prepare()
+
+    def close(self) -> None:
+        self._lock.release()
+
+    def ends(self) -> dict[int, int]:
+        """Return where the queue's partitions end now."""
+        return self._source.ends()
+
+    def has_enough(self) -> bool:
+        """Whether there are enough new rows for a file."""
+        return self._source.pending(lambda count: self.positions, None).bytes >= self._file_bytes
+
+    def commit(self, until: Mapping[int, int] | None = None) -> bool:
+        """Commit rows that the table lacks; return False if it lacks none.
+
+        ``until`` are the ends of the partitions, by default those that they have now.
+        """
+        for _ in range(_ATTEMPTS):
+            pending = self._pending(until)
+            plan = self._source.plan(pending, _COMMIT_FILES * self._file_bytes)
+            if not plan.rows:
+                self._source.follow(pending.starts)
+                return False
+            self._prepare()
+            try:
+                self._table.append(self._source.schema, self._source.rows(plan), plan.ends)
+            except TableChangedError as error:
+                last = str(error)
+                continue
+            self.positions = {**pending.starts, **plan.ends}
+            self._totals.commits += 1
+            self._totals.rows += plan.rows
+            log.debug(
+                "rows of queue %r are in %s",
+                plan.record.name,
+                self._table.shown,
+                extra={"action": "rows_exported", "queue": plan.record.name, "rows": plan.rows},
+            )
+            self._source.follow(self.positions)
+            self._table.tidy()
+            return True
+        raise CommitRefusedError(
+            f"other writers changed {self._table.shown} at each of {_ATTEMPTS} attempts ({last}). Nothing of "
+            "the last one is visible: start the export again",
+            condition="COMMIT_REFUSED.TABLE_CHANGED",
+            table=self._table.shown,
+        )
+
+    def _pending(self, until: Mapping[int, int] | None) -> Pending:
+        self._table.load()
+        generation, record = self._table.generation(), self._source.record
+        if generation not in (None, record.generation):
+            raise TableRefusedError(
+                f"{self._table.shown} has rows of an earlier queue {record.name!r}, which was dropped: "
+                "export the new one to another table",
+                condition="TABLE_REFUSED.OTHER_QUEUE",
+                queue=record.name,
+            )
+        pending = self._source.pending(
+            lambda count: {} if generation is None else self._table.positions(count), until
+        )
+        self.positions = dict(pending.starts)
+        return pending
+
+    def _prepare(self) -> None:
+        """Have the table take the rows, if they have other columns than before."""
+        schema = self._source.schema
+        if self._prepared is None or not self._prepared.equals(schema):
+            self._table.prepare(schema)
+            self._prepared = schema
