@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from penstock.errors import PenstockError, TableRefusedError
 from penstock.export.table import QueueId, TableChangedError
+from penstock.lake.parquet import completed
 from penstock.lake.storage import DeltaPlace, library
 from penstock.parallel import ahead
 from penstock.tables.delta.schema import DeltaLayout, add_columns, match_table
@@ -49,8 +50,14 @@ class DeltaExportTable:
         add_columns(self._place, layout)
         match_table(self._place, layout, self._place.open())
 
-    def load(self) -> None:
-        self._table = self._place.open()
+    def load(self) -> bool:
+        self._table = self._place.find()
+        return self._table is not None
+
+    @property
+    def found(self) -> DeltaTable | None:
+        """The version that was loaded last; None if there is no table."""
+        return self._table
 
     @property
     def _loaded(self) -> DeltaTable:
@@ -75,7 +82,7 @@ class DeltaExportTable:
         versions = {self._name: self._queue.generation}
         versions |= {self._part(part): end for part, end in ends.items()}
         deltalake, conflict = library("deltalake"), library("deltalake.exceptions").CommitFailedError
-        complete = _with_columns_of(self._loaded, schema)
+        complete = with_columns_of(self._loaded, schema)
         source = _Source(rows, complete)
         try:
             with self._place.translating_errors(beside=(conflict,)):
@@ -117,21 +124,13 @@ class _Source:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         try:
             for batch in self._rows:
-                yield self._completed(batch)
+                yield completed(batch, self._schema)
         except Exception as error:
             self.error = error
             raise
 
-    def _completed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        own = {name.lower(): n for n, name in enumerate(batch.schema.names)}
-        arrays = []
-        for field in self._schema:
-            at = own.get(field.name.lower())
-            arrays.append(pa.nulls(batch.num_rows, field.type) if at is None else batch.column(at))
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-
-def _with_columns_of(table: DeltaTable, rows: pa.Schema) -> pa.Schema:
+def with_columns_of(table: DeltaTable, rows: pa.Schema) -> pa.Schema:
     """Return the table's columns, in its order, with the types of the rows where they have the column."""
     own = {field.name.lower(): field for field in rows}
     return pa.schema(

@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from penstock.arguments import require
 from penstock.errors import (
@@ -17,14 +21,22 @@ from penstock.errors import (
     StoreUnavailableError,
     condition_of,
 )
-from penstock.export.delta_table import DeltaExportTable
+from penstock.export.delta_table import DeltaExportTable, with_columns_of
 from penstock.export.run import ExportRun, Totals
 from penstock.export.source import ExportSource
-from penstock.export.table import QueueId
+from penstock.export.table import QueueId, known_positions
 from penstock.lake.storage import DeltaPlace, is_delta
 from penstock.queue.checks import check_name
 from penstock.queue.store import Store, connect
 from penstock.redaction import shown
+from penstock.spark.schemas import source_schema, to_output_batch
+from penstock.store.log import reading
+from penstock.store.records import catalog
+from penstock.store.records.catalog import QueueRecord
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger("penstock.export")
 
@@ -39,6 +51,17 @@ class ExportStatus:
 
     commits: int
     rows: int
+
+
+@dataclass(frozen=True)
+class Look:
+    """A version of the table, and what it lacks."""
+
+    record: QueueRecord
+    schema: pa.Schema
+    table: DeltaTable | None
+    starts: dict[int, int]
+    ranges: list[reading.Range]
 
 
 class QueueExport:
@@ -109,6 +132,68 @@ class QueueExport:
     def status(self) -> ExportStatus:
         """Return what was exported so far."""
         return ExportStatus(self._totals.commits, self._totals.rows)
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """Return all rows, each once: those of the table, and from the queue those that the table lacks.
+
+        The table is read by tasks, file by file, without filters pushed into the files. If rows are trimmed
+        from the queue before the DataFrame is read, reading it fails with ``DATA_LOST``: make another one.
+
+        Parameters
+        ----------
+        spark
+            A classic session.
+
+        Raises
+        ------
+        TableRefusedError
+            When the table has partitions, deletion vectors or column mapping, which no export makes.
+        """
+        from penstock.export.whole import exported_frame, newer_frame
+
+        with closing(connect(self._url, create=False)) as store:
+            look = self._look(store)
+        newer = newer_frame(
+            spark, self._url, self.queue, look.starts, metadata_columns=self._metadata_columns
+        )
+        if look.table is None:
+            return newer
+        exported = exported_frame(spark, self._place, look.table, with_columns_of(look.table, look.schema))
+        return exported.unionByName(newer, allowMissingColumns=True)
+
+    def newer_rows(self) -> tuple[int | None, pa.RecordBatchReader]:
+        """Return a version of the table, and the rows of the queue that this version lacks.
+
+        With an engine for Delta tables, read this version, and add the rows: together they have each row
+        once. The version is None if there is no table. Read the rows before they are trimmed.
+        """
+        store = connect(self._url, create=False)
+        try:
+            look = self._look(store)
+        except BaseException:
+            store.close()
+            raise
+        version = None if look.table is None else look.table.version()
+        return version, pa.RecordBatchReader.from_batches(look.schema, self._newer(store, look))
+
+    def _newer(self, store: Store, look: Look) -> Iterator[pa.RecordBatch]:
+        with closing(store):
+            for chunk in reading.read(
+                store.database, look.record, look.ranges, with_runs=self._metadata_columns
+            ):
+                yield to_output_batch(chunk, look.record, look.schema)
+
+    def _look(self, store: Store) -> Look:
+        """Look at the table, and then at the queue."""
+        record = store.queue(self.queue).record
+        queue = QueueId(store.uuid, self.queue, record.generation)
+        table = DeltaExportTable(self._place, queue, self._file_bytes)
+        known = known_positions(table, queue, record.partitions) if table.load() else {}
+        parts = store.database.run(lambda tx: catalog.partitions(tx, record), write=False)
+        starts = {part.partition: known.get(part.partition, part.first_index) for part in parts}
+        ranges = [reading.Range(part.partition, starts[part.partition], part.next_index) for part in parts]
+        schema = source_schema(record.schema, self._metadata_columns)
+        return Look(record, schema, table.found, starts, ranges)
 
     def stop(self) -> None:
         """End :meth:`follow` after the commit that it is making; for another thread, or a signal handler."""
@@ -204,7 +289,7 @@ class QueueExport:
             source = ExportSource(store, self.queue, self.consumer, self._metadata_columns)
             queue = QueueId(store.uuid, self.queue, source.record.generation)
             table = DeltaExportTable(self._place, queue, self._file_bytes)
-            return ExportRun(source, table, self._file_bytes, lock, self._totals)
+            return ExportRun(source, table, queue, self._file_bytes, lock, self._totals)
         except BaseException:
             lock.release()
             raise

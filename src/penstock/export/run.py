@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from penstock.errors import CommitRefusedError, TableRefusedError
+from penstock.errors import CommitRefusedError
 from penstock.export.source import ExportSource, Pending
-from penstock.export.table import ExportTable, TableChangedError
+from penstock.export.table import ExportTable, QueueId, TableChangedError, known_positions
 from penstock.store.database import OwnerLock
 
 log = logging.getLogger("penstock.export")
@@ -30,9 +30,16 @@ class ExportRun:
     """Has a lock, which one run at a time has; close it after use."""
 
     def __init__(
-        self, source: ExportSource, table: ExportTable, file_bytes: int, lock: OwnerLock, totals: Totals
+        self,
+        source: ExportSource,
+        table: ExportTable,
+        queue: QueueId,
+        file_bytes: int,
+        lock: OwnerLock,
+        totals: Totals,
     ) -> None:
-        self._source, self._table, self._file_bytes = source, table, file_bytes
+        self._source, self._table, self._queue = source, table, queue
+        self._file_bytes = file_bytes
         self._lock, self._totals = lock, totals
         self._prepared: pa.Schema | None = None
         self.positions: dict[int, int] = {}
@@ -88,16 +95,8 @@ class ExportRun:
 
     def _pending(self, until: Mapping[int, int] | None) -> Pending:
         self._table.load()
-        generation, record = self._table.generation(), self._source.record
-        if generation not in (None, record.generation):
-            raise TableRefusedError(
-                f"{self._table.shown} has rows of an earlier queue {record.name!r}, which was dropped: "
-                "export the new one to another table",
-                condition="TABLE_REFUSED.OTHER_QUEUE",
-                queue=record.name,
-            )
         pending = self._source.pending(
-            lambda count: {} if generation is None else self._table.positions(count), until
+            lambda partitions: known_positions(self._table, self._queue, partitions), until
         )
         self.positions = dict(pending.starts)
         return pending

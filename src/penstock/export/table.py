@@ -8,6 +8,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from penstock.errors import TableRefusedError
+
 
 @dataclass(frozen=True)
 class QueueId:
@@ -35,8 +37,9 @@ class ExportTable(Protocol):
     def prepare(self, schema: pa.Schema) -> None:
         """Create the table, or add the columns that it lacks; refuse one that does not take the rows."""
 
-    def load(self) -> None:
-        """Load the newest version."""
+    def load(self) -> bool:
+        """Load the newest version; return False if there is no table."""
+        ...
 
     def generation(self) -> int | None:
         """Return the generation of the queue whose rows the loaded version has; None if it has none."""
@@ -57,3 +60,18 @@ class ExportTable(Protocol):
 
     def tidy(self) -> None:
         """Merge small files, if there are many."""
+
+
+def known_positions(table: ExportTable, queue: QueueId, partitions: int) -> dict[int, int]:
+    """Return the positions that the loaded version records; refuse one with rows of an earlier queue."""
+    generation = table.generation()
+    if generation is None:
+        return {}
+    if generation != queue.generation:
+        raise TableRefusedError(
+            f"{table.shown} has rows of an earlier queue {queue.name!r}, which was dropped: export the new "
+            "one to another table",
+            condition="TABLE_REFUSED.OTHER_QUEUE",
+            queue=queue.name,
+        )
+    return table.positions(partitions)

@@ -112,6 +112,17 @@ def fitted(data: pa.RecordBatch, schema: pa.Schema, refuse: Callable[[str], Exce
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
+def completed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the columns of a schema, null where the batch lacks them; the case of names may differ."""
+    own = {name.lower(): number for number, name in enumerate(batch.schema.names)}
+    places = [own.get(field.name.lower()) for field in schema]
+    arrays = [
+        pa.nulls(batch.num_rows, field.type) if place is None else batch.column(place)
+        for field, place in zip(schema, places, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
 def _cast(
     column: pa.Array, wanted: pa.DataType, field: pa.Field, refuse: Callable[[str], Exception]
 ) -> pa.Array:

@@ -1,0 +1,92 @@
+"""A queue's rows as a DataFrame: those of the table that it is exported to, and the newer ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.errors import TableRefusedError
+from penstock.lake.parquet import Piece, completed, fitted, read_piece
+from penstock.lake.storage import DeltaPlace
+from penstock.spark.error_boundary import iterate_in_worker
+from penstock.spark.schemas import to_struct
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_FEATURES = 3
+"""The reader version of tables that list their features."""
+_READ_FEATURES = {"timestampNtz"}
+"""Features that only say which types a table has."""
+
+
+def exported_frame(spark: SparkSession, place: DeltaPlace, table: DeltaTable, schema: pa.Schema) -> DataFrame:
+    """Return the rows of a loaded version, with the columns of a schema; tasks read the files."""
+    _require_plain(place, table)
+    paths = [(unquote(path),) for path in pa.table(table.get_add_actions())["path"].to_pylist()]
+    tasks = max(1, min(len(paths), 4 * spark.sparkContext.defaultParallelism))
+    listed = spark.createDataFrame(paths, "path string").repartition(tasks)
+    return listed.mapInArrow(ReadFiles(place, schema), to_struct(schema))
+
+
+def _require_plain(place: DeltaPlace, table: DeltaTable) -> None:
+    """Refuse a table whose files do not have all there is to know of its rows."""
+    protocol, partitions = table.protocol(), table.metadata().partition_columns
+    features = sorted({*(protocol.reader_features or ())} - _READ_FEATURES)
+    if partitions:
+        wrong = f"partition columns ({', '.join(partitions)})"
+    elif features or protocol.min_reader_version not in (1, _FEATURES):
+        wrong = f"the table feature {', '.join(features) or 'columnMapping'}"
+    else:
+        return
+    raise TableRefusedError(
+        f"the Delta table {place.shown} has {wrong}, so that its rows are not just those of its files: read "
+        "it with an engine for Delta tables, and add QueueExport.newer_rows",
+        condition="TABLE_REFUSED.READ_WITH_DELTA",
+        table=place.shown,
+    )
+
+
+@dataclass
+class ReadFiles:
+    """The function of ``mapInArrow``: takes paths and returns the rows of the files."""
+
+    place: DeltaPlace = field(repr=False)
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return iterate_in_worker(self._rows(batches))
+
+    def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for paths in batches:
+            for path in paths.column(0).to_pylist():
+                with self.place.translating_errors(), self.place.files().open_input_file(path) as file:
+                    for rows in read_piece(file, Piece(), self.schema.names):
+                        yield completed(fitted(rows, self.schema, self._refuse), self.schema)
+
+    def _refuse(self, what: str) -> Exception:
+        return TableRefusedError(
+            f"a file of the Delta table {self.place.shown} has other columns than the table: {what}",
+            condition="TABLE_REFUSED.READ_WITH_DELTA",
+            table=self.place.shown,
+        )
+
+
+def newer_frame(
+    spark: SparkSession, url: str, queue: str, starts: Mapping[int, int], *, metadata_columns: bool
+) -> DataFrame:
+    """Return the rows of a queue from some positions on."""
+    positions = json.dumps({str(part): start for part, start in starts.items()})
+    return (
+        spark.read.format("penstock")
+        .option("url", url)
+        .option("startingOffsets", positions)
+        .option("includeMetadataColumns", str(metadata_columns).lower())
+        .load(queue)
+    )

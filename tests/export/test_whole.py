@@ -1,0 +1,93 @@
+"""A queue and the table that it is exported to, read as one: each row once at any time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import DataFrame, SparkSession
+
+import penstock
+from penstock.errors import TableRefusedError
+
+SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("ä `b`.c", pa.list_(pa.string()))])
+
+
+@pytest.fixture
+def queue(store: penstock.Store) -> penstock.Queue:
+    return store.create_queue("orders", SCHEMA, partitions=2)
+
+
+@pytest.fixture
+def export(store_url: str, queue: penstock.Queue, tmp_path: Path) -> penstock.QueueExport:
+    return penstock.QueueExport("orders", store_url, f"delta://{tmp_path}/lake")
+
+
+def _append(queue: penstock.Queue, n: int) -> None:
+    queue.append([{"n": n, "ä `b`.c": [str(n), None]}], n % queue.partitions)
+
+
+def _numbers(frame: DataFrame) -> list[int]:
+    return sorted(row["n"] for row in frame.collect())
+
+
+def _both(export: penstock.QueueExport, lake: Path) -> list[int]:
+    version, newer = export.newer_rows()
+    found: list[int] = newer.read_all()["n"].to_pylist()
+    if version is not None:
+        found += DeltaTable(str(lake / "orders"), version=version).to_pyarrow_table()["n"].to_pylist()
+    return sorted(found)
+
+
+def test_each_row_is_there_once_before_and_after_an_export(
+    spark: SparkSession, queue: penstock.Queue, export: penstock.QueueExport, tmp_path: Path
+) -> None:
+    for n in range(6):
+        _append(queue, n)
+        assert _numbers(export.frame(spark)) == _both(export, tmp_path / "lake") == list(range(n + 1))
+        if n in (2, 4):
+            export.run()
+            assert _numbers(export.frame(spark)) == _both(export, tmp_path / "lake") == list(range(n + 1))
+
+
+def test_columns_that_came_later_are_null_in_older_files(
+    spark: SparkSession, queue: penstock.Queue, export: penstock.QueueExport
+) -> None:
+    _append(queue, 0)
+    export.run()
+    queue.add_columns(pa.schema([("more", pa.string())]))
+    queue.append([{"n": 1, "more": "x"}])
+    export.run()
+    queue.append([{"n": 2, "more": "y"}])
+    rows = export.frame(spark).orderBy("n").collect()
+    assert [(row["n"], row["ä `b`.c"], row["more"]) for row in rows] == [
+        (0, ["0", None], None),
+        (1, None, "x"),
+        (2, None, "y"),
+    ]
+
+
+def test_the_columns_of_others_are_kept(
+    spark: SparkSession, queue: penstock.Queue, export: penstock.QueueExport, tmp_path: Path
+) -> None:
+    rows = pa.table({"n": pa.array([9], pa.int64()), "ä `b`.c": pa.array([None], pa.list_(pa.string()))})
+    write_deltalake(f"{tmp_path}/lake/orders", rows.append_column("by", pa.array(["them"])))
+    _append(queue, 0)
+    export.run()
+    _append(queue, 1)
+    found = {row["n"]: row["by"] for row in export.frame(spark).collect()}
+    assert found == {9: "them", 0: None, 1: None}
+
+
+def test_a_partitioned_table_is_left_to_engines_that_know_such(
+    spark: SparkSession, queue: penstock.Queue, export: penstock.QueueExport, tmp_path: Path
+) -> None:
+    rows = pa.table({"n": pa.array([9], pa.int64()), "ä `b`.c": pa.array([None], pa.list_(pa.string()))})
+    write_deltalake(f"{tmp_path}/lake/orders", rows, partition_by=["n"])
+    _append(queue, 0)
+    export.run()
+    with pytest.raises(TableRefusedError, match="partition columns"):
+        export.frame(spark)
+    assert _both(export, tmp_path / "lake") == [0, 9]
