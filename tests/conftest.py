@@ -50,17 +50,23 @@ _ABOVE_STORES = (
     "cli", "continuous", "feeds", "golden", "limits", "peek", "pipeline", "pump", "spark", "ui",
 )  # fmt: skip
 """Folders of code that asks a store, of whichever kind, only through its interface."""
-_STORES = re.compile(r"sqlite|postgresql")
+_KINDS = re.compile(r"(?<=[\[-])(sqlite|postgresql|delta)(?=[\]-])")
+"""A kind of store, or of table, among the parameters of a test."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the second kind of store to the soak run, for code above the stores; and short files for the
-    end, so that no worker waits long for the last one.
+    """Leave further kinds of stores to the soak run, for code above the stores and for tests that are marked;
+    and short files for the end, so that no worker waits long for the last one.
     """
-    names = {item.nodeid for item in items}
+    alike: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if _folder(item) in _ABOVE_STORES and _runs_twice(item, names):
+        if _folder(item) in _ABOVE_STORES or item.get_closest_marker("one_kind"):
+            alike.setdefault(_KINDS.sub("*", item.nodeid), []).append(item)
+    for name, others in alike.items():
+        # By chance, so that each kind has its share, but always the same one.
+        del others[zlib.crc32(name.encode()) % len(others)]
+        for item in others:
             item.add_marker(pytest.mark.soak)
     places = {name: place for place, name in enumerate(_LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(_folder(item), len(places)))
@@ -68,18 +74,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _folder(item: pytest.Item) -> str:
     return item.path.relative_to(ROOT / "tests").parts[0]
-
-
-def _runs_twice(item: pytest.Item, names: set[str]) -> bool:
-    """Whether the same test with the other kind of store runs anyway; half of the tests run with each."""
-    kinds = set(_STORES.findall(item.nodeid))
-    if len(kinds) != 1:
-        return False
-    other = "postgresql" if kinds == {"sqlite"} else "sqlite"
-    if _STORES.sub(other, item.nodeid) not in names:
-        return False
-    chosen = zlib.crc32(_STORES.sub("", item.nodeid).encode()) % 2
-    return other == ("sqlite", "postgresql")[chosen]
 
 
 @pytest.fixture(scope="session")

@@ -65,6 +65,7 @@ def test_eight_processes_append_while_two_read(
 
 
 @pytest.mark.crash
+@pytest.mark.one_kind
 def test_killed_writers_leave_only_complete_appends(
     store: penstock.Store, store_url: str, tmp_path: Path, run_child: RunChild
 ) -> None:
@@ -92,6 +93,7 @@ def test_killed_writers_leave_only_complete_appends(
 
 
 @pytest.mark.crash
+@pytest.mark.one_kind
 def test_rows_keep_their_values_when_processes_that_add_columns_are_killed(
     store: penstock.Store, store_url: str, run_child: RunChild
 ) -> None:

@@ -176,6 +176,7 @@ def test_a_queue_can_grow_while_consumers_are_created_and_dropped(store: penstoc
             assert list(store.consumer(name).offsets("q")) == list(range(16)), name
 
 
+@pytest.mark.one_kind
 def test_equal_keys_stay_together_while_other_processes_append(
     store: penstock.Store, store_url: str, run_child: Any
 ) -> None:

@@ -24,6 +24,7 @@ def begin(made: CopiedTable, folder: Path, number: int, *words: str):  # type: i
 
 
 @pytest.mark.crash
+@pytest.mark.one_kind
 def test_a_repair_that_is_killed_is_repeated(source: Source, kind: str, tmp_path: Path) -> None:
     table = source.table("id int PRIMARY KEY, v text", "t")
     source.run(f"INSERT INTO {table} SELECT n, 'v' || n FROM generate_series(1, 30000) AS n")
@@ -44,7 +45,8 @@ def test_a_repair_that_is_killed_is_repeated(source: Source, kind: str, tmp_path
         assert made.compare().equal
 
 
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.one_kind
 def test_memory_does_not_grow_with_the_table(source: Source, kind: str, tmp_path: Path, wide: bool) -> None:
     table = source.table("id int PRIMARY KEY, v text", "t")
     value, rows = ("repeat(md5(n::text), 3000)", 3000) if wide else ("repeat(md5(n::text), 5)", 120_000)

@@ -58,6 +58,7 @@ def change(source: Source, table: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "sqlite", "delta"])
+@pytest.mark.one_kind
 def test_a_copy_of_a_query_differs_by_what_was_lost_alone(
     spark: SparkSession, source: Source, table: str, kind: str, tmp_path: Path
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_copy_of_a_query_differs_by_what_was_lost_alone(
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "delta"])
+@pytest.mark.one_kind
 def test_the_current_versions_of_a_table_with_history_are_compared(
     spark: SparkSession, source: Source, table: str, kind: str, tmp_path: Path
 ) -> None:

@@ -134,6 +134,7 @@ def busy(source: Source, kind: str, tmp_path: Path) -> Iterator[CopiedTable]:
         yield made
 
 
+@pytest.mark.one_kind
 def test_a_copy_that_lags_does_not_differ(busy: CopiedTable) -> None:
     with Lagging(busy, 0.8) as writer:
         time.sleep(1)
@@ -167,6 +168,7 @@ def repair_at_last(busy: CopiedTable) -> None:
                 raise
 
 
+@pytest.mark.one_kind
 def test_a_repair_under_writes_converges(busy: CopiedTable) -> None:
     chance = random.Random(3)
     with Lagging(busy, 0.3) as writer:

@@ -61,6 +61,7 @@ def test_two_processes_that_wait_for_each_other_answer_within_milliseconds(
 
 
 @pytest.mark.usefixtures("no_cap")
+@pytest.mark.one_kind
 def test_no_append_of_several_processes_is_missed(
     store: penstock.Store, store_url: str, run_child: RunChild
 ) -> None:
