@@ -317,6 +317,7 @@ def test_a_folder_that_is_made_again_is_durable_again(
     assert (tmp_path / "rows").stat().st_ino in synced
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_forked_child_does_not_use_its_parents_connections(s3: ObjectStorage) -> None:
     s3.put("a/rows", [b"0123"])
     context = multiprocessing.get_context("fork")
