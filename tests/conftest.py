@@ -50,7 +50,7 @@ _ABOVE_STORES = (
     "cli", "continuous", "feeds", "golden", "limits", "peek", "pipeline", "pump", "spark", "ui",
 )  # fmt: skip
 """Folders of code that asks a store, of whichever kind, only through its interface."""
-_KINDS = re.compile(r"(?<=[\[-])(sqlite|postgresql|delta)(?=[\]-])")
+_KINDS = re.compile(r"(?<=[\[-])(sqlite|postgresql|delta|iceberg)(?=[\]-])")
 """A kind of store, or of table, among the parameters of a test."""
 
 

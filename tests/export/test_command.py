@@ -9,38 +9,34 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 
 import penstock
+from tests.export.lakes import Lake
 from tests.support.processes import ChildProcess
 from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 
 
-def _exported(lake: Path) -> list[int]:
-    found: list[int] = DeltaTable(str(lake / "orders")).to_pyarrow_table()["n"].to_pylist()
-    return sorted(found)
-
-
-def test_a_run_says_what_it_did(store: penstock.Store, store_url: str, tmp_path: Path) -> None:
+def test_a_run_says_what_it_did(store: penstock.Store, store_url: str, lake: Lake) -> None:
     store.create_queue("orders", SCHEMA).append([{"n": 1}, {"n": 2}])
-    command = [sys.executable, "-m", "penstock", "queue", "export", "orders", f"delta://{tmp_path}"]
+    table = lake.named("orders")
+    command = [sys.executable, "-m", "penstock", "queue", "export", "orders", lake.url, "--table", table]
     done = subprocess.run(
         [*command, "--url", store_url, "--json"], capture_output=True, text=True, check=True
     )
-    assert json.loads(done.stdout) == {"queue": "orders", "table": "orders", "rows": 2, "commits": 1}
-    assert _exported(tmp_path) == [1, 2]
+    assert json.loads(done.stdout) == {"queue": "orders", "table": table, "rows": 2, "commits": 1}
+    assert lake.numbers("orders") == [1, 2]
 
 
 @pytest.mark.crash
+@pytest.mark.one_kind
 @pytest.mark.timeout(300)
 def test_exports_that_are_killed_and_suspended_lose_and_repeat_nothing(
-    store: penstock.Store, store_url: str, tmp_path: Path, run_child: Callable[..., ChildProcess]
+    store: penstock.Store, store_url: str, lake: Lake, run_child: Callable[..., ChildProcess]
 ) -> None:
     queue = store.create_queue("orders", SCHEMA, partitions=3)
     appended, stopping = [0], threading.Event()
@@ -51,9 +47,8 @@ def test_exports_that_are_killed_and_suspended_lose_and_repeat_nothing(
             appended[0] += 50
 
     def begin() -> ChildProcess:
-        target = f"delta://{tmp_path}"
-        return run_child("penstock", "queue", "export", "orders", target, "--follow", "--every", "0",
-                         "--url", store_url)  # fmt: skip
+        return run_child("penstock", "queue", "export", "orders", lake.url, "--table", lake.named("orders"),
+                         "--follow", "--every", "0", "--url", store_url)  # fmt: skip
 
     appending = threading.Thread(target=append)
     appending.start()
@@ -61,8 +56,8 @@ def test_exports_that_are_killed_and_suspended_lose_and_repeat_nothing(
     try:
         for round_ in range(6):
             children = [begin(), begin()]
-            before = _count(tmp_path)
-            wait_until(lambda before=before: _count(tmp_path) > before, 60)  # type: ignore[misc]
+            before = lake.count("orders")
+            wait_until(lambda before=before: lake.count("orders") > before, 60)  # type: ignore[misc]
             threading.Event().wait(chance.random() * 0.5)
             if round_ % 2:
                 # It wakes up when another one has its place.
@@ -81,13 +76,7 @@ def test_exports_that_are_killed_and_suspended_lose_and_repeat_nothing(
         stopping.set()
         appending.join()
     last = begin()
-    wait_until(lambda: _count(tmp_path) >= appended[0], 60)
+    wait_until(lambda: lake.count("orders") >= appended[0], 60)
     last.popen.send_signal(signal.SIGTERM)
     assert last.wait(60) == 0, last.output
-    assert _exported(tmp_path) == list(range(appended[0]))
-
-
-def _count(lake: Path) -> int:
-    if not DeltaTable.is_deltatable(str(lake / "orders")):
-        return 0
-    return int(sum(pa.table(DeltaTable(str(lake / "orders")).get_add_actions())["num_records"].to_pylist()))
+    assert lake.numbers("orders") == list(range(appended[0]))

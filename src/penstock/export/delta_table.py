@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from penstock.errors import PenstockError, TableRefusedError
-from penstock.export.table import QueueId, TableChangedError
+from penstock.export.table import MOST_SMALL, QueueId, TableChangedError
 from penstock.lake.parquet import completed
 from penstock.lake.storage import DeltaPlace, library
 from penstock.parallel import ahead
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _RETENTION = "delta.setTransactionRetentionDuration"
-_MOST_SMALL = 32
-"""This many small files are merged."""
 
 
 class DeltaExportTable:
@@ -36,6 +34,10 @@ class DeltaExportTable:
     @property
     def shown(self) -> str:
         return f"the Delta table {self._place.shown}"
+
+    @property
+    def version(self) -> int | None:
+        return None if self._table is None else self._table.version()
 
     def prepare(self, schema: pa.Schema) -> None:
         layout = DeltaLayout(pa.schema([field.with_nullable(True) for field in schema]), ())
@@ -53,11 +55,6 @@ class DeltaExportTable:
     def load(self) -> bool:
         self._table = self._place.find()
         return self._table is not None
-
-    @property
-    def found(self) -> DeltaTable | None:
-        """The version that was loaded last; None if there is no table."""
-        return self._table
 
     @property
     def _loaded(self) -> DeltaTable:
@@ -105,7 +102,7 @@ class DeltaExportTable:
 
     def tidy(self) -> None:
         small = sum(size < self._file_bytes // 4 for size in self._sizes())
-        if small >= _MOST_SMALL:
+        if small >= MOST_SMALL:
             with suppress(library("deltalake.exceptions").CommitFailedError):
                 self._loaded.optimize.compact(target_size=self._file_bytes)
 

@@ -1,4 +1,4 @@
-"""``QueueExport``: the rows of a queue in a Delta table, without Spark."""
+"""``QueueExport``: the rows of a queue in a table of a lake, without Spark."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from penstock.arguments import require
 from penstock.errors import (
     ConsumerInUseError,
     InvalidInputError,
-    InvalidUrlError,
     StoreUnavailableError,
+    TableRefusedError,
     condition_of,
 )
-from penstock.export.delta_table import DeltaExportTable, with_columns_of
 from penstock.export.run import ExportRun, Totals
 from penstock.export.source import ExportSource
-from penstock.export.table import QueueId, known_positions
-from penstock.lake.storage import DeltaPlace, is_delta
+from penstock.export.table import ExportTable, QueueId, known_positions
+from penstock.export.targets import place_of, table_at
+from penstock.lake.storage import DeltaPlace
 from penstock.queue.checks import check_name
 from penstock.queue.store import Store, connect
 from penstock.redaction import shown
@@ -35,7 +35,6 @@ from penstock.store.records import catalog
 from penstock.store.records.catalog import QueueRecord
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger("penstock.export")
@@ -59,13 +58,13 @@ class Look:
 
     record: QueueRecord
     schema: pa.Schema
-    table: DeltaTable | None
+    table: ExportTable
     starts: dict[int, int]
     ranges: list[reading.Range]
 
 
 class QueueExport:
-    """Keeps a Delta table that has the rows of a queue, so that anything can query them; without Spark.
+    """Keeps a Delta or Iceberg table that has the rows of a queue, so that anything can query them.
 
     Each commit of the table also records the positions up to which it has the rows: nothing is lost and
     nothing repeated, whatever dies when, and even if two processes export the same queue at once. A consumer
@@ -81,10 +80,10 @@ class QueueExport:
     store
         The URL of its store.
     target
-        The folder of the table, as for :class:`TableSink`: ``delta:///folder`` or
-        ``delta:s3://bucket/folder?storage.KEY=VALUE``.
+        Where the table is, as for :class:`TableSink`: ``delta:///folder``,
+        ``delta:s3://bucket/folder?storage.KEY=VALUE`` or ``iceberg:CATALOG?property.KEY=VALUE``.
     table
-        The table's name; by default the queue's.
+        The table's name, of Iceberg with its namespace; by default the queue's name.
     consumer
         The name of the consumer, which is created; by default ``export-`` and the table's name.
     metadata_columns
@@ -117,13 +116,8 @@ class QueueExport:
             raise InvalidInputError(
                 f"file_bytes is 1,024 or more, not {file_bytes!r}", parameter="file_bytes"
             )
-        if not is_delta(target):
-            raise InvalidUrlError(
-                "a queue is exported to a folder of Delta tables, delta:///folder or delta:s3://bucket/folder",
-                condition="INVALID_URL.UNKNOWN_KIND",
-            )
         self.table = queue if table is None else check_name("table", table)
-        self._place = DeltaPlace.of(target, self.table)
+        self._place = place_of(target, self.table)
         self.consumer = check_name("consumer", f"export-{self.table}" if consumer is None else consumer)
         self._url, self._metadata_columns, self._file_bytes = store, metadata_columns, file_bytes
         self._stopping = threading.Event()
@@ -136,8 +130,9 @@ class QueueExport:
     def frame(self, spark: SparkSession) -> DataFrame:
         """Return all rows, each once: those of the table, and from the queue those that the table lacks.
 
-        The table is read by tasks, file by file, without filters pushed into the files. If rows are trimmed
-        from the queue before the DataFrame is read, reading it fails with ``DATA_LOST``: make another one.
+        The table, which has to be a Delta table, is read by tasks, file by file, without filters pushed into
+        the files. If rows are trimmed from the queue before the DataFrame is read, reading it fails with
+        ``DATA_LOST``: make another one.
 
         Parameters
         ----------
@@ -147,25 +142,34 @@ class QueueExport:
         Raises
         ------
         TableRefusedError
-            When the table has partitions, deletion vectors or column mapping, which no export makes.
+            When the table is an Iceberg table, or has partitions, deletion vectors or column mapping, which
+            no export makes.
         """
         from penstock.export.whole import exported_frame, newer_frame
 
+        if not isinstance(self._place, DeltaPlace):
+            raise TableRefusedError(
+                f"frame reads Delta tables, and {self.table} is an Iceberg table: read it with an engine for "
+                "Iceberg tables, and add newer_rows",
+                condition="TABLE_REFUSED.READ_WITH_ICEBERG",
+                table=self.table,
+            )
         with closing(connect(self._url, create=False)) as store:
             look = self._look(store)
         newer = newer_frame(
             spark, self._url, self.queue, look.starts, metadata_columns=self._metadata_columns
         )
-        if look.table is None:
+        if look.table.version is None:
             return newer
-        exported = exported_frame(spark, self._place, look.table, with_columns_of(look.table, look.schema))
+        exported = exported_frame(spark, self._place, look.table.version, look.schema)
         return exported.unionByName(newer, allowMissingColumns=True)
 
     def newer_rows(self) -> tuple[int | None, pa.RecordBatchReader]:
         """Return a version of the table, and the rows of the queue that this version lacks.
 
-        With an engine for Delta tables, read this version, and add the rows: together they have each row
-        once. The version is None if there is no table. Read the rows before they are trimmed.
+        With an engine for such tables, read this version (of an Iceberg table, this snapshot), and add the
+        rows: together they have each row once. The version is None if there is no table, or no snapshot. Read
+        the rows before they are trimmed.
         """
         store = connect(self._url, create=False)
         try:
@@ -173,8 +177,7 @@ class QueueExport:
         except BaseException:
             store.close()
             raise
-        version = None if look.table is None else look.table.version()
-        return version, pa.RecordBatchReader.from_batches(look.schema, self._newer(store, look))
+        return look.table.version, pa.RecordBatchReader.from_batches(look.schema, self._newer(store, look))
 
     def _newer(self, store: Store, look: Look) -> Iterator[pa.RecordBatch]:
         with closing(store):
@@ -187,13 +190,13 @@ class QueueExport:
         """Look at the table, and then at the queue."""
         record = store.queue(self.queue).record
         queue = QueueId(store.uuid, self.queue, record.generation)
-        table = DeltaExportTable(self._place, queue, self._file_bytes)
+        table = table_at(self._place, queue, self._file_bytes)
         known = known_positions(table, queue, record.partitions) if table.load() else {}
         parts = store.database.run(lambda tx: catalog.partitions(tx, record), write=False)
         starts = {part.partition: known.get(part.partition, part.first_index) for part in parts}
         ranges = [reading.Range(part.partition, starts[part.partition], part.next_index) for part in parts]
         schema = source_schema(record.schema, self._metadata_columns)
-        return Look(record, schema, table.found, starts, ranges)
+        return Look(record, schema, table, starts, ranges)
 
     def stop(self) -> None:
         """End :meth:`follow` after the commit that it is making; for another thread, or a signal handler."""
@@ -288,7 +291,7 @@ class QueueExport:
         try:
             source = ExportSource(store, self.queue, self.consumer, self._metadata_columns)
             queue = QueueId(store.uuid, self.queue, source.record.generation)
-            table = DeltaExportTable(self._place, queue, self._file_bytes)
+            table = table_at(self._place, queue, self._file_bytes)
             return ExportRun(source, table, queue, self._file_bytes, lock, self._totals)
         except BaseException:
             lock.release()

@@ -10,6 +10,9 @@ import pyarrow as pa
 
 from penstock.errors import TableRefusedError
 
+MOST_SMALL = 32
+"""This many small files are merged."""
+
 
 @dataclass(frozen=True)
 class QueueId:
@@ -32,6 +35,11 @@ class ExportTable(Protocol):
     @property
     def shown(self) -> str:
         """The table for messages, without a password."""
+        ...
+
+    @property
+    def version(self) -> int | None:
+        """The version that was loaded last, of Iceberg the id of the snapshot; None if there is none."""
         ...
 
     def prepare(self, schema: pa.Schema) -> None:

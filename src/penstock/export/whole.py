@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import TableRefusedError
+from penstock.export.delta_table import with_columns_of
 from penstock.lake.parquet import Piece, completed, fitted, read_piece
 from penstock.lake.storage import DeltaPlace
 from penstock.spark.error_boundary import iterate_in_worker
@@ -26,9 +27,11 @@ _READ_FEATURES = {"timestampNtz"}
 """Features that only say which types a table has."""
 
 
-def exported_frame(spark: SparkSession, place: DeltaPlace, table: DeltaTable, schema: pa.Schema) -> DataFrame:
-    """Return the rows of a loaded version, with the columns of a schema; tasks read the files."""
+def exported_frame(spark: SparkSession, place: DeltaPlace, version: int, rows: pa.Schema) -> DataFrame:
+    """Return the rows of a version, with its columns, in the types of a queue's rows."""
+    table = place.open(version)
     _require_plain(place, table)
+    schema = with_columns_of(table, rows)
     paths = [(unquote(path),) for path in pa.table(table.get_add_actions())["path"].to_pylist()]
     tasks = max(1, min(len(paths), 4 * spark.sparkContext.defaultParallelism))
     listed = spark.createDataFrame(paths, "path string").repartition(tasks)

@@ -1,4 +1,4 @@
-"""``TableSink``: a SQL or Delta table as the sink of a streaming query."""
+"""``TableSink``: a SQL, Delta or Iceberg table as the sink of a streaming query."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from penstock.errors import (
     PenstockError,
     TableRefusedError,
 )
+from penstock.extras import load
 from penstock.feeds.contract import COMMIT_VERSION
 from penstock.lake.storage import DeltaPlace, is_delta
 from penstock.queue.checks import check_name
@@ -38,6 +39,7 @@ from penstock.store.url import parse_url
 from penstock.tables.columns import Layout, layout_of
 from penstock.tables.continuous import TableSinkDriver
 from penstock.tables.delta.sink_table import DeltaSinkTable
+from penstock.tables.iceberg.place import IcebergPlace, is_iceberg
 from penstock.tables.lake_table import BatchWriter, LakeTable
 from penstock.tables.names import TableName, resolve
 from penstock.tables.row_checks import require_row_id, tie_breakers
@@ -52,19 +54,21 @@ REFUSE, EVOLVE, IGNORE = SCHEMA_CHANGES = ("refuse", "evolve", "ignore")
 
 @dataclass(frozen=True)
 class TableSink(Sink, ContinuousSink):
-    """A table that other programs can query: a SQL table in a store's database, or a Delta table.
+    """A table that other programs can query: a SQL table in a store's database, a Delta or an Iceberg table.
 
     Parameters
     ----------
     name
         Its name: any Unicode text, ``schema.table`` in PostgreSQL. A table that does not exist is created.
+        ``iceberg:catalog.namespace.table`` for an Iceberg table in a catalog of pyiceberg's configuration.
     keys
         The columns that make a row's key; required in output mode update, and with ``apply_changes``, where
         they include the columns by which the change feed identifies rows. They cannot be NULL.
     url
         The store, created if it does not exist; by default the session's ``spark.penstock.url``.
         ``delta:///folder`` or ``delta:s3://bucket/folder?storage.KEY=VALUE`` for a Delta table in that
-        folder, with deltalake's storage options.
+        folder, with deltalake's storage options. ``iceberg:CATALOG?property.KEY=VALUE`` for an Iceberg
+        table, whose name is then ``namespace.table``, with pyiceberg's properties of the catalog.
     app_id
         The identity of the query in the ledger; by default the one in its checkpoint.
     allow_new_checkpoint
@@ -116,7 +120,7 @@ class TableSink(Sink, ContinuousSink):
             )
         object.__setattr__(self, "keys", keys)
         require("url", self.url, str | None, "the URL of a store, such as 'sqlite:///shop.db'")
-        if self.url is not None and not is_delta(self.url):
+        if self.url is not None and not (is_delta(self.url) or is_iceberg(self.url)):
             _check_store(self.url)
         require("app_id", self.app_id, str | None, "text")
         if self.app_id is not None:
@@ -196,7 +200,7 @@ class TableSink(Sink, ContinuousSink):
 
     def _check_rows(self, frame: DataFrame, output_mode: str, continuous: bool) -> None:
         # A sink without a store yet is checked as a SQLite table.
-        url = self.url or default_url(frame.sparkSession) or "sqlite:///penstock.db"
+        url = self.store_url(frame.sparkSession) or "sqlite:///penstock.db"
         if continuous:
             self._require_append_only(url, "exactly_once", output_mode)
         if self.apply_changes:
@@ -292,6 +296,10 @@ class TableSink(Sink, ContinuousSink):
 
     def _lake_table(self, url: str) -> LakeTable | None:
         """Return the table, unless it is in the database of a store."""
+        if is_iceberg(url):
+            table = load("penstock.tables.iceberg.sink_table", "IcebergSinkTable", "an Iceberg table")
+            lake: LakeTable = table(IcebergPlace.of(url, self.name), tuple(self.keys), self.apply_changes)
+            return lake
         if not is_delta(url):
             return None
         sequence_by = self._order if self.apply_changes else None
@@ -302,7 +310,7 @@ class TableSink(Sink, ContinuousSink):
         return f"table {self.name!r}"
 
     def store_url(self, spark: SparkSession) -> str | None:
-        return self.url or default_url(spark)
+        return self.url or (self.name if is_iceberg(self.name) else default_url(spark))
 
     def ledger_name(self, tx: Transaction) -> str:
         return resolve(tx, self.name).ledger_name
@@ -360,8 +368,8 @@ class TableSink(Sink, ContinuousSink):
         return self.sequence_by or COMMIT_VERSION
 
     def place(self, spark: SparkSession) -> str:
-        """Return the URL of the store, or of the folder of a Delta table."""
-        url = self.url or default_url(spark)
+        """Return the URL of the store, of the folder of a Delta table, or of an Iceberg catalog."""
+        url = self.store_url(spark)
         if url is None:
             raise InvalidOptionError(
                 f"no store is named for the table {in_quotes(self.name)}: pass url, or set {URL_SETTING} on "

@@ -1,4 +1,4 @@
-"""``penstock queue export``: the rows of a queue in a Delta table."""
+"""``penstock queue export``: the rows of a queue in a table of a lake."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from penstock.cli.units import counted
     group,
     "export",
     "penstock queue export orders delta:///lake",
-    "penstock queue export orders 'delta:s3://bucket/lake' --follow --every 300",
+    "penstock queue export orders iceberg:prod --table shop.orders --follow --every 300",
 )
 def export(
     run: Run,
     name: QueueName,
-    target: Annotated[str, argument("TARGET", "delta:///folder, or delta:s3://bucket/folder.")],
+    target: Annotated[
+        str, argument("TARGET", "delta:///folder, delta:s3://bucket/folder, or iceberg:CATALOG.")
+    ],
     table: Annotated[
-        str | None, option("--table", "NAME", "The table's name in the folder; by default the queue's.")
+        str | None,
+        option("--table", "NAME", "The table's name, of Iceberg with its namespace; by default the queue's."),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Export new rows as they come, until Ctrl-C or SIGTERM.")
@@ -44,7 +47,7 @@ def export(
         option("--consumer", "NAME", "The consumer, which is created; by default export- and the table."),
     ] = None,
 ) -> None:
-    """Append the rows of a queue to a Delta table, exactly once.
+    """Append the rows of a queue to a Delta or Iceberg table, exactly once.
 
     The table is created if it does not exist, and gets the columns that the queue gets later. Each of its
     commits records which rows it has, so that the command can be killed, repeated and run twice at once. Rows

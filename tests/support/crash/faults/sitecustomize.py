@@ -230,6 +230,31 @@ def patch_delta_applied(module: ModuleType) -> None:
     applied.record = remembering
 
 
+def patch_iceberg_commits(module: ModuleType) -> None:
+    """Stop before and after the commit to the catalog, which takes the ledger's place."""
+    commit = module.Commit
+    run = commit.run
+
+    def running(self: Any) -> None:
+        name = self.target.place.identifier[-1]
+        stop(name, "STAGED", in_batch(self.batch_id))
+        run(self)
+        stop(name, "COMMITTED", in_batch(self.batch_id))
+
+    commit.run = running
+
+
+def patch_iceberg_writer(module: ModuleType) -> None:
+    writer = module.IcebergWriter
+    write = writer._write
+
+    def writing(self: Any, frame: Any, batch_id: int) -> None:
+        write(self, frame, batch_id)
+        stop(self.target.place.identifier[-1], "COMMITTED", in_batch(batch_id))
+
+    writer._write = writing
+
+
 def from_epoch(number: int) -> Callable[[dict[str, Any]], bool]:
     """Match an epoch, or the first later one that gets as far."""
     return lambda fault: number >= fault["batch"]
@@ -316,6 +341,8 @@ PATCHES = {
     "penstock.tables.delta.stage": patch_delta_tasks,
     "penstock.tables.delta.writer": patch_delta_writer,
     "penstock.tables.delta.applied_table": patch_delta_applied,
+    "penstock.tables.iceberg.commit": patch_iceberg_commits,
+    "penstock.tables.iceberg.writer": patch_iceberg_writer,
 }
 
 

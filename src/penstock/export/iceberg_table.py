@@ -1,0 +1,213 @@
+"""The Iceberg table of an export: a property records the positions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+from pyiceberg.manifest import DataFile
+
+from penstock.arrow.arrays import grouped
+from penstock.errors import PenstockError, TableRefusedError
+from penstock.export.table import MOST_SMALL, QueueId, TableChangedError
+from penstock.lake.parquet import completed
+from penstock.spark.schemas import to_struct
+from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, delete_files
+from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
+from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.reading import live_rows
+from penstock.tables.iceberg.schema import RowLayout, add_columns, match_table, rows_layout, table_schema
+from penstock.tables.iceberg.transactions import CommitConflict, OneTry
+from penstock.tables.iceberg.writer import require_writable
+from penstock.tables.names import digest
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import FileScanTask, Table, Transaction
+
+_ATTEMPTS = 10
+_GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20
+"""How much is in memory at a time: a row group."""
+_SIZE = "write.target-file-size-bytes"
+
+
+class IcebergExportTable:
+    """A property of the table has the queue's generation, and the index after the last row of each partition.
+    It is committed with the snapshot, and stays when snapshots expire.
+    """
+
+    def __init__(self, place: IcebergPlace, queue: QueueId, file_bytes: int) -> None:
+        self._place, self._queue, self._file_bytes = place, queue, file_bytes
+        self._table: Table | None = None
+
+    @property
+    def shown(self) -> str:
+        return f"the Iceberg table {self._place.shown}"
+
+    @property
+    def version(self) -> int | None:
+        snapshot = None if self._table is None else self._table.current_snapshot()
+        return None if snapshot is None else snapshot.snapshot_id
+
+    def prepare(self, schema: pa.Schema) -> None:
+        rows = _layout(schema)
+        table = self._place.find() or self._place.create(table_schema(rows))
+        require_writable(self._place, table)
+        add_columns(self._place, rows)
+        table = self._place.open()
+        match_table(self._place, rows, table.schema(), table.metadata.default_spec_id)
+        delete_abandoned(self._place, table)
+
+    def load(self) -> bool:
+        self._table = self._place.find()
+        return self._table is not None
+
+    @property
+    def _loaded(self) -> Table:
+        assert self._table is not None, "load comes first"
+        return self._table
+
+    @property
+    def _property(self) -> str:
+        return f"penstock.queue.{digest(f'{self._queue.store}:{self._queue.name}')}"
+
+    def generation(self) -> int | None:
+        recorded = self._recorded(self._loaded)
+        return None if recorded is None else int(recorded["generation"])
+
+    def positions(self, partitions: int) -> dict[int, int]:
+        recorded = self._recorded(self._loaded) or {"positions": {}}
+        return {int(part): int(end) for part, end in recorded["positions"].items()}
+
+    def _recorded(self, table: Table) -> dict[str, Any] | None:
+        text = table.properties.get(self._property)
+        if text is None:
+            return None
+        try:
+            recorded: dict[str, Any] = json.loads(text)
+            int(recorded["generation"]), {int(part): int(end) for part, end in recorded["positions"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise TableRefusedError(
+                f"the property {self._property} of {self.shown} does not say which rows of queue "
+                f"{self._queue.name!r} it has: restore the property, or export to another table",
+                condition="TABLE_REFUSED.APP_PROPERTY",
+                property=self._property,
+            ) from None
+        return recorded
+
+    def append(self, schema: pa.Schema, rows: Iterator[pa.RecordBatch], ends: Mapping[int, int]) -> None:
+        attempt = Attempt.new(self._property)
+        attempt.begin(self._place, self._loaded)
+        files = self._written(_layout(schema), rows, attempt.token)
+        self._commit(files, ends, attempt.token)
+        attempt.end(self._place, self._loaded)
+
+    def _written(self, rows: RowLayout, batches: Iterator[pa.RecordBatch], token: str) -> list[DataFile]:
+        table = self._loaded
+        layout = match_table(self._place, rows, table.schema(), table.metadata.default_spec_id)
+        target = self._target(table, token)
+
+        def converted() -> Iterator[pa.Table]:
+            for group in grouped(batches, _GROUP_ROWS, _GROUP_BYTES):
+                part = pa.Table.from_batches([completed(batch, rows.schema) for batch in group])
+                yield in_schema(
+                    target,
+                    [pa.nulls(part.num_rows) if at is None else part.column(at) for at in layout.places],
+                )
+
+        return written(target, converted())
+
+    def _target(self, table: Table, token: str) -> FileTarget:
+        size = {_SIZE: str(self._file_bytes), **table.metadata.properties}
+        metadata = table.metadata.model_copy(update={"properties": size})
+        return FileTarget.of(self._place.shown, table.io, metadata, token)
+
+    def _commit(self, files: list[DataFile], ends: Mapping[int, int], token: str) -> None:
+        before = self._recorded(self._loaded)
+        recorded = {
+            "store": self._queue.store,
+            "queue": self._queue.name,
+            "generation": self._queue.generation,
+            "attempt": token,
+            "positions": {
+                **(before["positions"] if before else {}),
+                **{str(part): end for part, end in ends.items()},
+            },
+        }
+        for _ in range(_ATTEMPTS):
+            table = self._place.open()
+            now = self._recorded(table)
+            if now is not None and now.get("attempt") == token:
+                return
+            if now != before:
+                delete_files(self._place, table.io, [file.file_path for file in files])
+                raise TableChangedError("another process has exported rows of the queue")
+            try:
+                self._send(table, files, json.dumps(recorded))
+                return
+            except CommitConflict:
+                continue
+            except PenstockError:
+                # The catalog may have committed it, and only the reply is lost.
+                now = self._recorded(self._place.open())
+                if now is None or now.get("attempt") != token:
+                    raise
+                return
+        delete_files(self._place, self._loaded.io, [file.file_path for file in files])
+        raise TableChangedError(f"other writers were faster {_ATTEMPTS} times")
+
+    def _send(self, table: Table, files: list[DataFile], recorded: str) -> None:
+        with self._sending(table) as transaction:
+            transaction.set_properties({self._property: recorded})
+            with transaction.update_snapshot().merge_append() as update:
+                for file in files:
+                    update.append_data_file(file)
+
+    @contextmanager
+    def _sending(self, table: Table) -> Iterator[Transaction]:
+        """Yield a transaction, and commit it once."""
+        table.catalog = cast("Catalog", OneTry(table.catalog))
+        with self._place.translating_errors("the commit failed", beside=(CommitConflict,)):
+            transaction = table.transaction()
+            yield transaction
+            transaction.commit_transaction()
+
+    def tidy(self) -> None:
+        self.load()
+        table = self._loaded
+        snapshot = table.current_snapshot()
+        summary = snapshot.summary if snapshot is not None else None
+        if summary is None or int(summary["total-data-files"] or 0) < MOST_SMALL:
+            return
+        with self._place.translating_errors("its files cannot be listed"):
+            files = list(table.scan().plan_files())
+        small = [f for f in files if f.file.file_size_in_bytes < self._file_bytes // 4 and not f.delete_files]
+        if len(small) >= MOST_SMALL:
+            self._merge(table, small)
+
+    def _merge(self, table: Table, small: Sequence[FileScanTask]) -> None:
+        """Replace files by fewer ones with the same rows, unless another writer is faster."""
+        attempt = Attempt.new(self._property)
+        attempt.begin(self._place, table)
+        target = self._target(table, attempt.token)
+        batches = (
+            batch for file in small for batch in live_rows(table.io, table.metadata, file, table.schema())
+        )
+        parts = (pa.Table.from_batches(group) for group in grouped(batches, _GROUP_ROWS, _GROUP_BYTES))
+        merged = written(target, (in_schema(target, part.columns) for part in parts))
+        try:
+            with self._sending(table) as transaction, transaction.update_snapshot().overwrite() as update:
+                for file in small:
+                    update.delete_data_file(file.file)
+                for new in merged:
+                    update.append_data_file(new)
+        except CommitConflict:
+            delete_files(self._place, table.io, [file.file_path for file in merged])
+        attempt.end(self._place, table)
+
+
+def _layout(schema: pa.Schema) -> RowLayout:
+    return rows_layout(to_struct(pa.schema([field.with_nullable(True) for field in schema])), ())

@@ -1,0 +1,40 @@
+"""The kinds of tables that a queue is exported to, by their URLs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.errors import InvalidUrlError
+from penstock.export.table import ExportTable, QueueId
+from penstock.extras import load
+from penstock.lake.storage import DeltaPlace, is_delta
+from penstock.tables.iceberg.place import IcebergPlace, is_iceberg
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Place = DeltaPlace | IcebergPlace
+
+
+def place_of(url: str, table: str) -> Place:
+    """Return where a table is."""
+    if is_delta(url):
+        return DeltaPlace.of(url, table)
+    if is_iceberg(url):
+        return IcebergPlace.of(url, table)
+    raise InvalidUrlError(
+        "a queue is exported to a folder of Delta tables, delta:///folder or delta:s3://bucket/folder, or to "
+        "an Iceberg catalog, iceberg:CATALOG",
+        condition="INVALID_URL.UNKNOWN_KIND",
+    )
+
+
+def table_at(place: Place, queue: QueueId, file_bytes: int) -> ExportTable:
+    """Return the table at a place, which need not exist; its library has to be installed."""
+    kind, module, name = (
+        ("a Delta table", "delta_table", "DeltaExportTable")
+        if isinstance(place, DeltaPlace)
+        else ("an Iceberg table", "iceberg_table", "IcebergExportTable")
+    )
+    make: Callable[..., ExportTable] = load(f"penstock.export.{module}", name, kind)
+    return make(place, queue, file_bytes)

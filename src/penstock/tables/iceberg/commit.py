@@ -1,0 +1,213 @@
+"""The commit of a micro-batch to an Iceberg table: one snapshot, by the driver, without any rows."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile, ManifestContent
+from pyiceberg.table import Table, Transaction
+
+from penstock.errors import CommitRefusedError, PenstockError
+from penstock.parallel import in_parallel
+from penstock.tables.iceberg.attempts import delete_files
+from penstock.tables.iceberg.data_files import FileTarget
+from penstock.tables.iceberg.keys import files_with_keys
+from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.rewriting import Rewriter
+from penstock.tables.iceberg.schema import RowLayout, TableLayout, match_table, replace_columns
+from penstock.tables.iceberg.transactions import CommitConflict, MicroBatch, OneTry
+
+_TRIES = 10
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 5.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table with the rows that a query writes to it."""
+
+    place: IcebergPlace
+    rows: RowLayout
+    mode: str
+
+    def layout(self, transaction: Transaction) -> TableLayout:
+        """Return the table's columns; in output mode complete they become those of the rows."""
+        with self.place.translating_errors("its columns cannot be replaced"):
+            if self.mode == "complete":
+                replace_columns(self.rows, transaction)
+            metadata = transaction.table_metadata
+        return match_table(self.place, self.rows, metadata.schema(), metadata.default_spec_id)
+
+    def files(self, table: Table, transaction: Transaction, token: str) -> FileTarget:
+        return FileTarget.of(self.place.shown, table.io, transaction.table_metadata, token)
+
+
+@dataclass
+class Commit:
+    """The commit of data files that tasks have written, repeated while other writers are faster."""
+
+    target: Target
+    layout: TableLayout
+    """The columns that the tasks wrote."""
+    staged: Sequence[DataFile]
+    io: FileIO
+    """That of the table."""
+    token: str
+    """That of the attempt."""
+    batch_id: int
+    batch: MicroBatch | None
+    """None if the table does not record micro-batches."""
+    rewriter: Rewriter | None
+    """In output mode update."""
+    _sent: dict[int, set[str]] = field(default_factory=dict)
+    """The snapshots that the catalog was asked to commit, with their data files."""
+    _referred: set[str] = field(default_factory=set)
+    """The data files that the table has after the commit."""
+    _sure: bool = True
+    """Whether it is known which of them is in the table."""
+
+    def run(self) -> None:
+        """Commit the files, unless there are none, or another run has committed the micro-batch."""
+        if not self.staged and self.target.mode != "complete":
+            return
+        self._referred = self._committed()
+        self._sure = True
+
+    def delete_unused(self) -> None:
+        """Delete the data files that the table does not have.
+
+        If the catalog was asked to commit them, and it is not known that it has committed this micro-batch,
+        they stay until the clean-up, which looks whether a snapshot has them.
+        """
+        unused = [path for path in self._paths() if path not in self._referred]
+        if self._sure and unused:
+            delete_files(self.target.place, self.io, unused)
+
+    def _committed(self) -> set[str]:
+        """Return the files that the table has after the commit; none if another run had committed it."""
+        place = self.target.place
+        last_conflict: Exception | None = None
+        for number in range(_TRIES + 1):
+            if number:
+                time.sleep(random.uniform(0, min(_LONGEST_WAIT, _FIRST_WAIT * 2**number)))
+            table = place.open()
+            landed = self._landed(table)
+            if landed is not None:
+                return landed
+            if number == _TRIES:
+                break
+            try:
+                return self._publish(table)
+            except CommitConflict as error:
+                last_conflict = error
+            except PenstockError:
+                # The catalog may have committed it, and only the reply is lost.
+                if not self._sent or (landed := self._landed(place.open())) is None:
+                    raise
+                return landed
+        raise CommitRefusedError(
+            f"other writers changed the Iceberg table {place.shown} at each of the {_TRIES} times that batch "
+            f"{self.batch_id} was committed ({last_conflict}). Nothing of the batch is visible: restart the "
+            "query, it repeats the micro-batch",
+            condition="COMMIT_REFUSED.TABLE_CHANGED",
+            table=place.shown,
+            batch_id=self.batch_id,
+        )
+
+    def _landed(self, table: Table) -> set[str] | None:
+        """Return which of the files the table has, if it has the micro-batch."""
+        for snapshot_id, paths in self._sent.items():
+            if table.snapshot_by_id(snapshot_id) is not None:
+                return paths
+        found = None if self.batch is None else self.batch.committed(table)
+        if found is None:
+            return None
+        # The snapshot of this attempt may have expired already.
+        return self._paths() if found.attempt == self.token else set()
+
+    def _publish(self, table: Table) -> set[str]:
+        table.catalog = cast("Catalog", OneTry(table.catalog))
+        transaction = table.transaction()
+        self._require_same_columns(self.target.layout(transaction))
+        self._require_files(table)
+        removed, added = self._changes(table, transaction)
+        with self.target.place.translating_errors("the commit failed", beside=(CommitConflict,)):
+            self._send(transaction, removed, added)
+        return {file.file_path for file in added}
+
+    def _send(self, transaction: Transaction, removed: Sequence[DataFile], added: Sequence[DataFile]) -> None:
+        summary = {}
+        if self.batch is not None:
+            summary = self.batch.summary(self.token)
+            transaction.set_properties(self.batch.properties(self.token))
+        update = transaction.update_snapshot(snapshot_properties=summary)
+        producer = update.overwrite() if removed or self.target.mode == "complete" else update.merge_append()
+        for file in removed:
+            producer.delete_data_file(file)
+        for file in added:
+            producer.append_data_file(file)
+        producer.commit()
+        self._sent[producer.snapshot_id] = {file.file_path for file in added}
+        self._sure = False
+        transaction.commit_transaction()
+
+    def _changes(self, table: Table, transaction: Transaction) -> tuple[list[DataFile], list[DataFile]]:
+        """Return the data files that leave the table, and those that come."""
+        if self.target.mode == "complete":
+            with self.target.place.translating_errors("its manifests cannot be read"):
+                return list(_data_files(table)), list(self.staged)
+        if self.rewriter is None:
+            return [], list(self.staged)
+        files = files_with_keys(self.target.place, table, self.layout.key_schema, self.staged)
+        rewritten = self.rewriter.rewrite(self.target.files(table, transaction, self.token), files)
+        new = [file for each in rewritten for file in each.new]
+        return [each.old for each in rewritten], [*self.staged, *new]
+
+    def _paths(self) -> set[str]:
+        """Return all files that were written."""
+        rewritten = self.rewriter.paths if self.rewriter is not None else []
+        return {*(file.file_path for file in self.staged), *rewritten}
+
+    def _require_files(self, table: Table) -> None:
+        """Refuse to commit when data files are missing."""
+        with self.target.place.translating_errors("its data files cannot be found"):
+            exist = in_parallel(lambda file: table.io.new_input(file.file_path).exists(), self.staged)
+        if not all(exist):
+            raise CommitRefusedError(
+                f"some data files that the tasks wrote for batch {self.batch_id} are missing in the location "
+                f"of the Iceberg table {self.target.place.shown} on the driver: use a location that all "
+                "machines share. Nothing of the batch is visible: restart the query, it repeats the "
+                "micro-batch",
+                condition="COMMIT_REFUSED.STAGED_FILES_MISSING",
+                batch_id=self.batch_id,
+            )
+
+    def _require_same_columns(self, layout: TableLayout) -> None:
+        """Refuse data files that were written for columns that the table no longer has."""
+        now = {column.field_id: column for column in layout.schema.fields}
+        before = {column.field_id: column for column in self.layout.schema.fields}
+        same = all(now.get(field_id) == column for field_id, column in before.items())
+        required = any(column.required for field_id, column in now.items() if field_id not in before)
+        if not same or required or layout.spec_id != self.layout.spec_id:
+            raise CommitRefusedError(
+                f"the columns or the partitioning of the Iceberg table {self.target.place.shown} changed "
+                f"while batch {self.batch_id} was written. Nothing of the batch is visible: restart the "
+                "query, it repeats the micro-batch",
+                condition="COMMIT_REFUSED.TABLE_CHANGED",
+                table=self.target.place.shown,
+                batch_id=self.batch_id,
+            )
+
+
+def _data_files(table: Table) -> Iterator[DataFile]:
+    """Yield all data files of the table."""
+    snapshot = table.current_snapshot()
+    for manifest in [] if snapshot is None else snapshot.manifests(table.io):
+        if manifest.content == ManifestContent.DATA:
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                yield entry.data_file

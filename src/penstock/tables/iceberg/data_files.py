@@ -1,0 +1,258 @@
+"""Parquet data files of an Iceberg table, written by tasks where the table has its own.
+
+No snapshot refers to a file until the driver commits it. Its name has the token of the attempt that wrote it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    schema_to_pyarrow,
+)
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.partitioning import PartitionKey
+from pyiceberg.schema import Schema, sanitize_column_names
+from pyiceberg.table import TableProperties
+from pyiceberg.table.locations import LocationProvider, load_location_provider
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.typedef import Record
+
+from penstock.arguments import in_quotes
+from penstock.errors import PenstockError, SchemaMismatchError
+from penstock.tables.iceberg.partitioning import divided
+from penstock.tables.iceberg.place import translated
+
+_OPEN_FILES = 64
+"""Partitions of a task whose files are open at the same time."""
+
+
+@dataclass(frozen=True)
+class FileTarget:
+    """Where the tasks of one attempt write, with the credentials for it."""
+
+    table: str
+    """The table's name in messages."""
+    io: FileIO = field(repr=False)
+    metadata: TableMetadata = field(repr=False)
+    """What tasks need of the table's metadata: it has no snapshots."""
+    token: str
+
+    @classmethod
+    def of(cls, table: str, io: FileIO, metadata: TableMetadata, token: str) -> FileTarget:
+        none: dict[str, Any] = {"snapshots": [], "snapshot_log": [], "metadata_log": [], "statistics": []}
+        none |= {"refs": {}, "current_snapshot_id": None}
+        return cls(table, io, metadata.model_copy(update=none), token)
+
+    @cached_property
+    def schema(self) -> Schema:
+        """The columns of the files, by the names that they have in them."""
+        return sanitize_column_names(self.metadata.schema())
+
+    @cached_property
+    def arrow_schema(self) -> pa.Schema:
+        return schema_to_pyarrow(self.schema)
+
+    @cached_property
+    def named_schema(self) -> pa.Schema:
+        """The same with the table's names, also inside of columns."""
+        return schema_to_pyarrow(self.metadata.schema())
+
+    @cached_property
+    def locations(self) -> LocationProvider:
+        return load_location_provider(self.metadata.location, self.metadata.properties)
+
+    def number(self, name: str, default: int) -> int:
+        return int(self.metadata.properties.get(name, default))
+
+
+class DataFileWriter:
+    """Writes the rows of a task to data files, one for each partition and size limit."""
+
+    def __init__(self, target: FileTarget) -> None:
+        self._target = target
+        self._spec = target.metadata.spec()
+        self._open: dict[Record | None, _OpenFile] = {}
+        self._done: list[DataFile] = []
+        self._limit = target.number(
+            TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT
+        )
+
+    def write(self, rows: pa.Table) -> None:
+        """Write rows in the target's Arrow schema."""
+        if self._spec.is_unpartitioned():
+            self._write(None, rows)
+            return
+        for key, part in divided(self._spec, self._target.schema, rows):
+            self._write(key, part)
+
+    def close(self) -> list[DataFile]:
+        """Finish all files, and return what a snapshot needs to know of them."""
+        while self._open:
+            self._finish(next(iter(self._open)))
+        return self._done
+
+    def discard(self) -> None:
+        """Delete what was written; nobody has been told of it. Errors leave it to a later clean-up."""
+        for file in self._open.values():
+            file.abandon()
+        for path in [*(file.path for file in self._open.values()), *(file.file_path for file in self._done)]:
+            with suppress(Exception):
+                self._target.io.delete(path)
+
+    def _write(self, key: PartitionKey | None, rows: pa.Table) -> None:
+        place = key.partition if key is not None else None
+        # The file that was written last is the last one to be closed early.
+        file = self._open.pop(place, None)
+        if file is None:
+            if len(self._open) >= _OPEN_FILES:
+                self._finish(next(iter(self._open)))
+            file = _OpenFile(self._target, key)
+        self._open[place] = file
+        file.write(rows)
+        if file.size >= self._limit:
+            self._finish(place)
+
+    def _finish(self, place: Record | None) -> None:
+        self._done.append(self._open[place].close())
+        del self._open[place]
+
+
+class _OpenFile:
+    def __init__(self, target: FileTarget, key: PartitionKey | None) -> None:
+        self._target, self._key = target, key
+        name = f"{target.token}-{uuid.uuid4().hex}.parquet"
+        self.path = target.locations.new_data_location(name, key)
+        self._out = target.io.new_output(self.path).create(overwrite=True)
+        try:
+            self._writer = pq.ParquetWriter(
+                self._out, target.arrow_schema, store_decimal_as_integer=True, **_compression(target)
+            )
+        except BaseException:
+            self._out.close()
+            raise
+
+    @property
+    def size(self) -> int:
+        return int(self._out.tell())
+
+    def write(self, rows: pa.Table) -> None:
+        self._writer.write_table(rows)
+
+    def close(self) -> DataFile:
+        target = self._target
+        self._writer.close()
+        size = self.size
+        self._out.close()
+        statistics = data_file_statistics_from_parquet_metadata(
+            parquet_metadata=self._writer.writer.metadata,
+            stats_columns=compute_statistics_plan(target.schema, target.metadata.properties),
+            parquet_column_mapping=parquet_path_to_id_mapping(target.schema),
+        )
+        return DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=self.path,
+            file_format=FileFormat.PARQUET,
+            partition=Record() if self._key is None else self._key.partition,
+            file_size_in_bytes=size,
+            # The rows are in no order, whatever the table's sort order is.
+            sort_order_id=None,
+            spec_id=target.metadata.default_spec_id,
+            equality_ids=None,
+            key_metadata=None,
+            **_without_bounds(statistics.to_serialized_dict(), self._unbounded()),
+        )
+
+    def _unbounded(self) -> set[int]:
+        """Return the columns of which a row group has no least and greatest value, since they are too long.
+
+        pyiceberg takes the bounds of the other row groups for those of the file.
+        """
+        ids = parquet_path_to_id_mapping(self._target.schema)
+        metadata = self._writer.writer.metadata
+        chunks = (
+            metadata.row_group(group).column(place)
+            for group in range(metadata.num_row_groups)
+            for place in range(metadata.num_columns)
+        )
+        return {
+            ids[chunk.path_in_schema]
+            for chunk in chunks
+            if chunk.is_stats_set
+            and not chunk.statistics.has_min_max
+            and chunk.statistics.null_count != chunk.num_values
+        }
+
+    def abandon(self) -> None:
+        with suppress(Exception):
+            self._writer.close()
+        with suppress(Exception):
+            self._out.close()
+
+
+def written(target: FileTarget, parts: Iterable[pa.Table]) -> list[DataFile]:
+    """Write parts of a task's rows, and delete the files if that fails."""
+    writer = DataFileWriter(target)
+    try:
+        for part in parts:
+            writer.write(part)
+        return writer.close()
+    except BaseException as error:
+        writer.discard()
+        if isinstance(error, PenstockError) or not isinstance(error, Exception):
+            raise
+        raise translated(error, target.table, "a data file cannot be written", target.io.properties) from None
+
+
+def in_schema(target: FileTarget, columns: Sequence[pa.ChunkedArray | pa.Array]) -> pa.Table:
+    """Cast the columns of the table, in its order, to the schema of the files."""
+    for column, wanted in zip(columns, target.metadata.schema().fields, strict=True):
+        if wanted.required and column.null_count:
+            raise SchemaMismatchError(
+                f"a row has no value in {in_quotes(wanted.name)}, which takes no null in the Iceberg table "
+                f"{target.table}: fill it, or drop such rows",
+                condition="SCHEMA_MISMATCH.NULL_VALUE",
+                column=wanted.name,
+            )
+    arrays = [
+        _in_type(column, named.type, field.type)
+        for column, named, field in zip(columns, target.named_schema, target.arrow_schema, strict=True)
+    ]
+    return pa.Table.from_arrays(arrays, schema=target.arrow_schema)
+
+
+def _in_type(column: pa.ChunkedArray | pa.Array, named: pa.DataType, wanted: pa.DataType) -> pa.ChunkedArray:
+    """Cast a column, then rename the fields inside it: a cast takes a field of another name for a new one."""
+    cast = column.cast(named)
+    if named.equals(wanted):
+        return cast
+    chunks = cast.chunks if isinstance(cast, pa.ChunkedArray) else [cast]
+    return pa.chunked_array([chunk.view(wanted) for chunk in chunks], wanted)
+
+
+def _without_bounds(statistics: dict[str, Any], columns: set[int]) -> dict[str, Any]:
+    for name in ("lower_bounds", "upper_bounds"):
+        statistics[name] = {
+            column: bound for column, bound in statistics[name].items() if column not in columns
+        }
+    return statistics
+
+
+def _compression(target: FileTarget) -> dict[str, object]:
+    properties = target.metadata.properties
+    codec = properties.get(TableProperties.PARQUET_COMPRESSION, TableProperties.PARQUET_COMPRESSION_DEFAULT)
+    level = properties.get(TableProperties.PARQUET_COMPRESSION_LEVEL)
+    if codec == "uncompressed":
+        return {"compression": "none"}
+    return {"compression": codec, "compression_level": None if level is None else int(level)}

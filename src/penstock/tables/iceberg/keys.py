@@ -1,0 +1,174 @@
+"""Keys of a micro-batch: whether two rows share one, and which data files of a table may have them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.conversions import from_bytes
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual, Or
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import DataFile, ManifestContent
+from pyiceberg.schema import Schema, sanitize_column_names
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.types import BooleanType, PrimitiveType
+from pyspark.sql import SparkSession
+from pyspark.sql import types as spark_types
+
+from penstock.errors import TableRefusedError
+from penstock.spark.error_boundary import iterate_in_worker
+from penstock.tables.iceberg.data_files import FileTarget
+from penstock.tables.iceberg.place import IcebergPlace, translated
+from penstock.tables.iceberg.schema import TableLayout
+from penstock.tables.row_checks import first_repeated_key
+
+_RANGES = 16
+"""Ranges of keys with which the files of a table are compared."""
+_FEW_ROWS = 65_536
+"""Rows whose keys the driver reads itself."""
+_BATCH_ROWS = 131_072
+# A type checker takes them for pydantic's plain models.
+_AT_LEAST: Any = GreaterThanOrEqual
+_AT_MOST: Any = LessThanOrEqual
+
+
+def read_keys(io: FileIO, path: str, keys: Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the key columns of a data file that this attempt wrote, with the table's names."""
+    wanted = schema_to_pyarrow(keys, include_field_ids=False)
+    names = [column.name for column in sanitize_column_names(keys).fields]
+    with io.new_input(path).open() as stream:
+        for batch in pq.ParquetFile(stream).iter_batches(_BATCH_ROWS, columns=names):
+            columns = [batch.column(name).cast(f.type) for name, f in zip(names, wanted, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, schema=wanted)
+
+
+def all_keys(io: FileIO, paths: Sequence[str], keys: Schema) -> pa.Table:
+    """Read the keys in several such files."""
+    batches = (batch for path in paths for batch in read_keys(io, path, keys))
+    return pa.Table.from_batches(batches, schema_to_pyarrow(keys, include_field_ids=False))
+
+
+def repeated_key(
+    spark: SparkSession,
+    place: IcebergPlace,
+    target: FileTarget,
+    layout: TableLayout,
+    types: Sequence[spark_types.DataType],
+    files: Sequence[DataFile],
+) -> dict[str, object] | None:
+    """Return a key that several rows of a micro-batch have; None if there is none.
+
+    ``types`` are Spark's types of the keys. If there are many rows, Spark counts the keys.
+    """
+    paths = [file.file_path for file in files]
+    if sum(file.record_count for file in files) <= _FEW_ROWS:
+        with place.translating_errors("the keys of a micro-batch cannot be read"):
+            return first_repeated_key(all_keys(target.io, paths, layout.key_schema))
+    names = [f"k{number}" for number in range(len(types))]
+    columns = spark_types.StructType(
+        [spark_types.StructField(name, kind) for name, kind in zip(names, types, strict=True)]
+    )
+    read = _KeysTask(target, layout.key_schema, paths)
+    keys = spark.range(0, len(paths), 1, len(paths)).mapInArrow(read, columns)
+    partitions = max(1, min(len(paths), spark.sparkContext.defaultParallelism))
+    counted = keys.repartition(partitions, *names).groupBy(*names).count()
+    found = counted.where("count > 1").limit(1).collect()
+    return dict(zip(layout.key_names, found[0][:-1], strict=True)) if found else None
+
+
+@dataclass
+class _KeysTask:
+    """The function of ``mapInArrow`` that takes numbers of files and returns the keys in them."""
+
+    target: FileTarget = field(repr=False)
+    keys: Schema = field(repr=False)
+    paths: Sequence[str] = field(repr=False)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return iterate_in_worker(self._run(batches))
+
+    def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            for number in (number for batch in batches for number in batch.column(0).to_pylist()):
+                for keys in read_keys(self.target.io, self.paths[number], self.keys):
+                    yield _small(keys)
+        except Exception as error:
+            what = "the keys of a micro-batch cannot be read"
+            raise translated(error, self.target.table, what, self.target.io.properties) from None
+
+
+def _small(keys: pa.RecordBatch) -> pa.RecordBatch:
+    """Rename the columns to k0, k1 and so on, and give them the types that Spark has."""
+    types = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary(), pa.time64("us"): pa.time64("ns")}
+    columns = [column.cast(types.get(column.type, column.type)) for column in keys.columns]
+    return pa.RecordBatch.from_arrays(columns, names=[f"k{number}" for number in range(len(columns))])
+
+
+def files_with_keys(
+    place: IcebergPlace, table: Table, keys: Schema, files: Sequence[DataFile]
+) -> list[FileScanTask]:
+    """Return the data files of a table that may have a key of a micro-batch, with their delete files."""
+    with place.translating_errors("its manifests cannot be read"):
+        snapshot = table.current_snapshot()
+        if snapshot is None:
+            return []
+        tasks = _planned(table, _ranges(table.schema(), keys, files))
+        if any(manifest.content == ManifestContent.DELETES for manifest in snapshot.manifests(table.io)):
+            # The filter may leave out delete files too, by bounds of the rows that they delete. A row of a
+            # file that is rewritten would come back if one of them were missing.
+            paths = {task.file.file_path for task in tasks}
+            tasks = [task for task in _all_files(table) if task.file.file_path in paths]
+    return [FileScanTask(task.file, task.delete_files) for task in tasks]
+
+
+def _planned(table: Table, row_filter: BooleanExpression) -> list[FileScanTask]:
+    try:
+        return list(table.scan(row_filter=row_filter).plan_files())
+    except struct.error:
+        # pyiceberg 0.11 cannot compare bounds from before a column was widened.
+        return list(_all_files(table))
+
+
+def _all_files(table: Table) -> Iterator[FileScanTask]:
+    try:
+        yield from table.scan().plan_files()
+    except ValueError as error:
+        if "equality deletes" not in str(error):
+            raise
+        raise TableRefusedError(
+            f"the Iceberg table {'.'.join(table.name())} has equality deletes, as Flink writes them, which "
+            "pyiceberg cannot read, so output mode update cannot rewrite its files: compact the table "
+            "first, or configure the other writer for position deletes or copy-on-write",
+            condition="TABLE_REFUSED.EQUALITY_DELETES",
+        ) from None
+
+
+def _ranges(schema: Schema, keys: Schema, files: Sequence[DataFile]) -> BooleanExpression:
+    """Return a filter for rows whose keys may be in the files of a micro-batch."""
+    first = keys.fields[0]
+    ordered = sorted(files, key=lambda file: (file.lower_bounds or {}).get(first.field_id, b""))
+    size = -(-len(ordered) // _RANGES)
+    groups = [ordered[start : start + size] for start in range(0, len(ordered), size)]
+    return reduce(Or, (_range(schema, keys, group) for group in groups))
+
+
+def _range(schema: Schema, keys: Schema, files: Sequence[DataFile]) -> BooleanExpression:
+    found: BooleanExpression = AlwaysTrue()
+    for key in keys.fields:
+        kind = key.field_type
+        lows = [(file.lower_bounds or {}).get(key.field_id) for file in files]
+        highs = [(file.upper_bounds or {}).get(key.field_id) for file in files]
+        # A bound may be missing, because of the table's settings for metrics.
+        if None in (*lows, *highs) or not isinstance(kind, PrimitiveType) or isinstance(kind, BooleanType):
+            continue
+        name = schema.find_field(key.field_id).name
+        low = min(from_bytes(kind, bound) for bound in lows if bound is not None)
+        high = max(from_bytes(kind, bound) for bound in highs if bound is not None)
+        found = And(found, And(_AT_LEAST(name, low), _AT_MOST(name, high)))
+    return found

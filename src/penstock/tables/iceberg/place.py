@@ -1,0 +1,204 @@
+"""Iceberg tables: the names and URLs that say where they are, and errors without secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, unquote
+
+from penstock.arguments import in_quotes
+from penstock.errors import (
+    InvalidNameError,
+    InvalidUrlError,
+    PenstockError,
+    StoreUnavailableError,
+    TableRefusedError,
+)
+from penstock.lake.storage import without_secrets
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+
+_SCHEME = "iceberg:"
+_PROPERTY = "property."
+_PART = re.compile(r'"((?:[^"]|"")+)"(\.|$)|([^".][^.]*)(\.|$)', re.DOTALL)
+_NEW_TABLE = {
+    "format-version": "2",
+    # A commit writes a file with all metadata, and a manifest. A query makes many commits.
+    "write.metadata.delete-after-commit.enabled": "true",
+    "commit.manifest-merge.enabled": "true",
+}
+"""Properties of tables that are created."""
+
+
+def is_iceberg(url: str | None) -> bool:
+    """Whether a URL, or the name of a table, is that of an Iceberg catalog."""
+    return url is not None and url.lower().startswith(_SCHEME)
+
+
+@dataclass(frozen=True)
+class IcebergPlace:
+    """A table in a catalog, with the catalog's properties."""
+
+    catalog_name: str
+    identifier: tuple[str, ...]
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+
+    @classmethod
+    def of(cls, url: str, name: str) -> IcebergPlace:
+        """Return the table with a name in the catalog of a URL.
+
+        The URL is ``iceberg:CATALOG?property.KEY=VALUE``, or the name itself:
+        ``iceberg:CATALOG.NAMESPACE.TABLE``.
+        """
+        if url == name:
+            catalog, *identifier = _parts(name[len(_SCHEME) :], at_least=3)
+            return cls(catalog, tuple(identifier))
+        if is_iceberg(name):
+            raise InvalidNameError(
+                f"{in_quotes(name)} names a catalog, and so does the URL: write namespace.table, or leave "
+                "the URL out",
+                name=name,
+            )
+        # No message shows the URL: it may hold a password.
+        target, _, query = url[len(_SCHEME) :].partition("?")
+        properties = {}
+        for key, value in parse_qsl(query, keep_blank_values=True):
+            if not key.startswith(_PROPERTY):
+                raise InvalidUrlError(
+                    f"an Iceberg catalog has no parameter {in_quotes(key)}: write the catalog's properties "
+                    f"as {_PROPERTY}KEY=VALUE",
+                    condition="INVALID_URL.UNKNOWN_PARAMETER",
+                    parameter=key,
+                )
+            properties[key.removeprefix(_PROPERTY)] = value
+        return cls(unquote(target) or "default", tuple(_parts(name, at_least=2)), properties)
+
+    @property
+    def shown(self) -> str:
+        """The table's name for messages."""
+        return ".".join(self.identifier)
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """The catalog; pyiceberg looks up missing properties in its own configuration."""
+        from pyiceberg.catalog import load_catalog
+
+        with self.translating_errors("the catalog cannot be opened"):
+            return load_catalog(self.catalog_name, **self.properties)
+
+    def open(self) -> Table:
+        """Load the table as it is now."""
+        table = self.find()
+        if table is None:
+            raise TableRefusedError(
+                f"the Iceberg table {self.shown} was dropped or renamed while the query ran: restore it, or "
+                "start the query again, which creates an empty table and does not write earlier rows again",
+                condition="TABLE_REFUSED.TABLE_GONE",
+                table=self.shown,
+            )
+        return table
+
+    def find(self) -> Table | None:
+        """Load the table as it is now; None if it does not exist."""
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        try:
+            with self.translating_errors(
+                "it cannot be loaded", beside=(NoSuchTableError, NoSuchNamespaceError)
+            ):
+                return self.catalog.load_table(self.identifier)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+
+    def create(self, schema: Schema) -> Table:
+        """Create the table and its namespace, unless another process creates them; load it."""
+        from pyiceberg.exceptions import NoSuchNamespaceError, TableAlreadyExistsError
+
+        with self.translating_errors("it cannot be created"):
+            for _ in range(2):
+                try:
+                    self.catalog.create_table(self.identifier, schema, properties=_NEW_TABLE)
+                except NoSuchNamespaceError:
+                    self._create_namespace()
+                except TableAlreadyExistsError:
+                    break
+                else:
+                    break
+        return self.open()
+
+    def _create_namespace(self) -> None:
+        from pyiceberg.exceptions import NamespaceAlreadyExistsError
+
+        for parts in range(1, len(self.identifier)):
+            try:
+                self.catalog.create_namespace(self.identifier[:parts])
+            except NamespaceAlreadyExistsError:
+                continue
+
+    @contextmanager
+    def translating_errors(
+        self, what: str = "the operation failed", *, beside: tuple[type[Exception], ...] = ()
+    ) -> Iterator[None]:
+        """Translate the errors of pyiceberg, without secrets; those ``beside`` are raised unchanged."""
+        try:
+            yield
+        except PenstockError:
+            raise
+        except beside:
+            raise
+        except Exception as error:
+            raise translated(error, self.shown, what, self._secrets()) from None
+
+    def _secrets(self) -> Mapping[str, str]:
+        """Return all properties, as far as they are known."""
+        catalog = self.__dict__.get("catalog")
+        return {**self.properties, **(catalog.properties if catalog is not None else {})}
+
+
+def translated(error: Exception, table: str, what: str, properties: Mapping[str, str]) -> PenstockError:
+    """Return Penstock's error for one of pyiceberg, or of what it uses."""
+    from pyiceberg.exceptions import NotInstalledError, ValidationError, ValidationException
+
+    reason = f"{what}: {without_secrets(error, properties).rstrip('.')}"
+    # Arrow's errors about values are ValueErrors.
+    refusals = (ValueError, TypeError, NotImplementedError, NotInstalledError)
+    if isinstance(error, (*refusals, ValidationError, ValidationException)):
+        return TableRefusedError(
+            f"the Iceberg table {table} refused the operation: {reason}",
+            condition="TABLE_REFUSED.ICEBERG",
+            table=table,
+        )
+    return StoreUnavailableError(
+        f"the catalog or the storage of the Iceberg table {table} failed: {reason}. Check that it runs, the "
+        "catalog's properties and the credentials",
+        condition="STORE_UNAVAILABLE.ICEBERG",
+        table=table,
+    )
+
+
+def _parts(name: str, *, at_least: int) -> list[str]:
+    """Return the parts of a name, which are separated by dots and may be quoted."""
+    parts: list[str] = []
+    end, more = 0, True
+    while more:
+        match = _PART.match(name, end)
+        if match is None:
+            break
+        quoted, plain = match.group(1), match.group(3)
+        parts.append(plain if quoted is None else quoted.replace('""', '"'))
+        end, more = match.end(), match.group(0).endswith(".")
+    if more or end != len(name) or len(parts) < at_least:
+        form = "iceberg:catalog.namespace.table" if at_least == 3 else "namespace.table"
+        raise InvalidNameError(
+            f"{in_quotes(name)} is no name of an Iceberg table: write {form}, with double quotes around a "
+            "part that has a dot or begins with a double quote",
+            name=name,
+        )
+    return parts

@@ -1,0 +1,65 @@
+"""Staging of a micro-batch for an Iceberg table: tasks write data files, which the driver then commits."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyiceberg.manifest import DataFile
+from pyspark import TaskContext
+
+from penstock.arrow.arrays import grouped
+from penstock.arrow.coerce import conform
+from penstock.spark.error_boundary import iterate_in_worker
+from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
+from penstock.tables.iceberg.schema import RowLayout, TableLayout
+from penstock.tables.row_checks import require_key_value
+
+REPORT = "files binary, attempt int, query string"
+_REPORT = pa.schema([("files", pa.binary()), ("attempt", pa.int32()), ("query", pa.string())])
+_GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20
+"""How much of a file a task gathers: a row group."""
+
+
+@dataclass
+class StageTask:
+    """The function of ``mapInArrow``: takes rows and returns a report of what the task wrote."""
+
+    rows: pa.Schema = field(repr=False)
+    layout: TableLayout = field(repr=False)
+    target: FileTarget = field(repr=False)
+
+    @classmethod
+    def of(cls, rows: RowLayout, layout: TableLayout, target: FileTarget) -> StageTask:
+        return cls(rows.schema, layout, target)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return iterate_in_worker(self._run(iter(batches)))
+
+    def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        files = written(self.target, map(self._converted, grouped(batches, _GROUP_ROWS, _GROUP_BYTES)))
+        query = context.getLocalProperty("sql.streaming.queryId")
+        report = {"files": [pickle.dumps(files)], "attempt": [context.attemptNumber()], "query": [query]}
+        yield pa.RecordBatch.from_pydict(report, schema=_REPORT)
+
+    def _converted(self, group: Sequence[pa.RecordBatch]) -> pa.Table:
+        # Rows arrive with the columns c0, c1 and so on.
+        table = pa.Table.from_batches(group).rename_columns(self.rows.names)
+        table = conform(table, self.rows)
+        columns = [
+            pa.nulls(table.num_rows) if place is None else table.column(place) for place in self.layout.places
+        ]
+        ids = [column.field_id for column in self.layout.schema.fields]
+        for key, name in zip(self.layout.keys, self.layout.key_names, strict=True):
+            require_key_value(columns[ids.index(key)], name, f"the Iceberg table {self.target.table}")
+        return in_schema(self.target, columns)
+
+
+def reported(files: bytes) -> list[DataFile]:
+    """Return the files in a report of a task."""
+    found: list[DataFile] = pickle.loads(files)
+    return found

@@ -1,0 +1,148 @@
+"""What makes a micro-batch's commit to an Iceberg table happen once.
+
+Each commit writes which micro-batch it has into two places of the table's metadata: the properties of the
+table, and the summary of the snapshot. The table's properties are what is looked up. They are in the same
+metadata file as the snapshot, so both are committed by one swap in the catalog, and they stay when snapshots
+expire, when other writers have committed since, and when rows are compacted. A summary is found only while
+its snapshot is kept: it is for people, and for a table whose properties were removed by hand.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.snapshots import ancestors_of
+
+from penstock.errors import CheckpointMismatchError, CheckpointRewoundError, TableRefusedError
+from penstock.spark.checkpoint import Checkpoint
+from penstock.tables.names import digest
+
+if TYPE_CHECKING:
+    from pyiceberg.table.update import TableRequirement, TableUpdate
+
+APP, BATCH, INPUT, ATTEMPT = "penstock.app-id", "penstock.batch-id", "penstock.input", "penstock.attempt"
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A micro-batch that a table has."""
+
+    batch_id: int
+    input: str
+    attempt: str
+    """The token of the attempt that committed it."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A micro-batch of a query, as the table's metadata names it."""
+
+    app_id: str
+    batch_id: int
+    input: str
+    """A digest of its offsets."""
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, batch_id: int, app_id: str | None) -> MicroBatch:
+        """Return a micro-batch in a checkpoint's offset log."""
+        query_id = checkpoint.query_id()
+        text = json.dumps([query_id, checkpoint.offsets(batch_id)], sort_keys=True)
+        return cls(app_id or query_id, batch_id, digest(text))
+
+    @property
+    def property_name(self) -> str:
+        """The table's property with the last micro-batch of the app; a name takes no text of any form."""
+        return f"penstock.app.{digest(self.app_id)}"
+
+    def summary(self, attempt: str) -> dict[str, str]:
+        """Return what the summary of the commit's snapshot says."""
+        return {APP: self.app_id, BATCH: str(self.batch_id), INPUT: self.input, ATTEMPT: attempt}
+
+    def properties(self, attempt: str) -> dict[str, str]:
+        """Return the table's properties of the commit."""
+        return {self.property_name: json.dumps(self.summary(attempt))}
+
+    def committed(self, table: Table) -> Committed | None:
+        """Return the commit of the micro-batch if the table has it."""
+        last = self._last(table)
+        if last is None or last.batch_id < self.batch_id:
+            return None
+        if last.batch_id > self.batch_id:
+            raise CheckpointRewoundError(
+                f"app {self.app_id!r} is at micro-batch {last.batch_id} in the Iceberg table and at "
+                f"{self.batch_id} in its checkpoint: another process runs the query, or the checkpoint is "
+                "not the newest. Use the newest one, or a new app_id with a new checkpoint",
+                app_id=self.app_id,
+                batch_id=self.batch_id,
+                last=last.batch_id,
+            )
+        if last.input != self.input:
+            raise CheckpointMismatchError(
+                f"app {self.app_id!r} has committed micro-batch {self.batch_id} to the Iceberg table with "
+                "other input: the checkpoint is an old copy or a new one. Use the newest checkpoint, or a "
+                "new app_id with a new one",
+                condition="CHECKPOINT_MISMATCH.OTHER_INPUT",
+                app_id=self.app_id,
+                batch_id=self.batch_id,
+            )
+        return last
+
+    def _last(self, table: Table) -> Committed | None:
+        """Return the app's last micro-batch that the table has."""
+        found = [each for each in (self._in_properties(table), self._in_snapshots(table)) if each is not None]
+        return max(found, key=lambda each: each.batch_id, default=None)
+
+    def _in_properties(self, table: Table) -> Committed | None:
+        text = table.properties.get(self.property_name)
+        if text is None:
+            return None
+        try:
+            value = json.loads(text)
+            return Committed(int(value[BATCH]), str(value[INPUT]), str(value[ATTEMPT]))
+        except (ValueError, KeyError, TypeError):
+            raise TableRefusedError(
+                f"the property {self.property_name} of the Iceberg table {'.'.join(table.name())} does not "
+                f"say which micro-batch of app {self.app_id!r} it has last: restore the property, or use a "
+                "new app_id with a new checkpoint",
+                condition="TABLE_REFUSED.APP_PROPERTY",
+                property=self.property_name,
+            ) from None
+
+    def _in_snapshots(self, table: Table) -> Committed | None:
+        for snapshot in ancestors_of(table.current_snapshot(), table.metadata):
+            summary = snapshot.summary.additional_properties if snapshot.summary is not None else {}
+            if summary.get(APP) == self.app_id and {BATCH, INPUT, ATTEMPT} <= summary.keys():
+                return Committed(int(summary[BATCH]), summary[INPUT], summary[ATTEMPT])
+        return None
+
+
+class CommitConflict(Exception):
+    """Another writer was faster."""
+
+
+class OneTry:
+    """A catalog that makes each commit once.
+
+    pyiceberg repeats a commit that conflicts with another one on the changed table. That commit may be the
+    same micro-batch of another run. It also deletes the manifests of a commit that it takes for failed, but
+    the catalog may have applied it: the answer to a repeated request is a conflict too.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._catalog, name)
+
+    def commit_table(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        try:
+            return self._catalog.commit_table(table, requirements, updates)
+        except CommitFailedException as error:
+            raise CommitConflict(str(error)) from error

@@ -1,0 +1,154 @@
+"""Driver side of an Iceberg table: the ``foreachBatch`` function of a query."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import StructType
+
+from penstock.errors import InvalidOptionError, PenstockError, TableRefusedError
+from penstock.spark.checkpoint import Checkpoint
+from penstock.spark.schemas import quote_column
+from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, end_committed
+from penstock.tables.iceberg.commit import Commit, Target
+from penstock.tables.iceberg.data_files import FileTarget
+from penstock.tables.iceberg.keys import repeated_key
+from penstock.tables.iceberg.partitioning import require_partitioning
+from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.rewriting import Rewriter
+from penstock.tables.iceberg.schema import RowLayout, TableLayout, rows_layout, table_schema
+from penstock.tables.iceberg.stage import REPORT, StageTask, reported
+from penstock.tables.iceberg.transactions import MicroBatch
+from penstock.tables.row_checks import rows_with_one_key, shown_key
+
+_FORMAT_VERSION = 2
+
+
+def iceberg_writer(
+    frame: DataFrame,
+    place: IcebergPlace,
+    keys: Sequence[str],
+    output_mode: str,
+    guarantee: str,
+    location: str,
+    app_id: str | None,
+) -> IcebergWriter:
+    """Create or check the table, and return the ``foreachBatch`` function."""
+    rows = accepted_rows(frame.schema, keys, output_mode)
+    table = place.find() or place.create(table_schema(rows))
+    require_writable(place, table)
+    writer = IcebergWriter(Target(place, rows, output_mode), guarantee, location, app_id)
+    writer.target.layout(table.transaction())
+    delete_abandoned(place, table)
+    return writer
+
+
+def accepted_rows(schema: StructType, keys: Sequence[str], output_mode: str) -> RowLayout:
+    """Return the layout of rows that an Iceberg table can take."""
+    if output_mode == "append" and keys:
+        raise InvalidOptionError(
+            "an Iceberg table has no unique keys, so output mode append cannot refuse an existing key: leave "
+            "keys out, or use output mode update, which replaces the row with the same key",
+            condition="INVALID_OPTION.CONFLICT",
+            option="keys",
+        )
+    return rows_layout(schema, keys)
+
+
+def require_writable(place: IcebergPlace, table: Table) -> None:
+    """Refuse tables that pyiceberg cannot write, or not without losing something."""
+    version = table.format_version
+    if version != _FORMAT_VERSION:
+        advice = (
+            "upgrade it, such as with table.transaction().upgrade_table_version(2).commit_transaction()"
+            if version < _FORMAT_VERSION
+            else "pyiceberg does not write the row lineage that format 3 has: use a table of format 2"
+        )
+        raise TableRefusedError(
+            f"the Iceberg table {place.shown} has format {version}, and only format 2 can be written: "
+            f"{advice}",
+            condition="TABLE_REFUSED.FORMAT_VERSION",
+            table=place.shown,
+            found=version,
+        )
+    require_partitioning(place.shown, table.metadata)
+
+
+@dataclass(frozen=True)
+class IcebergWriter:
+    """The ``foreachBatch`` function: tasks write data files in one action, then one commit adds them."""
+
+    target: Target
+    guarantee: str
+    location: str
+    """The location of the checkpoint."""
+    app_id: str | None = None
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        try:
+            self._write(frame, batch_id)
+        except PenstockError as error:
+            raise error.with_traceback(None) from None
+
+    def _write(self, frame: DataFrame, batch_id: int) -> None:
+        place, batch = self.target.place, self._micro_batch(batch_id)
+        table = place.open()
+        earlier = None if batch is None else batch.committed(table)
+        if batch is not None and earlier is not None:
+            # Spark requires that the state is committed.
+            frame.write.format("noop").mode("overwrite").save()
+            # The process that committed it may have died before this.
+            end_committed(place, table, batch.app_id, earlier.attempt)
+            return
+        require_writable(place, table)
+        transaction = table.transaction()
+        layout = self.target.layout(transaction)
+        attempt = Attempt.new(f"run:{uuid.uuid4()}" if batch is None else batch.app_id)
+        files = self.target.files(table, transaction, attempt.token)
+        attempt.begin(place, table)
+        reports = numbered(frame).mapInArrow(StageTask.of(self.target.rows, layout, files), REPORT).collect()
+        if reports and batch is not None:
+            Checkpoint(self.location).require_query(report.query for report in reports)
+        staged = [file for report in reports for file in reported(report.files)]
+        rewriter = None
+        if self.target.mode == "update":
+            paths = [file.file_path for file in staged]
+            rewriter = Rewriter(frame.sparkSession, paths, layout.key_schema)
+        commit = Commit(self.target, layout, staged, table.io, attempt.token, batch_id, batch, rewriter)
+        try:
+            self._require_distinct_keys(frame, files, layout, staged)
+            commit.run()
+        finally:
+            commit.delete_unused()
+        repeated = any(report.attempt for report in reports) or (rewriter is not None and rewriter.repeated)
+        if not repeated:
+            # Otherwise a task that died may have left a file behind.
+            attempt.end(place, table)
+
+    def _micro_batch(self, batch_id: int) -> MicroBatch | None:
+        if self.guarantee == "at_least_once":
+            return None
+        return MicroBatch.of(Checkpoint(self.location), batch_id, self.app_id)
+
+    def _require_distinct_keys(
+        self, frame: DataFrame, files: FileTarget, layout: TableLayout, staged: Sequence[DataFile]
+    ) -> None:
+        """Refuse rows that have the same key."""
+        keys = self.target.rows.keys
+        if not keys or not staged:
+            return
+        types = [frame.schema[key].dataType for key in keys]
+        repeated = repeated_key(frame.sparkSession, self.target.place, files, layout, types, staged)
+        if repeated is not None:
+            raise rows_with_one_key(shown_key(repeated), f"the Iceberg table {self.target.place.shown}")
+
+
+def numbered(frame: DataFrame) -> DataFrame:
+    """Rename the columns to c0, c1 and so on: mapInArrow does not take every name."""
+    return frame.select(*(F.col(quote_column(name)).alias(f"c{n}") for n, name in enumerate(frame.columns)))

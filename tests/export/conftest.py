@@ -1,0 +1,35 @@
+"""A queue, a lake of each kind, and exports between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock
+from tests.export.lakes import KINDS, Lake
+
+SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("s", pa.string())])
+Export = Callable[..., penstock.QueueExport]
+
+
+@pytest.fixture
+def queue(store: penstock.Store) -> penstock.Queue:
+    return store.create_queue("orders", SCHEMA, partitions=2)
+
+
+@pytest.fixture(params=KINDS)
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    return KINDS[request.param](tmp_path)
+
+
+@pytest.fixture
+def export(store_url: str, queue: penstock.Queue, lake: Lake) -> Export:
+    def made(table: str = "orders", **options: Any) -> penstock.QueueExport:
+        options.setdefault("consumer", "export")
+        return penstock.QueueExport("orders", store_url, lake.url, table=lake.named(table), **options)
+
+    return made

@@ -1,0 +1,86 @@
+"""Places for the tables of exports, and the tables as others read them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from urllib.parse import quote, urlencode
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError
+
+
+class Lake(ABC):
+    url: str
+
+    def named(self, name: str) -> str:
+        """The name of a table as an export takes it."""
+        return name
+
+    @abstractmethod
+    def rows(self, name: str) -> pa.Table:
+        """All rows of a table."""
+
+    @abstractmethod
+    def files(self, name: str) -> int:
+        """The number of its data files."""
+
+    @abstractmethod
+    def count(self, name: str) -> int:
+        """The number of its rows, 0 if it does not exist."""
+
+    def numbers(self, name: str) -> list[int]:
+        found: list[int] = self.rows(name)["n"].to_pylist()
+        return sorted(found)
+
+
+class DeltaLake(Lake):
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "lake"
+        self.url = f"delta://{self.folder}"
+
+    def rows(self, name: str) -> pa.Table:
+        return DeltaTable(str(self.folder / name)).to_pyarrow_table()
+
+    def files(self, name: str) -> int:
+        return len(DeltaTable(str(self.folder / name)).file_uris())
+
+    def count(self, name: str) -> int:
+        if not DeltaTable.is_deltatable(str(self.folder / name)):
+            return 0
+        actions = pa.table(DeltaTable(str(self.folder / name)).get_add_actions())
+        return int(sum(actions["num_records"].to_pylist()))
+
+
+class IcebergLake(Lake):
+    def __init__(self, folder: Path) -> None:
+        properties = {
+            "type": "sql",
+            "uri": f"sqlite:///{folder}/catalog.db",
+            "warehouse": f"file://{folder}/warehouse",
+        }
+        self.catalog = SqlCatalog("lake", **properties)
+        named = {f"property.{name}": value for name, value in properties.items()}
+        self.url = f"iceberg:lake?{urlencode(named, quote_via=quote)}"
+
+    def named(self, name: str) -> str:
+        return f"shop.{name}"
+
+    def rows(self, name: str) -> pa.Table:
+        return self.catalog.load_table(("shop", name)).scan().to_arrow()
+
+    def files(self, name: str) -> int:
+        return len(list(self.catalog.load_table(("shop", name)).scan().plan_files()))
+
+    def count(self, name: str) -> int:
+        try:
+            snapshot = self.catalog.load_table(("shop", name)).current_snapshot()
+        except NoSuchTableError:
+            return 0
+        summary = None if snapshot is None else snapshot.summary
+        return int(summary["total-records"] or 0) if summary is not None else 0
+
+
+KINDS = {"delta": DeltaLake, "iceberg": IcebergLake}

@@ -1,0 +1,50 @@
+"""Iceberg tables of killed queries: they equal a fold in plain Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.crash.cases import check_complete
+from tests.support.crash.chains import at_length, run_chain
+from tests.support.crash.children import Children, Fault
+from tests.tables.crash.cases import CHUNKS, TABLES
+from tests.tables.crash.iceberg_cases import IcebergCase
+
+MODULE = "tests.tables.crash.iceberg_child"
+MODES = [kind for kind, table in TABLES.items() if not table.changes]
+
+
+def make_case(folder: Path, kind: str, *, chunks: int = 1) -> IcebergCase:
+    case = IcebergCase(f"{kind} iceberg", f"sqlite:///{folder}/store.db", kind, "exactly_once", str(folder))
+    case.create()
+    for number in range(chunks):
+        case.append(number)
+    return case
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(900)
+def test_a_kill_before_and_after_the_commit_leaves_no_trace(tmp_path: Path, children: Children) -> None:
+    """Each case uses another moment at which the same child stops, so that one kill serves them all."""
+    moments = {"append": Fault("COMMITTED"), "update": Fault("STAGED"), "complete": Fault("COMMITTED")}
+    cases = [make_case(tmp_path, kind) for kind in moments]
+    children.kill_at(cases, {case.name: moments[case.kind] for case in cases}, module=MODULE)
+    for case in cases:
+        committed = moments[case.kind].state == "COMMITTED"
+        assert case.rows() == (case.query.expected(1) if committed else {}), case.name
+        case.append(1)
+    children.run(cases, module=MODULE)
+    for case in cases:
+        check_complete(case, CHUNKS)
+
+
+@pytest.mark.crash_full
+@pytest.mark.timeout(7200)
+def test_every_mode_survives_a_kill_after_every_state(tmp_path: Path, children: Children) -> None:
+    cases = [make_case(tmp_path, kind) for kind in MODES]
+    plans = [[fault for fault in at_length(case) if fault.state != "HALF"] for case in cases]
+    run_chain(children, [*zip(cases, plans, strict=True)], master="local[8]", module=MODULE)
+    for case in cases:
+        check_complete(case, CHUNKS)
