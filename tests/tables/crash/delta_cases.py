@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tests.support.crash.chains import at_length
 from tests.support.crash.children import Fault
 from tests.support.crash.queries import Row
-from tests.tables.crash.cases import TABLES, TableCase
+from tests.tables.crash.cases import CHUNKS, TABLES, TableCase
 
 if TYPE_CHECKING:
     from penstock import Pipeline, Stream
@@ -50,10 +50,14 @@ class DeltaCase(TableCase):
 
 
 def every_state(case: DeltaCase) -> Sequence[Fault]:
-    """Every state of each micro-batch; changes have one more, between what is remembered and the table."""
-    plan = []
+    """Every state of each micro-batch. Changes have one more, between what is remembered and the table, and
+    updates with rows another one, between the files that are rewritten and the table.
+    """
+    plan, table = [], TABLES[case.kind]
     for fault in at_length(case):
-        if fault.state == "COMMITTED" and TABLES[case.kind].changes:
+        if fault.state == "COMMITTED" and table.changes:
             plan.append(Fault("REMEMBERED", fault.batch))
+        if fault.state == "COMMITTED" and table.mode == "update" and fault.batch < CHUNKS:
+            plan.append(Fault("REWRITTEN", fault.batch))
         plan.append(fault)
     return plan

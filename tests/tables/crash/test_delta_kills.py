@@ -54,6 +54,7 @@ def test_a_kill_at_any_moment_of_the_commit_leaves_no_trace(tmp_path: Path, chil
     moments = {
         "append": Fault("COMMITTED"),
         "update": Fault("STAGED"),
+        "update windows": Fault("REWRITTEN"),
         "complete": Fault("COMMITTED"),
         "changes": Fault("REMEMBERED"),
         "history": Fault("REMEMBERED"),
@@ -95,6 +96,7 @@ def test_an_overtaken_driver_adds_nothing(tmp_path: Path, children: Children) ->
     it.
     """
     moments = {"append": "STAGED", "update": "STAGED", "changes": "REMEMBERED", "history": "REMEMBERED"}
+    moments |= {"update windows": "REWRITTEN", "complete": "STAGED"}
     cases = [make_case(tmp_path, kind, chunks=2) for kind in moments]
     slow = children.start(cases, {case.name: Fault(moments[case.kind]) for case in cases}, module=MODULE)
     assert children.reached(slow, cases), slow.output

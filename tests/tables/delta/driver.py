@@ -76,8 +76,8 @@ class Driver:
         schema = pa.schema([("c0", pa.string()), ("c1", pa.int64()), ("sequence", pa.int64())])
         schema = schema.append(pa.field("present", pa.int32())).append(pa.field("ambiguous", pa.bool_()))
         rows = table_of([(*event, False) for event in collapsed(events, self.scd_type)], schema)
-        name, _ = EventTask(stage, events=self.writer.events).put(iter(rows.to_batches(max_chunksize=3)))
-        self.writer._commit(stage, [name] if name else [], transaction)
+        file = EventTask(stage, events=self.writer.events).put(iter(rows.to_batches(max_chunksize=3)))
+        self.writer._commit(stage, [] if file is None else [file], transaction)
         stage.drop()
 
     def rows(self) -> list[tuple[Any, ...]]:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 from penstock.errors import CommitRefusedError, TableRefusedError
 from penstock.tables.delta.applied_table import AppliedTable
+from penstock.tables.delta.data_files import DataFile
 from penstock.tables.delta.merge_plan import plan_history, plan_latest
 from penstock.tables.delta.stage import DeltaStage
 from tests.tables.delta.driver import (
@@ -212,7 +213,7 @@ def test_a_commit_is_refused_if_the_driver_does_not_see_a_staged_file(tmp_path: 
     driver = Driver(tmp_path, 1)
     stage = DeltaStage(driver.place, driver.writer.layout, driver.app_id, 0)
     with pytest.raises(CommitRefusedError, match=r"STAGED_FILES_MISSING\].*that all machines share"):
-        stage.require_files([stage.file()])
+        stage.require_files([DataFile(stage.file(), 1, 1, "{}")])
 
 
 def test_commits_to_a_constantly_changing_table_are_given_up(tmp_path: Path, hooks: Hooks) -> None:

@@ -29,6 +29,7 @@ from penstock.errors import (
 from penstock.testing import replay_last_batch
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import Feed, totals
+from tests.tables.delta.row_queries import needs_direct_writes
 from tests.tables.delta.tables import DeltaTables
 
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.string()), ("v", pa.int64())])
@@ -204,8 +205,10 @@ def test_a_start_deletes_what_dead_queries_have_staged_a_day_ago(tables: DeltaTa
     feed.add(row(1)).run(sink)
     old, new = int(time.time()) - 90_000, int(time.time())
     running = {f"running-5-{old}-a.parquet", f"running-5-{new}-b.parquet"}
+    staged = feed.folder / "tables of ours/plain/_penstock"
+    staged.mkdir()
     for name in {*running, f"dead-3-{old}-c.parquet"}:
-        (feed.folder / "tables of ours/plain/_penstock" / name).touch()
+        (staged / name).touch()
     feed.add(row(2)).run(sink)
     assert set(tables.staged("plain")) == running
 
@@ -279,3 +282,16 @@ def test_wrong_arguments_are_refused_with_a_remedy(tables: DeltaTables) -> None:
     assert "geheim" not in repr(penstock.TableSink("t", url="delta:s3://b/t?storage.secret=geheim"))
     with pytest.raises(InvalidOptionError, match=r"OPTION.CONFLICT\].*exactly_once"):
         feed.run(tables.sink("t"), guarantee="idempotent")
+
+
+@needs_direct_writes
+@one_store
+def test_many_small_files_of_a_micro_batch_become_few(tables: DeltaTables) -> None:
+    feed, sink = tables.feed, tables.sink("many", "k")
+    feed.add(*(row(number, f"k{number}") for number in range(40)))
+    feed.run(sink, lambda frame: totals(frame.repartition(12, "k")), mode="complete")
+    feed.add(row(40, "k3"))
+    feed.run(sink, lambda frame: totals(frame).repartition(12, "k"), mode="complete")
+    assert len(tables.rows("many")) == 40
+    assert len(tables.table("many").file_uris()) <= 2
+    assert len(list((tables.folder / "many").glob("part-*.parquet"))) <= 4

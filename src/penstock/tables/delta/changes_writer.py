@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
@@ -27,20 +27,18 @@ from penstock.tables.delta.change_events import (
     collapse,
     event_layout,
 )
+from penstock.tables.delta.data_files import REPORT, DataFile, with_columns
 from penstock.tables.delta.merge_plan import MergePlan
 from penstock.tables.delta.schema import DeltaLayout, match_table
-from penstock.tables.delta.stage import REPORT, DeltaStage, delete_abandoned, to_reader
+from penstock.tables.delta.stage import DeltaStage, delete_abandoned, to_reader
 from penstock.tables.delta.transactions import (
     SOURCE,
     commit_properties,
+    committing,
     merge_by_keys,
     source_columns,
 )
-from penstock.tables.delta.writer import (
-    DeltaWriter,
-    refuse_backticks,
-    with_columns,
-)
+from penstock.tables.delta.writer import DeltaWriter, Publish, refuse_backticks
 from penstock.tables.names import quoted
 from penstock.tables.row_checks import shown_key
 from penstock.tables.unchanged_values import column_numbers
@@ -110,11 +108,21 @@ class ChangesWriter(DeltaWriter):
     def _staging(self, frame: DataFrame, stage: DeltaStage) -> DataFrame:
         return collapse(frame, self.events).mapInArrow(EventTask(stage, events=self.events), REPORT)
 
-    def _check(self, stage: DeltaStage, files: Sequence[str]) -> None:
+    def _indexed(self, table: DeltaTable) -> None:
+        """Have tasks stage the events."""
+
+    def _check(self, spark: SparkSession, stage: DeltaStage, files: Sequence[DataFile]) -> None:
         """Do nothing: Spark has left one event of each key, and the tasks have checked them."""
 
+    def _publisher(self, stage: DeltaStage, files: Sequence[DataFile], spark: SparkSession | None) -> Publish:
+        def publish(table: DeltaTable, versions: Mapping[str, int]) -> None:
+            with committing(self.place):
+                self._publish(table, stage, files, versions)
+
+        return publish
+
     def _publish(
-        self, table: DeltaTable, stage: DeltaStage, files: Sequence[str], versions: Mapping[str, int]
+        self, table: DeltaTable, stage: DeltaStage, files: Sequence[DataFile], versions: Mapping[str, int]
     ) -> None:
         # The applied events that count are those of the table version that is merged into, whoever writes in
         # the meantime.
@@ -182,7 +190,7 @@ class ChangesWriter(DeltaWriter):
         ).when_not_matched_insert(source_columns(names), sets).execute()
 
     def _rows(
-        self, table: DeltaTable, stage: DeltaStage, files: Sequence[str], plan: MergePlan
+        self, table: DeltaTable, stage: DeltaStage, files: Sequence[DataFile], plan: MergePlan
     ) -> pa.RecordBatchReader:
         """Stream the rows to merge: those of the table, or without history staged events."""
         if self.events.history:
@@ -193,7 +201,12 @@ class ChangesWriter(DeltaWriter):
         return to_reader(schema, self._parts(table, stage, files, plan, schema))
 
     def _parts(
-        self, table: DeltaTable, stage: DeltaStage, files: Sequence[str], plan: MergePlan, schema: pa.Schema
+        self,
+        table: DeltaTable,
+        stage: DeltaStage,
+        files: Sequence[DataFile],
+        plan: MergePlan,
+        schema: pa.Schema,
     ) -> Iterator[pa.RecordBatch]:
         if plan.changed is not None:
             yield from (with_columns(batch, schema) for batch in plan.changed.to_batches())

@@ -77,7 +77,7 @@ def match_table(place: DeltaPlace, layout: DeltaLayout, table: DeltaTable) -> De
         name = _match(field["name"], existing)
         if name is None:
             differences.append(f"it has no column {in_quotes(field['name'])}")
-        elif _plain(field["type"]) != _plain(existing[name]["type"]):
+        elif plain_type(field["type"]) != plain_type(existing[name]["type"]):
             differences.append(
                 f"column {in_quotes(name)} is {_shown(existing[name]['type'])} in the table and "
                 f"{_shown(field['type'])} in the rows"
@@ -163,14 +163,16 @@ def _match(name: str, names: Collection[str]) -> str | None:
     return next((other for other in names if other.lower() == name.lower()), None)
 
 
-def _plain(kind: Json | str) -> object:
+def plain_type(kind: Json | str) -> object:
     """Reduce a Delta type in JSON to what is compared, without nullability and metadata."""
     if not isinstance(kind, dict):
         return kind
     if kind["type"] == "struct":
-        return [(field["name"], _plain(field["type"])) for field in kind["fields"]]
-    return {name: _plain(part) for name, part in kind.items() if not name.lower().endswith("containsnull")}
+        return [(field["name"], plain_type(field["type"])) for field in kind["fields"]]
+    return {
+        name: plain_type(part) for name, part in kind.items() if not name.lower().endswith("containsnull")
+    }
 
 
 def _shown(kind: Json | str) -> str:
-    return kind if isinstance(kind, str) else json.dumps(_plain(kind))
+    return kind if isinstance(kind, str) else json.dumps(plain_type(kind))

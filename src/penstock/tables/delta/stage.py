@@ -1,5 +1,7 @@
-"""Staging of a micro-batch for a Delta table: tasks write Parquet files beside its data, which the driver
-then commits.
+"""Files of a micro-batch for a Delta table: tasks write them, and the driver then commits them.
+
+Where a commit can name them, they are data files in the table's folder. Elsewhere they are staged beside its
+data, and the driver passes their rows to deltalake.
 """
 
 from __future__ import annotations
@@ -9,16 +11,17 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark import TaskContext
 
 from penstock.arrow.coerce import conform
 from penstock.errors import CommitRefusedError, PenstockError, condition_of
 from penstock.lake.storage import DeltaPlace
 from penstock.spark.error_boundary import iterate_in_worker
+from penstock.tables.delta.data_files import DataFile, read_file, reported, write_file
 from penstock.tables.delta.schema import DeltaLayout
 from penstock.tables.names import digest
 from penstock.tables.row_checks import require_key_value
@@ -28,10 +31,8 @@ log = logging.getLogger("penstock.tables")
 
 # Delta's own tools ignore folders whose name begins with an underscore.
 FOLDER = "_penstock"
-REPORT = "file string, rows bigint, query string"
-_REPORT = pa.schema([("file", pa.string()), ("rows", pa.int64()), ("query", pa.string())])
-_BATCH_ROWS = 65_536
 _DAY_SECONDS = 86_400.0
+_OLD_SECONDS = 1800.0
 
 
 @dataclass(frozen=True)
@@ -42,54 +43,87 @@ class DeltaStage:
     layout: DeltaLayout
     app_id: str
     batch_id: int
+    indexed: tuple[str, ...] | None = None
+    """The columns that get statistics, of data files in the table's folder; None to stage beside its data."""
+    begun: float = field(default_factory=time.time)
+
+    @property
+    def is_old(self) -> bool:
+        """Whether a driver may have been suspended since it began the try."""
+        return time.time() - self.begun > _OLD_SECONDS
 
     def file(self) -> str:
-        """Return a file name that no other attempt of a task has."""
+        """Return a file name that no other attempt of a task has.
+
+        A data file that no commit names is left to ``VACUUM``: only it knows what readers and other writers
+        may still need.
+        """
+        if self.indexed is not None:
+            return f"part-{self._app}-{self.batch_id}-{uuid.uuid4().hex}.zstd.parquet"
         return f"{FOLDER}/{self._app}-{self.batch_id}-{int(time.time())}-{uuid.uuid4().hex}.parquet"
+
+    def write(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema | None = None) -> DataFile | None:
+        """Write a file of rows, by default with the columns of the query; None where there are no rows."""
+        return write_file(self.place, self.file(), schema or self.layout.schema, batches, self.indexed or ())
 
     @property
     def _app(self) -> str:
         return digest(self.app_id)
 
-    def reader(self, files: Sequence[str]) -> pa.RecordBatchReader:
+    def reader(self, files: Sequence[DataFile]) -> pa.RecordBatchReader:
         return to_reader(self.layout.schema, self.batches(files, self.layout.schema))
 
-    def batches(self, files: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield some columns of the staged rows, always in the same order."""
-        source = self.place.files()
-        for name in files:
-            with source.open_input_file(name) as file:
-                for batch in pq.ParquetFile(file).iter_batches(_BATCH_ROWS, columns=schema.names):
-                    yield batch.select(schema.names).cast(schema)
+    def batches(self, files: Sequence[DataFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield some columns of the rows, always in the same order."""
+        for file in files:
+            yield from read_file(self.place, file.path, schema)
 
-    def columns(self, files: Sequence[str], names: Sequence[str]) -> pa.Table:
+    def chunks(self, files: Sequence[DataFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the same rows in fewer batches."""
+        return chunked(self.batches(files, schema))
+
+    def columns(self, files: Sequence[DataFile], names: Sequence[str]) -> pa.Table:
         schema = pa.schema([self.layout.schema.field(name) for name in names])
         with self.place.translating_errors():
             return pa.Table.from_batches(self.batches(files, schema), schema)
 
-    def require_files(self, files: Sequence[str]) -> None:
-        """Refuse to commit when staged files are missing."""
-        from pyarrow.fs import FileType
-
+    def require_files(self, files: Sequence[DataFile]) -> None:
+        """Refuse to commit when files are missing, or are not those that the tasks wrote."""
         with self.place.translating_errors():
-            infos = self.place.files().get_file_info(list(files))
-        if any(info.type != FileType.File for info in infos):
+            infos = self.place.files().get_file_info([file.path for file in files])
+        if any(info.size != file.size for info, file in zip(infos, files, strict=True)):
             raise CommitRefusedError(
-                f"some rows that the tasks staged for batch {self.batch_id} are missing in "
-                f"{self.place.shown}/{FOLDER} on the driver: use a folder that all machines share. Nothing "
-                "of the batch is visible: restart the query, it repeats the micro-batch",
+                f"some files that the tasks wrote for batch {self.batch_id} are missing in "
+                f"{self.place.shown} on the driver: use a folder that all machines share. Nothing of the "
+                "batch is visible: restart the query, it repeats the micro-batch",
                 condition="COMMIT_REFUSED.STAGED_FILES_MISSING",
                 batch_id=self.batch_id,
             )
 
+    def delete(self, files: Sequence[DataFile]) -> None:
+        """Delete data files that no commit has been asked to name."""
+        if self.indexed is not None:
+            with self._logging_errors():
+                _delete(self.place, [file.path for file in files])
+
     def drop(self) -> None:
-        """Delete what was staged up to the micro-batch; errors leave it to a later clean-up."""
-        try:
+        """Delete what was staged up to the micro-batch; errors leave it to a later clean-up.
+
+        Data files in the table's folder stay, even if the commit has failed: whether it has is not certain.
+        """
+        if self.indexed is not None:
+            return
+        with self._logging_errors():
             staged = _staged(self.place).items()
             _delete(
                 self.place,
                 [name for name, (app, batch, _) in staged if app == self._app and batch <= self.batch_id],
             )
+
+    @contextmanager
+    def _logging_errors(self) -> Iterator[None]:
+        try:
+            yield
         except PenstockError as error:
             # An error of the commit before it matters more.
             _log_not_deleted(self.place, error, str(error))
@@ -153,7 +187,7 @@ def _staged(place: DeltaPlace) -> Mapping[str, tuple[str, int, int]]:
 
 @dataclass
 class DeltaStageTask:
-    """The function of ``mapInArrow``: takes rows and returns a report of what the task staged."""
+    """The function of ``mapInArrow``: takes rows and returns a report of the file that the task wrote."""
 
     stage: DeltaStage = field(repr=False)
 
@@ -163,28 +197,12 @@ class DeltaStageTask:
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        name, rows = self.put(batches)
-        query = context.getLocalProperty("sql.streaming.queryId")
-        yield pa.RecordBatch.from_pydict({"file": [name], "rows": [rows], "query": [query]}, schema=_REPORT)
+        file = self.put(batches)
+        yield reported(file, context.getLocalProperty("sql.streaming.queryId"))
 
-    def put(self, batches: Iterator[pa.RecordBatch]) -> tuple[str | None, int]:
-        """Stage the rows, and return the file, None where there are none, and the number of rows."""
-        chunks = self._checked(chunked(batches))
-        first = next(chunks, None)
-        if first is None:
-            return None, 0
-        stage, rows = self.stage, first.num_rows
-        name = stage.file()
-        with (
-            stage.place.translating_errors(),
-            stage.place.files().open_output_stream(name, buffer_size=1 << 20) as out,
-            pq.ParquetWriter(out, stage.layout.schema, compression="zstd") as writer,
-        ):
-            writer.write_batch(first)
-            for chunk in chunks:
-                rows += chunk.num_rows
-                writer.write_batch(chunk)
-        return name, rows
+    def put(self, batches: Iterator[pa.RecordBatch]) -> DataFile | None:
+        """Write the rows to a file; return None where there are none."""
+        return self.stage.write(self._checked(chunked(batches)))
 
     def _checked(self, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         layout = self.stage.layout

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from penstock.errors import CheckpointMismatchError, CheckpointRewoundError
-from penstock.lake.storage import library
+from penstock.lake.storage import DeltaPlace, library
 from penstock.spark.checkpoint import Checkpoint
 from penstock.tables.names import quoted
 
@@ -41,14 +42,27 @@ def source_columns(names: Iterable[str]) -> dict[str, str]:
     return {quoted(name): f"{SOURCE}.{quoted(name)}" for name in names}
 
 
-def commit_properties(versions: Mapping[str, int]) -> CommitProperties | None:
-    """Return deltalake's ``CommitProperties`` with versions of app transactions; None for none of them."""
-    if not versions:
+def commit_properties(versions: Mapping[str, int], *, as_loaded: bool = False) -> CommitProperties | None:
+    """Return deltalake's ``CommitProperties`` with versions of app transactions; None for none of them.
+
+    With ``as_loaded``, a commit to a table that has changed since it was loaded is a conflict, whatever has
+    changed in it.
+    """
+    if not versions and not as_loaded:
         return None
     deltalake = library("deltalake")
     transactions = [deltalake.Transaction(*version) for version in versions.items()]
-    properties: CommitProperties = deltalake.CommitProperties(app_transactions=transactions)
+    properties: CommitProperties = deltalake.CommitProperties(
+        max_commit_retries=0 if as_loaded else None, app_transactions=transactions or None
+    )
     return properties
+
+
+@contextmanager
+def committing(place: DeltaPlace) -> Iterator[None]:
+    """Translate the errors of deltalake, except the conflict after which a commit is tried again."""
+    with place.translating_errors(beside=(library("deltalake.exceptions").CommitFailedError,)):
+        yield
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
 
@@ -17,15 +18,24 @@ from penstock.errors import CommitRefusedError, InvalidInputError, InvalidOption
 from penstock.lake.storage import DeltaPlace, library
 from penstock.spark.checkpoint import Checkpoint
 from penstock.spark.schemas import quote_column
+from penstock.tables.delta.data_files import REPORT, DataFile, files_in
+from penstock.tables.delta.direct_writes import obstacle
+from penstock.tables.delta.repeated_keys import repeated_key
+from penstock.tables.delta.rows_commit import RowsCommit
 from penstock.tables.delta.schema import DeltaLayout, match_table, rows_layout
-from penstock.tables.delta.stage import REPORT, DeltaStage, DeltaStageTask, delete_abandoned
-from penstock.tables.delta.transactions import AppTransaction, commit_properties, merge_by_keys
-from penstock.tables.row_checks import first_repeated_key, rows_with_one_key, shown_key
+from penstock.tables.delta.small_files import joined
+from penstock.tables.delta.stage import DeltaStage, DeltaStageTask, delete_abandoned
+from penstock.tables.delta.statistics import indexed_columns
+from penstock.tables.delta.transactions import AppTransaction
+from penstock.tables.row_checks import rows_with_one_key, shown_key
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
+log = logging.getLogger("penstock.tables")
 _ATTEMPTS = 10
+Publish = Callable[["DeltaTable", Mapping[str, int]], None]
+"""A function that commits a micro-batch to a table, with versions of app transactions."""
 
 
 def delta_writer(
@@ -77,7 +87,7 @@ def refuse_backticks(layout: DeltaLayout) -> None:
 
 @dataclass(frozen=True)
 class DeltaWriter:
-    """The ``foreachBatch`` function: tasks stage rows in one action, then one commit adds them."""
+    """The ``foreachBatch`` function: tasks write files, then one commit adds them."""
 
     place: DeltaPlace
     layout: DeltaLayout
@@ -95,37 +105,70 @@ class DeltaWriter:
 
     def _write(self, frame: DataFrame, batch_id: int) -> None:
         transaction = self._transaction(batch_id)
-        if transaction is not None and transaction.committed(self.place.open()):
+        table = self.place.open()
+        app_id = f"run:{uuid.uuid4()}" if transaction is None else transaction.app_id
+        stage = DeltaStage(self.place, self.layout, app_id, batch_id, self._indexed(table))
+        if transaction is not None and transaction.committed(table):
             # Spark requires that the state is committed.
             frame.write.format("noop").mode("overwrite").save()
             # The process that committed it may have died before this.
-            DeltaStage(self.place, self.layout, transaction.app_id, batch_id).drop()
+            stage.drop()
             return
-        app_id = f"run:{uuid.uuid4()}" if transaction is None else transaction.app_id
-        stage = DeltaStage(self.place, self.layout, app_id, batch_id)
         try:
-            reports = self._staging(frame, stage).collect()
-            if reports and transaction is not None:
-                Checkpoint(self.location).require_query(report.query for report in reports)
-            files = [report.file for report in reports if report.file is not None]
-            stage.require_files(files)
-            self._check(stage, files)
-            self._commit(stage, files, transaction)
+            files = self._written(frame, stage, transaction)
+            self._commit(stage, files, transaction, frame.sparkSession)
         finally:
             stage.drop()
 
+    def _written(
+        self, frame: DataFrame, stage: DeltaStage, transaction: AppTransaction | None
+    ) -> list[DataFile]:
+        """Have tasks write the rows, and return the files, which can be committed."""
+        reports = self._staging(frame, stage).collect()
+        files = files_in(reports)
+        try:
+            if reports and transaction is not None:
+                Checkpoint(self.location).require_query(report.query for report in reports)
+            stage.require_files(files)
+            self._check(frame.sparkSession, stage, files)
+        except PenstockError:
+            stage.delete(files)
+            raise
+        return joined(frame.sparkSession, stage, files)
+
     def _staging(self, frame: DataFrame, stage: DeltaStage) -> DataFrame:
-        """Return the query whose tasks stage the rows and report their files."""
+        """Return the query whose tasks write the rows and report their files."""
         return _numbered(frame).mapInArrow(DeltaStageTask(stage), REPORT)
+
+    def _indexed(self, table: DeltaTable) -> tuple[str, ...] | None:
+        """Return the columns of data files that get statistics; None if their rows pass through deltalake."""
+        reason = obstacle(table, self.mode, self.layout)
+        if reason is not None:
+            log.debug(
+                "rows of the Delta table %s pass through the driver, since it %s",
+                self.place.shown,
+                reason,
+                extra={"action": "rows_through_driver", "table": self.place.shown, "reason": reason},
+            )
+            return None
+        schema = self.layout.schema if self.mode == "complete" else pa.schema(table.schema().to_arrow())
+        return indexed_columns(schema, table.metadata().configuration)
 
     def _transaction(self, batch_id: int) -> AppTransaction | None:
         if self.guarantee == "at_least_once":
             return None
         return AppTransaction.of(Checkpoint(self.location), batch_id, self.app_id)
 
-    def _commit(self, stage: DeltaStage, files: Sequence[str], transaction: AppTransaction | None) -> None:
+    def _commit(
+        self,
+        stage: DeltaStage,
+        files: Sequence[DataFile],
+        transaction: AppTransaction | None,
+        spark: SparkSession | None = None,
+    ) -> None:
         if not files and self.mode != "complete":
             return
+        publish = self._publisher(stage, files, spark)
         versions = {} if transaction is None else transaction.versions
         conflict = library("deltalake.exceptions").CommitFailedError
         last_conflict = ""
@@ -134,8 +177,7 @@ class DeltaWriter:
             if transaction is not None and transaction.committed(table):
                 return
             try:
-                with self.place.translating_errors(beside=(conflict,)):
-                    self._publish(table, stage, files, versions)
+                publish(table, versions)
                 return
             except conflict as error:
                 # Another writer was faster, maybe another run of this query.
@@ -154,31 +196,15 @@ class DeltaWriter:
             batch_id=stage.batch_id,
         )
 
-    def _publish(
-        self, table: DeltaTable, stage: DeltaStage, files: Sequence[str], versions: Mapping[str, int]
-    ) -> None:
-        """Commit the staged rows, with versions of app transactions."""
-        properties = commit_properties(versions)
-        rows = stage.reader(files)
-        if self.mode == "update":
-            merge = merge_by_keys(table, rows, self.layout.keys, properties)
-            merge.when_matched_update_all().when_not_matched_insert_all().execute()
-            return
-        complete = self.mode == "complete"
-        library("deltalake").write_deltalake(
-            table,
-            rows if complete else _with_all_columns(rows, table),
-            mode="overwrite" if complete else "append",
-            schema_mode="overwrite" if complete else None,
-            commit_properties=properties,
-        )
+    def _publisher(self, stage: DeltaStage, files: Sequence[DataFile], spark: SparkSession | None) -> Publish:
+        """Return the function that commits the rows to a table, as it is loaded for each try."""
+        return RowsCommit(stage, files, self.mode, spark)
 
-    def _check(self, stage: DeltaStage, files: Sequence[str]) -> None:
-        """Refuse staged rows that have the same key."""
-        names = list(self.layout.keys)
-        if not names:
+    def _check(self, spark: SparkSession, stage: DeltaStage, files: Sequence[DataFile]) -> None:
+        """Refuse rows that have the same key."""
+        if not self.layout.keys:
             return
-        repeated = first_repeated_key(stage.columns(files, names))
+        repeated = repeated_key(spark, stage, files)
         if repeated is not None:
             raise rows_with_one_key(shown_key(repeated), f"the Delta table {self.place.shown}")
 
@@ -186,19 +212,3 @@ class DeltaWriter:
 def _numbered(frame: DataFrame) -> DataFrame:
     """Rename the columns to c0, c1 and so on: mapInArrow does not take every name."""
     return frame.select(*(F.col(quote_column(name)).alias(f"c{n}") for n, name in enumerate(frame.columns)))
-
-
-def _with_all_columns(rows: pa.RecordBatchReader, table: DeltaTable) -> pa.RecordBatchReader:
-    """Return the rows with all columns of the table, in its order, null where the rows do not have them."""
-    existing, own = pa.schema(table.schema().to_arrow()), rows.schema
-    schema = pa.schema([own.field(f.name) if f.name in own.names else f for f in existing])
-    return pa.RecordBatchReader.from_batches(schema, (with_columns(batch, schema) for batch in rows))
-
-
-def with_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch with the columns of a schema, null where it does not have them."""
-    arrays = [
-        batch.column(field.name) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -216,6 +216,19 @@ def patch_delta_writer(module: ModuleType) -> None:
     writer._commit, writer._write = committing, writing
 
 
+def patch_copy_on_write(module: ModuleType) -> None:
+    """Between the tasks that rewrite stored files and the commit that names the new ones."""
+    copies = module.CopyOnWrite
+    replacement = copies.replacement
+
+    def rewriting(self: Any, table: Any) -> Any:
+        rewritten = replacement(self, table)
+        stop(Path(self.stage.place.path).name, "REWRITTEN", in_batch(self.stage.batch_id))
+        return rewritten
+
+    copies.replacement = rewriting
+
+
 def patch_delta_applied(module: ModuleType) -> None:
     """Between the commit of what is remembered and that of the table."""
     applied = module.AppliedTable
@@ -339,6 +352,7 @@ PATCHES = {
     "penstock.spark.queue_writers": patch_queue_writers,
     "penstock.tables.sql.write_task": patch_table_tasks,
     "penstock.tables.delta.stage": patch_delta_tasks,
+    "penstock.tables.delta.copy_on_write": patch_copy_on_write,
     "penstock.tables.delta.writer": patch_delta_writer,
     "penstock.tables.delta.applied_table": patch_delta_applied,
     "penstock.tables.iceberg.commit": patch_iceberg_commits,

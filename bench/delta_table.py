@@ -1,0 +1,109 @@
+"""Rows into a Delta table, whose files tasks write, against the same rows passed through the driver to
+deltalake, as tables with features that ask for it still are.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+import penstock
+from bench.harness import Result, bounded, peak_memory, scratch, speed
+from bench.spark_session import spark
+from penstock.tables.delta import writer
+
+ROWS = 5_000_000
+FILES = 10
+ROUNDS = 3
+SCHEMA = "id bigint, name string, value double"
+
+
+def append(rows: int = ROWS, batches: int = 1, rounds: int = ROUNDS) -> Result:
+    """So many rows in one micro-batch, or in ten."""
+    with scratch() as folder:
+        bench = _Bench(folder, rows, batches)
+        name = f"Delta, {rows:,} rows in {batches} / through the driver"
+        return speed(name, bench.by_tasks, bench.by_driver, least=3, rounds=rounds)
+
+
+def driver_memory() -> list[Result]:
+    """The peak of the driver's Python, which must not grow with the rows."""
+    few, many = (_peak_of(rows) / 2**20 for rows in (ROWS // 5, ROWS))
+    return [
+        bounded("Delta, driver's peak, 1M rows", few, None, "MiB"),
+        bounded("Delta, driver's peak, 5M rows", many, few + 50, "MiB"),
+    ]
+
+
+def _peak_of(rows: int) -> int:
+    command = [sys.executable, "-m", "bench.delta_table", str(rows)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return int(json.loads(done.stdout.splitlines()[-1])["peak"])
+
+
+class _Bench:
+    def __init__(self, folder: Path, rows: int, batches: int) -> None:
+        self.folder, self.rows, self.batches, self.runs = folder, rows, batches, 0
+        (folder / "source").mkdir()
+        for number in range(FILES):
+            pq.write_table(_rows(number * rows // FILES, (number + 1) * rows // FILES), self._source(number))
+
+    def _source(self, number: int) -> Path:
+        return self.folder / "source" / f"{number}.parquet"
+
+    def by_tasks(self) -> float:
+        return self.run()
+
+    def by_driver(self) -> float:
+        with _through_deltalake():
+            return self.run()
+
+    def run(self) -> float:
+        """What Spark says that the micro-batches took."""
+        self.runs += 1
+        table = f"t{self.runs}"
+        read = spark().readStream.schema(SCHEMA).option("maxFilesPerTrigger", FILES // self.batches)
+        stream = penstock.stream(spark(), read.parquet(str(self.folder / "source")))
+        query = stream.write(penstock.TableSink(table, url=f"delta://{self.folder}/tables")).start(
+            checkpoint=self.folder / f"ck{self.runs}", trigger=penstock.Trigger.available_now()
+        )
+        query.awaitTermination()
+        written = DeltaTable(str(self.folder / "tables" / table))
+        assert written.to_pyarrow_dataset().count_rows() == self.rows
+        assert written.version() == self.batches
+        return sum(progress.durationMs.get("addBatch", 0) for progress in query.recentProgress) / 1000
+
+
+@contextmanager
+def _through_deltalake() -> Iterator[None]:
+    obstacle = writer.obstacle
+    writer.obstacle = lambda *_: "is measured"
+    try:
+        yield
+    finally:
+        writer.obstacle = obstacle
+
+
+def _rows(start: int, end: int) -> pa.Table:
+    numbers = np.arange(start, end)
+    names = pa.array([f"name {number}" for number in range(start, end)])
+    return pa.table({"id": numbers, "name": names, "value": np.random.default_rng(7).random(end - start)})
+
+
+def main(rows: int) -> None:
+    with scratch() as folder:
+        _Bench(folder, rows, 1).run()
+        print(json.dumps({"peak": peak_memory()}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

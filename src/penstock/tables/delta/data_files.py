@@ -1,0 +1,141 @@
+"""Parquet files of rows for a Delta table, as tasks write them and report them to the driver."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pyarrow.types as pat
+
+from penstock.lake.storage import DeltaPlace, library
+from penstock.tables.delta.statistics import FileStatistics
+
+BATCH_ROWS = 65_536
+_SAMPLE_ROWS = 8192
+REPORT = "file string, rows bigint, size bigint, statistics string, query string"
+_REPORT = pa.schema(
+    [
+        ("file", pa.string()),
+        ("rows", pa.int64()),
+        ("size", pa.int64()),
+        ("statistics", pa.string()),
+        ("query", pa.string()),
+    ]
+)
+
+
+class UnreadableFile(Exception):
+    """A file of another writer is not like those that Penstock reads and replaces: deltalake has to do it."""
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file that a task has written."""
+
+    path: str
+    """Its path in the table's folder."""
+    rows: int
+    size: int
+    statistics: str
+    """As an add action has them; only of the columns that the table keeps statistics of."""
+
+    def add_action(self) -> Any:
+        """Return deltalake's ``AddAction``."""
+        return library("deltalake.transaction").AddAction(
+            path=self.path,
+            size=self.size,
+            partition_values={},
+            modification_time=time.time_ns() // 1_000_000,
+            data_change=True,
+            stats=self.statistics,
+        )
+
+
+def reported(file: DataFile | None, query: str | None) -> pa.RecordBatch:
+    """Return the report of a task, which may have written no file, and whose query has an id."""
+    values = (None, 0, 0, None) if file is None else (file.path, file.rows, file.size, file.statistics)
+    columns = dict(zip(_REPORT.names, ([value] for value in (*values, query)), strict=True))
+    return pa.RecordBatch.from_pydict(columns, schema=_REPORT)
+
+
+def files_in(reports: Sequence[Any]) -> list[DataFile]:
+    """Return the files in collected reports."""
+    return [
+        DataFile(report.file, report.rows, report.size, report.statistics)
+        for report in reports
+        if report.file is not None
+    ]
+
+
+def write_file(
+    place: DeltaPlace,
+    path: str,
+    schema: pa.Schema,
+    batches: Iterator[pa.RecordBatch],
+    indexed: Sequence[str],
+) -> DataFile | None:
+    """Write batches to a file of the table's folder, None where there are none; ``indexed`` are the columns
+    that get statistics.
+    """
+    first = next(batches, None)
+    if first is None:
+        return None
+    statistics = FileStatistics.of(schema, indexed)
+    with (
+        place.translating_errors(beside=(UnreadableFile,)),
+        place.files().open_output_stream(path, buffer_size=1 << 20) as out,
+    ):
+        with pq.ParquetWriter(
+            out,
+            schema,
+            compression="zstd",
+            use_dictionary=_repetitive(first),
+            write_statistics=_in_footer(schema),
+        ) as writer:
+            batch: pa.RecordBatch | None = first
+            while batch is not None:
+                statistics.add(batch)
+                writer.write_batch(batch)
+                batch = next(batches, None)
+        size = out.tell()
+    return DataFile(path, statistics.rows, size, statistics.to_json())
+
+
+def _repetitive(batch: pa.RecordBatch) -> list[str] | bool:
+    """Return the columns whose values repeat: a dictionary of others takes time, and makes files larger."""
+    sample = batch.slice(0, _SAMPLE_ROWS)
+    names = [
+        field.name
+        for field, column in zip(sample.schema, sample.columns, strict=True)
+        if not pat.is_nested(field.type) and 2 * pc.count_distinct(column).as_py() <= sample.num_rows
+    ]
+    return names or False
+
+
+def _in_footer(schema: pa.Schema) -> list[str] | bool:
+    """Return the columns whose row groups get statistics: Arrow leaves NaN out of them, and readers that
+    sort NaN after all numbers would skip it.
+    """
+    names = [field.name for field in schema if not (pat.is_floating(field.type) or pat.is_nested(field.type))]
+    return names or False
+
+
+def read_file(place: DeltaPlace, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of a file that a task has written, in the order and types of a schema."""
+    with place.files().open_input_file(path) as file:
+        for batch in pq.ParquetFile(file).iter_batches(BATCH_ROWS, columns=schema.names):
+            yield batch.select(schema.names).cast(schema)
+
+
+def with_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch with the columns of a schema, null where it does not have them."""
+    arrays = [
+        batch.column(field.name) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

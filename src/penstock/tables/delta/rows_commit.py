@@ -1,0 +1,97 @@
+"""The commit of a micro-batch's rows to a Delta table: of the files that tasks wrote, or of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from penstock.lake.storage import library
+from penstock.tables.delta.copy_on_write import CopyOnWrite, Replacement
+from penstock.tables.delta.data_files import DataFile, UnreadableFile, with_columns
+from penstock.tables.delta.direct_writes import obstacle
+from penstock.tables.delta.stage import DeltaStage
+from penstock.tables.delta.transactions import commit_properties, committing, merge_by_keys
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+
+@dataclass
+class RowsCommit:
+    """A function that commits the rows, with versions of app transactions, to a table as it was loaded.
+
+    It may be called again with the table as another writer has changed it.
+    """
+
+    stage: DeltaStage
+    files: Sequence[DataFile]
+    mode: str
+    spark: SparkSession | None
+
+    def __call__(self, table: DeltaTable, versions: Mapping[str, int]) -> None:
+        # Another writer may have changed more than rows since the tasks wrote the files.
+        is_direct = self.stage.indexed is not None and obstacle(table, self.mode, self.stage.layout) is None
+        replacement = Replacement()
+        try:
+            if is_direct and self.mode == "update":
+                replacement = self._copies.replacement(table)
+        except UnreadableFile:
+            is_direct = False
+        with committing(self.stage.place):
+            if is_direct:
+                self._commit_files(table, replacement, versions)
+            else:
+                self._commit_rows(table, versions)
+
+    def _commit_files(self, table: DeltaTable, replacement: Replacement, versions: Mapping[str, int]) -> None:
+        files = [*self.files, *replacement.added]
+        if self.stage.is_old:
+            # VACUUM deletes old files that no version refers to.
+            self.stage.require_files(files)
+        complete = self.mode == "complete"
+        removed = [file.remove_action() for file in replacement.removed]
+        table.create_write_transaction(
+            [*(file.add_action() for file in files), *removed],
+            "overwrite" if complete else "append",
+            self._delta_schema if complete else table.schema(),
+            # Rows that other writers add meanwhile may have a key of these, or are to be replaced too.
+            commit_properties=commit_properties(versions, as_loaded=self.mode != "append"),
+        )
+
+    @cached_property
+    def _copies(self) -> CopyOnWrite:
+        assert self.spark is not None
+        return CopyOnWrite(self.spark, self.stage, self.files)
+
+    @property
+    def _delta_schema(self) -> Any:
+        return library("deltalake").Schema.from_arrow(self.stage.layout.schema)
+
+    def _commit_rows(self, table: DeltaTable, versions: Mapping[str, int]) -> None:
+        """Pass the rows to deltalake, which writes other files."""
+        properties = commit_properties(versions)
+        rows = self.stage.reader(self.files)
+        if self.mode == "update":
+            merge = merge_by_keys(table, rows, self.stage.layout.keys, properties)
+            merge.when_matched_update_all().when_not_matched_insert_all().execute()
+            return
+        complete = self.mode == "complete"
+        library("deltalake").write_deltalake(
+            table,
+            rows if complete else _with_all_columns(rows, table),
+            mode="overwrite" if complete else "append",
+            schema_mode="overwrite" if complete else None,
+            commit_properties=properties,
+        )
+
+
+def _with_all_columns(rows: pa.RecordBatchReader, table: DeltaTable) -> pa.RecordBatchReader:
+    """Return the rows with all columns of the table, in its order, null where the rows do not have them."""
+    existing, own = pa.schema(table.schema().to_arrow()), rows.schema
+    schema = pa.schema([own.field(f.name) if f.name in own.names else f for f in existing])
+    return pa.RecordBatchReader.from_batches(schema, (with_columns(batch, schema) for batch in rows))
