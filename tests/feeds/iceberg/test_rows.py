@@ -310,6 +310,30 @@ def test_nested_columns_are_read_unchanged(lake: Lake) -> None:
     assert feed.describe().contract.row_id == ("id", "item")  # type: ignore[union-attr] - it has one
 
 
+def test_a_null_list_or_map_of_structs_is_not_an_empty_one(lake: Lake, tmp_path: Path) -> None:
+    part = pa.struct([("a", pa.int64())])
+    schema = pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False),
+            ("parts", pa.list_(part)),
+            ("named", pa.map_(pa.string(), part)),
+            ("deep", pa.struct([("parts", pa.list_(part))])),
+        ]
+    )
+    values = [
+        {"id": 1, "parts": None, "named": None, "deep": None},
+        {"id": 2, "parts": [], "named": [], "deep": {"parts": None}},
+        {"id": 3, "parts": [None, {"a": None}], "named": [("k", None)], "deep": {"parts": []}},
+        {"id": 4, "parts": [{"a": 1}], "named": [("k", {"a": 1})], "deep": {"parts": [{"a": 1}]}},
+    ]
+    # Not by pyiceberg, which writes them as empty ones too.
+    pq.write_table(pa.Table.from_pylist(values, schema), tmp_path / "rows.parquet")
+    lake.table("nested", schema).add_files([f"file://{tmp_path}/rows.parquet"])
+    feed = lake.feed("nested", row_id="id").open()
+    read = changes(feed, 0, 1).select(schema.names).to_pylist()
+    assert sorted(read, key=lambda row: int(row["id"])) == values
+
+
 # What identifies rows.
 
 

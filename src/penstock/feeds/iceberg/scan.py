@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema
+from pyiceberg.io.pyarrow import pyarrow_to_schema
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import NameMapping
 from pyiceberg.typedef import TableVersion
@@ -29,6 +29,7 @@ from pyroaring import BitMap64
 from penstock.errors import DataLostError, FeedUnavailableError, PenstockError
 from penstock.feeds.file_commits import Column, Planned
 from penstock.feeds.protocol import METADATA_NAMES, change_rows
+from penstock.lake.iceberg_columns import current_column
 from penstock.lake.parquet import BATCH_ROWS, Piece
 from penstock.lake.storage import access_denied, is_denied, without_secrets
 
@@ -224,22 +225,22 @@ class _Scan:
             downcast_ns_timestamp_to_us=downcast,
             format_version=self._table.format_version,
         )
-        names = {field.field_id: field.name for field in in_file.fields}
+        stored = {field.field_id: field for field in in_file.fields}
+        names = {field_id: field.name for field_id, field in stored.items()}
         columns = [names[field.field_id] for field in self._projected.fields if field.field_id in names]
         lineage = {name: names.get(FIELD_IDS[name]) for name in self._lineage}
-        constants = {field_id: value for field_id, value in part.constants if field_id not in names}
+        constants = dict(part.constants)
         for start, batch in _part_batches(file, part, [*columns, *filter(None, lineage.values())]):
             kept = _selected(batch.select(columns), start, exclude, only)
             if not kept.num_rows:
                 continue
             if self._projected.fields:
-                kept = _to_requested_schema(
-                    self._projected,
-                    in_file,
-                    kept,
-                    downcast_ns_timestamp_to_us=downcast,
-                    projected_missing_fields=constants,
-                    allow_timestamp_tz_mismatch=True,
+                kept = pa.RecordBatch.from_arrays(
+                    [
+                        current_column(kept, stored.get(field.field_id), field, constants)
+                        for field in self._projected.fields
+                    ],
+                    names=[field.name for field in self._projected.fields],
                 )
             numbers = _selected(self._row_lineage(batch, start, part, lineage), start, exclude, only)
             for field, column in zip(numbers.schema, numbers.columns, strict=True):
