@@ -7,9 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import deltalake.transaction
 import pyarrow as pa
-import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
@@ -20,9 +18,6 @@ from penstock.tables.delta.stage import DeltaStage, DeltaStageTask
 from penstock.tables.delta.transactions import AppTransaction
 from penstock.tables.delta.writer import DeltaWriter
 
-needs_direct_writes = pytest.mark.skipif(
-    not hasattr(deltalake.transaction, "RemoveAction"), reason="an older deltalake writes all rows itself"
-)
 Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 

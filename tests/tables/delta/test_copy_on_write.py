@@ -19,9 +19,8 @@ from penstock.errors import CommitRefusedError
 from penstock.tables.delta.copy_on_write import CopyOnWrite, Replacement
 from penstock.tables.delta.data_files import DataFile
 from penstock.tables.delta.rows_commit import RowsCommit
-from tests.tables.delta.row_queries import RowQuery, needs_direct_writes
+from tests.tables.delta.row_queries import RowQuery
 
-pytestmark = needs_direct_writes
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string()), ("v", pa.int64())])
 KEYS = st.tuples(st.integers(0, 6), st.sampled_from(["", "x", "é😀", "y" * 40]))
 BATCHES = st.lists(st.dictionaries(KEYS, st.integers(0, 99), min_size=1, max_size=8), min_size=1, max_size=5)

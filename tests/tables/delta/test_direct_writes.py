@@ -18,9 +18,8 @@ from penstock.tables.delta.direct_writes import obstacle
 from penstock.tables.delta.schema import DeltaLayout
 from tests.support.object_store import object_store
 from tests.support.object_store import settings as object_settings
-from tests.tables.delta.row_queries import RowQuery, needs_direct_writes
+from tests.tables.delta.row_queries import RowQuery
 
-pytestmark = needs_direct_writes
 ROWS = pa.schema([("id", pa.int64()), ("v", pa.string())])
 READER_FEATURES = ("columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint")
 MODES = ("append", "update", "complete")

@@ -25,9 +25,7 @@ from penstock.tables.delta.rows_commit import RowsCommit
 from penstock.tables.delta.schema import DeltaLayout
 from penstock.tables.delta.stage import DeltaStage
 from penstock.tables.delta.statistics import FileStatistics, indexed_columns
-from tests.tables.delta.row_queries import needs_direct_writes
 
-pytestmark = needs_direct_writes
 INSTANTS = st.one_of(
     st.integers(-(1 << 55), 1 << 55),
     st.integers(-62_135_596_800_000_000 - 2000, -62_135_596_800_000_000 + 2000),

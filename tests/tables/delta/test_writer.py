@@ -29,7 +29,6 @@ from penstock.errors import (
 from penstock.testing import replay_last_batch
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import Feed, totals
-from tests.tables.delta.row_queries import needs_direct_writes
 from tests.tables.delta.tables import DeltaTables
 
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.string()), ("v", pa.int64())])
@@ -284,7 +283,6 @@ def test_wrong_arguments_are_refused_with_a_remedy(tables: DeltaTables) -> None:
         feed.run(tables.sink("t"), guarantee="idempotent")
 
 
-@needs_direct_writes
 @one_store
 def test_many_small_files_of_a_micro_batch_become_few(tables: DeltaTables) -> None:
     feed, sink = tables.feed, tables.sink("many", "k")

@@ -47,9 +47,6 @@ def obstacle(table: DeltaTable, mode: str, layout: DeltaLayout) -> str | None:
 
 
 def _obstacles(table: DeltaTable, mode: str, layout: DeltaLayout) -> Iterator[str]:
-    if not hasattr(library("deltalake.transaction"), "RemoveAction"):
-        # Not all older ones notice that another run has committed the same micro-batch.
-        yield "is written by a deltalake older than 1.6.6"
     if table.metadata().partition_columns:
         yield "is partitioned"
     protocol = table.protocol()
