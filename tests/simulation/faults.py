@@ -193,7 +193,7 @@ FAULTS = [
     Fault(
         "a program seeks a consumer that a query owns",
         "queue/consumer.py",
-        '                self._refuse_when_owned(tx, registration, "seek")\n',
+        '                self.refuse_when_owned(tx, registration, "seek")\n',
         "",
     ),
     Fault(
@@ -672,7 +672,7 @@ FAULTS = [
     Fault(
         "a program moves a consumer that a query owns",
         "queue/consumer.py",
-        '            self._refuse_when_owned(tx, registration, "move")\n',
+        '            self.refuse_when_owned(tx, registration, "move")\n',
         "",
     ),
     # Tables.
