@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from tests.export.lakes import KINDS, Lake
+from tests.export.lakes import LAKES, Lake
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("s", pa.string())])
 Export = Callable[..., penstock.QueueExport]
@@ -21,9 +21,9 @@ def queue(store: penstock.Store) -> penstock.Queue:
     return store.create_queue("orders", SCHEMA, partitions=2)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=LAKES)
 def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
-    return KINDS[request.param](tmp_path)
+    return LAKES[request.param](tmp_path)
 
 
 @pytest.fixture

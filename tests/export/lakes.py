@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
@@ -83,4 +84,4 @@ class IcebergLake(Lake):
         return int(summary["total-records"] or 0) if summary is not None else 0
 
 
-KINDS = {"delta": DeltaLake, "iceberg": IcebergLake}
+LAKES: dict[str, Callable[[Path], Lake]] = {"delta": DeltaLake, "iceberg": IcebergLake}

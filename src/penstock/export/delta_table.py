@@ -93,6 +93,13 @@ class DeltaExportTable:
                     commit_properties=commit_properties(versions),
                 )
         except conflict as error:
+            if self._place.open().version() == self._loaded.version():
+                # Nobody was faster: the table does not take such a commit.
+                raise TableRefusedError(
+                    f"{self.shown} refused the commit: {self._place.message(error)}",
+                    condition="TABLE_REFUSED.DELTA",
+                    table=self._place.shown,
+                ) from None
             raise TableChangedError(self._place.message(error)) from None
         except PenstockError:
             if source.error is None:
@@ -101,9 +108,9 @@ class DeltaExportTable:
             raise source.error from None
 
     def tidy(self) -> None:
-        small = sum(size < self._file_bytes // 4 for size in self._sizes())
-        if small >= MOST_SMALL:
-            with suppress(library("deltalake.exceptions").CommitFailedError):
+        conflict = library("deltalake.exceptions").CommitFailedError
+        with suppress(conflict), self._place.translating_errors(beside=(conflict,)):
+            if sum(size < self._file_bytes // 4 for size in self._sizes()) >= MOST_SMALL:
                 self._loaded.optimize.compact(target_size=self._file_bytes)
 
     def _sizes(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -19,29 +19,28 @@ from penstock.errors import (
     InvalidInputError,
     StoreUnavailableError,
     TableRefusedError,
-    condition_of,
 )
 from penstock.export.run import ExportRun, Totals
-from penstock.export.source import ExportSource
+from penstock.export.source import ExportSource, starts_of
 from penstock.export.table import ExportTable, QueueId, known_positions
-from penstock.export.targets import place_of, table_at
+from penstock.export.targets import location, place_of, table_at
+from penstock.export.waiting import Waits
 from penstock.lake.storage import DeltaPlace
 from penstock.queue.checks import check_name
 from penstock.queue.store import Store, connect
-from penstock.redaction import shown
 from penstock.spark.schemas import source_schema, to_output_batch
+from penstock.store.database import Transaction
 from penstock.store.log import reading
 from penstock.store.records import catalog
-from penstock.store.records.catalog import QueueRecord
+from penstock.store.records.catalog import PartitionRecord, QueueRecord
+from penstock.tables.names import digest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-log = logging.getLogger("penstock.export")
-
 FILE_BYTES = 128 << 20
+_RUNNING_EXPORT = "CONSUMER_IN_USE.RUNNING_EXPORT"
 _LOOK_SECONDS = 0.5
-_LONGEST_PAUSE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,8 @@ class QueueExport:
     table
         The table's name, of Iceberg with its namespace; by default the queue's name.
     consumer
-        The name of the consumer, which is created; by default ``export-`` and the table's name.
+        The name of the consumer, which is created; by default ``export-``, the table's name, and some digits
+        that depend on where the table is.
     metadata_columns
         Whether the table has the columns ``_queue``, ``_generation``, ``_partition``, ``_row_index`` and
         ``_timestamp`` too.
@@ -118,7 +118,9 @@ class QueueExport:
             )
         self.table = queue if table is None else check_name("table", table)
         self._place = place_of(target, self.table)
-        self.consumer = check_name("consumer", f"export-{self.table}" if consumer is None else consumer)
+        # Tables of one name in two places have a consumer each.
+        own = f"export-{self.table}-{digest(location(self._place))[:8]}"
+        self.consumer = check_name("consumer", own if consumer is None else consumer)
         self._url, self._metadata_columns, self._file_bytes = store, metadata_columns, file_bytes
         self._stopping = threading.Event()
         self._totals = Totals()
@@ -171,16 +173,12 @@ class QueueExport:
         rows: together they have each row once. The version is None if there is no table, or no snapshot. Read
         the rows before they are trimmed.
         """
-        store = connect(self._url, create=False)
-        try:
+        with closing(connect(self._url, create=False)) as store:
             look = self._look(store)
-        except BaseException:
-            store.close()
-            raise
-        return look.table.version, pa.RecordBatchReader.from_batches(look.schema, self._newer(store, look))
+        return look.table.version, pa.RecordBatchReader.from_batches(look.schema, self._newer(look))
 
-    def _newer(self, store: Store, look: Look) -> Iterator[pa.RecordBatch]:
-        with closing(store):
+    def _newer(self, look: Look) -> Iterator[pa.RecordBatch]:
+        with closing(connect(self._url, create=False)) as store:
             for chunk in reading.read(
                 store.database, look.record, look.ranges, with_runs=self._metadata_columns
             ):
@@ -191,9 +189,14 @@ class QueueExport:
         record = store.queue(self.queue).record
         queue = QueueId(store.uuid, self.queue, record.generation)
         table = table_at(self._place, queue, self._file_bytes)
-        known = known_positions(table, queue, record.partitions) if table.load() else {}
-        parts = store.database.run(lambda tx: catalog.partitions(tx, record), write=False)
-        starts = {part.partition: known.get(part.partition, part.first_index) for part in parts}
+        is_there = table.load()
+
+        def read(tx: Transaction) -> tuple[list[PartitionRecord], QueueRecord]:
+            # In this order: the rows of those partitions have no columns that the record lacks.
+            return catalog.partitions(tx, record), catalog.reread(tx, record)
+
+        parts, record = store.database.run(read, write=False)
+        starts = starts_of(self.queue, parts, known_positions(table, queue, len(parts)) if is_there else {})
         ranges = [reading.Range(part.partition, starts[part.partition], part.next_index) for part in parts]
         schema = source_schema(record.schema, self._metadata_columns)
         return Look(record, schema, table, starts, ranges)
@@ -243,48 +246,50 @@ class QueueExport:
             As from :meth:`run`.
         """
         require("every", every, timedelta, "a timedelta")
-        pause = 1.0
+        waits = Waits(self.queue, self._stopping)
         while not self._stopping.is_set():
             try:
                 with closing(connect(self._url, create=False)) as store:
-                    self._follow(store, every.total_seconds())
-                return self.status()
-            except ConsumerInUseError:
-                self._stopping.wait(1.0)
+                    self._follow(store, every.total_seconds(), waits)
+            except ConsumerInUseError as error:
+                if error.condition != _RUNNING_EXPORT:
+                    raise
+                waits.for_another(error)
             except StoreUnavailableError as error:
-                log.warning(
-                    "the export of queue %r waits %.0f s: %s",
-                    self.queue,
-                    pause,
-                    shown(error),
-                    extra={"action": "export_waits", "queue": self.queue, "error": condition_of(error)},
-                )
-                self._stopping.wait(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+                waits.for_answer(error)
         return self.status()
 
-    def _follow(self, store: Store, every: float) -> None:
+    def _follow(self, store: Store, every: float, waits: Waits) -> None:
         with closing(self._own(store)) as run, store.queue(self.queue).watch() as watch:
             while not self._stopping.is_set():
-                while not self._stopping.is_set() and run.commit():
-                    pass
-                waiting_since = time.monotonic()
+                # Rows that come during a commit wait for the next round.
+                until = run.ends()
+                while not self._stopping.is_set() and run.commit(until):
+                    waits.over()
+                waits.over()
+                since = time.monotonic()
                 while not self._stopping.is_set():
-                    if not watch.wait(run.positions, _LOOK_SECONDS):
-                        waiting_since = time.monotonic()
-                    elif time.monotonic() - waiting_since >= every or run.has_enough():
+                    # Partitions may have been added.
+                    positions = {**dict.fromkeys(range(watch.partitions), 0), **run.positions}
+                    if not watch.wait(positions, _LOOK_SECONDS):
+                        since = time.monotonic()
+                    elif time.monotonic() - since >= every or run.has_enough():
                         break
                     else:
                         self._stopping.wait(min(_LOOK_SECONDS, every))
 
+    @property
+    def _lock_name(self) -> str:
+        return f"export:{digest(json.dumps([location(self._place), self.queue]))}"
+
     def _own(self, store: Store) -> ExportRun:
         """Prepare a run, unless another process exports the queue to this table."""
-        lock = store.database.owner_lock(f"export:{self.consumer}:{self.queue}")
+        lock = store.database.owner_lock(self._lock_name)
         if not lock.acquire():
             raise ConsumerInUseError(
-                f"another process exports queue {self.queue!r} as consumer {self.consumer!r}: wait until it "
+                f"another process exports queue {self.queue!r} to the table {self.table!r}: wait until it "
                 "ends, or stop it",
-                condition="CONSUMER_IN_USE.RUNNING_EXPORT",
+                condition=_RUNNING_EXPORT,
                 consumer=self.consumer,
                 queue=self.queue,
             )

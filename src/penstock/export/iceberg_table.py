@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -14,8 +15,9 @@ from penstock.arrow.arrays import grouped
 from penstock.errors import PenstockError, TableRefusedError
 from penstock.export.table import MOST_SMALL, QueueId, TableChangedError
 from penstock.lake.parquet import completed
+from penstock.parallel import in_parallel
 from penstock.spark.schemas import to_struct
-from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, delete_files
+from penstock.tables.iceberg.attempts import Attempt, delete_abandoned
 from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.reading import live_rows
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
 _ATTEMPTS = 10
 _GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20
 """How much is in memory at a time: a row group."""
+_MOST_MERGED = 256
+"""So many files are merged at a time."""
+_LONGEST_SECONDS = 3600.0
+"""How long an attempt may take: after a day a clean-up takes its files for those of a dead process."""
 _SIZE = "write.target-file-size-bytes"
 
 
@@ -101,8 +107,13 @@ class IcebergExportTable:
     def append(self, schema: pa.Schema, rows: Iterator[pa.RecordBatch], ends: Mapping[int, int]) -> None:
         attempt = Attempt.new(self._property)
         attempt.begin(self._place, self._loaded)
-        files = self._written(_layout(schema), rows, attempt.token)
-        self._commit(files, ends, attempt.token)
+        try:
+            files = self._written(_layout(schema), rows, attempt.token)
+        except BaseException:
+            # It has deleted what it wrote.
+            attempt.end(self._place, self._loaded)
+            raise
+        self._commit(files, ends, attempt)
         attempt.end(self._place, self._loaded)
 
     def _written(self, rows: RowLayout, batches: Iterator[pa.RecordBatch], token: str) -> list[DataFile]:
@@ -125,26 +136,35 @@ class IcebergExportTable:
         metadata = table.metadata.model_copy(update={"properties": size})
         return FileTarget.of(self._place.shown, table.io, metadata, token)
 
-    def _commit(self, files: list[DataFile], ends: Mapping[int, int], token: str) -> None:
+    def _commit(self, files: list[DataFile], ends: Mapping[int, int], attempt: Attempt) -> None:
+        """Commit files and positions.
+
+        Files are never deleted after the catalog was asked to commit them, since it may have done so whatever
+        it answered: the clean-up deletes them a day later, unless a snapshot has them.
+        """
         before = self._recorded(self._loaded)
+        positions = {
+            **(before["positions"] if before else {}),
+            **{str(part): end for part, end in ends.items()},
+        }
         recorded = {
             "store": self._queue.store,
             "queue": self._queue.name,
             "generation": self._queue.generation,
-            "attempt": token,
-            "positions": {
-                **(before["positions"] if before else {}),
-                **{str(part): end for part, end in ends.items()},
-            },
+            "attempt": attempt.token,
+            "positions": positions,
         }
         for _ in range(_ATTEMPTS):
-            table = self._place.open()
+            table = self._place.find()
+            if table is None:
+                raise TableChangedError("it was deleted")
             now = self._recorded(table)
-            if now is not None and now.get("attempt") == token:
+            if now is not None and now.get("attempt") == attempt.token:
                 return
             if now != before:
-                delete_files(self._place, table.io, [file.file_path for file in files])
+                # They may be those of this attempt, if the reply was lost and another one came after it.
                 raise TableChangedError("another process has exported rows of the queue")
+            self._require_as_written(table, files, attempt)
             try:
                 self._send(table, files, json.dumps(recorded))
                 return
@@ -153,11 +173,22 @@ class IcebergExportTable:
             except PenstockError:
                 # The catalog may have committed it, and only the reply is lost.
                 now = self._recorded(self._place.open())
-                if now is None or now.get("attempt") != token:
+                if now is None or now.get("attempt") != attempt.token:
                     raise
                 return
-        delete_files(self._place, self._loaded.io, [file.file_path for file in files])
         raise TableChangedError(f"other writers were faster {_ATTEMPTS} times")
+
+    def _require_as_written(self, table: Table, files: Sequence[DataFile], attempt: Attempt) -> None:
+        """Refuse to commit files that the table does not take any more, or that a clean-up has deleted."""
+        old, new = self._loaded.metadata, table.metadata
+        if (old.current_schema_id, old.default_spec_id) != (new.current_schema_id, new.default_spec_id):
+            raise TableChangedError("its columns or its partitioning have changed")
+        if time.time() - attempt.started > _LONGEST_SECONDS:
+            raise TableChangedError("writing the files took too long")
+        with self._place.translating_errors("its data files cannot be found"):
+            exist = in_parallel(lambda file: table.io.new_input(file.file_path).exists(), files)
+        if not all(exist):
+            raise TableChangedError("its data files were deleted meanwhile")
 
     def _send(self, table: Table, files: list[DataFile], recorded: str) -> None:
         with self._sending(table) as transaction:
@@ -176,17 +207,20 @@ class IcebergExportTable:
             transaction.commit_transaction()
 
     def tidy(self) -> None:
-        self.load()
+        if not self.load():
+            return
         table = self._loaded
         snapshot = table.current_snapshot()
         summary = snapshot.summary if snapshot is not None else None
-        if summary is None or int(summary["total-data-files"] or 0) < MOST_SMALL:
+        few = summary is None or int(summary["total-data-files"] or 0) < MOST_SMALL
+        # Each partition of a table has its own files, which are small because it is.
+        if few or not table.spec().is_unpartitioned():
             return
         with self._place.translating_errors("its files cannot be listed"):
             files = list(table.scan().plan_files())
         small = [f for f in files if f.file.file_size_in_bytes < self._file_bytes // 4 and not f.delete_files]
         if len(small) >= MOST_SMALL:
-            self._merge(table, small)
+            self._merge(table, small[:_MOST_MERGED])
 
     def _merge(self, table: Table, small: Sequence[FileScanTask]) -> None:
         """Replace files by fewer ones with the same rows, unless another writer is faster."""
@@ -197,16 +231,20 @@ class IcebergExportTable:
             batch for file in small for batch in live_rows(table.io, table.metadata, file, table.schema())
         )
         parts = (pa.Table.from_batches(group) for group in grouped(batches, _GROUP_ROWS, _GROUP_BYTES))
-        merged = written(target, (in_schema(target, part.columns) for part in parts))
         try:
+            merged = written(target, (in_schema(target, part.columns) for part in parts))
+        except BaseException:
+            attempt.end(self._place, table)
+            raise
+        # As in _commit, the files stay where they are if the commit fails.
+        with suppress(CommitConflict, TableChangedError):
+            self._require_as_written(table, merged, attempt)
             with self._sending(table) as transaction, transaction.update_snapshot().overwrite() as update:
                 for file in small:
                     update.delete_data_file(file.file)
                 for new in merged:
                     update.append_data_file(new)
-        except CommitConflict:
-            delete_files(self._place, table.io, [file.file_path for file in merged])
-        attempt.end(self._place, table)
+            attempt.end(self._place, table)
 
 
 def _layout(schema: pa.Schema) -> RowLayout:

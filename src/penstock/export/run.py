@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import random
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from penstock.errors import CommitRefusedError
-from penstock.export.source import ExportSource, Pending
+from penstock.errors import CommitRefusedError, DataLostError, PenstockError, condition_of
+from penstock.export.source import ExportSource, Pending, Plan
 from penstock.export.table import ExportTable, QueueId, TableChangedError, known_positions
+from penstock.redaction import shown
 from penstock.store.database import OwnerLock
 
 log = logging.getLogger("penstock.export")
@@ -55,37 +58,37 @@ class ExportRun:
 
     def has_enough(self) -> bool:
         """Whether there are enough new rows for a file."""
-        return self._source.pending(lambda count: self.positions, None).bytes >= self._file_bytes
+        return self._source.pending(lambda count: self.positions).bytes >= self._file_bytes
 
     def commit(self, until: Mapping[int, int] | None = None) -> bool:
         """Commit rows that the table lacks; return False if it lacks none.
 
         ``until`` are the ends of the partitions, by default those that they have now.
         """
-        for _ in range(_ATTEMPTS):
+        last: Exception | None = None
+        for attempt in range(_ATTEMPTS):
+            time.sleep(random.uniform(0, 0.05 * attempt))
             pending = self._pending(until)
+            if self._prepare():
+                # The table is another version now.
+                continue
             plan = self._source.plan(pending, _COMMIT_FILES * self._file_bytes)
             if not plan.rows:
-                self._source.follow(pending.starts)
+                self._source.follow(pending.starts, back=True)
                 return False
-            self._prepare()
             try:
-                self._table.append(self._source.schema, self._source.rows(plan), plan.ends)
+                self._table.append(
+                    self._source.schema, self._source.rows(plan), {**pending.unrecorded, **plan.ends}
+                )
             except TableChangedError as error:
-                last = str(error)
-                continue
-            self.positions = {**pending.starts, **plan.ends}
-            self._totals.commits += 1
-            self._totals.rows += plan.rows
-            log.debug(
-                "rows of queue %r are in %s",
-                plan.record.name,
-                self._table.shown,
-                extra={"action": "rows_exported", "queue": plan.record.name, "rows": plan.rows},
-            )
-            self._source.follow(self.positions)
-            self._table.tidy()
-            return True
+                last = error
+            except DataLostError:
+                # Another process may have exported the rows, so that they could be trimmed.
+                if self._pending(until).starts == pending.starts:
+                    raise
+            else:
+                self._committed(plan, {**pending.starts, **plan.ends})
+                return True
         raise CommitRefusedError(
             f"other writers changed {self._table.shown} at each of {_ATTEMPTS} attempts ({last}). Nothing of "
             "the last one is visible: start the export again",
@@ -93,17 +96,49 @@ class ExportRun:
             table=self._table.shown,
         )
 
+    def _committed(self, plan: Plan, positions: dict[int, int]) -> None:
+        self.positions = positions
+        self._totals.commits += 1
+        self._totals.rows += plan.rows
+        log.debug(
+            "rows of queue %r are in %s",
+            plan.record.name,
+            self._table.shown,
+            extra={"action": "rows_exported", "queue": plan.record.name, "rows": plan.rows},
+        )
+        self._source.follow(positions)
+        try:
+            self._table.tidy()
+        except PenstockError as error:
+            # The rows are safe, and a later commit tries again.
+            log.warning(
+                "small files of %s are not merged: %s",
+                self._table.shown,
+                shown(error),
+                extra={
+                    "action": "files_not_merged",
+                    "table": self._table.shown,
+                    "error": condition_of(error),
+                },
+            )
+
     def _pending(self, until: Mapping[int, int] | None) -> Pending:
-        self._table.load()
+        if not self._table.load():
+            # It was deleted.
+            self._prepared = None
+            self._prepare()
+            self._table.load()
         pending = self._source.pending(
             lambda partitions: known_positions(self._table, self._queue, partitions), until
         )
         self.positions = dict(pending.starts)
         return pending
 
-    def _prepare(self) -> None:
-        """Have the table take the rows, if they have other columns than before."""
+    def _prepare(self) -> bool:
+        """Have the table take the rows, if they have other columns than before; return whether they have."""
         schema = self._source.schema
-        if self._prepared is None or not self._prepared.equals(schema):
-            self._table.prepare(schema)
-            self._prepared = schema
+        if self._prepared is not None and self._prepared.equals(schema):
+            return False
+        self._table.prepare(schema)
+        self._prepared = schema
+        return True

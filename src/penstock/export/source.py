@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 
-from penstock.errors import AlreadyExistsError, CheckpointMismatchError, DataLostError
+from penstock.errors import (
+    AlreadyExistsError,
+    CheckpointMismatchError,
+    ConsumerInUseError,
+    DataLostError,
+    NotRegisteredError,
+)
 from penstock.queue.consumer import Consumer
 from penstock.queue.store import Store
 from penstock.spark.schemas import source_schema, to_output_batch
@@ -38,22 +44,18 @@ class Plan:
 class Pending:
     """What the table does not have yet."""
 
-    partitions: tuple[PartitionRecord, ...]
     starts: dict[int, int]
+    """The first row of each partition that the table lacks."""
+    ends: dict[int, int]
+    """Where to stop in each."""
+    bytes: int
+    """About how many compressed bytes that is."""
+    unrecorded: dict[int, int]
+    """The starts of partitions whose positions the table does not record."""
 
     @property
     def rows(self) -> int:
-        return sum(part.next_index - self.starts[part.partition] for part in self.partitions)
-
-    @property
-    def bytes(self) -> int:
-        """About how many compressed bytes that is."""
-        return sum(
-            part.bytes
-            * (part.next_index - self.starts[part.partition])
-            // max(part.next_index - part.first_index, 1)
-            for part in self.partitions
-        )
+        return sum(end - self.starts[part] for part, end in self.ends.items())
 
 
 class ExportSource:
@@ -65,8 +67,21 @@ class ExportSource:
         with suppress(AlreadyExistsError):
             store.create_consumer(consumer)
         self.consumer: Consumer = store.consumer(consumer)
+        self._refuse_queries_consumer()
         self.consumer.register(queue, vital=True)
         self._followed: dict[int, int] = {}
+
+    def _refuse_queries_consumer(self) -> None:
+        """Refuse a consumer that a query has used: moving it would lose the query's place."""
+        with suppress(NotRegisteredError):
+            if self.consumer.registration(self._name).app_id is not None:
+                raise ConsumerInUseError(
+                    f"a query has used consumer {self.consumer.name!r} on queue {self._name!r}: export as "
+                    "another consumer",
+                    condition="CONSUMER_IN_USE.QUERY",
+                    consumer=self.consumer.name,
+                    queue=self._name,
+                )
 
     @property
     def schema(self) -> pa.Schema:
@@ -78,7 +93,7 @@ class ExportSource:
         return {part.partition: part.next_index for part in parts}
 
     def pending(
-        self, positions: Callable[[int], Mapping[int, int]], until: Mapping[int, int] | None
+        self, positions: Callable[[int], Mapping[int, int]], until: Mapping[int, int] | None = None
     ) -> Pending:
         """Return what a table lacks; one without positions lacks all rows that are there.
 
@@ -86,52 +101,33 @@ class ExportSource:
         partitions to look at, by default those that they have now.
         """
 
-        def read(tx: Transaction) -> tuple[list[PartitionRecord], list[int], QueueRecord]:
+        def read(tx: Transaction) -> tuple[list[PartitionRecord], QueueRecord]:
             registration = consumers.find_registration(tx, self.consumer.name, self._name)
+            self.consumer.refuse_when_owned(tx, registration, "move")
             partitions = catalog.partitions(tx, self.record)
             # In this order: the rows of those partitions have no columns that the record lacks.
-            return partitions, consumers.read_offsets(tx, registration)[0], catalog.reread(tx, self.record)
+            return partitions, catalog.reread(tx, self.record)
 
-        partitions, offsets, self.record = self._store.database.run(read, write=False)
-        known, parts, starts = positions(len(partitions)), [], {}
-        # Partitions may have been added in between.
-        for part, offset in zip(partitions, offsets, strict=False):
-            begin = min(max(offset, part.first_index), part.next_index) if known else part.first_index
-            start = starts[part.partition] = known.get(part.partition, begin)
-            self._require_there(part, start)
-            end = part.next_index if until is None else until.get(part.partition, start)
-            parts.append(replace(part, next_index=max(min(end, part.next_index), start)))
-        return Pending(tuple(parts), starts)
-
-    def _require_there(self, part: PartitionRecord, start: int) -> None:
-        about = f"partition {part.partition} of queue {self._name!r}"
-        if start > part.next_index:
-            raise CheckpointMismatchError(
-                f"the table has the rows of {about} up to {start}, and the queue ends at {part.next_index}: "
-                "the store was restored from an older backup. Restore the table from before that time too, "
-                "or export to another table",
-                condition="CHECKPOINT_MISMATCH.QUEUE_BEHIND",
-                queue=self._name,
-                partition=part.partition,
-            )
-        if start < part.first_index:
-            raise DataLostError(
-                f"the table has the rows of {about} up to {start}, and the queue has them from "
-                f"{part.first_index}: those in between were trimmed. Export to another table",
-                condition="DATA_LOST.TRIMMED",
-                queue=self._name,
-                partition=part.partition,
-            )
+        partitions, self.record = self._store.database.run(read, write=False)
+        known = positions(len(partitions))
+        starts = starts_of(self._name, partitions, known)
+        ends, size = {}, 0
+        for part in partitions:
+            start = starts[part.partition]
+            wanted = part.next_index if until is None else until.get(part.partition, start)
+            end = ends[part.partition] = max(min(wanted, part.next_index), start)
+            size += part.bytes * (end - start) // max(part.next_index - part.first_index, 1)
+        unrecorded = {part: start for part, start in starts.items() if part not in known}
+        return Pending(starts, ends, size, unrecorded)
 
     def plan(self, pending: Pending, most_bytes: int) -> Plan:
         """Choose the rows of the next commit: about so many compressed bytes, from all partitions."""
         share = min(1.0, most_bytes / max(pending.bytes, 1))
         ranges = []
-        for part in pending.partitions:
-            start = pending.starts[part.partition]
-            count = part.next_index - start
-            if count:
-                ranges.append(reading.Range(part.partition, start, start + max(1, int(count * share))))
+        for part, end in pending.ends.items():
+            start = pending.starts[part]
+            if end > start:
+                ranges.append(reading.Range(part, start, start + max(1, int((end - start) * share))))
         return Plan(self.record, tuple(ranges))
 
     def rows(self, plan: Plan) -> Iterator[pa.RecordBatch]:
@@ -141,11 +137,11 @@ class ExportSource:
         ):
             yield to_output_batch(chunk, plan.record, schema)
 
-    def follow(self, positions: Mapping[int, int]) -> None:
-        """Move the consumer to where the table is."""
+    def follow(self, positions: Mapping[int, int], *, back: bool = False) -> None:
+        """Move the consumer to where the table is: forwards only, unless the table was just looked at."""
         if positions == self._followed:
             return
-        back: dict[int, int] = {}
+        behind: dict[int, int] = {}
 
         def work(tx: Transaction) -> None:
             registration = consumers.find_registration(tx, self.consumer.name, self._name, lock=True)
@@ -153,12 +149,47 @@ class ExportSource:
             offsets = consumers.read_offsets(tx, registration)[0]
             moves = [(part, offsets[part], to) for part, to in sorted(positions.items())]
             ahead = [move for move in moves if move[2] > move[1]]
-            back.update((part, to) for part, old, to in moves if to < old)
+            behind.update((part, to) for part, old, to in moves if to < old)
             if ahead:
                 parts, old, new = zip(*ahead, strict=True)
                 consumers.advance(tx, registration, {"partition": parts, "old": old, "new": new}, safe="new")
 
         self._store.database.run(work, idempotent=True)
-        if back:
-            self.consumer.seek(self._name, to=back)
+        if behind and back:
+            self.consumer.seek(self._name, to=behind)
         self._followed = dict(positions)
+
+
+def starts_of(queue: str, partitions: Sequence[PartitionRecord], known: Mapping[int, int]) -> dict[int, int]:
+    """Return the first row of each partition that a table with some positions lacks.
+
+    A table without positions is new, and gets what is there. One with positions has recorded those of all
+    partitions that there were at its last commit: another one came later, and all of its rows are new.
+
+    Raises
+    ------
+    CheckpointMismatchError, DataLostError
+    """
+    starts = {}
+    for part in partitions:
+        start = known.get(part.partition, 0) if known else part.first_index
+        about = f"partition {part.partition} of queue {queue!r}"
+        if start > part.next_index:
+            raise CheckpointMismatchError(
+                f"the table has the rows of {about} up to {start}, and the queue ends at {part.next_index}: "
+                "the store was restored from an older backup. Restore the table from before that time too, "
+                "or export to another table",
+                condition="CHECKPOINT_MISMATCH.QUEUE_BEHIND",
+                queue=queue,
+                partition=part.partition,
+            )
+        if start < part.first_index:
+            raise DataLostError(
+                f"the table has the rows of {about} up to {start}, and the queue has them from "
+                f"{part.first_index}: those in between were trimmed. Export to another table",
+                condition="DATA_LOST.TRIMMED",
+                queue=queue,
+                partition=part.partition,
+            )
+        starts[part.partition] = start
+    return starts

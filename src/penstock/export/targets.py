@@ -29,6 +29,13 @@ def place_of(url: str, table: str) -> Place:
     )
 
 
+def location(place: Place) -> str:
+    """Return a text that tells the place from others."""
+    if isinstance(place, DeltaPlace):
+        return place.path
+    return ".".join((place.catalog_name, *place.identifier))
+
+
 def table_at(place: Place, queue: QueueId, file_bytes: int) -> ExportTable:
     """Return the table at a place, which need not exist; its library has to be installed."""
     kind, module, name = (

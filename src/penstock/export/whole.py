@@ -21,8 +21,7 @@ from penstock.spark.schemas import to_struct
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-_FEATURES = 3
-"""The reader version of tables that list their features."""
+_MAPPING = "delta.columnMapping.mode"
 _READ_FEATURES = {"timestampNtz"}
 """Features that only say which types a table has."""
 
@@ -44,7 +43,7 @@ def _require_plain(place: DeltaPlace, table: DeltaTable) -> None:
     features = sorted({*(protocol.reader_features or ())} - _READ_FEATURES)
     if partitions:
         wrong = f"partition columns ({', '.join(partitions)})"
-    elif features or protocol.min_reader_version not in (1, _FEATURES):
+    elif features or table.metadata().configuration.get(_MAPPING, "none") != "none":
         wrong = f"the table feature {', '.join(features) or 'columnMapping'}"
     else:
         return

@@ -33,7 +33,13 @@ def export(
     ] = False,
     every: Annotated[
         float,
-        option("--every", "SECONDS", "With --follow: the longest time until a row is in the table.", min=0),
+        option(
+            "--every",
+            "SECONDS",
+            "With --follow: the longest time until a row is in the table.",
+            min=0,
+            max=86_400,
+        ),
     ] = 60.0,
     metadata_columns: Annotated[
         bool,
@@ -44,7 +50,7 @@ def export(
     ] = False,
     consumer: Annotated[
         str | None,
-        option("--consumer", "NAME", "The consumer, which is created; by default export- and the table."),
+        option("--consumer", "NAME", "The consumer, which is created; by default named after the table."),
     ] = None,
 ) -> None:
     """Append the rows of a queue to a Delta or Iceberg table, exactly once.
