@@ -7,7 +7,6 @@ commit takes the old file out of the table and puts the new one in, in the same 
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -27,6 +26,7 @@ from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
 from penstock.tables.iceberg.keys import all_keys
 from penstock.tables.iceberg.place import translated
 from penstock.tables.iceberg.reading import live_rows
+from penstock.tables.iceberg.reports import from_report, to_report
 
 _COLUMNS = "number bigint, touched boolean, files binary, attempt int"
 _REPORT = pa.schema(
@@ -65,7 +65,7 @@ class Rewriter:
             for report in numbers.mapInArrow(task, _COLUMNS).collect():
                 self.repeated |= report.attempt > 0
                 file = unknown[report.number]
-                new = tuple(pickle.loads(report.files))
+                new = tuple(from_report(target, report.files))
                 self._known[_identity(file)] = Rewritten(file.file, new) if report.touched else None
         return [known for file in files if (known := self._known[_identity(file)]) is not None]
 
@@ -105,7 +105,7 @@ class RewriteTask:
             report = {
                 "number": [number],
                 "touched": [files is not None],
-                "files": [pickle.dumps(files or [])],
+                "files": [to_report(self.target, files or [])],
                 "attempt": [context.attemptNumber()],
             }
             yield pa.RecordBatch.from_pydict(report, schema=_REPORT)

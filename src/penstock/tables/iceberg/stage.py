@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-from pyiceberg.manifest import DataFile
 from pyspark import TaskContext
 
 from penstock.arrow.arrays import grouped
 from penstock.arrow.coerce import conform
 from penstock.spark.error_boundary import iterate_in_worker
 from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
+from penstock.tables.iceberg.reports import to_report
 from penstock.tables.iceberg.schema import RowLayout, TableLayout
 from penstock.tables.row_checks import require_key_value
 
@@ -43,7 +42,11 @@ class StageTask:
         assert context is not None
         files = written(self.target, map(self._converted, grouped(batches, _GROUP_ROWS, _GROUP_BYTES)))
         query = context.getLocalProperty("sql.streaming.queryId")
-        report = {"files": [pickle.dumps(files)], "attempt": [context.attemptNumber()], "query": [query]}
+        report = {
+            "files": [to_report(self.target, files)],
+            "attempt": [context.attemptNumber()],
+            "query": [query],
+        }
         yield pa.RecordBatch.from_pydict(report, schema=_REPORT)
 
     def _converted(self, group: Sequence[pa.RecordBatch]) -> pa.Table:
@@ -57,9 +60,3 @@ class StageTask:
         for key, name in zip(self.layout.keys, self.layout.key_names, strict=True):
             require_key_value(columns[ids.index(key)], name, f"the Iceberg table {self.target.table}")
         return in_schema(self.target, columns)
-
-
-def reported(files: bytes) -> list[DataFile]:
-    """Return the files in a report of a task."""
-    found: list[DataFile] = pickle.loads(files)
-    return found

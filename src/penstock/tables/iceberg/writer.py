@@ -21,9 +21,10 @@ from penstock.tables.iceberg.data_files import FileTarget
 from penstock.tables.iceberg.keys import repeated_key
 from penstock.tables.iceberg.partitioning import require_partitioning
 from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.reports import from_report
 from penstock.tables.iceberg.rewriting import Rewriter
 from penstock.tables.iceberg.schema import RowLayout, TableLayout, rows_layout, table_schema
-from penstock.tables.iceberg.stage import REPORT, StageTask, reported
+from penstock.tables.iceberg.stage import REPORT, StageTask
 from penstock.tables.iceberg.transactions import MicroBatch
 from penstock.tables.row_checks import rows_with_one_key, shown_key
 
@@ -115,7 +116,7 @@ class IcebergWriter:
         reports = numbered(frame).mapInArrow(StageTask.of(self.target.rows, layout, files), REPORT).collect()
         if reports and batch is not None:
             Checkpoint(self.location).require_query(report.query for report in reports)
-        staged = [file for report in reports for file in reported(report.files)]
+        staged = [file for report in reports for file in from_report(files, report.files)]
         rewriter = None
         if self.target.mode == "update":
             paths = [file.file_path for file in staged]
