@@ -50,8 +50,10 @@ def _file(target: FileTarget, described: Mapping[str, Any]) -> DataFile:
         None if value is None else from_bytes(kind, b64decode(value))
         for kind, value in zip(_partition_types(target), described["partition"], strict=True)
     ]
-    counts = {name: {int(key): count for key, count in described[name].items()} for name in _COUNTS}
-    bounds = {name: {int(key): b64decode(b) for key, b in described[name].items()} for name in _BOUNDS}
+    statistics: dict[str, Any] = {
+        **{name: {int(key): count for key, count in described[name].items()} for name in _COUNTS},
+        **{name: {int(key): b64decode(bound) for key, bound in described[name].items()} for name in _BOUNDS},
+    }
     return DataFile.from_args(
         content=DataFileContent.DATA,
         file_path=described["path"],
@@ -65,8 +67,7 @@ def _file(target: FileTarget, described: Mapping[str, Any]) -> DataFile:
         spec_id=target.metadata.default_spec_id,
         equality_ids=None,
         key_metadata=None,
-        **counts,
-        **bounds,
+        **statistics,
     )
 
 
