@@ -131,6 +131,8 @@ def test_a_table_that_is_deleted_while_an_export_follows_is_created_again(
 def test_rows_that_keep_coming_do_not_make_commits_more_often(
     queue: penstock.Queue, following: Begin
 ) -> None:
+    _append(queue, 1)
+    # What is there at the start is exported at once, and later rows half a minute later.
     exporting = following(every=30)
     stopping = threading.Event()
 

@@ -220,16 +220,6 @@ def test_of_two_exports_that_commit_the_same_rows_one_starts_over(
     assert lake.numbers("orders") == [1, 2, 3]
 
 
-def test_rows_wait_for_each_other(
-    queue: penstock.Queue, following: Callable[[float], penstock.QueueExport], lake: Lake
-) -> None:
-    exporting = following(2)
-    for n in range(4):
-        _append(queue, n)
-    wait_until(lambda: exporting.status().rows == 4)
-    assert exporting.status().commits <= 2
-
-
 def test_wrong_arguments_are_refused(store_url: str, lake: Lake, tmp_path: Path) -> None:
     with pytest.raises(InvalidUrlError):
         penstock.QueueExport("orders", store_url, f"{tmp_path}/lake")
