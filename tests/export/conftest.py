@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import penstock
 from tests.export.lakes import LAKES, Lake
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("s", pa.string())])
-Export = Callable[..., penstock.QueueExport]
+Export = Begin = Callable[..., penstock.QueueExport]
 
 
 @pytest.fixture
@@ -33,3 +35,25 @@ def export(store_url: str, queue: penstock.Queue, lake: Lake) -> Export:
         return penstock.QueueExport("orders", store_url, lake.url, table=lake.named(table), **options)
 
     return made
+
+
+def append(queue: penstock.Queue, *numbers: int, partition: int | None = None) -> None:
+    queue.append([{"n": n, "s": str(n)} for n in numbers], partition)
+
+
+@pytest.fixture
+def following(export: Export) -> Iterator[Begin]:
+    begun: list[tuple[penstock.QueueExport, threading.Thread]] = []
+
+    def begin(every: float = 0, **options: Any) -> penstock.QueueExport:
+        exporting = export(**options)
+        thread = threading.Thread(target=exporting.follow, kwargs={"every": timedelta(seconds=every)})
+        thread.start()
+        begun.append((exporting, thread))
+        return exporting
+
+    yield begin
+    for exporting, _ in begun:
+        exporting.stop()
+    for _, thread in begun:
+        thread.join(30)

@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 import penstock
 from penstock.errors import CheckpointMismatchError, SchemaMismatchError, TableRefusedError
 from penstock.tables.delta.transactions import commit_properties
-from tests.export.conftest import Export
+from tests.export.conftest import Export, append
 from tests.export.lakes import DeltaLake, Lake
 
 
@@ -20,18 +20,14 @@ def lake(tmp_path: Path) -> Lake:
     return DeltaLake(tmp_path)
 
 
-def _append(queue: penstock.Queue, *numbers: int, partition: int | None = None) -> None:
-    queue.append([{"n": n, "s": str(n)} for n in numbers], partition)
-
-
 def test_an_older_version_of_the_table_gets_its_rows_again(
     queue: penstock.Queue, export: Export, lake: Lake,
     tmp_path: Path, store: penstock.Store,
 ) -> None:  # fmt: skip
-    _append(queue, 1, partition=0)
+    append(queue, 1, partition=0)
     export().run()
     before = DeltaTable(f"{tmp_path}/lake/orders").version()
-    _append(queue, 2, partition=0)
+    append(queue, 2, partition=0)
     export().run()
     # A backup of the folder from before the second commit.
     (tmp_path / f"lake/orders/_delta_log/{before + 1:020}.json").unlink()
@@ -43,7 +39,7 @@ def test_an_older_version_of_the_table_gets_its_rows_again(
 def test_a_queue_with_fewer_rows_than_the_table_is_refused(
     store: penstock.Store, queue: penstock.Queue, export: Export, tmp_path: Path
 ) -> None:
-    _append(queue, 1, partition=0)
+    append(queue, 1, partition=0)
     export().run()
     name = f"penstock-queue:{store.uuid}:orders:{queue.record.generation}:0"
     write_deltalake(
@@ -59,7 +55,7 @@ def test_a_queue_with_fewer_rows_than_the_table_is_refused(
 def test_a_table_with_other_columns_is_refused_and_one_with_more_is_not(
     queue: penstock.Queue, export: Export, tmp_path: Path
 ) -> None:
-    _append(queue, 1)
+    append(queue, 1)
     write_deltalake(f"{tmp_path}/lake/more", pa.table({"x": [1], "s": ["a"], "n": pa.array([0], pa.int64())}))
     export(table="more").run()
     table = DeltaTable(f"{tmp_path}/lake/more").to_pyarrow_table().sort_by("n")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,45 +16,21 @@ from pyiceberg.exceptions import CommitFailedException
 
 import penstock
 from penstock.errors import ConsumerInUseError
-from tests.export.conftest import Export
+from tests.export.conftest import Begin, Export, append
 from tests.export.lakes import DeltaLake, IcebergLake, Lake
 from tests.support.waiting import wait_until
-
-Begin = Callable[..., penstock.QueueExport]
-
-
-def _append(queue: penstock.Queue, *numbers: int, partition: int | None = None) -> None:
-    queue.append([{"n": n, "s": str(n)} for n in numbers], partition)
-
-
-@pytest.fixture
-def following(export: Export) -> Iterator[Begin]:
-    begun: list[tuple[penstock.QueueExport, threading.Thread]] = []
-
-    def begin(every: float = 0, **options: Any) -> penstock.QueueExport:
-        exporting = export(**options)
-        thread = threading.Thread(target=exporting.follow, kwargs={"every": timedelta(seconds=every)})
-        thread.start()
-        begun.append((exporting, thread))
-        return exporting
-
-    yield begin
-    for exporting, _ in begun:
-        exporting.stop()
-    for _, thread in begun:
-        thread.join(30)
 
 
 def test_a_restored_table_gets_the_rows_of_all_partitions_again(
     queue: penstock.Queue, export: Export, lake: Lake, tmp_path: Path
 ) -> None:
-    _append(queue, 1, partition=0)
+    append(queue, 1, partition=0)
     export().run()
     if isinstance(lake, DeltaLake):
         shutil.copytree(lake.folder, tmp_path / "backup")
     else:
         shutil.copy(tmp_path / "catalog.db", tmp_path / "backup.db")
-    _append(queue, 2, partition=1)
+    append(queue, 2, partition=1)
     export().run()
     if isinstance(lake, DeltaLake):
         shutil.rmtree(lake.folder)
@@ -71,10 +46,10 @@ def test_tables_of_one_name_in_two_places_get_all_rows(
 ) -> None:
     places = [DeltaLake(tmp_path / name) for name in ("a", "b")]
     exports = [penstock.QueueExport("orders", store_url, place.url) for place in places]
-    _append(queue, 1, partition=0)
+    append(queue, 1, partition=0)
     for each in exports:
         each.run()
-    _append(queue, 2, partition=1)
+    append(queue, 2, partition=1)
     exports[0].run()
     # The other one's consumer keeps the row.
     queue.trim(1, 1)
@@ -102,10 +77,10 @@ def test_columns_and_partitions_that_come_while_an_export_follows(
     queue: penstock.Queue, following: Begin, lake: Lake
 ) -> None:
     exporting = following()
-    _append(queue, 1, partition=0)
+    append(queue, 1, partition=0)
     wait_until(lambda: exporting.status().rows == 1)
     queue.add_partitions(1)
-    _append(queue, 2, partition=2)
+    append(queue, 2, partition=2)
     wait_until(lambda: exporting.status().rows == 2)
     queue.add_columns(pa.schema([("more", pa.float64())]))
     queue.append([{"n": 3, "more": 0.5}], 1)
@@ -118,29 +93,29 @@ def test_a_table_that_is_deleted_while_an_export_follows_is_created_again(
     queue: penstock.Queue, following: Begin, lake: Lake
 ) -> None:
     exporting = following()
-    _append(queue, 1, partition=0)
+    append(queue, 1, partition=0)
     wait_until(lambda: exporting.status().rows == 1)
     if isinstance(lake, DeltaLake):
         shutil.rmtree(lake.folder / "orders")
     elif isinstance(lake, IcebergLake):
         lake.catalog.drop_table(("shop", "orders"))
-    _append(queue, 2, partition=1)
+    append(queue, 2, partition=1)
     wait_until(lambda: lake.count("orders") == 2)
 
 
 def test_rows_that_keep_coming_do_not_make_commits_more_often(
     queue: penstock.Queue, following: Begin
 ) -> None:
-    _append(queue, 1)
+    append(queue, 1)
     # What is there at the start is exported at once, and later rows half a minute later.
     exporting = following(every=30)
     stopping = threading.Event()
 
-    def append() -> None:
+    def keep_appending() -> None:
         while not stopping.wait(0.02):
-            _append(queue, 1)
+            append(queue, 1)
 
-    thread = threading.Thread(target=append)
+    thread = threading.Thread(target=keep_appending)
     thread.start()
     try:
         wait_until(lambda: exporting.status().commits == 1)
@@ -177,12 +152,12 @@ def test_no_file_of_a_commit_is_deleted_whatever_the_catalog_answers(
         return penstock.QueueExport("orders", store_url, iceberg.url, table="shop.orders")
 
     exporting().run()
-    _append(queue, 1, partition=0)
+    append(queue, 1, partition=0)
     monkeypatch.setattr(penstock.QueueExport, "_lock_name", property(lambda self: str(uuid.uuid4())))
 
     def overtake(call: int) -> None:
         if call == 1:
-            _append(queue, 2, partition=0)
+            append(queue, 2, partition=0)
             with monkeypatch.context() as patch:
                 patch.undo()
                 exporting().run()
@@ -197,9 +172,9 @@ def test_merged_files_stay_if_the_reply_is_lost(
 ) -> None:
     exporting = penstock.QueueExport("orders", store_url, iceberg.url, table="shop.orders")
     for n in range(31):
-        _append(queue, n)
+        append(queue, n)
         exporting.run()
-    _append(queue, 31)
+    append(queue, 31)
     _losing_replies(monkeypatch, lambda call: None)
     exporting.run()
     assert iceberg.numbers("orders") == list(range(32))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
-from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +21,17 @@ from penstock.errors import (
 )
 from penstock.export.delta_table import DeltaExportTable
 from penstock.export.iceberg_table import IcebergExportTable
-from tests.export.conftest import SCHEMA, Export
+from tests.export.conftest import SCHEMA, Begin, Export, append
 from tests.export.lakes import DeltaLake, Lake
 from tests.support.waiting import wait_until
 
 
-def _append(queue: penstock.Queue, *numbers: int, partition: int | None = None) -> None:
-    queue.append([{"n": n, "s": str(n)} for n in numbers], partition)
-
-
 def test_each_run_exports_what_is_new(queue: penstock.Queue, export: Export, lake: Lake) -> None:
-    _append(queue, 1, 2, 3)
+    append(queue, 1, 2, 3)
     assert export().run() == penstock.ExportStatus(commits=1, rows=3)
     assert export().run() == penstock.ExportStatus(commits=0, rows=0)
-    _append(queue, 4, partition=0)
-    _append(queue, 5, partition=1)
+    append(queue, 4, partition=0)
+    append(queue, 5, partition=1)
     assert export().run().rows == 2
     assert lake.numbers("orders") == [1, 2, 3, 4, 5]
 
@@ -46,9 +39,9 @@ def test_each_run_exports_what_is_new(queue: penstock.Queue, export: Export, lak
 def test_the_consumer_follows_and_keeps_rows_from_being_trimmed(
     store: penstock.Store, queue: penstock.Queue, export: Export
 ) -> None:
-    _append(queue, 1, 2, partition=0)
+    append(queue, 1, 2, partition=0)
     export().run()
-    _append(queue, 3, 4, partition=0)
+    append(queue, 3, 4, partition=0)
     assert store.consumer("export").offsets("orders") == {0: 2, 1: 0}
     queue.trim(0, 4)
     assert queue.info().partitions[0].first_index == 2
@@ -62,7 +55,7 @@ def test_an_empty_queue_gives_an_empty_table(export: Export, lake: Lake) -> None
 def test_a_new_table_gets_the_rows_that_were_not_trimmed(
     store: penstock.Store, queue: penstock.Queue, export: Export, lake: Lake
 ) -> None:
-    _append(queue, 1, 2, 3, partition=0)
+    append(queue, 1, 2, 3, partition=0)
     queue.trim(0, 2)
     export().run()
     assert lake.numbers("orders") == [3]
@@ -74,11 +67,11 @@ def test_a_new_table_gets_the_rows_that_were_not_trimmed(
 def test_rows_that_a_crash_left_behind_the_consumer_are_not_repeated(
     store: penstock.Store, queue: penstock.Queue, export: Export, lake: Lake
 ) -> None:
-    _append(queue, 1, 2, partition=0)
+    append(queue, 1, 2, partition=0)
     export().run()
     # As if it had died between the commit of the table and that of the consumer.
     store.consumer("export").seek("orders", to={0: 1})
-    _append(queue, 3, partition=0)
+    append(queue, 3, partition=0)
     export().run()
     assert lake.numbers("orders") == [1, 2, 3]
     assert store.consumer("export").offsets("orders")[0] == 3
@@ -87,9 +80,9 @@ def test_rows_that_a_crash_left_behind_the_consumer_are_not_repeated(
 def test_rows_that_are_gone_are_an_error(
     store: penstock.Store, queue: penstock.Queue, export: Export
 ) -> None:
-    _append(queue, 1, 2, 3, partition=0)
+    append(queue, 1, 2, 3, partition=0)
     export().run()
-    _append(queue, 4, 5, partition=0)
+    append(queue, 4, 5, partition=0)
     store.consumer("export").unregister("orders")
     queue.trim(0, 4)
     with pytest.raises(DataLostError, match="up to 3, and the queue has them from 4"):
@@ -99,10 +92,10 @@ def test_rows_that_are_gone_are_an_error(
 def test_a_recreated_queue_is_another_one(
     store: penstock.Store, queue: penstock.Queue, export: Export, lake: Lake
 ) -> None:
-    _append(queue, 1)
+    append(queue, 1)
     export().run()
     store.drop_queue("orders", force=True)
-    _append(store.create_queue("orders", SCHEMA), 2)
+    append(store.create_queue("orders", SCHEMA), 2)
     with pytest.raises(TableRefusedError) as caught:
         export().run()
     assert caught.value.condition == "TABLE_REFUSED.OTHER_QUEUE"
@@ -113,7 +106,7 @@ def test_a_recreated_queue_is_another_one(
 def test_columns_and_partitions_that_come_later_are_exported(
     queue: penstock.Queue, export: Export, lake: Lake
 ) -> None:
-    _append(queue, 1, partition=0)
+    append(queue, 1, partition=0)
     export().run()
     queue.add_columns(pa.schema([("more", pa.float64())]))
     queue.add_partitions(2)
@@ -126,7 +119,7 @@ def test_columns_and_partitions_that_come_later_are_exported(
 def test_metadata_columns_say_where_a_row_came_from(
     queue: penstock.Queue, export: Export, lake: Lake
 ) -> None:
-    _append(queue, 1, 2, partition=1)
+    append(queue, 1, 2, partition=1)
     export(metadata_columns=True).run()
     rows = lake.rows("orders").sort_by("n").to_pylist()
     assert [(row["_queue"], row["_partition"], row["_row_index"]) for row in rows] == [
@@ -140,7 +133,7 @@ def test_two_queues_in_one_table(
 ) -> None:
     other = store.create_queue('ä "q"/:', SCHEMA)
     for name, numbers in ((queue, (1, 2)), (other, (3,)), (queue, (4,))):
-        _append(name, *numbers)
+        append(name, *numbers)
         penstock.QueueExport(
             name.name, store_url, lake.url, table=lake.named("orders"), consumer=f"export {name.name}"
         ).run()
@@ -149,51 +142,31 @@ def test_two_queues_in_one_table(
 
 def test_a_backlog_becomes_several_commits(queue: penstock.Queue, export: Export, lake: Lake) -> None:
     for first in range(0, 3000, 1000):
-        _append(queue, *range(first, first + 1000))
+        append(queue, *range(first, first + 1000))
     assert export(file_bytes=1024).run().commits > 1
     assert lake.numbers("orders") == list(range(3000))
 
 
 def test_small_files_are_merged(queue: penstock.Queue, export: Export, lake: Lake) -> None:
     for n in range(40):
-        _append(queue, n)
+        append(queue, n)
         export().run()
     assert lake.numbers("orders") == list(range(40))
     assert lake.files("orders") < 20
 
 
-@pytest.fixture
-def following(
-    export: Export,
-) -> Iterator[Callable[[float], penstock.QueueExport]]:
-    begun: list[tuple[penstock.QueueExport, threading.Thread]] = []
-
-    def begin(every: float) -> penstock.QueueExport:
-        exporting = export()
-        thread = threading.Thread(target=exporting.follow, kwargs={"every": timedelta(seconds=every)})
-        thread.start()
-        begun.append((exporting, thread))
-        return exporting
-
-    yield begin
-    for exporting, _ in begun:
-        exporting.stop()
-    for _, thread in begun:
-        thread.join(30)
-
-
 def test_rows_are_exported_as_they_come_and_one_export_takes_over_from_another(
-    queue: penstock.Queue, following: Callable[[float], penstock.QueueExport], lake: Lake, export: Export
+    queue: penstock.Queue, following: Begin, lake: Lake, export: Export
 ) -> None:
     first = following(0)
     for n in range(3):
-        _append(queue, n)
+        append(queue, n)
         wait_until(lambda n=n: first.status().rows == n + 1)  # type: ignore[misc]
     with pytest.raises(ConsumerInUseError, match="another process exports queue 'orders'"):
         export().run()
     second = following(0)
     first.stop()
-    _append(queue, 3)
+    append(queue, 3)
     wait_until(lambda: first.status().rows + second.status().rows == 4)
     assert lake.numbers("orders") == [0, 1, 2, 3]
 
@@ -201,16 +174,16 @@ def test_rows_are_exported_as_they_come_and_one_export_takes_over_from_another(
 def test_of_two_exports_that_commit_the_same_rows_one_starts_over(
     queue: penstock.Queue, export: Export, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _append(queue, 1, 2, partition=0)
+    append(queue, 1, 2, partition=0)
     kind = DeltaExportTable if isinstance(lake, DeltaLake) else IcebergExportTable
-    append, attempts = kind.append, [0]
+    append_first, attempts = kind.append, [0]
 
     def append_second(self: Any, *values: Any) -> None:
         attempts[0] += 1
         if attempts[0] == 1:
             assert export(consumer="other").run().rows == 2
-            _append(queue, 3, partition=1)
-        append(self, *values)
+            append(queue, 3, partition=1)
+        append_first(self, *values)
 
     monkeypatch.setattr(kind, "append", append_second)
     # As if one had lost its lock.

@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructField, StructType
 
 from penstock.arguments import did_you_mean, in_quotes
@@ -54,6 +55,11 @@ def is_case_sensitive(spark: SparkSession) -> bool:
 
 def quote_column(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
+
+
+def numbered_columns(frame: DataFrame) -> DataFrame:
+    """Rename the columns to c0, c1 and so on: mapInArrow does not take every name."""
+    return frame.select(*(F.col(quote_column(name)).alias(f"c{n}") for n, name in enumerate(frame.columns)))
 
 
 def projection(requested: StructType, full: pa.Schema) -> pa.Schema:

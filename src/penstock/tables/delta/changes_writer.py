@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
 from penstock.errors import SchemaMismatchError
+from penstock.lake.parquet import completed
 from penstock.lake.storage import DeltaPlace
 from penstock.tables.columns import VALID_FROM, VALID_TO
 from penstock.tables.delta import merge_plan
@@ -27,7 +28,7 @@ from penstock.tables.delta.change_events import (
     collapse,
     event_layout,
 )
-from penstock.tables.delta.data_files import REPORT, DataFile, with_columns
+from penstock.tables.delta.data_files import REPORT, DataFile
 from penstock.tables.delta.merge_plan import MergePlan
 from penstock.tables.delta.schema import DeltaLayout, match_table
 from penstock.tables.delta.stage import DeltaStage, delete_abandoned, to_reader
@@ -209,7 +210,7 @@ class ChangesWriter(DeltaWriter):
         schema: pa.Schema,
     ) -> Iterator[pa.RecordBatch]:
         if plan.changed is not None:
-            yield from (with_columns(batch, schema) for batch in plan.changed.to_batches())
+            yield from (completed(batch, schema) for batch in plan.changed.to_batches())
         at = ended = 0
         for batch in stage.batches(files, self.events.staged.schema):
             taken = batch.filter(plan.taken.slice(at, batch.num_rows))

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 from pyspark.sql import SparkSession
 
-from penstock.lake.parquet import Piece, fitted, read_piece
+from penstock.lake.parquet import Piece, completed, fitted, read_piece
 from penstock.lake.storage import library
-from penstock.tables.delta.data_files import DataFile, UnreadableFile, with_columns
+from penstock.tables.delta.data_files import DataFile, UnreadableFile
 from penstock.tables.delta.file_tasks import FileTask
 from penstock.tables.delta.merge_plan import numbered
 from penstock.tables.delta.stage import DeltaStage
@@ -174,7 +174,7 @@ class RewriteTask(FileTask):
         """Yield some columns of a stored file, null where it does not have them."""
         with self.stage.place.files().open_input_file(path) as source:
             for batch in read_piece(source, Piece(), schema.names):
-                yield with_columns(fitted(batch, schema, UnreadableFile), schema)
+                yield completed(fitted(batch, schema, UnreadableFile), schema)
 
 
 def _filtered(batches: Iterable[pa.RecordBatch], kept: pa.BooleanArray) -> Iterator[pa.RecordBatch]:

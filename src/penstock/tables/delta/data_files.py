@@ -130,12 +130,3 @@ def read_file(place: DeltaPlace, path: str, schema: pa.Schema) -> Iterator[pa.Re
     with place.files().open_input_file(path) as file:
         for batch in pq.ParquetFile(file).iter_batches(BATCH_ROWS, columns=schema.names):
             yield batch.select(schema.names).cast(schema)
-
-
-def with_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch with the columns of a schema, null where it does not have them."""
-    arrays = [
-        batch.column(field.name) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.tables.delta.stage import DeltaStage
 
 
-class FileTask:
+class FileTask(ABC):
     """A function of ``mapInArrow`` that takes numbers of files."""
 
     stage: DeltaStage
@@ -28,9 +29,9 @@ class FileTask:
                 with self.stage.place.translating_errors():
                     yield from self.results(number)
 
+    @abstractmethod
     def results(self, number: int) -> Iterator[pa.RecordBatch]:
         """Yield what is found or done for one number."""
-        raise NotImplementedError
 
     def job(self, spark: SparkSession, count: int, schema: str) -> DataFrame:
         """Return the results for the numbers below ``count``."""

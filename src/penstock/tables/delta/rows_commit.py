@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from penstock.lake.parquet import completed
 from penstock.lake.storage import library
 from penstock.tables.delta.copy_on_write import CopyOnWrite, Replacement
-from penstock.tables.delta.data_files import DataFile, UnreadableFile, with_columns
+from penstock.tables.delta.data_files import DataFile, UnreadableFile
 from penstock.tables.delta.direct_writes import obstacle
 from penstock.tables.delta.stage import DeltaStage
 from penstock.tables.delta.transactions import commit_properties, committing, merge_by_keys
@@ -94,4 +95,4 @@ def _with_all_columns(rows: pa.RecordBatchReader, table: DeltaTable) -> pa.Recor
     """Return the rows with all columns of the table, in its order, null where the rows do not have them."""
     existing, own = pa.schema(table.schema().to_arrow()), rows.schema
     schema = pa.schema([own.field(f.name) if f.name in own.names else f for f in existing])
-    return pa.RecordBatchReader.from_batches(schema, (with_columns(batch, schema) for batch in rows))
+    return pa.RecordBatchReader.from_batches(schema, (completed(batch, schema) for batch in rows))

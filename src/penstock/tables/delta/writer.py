@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
 
 from penstock.arguments import in_quotes
 from penstock.errors import CommitRefusedError, InvalidInputError, InvalidOptionError, PenstockError
 from penstock.lake.storage import DeltaPlace, library
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.schemas import quote_column
+from penstock.spark.schemas import numbered_columns
 from penstock.tables.delta.data_files import REPORT, DataFile, files_in
 from penstock.tables.delta.direct_writes import obstacle
 from penstock.tables.delta.repeated_keys import repeated_key
@@ -138,7 +137,7 @@ class DeltaWriter:
 
     def _staging(self, frame: DataFrame, stage: DeltaStage) -> DataFrame:
         """Return the query whose tasks write the rows and report their files."""
-        return _numbered(frame).mapInArrow(DeltaStageTask(stage), REPORT)
+        return numbered_columns(frame).mapInArrow(DeltaStageTask(stage), REPORT)
 
     def _indexed(self, table: DeltaTable) -> tuple[str, ...] | None:
         """Return the columns of data files that get statistics; None if their rows pass through deltalake."""
@@ -207,8 +206,3 @@ class DeltaWriter:
         repeated = repeated_key(spark, stage, files)
         if repeated is not None:
             raise rows_with_one_key(shown_key(repeated), f"the Delta table {self.place.shown}")
-
-
-def _numbered(frame: DataFrame) -> DataFrame:
-    """Rename the columns to c0, c1 and so on: mapInArrow does not take every name."""
-    return frame.select(*(F.col(quote_column(name)).alias(f"c{n}") for n, name in enumerate(frame.columns)))

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidOptionError, PenstockError, TableRefusedError
 from penstock.spark.checkpoint import Checkpoint
-from penstock.spark.schemas import quote_column
+from penstock.spark.schemas import numbered_columns
 from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, end_committed
 from penstock.tables.iceberg.commit import Commit, Target
 from penstock.tables.iceberg.data_files import FileTarget
@@ -113,7 +112,11 @@ class IcebergWriter:
         attempt = Attempt.new(f"run:{uuid.uuid4()}" if batch is None else batch.app_id)
         files = self.target.files(table, transaction, attempt.token)
         attempt.begin(place, table)
-        reports = numbered(frame).mapInArrow(StageTask.of(self.target.rows, layout, files), REPORT).collect()
+        reports = (
+            numbered_columns(frame)
+            .mapInArrow(StageTask.of(self.target.rows, layout, files), REPORT)
+            .collect()
+        )
         if reports and batch is not None:
             Checkpoint(self.location).require_query(report.query for report in reports)
         staged = [file for report in reports for file in from_report(files, report.files)]
@@ -148,8 +151,3 @@ class IcebergWriter:
         repeated = repeated_key(frame.sparkSession, self.target.place, files, layout, types, staged)
         if repeated is not None:
             raise rows_with_one_key(shown_key(repeated), f"the Iceberg table {self.target.place.shown}")
-
-
-def numbered(frame: DataFrame) -> DataFrame:
-    """Rename the columns to c0, c1 and so on: mapInArrow does not take every name."""
-    return frame.select(*(F.col(quote_column(name)).alias(f"c{n}") for n, name in enumerate(frame.columns)))
