@@ -10,6 +10,7 @@ from deltalake import DeltaTable, write_deltalake
 
 import penstock
 from penstock.errors import CheckpointMismatchError, SchemaMismatchError, TableRefusedError
+from penstock.export.delta_table import DeltaExportTable
 from penstock.tables.delta.transactions import commit_properties
 from tests.export.conftest import Export, append
 from tests.export.lakes import DeltaLake, Lake
@@ -73,3 +74,32 @@ def test_a_table_that_forgets_is_refused(queue: penstock.Queue, export: Export, 
     )
     with pytest.raises(TableRefusedError, match="forgets which rows"):
         export().run()
+
+
+@pytest.mark.parametrize("reading", ["run", "newer_rows"])
+def test_a_table_that_is_deleted_while_it_is_read_is_looked_at_again(
+    queue: penstock.Queue,
+    export: Export,
+    reading: str,
+    lake: DeltaLake,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    append(queue, 1)
+    exporting = export()
+    exporting.run()
+    load = DeltaExportTable.load
+
+    def load_and_lose(table: DeltaExportTable) -> bool:
+        monkeypatch.undo()
+        is_there = load(table)
+        (lake.folder / "orders").rename(tmp_path / "deleted")
+        return is_there
+
+    monkeypatch.setattr(DeltaExportTable, "load", load_and_lose)
+    if reading == "newer_rows":
+        version, rows = exporting.newer_rows()
+        assert (version, rows.read_all()["n"].to_pylist()) == (None, [1])
+    else:
+        exporting.run()
+        assert lake.numbers("orders") == [1]

@@ -96,7 +96,8 @@ def test_a_table_that_is_deleted_while_an_export_follows_is_created_again(
     append(queue, 1, partition=0)
     wait_until(lambda: exporting.status().rows == 1)
     if isinstance(lake, DeltaLake):
-        shutil.rmtree(lake.folder / "orders")
+        # At once, as far as the export can see: a folder without some of its log is another matter.
+        (lake.folder / "orders").rename(lake.folder / "deleted")
     elif isinstance(lake, IcebergLake):
         lake.catalog.drop_table(("shop", "orders"))
     append(queue, 2, partition=1)

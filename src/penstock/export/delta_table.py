@@ -69,11 +69,20 @@ class DeltaExportTable:
         return f"{self._name}:{self._queue.generation}:{partition}"
 
     def generation(self) -> int | None:
-        return self._loaded.transaction_version(self._name)
+        return self._app_version(self._name)
 
     def positions(self, partitions: int) -> dict[int, int]:
-        found = ((part, self._loaded.transaction_version(self._part(part))) for part in range(partitions))
+        found = ((part, self._app_version(self._part(part))) for part in range(partitions))
         return {part: position for part, position in found if position is not None}
+
+    def _app_version(self, app: str) -> int | None:
+        try:
+            return self._place.app_version(self._loaded, app)
+        except PenstockError as error:
+            newest = self._place.find()
+            if newest is not None and newest.version() == self._loaded.version():
+                raise
+            raise TableChangedError(str(error)) from None
 
     def append(self, schema: pa.Schema, rows: Iterator[pa.RecordBatch], ends: Mapping[int, int]) -> None:
         versions = {self._name: self._queue.generation}

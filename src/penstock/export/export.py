@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from penstock.errors import (
 )
 from penstock.export.run import ExportRun, Totals
 from penstock.export.source import ExportSource, starts_of
-from penstock.export.table import ExportTable, QueueId, known_positions
+from penstock.export.table import ExportTable, QueueId, TableChangedError, known_positions
 from penstock.export.targets import location, place_of, table_at
 from penstock.export.waiting import Waits
 from penstock.lake.storage import DeltaPlace
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 FILE_BYTES = 128 << 20
 _RUNNING_EXPORT = "CONSUMER_IN_USE.RUNNING_EXPORT"
 _LOOK_SECONDS = 0.5
+_LOOKS = 5
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,17 @@ class QueueExport:
                 yield to_output_batch(chunk, look.record, look.schema)
 
     def _look(self, store: Store) -> Look:
+        for _ in range(_LOOKS):
+            with suppress(TableChangedError):
+                return self._look_once(store)
+        raise StoreUnavailableError(
+            f"the table {self.table} was deleted, or its log cleaned up, each of {_LOOKS} times that it was "
+            "read: try again",
+            condition="STORE_UNAVAILABLE.TABLE_STORAGE",
+            table=self.table,
+        )
+
+    def _look_once(self, store: Store) -> Look:
         """Look at the table, and then at the queue."""
         record = store.queue(self.queue).record
         queue = QueueId(store.uuid, self.queue, record.generation)

@@ -68,24 +68,18 @@ class ExportRun:
         last: Exception | None = None
         for attempt in range(_ATTEMPTS):
             time.sleep(random.uniform(0, 0.05 * attempt))
-            pending = self._pending(until)
-            if self._prepare():
-                # The table is another version now.
-                continue
-            plan = self._source.plan(pending, _COMMIT_FILES * self._file_bytes)
-            if not plan.rows:
-                self._source.follow(pending.starts, back=True)
-                return False
             try:
-                self._table.append(
-                    self._source.schema, self._source.rows(plan), {**pending.unrecorded, **plan.ends}
-                )
+                pending = self._pending(until)
+                if self._prepare():
+                    # The table is another version now.
+                    continue
+                plan = self._source.plan(pending, _COMMIT_FILES * self._file_bytes)
+                if not plan.rows:
+                    self._source.follow(pending.starts, back=True)
+                    return False
+                self._append(plan, pending, until)
             except TableChangedError as error:
                 last = error
-            except DataLostError:
-                # Another process may have exported the rows, so that they could be trimmed.
-                if self._pending(until).starts == pending.starts:
-                    raise
             else:
                 self._committed(plan, {**pending.starts, **plan.ends})
                 return True
@@ -95,6 +89,17 @@ class ExportRun:
             condition="COMMIT_REFUSED.TABLE_CHANGED",
             table=self._table.shown,
         )
+
+    def _append(self, plan: Plan, pending: Pending, until: Mapping[int, int] | None) -> None:
+        try:
+            self._table.append(
+                self._source.schema, self._source.rows(plan), {**pending.unrecorded, **plan.ends}
+            )
+        except DataLostError:
+            # Another process may have exported the rows, so that they could be trimmed.
+            if self._pending(until).starts == pending.starts:
+                raise
+            raise TableChangedError("another process has exported the rows") from None
 
     def _committed(self, plan: Plan, positions: dict[int, int]) -> None:
         self.positions = positions

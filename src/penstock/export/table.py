@@ -50,11 +50,23 @@ class ExportTable(Protocol):
         ...
 
     def generation(self) -> int | None:
-        """Return the generation of the queue whose rows the loaded version has; None if it has none."""
+        """Return the generation of the queue whose rows the loaded version has; None if it has none.
+
+        Raises
+        ------
+        TableChangedError
+            When the loaded version is gone, since the table was deleted or its log cleaned up.
+        """
         ...
 
     def positions(self, partitions: int) -> dict[int, int]:
-        """Return the index after the last row that the loaded version has, of each partition with rows."""
+        """Return the index after the last row that the loaded version has, of each partition with rows.
+
+        Raises
+        ------
+        TableChangedError
+            As ``generation`` does.
+        """
         ...
 
     def append(self, schema: pa.Schema, rows: Iterator[pa.RecordBatch], ends: Mapping[int, int]) -> None:
@@ -63,7 +75,7 @@ class ExportTable(Protocol):
         Raises
         ------
         TableChangedError
-            When another process has exported the same rows; nothing is appended.
+            When another process has exported the same rows, or the table is gone; nothing is appended.
         """
 
     def tidy(self) -> None:

@@ -134,9 +134,30 @@ class DeltaPlace:
 
     def find(self) -> DeltaTable | None:
         """Load the current version; None if the table does not exist."""
+        if not self._exists():
+            return None
+        try:
+            return self.open()
+        except PenstockError:
+            if self._exists():
+                raise
+            # It was deleted in the meantime.
+            return None
+
+    def _exists(self) -> bool:
         with self.translating_errors():
-            exists = library("deltalake").DeltaTable.is_deltatable(self.path, self.options or None)
-        return self.open() if exists else None
+            found: bool = library("deltalake").DeltaTable.is_deltatable(self.path, self.options or None)
+        return found
+
+    def app_version(self, table: DeltaTable, app: str) -> int | None:
+        """Return the version of an app transaction, as of a loaded table; None if it has none.
+
+        deltalake reads it from the log only now, which may fail if the table was deleted or its log cleaned
+        up since the table was loaded.
+        """
+        with self.translating_errors():
+            version: int | None = table.transaction_version(app)
+        return version
 
     def files(self) -> PyFileSystem:
         """Return the file system of the table's folder."""

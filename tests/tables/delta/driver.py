@@ -70,7 +70,7 @@ class Driver:
 
     def apply(self, batch_id: int, events: Iterable[Event]) -> None:
         transaction = AppTransaction(self.app_id, batch_id, 7)
-        if transaction.committed(self.place.open()):
+        if transaction.committed(self.place, self.place.open()):
             return
         stage = DeltaStage(self.place, self.writer.layout, self.app_id, batch_id)
         schema = pa.schema([("c0", pa.string()), ("c1", pa.int64()), ("sequence", pa.int64())])

@@ -123,7 +123,7 @@ class Driver:
         with (
             inline_tasks(),
             patch.object(IcebergWriter, "_micro_batch", lambda *_: batch),
-            patch.object(writer, "numbered", lambda frame: frame),
+            patch.object(writer, "numbered_columns", lambda frame: frame),
             patch.object(writer, "Checkpoint", lambda _: checkpoint),
         ):
             self.writer(cast(Any, _Frame(self.schema, tasks)), batch_id)

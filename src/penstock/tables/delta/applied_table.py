@@ -61,7 +61,7 @@ class AppliedTable:
 
     def named_by(self, table: DeltaTable) -> int:
         """Return the version that belongs to a version of the data table."""
-        version = table.transaction_version(self.transaction)
+        version = self.place.app_version(table, self.transaction)
         if version is None:
             raise TableRefusedError(
                 f"the Delta table {self.of} has lost the app transaction {self.transaction}, which says "
@@ -70,7 +70,7 @@ class AppliedTable:
                 condition="TABLE_REFUSED.CHANGES_FORGOTTEN",
                 table=self.of,
             )
-        return int(version)
+        return version
 
     def prepare(self, table: DeltaTable) -> None:
         """Create it if it does not exist, and name its version in the data table."""
@@ -84,7 +84,7 @@ class AppliedTable:
                 condition="SCHEMA_MISMATCH.KEYS_CHANGED",
                 table=self.of,
             )
-        if table.transaction_version(self.transaction) is None and applied.version() == 0:
+        if self.place.app_version(table, self.transaction) is None and applied.version() == 0:
             with suppress(library("deltalake.exceptions").CommitFailedError):
                 # Another process may do so at the same moment.
                 self.name_in(table, 0)
@@ -124,7 +124,7 @@ class AppliedTable:
         else:
             merge = merge_by_keys(table, events, self.keys, _written_by(token))
             merge.when_matched_update_all().when_not_matched_insert_all().execute()
-        if table.transaction_version(_WRITER) != token:
+        if self.place.app_version(table, _WRITER) != token:
             raise library("deltalake.exceptions").CommitFailedError("another writer has recorded events")
         return int(table.version())
 

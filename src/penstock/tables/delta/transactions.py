@@ -92,9 +92,9 @@ class AppTransaction:
         """The app transactions of the micro-batch's commit."""
         return dict(zip(self._names, (self.batch_id, self.input), strict=True))
 
-    def committed(self, table: DeltaTable) -> bool:
-        """Return whether the table has the micro-batch already."""
-        last, last_input = (table.transaction_version(name) for name in self._names)
+    def committed(self, place: DeltaPlace, table: DeltaTable) -> bool:
+        """Return whether a loaded table has the micro-batch already."""
+        last, last_input = (place.app_version(table, name) for name in self._names)
         if last is None or last < self.batch_id:
             return False
         if last > self.batch_id:

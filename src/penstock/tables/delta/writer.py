@@ -107,7 +107,7 @@ class DeltaWriter:
         table = self.place.open()
         app_id = f"run:{uuid.uuid4()}" if transaction is None else transaction.app_id
         stage = DeltaStage(self.place, self.layout, app_id, batch_id, self._indexed(table))
-        if transaction is not None and transaction.committed(table):
+        if transaction is not None and transaction.committed(self.place, table):
             # Spark requires that the state is committed.
             frame.write.format("noop").mode("overwrite").save()
             # The process that committed it may have died before this.
@@ -173,7 +173,7 @@ class DeltaWriter:
         last_conflict = ""
         for _ in range(_ATTEMPTS):
             table = self.place.open()
-            if transaction is not None and transaction.committed(table):
+            if transaction is not None and transaction.committed(self.place, table):
                 return
             try:
                 publish(table, versions)
@@ -183,7 +183,7 @@ class DeltaWriter:
                 last_conflict = self.place.message(error)
             except PenstockError:
                 # Another run of this query may have committed it, and deleted the staged files.
-                if transaction is None or not transaction.committed(self.place.open()):
+                if transaction is None or not transaction.committed(self.place, self.place.open()):
                     raise
                 return
         raise CommitRefusedError(
