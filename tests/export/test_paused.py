@@ -99,7 +99,7 @@ def test_a_queue_that_is_dropped_meanwhile_is_an_error(
 
 @pytest.mark.parametrize("hours", [0.5, 30])
 def test_files_that_a_clean_up_may_have_deleted_are_written_again(
-    queue: penstock.Queue, export: Export, pause: Pause, monkeypatch: pytest.MonkeyPatch, hours: float,
+    queue: penstock.Queue, pause: Pause, monkeypatch: pytest.MonkeyPatch, hours: float,
     tmp_path: Path, store_url: str,
 ) -> None:  # fmt: skip
     lake = IcebergLake(tmp_path)
