@@ -38,6 +38,7 @@ GROUPS = {
     "Pipelines": ("stream", "Stream", "Pipeline", "Trigger", "Query", "ContinuousQuery"),
     "Sources and sinks": (
         "QueueSource", "RateSource", "QueueSink", "TableSink", "ConsoleSink", "FunctionSink", "exactly_once",
+        "compact_table", "TableCompaction",
     ),
     "Sources and sinks of your own": ("Source", "Sink", "BatchSink", "MicroBatch", "WriteSettings"),
     "Change feeds": (

@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     from penstock.spark.progress_log import log_progress as log_progress
     from penstock.spark.session import register as register
     from penstock.spark.session import session as session
+    from penstock.tables.compaction import TableCompaction as TableCompaction
+    from penstock.tables.compaction import compact_table as compact_table
     from penstock.tables.exactly_once import exactly_once as exactly_once
     from penstock.tables.sink import TableSink as TableSink
 
@@ -107,6 +109,7 @@ _NAMES = {
     "spark.progress_log": ["log_progress"],
     "spark.session": ["register", "session"],
     "tables.exactly_once": ["exactly_once"],
+    "tables.compaction": ["TableCompaction", "compact_table"],
     "tables.sink": ["TableSink"],
 }
 """The public names, by the module below ``penstock`` that has them."""

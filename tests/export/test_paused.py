@@ -15,10 +15,10 @@ from pyiceberg.transforms import IdentityTransform
 
 import penstock
 from penstock.errors import DataLostError, QueueNotFoundError, StoreUnavailableError
-from penstock.export import iceberg_table
 from penstock.export.delta_table import DeltaExportTable
 from penstock.export.iceberg_table import IcebergExportTable
 from penstock.export.source import ExportSource
+from penstock.tables.iceberg import attempts
 from tests.export.conftest import Export, append
 from tests.export.lakes import DeltaLake, IcebergLake, Lake
 
@@ -105,7 +105,7 @@ def test_files_that_a_clean_up_may_have_deleted_are_written_again(
     lake = IcebergLake(tmp_path)
     append(queue, 1)
     now = time.time
-    pause("after", lambda: monkeypatch.setattr(iceberg_table.time, "time", lambda: now() + hours * 3600))
+    pause("after", lambda: monkeypatch.setattr(attempts.time, "time", lambda: now() + hours * 3600))
     exporting = penstock.QueueExport("orders", store_url, lake.url, table="shop.orders")
     reads = _counted(monkeypatch)
     exporting.run()

@@ -24,6 +24,7 @@ from penstock.cli.commands import (
     queue_export,
     reconcile,
     store,
+    table,
 )
 from penstock.cli.commands.shared import (
     BROKEN_PIPE,
@@ -80,6 +81,7 @@ app.add_typer(pump.group, name="pump")
 app.add_typer(changes.group, name="changes")
 app.add_typer(modes.group, name="modes")
 app.add_typer(checkpoint.group, name="checkpoint")
+app.add_typer(table.group, name="table")
 command(app, "reconcile", *reconcile.EXAMPLES)(reconcile.reconcile)
 
 

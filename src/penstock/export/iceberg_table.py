@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,12 +14,11 @@ from penstock.arrow.arrays import grouped
 from penstock.errors import PenstockError, TableRefusedError
 from penstock.export.table import MOST_SMALL, QueueId, TableChangedError
 from penstock.lake.parquet import completed
-from penstock.parallel import in_parallel
 from penstock.spark.schemas import to_struct
-from penstock.tables.iceberg.attempts import Attempt, delete_abandoned
+from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, spoiled
+from penstock.tables.iceberg.compaction import merge, small_files
 from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
 from penstock.tables.iceberg.place import IcebergPlace
-from penstock.tables.iceberg.reading import live_rows
 from penstock.tables.iceberg.schema import RowLayout, add_columns, match_table, rows_layout, table_schema
 from penstock.tables.iceberg.transactions import CommitConflict, OneTry
 from penstock.tables.iceberg.writer import require_writable
@@ -28,15 +26,11 @@ from penstock.tables.names import digest
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
-    from pyiceberg.table import FileScanTask, Table, Transaction
+    from pyiceberg.table import Table, Transaction
 
 _ATTEMPTS = 10
 _GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20
 """How much is in memory at a time: a row group."""
-_MOST_MERGED = 256
-"""So many files are merged at a time."""
-_LONGEST_SECONDS = 3600.0
-"""How long an attempt may take: after a day a clean-up takes its files for those of a dead process."""
 _SIZE = "write.target-file-size-bytes"
 
 
@@ -105,7 +99,7 @@ class IcebergExportTable:
         return recorded
 
     def append(self, schema: pa.Schema, rows: Iterator[pa.RecordBatch], ends: Mapping[int, int]) -> None:
-        attempt = Attempt.new(self._property)
+        attempt = Attempt.alone()
         attempt.begin(self._place, self._loaded)
         try:
             files = self._written(_layout(schema), rows, attempt.token)
@@ -164,7 +158,8 @@ class IcebergExportTable:
             if now != before:
                 # They may be those of this attempt, if the reply was lost and another one came after it.
                 raise TableChangedError("another process has exported rows of the queue")
-            self._require_as_written(table, files, attempt)
+            if reason := spoiled(self._place, attempt, files, self._loaded, table):
+                raise TableChangedError(reason)
             try:
                 self._send(table, files, json.dumps(recorded))
                 return
@@ -177,18 +172,6 @@ class IcebergExportTable:
                     raise
                 return
         raise TableChangedError(f"other writers were faster {_ATTEMPTS} times")
-
-    def _require_as_written(self, table: Table, files: Sequence[DataFile], attempt: Attempt) -> None:
-        """Refuse to commit files that the table does not take any more, or that a clean-up has deleted."""
-        old, new = self._loaded.metadata, table.metadata
-        if (old.current_schema_id, old.default_spec_id) != (new.current_schema_id, new.default_spec_id):
-            raise TableChangedError("its columns or its partitioning have changed")
-        if time.time() - attempt.started > _LONGEST_SECONDS:
-            raise TableChangedError("writing the files took too long")
-        with self._place.translating_errors("its data files cannot be found"):
-            exist = in_parallel(lambda file: table.io.new_input(file.file_path).exists(), files)
-        if not all(exist):
-            raise TableChangedError("its data files were deleted meanwhile")
 
     def _send(self, table: Table, files: list[DataFile], recorded: str) -> None:
         with self._sending(table) as transaction:
@@ -209,42 +192,14 @@ class IcebergExportTable:
     def tidy(self) -> None:
         if not self.load():
             return
-        table = self._loaded
-        snapshot = table.current_snapshot()
+        snapshot = self._loaded.current_snapshot()
         summary = snapshot.summary if snapshot is not None else None
-        few = summary is None or int(summary["total-data-files"] or 0) < MOST_SMALL
-        # Each partition of a table has its own files, which are small because it is.
-        if few or not table.spec().is_unpartitioned():
+        if summary is None or int(summary["total-data-files"] or 0) < MOST_SMALL:
             return
-        with self._place.translating_errors("its files cannot be listed"):
-            files = list(table.scan().plan_files())
-        small = [f for f in files if f.file.file_size_in_bytes < self._file_bytes // 4 and not f.delete_files]
-        if len(small) >= MOST_SMALL:
-            self._merge(table, small[:_MOST_MERGED])
-
-    def _merge(self, table: Table, small: Sequence[FileScanTask]) -> None:
-        """Replace files by fewer ones with the same rows, unless another writer is faster."""
-        attempt = Attempt.new(self._property)
-        attempt.begin(self._place, table)
-        target = self._target(table, attempt.token)
-        batches = (
-            batch for file in small for batch in live_rows(table.io, table.metadata, file, table.schema())
-        )
-        parts = (pa.Table.from_batches(group) for group in grouped(batches, _GROUP_ROWS, _GROUP_BYTES))
-        try:
-            merged = written(target, (in_schema(target, part.columns) for part in parts))
-        except BaseException:
-            attempt.end(self._place, table)
-            raise
-        # As in _commit, the files stay where they are if the commit fails.
-        with suppress(CommitConflict, TableChangedError):
-            self._require_as_written(table, merged, attempt)
-            with self._sending(table) as transaction, transaction.update_snapshot().overwrite() as update:
-                for file in small:
-                    update.delete_data_file(file.file)
-                for new in merged:
-                    update.append_data_file(new)
-            attempt.end(self._place, table)
+        files = small_files(self._place, self._loaded, self._file_bytes // 4, self._file_bytes, MOST_SMALL)
+        if files:
+            with suppress(CommitConflict):
+                merge(self._place, self._loaded, files, self._file_bytes)
 
 
 def _layout(schema: pa.Schema) -> RowLayout:

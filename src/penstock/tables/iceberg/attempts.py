@@ -12,17 +12,18 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from pyarrow.fs import FileSelector, FileType
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
-from pyiceberg.manifest import ManifestContent
+from pyiceberg.manifest import DataFile, ManifestContent
 from pyiceberg.table import Table
 
 from penstock.errors import condition_of
+from penstock.parallel import in_parallel
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.names import digest
 
@@ -30,6 +31,8 @@ log = logging.getLogger("penstock.tables")
 
 FOLDER = "penstock-pending"
 _DAY_SECONDS = 86_400.0
+_LONGEST_SECONDS = 3600.0
+"""After this the files of an attempt that runs alone are not committed any more: they may be deleted soon."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,11 @@ class Attempt:
     @classmethod
     def new(cls, app_id: str) -> Attempt:
         return cls(digest(app_id), int(time.time()), uuid.uuid4().hex)
+
+    @classmethod
+    def alone(cls) -> Attempt:
+        """Return one that no later attempt of the same app protects from clean-up."""
+        return cls.new(f"run:{uuid.uuid4()}")
 
     @classmethod
     def parse(cls, name: str) -> Attempt | None:
@@ -70,6 +78,20 @@ class Attempt:
     def end(self, place: IcebergPlace, table: Table) -> None:
         """Delete the pending file; an error leaves it to a later clean-up."""
         delete_files(place, table.io, [_pending(table, self)])
+
+
+def spoiled(
+    place: IcebergPlace, attempt: Attempt, files: Sequence[DataFile], before: Table, now: Table
+) -> str | None:
+    """Return why files that were written for a table as it was before are not to be committed to it now."""
+    old, new = before.metadata, now.metadata
+    if (old.current_schema_id, old.default_spec_id) != (new.current_schema_id, new.default_spec_id):
+        return "its columns or its partitioning have changed"
+    if time.time() - attempt.started > _LONGEST_SECONDS:
+        return "writing the files took too long"
+    with place.translating_errors("its data files cannot be found"):
+        exist = in_parallel(lambda file: now.io.new_input(file.file_path).exists(), files)
+    return None if all(exist) else "its data files were deleted meanwhile"
 
 
 def end_committed(place: IcebergPlace, table: Table, app_id: str, token: str) -> None:

@@ -123,7 +123,7 @@ def files_with_keys(
             # The filter may leave out delete files too, by bounds of the rows that they delete. A row of a
             # file that is rewritten would come back if one of them were missing.
             paths = {task.file.file_path for task in tasks}
-            tasks = [task for task in _all_files(table) if task.file.file_path in paths]
+            tasks = [task for task in all_files(table) if task.file.file_path in paths]
     return [FileScanTask(task.file, task.delete_files) for task in tasks]
 
 
@@ -132,10 +132,11 @@ def _planned(table: Table, row_filter: BooleanExpression) -> list[FileScanTask]:
         return list(table.scan(row_filter=row_filter).plan_files())
     except struct.error:
         # pyiceberg 0.11 cannot compare bounds from before a column was widened.
-        return list(_all_files(table))
+        return list(all_files(table))
 
 
-def _all_files(table: Table) -> Iterator[FileScanTask]:
+def all_files(table: Table) -> Iterator[FileScanTask]:
+    """Yield the data files of a table, with their position deletes."""
     try:
         yield from table.scan().plan_files()
     except ValueError as error:
@@ -143,7 +144,7 @@ def _all_files(table: Table) -> Iterator[FileScanTask]:
             raise
         raise TableRefusedError(
             f"the Iceberg table {'.'.join(table.name())} has equality deletes, as Flink writes them, which "
-            "pyiceberg cannot read, so output mode update cannot rewrite its files: compact the table "
+            "pyiceberg cannot read, so its files cannot be rewritten: compact the table with another engine "
             "first, or configure the other writer for position deletes or copy-on-write",
             condition="TABLE_REFUSED.EQUALITY_DELETES",
         ) from None

@@ -1,0 +1,94 @@
+"""Compaction: the small files of a Delta or Iceberg table merged into large ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.errors import CommitRefusedError, InvalidInputError, InvalidUrlError, TableRefusedError
+from penstock.extras import load
+from penstock.lake.storage import DeltaPlace, is_delta
+from penstock.tables.iceberg.place import IcebergPlace, is_iceberg
+
+_FEWEST = 5
+"""So many small files of a partition are merged, and fewer if they fill a file."""
+
+
+@dataclass(frozen=True)
+class TableCompaction:
+    """What :func:`compact_table` has done."""
+
+    merged_files: int = 0
+    """Files that it replaced."""
+    new_files: int = 0
+    """Files that now have their rows."""
+    commits: int = 0
+
+    def __add__(self, other: TableCompaction) -> TableCompaction:
+        return TableCompaction(
+            self.merged_files + other.merged_files,
+            self.new_files + other.new_files,
+            self.commits + other.commits,
+        )
+
+
+def compact_table(name: str, url: str | None = None, *, file_bytes: int = 128 << 20) -> TableCompaction:
+    """Merge small files of a Delta or Iceberg table, so that it is read faster; its rows stay the same.
+
+    Files are merged within their partitions, where at least five are small, or several fill a large one.
+    Queries and other programs can write the table meanwhile, and read it as it was before or after. The
+    replaced files stay for readers of earlier versions, until a vacuum, or until the snapshots expire.
+
+    Parameters
+    ----------
+    name
+        The table's name in the folder or catalog, or ``iceberg:catalog.namespace.table``.
+    url
+        ``delta:///folder``, ``delta:s3://bucket/folder`` or ``iceberg:CATALOG``, as for ``TableSink``.
+    file_bytes
+        About the size of the new files, in bytes.
+
+    Raises
+    ------
+    InvalidUrlError, InvalidNameError
+    TableRefusedError
+        When there is no such table, or when its files cannot be rewritten without losing something.
+    CommitRefusedError
+        When other writers were faster each time; no row is lost or repeated.
+    StoreUnavailableError
+        When the storage or the catalog does not answer; the call can be repeated.
+    """
+    if type(file_bytes) is not int or file_bytes < 1 << 10:
+        raise InvalidInputError(f"file_bytes is 1,024 or more, not {file_bytes!r}", parameter="file_bytes")
+    if is_iceberg(url or name):
+        iceberg: Callable[..., TableCompaction] = load(
+            "penstock.tables.iceberg.compaction", "compact", "an Iceberg table"
+        )
+        return iceberg(IcebergPlace.of(url or name, name), file_bytes, _FEWEST)
+    if url is not None and is_delta(url):
+        delta: Callable[..., TableCompaction] = load(
+            "penstock.tables.delta.compaction", "compact", "a Delta table"
+        )
+        return delta(DeltaPlace.of(url, name), file_bytes)
+    raise InvalidUrlError(
+        "the tables whose files can be merged are in a folder of Delta tables, delta:///folder or "
+        "delta:s3://bucket/folder, or in an Iceberg catalog, iceberg:CATALOG",
+        condition="INVALID_URL.UNKNOWN_KIND",
+    )
+
+
+def not_found(kind: str, table: str) -> TableRefusedError:
+    return TableRefusedError(
+        f"there is no {kind}: check the name and the URL",
+        condition="TABLE_REFUSED.NOT_FOUND",
+        table=table,
+    )
+
+
+def given_up(kind: str, table: str, attempts: int, error: Exception) -> CommitRefusedError:
+    return CommitRefusedError(
+        f"other writers changed {kind} at each of {attempts} attempts to merge files ({error}). No row is "
+        "lost or repeated: compact it when it is written less",
+        condition="COMMIT_REFUSED.TABLE_CHANGED",
+        table=table,
+    )

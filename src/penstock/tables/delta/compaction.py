@@ -1,0 +1,29 @@
+"""TableCompaction of a Delta table, by deltalake."""
+
+from __future__ import annotations
+
+from penstock.lake.storage import DeltaPlace, library
+from penstock.tables.compaction import TableCompaction, given_up, not_found
+from penstock.tables.delta.transactions import committing
+
+_ATTEMPTS = 10
+
+
+def compact(place: DeltaPlace, file_bytes: int) -> TableCompaction:
+    """Merge the small files of each partition, until there is at most one that is."""
+    conflict = library("deltalake.exceptions").CommitFailedError
+    last: Exception | None = None
+    for _ in range(_ATTEMPTS):
+        table = place.find()
+        if table is None:
+            raise not_found(f"Delta table {place.shown}", place.shown)
+        try:
+            with committing(place):
+                done = table.optimize.compact(target_size=file_bytes)
+        except conflict as error:
+            last = error
+        else:
+            removed, added = done["numFilesRemoved"], done["numFilesAdded"]
+            return TableCompaction(removed, added, 1 if removed else 0)
+    assert last is not None
+    raise given_up(f"the Delta table {place.shown}", place.shown, _ATTEMPTS, last)

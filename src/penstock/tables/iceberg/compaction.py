@@ -1,0 +1,164 @@
+"""TableCompaction of an Iceberg table: small data files replaced by large ones with the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, cast
+
+import pyarrow as pa
+from pyiceberg.manifest import DataFile
+
+from penstock.arrow.arrays import grouped
+from penstock.tables.compaction import TableCompaction, given_up, not_found
+from penstock.tables.iceberg.attempts import Attempt, delete_abandoned, spoiled
+from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
+from penstock.tables.iceberg.keys import all_files
+from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.reading import live_rows
+from penstock.tables.iceberg.transactions import CommitConflict, OneTry
+from penstock.tables.iceberg.writer import require_writable
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import FileScanTask, Table
+
+_GROUP_ROWS, _GROUP_BYTES = 1 << 20, 64 << 20
+"""How much is in memory at a time: a row group."""
+_SIZE = "write.target-file-size-bytes"
+_ATTEMPTS = 10
+_MOST_FILES, _MOST_BYTES = 256, 4 << 30
+"""How much a commit merges: so much is repeated after a crash."""
+
+
+def compact(place: IcebergPlace, file_bytes: int, fewest: int) -> TableCompaction:
+    """Merge the small files of each partition, if there are so many of them or enough for a large file."""
+    table = place.find()
+    if table is None:
+        raise not_found(f"Iceberg table {place.shown}", place.shown)
+    require_writable(place, table)
+    delete_abandoned(place, table)
+    done, conflicts = TableCompaction(), 0
+    while files := small_files(place, table, file_bytes * 3 // 4, file_bytes, fewest):
+        try:
+            done += merge(place, table, files, file_bytes)
+            conflicts = 0
+        except CommitConflict as error:
+            conflicts += 1
+            if conflicts == _ATTEMPTS:
+                raise given_up(f"the Iceberg table {place.shown}", place.shown, _ATTEMPTS, error) from None
+        table = place.open()
+    return done
+
+
+def small_files(
+    place: IcebergPlace, table: Table, small_bytes: int, file_bytes: int, fewest: int
+) -> list[FileScanTask]:
+    """Return the files for one commit of a compaction, those of a partition one after another.
+
+    Parameters
+    ----------
+    small_bytes
+        Files of fewer bytes are merged,
+    file_bytes
+        if there are enough in a partition for a file of this size,
+    fewest
+        or so many.
+    """
+    with place.translating_errors("its manifests cannot be read"):
+        files = list(all_files(table))
+    partitions: dict[object, list[FileScanTask]] = {}
+    for file in files:
+        if file.file.file_size_in_bytes < small_bytes:
+            partitions.setdefault((file.file.spec_id, file.file.partition), []).append(file)
+    chosen: list[FileScanTask] = []
+    for small in partitions.values():
+        for group in _groups(small, file_bytes):
+            if chosen and (len(chosen) + len(group) > _MOST_FILES or _size([*chosen, *group]) > _MOST_BYTES):
+                return chosen
+            if len(group) >= fewest or (len(group) > 1 and _size(group) >= file_bytes):
+                chosen += group
+    return chosen
+
+
+def merge(
+    place: IcebergPlace, table: Table, files: Sequence[FileScanTask], file_bytes: int
+) -> TableCompaction:
+    """Replace data files of a loaded table by fewer ones with the same rows, in one commit.
+
+    The new files are never deleted after the catalog was asked to commit them, since it may have done so
+    whatever it answered: a clean-up deletes them a day later, unless a snapshot has them.
+
+    Raises
+    ------
+    CommitConflict
+        When another writer has changed the files, or was faster each time.
+    """
+    attempt = Attempt.alone()
+    attempt.begin(place, table)
+    size = {_SIZE: str(file_bytes)}
+    metadata = table.metadata.model_copy(update={"properties": {**table.metadata.properties, **size}})
+    target = FileTarget.of(place.shown, table.io, metadata, attempt.token)
+    try:
+        new = written(target, (in_schema(target, part.columns) for part in _rows(table, files)))
+    except BaseException:
+        # It has deleted what it wrote.
+        attempt.end(place, table)
+        raise
+    for _ in range(_ATTEMPTS):
+        now = place.open()
+        if reason := spoiled(place, attempt, new, table, now) or _changed(place, table, now, files):
+            raise CommitConflict(reason)
+        with suppress(CommitConflict):
+            _commit(place, now, files, new)
+            attempt.end(place, table)
+            return TableCompaction(len(files), len(new), 1)
+    raise CommitConflict(f"other writers were faster {_ATTEMPTS} times")
+
+
+def _changed(place: IcebergPlace, before: Table, now: Table, files: Sequence[FileScanTask]) -> str | None:
+    """Return how files have changed since a table was loaded, by which rows would come back."""
+    if before.metadata.current_snapshot_id == now.metadata.current_snapshot_id:
+        return None
+    with place.translating_errors("its manifests cannot be read"):
+        current = {task.file.file_path: _deletes(task) for task in all_files(now)}
+    if any(current.get(task.file.file_path) != _deletes(task) for task in files):
+        return "rows of the files were deleted, or the files merged by another"
+    return None
+
+
+def _deletes(task: FileScanTask) -> set[str]:
+    return {file.file_path for file in task.delete_files}
+
+
+def _commit(place: IcebergPlace, table: Table, old: Sequence[FileScanTask], new: Sequence[DataFile]) -> None:
+    table.catalog = cast("Catalog", OneTry(table.catalog))
+    with place.translating_errors("the commit failed", beside=(CommitConflict,)):
+        transaction = table.transaction()
+        with transaction.update_snapshot().overwrite() as update:
+            for task in old:
+                update.delete_data_file(task.file)
+            for file in new:
+                update.append_data_file(file)
+        transaction.commit_transaction()
+
+
+def _rows(table: Table, files: Sequence[FileScanTask]) -> Iterator[pa.Table]:
+    batches = (batch for file in files for batch in live_rows(table.io, table.metadata, file, table.schema()))
+    return (pa.Table.from_batches(group) for group in grouped(batches, _GROUP_ROWS, _GROUP_BYTES))
+
+
+def _groups(small: Sequence[FileScanTask], file_bytes: int) -> Iterator[list[FileScanTask]]:
+    """Divide files into groups, each about as large as one file is to be."""
+    group: list[FileScanTask] = []
+    for file in small:
+        group.append(file)
+        if _size(group) >= file_bytes or len(group) == _MOST_FILES:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _size(files: Sequence[FileScanTask]) -> int:
+    return sum(each.file.file_size_in_bytes for each in files)
