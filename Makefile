@@ -47,10 +47,10 @@ test-packaging: env-dev ## install the wheel into empty environments, with each 
 	@$(WITH_JAVA) $(WITH_PG) $(BIN)/python -m pytest -m packaging -n 1 $(ARGS)
 
 test-soak: env-dev ## run the slow tests that `make test` leaves out, but for those of crashes and packaging; an hour of it is PENSTOCK_SOAK_SECONDS=3600
-	@$(WITH_JAVA) $(WITH_PG) $(WITH_CHROMIUM) $(BIN)/python -m pytest -m soak $(ARGS)
+	@export PENSTOCK_TEST_CODEGEN=1; $(WITH_JAVA) $(WITH_PG) $(WITH_CHROMIUM) $(BIN)/python -m pytest -m soak $(ARGS)
 
 test-spark-versions: ## run the tests of what is used of Spark's private API, and of output modes, on each version of Spark that is supported
-	@for version in $(SPARKS); do $(MAKE) test SPARK="$$version" ARGS="tests/spark/internals tests/modes $(patsubst %,tests/continuous/test_%.py,dataframe dataframe_python user_functions) $(ARGS)" || exit 1; done
+	@for version in $(SPARKS); do PENSTOCK_TEST_CODEGEN=1 $(MAKE) test SPARK="$$version" ARGS="tests/spark/internals tests/modes $(patsubst %,tests/continuous/test_%.py,dataframe dataframe_python user_functions) $(ARGS)" || exit 1; done
 
 simulate: env-dev ## run the simulation of the protocols; ARGS="--seconds 600" or "--schedules 1000000" says how long, --first N --replay shows one
 	@PYTHONPATH=.:src $(BIN)/python -m tests.simulation $(ARGS)

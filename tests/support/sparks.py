@@ -61,6 +61,18 @@ def short_lived() -> str:
     return f"{SHORT_LIVED} -XX:SharedArchiveFile={archive}" if archive else SHORT_LIVED
 
 
+def _code_generation() -> dict[str, str]:
+    """Have expressions and operators interpreted, unless ``PENSTOCK_TEST_CODEGEN`` is set.
+
+    Spark would generate and compile code for each query of a few rows: for the tests of change feeds, the JVM
+    would need two thirds more CPU time. `make test-soak` and `make test-spark-versions` set the variable, and
+    the programs of the documentation and the demonstration run with Spark's defaults.
+    """
+    if os.environ.get("PENSTOCK_TEST_CODEGEN"):
+        return {}
+    return {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+
+
 def make_spark(
     directory: Path, master: str = "local[2]", *, java_options: str | None = None, **conf: str
 ) -> SparkSession:
@@ -93,6 +105,7 @@ def make_spark(
         "spark.sql.streaming.stopTimeout": "60s",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.ui.enabled": "false",
+        **_code_generation(),
         "spark.ui.showConsoleProgress": "false",
         **{key.replace("__", "."): value for key, value in conf.items()},
     }
