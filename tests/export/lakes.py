@@ -21,8 +21,8 @@ class Lake(ABC):
         return name
 
     @abstractmethod
-    def rows(self, name: str) -> pa.Table:
-        """All rows of a table."""
+    def rows(self, name: str, version: int | None = None) -> pa.Table:
+        """All rows of a version of a table, by default the current one."""
 
     @abstractmethod
     def files(self, name: str) -> int:
@@ -42,8 +42,8 @@ class DeltaLake(Lake):
         self.folder = folder / "lake"
         self.url = f"delta://{self.folder}"
 
-    def rows(self, name: str) -> pa.Table:
-        return DeltaTable(str(self.folder / name)).to_pyarrow_table()
+    def rows(self, name: str, version: int | None = None) -> pa.Table:
+        return DeltaTable(str(self.folder / name), version=version).to_pyarrow_table()
 
     def files(self, name: str) -> int:
         return len(DeltaTable(str(self.folder / name)).file_uris())
@@ -69,8 +69,8 @@ class IcebergLake(Lake):
     def named(self, name: str) -> str:
         return f"shop.{name}"
 
-    def rows(self, name: str) -> pa.Table:
-        return self.catalog.load_table(("shop", name)).scan().to_arrow()
+    def rows(self, name: str, version: int | None = None) -> pa.Table:
+        return self.catalog.load_table(("shop", name)).scan(snapshot_id=version).to_arrow()
 
     def files(self, name: str) -> int:
         return len(list(self.catalog.load_table(("shop", name)).scan().plan_files()))

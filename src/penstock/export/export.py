@@ -18,14 +18,12 @@ from penstock.errors import (
     ConsumerInUseError,
     InvalidInputError,
     StoreUnavailableError,
-    TableRefusedError,
 )
 from penstock.export.run import ExportRun, Totals
 from penstock.export.source import ExportSource, starts_of
 from penstock.export.table import ExportTable, QueueId, TableChangedError, known_positions
 from penstock.export.targets import location, place_of, table_at
 from penstock.export.waiting import Waits
-from penstock.lake.storage import DeltaPlace
 from penstock.queue.checks import check_name
 from penstock.queue.store import Store, connect
 from penstock.spark.schemas import source_schema, to_output_batch
@@ -133,9 +131,8 @@ class QueueExport:
     def frame(self, spark: SparkSession) -> DataFrame:
         """Return all rows, each once: those of the table, and from the queue those that the table lacks.
 
-        The table, which has to be a Delta table, is read by tasks, file by file, without filters pushed into
-        the files. If rows are trimmed from the queue before the DataFrame is read, reading it fails with
-        ``DATA_LOST``: make another one.
+        The table is read by tasks, file by file, without filters pushed into the files. If rows are trimmed
+        from the queue before the DataFrame is read, reading it fails with ``DATA_LOST``: make another one.
 
         Parameters
         ----------
@@ -145,18 +142,11 @@ class QueueExport:
         Raises
         ------
         TableRefusedError
-            When the table is an Iceberg table, or has partitions, deletion vectors or column mapping, which
-            no export makes.
+            When the table has what no export makes: a Delta table partitions, deletion vectors or column
+            mapping, an Iceberg table equality deletes or columns of other types.
         """
-        from penstock.export.whole import exported_frame, newer_frame
+        from penstock.export.frames import exported_frame, newer_frame
 
-        if not isinstance(self._place, DeltaPlace):
-            raise TableRefusedError(
-                f"frame reads Delta tables, and {self.table} is an Iceberg table: read it with an engine for "
-                "Iceberg tables, and add newer_rows",
-                condition="TABLE_REFUSED.READ_WITH_ICEBERG",
-                table=self.table,
-            )
         with closing(connect(self._url, create=False)) as store:
             look = self._look(store)
         newer = newer_frame(

@@ -135,10 +135,10 @@ def _planned(table: Table, row_filter: BooleanExpression) -> list[FileScanTask]:
         return list(all_files(table))
 
 
-def all_files(table: Table) -> Iterator[FileScanTask]:
-    """Yield the data files of a table, with their position deletes."""
+def all_files(table: Table, snapshot: int | None = None) -> Iterator[FileScanTask]:
+    """Yield the data files of a snapshot, by default the current one, with their position deletes."""
     try:
-        yield from table.scan().plan_files()
+        yield from table.scan(snapshot_id=snapshot).plan_files()
     except ValueError as error:
         if "equality deletes" not in str(error):
             raise

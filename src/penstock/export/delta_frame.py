@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -78,17 +77,3 @@ class ReadFiles:
             condition="TABLE_REFUSED.READ_WITH_DELTA",
             table=self.place.shown,
         )
-
-
-def newer_frame(
-    spark: SparkSession, url: str, queue: str, starts: Mapping[int, int], *, metadata_columns: bool
-) -> DataFrame:
-    """Return the rows of a queue from some positions on."""
-    positions = json.dumps({str(part): start for part, start in starts.items()})
-    return (
-        spark.read.format("penstock")
-        .option("url", url)
-        .option("startingOffsets", positions)
-        .option("includeMetadataColumns", str(metadata_columns).lower())
-        .load(queue)
-    )

@@ -1,0 +1,77 @@
+"""The rows that an Iceberg table has of a queue, as executors read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.table import FileScanTask, Table
+
+from penstock.errors import TableRefusedError
+from penstock.lake.parquet import fitted
+from penstock.spark.error_boundary import iterate_in_worker
+from penstock.spark.schemas import to_struct
+from penstock.tables.iceberg.data_files import FileTarget
+from penstock.tables.iceberg.keys import all_files
+from penstock.tables.iceberg.place import IcebergPlace, translated
+from penstock.tables.iceberg.reading import live_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def exported_frame(spark: SparkSession, place: IcebergPlace, snapshot: int, rows: pa.Schema) -> DataFrame:
+    """Return the rows of a snapshot, with the table's columns, in the types of a queue's rows."""
+    table = place.open()
+    with place.translating_errors("its files cannot be listed"):
+        # What is left of a filter, which there is none of, does not reach the tasks.
+        files = [FileScanTask(task.file, task.delete_files) for task in all_files(table, snapshot)]
+    schema = _columns(table, rows)
+    tasks = max(1, min(len(files), 4 * spark.sparkContext.defaultParallelism))
+    source = FileTarget.of(place.shown, table.io, table.metadata, "")
+    return spark.range(0, len(files), 1, tasks).mapInArrow(
+        ReadFiles(source, files, schema), to_struct(schema)
+    )
+
+
+def _columns(table: Table, rows: pa.Schema) -> pa.Schema:
+    """Return the table's columns, in its order, with the types of the rows where they have the column."""
+    own = {field.name.lower(): field for field in rows}
+    stored = schema_to_pyarrow(table.schema(), include_field_ids=False)
+    return pa.schema(
+        [own.get(field.name.lower(), field).with_name(field.name).with_nullable(True) for field in stored]
+    )
+
+
+@dataclass
+class ReadFiles:
+    """The function of ``mapInArrow``: takes the numbers of data files and returns their rows."""
+
+    source: FileTarget = field(repr=False)
+    files: Sequence[FileScanTask] = field(repr=False)
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return iterate_in_worker(self._rows(batches))
+
+    def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        io, metadata = self.source.io, self.source.metadata
+        try:
+            for number in (number for batch in batches for number in batch.column(0).to_pylist()):
+                for rows in live_rows(io, metadata, self.files[number], metadata.schema()):
+                    yield fitted(rows, self.schema, self._refuse)
+        except TableRefusedError:
+            raise
+        except Exception as error:
+            raise translated(error, self.source.table, "a data file cannot be read", io.properties) from None
+
+    def _refuse(self, what: str) -> Exception:
+        return TableRefusedError(
+            f"the Iceberg table {self.source.table} has columns of other types than the queue: {what}. Read "
+            "it with an engine for Iceberg tables, and add QueueExport.newer_rows",
+            condition="TABLE_REFUSED.READ_WITH_ICEBERG",
+            table=self.source.table,
+        )
