@@ -72,6 +72,7 @@ def cases(pg_url: str) -> dict[str, Callable[[], Result | list[Result] | Curve]]
         "tables-upsert": lambda: tables.upsert(pg_url),
         "tables-delta": delta_table.append,
         "tables-delta-ten": lambda: delta_table.append(batches=10),
+        "tables-delta-bounds": delta_table.bounds,
         "tables-delta-memory": delta_table.driver_memory,
         "take-queue": taking.queue,
         "worker-memory": _memory,

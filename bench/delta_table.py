@@ -1,5 +1,8 @@
 """Rows into a Delta table, whose files tasks write, against the same rows passed through the driver to
 deltalake, as tables with features that ask for it still are.
+
+The sink cannot be faster than Spark reads the rows and hands them to Python. How long both take without a
+sink is measured too, and so is Spark's own writer of Parquet, which would need no Python.
 """
 
 from __future__ import annotations
@@ -7,18 +10,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming import StreamingQuery
 
 import penstock
-from bench.harness import Result, bounded, peak_memory, scratch, speed
+from bench.harness import Result, bounded, pairs, peak_memory, scratch, speed
 from bench.spark_session import spark
+from penstock.spark.schemas import numbered_columns
 from penstock.tables.delta import writer
 
 ROWS = 5_000_000
@@ -33,6 +40,18 @@ def append(rows: int = ROWS, batches: int = 1, rounds: int = ROUNDS) -> Result:
         bench = _Bench(folder, rows, batches)
         name = f"Delta, {rows:,} rows in {batches} / through the driver"
         return speed(name, bench.by_tasks, bench.by_driver, least=3, rounds=rounds)
+
+
+def bounds(rows: int = ROWS, rounds: int = ROUNDS) -> list[Result]:
+    """What part of the sink's way takes alone, against the whole way through the driver."""
+    parts = {"read by Spark": _read, "handed to Python": _hand_over, "written by Spark as Parquet": _write}
+    with scratch() as folder:
+        bench = _Bench(folder, rows, 1)
+        return [
+            bounded(f"{rows:,} rows {name} / through the driver", ours, None, "s", peer=peer)
+            for name, part in parts.items()
+            for ours, peer in [pairs(partial(bench.without_sink, part), bench.by_driver, rounds)]
+        ]
 
 
 def driver_memory() -> list[Result]:
@@ -71,8 +90,7 @@ class _Bench:
         """What Spark says that the micro-batches took."""
         self.runs += 1
         table = f"t{self.runs}"
-        read = spark().readStream.schema(SCHEMA).option("maxFilesPerTrigger", FILES // self.batches)
-        stream = penstock.stream(spark(), read.parquet(str(self.folder / "source")))
+        stream = penstock.stream(spark(), self._rows())
         query = stream.write(penstock.TableSink(table, url=f"delta://{self.folder}/tables")).start(
             checkpoint=self.folder / f"ck{self.runs}", trigger=penstock.Trigger.available_now()
         )
@@ -80,7 +98,40 @@ class _Bench:
         written = DeltaTable(str(self.folder / "tables" / table))
         assert written.to_pyarrow_dataset().count_rows() == self.rows
         assert written.version() == self.batches
-        return sum(progress.durationMs.get("addBatch", 0) for progress in query.recentProgress) / 1000
+        return _taken(query)
+
+    def without_sink(self, part: Callable[[DataFrame, str], None]) -> float:
+        """The same for a function of the micro-batch and a folder of its own."""
+        self.runs += 1
+        folder = str(self.folder / f"part{self.runs}")
+        writer = self._rows().writeStream.foreachBatch(lambda frame, _: part(frame, folder))
+        query = writer.option("checkpointLocation", f"{folder}-ck").trigger(availableNow=True).start()
+        query.awaitTermination()
+        return _taken(query)
+
+    def _rows(self) -> DataFrame:
+        read = spark().readStream.schema(SCHEMA).option("maxFilesPerTrigger", FILES // self.batches)
+        return read.parquet(str(self.folder / "source"))
+
+
+def _taken(query: StreamingQuery) -> float:
+    return sum(progress.durationMs.get("addBatch", 0) for progress in query.recentProgress) / 1000
+
+
+def _read(frame: DataFrame, _: str) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def _hand_over(frame: DataFrame, _: str) -> None:
+    numbered_columns(frame).mapInArrow(_counted, "rows bigint").collect()
+
+
+def _counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield pa.record_batch([pa.array([sum(batch.num_rows for batch in batches)])], names=["rows"])
+
+
+def _write(frame: DataFrame, folder: str) -> None:
+    frame.write.option("compression", "zstd").parquet(folder)
 
 
 @contextmanager

@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import TableRefusedError
+from penstock.tables.delta.repeated_keys import parts_of_hashes, repeated_in_parts
 from tests.support.spark_queues import one_store
 from tests.support.sql_tables import Feed
 from tests.tables.delta.tables import DeltaTables
@@ -53,3 +57,31 @@ def test_they_are_refused_and_leave_nothing(tables: DeltaTables, mode: str) -> N
         feed.run(sink, shown, mode=mode)
     assert caught.value.condition == "TABLE_REFUSED.DUPLICATE_KEYS"
     assert sorted(path.name for path in (tables.folder / "t").glob("*.parquet")) == before
+
+
+HASHES = st.one_of(st.integers(0, 20), st.integers(0, 2**64 - 1), st.integers(2**64 - 3, 2**64 - 1))
+
+
+@given(chunks=st.lists(st.lists(HASHES, min_size=1), max_size=4), bits=st.integers(1, 12))
+def test_parts_of_hashes_have_the_repeated_ones(chunks: list[list[int]], bits: int) -> None:
+    """Equal hashes are in one part, and a task may get several parts, also as slices of batches."""
+    batches = [parts_of_hashes(pa.array(chunk, pa.uint64()), bits) for chunk in chunks]
+    found = []
+    for part in {number for batch in batches for number in batch["part"].to_pylist()}:
+        rows = [row for batch in batches for row in rows_of(batch, part)]
+        assert all(value >> (64 - bits) == part for row in rows for value in values(row))
+        found += [hash for batch in repeated_in_parts(rows) for hash in batch["hash"].to_pylist()]
+    together = [hash for batch in repeated_in_parts(batches) for hash in batch["hash"].to_pylist()]
+    flat = [hash for chunk in chunks for hash in chunk]
+    expected = sorted({hash for hash in flat if flat.count(hash) > 1})
+    assert sorted(hash % 2**64 for hash in found) == sorted(hash % 2**64 for hash in together) == expected
+
+
+def rows_of(batch: pa.RecordBatch, part: int) -> list[pa.RecordBatch]:
+    numbers = batch["part"].to_pylist()
+    return [batch.slice(numbers.index(part), 1)] if part in numbers else []
+
+
+def values(row: pa.RecordBatch) -> list[int]:
+    (joined,) = row["hashes"].to_pylist()
+    return [int(value) for value in np.frombuffer(joined, np.uint64)]

@@ -1,16 +1,21 @@
-"""Rows of a micro-batch with the same key: found without all of its keys in one process."""
+"""Rows of a micro-batch with the same key: found without all of its keys in one process.
+
+Tasks hash the keys, and send the hashes to other tasks by their first bits, many in one row of Spark's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from penstock.arrow.key_hash import row_hashes
+from penstock.spark.error_boundary import iterate_in_worker
 from penstock.tables.delta.data_files import DataFile
 from penstock.tables.delta.file_tasks import FileTask
 from penstock.tables.delta.stage import DeltaStage
@@ -19,8 +24,10 @@ from penstock.tables.row_checks import first_repeated_key
 _FEW_ROWS, _FEW_BYTES = 1 << 19, 1 << 26
 """A micro-batch of at most so many rows, and bytes in its files, is checked in the driver."""
 _ROWS_PER_PART = 1 << 20
-_MOST_HASHES = 1000
-_HASH = pa.schema([("hash", pa.int64())])
+_MOST_HASHES = 100
+"""A task returns at most so many repeated hashes."""
+_HASH_BYTES = 8
+_PARTS, _REPEATED = "part int, hashes binary", "hash bigint"
 
 
 def repeated_key(
@@ -31,13 +38,13 @@ def repeated_key(
     rows = sum(file.rows for file in files)
     if rows <= _FEW_ROWS and sum(file.size for file in files) <= _FEW_BYTES:
         return first_repeated_key(stage.columns(files, names))
-    hashes = HashTask(stage, tuple(files)).job(spark, len(files), "hash bigint")
-    parts = max(-(-rows // _ROWS_PER_PART), spark.sparkContext.defaultParallelism)
-    counted = hashes.repartition(parts, "hash").groupBy("hash").count().where(F.col("count") > 1)
-    repeated = counted.select("hash").limit(_MOST_HASHES).collect()
+    parts = max(-(-rows // _ROWS_PER_PART), spark.sparkContext.defaultParallelism, 2)
+    bits = (parts - 1).bit_length()
+    hashes = HashTask(stage, tuple(files), bits).job(spark, len(files), _PARTS)
+    repeated = hashes.repartitionById(1 << bits, "part").mapInArrow(_repeated, _REPEATED).collect()
     if not repeated:
         return None
-    # Different keys rarely have the same hash; so many of them never do.
+    # Different keys rarely have the same hash; as many as a task returns never do.
     wanted = pa.array([row.hash for row in repeated], pa.int64())
     with stage.place.translating_errors():
         return first_repeated_key(pa.concat_tables(_with_hashes(stage, files, wanted)))
@@ -45,14 +52,46 @@ def repeated_key(
 
 @dataclass
 class HashTask(FileTask):
-    """Takes numbers of files, and returns a hash of the key of each row."""
+    """Takes numbers of files, and returns hashes of their rows' keys, by the first bits of each hash."""
 
     stage: DeltaStage = field(repr=False)
     files: tuple[DataFile, ...]
+    bits: int
 
     def results(self, number: int) -> Iterator[pa.RecordBatch]:
         for keys in _keys(self.stage, self.files[number : number + 1]):
-            yield pa.RecordBatch.from_arrays([_hashes(keys)], schema=_HASH)
+            yield parts_of_hashes(_hashes(keys), self.bits)
+
+
+def parts_of_hashes(hashes: pa.Array, bits: int) -> pa.RecordBatch:
+    """Return a row for each part, with its hashes one after another."""
+    ordered = np.sort(hashes.to_numpy())
+    parts = (ordered >> np.uint64(64 - bits)).astype(np.int32)
+    begins = np.flatnonzero(np.diff(parts, prepend=-1))
+    ends = (_HASH_BYTES * np.append(begins, len(ordered))).astype(np.int32)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(ordered)]
+    joined = pa.Array.from_buffers(pa.binary(), len(begins), buffers)
+    return pa.RecordBatch.from_arrays([pa.array(parts[begins]), joined], names=["part", "hashes"])
+
+
+def repeated_in_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the hashes that occur more than once in a task's parts."""
+    hashes = [_split(batch.column("hashes")) for batch in batches if batch.num_rows]
+    if hashes:
+        ordered = np.sort(np.concatenate(hashes))
+        repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])[:_MOST_HASHES]
+        yield pa.RecordBatch.from_arrays([pa.array(repeated.view(np.int64))], names=["hash"])
+
+
+def _repeated(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return iterate_in_worker(repeated_in_parts(batches))
+
+
+def _split(joined: pa.Array) -> NDArray[np.uint64]:
+    joined = joined.cast(pa.binary())
+    _, offsets, values = joined.buffers()
+    ends = np.frombuffer(offsets, np.int32)[joined.offset :][: len(joined) + 1]
+    return np.frombuffer(values, np.uint64, (ends[-1] - ends[0]) // _HASH_BYTES, ends[0])
 
 
 def _keys(stage: DeltaStage, files: Sequence[DataFile]) -> Iterator[pa.RecordBatch]:
@@ -61,9 +100,10 @@ def _keys(stage: DeltaStage, files: Sequence[DataFile]) -> Iterator[pa.RecordBat
 
 
 def _hashes(keys: pa.RecordBatch) -> pa.Array:
-    return row_hashes(pa.Table.from_batches([keys])).view(pa.int64())
+    return row_hashes(pa.Table.from_batches([keys]))
 
 
 def _with_hashes(stage: DeltaStage, files: Sequence[DataFile], wanted: pa.Array) -> Iterator[pa.Table]:
     for keys in _keys(stage, files):
-        yield pa.Table.from_batches([keys]).filter(pc.is_in(_hashes(keys), value_set=wanted))
+        hashes = _hashes(keys).view(pa.int64())
+        yield pa.Table.from_batches([keys]).filter(pc.is_in(hashes, value_set=wanted))
