@@ -15,9 +15,9 @@ from penstock.reconciliation.copies import SourceRows, has_history, require_colu
 from penstock.reconciliation.rows import Key, key_table, keys_of
 from penstock.reconciliation.staleness import stale_keys
 from penstock.reconciliation.values import in_types, whole
+from penstock.tables.changes.events import PRESENT
 from penstock.tables.columns import VALID_TO
 from penstock.tables.delta.applied_table import rows_with_keys, stored_rows
-from penstock.tables.delta.change_events import PRESENT
 from penstock.tables.delta.transactions import SOURCE, merge_by_keys, source_columns
 from penstock.tables.names import quoted
 

@@ -12,9 +12,9 @@ from deltalake import DeltaTable
 from pyspark.sql import types as spark
 
 from penstock.lake.storage import DeltaPlace
+from penstock.tables.changes.events import PRESENT, SEQUENCE
 from penstock.tables.columns import VALID_FROM, VALID_TO
-from penstock.tables.delta.change_events import PRESENT, SEQUENCE, EventTask
-from penstock.tables.delta.changes_writer import ChangesWriter, changes_writer
+from penstock.tables.delta.changes_writer import ChangesWriter, EventTask, changes_writer
 from penstock.tables.delta.stage import DeltaStage
 from penstock.tables.delta.transactions import AppTransaction
 from tests.tables.histories import Event

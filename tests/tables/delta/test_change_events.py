@@ -11,9 +11,9 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 
 from penstock.errors import CommitRefusedError, TableRefusedError
+from penstock.tables.changes.merge_plan import plan_history, plan_latest
 from penstock.tables.delta.applied_table import AppliedTable
 from penstock.tables.delta.data_files import DataFile
-from penstock.tables.delta.merge_plan import plan_history, plan_latest
 from penstock.tables.delta.stage import DeltaStage
 from tests.tables.delta.driver import (
     FIRST,

@@ -19,8 +19,8 @@ import pyarrow as pa
 from penstock.arrow.arrays import grouped
 from penstock.errors import SchemaMismatchError, TableRefusedError
 from penstock.lake.storage import DeltaPlace, library
-from penstock.tables.delta.change_events import PRESENT, SEQUENCE, EventLayout
-from penstock.tables.delta.merge_plan import numbered
+from penstock.tables.changes.events import PRESENT, SEQUENCE, EventLayout
+from penstock.tables.changes.merge_plan import numbered
 from penstock.tables.delta.stage import FOLDER
 from penstock.tables.delta.transactions import commit_properties, merge_by_keys
 from penstock.tables.names import quoted
@@ -50,9 +50,8 @@ class AppliedTable:
     def of_table(cls, place: DeltaPlace, table: DeltaTable, events: EventLayout) -> AppliedTable:
         """Return the one of a data table; its path has that table's id, which a recreated table lacks."""
         path = f"{place.path}/{FOLDER}/applied-{table.metadata().id}"
-        names = [*events.keys, SEQUENCE, PRESENT]
-        schema = pa.schema([events.staged.schema.field(name) for name in names])
-        return cls(DeltaPlace(path, place.options), place.shown, schema, events.rows.keys, events.history)
+        applied = DeltaPlace(path, place.options)
+        return cls(applied, place.shown, events.recorded, events.keys, events.history)
 
     @property
     def transaction(self) -> str:

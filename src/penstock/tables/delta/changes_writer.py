@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from penstock.arguments import in_quotes
-from penstock.errors import SchemaMismatchError
 from penstock.lake.parquet import completed
 from penstock.lake.storage import DeltaPlace
-from penstock.tables.columns import VALID_FROM, VALID_TO
-from penstock.tables.delta import merge_plan
-from penstock.tables.delta.applied_table import AppliedTable, rows_with_keys
-from penstock.tables.delta.change_events import (
+from penstock.tables.changes import merge_plan
+from penstock.tables.changes.events import (
     PRESENT,
     SEQUENCE,
     UNKNOWN,
     EventLayout,
-    EventTask,
+    checked_events,
     collapse,
     event_layout,
+    refuse_history,
+    require_stored,
 )
+from penstock.tables.changes.merge_plan import MergePlan
+from penstock.tables.columns import VALID_FROM, VALID_TO
+from penstock.tables.delta.applied_table import AppliedTable, rows_with_keys
 from penstock.tables.delta.data_files import REPORT, DataFile
-from penstock.tables.delta.merge_plan import MergePlan
-from penstock.tables.delta.schema import DeltaLayout, match_table
-from penstock.tables.delta.stage import DeltaStage, delete_abandoned, to_reader
+from penstock.tables.delta.schema import DeltaLayout, match_table, rows_layout
+from penstock.tables.delta.stage import DeltaStage, DeltaStageTask, delete_abandoned, to_reader
 from penstock.tables.delta.transactions import (
     SOURCE,
+    TARGET,
     commit_properties,
     committing,
     merge_by_keys,
@@ -41,8 +41,7 @@ from penstock.tables.delta.transactions import (
 )
 from penstock.tables.delta.writer import DeltaWriter, Publish, refuse_backticks
 from penstock.tables.names import quoted
-from penstock.tables.row_checks import shown_key
-from penstock.tables.unchanged_values import column_numbers
+from penstock.tables.unchanged_values import has_value
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
@@ -62,19 +61,19 @@ def changes_writer(
     events = accepted_changes(frame.schema, place, keys, sequence_by, scd_type)
     table = place.find()
     if table is None:
-        table = place.create(events.table.schema)
+        table = place.create(events.table)
     elif not events.history:
-        _refuse_history(place, table)
-    layout = match_table(place, events.table, table)
+        refuse_history((f.name for f in table.schema().fields), place.shown, f"the Delta table {place.shown}")
+    layout = match_table(place, DeltaLayout(events.table, events.keys), table)
     named = pa.schema(list(layout.schema)[: len(events.columns)])
-    events = replace(events, rows=DeltaLayout(named, layout.keys))
+    events = replace(events, rows=named, keys=layout.keys)
     applied = AppliedTable.of_table(place, table, events)
     with place.translating_errors():
         applied.prepare(table)
     applied.vacuum(applied.named_by(place.open()))
     delete_abandoned(place)
     return ChangesWriter(
-        place, events.staged, "append", guarantee, location, app_id, events=events, applied=applied
+        place, staged_layout(events), "append", guarantee, location, app_id, events=events, applied=applied
     )
 
 
@@ -83,20 +82,25 @@ def accepted_changes(
 ) -> EventLayout:
     """Return the layout of change events that a Delta table can take."""
     table = f"the Delta table {place.shown}"
-    events = event_layout(schema, keys, sequence_by, history=scd_type == 2, table=table)
-    refuse_backticks(events.rows)
+    events = event_layout(schema, keys, sequence_by, rows_layout, history=scd_type == 2, table=table)
+    refuse_backticks(events.rows.names)
     return events
 
 
-def _refuse_history(place: DeltaPlace, table: DeltaTable) -> None:
-    columns = [field.name for field in table.schema().fields if field.name in (VALID_FROM, VALID_TO)]
-    if columns:
-        raise SchemaMismatchError(
-            f"the Delta table {place.shown} keeps history, with a column {in_quotes(columns[0])}, and "
-            "scd_type=1 would not: set scd_type=2, or use another table",
-            condition="SCHEMA_MISMATCH.TABLE_DIFFERS",
-            table=place.shown,
-        )
+def staged_layout(events: EventLayout) -> DeltaLayout:
+    """Return the columns that tasks stage."""
+    return DeltaLayout(events.staged, events.keys)
+
+
+@dataclass
+class EventTask(DeltaStageTask):
+    """The function of ``mapInArrow``: takes collapsed events and returns a report of what the task staged."""
+
+    events: EventLayout = field(kw_only=True)
+
+    def _checked(self, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        shown = self.stage.place.shown
+        return super()._checked(checked_events(chunk, self.events, shown) for chunk in chunks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +132,7 @@ class ChangesWriter(DeltaWriter):
         # The applied events that count are those of the table version that is merged into, whoever writes in
         # the meantime.
         recorded = self.applied.named_by(table)
-        staged = stage.columns(files, self._planning_columns)
+        staged = stage.columns(files, self.events.planning.names)
         plan = self._plan(table, staged, recorded)
         if plan.is_empty:
             return
@@ -140,38 +144,20 @@ class ChangesWriter(DeltaWriter):
             # A merge that changes no row makes no commit, but the recorded events have changed.
             self.applied.name_in(table, recorded, versions)
 
-    @property
-    def _planning_columns(self) -> list[str]:
-        """The columns of staged events from which the merge is planned."""
-        return [*self.events.keys, SEQUENCE, PRESENT, *([] if self.events.unchanged is None else [UNKNOWN])]
-
     def _plan(self, table: DeltaTable, staged: pa.Table, recorded: int) -> MergePlan:
-        keys = self.events.keys
-        touched = staged.select(keys)
+        touched = staged.select(self.events.keys)
         known = self.applied.events(recorded, touched)
-        placed = staged.select([*keys, SEQUENCE, PRESENT])
-        if self.events.history:
-            stored = self._stored(table, touched)
-            plan, unmatched = merge_plan.plan_history(keys, placed, known, stored), merge_plan.without_version
-        else:
-            stored = known.filter(pc.equal(known[PRESENT], 1))
-            plan, unmatched = merge_plan.plan_latest(keys, placed, known), merge_plan.without_row
-        if self.events.unchanged is not None:
-            self._require_stored(unmatched(keys, merge_plan.incomplete(staged, plan.taken), stored))
+        plan, refused = merge_plan.plan_events(
+            self.events, staged, known, lambda: self._stored(table, touched)
+        )
+        require_stored(refused, self.events, self.place.shown)
         return plan
 
     def _stored(self, table: DeltaTable, touched: pa.Table, more: Sequence[str] = ()) -> pa.Table:
         """Read the stored versions of some keys: the keys, when they are valid, and ``more`` columns."""
         names = [*self.events.keys, VALID_FROM, VALID_TO, *more]
-        schema = pa.schema([self.events.table.schema.field(name) for name in names])
+        schema = pa.schema([self.events.table.field(name) for name in names])
         return rows_with_keys(self.place, table, touched, schema)
-
-    def _require_stored(self, refused: pa.Table) -> None:
-        """Refuse events that leave out values which no stored row has, before anything is written."""
-        if refused.num_rows and self.events.unchanged is not None:
-            name = self.events.rows.schema.names[column_numbers(refused[UNKNOWN][:1].to_pylist())[0]]
-            key = shown_key({key: refused[key][0].as_py() for key in self.events.keys})
-            raise self.events.unchanged.not_stored(name, self.place.shown, key)
 
     def _merge(
         self, table: DeltaTable, rows: pa.RecordBatchReader, properties: CommitProperties | None
@@ -179,15 +165,15 @@ class ChangesWriter(DeltaWriter):
         events = self.events
         if events.history:
             merge = merge_by_keys(table, rows, [*events.keys, VALID_FROM], properties)
-            columns = source_columns(events.table.schema.names)
+            columns = source_columns(events.table.names)
             merge.when_matched_update(source_columns([VALID_TO])).when_not_matched_insert(columns).execute()
             return
         numbers = [] if events.unchanged is None else events.unchanged.numbers
-        names = events.rows.schema.names
+        names = events.rows.names
         sets, removes = (f"{SOURCE}.{quoted(PRESENT)} = {present}" for present in (1, 0))
         merge = merge_by_keys(table, rows, events.keys, properties)
         merge.when_matched_delete(removes).when_matched_update(
-            merge_plan.source_or_stored(names, numbers), sets
+            source_or_stored(names, numbers), sets
         ).when_not_matched_insert(source_columns(names), sets).execute()
 
     def _rows(
@@ -195,10 +181,10 @@ class ChangesWriter(DeltaWriter):
     ) -> pa.RecordBatchReader:
         """Stream the rows to merge: those of the table, or without history staged events."""
         if self.events.history:
-            schema = self.events.table.schema
+            schema = self.events.table
         else:
-            more = [name for name in self._planning_columns if name in (PRESENT, UNKNOWN)]
-            schema = pa.schema([*self.events.rows.schema, *map(self.events.staged.schema.field, more)])
+            more = [name for name in self.events.planning.names if name in (PRESENT, UNKNOWN)]
+            schema = pa.schema([*self.events.rows, *map(self.events.staged.field, more)])
         return to_reader(schema, self._parts(table, stage, files, plan, schema))
 
     def _parts(
@@ -212,7 +198,7 @@ class ChangesWriter(DeltaWriter):
         if plan.changed is not None:
             yield from (completed(batch, schema) for batch in plan.changed.to_batches())
         at = ended = 0
-        for batch in stage.batches(files, self.events.staged.schema):
+        for batch in stage.batches(files, self.events.staged):
             taken = batch.filter(plan.taken.slice(at, batch.num_rows))
             at += batch.num_rows
             if not taken.num_rows:
@@ -226,3 +212,13 @@ class ChangesWriter(DeltaWriter):
                 )
                 ended += taken.num_rows
             yield from rows.select(schema.names).cast(schema).to_batches()
+
+
+def source_or_stored(names: Sequence[str], numbers: Sequence[int]) -> dict[str, str]:
+    """Return a merge's assignments: the source's values, or stored ones where it leaves them out."""
+    columns = source_columns(names)
+    for number in numbers:
+        name = quoted(names[number])
+        in_source = has_value(f"{SOURCE}.{quoted(UNKNOWN)}", number)
+        columns[name] = f"case when {in_source} then {SOURCE}.{name} else {TARGET}.{name} end"
+    return columns

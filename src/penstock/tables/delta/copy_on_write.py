@@ -20,9 +20,9 @@ from pyspark.sql import SparkSession
 
 from penstock.lake.parquet import Piece, completed, fitted, read_piece
 from penstock.lake.storage import library
+from penstock.tables.changes.merge_plan import numbered
 from penstock.tables.delta.data_files import DataFile, UnreadableFile
 from penstock.tables.delta.file_tasks import FileTask
-from penstock.tables.delta.merge_plan import numbered
 from penstock.tables.delta.stage import DeltaStage
 
 if TYPE_CHECKING:

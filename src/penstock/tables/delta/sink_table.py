@@ -47,4 +47,5 @@ class DeltaSinkTable:
     def _layout(self, schema: StructType) -> DeltaLayout:
         if self.sequence_by is None:
             return rows_layout(schema, self.keys)
-        return accepted_changes(schema, self.place, self.keys, self.sequence_by, self.scd_type).table
+        events = accepted_changes(schema, self.place, self.keys, self.sequence_by, self.scd_type)
+        return DeltaLayout(events.table, events.keys)

@@ -68,13 +68,13 @@ def accepted_rows(schema: StructType, keys: Sequence[str], output_mode: str) -> 
         )
     layout = rows_layout(schema, keys)
     if output_mode == "update":
-        refuse_backticks(layout)
+        refuse_backticks(layout.schema.names)
     return layout
 
 
-def refuse_backticks(layout: DeltaLayout) -> None:
+def refuse_backticks(names: Sequence[str]) -> None:
     """Refuse column names that deltalake cannot merge."""
-    ticked = [name for name in layout.schema.names if "`" in name]
+    ticked = [name for name in names if "`" in name]
     if ticked:
         raise InvalidInputError(
             f"deltalake cannot merge a column with a backtick in its name, as {in_quotes(ticked[0])} has: "

@@ -1,4 +1,4 @@
-"""Planning of a merge: what staged events change in a Delta table, computed with Arrow from their keys alone;
+"""Planning of a merge: what staged events change in a table, computed with Arrow from their keys alone;
 and the values that events leave out, filled from the stored rows that they updated.
 
 Each event is a line with the columns of its key, ``SEQUENCE`` and ``PRESENT``. The lines are sorted by key
@@ -14,14 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.tables.changes.events import PRESENT, SEQUENCE, UNKNOWN, EventLayout
 from penstock.tables.columns import VALID_FROM, VALID_TO
-from penstock.tables.delta.change_events import PRESENT, SEQUENCE, UNKNOWN
-from penstock.tables.delta.transactions import SOURCE, TARGET, source_columns
-from penstock.tables.names import quoted
-from penstock.tables.unchanged_values import column_numbers, has_value
+from penstock.tables.unchanged_values import column_numbers
 
 _NUMBER, _END, _STORED = "_penstock_number", "_penstock_end", 2
-_ROW, _VERSION = "_penstock_row", "_penstock_version"
+_ROW, _STORED_ROW = "_penstock_row", "_penstock_stored_row"
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,27 @@ class MergePlan:
     def is_empty(self) -> bool:
         changed = 0 if self.changed is None else self.changed.num_rows
         return not (self.recorded.num_rows or changed or pc.any(self.taken).as_py())
+
+
+def plan_events(
+    events: EventLayout, staged: pa.Table, known: pa.Table, versions: Callable[[], pa.Table]
+) -> tuple[MergePlan, pa.Table]:
+    """Return what staged events change, and those of them that leave out values which no stored row has.
+
+    ``staged`` has the columns for planning, ``known`` the recorded events of the same keys. ``versions``
+    reads the stored versions of these keys, and is called with history alone.
+    """
+    keys = list(events.keys)
+    placed = staged.select([*keys, SEQUENCE, PRESENT])
+    if events.history:
+        stored = versions()
+        plan, unmatched = plan_history(keys, placed, known, stored), without_version
+    else:
+        stored = known.filter(pc.equal(known[PRESENT], 1))
+        plan, unmatched = plan_latest(keys, placed, known), without_row
+    if events.unchanged is None:
+        return plan, staged.schema.empty_table()
+    return plan, unmatched(keys, incomplete(staged, plan.taken), stored)
 
 
 def plan_latest(keys: Sequence[str], staged: pa.Table, known: pa.Table) -> MergePlan:
@@ -135,14 +154,17 @@ def incomplete(staged: pa.Table, taken: pa.BooleanArray) -> pa.Table:
     return staged.filter(pc.and_(taken, pc.is_valid(staged[UNKNOWN])))
 
 
-def _matched_versions(keys: Sequence[str], events: pa.Table, stored: pa.Table) -> pa.Table:
-    """Join events with the stored versions that they updated, as row numbers of both."""
+def _matched(keys: Sequence[str], events: pa.Table, stored: pa.Table) -> pa.Table:
+    """Join events with the stored rows that they updated, as row numbers of both."""
+    names = [name for name in (VALID_FROM, VALID_TO) if name in stored.column_names]
     left = numbered(events.select([*keys, SEQUENCE]), _ROW)
-    right = numbered(stored.select([*keys, VALID_FROM, VALID_TO]), _VERSION)
+    right = numbered(stored.select([*keys, *names]), _STORED_ROW)
     both = left.join(right, keys=list(keys), join_type="inner")
-    begun = pc.less(both[VALID_FROM], both[SEQUENCE])
-    not_ended = pc.fill_null(pc.less(both[SEQUENCE], both[VALID_TO]), True)
-    return both.filter(pc.and_(begun, not_ended)).select([_ROW, _VERSION])
+    if names:
+        begun = pc.less(both[VALID_FROM], both[SEQUENCE])
+        not_ended = pc.fill_null(pc.less(both[SEQUENCE], both[VALID_TO]), True)
+        both = both.filter(pc.and_(begun, not_ended))
+    return both.select([_ROW, _STORED_ROW])
 
 
 def without_row(keys: Sequence[str], events: pa.Table, stored: pa.Table) -> pa.Table:
@@ -155,15 +177,15 @@ def without_row(keys: Sequence[str], events: pa.Table, stored: pa.Table) -> pa.T
 
 def without_version(keys: Sequence[str], events: pa.Table, stored: pa.Table) -> pa.Table:
     """Return the events that updated no stored version."""
-    matched = _matched_versions(keys, events, stored)[_ROW]
+    matched = _matched(keys, events, stored)[_ROW]
     return events.filter(pc.invert(pc.is_in(np.arange(events.num_rows), matched.combine_chunks())))
 
 
 def fill(rows: pa.Table, keys: Sequence[str], read: Callable[[pa.Table, list[str]], pa.Table]) -> pa.Table:
-    """Fill the values that events leave out from the versions that they updated.
+    """Fill the values that events leave out from the stored rows that they updated.
 
-    ``read`` takes keys, and returns the rows that have them: the keys, ``VALID_FROM``, ``VALID_TO`` and the
-    columns of its second argument.
+    ``read`` takes keys, and returns the rows that have them: the keys, the columns of its second argument,
+    and with history ``VALID_FROM`` and ``VALID_TO``.
     """
     unknown = rows[UNKNOWN]
     places = np.flatnonzero(pc.is_valid(unknown).to_numpy())
@@ -172,9 +194,9 @@ def fill(rows: pa.Table, keys: Sequence[str], read: Callable[[pa.Table, list[str
     numbers = column_numbers(pc.unique(unknown).drop_null().to_pylist())
     events = rows.take(places)
     stored = read(events.select(keys), [rows.column_names[n] for n in numbers])
-    matched = _matched_versions(keys, events, stored)
+    matched = _matched(keys, events, stored)
     source = np.arange(rows.num_rows)
-    source[places[matched[_ROW].to_numpy()]] = rows.num_rows + matched[_VERSION].to_numpy()
+    source[places[matched[_ROW].to_numpy()]] = rows.num_rows + matched[_STORED_ROW].to_numpy()
     for number in numbers:
         name = rows.column_names[number]
         left_out = pc.fill_null(pc.match_substring(unknown, f",{number},"), False).to_numpy()
@@ -184,13 +206,3 @@ def fill(rows: pa.Table, keys: Sequence[str], read: Callable[[pa.Table, list[str
         taken = both.take(np.where(left_out, source, np.arange(rows.num_rows)))
         rows = rows.set_column(number, rows.schema.field(number), taken)
     return rows
-
-
-def source_or_stored(names: Sequence[str], numbers: Sequence[int]) -> dict[str, str]:
-    """Return a merge's assignments: the source's values, or stored ones where it leaves them out."""
-    columns = source_columns(names)
-    for number in numbers:
-        name = quoted(names[number])
-        in_source = has_value(f"{SOURCE}.{quoted(UNKNOWN)}", number)
-        columns[name] = f"case when {in_source} then {SOURCE}.{name} else {TARGET}.{name} end"
-    return columns

@@ -1,4 +1,4 @@
-"""Change events of a Delta table: what happened to a key, and its place in the order of changes.
+"""Change events of a table in a lake: what happened to a key, and its place in the order of changes.
 
 Spark collapses a micro-batch to the last event of each key, since later events replace earlier ones; tasks
 stage them.
@@ -6,8 +6,9 @@ stage them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,11 +18,9 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as spark
 
 from penstock.arguments import in_quotes
-from penstock.errors import InvalidInputError, TableRefusedError
+from penstock.errors import InvalidInputError, SchemaMismatchError
 from penstock.spark.schemas import quote_column
 from penstock.tables.columns import VALID_FROM, VALID_TO, metadata_columns, staged_order
-from penstock.tables.delta.schema import DeltaLayout, rows_layout
-from penstock.tables.delta.stage import DeltaStageTask
 from penstock.tables.row_checks import (
     ambiguous_order,
     present,
@@ -31,17 +30,28 @@ from penstock.tables.row_checks import (
     tie_breakers,
 )
 from penstock.tables.row_encoding import JSON
-from penstock.tables.unchanged_values import UnchangedValues
+from penstock.tables.unchanged_values import UnchangedValues, column_numbers
 
 SEQUENCE, PRESENT, UNKNOWN = "_penstock_sequence", "_penstock_present", "_penstock_unknown"
 """The columns of staged events beside those of their rows."""
 _RESERVED = (VALID_FROM, VALID_TO, SEQUENCE, PRESENT, UNKNOWN)
 
 
+class Columns(Protocol):
+    """The columns of rows, as a format lays them out."""
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    @property
+    def keys(self) -> tuple[str, ...]: ...
+
+
 @dataclass(frozen=True)
 class EventLayout:
-    rows: DeltaLayout
-    """The rows that they set, with the table's column names."""
+    rows: pa.Schema
+    """The rows that they set, with the names that the columns have where they are staged."""
+    keys: tuple[str, ...]
     columns: tuple[str, ...]
     """The same columns, with the query's names."""
     sequence: pa.DataType
@@ -55,27 +65,48 @@ class EventLayout:
     """The query's columns that order events of a key with one sequence."""
 
     @property
-    def keys(self) -> list[str]:
-        return list(self.rows.keys)
-
-    @property
-    def staged(self) -> DeltaLayout:
+    def staged(self) -> pa.Schema:
         """The columns that tasks stage: those of the row, and those of the event."""
         more = [pa.field(SEQUENCE, self.sequence), pa.field(PRESENT, pa.int32())]
         more += [] if self.unchanged is None else [pa.field(UNKNOWN, pa.string())]
-        return DeltaLayout(pa.schema([*self.rows.schema, *more]), self.rows.keys)
+        return pa.schema([*self.rows, *more])
 
     @property
-    def table(self) -> DeltaLayout:
+    def planning(self) -> pa.Schema:
+        """The columns of staged events from which their merge is planned."""
+        unknown = [] if self.unchanged is None else [UNKNOWN]
+        return pa.schema([self.staged.field(name) for name in (*self.keys, SEQUENCE, PRESENT, *unknown)])
+
+    @property
+    def recorded(self) -> pa.Schema:
+        """The columns of events that are recorded as applied."""
+        return pa.schema([self.staged.field(name) for name in (*self.keys, SEQUENCE, PRESENT)])
+
+    @property
+    def versions(self) -> pa.Schema:
+        """With history: the columns that say which versions of a row the table has."""
+        return pa.schema([self.table.field(name) for name in (*self.keys, VALID_FROM, VALID_TO)])
+
+    @property
+    def table(self) -> pa.Schema:
         """The columns that the table must have."""
         valid = [pa.field(name, self.sequence) for name in (VALID_FROM, VALID_TO)] if self.history else []
-        return DeltaLayout(pa.schema([*self.rows.schema, *valid]), self.rows.keys)
+        return pa.schema([*self.rows, *valid])
 
 
 def event_layout(
-    rows: spark.StructType, keys: Sequence[str], sequence_by: str, *, history: bool, table: str
+    rows: spark.StructType,
+    keys: Sequence[str],
+    sequence_by: str,
+    layout: Callable[[spark.StructType, Sequence[str]], Columns],
+    *,
+    history: bool,
+    table: str,
 ) -> EventLayout:
-    """Return the layout of the events in change rows; ``table`` is the table's name in messages."""
+    """Return the layout of the events in change rows; ``table`` is the table's name in messages.
+
+    ``layout`` lays out columns as the table's format does, and refuses those that it does not take.
+    """
     require_change_columns(rows.names, sequence_by)
     unchanged = UnchangedValues.of(rows, keys)
     metadata = metadata_columns(unchanged)
@@ -88,13 +119,25 @@ def event_layout(
             condition="INVALID_INPUT.COLUMN_NAME",
             columns=reserved,
         )
-    layout = rows_layout(spark.StructType([rows[name] for name in columns]), keys)
-    order = rows_layout(spark.StructType([rows[sequence_by]]), ()).schema.field(0)
-    for key in layout.keys:
-        _require_exact("keys", layout.schema.field(key))
+    found = layout(spark.StructType([rows[name] for name in columns]), keys)
+    order = layout(spark.StructType([rows[sequence_by]]), ()).schema.field(0)
+    for key in found.keys:
+        _require_exact("keys", found.schema.field(key))
     _require_exact("sequence_by", order)
     ties = tie_breakers(rows, sequence_by)
-    return EventLayout(layout, columns, order.type, sequence_by, history, unchanged, ties)
+    return EventLayout(found.schema, found.keys, columns, order.type, sequence_by, history, unchanged, ties)
+
+
+def refuse_history(columns: Iterable[str], place: str, table: str) -> None:
+    """Refuse to keep current rows alone in a table with history; ``table`` is ``place`` with its format."""
+    found = [name for name in columns if name in (VALID_FROM, VALID_TO)]
+    if found:
+        raise SchemaMismatchError(
+            f"{table} keeps history, with a column {in_quotes(found[0])}, and scd_type=1 would not: set "
+            "scd_type=2, or use another table",
+            condition="SCHEMA_MISMATCH.TABLE_DIFFERS",
+            table=place,
+        )
 
 
 def _require_exact(parameter: str, column: pa.Field) -> None:
@@ -107,27 +150,24 @@ def _require_exact(parameter: str, column: pa.Field) -> None:
         )
 
 
-@dataclass
-class EventTask(DeltaStageTask):
-    """The function of ``mapInArrow``: takes collapsed events and returns a report of what the task staged."""
+def checked_events(chunk: pa.RecordBatch, events: EventLayout, table: str) -> pa.RecordBatch:
+    """Refuse collapsed events that cannot be applied, and return the others without ``ambiguous``."""
+    require_changes(chunk, events.sequence_by)
+    if pc.any(chunk.column("ambiguous")).as_py():
+        first = chunk.filter(chunk.column("ambiguous"))
+        key = {name: first.column(events.rows.names.index(name))[0].as_py() for name in events.keys}
+        raise ambiguous_order(shown_key(key), table, events.sequence_by)
+    if events.unchanged is not None:
+        events.unchanged.require_known(chunk.column("unknown"), table)
+    return chunk.drop_columns(["ambiguous"])
 
-    events: EventLayout = field(kw_only=True)
 
-    def _checked(self, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return super()._checked(self._event(chunk) for chunk in chunks)
-
-    def _event(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
-        require_changes(chunk, self.events.sequence_by)
-        if pc.any(chunk.column("ambiguous")).as_py():
-            raise self._ambiguous(chunk.filter(chunk.column("ambiguous")))
-        if self.events.unchanged is not None:
-            self.events.unchanged.require_known(chunk.column("unknown"), self.stage.place.shown)
-        return chunk.drop_columns(["ambiguous"])
-
-    def _ambiguous(self, chunk: pa.RecordBatch) -> TableRefusedError:
-        names = self.events.rows.schema.names
-        first = {name: chunk.column(names.index(name))[0].as_py() for name in self.events.keys}
-        return ambiguous_order(shown_key(first), self.stage.place.shown, self.events.sequence_by)
+def require_stored(refused: pa.Table, events: EventLayout, table: str) -> None:
+    """Refuse events that leave out values which no stored row has, before anything is written."""
+    if refused.num_rows and events.unchanged is not None:
+        name = events.rows.names[column_numbers(refused[UNKNOWN][:1].to_pylist())[0]]
+        key = shown_key({key: refused[key][0].as_py() for key in events.keys})
+        raise events.unchanged.not_stored(name, table, key)
 
 
 def collapse(frame: DataFrame, events: EventLayout) -> DataFrame:
@@ -146,7 +186,7 @@ def collapse(frame: DataFrame, events: EventLayout) -> DataFrame:
         *([] if events.unchanged is None else [events.unchanged.unknown()]),
     )
     order = staged_order(events.ties)
-    keys = [short for name, short in zip(events.rows.schema.names, data, strict=True) if name in events.keys]
+    keys = [short for name, short in zip(events.rows.names, data, strict=True) if name in events.keys]
     if events.unchanged is not None and events.unchanged.numbers:
         projected = _carry_over(projected, events.unchanged.numbers, keys, order)
     within = Window.partitionBy(*keys, *(["sequence"] if events.history else []))
