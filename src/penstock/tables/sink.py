@@ -296,13 +296,14 @@ class TableSink(Sink, ContinuousSink):
 
     def _lake_table(self, url: str) -> LakeTable | None:
         """Return the table, unless it is in the database of a store."""
+        sequence_by = self._order if self.apply_changes else None
         if is_iceberg(url):
             table = load("penstock.tables.iceberg.sink_table", "IcebergSinkTable", "an Iceberg table")
-            lake: LakeTable = table(IcebergPlace.of(url, self.name), tuple(self.keys), self.apply_changes)
+            place = IcebergPlace.of(url, self.name)
+            lake: LakeTable = table(place, tuple(self.keys), sequence_by, self.scd_type)
             return lake
         if not is_delta(url):
             return None
-        sequence_by = self._order if self.apply_changes else None
         return DeltaSinkTable(DeltaPlace.of(url, self.name), tuple(self.keys), sequence_by, self.scd_type)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +15,7 @@ from pyiceberg.table import Table
 from pyspark.sql import types as spark
 
 from penstock.arrow.schema import canonical_schema
-from penstock.tables.iceberg import rewriting, stage, writer
+from penstock.tables.iceberg import event_files, numbered_tasks, rewriting, stage, writer
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.transactions import MicroBatch
 from penstock.tables.iceberg.writer import IcebergWriter, iceberg_writer
@@ -82,19 +82,10 @@ class FaultyCatalog:
         return self.faults.pop(0)(commit) if self.faults else commit()
 
 
-class Driver:
+class Run:
     """One run of a query; another one of the same query is another object."""
 
-    def __init__(
-        self,
-        folder: Path,
-        mode: str = "append",
-        *keys: str,
-        name: str = "t",
-        schema: spark.StructType = ROWS,
-        app_id: str = "app",
-        guarantee: str = "exactly_once",
-    ) -> None:
+    def __init__(self, folder: Path, name: str = "t") -> None:
         folder.mkdir(exist_ok=True)
         properties = {
             "type": "sql",
@@ -104,29 +95,10 @@ class Driver:
         self.place = IcebergPlace("lake", ("shop", name), properties)
         self.catalog = FaultyCatalog(self.place.catalog)
         self.place.__dict__["catalog"] = self.catalog
-        self.app_id, self.schema, self.guarantee = app_id, schema, guarantee
-        frame = cast(Any, SimpleNamespace(schema=schema))
-        self.writer: IcebergWriter = iceberg_writer(
-            frame, self.place, keys, mode, guarantee, "nowhere", app_id
-        )
 
     @property
     def table(self) -> Table:
         return self.place.open()
-
-    def write(self, batch_id: int, *tasks: Sequence[Row], input_digest: str = "same") -> None:
-        """Write a micro-batch, with the rows of each task."""
-        batch = None
-        if self.guarantee == "exactly_once":
-            batch = MicroBatch(self.app_id, batch_id, input_digest)
-        checkpoint = SimpleNamespace(require_query=lambda queries: list(queries))
-        with (
-            inline_tasks(),
-            patch.object(IcebergWriter, "_micro_batch", lambda *_: batch),
-            patch.object(writer, "numbered_columns", lambda frame: frame),
-            patch.object(writer, "Checkpoint", lambda _: checkpoint),
-        ):
-            self.writer(cast(Any, _Frame(self.schema, tasks)), batch_id)
 
     def rows(self) -> list[Row]:
         found = self.table.scan().to_arrow().to_pylist()
@@ -151,6 +123,41 @@ class Driver:
         return [file for file in self.stored if file not in known]
 
 
+class Driver(Run):
+    """A run of a query that writes rows."""
+
+    def __init__(
+        self,
+        folder: Path,
+        mode: str = "append",
+        *keys: str,
+        name: str = "t",
+        schema: spark.StructType = ROWS,
+        app_id: str = "app",
+        guarantee: str = "exactly_once",
+    ) -> None:
+        super().__init__(folder, name)
+        self.app_id, self.schema, self.guarantee = app_id, schema, guarantee
+        frame = cast(Any, SimpleNamespace(schema=schema))
+        self.writer: IcebergWriter = iceberg_writer(
+            frame, self.place, keys, mode, guarantee, "nowhere", app_id
+        )
+
+    def write(self, batch_id: int, *tasks: Sequence[Row], input_digest: str = "same") -> None:
+        """Write a micro-batch, with the rows of each task."""
+        batch = None
+        if self.guarantee == "exactly_once":
+            batch = MicroBatch(self.app_id, batch_id, input_digest)
+        checkpoint = SimpleNamespace(require_query=lambda queries: list(queries))
+        with (
+            inline_tasks(),
+            patch.object(IcebergWriter, "_micro_batch", lambda *_: batch),
+            patch.object(writer, "numbered_columns", lambda frame: frame),
+            patch.object(writer, "Checkpoint", lambda _: checkpoint),
+        ):
+            self.writer(cast(Any, _Frame(self.schema, tasks)), batch_id)
+
+
 @contextmanager
 def inline_tasks() -> Iterator[None]:
     """Run tasks in this process, as if Spark did."""
@@ -158,5 +165,7 @@ def inline_tasks() -> Iterator[None]:
         attemptNumber=lambda: 0, partitionId=lambda: 0, getLocalProperty=lambda _: "query"
     )
     tasks = SimpleNamespace(get=lambda: context)
-    with patch.object(stage, "TaskContext", tasks), patch.object(rewriting, "TaskContext", tasks):
+    with ExitStack() as patches:
+        for module in (stage, rewriting, event_files, numbered_tasks):
+            patches.enter_context(patch.object(module, "TaskContext", tasks))
         yield

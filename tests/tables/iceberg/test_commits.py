@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.exceptions import CommitFailedException
 
 from penstock.errors import (
     CheckpointMismatchError,
@@ -25,40 +25,16 @@ from penstock.errors import (
 from penstock.tables.iceberg.attempts import FOLDER, Attempt
 from penstock.tables.names import digest
 from tests.tables.iceberg.driver import Driver
-
-Fault = Callable[[Callable[[], Any]], Any]
-
-
-def lost_reply(commit: Callable[[], Any]) -> Any:
-    commit()
-    raise CommitStateUnknownException("502: the proxy has gone away, password=geheim")
-
-
-def lost_reply_as_conflict(commit: Callable[[], Any]) -> Any:
-    """As when something between the client and the catalog repeats a request."""
-    commit()
-    raise CommitFailedException("Requirement failed: branch main has changed")
-
-
-def lost_request(commit: Callable[[], Any]) -> Any:
-    raise ConnectionError("connection refused")
-
-
-def conflict(commit: Callable[[], Any]) -> Any:
-    raise CommitFailedException("Requirement failed: branch main has changed")
-
-
-class Killed(BaseException):
-    pass
-
-
-def killed(commit: Callable[[], Any]) -> Any:
-    raise Killed
-
-
-def killed_after(commit: Callable[[], Any]) -> Any:
-    commit()
-    raise Killed
+from tests.tables.iceberg.faults import (
+    Fault,
+    Killed,
+    conflict,
+    killed,
+    killed_after,
+    lost_reply,
+    lost_reply_as_conflict,
+    lost_request,
+)
 
 
 @pytest.mark.parametrize("fault", [lost_reply, lost_reply_as_conflict])

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.manifest import DataFileContent
 from pyspark.sql import types as spark
 
 from penstock.errors import TableRefusedError
 from tests.tables.iceberg.deletes import delete_rows
 from tests.tables.iceberg.driver import Driver, Row
+from tests.tables.iceberg.faults import conflict, lost_reply, lost_request
 
 
 def paths(driver: Driver) -> set[str]:
@@ -166,19 +166,6 @@ def test_rows_that_are_deleted_while_a_micro_batch_is_committed_do_not_come_back
     driver.write(1, [(1, "new")])
     assert driver.rows() == [(1, "new"), (3, "c")]
     assert driver.orphans == []
-
-
-def lost_reply(commit: Callable[[], Any]) -> Any:
-    commit()
-    raise CommitStateUnknownException("504")
-
-
-def lost_request(commit: Callable[[], Any]) -> Any:
-    raise ConnectionError("reset")
-
-
-def conflict(commit: Callable[[], Any]) -> Any:
-    raise CommitFailedException("changed")
 
 
 KEYS = st.integers(0, 8)

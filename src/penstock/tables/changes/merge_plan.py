@@ -103,6 +103,17 @@ def plan_history(keys: Sequence[str], staged: pa.Table, ended: pa.Table, stored:
     )
 
 
+def distinct_events(events: EventLayout, lines: pa.Table) -> pa.Table:
+    """Return recorded events, sorted by key, without those that say no more than others.
+
+    For type 1 that leaves the last event of each key, for type 2 one delete of each key and sequence.
+    """
+    keys = list(events.keys)
+    order = [(SEQUENCE, "descending"), (PRESENT, "descending")]
+    ordered = lines.sort_by([*((key, "ascending") for key in keys), *order]).combine_chunks()
+    return ordered.filter(_starts(ordered, [*keys, SEQUENCE] if events.history else keys))
+
+
 def numbered(rows: pa.Table, name: str) -> pa.Table:
     """Add the row numbers as a column."""
     return rows.append_column(name, pa.array(np.arange(rows.num_rows)))

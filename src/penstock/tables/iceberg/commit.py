@@ -17,8 +17,9 @@ from penstock.errors import CommitRefusedError, PenstockError
 from penstock.parallel import in_parallel
 from penstock.tables.iceberg.attempts import delete_files
 from penstock.tables.iceberg.data_files import FileTarget
-from penstock.tables.iceberg.keys import files_with_keys
+from penstock.tables.iceberg.keys import files_with_keys, ranges_of_files
 from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.record import RecordChange
 from penstock.tables.iceberg.rewriting import Rewriter
 from penstock.tables.iceberg.schema import RowLayout, TableLayout, match_table, replace_columns
 from penstock.tables.iceberg.transactions import CommitConflict, MicroBatch, OneTry
@@ -47,6 +48,17 @@ class Target:
         return FileTarget.of(self.place.shown, table.io, transaction.table_metadata, token)
 
 
+@dataclass(frozen=True)
+class FileChanges:
+    """What a commit changes."""
+
+    removed: Sequence[DataFile]
+    """The data files that leave the table."""
+    added: Sequence[DataFile]
+    record: RecordChange | None = None
+    """What it records of applied events."""
+
+
 @dataclass
 class Commit:
     """The commit of data files that tasks have written, repeated while other writers are faster."""
@@ -62,7 +74,7 @@ class Commit:
     batch_id: int
     batch: MicroBatch | None
     """None if the table does not record micro-batches."""
-    rewriter: Rewriter | None
+    rewriter: Rewriter | None = None
     """In output mode update."""
     _sent: dict[int, set[str]] = field(default_factory=dict)
     """The snapshots that the catalog was asked to commit, with their data files."""
@@ -73,19 +85,29 @@ class Commit:
 
     def run(self) -> None:
         """Commit the files, unless there are none, or another run has committed the micro-batch."""
-        if not self.staged and self.target.mode != "complete":
+        if not self._needed:
             return
         self._referred = self._committed()
         self._sure = True
 
-    def delete_unused(self) -> None:
-        """Delete the data files that the table does not have.
+    @property
+    def _needed(self) -> bool:
+        return bool(self.staged) or self.target.mode == "complete"
 
-        If the catalog was asked to commit them, and it is not known that it has committed this micro-batch,
-        they stay until the clean-up, which looks whether a snapshot has them.
+    @property
+    def repeated(self) -> bool:
+        """Whether a task was repeated, of which an earlier attempt may have left a file behind."""
+        return self.rewriter is not None and self.rewriter.repeated
+
+    def delete_unused(self) -> None:
+        """Delete the files that the table does not have.
+
+        If the catalog was asked to commit data files, and it is not known that it has committed this
+        micro-batch, they stay until the clean-up, which looks whether a snapshot has them.
         """
-        unused = [path for path in self._paths() if path not in self._referred]
-        if self._sure and unused:
+        kept = self._referred if self._sure else self._data_paths()
+        unused = [path for path in self._paths() if path not in kept]
+        if unused:
             delete_files(self.target.place, self.io, unused)
 
     def _committed(self) -> set[str]:
@@ -128,55 +150,72 @@ class Commit:
         if found is None:
             return None
         # The snapshot of this attempt may have expired already.
-        return self._paths() if found.attempt == self.token else set()
+        return self._data_paths() if found.attempt == self.token else set()
 
     def _publish(self, table: Table) -> set[str]:
         table.catalog = cast("Catalog", OneTry(table.catalog))
         transaction = table.transaction()
         self._require_same_columns(self.target.layout(transaction))
         self._require_files(table)
-        removed, added = self._changes(table, transaction)
+        changes = self._changes(table, transaction)
+        if changes is None:
+            return set()
         with self.target.place.translating_errors("the commit failed", beside=(CommitConflict,)):
-            self._send(transaction, removed, added)
-        return {file.file_path for file in added}
+            return self._send(transaction, changes)
 
-    def _send(self, transaction: Transaction, removed: Sequence[DataFile], added: Sequence[DataFile]) -> None:
-        summary = {}
+    def _send(self, transaction: Transaction, changes: FileChanges) -> set[str]:
+        """Commit changes, and return the files that come."""
+        summary, properties = {}, {}
         if self.batch is not None:
-            summary = self.batch.summary(self.token)
-            transaction.set_properties(self.batch.properties(self.token))
+            summary, properties = self.batch.summary(self.token), self.batch.properties(self.token)
+        recorded = None if changes.record is None else changes.record.commit(transaction)
         update = transaction.update_snapshot(snapshot_properties=summary)
-        producer = update.overwrite() if removed or self.target.mode == "complete" else update.merge_append()
-        for file in removed:
+        is_append = not changes.removed and self.target.mode != "complete"
+        producer = update.merge_append() if is_append else update.overwrite()
+        for file in changes.removed:
             producer.delete_data_file(file)
-        for file in added:
+        for file in changes.added:
             producer.append_data_file(file)
         producer.commit()
-        self._sent[producer.snapshot_id] = {file.file_path for file in added}
+        if changes.record is not None and recorded is not None:
+            properties |= changes.record.properties(transaction, recorded, producer.snapshot_id)
+        transaction.set_properties(properties)
+        files = [*changes.added, *(changes.record.added if changes.record is not None else [])]
+        self._sent[producer.snapshot_id] = {file.file_path for file in files}
         self._sure = False
         transaction.commit_transaction()
+        return self._sent[producer.snapshot_id]
 
-    def _changes(self, table: Table, transaction: Transaction) -> tuple[list[DataFile], list[DataFile]]:
-        """Return the data files that leave the table, and those that come."""
+    def _changes(self, table: Table, transaction: Transaction) -> FileChanges | None:
+        """Return what changes in a table as it was loaded; None if nothing does."""
         if self.target.mode == "complete":
             with self.target.place.translating_errors("its manifests cannot be read"):
-                return list(_data_files(table)), list(self.staged)
+                return FileChanges(list(_data_files(table)), self.staged)
         if self.rewriter is None:
-            return [], list(self.staged)
-        files = files_with_keys(self.target.place, table, self.layout.key_schema, self.staged)
+            return FileChanges([], self.staged)
+        ranges = ranges_of_files(table.schema(), self.layout.key_schema, self.staged)
+        files = files_with_keys(self.target.place, table, ranges)
         rewritten = self.rewriter.rewrite(self.target.files(table, transaction, self.token), files)
         new = [file for each in rewritten for file in each.new]
-        return [each.old for each in rewritten], [*self.staged, *new]
+        return FileChanges([each.old for each in rewritten], [*self.staged, *new])
+
+    def _needed_files(self) -> list[str]:
+        """Return the files that tasks have written of the micro-batch's rows."""
+        return [file.file_path for file in self.staged]
 
     def _paths(self) -> set[str]:
         """Return all files that were written."""
+        return self._data_paths()
+
+    def _data_paths(self) -> set[str]:
+        """Return all files that were written for the table."""
         rewritten = self.rewriter.paths if self.rewriter is not None else []
-        return {*(file.file_path for file in self.staged), *rewritten}
+        return {*self._needed_files(), *rewritten}
 
     def _require_files(self, table: Table) -> None:
         """Refuse to commit when data files are missing."""
         with self.target.place.translating_errors("its data files cannot be found"):
-            exist = in_parallel(lambda file: table.io.new_input(file.file_path).exists(), self.staged)
+            exist = in_parallel(lambda path: table.io.new_input(path).exists(), self._needed_files())
         if not all(exist):
             raise CommitRefusedError(
                 f"some data files that the tasks wrote for batch {self.batch_id} are missing in the location "

@@ -9,15 +9,25 @@ from functools import reduce
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import pyarrow.types as pat
 from pyiceberg.conversions import from_bytes
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual, Or
+from pyiceberg.expressions import (
+    AlwaysFalse,
+    AlwaysTrue,
+    And,
+    BooleanExpression,
+    GreaterThanOrEqual,
+    LessThanOrEqual,
+    Or,
+)
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile, ManifestContent
 from pyiceberg.schema import Schema, sanitize_column_names
 from pyiceberg.table import FileScanTask, Table
-from pyiceberg.types import BooleanType, PrimitiveType
+from pyiceberg.types import BooleanType, NestedField, PrimitiveType
 from pyspark.sql import SparkSession
 from pyspark.sql import types as spark_types
 
@@ -36,6 +46,7 @@ _BATCH_ROWS = 131_072
 # A type checker takes them for pydantic's plain models.
 _AT_LEAST: Any = GreaterThanOrEqual
 _AT_MOST: Any = LessThanOrEqual
+_NOTHING: BooleanExpression = AlwaysFalse()
 
 
 def read_keys(io: FileIO, path: str, keys: Schema) -> Iterator[pa.RecordBatch]:
@@ -110,15 +121,13 @@ def _small(keys: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=[f"k{number}" for number in range(len(columns))])
 
 
-def files_with_keys(
-    place: IcebergPlace, table: Table, keys: Schema, files: Sequence[DataFile]
-) -> list[FileScanTask]:
-    """Return the data files of a table that may have a key of a micro-batch, with their delete files."""
+def files_with_keys(place: IcebergPlace, table: Table, row_filter: BooleanExpression) -> list[FileScanTask]:
+    """Return the data files of a table that may have rows of a filter, with their delete files."""
     with place.translating_errors("its manifests cannot be read"):
         snapshot = table.current_snapshot()
         if snapshot is None:
             return []
-        tasks = _planned(table, _ranges(table.schema(), keys, files))
+        tasks = _planned(table, row_filter)
         if any(manifest.content == ManifestContent.DELETES for manifest in snapshot.manifests(table.io)):
             # The filter may leave out delete files too, by bounds of the rows that they delete. A row of a
             # file that is rewritten would come back if one of them were missing.
@@ -150,13 +159,37 @@ def all_files(table: Table, snapshot: int | None = None) -> Iterator[FileScanTas
         ) from None
 
 
-def _ranges(schema: Schema, keys: Schema, files: Sequence[DataFile]) -> BooleanExpression:
+def ranges_of_files(schema: Schema, keys: Schema, files: Sequence[DataFile]) -> BooleanExpression:
     """Return a filter for rows whose keys may be in the files of a micro-batch."""
     first = keys.fields[0]
     ordered = sorted(files, key=lambda file: (file.lower_bounds or {}).get(first.field_id, b""))
-    size = -(-len(ordered) // _RANGES)
-    groups = [ordered[start : start + size] for start in range(0, len(ordered), size)]
-    return reduce(Or, (_range(schema, keys, group) for group in groups))
+    return _any_of(_range(schema, keys, ordered[part]) for part in _parts(len(ordered)))
+
+
+def ranges_of_keys(schema: Schema, keys: Schema, wanted: pa.Table) -> BooleanExpression:
+    """Return a filter for rows that may have one of some keys, which are columns in the keys' order."""
+    names = [f"k{number}" for number in range(len(keys.fields))]
+    ordered = wanted.rename_columns(names).sort_by(names[0])
+    parts = (ordered.slice(part.start, part.stop - part.start) for part in _parts(ordered.num_rows))
+    return _any_of(_key_range(schema, keys, part) for part in parts)
+
+
+def bounds(column: pa.ChunkedArray) -> tuple[Any, Any]:
+    """Return the least and the greatest value, as pyiceberg takes them: dates and times are numbers."""
+    if pat.is_temporal(column.type):
+        number = pa.int32() if column.type.bit_width == 32 else pa.int64()
+        column = column.cast(number)
+    found = pc.min_max(column).as_py()
+    return found["min"], found["max"]
+
+
+def _parts(count: int) -> list[slice]:
+    size = max(1, -(-count // _RANGES))
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def _any_of(filters: Iterator[BooleanExpression]) -> BooleanExpression:
+    return reduce(Or, filters, _NOTHING)
 
 
 def _range(schema: Schema, keys: Schema, files: Sequence[DataFile]) -> BooleanExpression:
@@ -166,10 +199,21 @@ def _range(schema: Schema, keys: Schema, files: Sequence[DataFile]) -> BooleanEx
         lows = [(file.lower_bounds or {}).get(key.field_id) for file in files]
         highs = [(file.upper_bounds or {}).get(key.field_id) for file in files]
         # A bound may be missing, because of the table's settings for metrics.
-        if None in (*lows, *highs) or not isinstance(kind, PrimitiveType) or isinstance(kind, BooleanType):
+        if None in (*lows, *highs) or not isinstance(kind, PrimitiveType):
             continue
-        name = schema.find_field(key.field_id).name
         low = min(from_bytes(kind, bound) for bound in lows if bound is not None)
         high = max(from_bytes(kind, bound) for bound in highs if bound is not None)
-        found = And(found, And(_AT_LEAST(name, low), _AT_MOST(name, high)))
+        found = And(found, _between(schema, key, low, high))
     return found
+
+
+def _key_range(schema: Schema, keys: Schema, wanted: pa.Table) -> BooleanExpression:
+    each = zip(keys.fields, wanted.columns, strict=True)
+    return reduce(And, (_between(schema, key, *bounds(column)) for key, column in each))
+
+
+def _between(schema: Schema, key: NestedField, low: Any, high: Any) -> BooleanExpression:
+    if isinstance(key.field_type, BooleanType):
+        return AlwaysTrue()
+    name = schema.find_field(key.field_id).name
+    return And(_AT_LEAST(name, low), _AT_MOST(name, high))

@@ -1,18 +1,21 @@
-"""Copies of data files without the rows that a micro-batch replaces: output mode update, copy on write.
+"""Copies of data files without the rows that a micro-batch replaces, or with other values in some of them:
+copy on write.
 
 The driver picks the files that may have keys of the micro-batch. A task reads the key columns of such a file,
-and if one of its keys is in the micro-batch, all its columns, and writes the other rows to a new file. The
-commit takes the old file out of the table and puts the new one in, in the same snapshot as the new rows.
+and if the micro-batch changes one of its rows, all its columns, and writes the rows to a new file. The commit
+takes the old file out of the table and puts the new one in, in the same snapshot as the new rows.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
@@ -22,6 +25,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import PenstockError
 from penstock.spark.error_boundary import iterate_in_worker
+from penstock.tables.changes.merge_plan import numbered
 from penstock.tables.iceberg.data_files import FileTarget, in_schema, written
 from penstock.tables.iceberg.keys import all_keys
 from penstock.tables.iceberg.place import translated
@@ -32,12 +36,92 @@ _COLUMNS = "number bigint, touched boolean, files binary, attempt int"
 _REPORT = pa.schema(
     [("number", pa.int64()), ("touched", pa.bool_()), ("files", pa.binary()), ("attempt", pa.int32())]
 )
-_ROW = "_penstock_row"
+_ROW, _OTHER = "_penstock_row", "_penstock_other"
+
+
+@dataclass(frozen=True)
+class Edited:
+    """What changes in a file."""
+
+    kept: NDArray[np.bool_]
+    """Whether each row stays."""
+    field_id: int | None = None
+    """A column with other values."""
+    values: pa.Array | None = None
+    """The values of all rows in that column."""
+
+
+class Edit(ABC):
+    """What a micro-batch does to stored rows."""
+
+    columns: Schema
+    """The columns that say which rows change."""
+
+    @abstractmethod
+    def of(self, io: FileIO, stored: pa.Table) -> Edited | None:
+        """Return what changes in a file, of which the columns are given; None if nothing does."""
+
+
+@dataclass
+class RemovedRows(Edit):
+    """The rows that have some keys are removed."""
+
+    columns: Schema
+    """The key columns."""
+    keys: pa.Table = field(repr=False)
+
+    def of(self, io: FileIO, stored: pa.Table) -> Edited | None:
+        return _without(stored, self.keys)
+
+
+@dataclass
+class ReplacedRows(Edit):
+    """The rows that have a key of the micro-batch are removed; tasks read its keys in its data files."""
+
+    columns: Schema
+    """The key columns."""
+    staged: Sequence[str] = field(repr=False)
+    """The data files with the rows of the micro-batch."""
+
+    def of(self, io: FileIO, stored: pa.Table) -> Edited | None:
+        return _without(stored, all_keys(io, self.staged, self.columns))
+
+
+@dataclass
+class ChangedValues(Edit):
+    """Some rows get another value in the last of the columns; the columns before it say which rows."""
+
+    columns: Schema
+    rows: pa.Table = field(repr=False)
+    """The same columns, with the new values."""
+
+    def of(self, io: FileIO, stored: pa.Table) -> Edited | None:
+        *names, value = stored.column_names
+        changed = self.rows.rename_columns([*names, value])
+        left = numbered(stored.select(names), _ROW)
+        right = numbered(changed.select(names), _OTHER)
+        both = left.join(right, keys=names, join_type="inner")
+        if not both.num_rows:
+            return None
+        source = np.arange(stored.num_rows)
+        source[both[_ROW].to_numpy()] = stored.num_rows + both[_OTHER].to_numpy()
+        values = pa.chunked_array([*stored[value].chunks, *changed[value].chunks], stored[value].type)
+        field_id = self.columns.fields[-1].field_id
+        return Edited(np.ones(stored.num_rows, np.bool_), field_id, values.take(source).combine_chunks())
+
+
+def _without(stored: pa.Table, keys: pa.Table) -> Edited | None:
+    removed = rows_with_keys(stored, keys)
+    if not len(removed):
+        return None
+    kept = np.ones(stored.num_rows, np.bool_)
+    kept[removed] = False
+    return Edited(kept)
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A data file that has keys of a micro-batch, and the files that replace it: none if it has no others."""
+    """A data file in which a micro-batch changes rows, and what replaces it: no file if no row stays."""
 
     old: DataFile
     new: tuple[DataFile, ...]
@@ -48,26 +132,24 @@ class Rewriter:
     """The rewritten files of a micro-batch: those of an earlier plan are kept if the table still has them."""
 
     spark: SparkSession
-    staged: Sequence[str]
-    """The data files with the rows of the micro-batch."""
-    keys: Schema
+    edit: Edit
     repeated: bool = False
     """Whether a task was repeated."""
     _known: dict[tuple[str, frozenset[str]], Rewritten | None] = field(default_factory=dict)
-    """What became of each file with its delete files; None if it has no key of the micro-batch."""
+    """What became of each file with its delete files; None if the micro-batch changes none of its rows."""
 
     def rewrite(self, target: FileTarget, files: Sequence[FileScanTask]) -> list[Rewritten]:
-        """Rewrite the files of a plan that have keys of the micro-batch."""
-        unknown = [file for file in files if _identity(file) not in self._known]
+        """Rewrite the files of a plan in which the micro-batch changes rows."""
+        unknown = [file for file in files if identity(file) not in self._known]
         if unknown:
-            task = RewriteTask(target, self.keys, list(self.staged), unknown)
+            task = RewriteTask(target, self.edit, unknown)
             numbers = self.spark.range(0, len(unknown), 1, len(unknown))
             for report in numbers.mapInArrow(task, _COLUMNS).collect():
                 self.repeated |= report.attempt > 0
                 file = unknown[report.number]
                 new = tuple(from_report(target, report.files))
-                self._known[_identity(file)] = Rewritten(file.file, new) if report.touched else None
-        return [known for file in files if (known := self._known[_identity(file)]) is not None]
+                self._known[identity(file)] = Rewritten(file.file, new) if report.touched else None
+        return [known for file in files if (known := self._known[identity(file)]) is not None]
 
     @property
     def paths(self) -> list[str]:
@@ -75,7 +157,8 @@ class Rewriter:
         return [file.file_path for known in self._known.values() if known for file in known.new]
 
 
-def _identity(file: FileScanTask) -> tuple[str, frozenset[str]]:
+def identity(file: FileScanTask) -> tuple[str, frozenset[str]]:
+    """Return what the live rows of a file depend on."""
     return file.file.file_path, frozenset(delete.file_path for delete in file.delete_files)
 
 
@@ -84,8 +167,7 @@ class RewriteTask:
     """The function of ``mapInArrow`` that takes numbers of files and returns what became of them."""
 
     target: FileTarget = field(repr=False)
-    keys: Schema = field(repr=False)
-    staged: Sequence[str] = field(repr=False)
+    edit: Edit = field(repr=False)
     files: Sequence[FileScanTask] = field(repr=False)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -111,36 +193,38 @@ class RewriteTask:
             yield pa.RecordBatch.from_pydict(report, schema=_REPORT)
 
     def _rewritten(self, file: FileScanTask) -> list[DataFile] | None:
-        """Write the file again without the rows that are replaced; None if it has none of them."""
+        """Write the file again as it is edited; None if it stays as it is."""
         target = self.target
         stored = pa.Table.from_batches(
-            live_rows(target.io, target.metadata, file, self.keys),
-            schema_to_pyarrow(self.keys, include_field_ids=False),
+            live_rows(target.io, target.metadata, file, self.edit.columns),
+            schema_to_pyarrow(self.edit.columns, include_field_ids=False),
         )
-        staged = all_keys(target.io, self.staged, self.keys)
-        replaced = _rows_with_keys(stored, staged)
-        if not len(replaced):
+        edited = self.edit.of(target.io, stored)
+        if edited is None:
             return None
-        kept = np.ones(stored.num_rows, np.bool_)
-        kept[replaced] = False
-        if not kept.any():
-            return []
-        return written(target, self._kept_rows(file, kept))
+        return written(target, self._rows(file, edited)) if edited.kept.any() else []
 
-    def _kept_rows(self, file: FileScanTask, kept: NDArray[np.bool_]) -> Iterator[pa.Table]:
+    def _rows(self, file: FileScanTask, edited: Edited) -> Iterator[pa.Table]:
         target, start = self.target, 0
-        for batch in live_rows(target.io, target.metadata, file, target.metadata.schema()):
-            mask = pa.array(kept[start : start + batch.num_rows])
+        schema = target.metadata.schema()
+        ids = [column.field_id for column in schema.fields]
+        for batch in live_rows(target.io, target.metadata, file, schema):
+            mask = pa.array(edited.kept[start : start + batch.num_rows])
+            columns = list(batch.columns)
+            if edited.values is not None and edited.field_id is not None:
+                columns[ids.index(edited.field_id)] = edited.values.slice(start, batch.num_rows)
             start += batch.num_rows
-            yield in_schema(target, batch.filter(mask).columns)
-        if start != len(kept):
-            raise RuntimeError(f"it had {len(kept)} rows, and {start} when it was read again")
+            yield in_schema(target, [column.filter(mask) for column in columns])
+        if start != len(edited.kept):
+            raise RuntimeError(f"it had {len(edited.kept)} rows, and {start} when it was read again")
 
 
-def _rows_with_keys(stored: pa.Table, keys: pa.Table) -> NDArray[np.int64]:
-    """Return the places of the rows that have one of the keys."""
+def rows_with_keys(stored: pa.Table, keys: pa.Table) -> NDArray[np.int64]:
+    """Return the places of the rows that have one of the keys, in order; the keys' columns are in the same
+    order, and may have other names.
+    """
     names = [f"k{number}" for number in range(stored.num_columns)]
-    numbered = stored.rename_columns(names).append_column(_ROW, pa.array(np.arange(stored.num_rows)))
-    matched = numbered.join(keys.rename_columns(names), keys=names, join_type="left semi")
-    places: NDArray[np.int64] = matched[_ROW].to_numpy()
-    return places
+    plain = stored.rename_columns(names)
+    wanted = keys.rename_columns(names).cast(plain.schema)
+    matched = numbered(plain, _ROW).join(wanted, keys=names, join_type="left semi")
+    return np.sort(matched[_ROW].to_numpy())

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from penstock.errors import InvalidOptionError
+from penstock.tables.iceberg.changes_writer import accepted_changes, changes_writer
 from penstock.tables.iceberg.place import IcebergPlace
-from penstock.tables.iceberg.schema import add_columns, new_columns, rows_layout
+from penstock.tables.iceberg.schema import RowLayout, add_columns, new_columns, rows_layout
 from penstock.tables.iceberg.writer import IcebergWriter, accepted_rows, iceberg_writer
 
 
@@ -17,33 +17,34 @@ from penstock.tables.iceberg.writer import IcebergWriter, accepted_rows, iceberg
 class IcebergSinkTable:
     place: IcebergPlace
     keys: tuple[str, ...]
-    applies_changes: bool
-    """Whether the rows are changes, which it does not take."""
+    sequence_by: str | None
+    """The column that orders change rows; None if the rows are not changes."""
+    scd_type: int
     kind = "an Iceberg table"
 
     def check_rows(self, schema: StructType, output_mode: str) -> None:
-        self._refuse_changes()
-        accepted_rows(schema, self.keys, output_mode)
+        if self.sequence_by is None:
+            accepted_rows(schema, self.keys, output_mode)
+        else:
+            accepted_changes(schema, self.place, self.keys, self.sequence_by, self.scd_type)
 
     def new_columns(self, schema: StructType) -> list[str]:
-        self._refuse_changes()
-        return new_columns(rows_layout(schema, self.keys), self.place.find())
+        return new_columns(self._layout(schema), self.place.find())
 
     def add_columns(self, schema: StructType) -> None:
-        self._refuse_changes()
-        add_columns(self.place, rows_layout(schema, self.keys))
+        add_columns(self.place, self._layout(schema))
 
     def writer(
         self, frame: DataFrame, output_mode: str, guarantee: str, checkpoint: str, app_id: str | None
     ) -> IcebergWriter:
-        self._refuse_changes()
-        return iceberg_writer(frame, self.place, self.keys, output_mode, guarantee, checkpoint, app_id)
+        place, keys = self.place, self.keys
+        if self.sequence_by is None:
+            return iceberg_writer(frame, place, keys, output_mode, guarantee, checkpoint, app_id)
+        return changes_writer(
+            frame, place, keys, self.sequence_by, self.scd_type, guarantee, checkpoint, app_id
+        )
 
-    def _refuse_changes(self) -> None:
-        if self.applies_changes:
-            raise InvalidOptionError(
-                "changes cannot be applied to an Iceberg table: use a SQL table or a Delta table, or leave "
-                "apply_changes out and write the newest state of each key in output mode update",
-                condition="INVALID_OPTION.CONFLICT",
-                option="apply_changes",
-            )
+    def _layout(self, schema: StructType) -> RowLayout:
+        if self.sequence_by is None:
+            return rows_layout(schema, self.keys)
+        return accepted_changes(schema, self.place, self.keys, self.sequence_by, self.scd_type).table

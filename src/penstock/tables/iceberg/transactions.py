@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import ancestors_of
+from pyiceberg.table.update import AssertRefSnapshotId, SetSnapshotRefUpdate
 
 from penstock.errors import CheckpointMismatchError, CheckpointRewoundError, TableRefusedError
 from penstock.spark.checkpoint import Checkpoint
@@ -131,6 +133,9 @@ class OneTry:
     pyiceberg repeats a commit that conflicts with another one on the changed table. That commit may be the
     same micro-batch of another run. It also deletes the manifests of a commit that it takes for failed, but
     the catalog may have applied it: the answer to a repeated request is a conflict too.
+
+    Of a commit to several branches, pyiceberg requires only of one of them that it has not changed. Here all
+    of them are as they were loaded, or the commit conflicts.
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -143,6 +148,25 @@ class OneTry:
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
         try:
-            return self._catalog.commit_table(table, requirements, updates)
+            return self._catalog.commit_table(
+                table, _with_all_branches(table, requirements, updates), updates
+            )
         except CommitFailedException as error:
             raise CommitConflict(str(error)) from error
+
+
+def _with_all_branches(
+    table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+) -> tuple[TableRequirement, ...]:
+    refs = table.metadata.refs
+    names = {update.ref_name for update in updates if isinstance(update, SetSnapshotRefUpdate)}
+    others = [each for each in requirements if not isinstance(each, AssertRefSnapshotId)]
+    branches = [
+        AssertRefSnapshotId.model_validate(
+            {"ref": name, "snapshot-id": refs[name].snapshot_id if name in refs else None}
+        )
+        for name in sorted(names)
+        # Without any snapshot there is no branch, and pyiceberg lets only the main one be named.
+        if table.metadata.snapshots or name == MAIN_BRANCH
+    ]
+    return (*others, *branches)

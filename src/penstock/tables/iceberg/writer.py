@@ -5,8 +5,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
@@ -21,7 +21,7 @@ from penstock.tables.iceberg.keys import repeated_key
 from penstock.tables.iceberg.partitioning import require_partitioning
 from penstock.tables.iceberg.place import IcebergPlace
 from penstock.tables.iceberg.reports import from_report
-from penstock.tables.iceberg.rewriting import Rewriter
+from penstock.tables.iceberg.rewriting import ReplacedRows, Rewriter
 from penstock.tables.iceberg.schema import RowLayout, TableLayout, rows_layout, table_schema
 from penstock.tables.iceberg.stage import REPORT, StageTask
 from penstock.tables.iceberg.transactions import MicroBatch
@@ -112,42 +112,52 @@ class IcebergWriter:
         attempt = Attempt.new(f"run:{uuid.uuid4()}" if batch is None else batch.app_id)
         files = self.target.files(table, transaction, attempt.token)
         attempt.begin(place, table)
-        reports = (
-            numbered_columns(frame)
-            .mapInArrow(StageTask.of(self.target.rows, layout, files), REPORT)
-            .collect()
-        )
+        reports = self._staging(frame, layout, files).collect()
         if reports and batch is not None:
             Checkpoint(self.location).require_query(report.query for report in reports)
-        staged = [file for report in reports for file in from_report(files, report.files)]
-        rewriter = None
-        if self.target.mode == "update":
-            paths = [file.file_path for file in staged]
-            rewriter = Rewriter(frame.sparkSession, paths, layout.key_schema)
-        commit = Commit(self.target, layout, staged, table.io, attempt.token, batch_id, batch, rewriter)
+        commit = self._new_commit(frame, layout, files, reports, batch_id, batch)
         try:
-            self._require_distinct_keys(frame, files, layout, staged)
+            self._check(frame, files, commit)
             commit.run()
         finally:
             commit.delete_unused()
-        repeated = any(report.attempt for report in reports) or (rewriter is not None and rewriter.repeated)
-        if not repeated:
+        if not (commit.repeated or any(report.attempt for report in reports)):
             # Otherwise a task that died may have left a file behind.
             attempt.end(place, table)
+
+    def _staging(self, frame: DataFrame, layout: TableLayout, files: FileTarget) -> DataFrame:
+        """Return the query whose tasks write the rows and report their files."""
+        return numbered_columns(frame).mapInArrow(StageTask.of(self.target.rows, layout, files), REPORT)
+
+    def _new_commit(
+        self,
+        frame: DataFrame,
+        layout: TableLayout,
+        files: FileTarget,
+        reports: Sequence[Any],
+        batch_id: int,
+        batch: MicroBatch | None,
+    ) -> Commit:
+        """Return the commit of what tasks have reported."""
+        staged = [file for report in reports for file in from_report(files, report.files)]
+        rewriter = None
+        if self.target.mode == "update":
+            edit = ReplacedRows(layout.key_schema, [file.file_path for file in staged])
+            rewriter = Rewriter(frame.sparkSession, edit)
+        return Commit(self.target, layout, staged, files.io, files.token, batch_id, batch, rewriter)
 
     def _micro_batch(self, batch_id: int) -> MicroBatch | None:
         if self.guarantee == "at_least_once":
             return None
         return MicroBatch.of(Checkpoint(self.location), batch_id, self.app_id)
 
-    def _require_distinct_keys(
-        self, frame: DataFrame, files: FileTarget, layout: TableLayout, staged: Sequence[DataFile]
-    ) -> None:
+    def _check(self, frame: DataFrame, files: FileTarget, commit: Commit) -> None:
         """Refuse rows that have the same key."""
         keys = self.target.rows.keys
-        if not keys or not staged:
+        if not keys or not commit.staged:
             return
         types = [frame.schema[key].dataType for key in keys]
-        repeated = repeated_key(frame.sparkSession, self.target.place, files, layout, types, staged)
+        place = self.target.place
+        repeated = repeated_key(frame.sparkSession, place, files, commit.layout, types, commit.staged)
         if repeated is not None:
-            raise rows_with_one_key(shown_key(repeated), f"the Iceberg table {self.target.place.shown}")
+            raise rows_with_one_key(shown_key(repeated), f"the Iceberg table {place.shown}")

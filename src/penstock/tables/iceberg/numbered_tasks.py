@@ -1,0 +1,61 @@
+"""Spark jobs whose tasks take numbers, such as those of files, which they open themselves."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+from penstock.errors import PenstockError
+from penstock.spark.error_boundary import iterate_in_worker
+from penstock.tables.iceberg.data_files import FileTarget
+from penstock.tables.iceberg.place import translated
+
+_COLUMNS = "number bigint, result binary, attempt int"
+_REPORT = pa.schema([("number", pa.int64()), ("result", pa.binary()), ("attempt", pa.int32())])
+
+
+class NumberedTask(ABC):
+    """A function of ``mapInArrow`` that takes numbers, and reports a result for each as bytes."""
+
+    target: FileTarget
+    what: str
+    """What has failed, in messages, where a task fails."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return iterate_in_worker(self._run(batches))
+
+    def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        for number in (number for batch in batches for number in batch.column(0).to_pylist()):
+            report = {
+                "number": [number],
+                "result": [self.translated(number)],
+                "attempt": [context.attemptNumber()],
+            }
+            yield pa.RecordBatch.from_pydict(report, schema=_REPORT)
+
+    def translated(self, number: int) -> bytes:
+        """Return the result for a number; errors are Penstock's, without secrets."""
+        try:
+            return self.result(number)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise translated(error, self.target.table, self.what, self.target.io.properties) from None
+
+    @abstractmethod
+    def result(self, number: int) -> bytes:
+        """Return the result for a number."""
+
+    def reports(self, spark: SparkSession, count: int) -> list[Any]:
+        """Run a task for each number below ``count``, and return what they report."""
+        if not count:
+            return []
+        numbers = spark.range(0, count, 1, count)
+        return sorted(numbers.mapInArrow(self, _COLUMNS).collect(), key=lambda report: report.number)

@@ -1,0 +1,299 @@
+"""The record of applied events: a branch of the data table, which queries of the table do not see.
+
+For type 1 it has the last event of each key that ever existed, for type 2 the deletes. Its data files have
+the key columns of the table, and two columns that the table lacks. A commit moves this branch together with
+the main one, in one change of the table's metadata, so what is recorded is always what was applied. Other
+engines keep the newest snapshot of a branch when they expire snapshots, and its files when they delete orphan
+files.
+
+A property of the table says what the record belongs to, so that a table is refused whose branch was dropped
+or moved, or that was rolled back: its record is that of other rows.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.catalog import Catalog
+from pyiceberg.conversions import from_bytes, to_bytes
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent
+from pyiceberg.schema import Schema, sanitize_column_names
+from pyiceberg.table import FileScanTask, Table, Transaction
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import ancestors_of
+from pyiceberg.table.update.snapshot import ManageSnapshots
+from pyiceberg.typedef import Record as Partition
+from pyiceberg.types import BooleanType, IcebergType, IntegerType, NestedField, PrimitiveType
+
+from penstock.errors import SchemaMismatchError, TableRefusedError
+from penstock.tables.changes.events import PRESENT, SEQUENCE
+from penstock.tables.iceberg.data_files import FileTarget
+from penstock.tables.iceberg.keys import bounds
+from penstock.tables.iceberg.place import IcebergPlace
+from penstock.tables.iceberg.schema import TableLayout
+from penstock.tables.iceberg.transactions import CommitConflict, OneTry
+
+BRANCH, PROPERTY = "penstock_applied", "penstock.changes"
+_SEQUENCE_ID, _PRESENT_ID = 2_000_000_001, 2_000_000_002
+"""Ids of fields that no column of the table gets: it numbers them from 1 on."""
+_TRIES = 10
+_FOREVER = 1 << 60
+"""In milliseconds."""
+_LONGEST_BOUND = 64
+
+
+@dataclass(frozen=True)
+class Named:
+    """What the table's property says."""
+
+    keys: list[list[Any]]
+    """The field id, the name and the type of each key column."""
+    sequence: str
+    """The type of the column that orders the events of a key."""
+    history: bool
+    snapshot: int
+    """The newest snapshot of the branch."""
+    main: int
+    """The snapshot of the table that the same commit made."""
+    number: int
+    """Its sequence number."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """The record of a table."""
+
+    place: IcebergPlace
+    keys: tuple[NestedField, ...]
+    sequence: IcebergType
+    history: bool
+
+    @classmethod
+    def of(cls, place: IcebergPlace, layout: TableLayout, sequence: IcebergType, history: bool) -> Record:
+        return cls(place, tuple(layout.key_schema.fields), sequence, history)
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of its files."""
+        return Schema(
+            *(NestedField(key.field_id, key.name, key.field_type, required=False) for key in self.keys),
+            NestedField(_SEQUENCE_ID, SEQUENCE, self.sequence, required=False),
+            NestedField(_PRESENT_ID, PRESENT, IntegerType(), required=False),
+        )
+
+    def prepare(self) -> Table:
+        """Begin the record if the table has none, refuse one that is not of the table, and load the table."""
+        place = self.place
+        for _ in range(_TRIES):
+            table = place.open()
+            if PROPERTY in table.properties or BRANCH in table.metadata.refs:
+                break
+            # Another process may do so at the same moment.
+            with (
+                suppress(CommitConflict),
+                place.translating_errors("the commit failed", beside=(CommitConflict,)),
+            ):
+                self._begin(table)
+        table = place.open()
+        self.require(table.metadata)
+        return table
+
+    def _begin(self, table: Table) -> None:
+        table.catalog = cast("Catalog", OneTry(table.catalog))
+        transaction = table.transaction()
+        # The first snapshot of a table has to be on its main branch.
+        main = transaction.update_snapshot().fast_append()
+        main.commit()
+        change = RecordChange(self)
+        recorded = change.commit(transaction)
+        transaction.set_properties(change.properties(transaction, recorded, main.snapshot_id))
+        transaction.commit_transaction()
+
+    def require(self, metadata: TableMetadata) -> None:
+        """Refuse a table whose record is not what was applied to its rows."""
+        named, branch = self._named(metadata), metadata.refs.get(BRANCH)
+        if branch is None:
+            raise self._forgotten(f"its branch {BRANCH} is gone: it was dropped, or the catalog keeps none")
+        if branch.snapshot_id != named.snapshot:
+            raise self._forgotten(f"its branch {BRANCH} was moved")
+        if _is_rolled_back(metadata, named):
+            raise TableRefusedError(
+                f"the Iceberg table {self.place.shown} was rolled back, and the record of the changes that "
+                f"it has was not: go back to snapshot {named.main}, or drop the table to start over",
+                condition="TABLE_REFUSED.ROLLED_BACK",
+                table=self.place.shown,
+                snapshot=named.main,
+            )
+        self._require_same(named)
+
+    def _named(self, metadata: TableMetadata) -> Named:
+        text = metadata.properties.get(PROPERTY)
+        if text is None:
+            raise self._forgotten(f"its property {PROPERTY} was removed")
+        try:
+            return Named(**json.loads(text))
+        except (ValueError, TypeError):
+            raise self._forgotten(f"its property {PROPERTY} cannot be read") from None
+
+    def _forgotten(self, why: str) -> TableRefusedError:
+        return TableRefusedError(
+            f"the Iceberg table {self.place.shown} does not say any more which changes it has: {why}. "
+            "Restore it, or drop the table to start over",
+            condition="TABLE_REFUSED.CHANGES_FORGOTTEN",
+            table=self.place.shown,
+        )
+
+    def _require_same(self, named: Named) -> None:
+        """Refuse other keys, another type of order, and another type of history than the record has."""
+        ids = [key[0] for key in named.keys]
+        same_keys = ids == [key[0] for key in self._keys] and _types(named.keys) == _types(self._keys)
+        if not same_keys or named.sequence != str(self.sequence):
+            raise SchemaMismatchError(
+                f"the changes of the Iceberg table {self.place.shown} were ordered by {named.sequence} "
+                f"before, with the keys {_shown(named.keys)}, and are by {self.sequence} now, with "
+                f"{_shown(self._keys)}: keep keys and sequence_by, or drop the table to start over",
+                condition="SCHEMA_MISMATCH.KEYS_CHANGED",
+                table=self.place.shown,
+            )
+        if named.history != self.history:
+            raise SchemaMismatchError(
+                f"changes were applied to the Iceberg table {self.place.shown} with "
+                f"scd_type={2 if named.history else 1}: keep it, or use another table",
+                condition="SCHEMA_MISMATCH.TABLE_DIFFERS",
+                table=self.place.shown,
+            )
+
+    @property
+    def _keys(self) -> list[list[Any]]:
+        return [[key.field_id, key.name, str(key.field_type)] for key in self.keys]
+
+    def files(self, table: Table) -> list[FileScanTask]:
+        """Return the files of the record that belongs to a version of the table."""
+        with self.place.translating_errors("its manifests cannot be read"):
+            snapshot = table.metadata.snapshot_by_name(BRANCH)
+            return [
+                FileScanTask(entry.data_file)
+                for manifest in ([] if snapshot is None else snapshot.manifests(table.io))
+                if manifest.content == ManifestContent.DATA
+                for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+            ]
+
+    def near(self, files: Sequence[FileScanTask], keys: pa.Table) -> list[FileScanTask]:
+        """Return the files whose bounds allow one of some keys, which are as the table has them."""
+        ranges = [bounds(column) for column in keys.columns]
+        return [file for file in files if not self._is_apart(file.file, ranges)]
+
+    def _is_apart(self, file: DataFile, ranges: Sequence[tuple[Any, Any]]) -> bool:
+        for key, (low, high) in zip(self.keys, ranges, strict=True):
+            found = (file.lower_bounds, file.upper_bounds)
+            least, most = ((each or {}).get(key.field_id) for each in found)
+            kind = key.field_type
+            if least is None or most is None or not isinstance(kind, PrimitiveType):
+                continue
+            if from_bytes(kind, most) < low or high < from_bytes(kind, least):
+                return True
+        return False
+
+    def written(self, target: FileTarget, lines: pa.Table) -> DataFile:
+        """Write lines of the record, which are in its columns' order, to a file that no snapshot has yet."""
+        schema = sanitize_column_names(self.schema)
+        arrow = schema_to_pyarrow(schema)
+        rows = lines.rename_columns(arrow.names).cast(arrow)
+        path = target.locations.new_data_location(f"{target.token}-{uuid.uuid4().hex}.parquet")
+        with target.io.new_output(path).create(overwrite=True) as out:
+            pq.write_table(rows, out, compression="zstd")
+            size = out.tell()
+        lows, highs = _bounds(schema, rows)
+        return DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=path,
+            file_format=FileFormat.PARQUET,
+            # Rows of the record are in no partition, even if a key is one.
+            partition=Partition(*[None] * len(target.metadata.spec().fields)),
+            record_count=rows.num_rows,
+            file_size_in_bytes=size,
+            lower_bounds=lows,
+            upper_bounds=highs,
+            sort_order_id=None,
+            spec_id=target.metadata.default_spec_id,
+            equality_ids=None,
+            key_metadata=None,
+        )
+
+
+@dataclass(frozen=True)
+class RecordChange:
+    """What a commit changes in the record."""
+
+    record: Record
+    removed: Sequence[DataFile] = ()
+    added: Sequence[DataFile] = ()
+
+    def commit(self, transaction: Transaction) -> int:
+        """Add a snapshot of the branch to a transaction, unless nothing changes; return the newest one."""
+        branch = transaction.table_metadata.refs.get(BRANCH)
+        if branch is not None and not self.removed and not self.added:
+            return branch.snapshot_id
+        update = transaction.update_snapshot(branch=BRANCH)
+        producer = update.overwrite() if self.removed else update.merge_append()
+        for file in self.removed:
+            producer.delete_data_file(file)
+        for file in self.added:
+            producer.append_data_file(file)
+        producer.commit()
+        # Only the newest snapshot is of use, however long the queries of the table are down.
+        manage = ManageSnapshots(transaction).create_branch(
+            producer.snapshot_id,
+            BRANCH,
+            max_ref_age_ms=_FOREVER,
+            max_snapshot_age_ms=1,
+            min_snapshots_to_keep=1,
+        )
+        manage.commit()
+        return producer.snapshot_id
+
+    def properties(self, transaction: Transaction, recorded: int, main: int) -> dict[str, str]:
+        """Return the table's property, for the snapshots of both branches in the transaction."""
+        record, snapshot = self.record, transaction.table_metadata.snapshot_by_id(main)
+        number = 0 if snapshot is None else snapshot.sequence_number or 0
+        named = Named(record._keys, str(record.sequence), record.history, recorded, main, number)
+        return {PROPERTY: json.dumps(asdict(named))}
+
+
+def _is_rolled_back(metadata: TableMetadata, named: Named) -> bool:
+    """Whether the table is not a later version of the one that was named, as far as snapshots are kept."""
+    for snapshot in ancestors_of(metadata.current_snapshot(), metadata):
+        if snapshot.snapshot_id == named.main:
+            return False
+        if (snapshot.sequence_number or 0) < named.number:
+            return True
+    return metadata.current_snapshot() is None
+
+
+def _bounds(schema: Schema, rows: pa.Table) -> tuple[dict[int, bytes], dict[int, bytes]]:
+    """Return the least and the greatest value of each column that has short ones."""
+    lows, highs = {}, {}
+    for column in schema.fields:
+        kind = column.field_type
+        if not rows.num_rows or not isinstance(kind, PrimitiveType) or isinstance(kind, BooleanType):
+            continue
+        low, high = (to_bytes(kind, value) for value in bounds(rows[column.name]))
+        if max(len(low), len(high)) <= _LONGEST_BOUND:
+            lows[column.field_id], highs[column.field_id] = low, high
+    return lows, highs
+
+
+def _types(keys: Sequence[Sequence[Any]]) -> list[Any]:
+    return [key[2] for key in keys]
+
+
+def _shown(keys: Sequence[Sequence[Any]]) -> str:
+    return ", ".join(f"{name} {kind}" for _, name, kind in keys)

@@ -1,0 +1,110 @@
+"""New files of the record of applied events: small ones are merged, so that there are never many.
+
+A micro-batch adds a file. Once there are some, it merges those that are small in comparison with it, and with
+those merged before: so each event is written a few times, and outdated events are at most about half of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import FileScanTask
+from pyspark.sql import SparkSession
+
+from penstock.tables.changes.events import EventLayout
+from penstock.tables.changes.merge_plan import distinct_events
+from penstock.tables.iceberg.data_files import FileTarget
+from penstock.tables.iceberg.numbered_tasks import NumberedTask
+from penstock.tables.iceberg.reading import live_rows
+from penstock.tables.iceberg.record import Record, RecordChange
+from penstock.tables.iceberg.reports import from_report, to_report
+from penstock.tables.iceberg.rewriting import identity
+
+_MOST_FILES = 8
+"""So many files stay as they are, however small."""
+_SMALL_ROWS = 65_536
+"""Rows that the driver merges itself."""
+_LARGEST_ROWS = 1 << 24
+"""Files of more rows are not merged: a task has the rows of a merge in memory."""
+
+
+@dataclass
+class RecordWriter:
+    """Writes what commits add to the record, over all tries; a file is written once if it stays the same."""
+
+    spark: SparkSession
+    record: Record
+    events: EventLayout
+    repeated: bool = False
+    _known: list[tuple[pa.Table, list[object], DataFile]] = field(default_factory=list)
+
+    def change(self, target: FileTarget, files: Sequence[FileScanTask], lines: pa.Table) -> RecordChange:
+        """Return the change that adds lines to the record, which has some files."""
+        if not lines.num_rows:
+            return RecordChange(self.record)
+        lines = lines.select(self.events.recorded.names)
+        merged = _merged(files, lines.num_rows)
+        sources: list[object] = [identity(each) for each in merged]
+        for known_lines, known_sources, known in self._known:
+            if known_sources == sources and known_lines.equals(lines):
+                file = known
+                break
+        else:
+            file = self._written(target, merged, lines)
+            self._known.append((lines, sources, file))
+        return RecordChange(self.record, [each.file for each in merged], [file])
+
+    @property
+    def paths(self) -> list[str]:
+        """All files that were written, also for tries that were not committed."""
+        return [file.file_path for *_, file in self._known]
+
+    def _written(self, target: FileTarget, files: Sequence[FileScanTask], lines: pa.Table) -> DataFile:
+        task = MergeTask(target, self.record, self.events, files, lines)
+        if lines.num_rows + sum(each.file.record_count for each in files) <= _SMALL_ROWS:
+            result = task.translated(0)
+        else:
+            (report,) = task.reports(self.spark, 1)
+            self.repeated |= report.attempt > 0
+            result = report.result
+        (file,) = from_report(target, result)
+        return file
+
+
+@dataclass
+class MergeTask(NumberedTask):
+    """Writes some files of the record, and new lines, to one file: sorted, without outdated lines."""
+
+    target: FileTarget = field(repr=False)
+    record: Record
+    events: EventLayout = field(repr=False)
+    files: Sequence[FileScanTask] = field(repr=False)
+    lines: pa.Table = field(repr=False)
+    what = "the record of applied events cannot be written"
+
+    def result(self, number: int) -> bytes:
+        target, columns = self.target, self.record.schema
+        schema = schema_to_pyarrow(columns, include_field_ids=False)
+        stored = (
+            batch for file in self.files for batch in live_rows(target.io, target.metadata, file, columns)
+        )
+        old = pa.Table.from_batches(stored, schema).rename_columns(self.lines.column_names)
+        lines = pa.concat_tables([self.lines, old.cast(self.lines.schema)])
+        return to_report(target, [self.record.written(target, distinct_events(self.events, lines))])
+
+
+def _merged(files: Sequence[FileScanTask], rows: int) -> list[FileScanTask]:
+    """Return the files to merge with a number of new rows."""
+    chosen: list[FileScanTask] = []
+    if len(files) < _MOST_FILES:
+        return chosen
+    for file in sorted(files, key=lambda each: each.file.record_count):
+        if file.file.record_count > min(max(2 * rows, _SMALL_ROWS), _LARGEST_ROWS):
+            break
+        chosen.append(file)
+        rows += file.file.record_count
+    return chosen
